@@ -1,0 +1,46 @@
+# KVPool. `make help` lists what there is.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+export KVPOOL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvpool
+VENV := .venv
+PY := $(VENV)/bin/python
+BASE_PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+  $$p -c 'import sys; sys.exit(not ((3,11) <= sys.version_info < (3,14)))' 2>/dev/null && { echo $$p; break; }; done)
+
+-include examples/demo/demo.mk
+-include e2e/e2e.mk
+-include bench/bench.mk
+
+.PHONY: help setup check test gen golden clean
+help: ## show this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n",$$1,$$2}'
+
+setup: $(VENV)/.ready ## make .venv with the three distributions and the development tools (about 1 minute)
+
+$(VENV)/.ready: requirements/dev.txt client/pyproject.toml sidecar/pyproject.toml operator/pyproject.toml
+	@[ -n "$(BASE_PYTHON)" ] || { echo "KVPool needs Python 3.11, 3.12 or 3.13 on PATH (set BASE_PYTHON=/path/to/python3.x)"; exit 2; }
+	@echo "setup: making $(VENV) with $(BASE_PYTHON)"
+	@[ -x $(PY) ] || $(BASE_PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
+	$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e client -e sidecar -e operator
+	@touch $@
+
+gen: setup ## regenerate crds/, schemas and API docs from the models
+	$(PY) -m kvpool_operator.api.crdgen --write
+	$(PY) -m kvpool.config --write
+
+check: setup ## lint, types, import rules, freshness of generated files
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy client/src
+	$(VENV)/bin/mypy sidecar/src
+	$(VENV)/bin/mypy operator/src
+	$(VENV)/bin/lint-imports --config pyproject.toml
+	$(PY) -m kvpool_operator.api.crdgen --check
+	$(PY) -m kvpool.config --check
+
+test: setup ## unit, contract and integration tests with a real Redis and real sidecars (under 5 minutes)
+	$(PY) -m pytest $(ARGS)
+
+clean: ## remove what make made inside this clone (caches outside it stay)
+	rm -rf $(VENV) out dist build wheels

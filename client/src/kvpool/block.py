@@ -1,0 +1,157 @@
+"""The block file, format version 1: a 4096-byte header, then the payload at offset 4096.
+
+The payload starts at 4096 so that O_DIRECT and GPUDirect Storage can read it aligned. A block is immutable once it
+has its name. Layout of the header, little-endian, zero-filled up to the header checksum:
+
+====== ===== ==========================================================================
+offset bytes field
+====== ===== ==========================================================================
+     0     8 magic `KVPOOLB1`
+     8     2 format version (1)
+    10     1 codec (0 = none)
+    11     1 payload checksum algorithm (1 = xxh3_128)
+    12     4 flags (0)
+    16     8 payload length in bytes
+    24     8 stored length in bytes (equals the payload length while codec is 0)
+    32     8 created at, Unix milliseconds
+    40    32 key        (kvpool.keys.key)
+    72    32 ident      (kvpool.keys.ident)
+   104    32 fingerprint
+   136    16 tenant tag
+   152    16 payload checksum, big-endian digest of the payload bytes
+  4080    16 BLAKE2b-128 of bytes 0..4079
+====== ===== ==========================================================================
+
+XXH3: https://github.com/Cyan4973/xxHash (algorithm description). BLAKE2b: RFC 7693.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvpool.errors import CorruptBlockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+try:
+    from xxhash import xxh3_128_digest as _xxh3_128
+except ImportError:  # the sidecar verifies for a client that cannot (kvpool.wire, Flag.VERIFY)
+    _xxh3_128 = None  # type: ignore[assignment]
+
+__all__ = [
+    "CAN_CHECKSUM",
+    "CHECKSUM_XXH3_128",
+    "CODEC_NONE",
+    "FORMAT_VERSION",
+    "HEADER_BYTES",
+    "MAGIC",
+    "BlockHeader",
+    "checksum",
+    "decode_header",
+    "encode_header",
+    "require",
+]
+
+MAGIC = b"KVPOOLB1"
+FORMAT_VERSION = 1
+HEADER_BYTES = 4096
+CODEC_NONE = 0
+CHECKSUM_XXH3_128 = 1
+CAN_CHECKSUM: bool = _xxh3_128 is not None
+
+_FIELDS = struct.Struct("<8sHBBIQQQ32s32s32s16s16s")
+_SUM_AT = HEADER_BYTES - 16
+
+
+@dataclass(frozen=True)
+class BlockHeader:
+    """What a block says of itself. Lengths in bytes; `created_ms` in Unix milliseconds."""
+
+    key: bytes
+    ident: bytes
+    fingerprint: bytes
+    tenant_tag: bytes
+    payload_len: int
+    payload_sum: bytes
+    created_ms: int
+    stored_len: int = -1
+    codec: int = CODEC_NONE
+    checksum_alg: int = CHECKSUM_XXH3_128
+
+    def __post_init__(self) -> None:
+        if self.stored_len < 0:
+            object.__setattr__(self, "stored_len", self.payload_len)
+
+
+def checksum(payload: bytes | bytearray | memoryview) -> bytes:
+    """XXH3-128 of `payload`, 16 bytes big-endian. Releases the GIL. RuntimeError where xxhash is missing."""
+    if _xxh3_128 is None:
+        raise RuntimeError("xxhash cannot be imported here; ask the sidecar to verify (CAN_CHECKSUM is False)")
+    return _xxh3_128(payload)
+
+
+def encode_header(header: BlockHeader) -> bytes:
+    """The 4096 bytes that start the block's file. ValueError if a field has the wrong size."""
+    sizes = (
+        len(header.key),
+        len(header.ident),
+        len(header.fingerprint),
+        len(header.tenant_tag),
+        len(header.payload_sum),
+    )
+    if sizes != (32, 32, 32, 16, 16):
+        raise ValueError(f"header fields must have 32, 32, 32, 16 and 16 bytes, not {sizes}")
+    body = _FIELDS.pack(
+        MAGIC, FORMAT_VERSION, header.codec, header.checksum_alg, 0, header.payload_len, header.stored_len,
+        header.created_ms, header.key, header.ident, header.fingerprint, header.tenant_tag, header.payload_sum,
+    ).ljust(_SUM_AT, b"\0")  # fmt: skip
+    return body + hashlib.blake2b(body, digest_size=16).digest()
+
+
+def decode_header(data: bytes | bytearray | memoryview, *, where: str = "") -> BlockHeader:
+    """Read a header back. CorruptBlockError if it is torn, foreign or of a version this build cannot read."""
+    if len(data) != HEADER_BYTES:
+        raise CorruptBlockError("block header is truncated", where=where)
+    if hashlib.blake2b(data[:_SUM_AT], digest_size=16).digest() != bytes(data[_SUM_AT:]):
+        raise CorruptBlockError("block header fails its checksum", where=where)
+    magic, version, codec, alg, flags, payload_len, stored_len, created, key, ident, fp, tag, psum = (
+        _FIELDS.unpack_from(data)
+    )
+    if magic != MAGIC or version != FORMAT_VERSION or flags != 0:
+        raise CorruptBlockError(f"not a block of format {FORMAT_VERSION}", where=where)
+    if codec != CODEC_NONE or alg != CHECKSUM_XXH3_128 or stored_len != payload_len:
+        raise CorruptBlockError("block uses a codec or checksum this build cannot read", key=key.hex(), where=where)
+    return BlockHeader(key, ident, fp, tag, payload_len, psum, created, stored_len, codec, alg)
+
+
+def require(
+    header: BlockHeader,
+    *,
+    key: bytes | None = None,
+    ident: bytes | None = None,
+    fingerprint: bytes | None = None,
+    tenant_tag: bytes | None = None,
+    payload_len: int | None = None,
+    payload_sum: Callable[[], bytes] | None = None,
+    where: str = "",
+) -> None:
+    """Insist that `header` is of the block that was asked for; `payload_sum` is called last, only if all else fits.
+
+    CorruptBlockError names the first field that differs; an expectation left at None is not checked.
+    """
+    wanted = (
+        ("key", key, header.key),
+        ("ident", ident, header.ident),
+        ("fingerprint", fingerprint, header.fingerprint),
+        ("tenant tag", tenant_tag, header.tenant_tag),
+        ("payload length", payload_len, header.payload_len),
+    )
+    for name, want, have in wanted:
+        if want is not None and want != have:
+            raise CorruptBlockError(f"block has another {name}", key=header.key.hex(), where=where)
+    if payload_sum is not None and payload_sum() != header.payload_sum:
+        raise CorruptBlockError("payload fails its checksum", key=header.key.hex(), where=where)

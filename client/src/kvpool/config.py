@@ -1,0 +1,248 @@
+"""One configuration schema: the operator writes it, the sidecar and the client read it.
+
+`PoolConfig` is the file `pool.json` of a pool's ConfigMap. `ClientConfig` is what an injected engine pod finds in the
+environment variable KVPOOL_CLIENT_CONFIG. Both are plain JSON; unknown fields are ignored, so that a newer operator
+can serve an older reader; a missing field takes its default; a wrong type or an impossible value is a ConfigError
+that names the field. client/tests/golden/*.json are read by the tests of both sides.
+
+`python -m kvpool.config --write | --check` keeps docs/reference/config.md fresh.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from kvpool.errors import ConfigError
+
+__all__ = [
+    "CLIENT_CONFIG_ENV",
+    "CONFIG_VERSION",
+    "CacheConfig",
+    "ClientConfig",
+    "Deadlines",
+    "IndexConfig",
+    "LocalTier",
+    "PeerConfig",
+    "PoolConfig",
+    "SharedTier",
+    "dumps",
+    "loads",
+]
+
+CONFIG_VERSION = 1
+CLIENT_CONFIG_ENV = "KVPOOL_CLIENT_CONFIG"
+T = TypeVar("T")
+
+
+def _doc(text: str, **kw: Any) -> Any:
+    return field(metadata={"doc": text}, **kw)
+
+
+@dataclass(frozen=True)
+class LocalTier:
+    """A directory on each node's own drive (tier G3)."""
+
+    name: str = _doc("The tier's name in the pool's spec.")
+    path: str = _doc("Directory as the sidecar sees it; it belongs to this pool alone.")
+    capacity_bytes: int = _doc("Most bytes that blocks may take on each node.")
+    reserve_free_bytes: int = _doc("Bytes of the file system that are always left free.", default=0)
+    reserve_free_percent: int = _doc("Percent of the file system that is always left free.", default=5)
+
+
+@dataclass(frozen=True)
+class SharedTier:
+    """A directory that every node sees (tier G4): NFS, NFS over RDMA, CephFS, Lustre and the like."""
+
+    name: str = _doc("The tier's name in the pool's spec.")
+    path: str = _doc("Directory as the sidecar sees it.")
+    capacity_bytes: int = _doc("Most bytes that this pool's blocks may take there; 0: no limit of ours.", default=0)
+
+
+@dataclass(frozen=True)
+class IndexConfig:
+    """Where the prefix index is. It is a hint: losing it costs hits on peers until the nodes have announced again."""
+
+    url: str = _doc("redis://host:port/db or rediss://...; empty: no index, each node finds its own and shared blocks.")
+    username: str = _doc("ACL user; the password is in the file `index-password` of the secret directory.", default="")
+    lookup_timeout_ms: int = _doc("Longest wait for one lookup in milliseconds.", default=20)
+    lease_s: int = _doc("A node that has not been heard of for so many seconds is gone.", default=15)
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """What is kept, and when it goes."""
+
+    block_tokens: int = _doc("Tokens in one block as the injected engines are told.", default=256)
+    max_block_bytes: int = _doc("A larger block is refused.", default=256 * 1024 * 1024)
+    write_policy: str = _doc(
+        "WriteThrough (copy to the shared tier in the background) or LocalOnly.", default="WriteThrough"
+    )
+    eviction_policy: str = _doc("LRU.", default="LRU")
+    high_watermark: int = _doc("Percent of the capacity at which eviction starts.", default=85)
+    low_watermark: int = _doc("Percent of the capacity at which eviction stops.", default=75)
+
+
+@dataclass(frozen=True)
+class PeerConfig:
+    """How sidecars read from each other."""
+
+    port: int = _doc("TCP port of the sidecar on the pod's address.", default=7421)
+    connect_timeout_ms: int = _doc("Longest wait for a connection to a peer in milliseconds.", default=250)
+    congestion_control: str = _doc("TCP congestion control; empty: the node's default.", default="")
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long an engine may wait. Past it the answer is a miss."""
+
+    lookup_ms: int = _doc("One lookup, milliseconds.", default=20)
+    load_min_ms: int = _doc("A load waits at least so long before it is a miss, milliseconds.", default=100)
+    load_expected_mb_s: int = _doc("Expected bandwidth in MB/s; a load may take three times as long.", default=1000)
+    store_ms: int = _doc("A store in the background is given up after so many milliseconds.", default=10_000)
+    breaker_failures: int = _doc("After so many failures in a row the client answers miss by itself.", default=5)
+    breaker_cooldown_ms: int = _doc("For so many milliseconds, then it tries again.", default=1000)
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """Everything a sidecar must know of its pool; the same on every node."""
+
+    pool: str = _doc("Name of the KVCachePool.")
+    namespace: str = _doc("Namespace of the KVCachePool.")
+    uid: str = _doc("UID of the KVCachePool: directories of another pool are refused.")
+    local: tuple[LocalTier, ...] = _doc("Local tiers in order; several drives are striped by key.")
+    index: IndexConfig = _doc("The prefix index.")
+    shared: SharedTier | None = _doc("The shared tier.", default=None)
+    cache: CacheConfig = _doc("Block sizes, write policy, eviction.", default_factory=CacheConfig)
+    peer: PeerConfig = _doc("Reads from other nodes.", default_factory=PeerConfig)
+    deadlines: Deadlines = _doc("Deadlines that the sidecar tells its clients.", default_factory=Deadlines)
+    allowed_namespaces: tuple[str, ...] = _doc(
+        "Namespaces whose pods are served; `*` is every namespace. The operator resolves selectors.", default=("*",)
+    )
+    http_port: int = _doc("Port of /healthz, /readyz, /metrics and /status on the pod's address.", default=7422)
+    generation: int = _doc("Generation of the spec that this was written from.", default=0)
+    version: int = _doc("Version of this schema.", default=CONFIG_VERSION)
+
+    def __post_init__(self) -> None:
+        c = self.cache
+        if self.version != CONFIG_VERSION:
+            raise ConfigError(f"version is {self.version}, this build reads {CONFIG_VERSION}: upgrade the older side")
+        if not self.local:
+            raise ConfigError("local: at least one local tier is needed")
+        if not 0 < c.low_watermark < c.high_watermark <= 100:
+            raise ConfigError("cache: 0 < low_watermark < high_watermark <= 100 must hold")
+        if c.max_block_bytes <= 0 or c.block_tokens <= 0 or any(t.capacity_bytes <= 0 for t in self.local):
+            raise ConfigError("cache and local: sizes must be above 0")
+        if c.write_policy not in ("WriteThrough", "LocalOnly"):
+            raise ConfigError(f"cache.write_policy: unknown policy {c.write_policy!r}")
+        if c.eviction_policy != "LRU":
+            raise ConfigError(f"cache.eviction_policy: unknown policy {c.eviction_policy!r}")
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """What the client in an engine's process must know; it learns the rest from the sidecar."""
+
+    socket: str = _doc("Path of this pod's unix socket.", default="/run/kvpool/kv.sock")
+    pool: str = _doc("namespace/name of the pool, for messages only.", default="")
+    connections: int = _doc("Connections to the sidecar (at most 8).", default=4)
+    connect_retry_ms: int = _doc("While no sidecar is there, look again after so many milliseconds.", default=1000)
+    max_inflight_stores: int = _doc("Stores under way before new ones are dropped.", default=64)
+    deadlines: Deadlines = _doc("Deadlines.", default_factory=Deadlines)
+    version: int = _doc("Version of this schema.", default=CONFIG_VERSION)
+
+
+def dumps(config: PoolConfig | ClientConfig) -> str:
+    """Stable, human-readable JSON: the same config gives the same text."""
+    return json.dumps(asdict(config), indent=2, sort_keys=True) + "\n"
+
+
+def loads(kind: type[T], text: str, *, where: str = "") -> T:
+    """Read JSON into `kind` (PoolConfig or ClientConfig). ConfigError names the field and what is wrong."""
+    try:
+        value = json.loads(text)
+    except ValueError as e:
+        raise ConfigError(f"not JSON: {e}", where=where) from None
+    built: T = _build(kind, value, kind.__name__, where)
+    return built
+
+
+def _build(kind: Any, value: Any, path: str, where: str) -> Any:
+    if get_origin(kind) in (Union, UnionType):
+        if value is None:
+            return None
+        kind = next(a for a in get_args(kind) if a is not type(None))
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ConfigError(f"{path}: a list is needed", where=where)
+        return tuple(_build(get_args(kind)[0], v, f"{path}[{i}]", where) for i, v in enumerate(value))
+    if is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path}: an object is needed", where=where)
+        hints = get_type_hints(kind)
+        make: Any = kind
+        args = {}
+        for f in fields(kind):
+            if f.name in value:
+                args[f.name] = _build(hints[f.name], value[f.name], f"{path}.{f.name}", where)
+            elif f.default is MISSING and f.default_factory is MISSING:
+                raise ConfigError(f"{path}.{f.name} is missing", where=where)
+        return make(**args)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{path}: {kind.__name__} is needed, not {type(value).__name__}", where=where)
+    return value
+
+
+_DOC_FILE = Path("docs/reference/config.md")
+
+
+def _reference() -> str:
+    out = [
+        "# Configuration files",
+        "",
+        "Written by the operator, read by the sidecar (`PoolConfig`, `pool.json` of the pool's ConfigMap) and by the",
+        f"client (`ClientConfig`, environment variable `{CLIENT_CONFIG_ENV}`). Users do not write them: they follow",
+        "from the KVCachePool. Generated from `kvpool.config` by `make gen`.",
+    ]
+    for kind in (PoolConfig, LocalTier, SharedTier, IndexConfig, CacheConfig, PeerConfig, Deadlines, ClientConfig):
+        out += [
+            "",
+            f"## {kind.__name__}",
+            "",
+            (kind.__doc__ or "").strip(),
+            "",
+            "| field | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        for f in fields(kind):
+            if f.default_factory is not MISSING:
+                default = "see below"
+            else:
+                default = "required" if f.default is MISSING else f"`{json.dumps(f.default)}`"
+            kind_name = str(f.type).replace("|", "or")
+            out.append(f"| `{f.name}` | {kind_name} | {default} | {f.metadata['doc']} |")
+    return "\n".join(out) + "\n"
+
+
+def _main(argv: list[str]) -> int:
+    text = _reference()
+    if argv == ["--write"]:
+        _DOC_FILE.parent.mkdir(parents=True, exist_ok=True)
+        _DOC_FILE.write_text(text)
+        return 0
+    if argv == ["--check"]:
+        if _DOC_FILE.exists() and _DOC_FILE.read_text() == text:
+            return 0
+        print(f"{_DOC_FILE} is stale: run `make gen` and commit the result", file=sys.stderr)
+        return 1
+    print("usage: python -m kvpool.config --write | --check", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

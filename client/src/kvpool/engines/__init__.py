@@ -1,0 +1,1 @@
+"""Engine plug-ins; each imports its engine lazily."""

@@ -1,0 +1,78 @@
+"""The error tree of KVPool.
+
+::
+
+    KVPoolError                      carries `key` (hex or empty) and `where` (a path or an address), never content
+    +-- RetryableError               the same call may work later: the pool is away, full or slow
+    |   +-- PoolUnavailableError     no sidecar answers (also ConnectionError)
+    |   +-- DeadlineExceededError    the caller's deadline passed (also TimeoutError)
+    |   +-- TierFullError            no space, or the tenant is over its quota
+    +-- PermanentError               the same call will never work
+    |   +-- ProtocolError            the other side broke the protocol; its connection is closed
+    |   +-- ConfigError              a configuration cannot be used (also ValueError)
+    |   +-- RefusedError             the caller may not do this
+    +-- CorruptBlockError            stored bytes are not what was asked for: a miss, and the block is quarantined
+
+Engine plug-ins let none of these escape: at an engine's boundary every error is a miss and a counter.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "CorruptBlockError",
+    "DeadlineExceededError",
+    "KVPoolError",
+    "PermanentError",
+    "PoolUnavailableError",
+    "ProtocolError",
+    "RefusedError",
+    "RetryableError",
+    "TierFullError",
+]
+
+
+class KVPoolError(Exception):
+    """Base of all errors; `key` is a block key in hex, `where` a path or an address; both may be empty."""
+
+    def __init__(self, message: str, *, key: str = "", where: str = "") -> None:
+        self.key = key
+        self.where = where
+        detail = " ".join(p for p in (f"key={key[:16]}" if key else "", f"at={where}" if where else "") if p)
+        super().__init__(f"{message} ({detail})" if detail else message)
+
+
+class RetryableError(KVPoolError):
+    """The same call may work later."""
+
+
+class PoolUnavailableError(RetryableError, ConnectionError):
+    """No sidecar answers on this node."""
+
+
+class DeadlineExceededError(RetryableError, TimeoutError):
+    """The caller's deadline passed; whatever was under way is discarded."""
+
+
+class TierFullError(RetryableError):
+    """No space left in the tier, or the tenant is over its quota."""
+
+
+class PermanentError(KVPoolError):
+    """The same call will never work."""
+
+
+class ProtocolError(PermanentError):
+    """The other side broke the protocol; its connection is closed."""
+
+
+class ConfigError(PermanentError, ValueError):
+    """A configuration cannot be used; the message says which field and what to do."""
+
+
+class RefusedError(PermanentError):
+    """The caller may not do this."""
+
+
+class CorruptBlockError(KVPoolError):
+    """Stored bytes are not what was asked for: a miss; the block is quarantined."""

@@ -1,0 +1,71 @@
+"""How a block gets its name.
+
+::
+
+    ident = SHA-256("kvpool-ident-v1" | lp(fingerprint) | lp(engine block hash) | lp(part))     made by the client
+    key   = HMAC-SHA-256(pool secret, "kvpool-key-v1" | lp(tenant) | ident)                     made by the sidecar
+    tag   = HMAC-SHA-256(pool secret, "kvpool-tag-v1" | lp(tenant))[:16]                        in each block's header
+
+`lp(x)` is the length of `x` as 4 bytes little-endian, then `x`: no two inputs run together. The client knows neither
+the secret nor the key of another tenant; the sidecar takes the tenant from the socket a request came in by.
+HMAC: RFC 2104. Golden vectors: client/tests/golden/keys.json. All functions are pure and thread-safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "FINGERPRINT_BYTES",
+    "KEY_BYTES",
+    "TAG_BYTES",
+    "fingerprint",
+    "ident",
+    "key",
+    "peer_secret",
+    "tenant_tag",
+]
+
+KEY_BYTES = 32
+FINGERPRINT_BYTES = 32
+TAG_BYTES = 16
+
+
+def _lp(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+def fingerprint(facts: Mapping[str, object]) -> bytes:
+    """32 bytes over the canonical JSON of everything that changes the meaning of a block's bytes.
+
+    `facts` holds JSON values only (model, weights digest, dtype, layout, parallel sizes, engine version ...).
+    Raises TypeError for a value that JSON cannot hold and ValueError for NaN.
+    """
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(b"kvpool-fingerprint-v1" + text.encode("ascii")).digest()
+
+
+def ident(fingerprint: bytes, block_hash: bytes, part: bytes = b"") -> bytes:
+    """32 bytes that name a block within a tenant. `part`: cache group or rank where an engine splits a block."""
+    return hashlib.sha256(b"kvpool-ident-v1" + _lp(fingerprint) + _lp(block_hash) + _lp(part)).digest()
+
+
+def key(pool_secret: bytes, tenant: str, ident: bytes) -> bytes:
+    """The block's 32-byte key in the pool; its lower-case hex is the file name."""
+    return hmac.digest(pool_secret, b"kvpool-key-v1" + _lp(tenant.encode()) + ident, "sha256")
+
+
+def tenant_tag(pool_secret: bytes, tenant: str) -> bytes:
+    """16 bytes that tell tenants apart in block headers and in accounting without naming them."""
+    return hmac.digest(pool_secret, b"kvpool-tag-v1" + _lp(tenant.encode()), "sha256")[:TAG_BYTES]
+
+
+def peer_secret(pool_secret: bytes, pool_uid: str) -> bytes:
+    """The secret with which sidecars of one pool prove themselves to each other."""
+    return hmac.digest(pool_secret, b"kvpool-peer-v1" + _lp(pool_uid.encode()), "sha256")

@@ -1,0 +1,224 @@
+"""The protocol between a client and the sidecar on its node, and between sidecars. docs/design/protocol.md tells why.
+
+Client to sidecar: one SOCK_SEQPACKET unix socket; each message is one packet of at most MAX_PACKET bytes:
+`HEADER | body`. A reply carries the request's id and `op | REPLY`. Open files travel as SCM_RIGHTS in the same packet.
+
+====== ======= ============================================== ==================================================
+op     name    request body                                   reply body
+====== ======= ============================================== ==================================================
+1      HELLO   JSON (ClientHello)                             JSON (ServerHello)
+2      LOOKUP  u32 deadline_ms, count x ident[32]             count x u8 tier (0 = miss)
+3      OPEN    u32 deadline_ms, count x ident[32]             count x OPEN_REPLY; descriptors: one for each FILE
+                                                              entry, then one for each STREAM entry with NEW_CONN
+4      BEGIN   count x (ident[32], u64 payload_len)           count x BEGIN_REPLY; one descriptor for each WRITE
+5      COMMIT  count x u32 token                              count x u8 CommitStatus
+6      REPORT  JSON (counters, corrupt idents)                empty
+127    ERROR   -                                              u16 code, UTF-8 text
+====== ======= ============================================== ==================================================
+
+Sidecar to sidecar: TCP, mutual proof of the pool's secret, then fixed-size requests with a MAC each; the answer is
+PEER_RESPONSE and then the block file (header and payload) by sendfile. The side that asks hands the connected socket to
+its client (OPEN, STREAM), which reads the answers straight into the engine's buffer; the client can neither ask
+(it has no session key) nor see another tenant's bytes (a connection serves one client connection only).
+
+Everything here is pure packing and unpacking; ProtocolError for anything out of bounds. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import json
+import struct
+from typing import Any, NamedTuple
+
+from kvpool.errors import ProtocolError
+
+__all__ = [
+    "BEGIN_REPLY",
+    "BEGIN_REQUEST",
+    "HEADER",
+    "IDENT_BYTES",
+    "MAGIC",
+    "MAX_BATCH",
+    "MAX_JSON",
+    "MAX_LOOKUP",
+    "MAX_PACKET",
+    "OPEN_REPLY",
+    "PEER_CLIENT",
+    "PEER_MAGIC",
+    "PEER_NONCE_BYTES",
+    "PEER_REQUEST",
+    "PEER_RESPONSE",
+    "PROTOCOL_VERSION",
+    "REPLY",
+    "BeginStatus",
+    "CommitStatus",
+    "ErrorCode",
+    "Flag",
+    "Head",
+    "Op",
+    "OpenStatus",
+    "PeerStatus",
+    "Tier",
+    "pack",
+    "pack_json",
+    "peer_client_proof",
+    "peer_request_mac",
+    "peer_server_proof",
+    "peer_session_key",
+    "split_idents",
+    "unpack",
+    "unpack_json",
+]
+
+PROTOCOL_VERSION = 1
+MAGIC = b"KVP1"
+HEADER = struct.Struct("<4sBBHI")  # magic, op, flags, count, request id
+IDENT_BYTES = 32
+MAX_LOOKUP = 4096  # idents in one LOOKUP: 1 M tokens in blocks of 256
+MAX_BATCH = 64  # descriptors in one packet (the kernel's own limit is 253)
+MAX_JSON = 8192
+MAX_PACKET = HEADER.size + 4 + MAX_LOOKUP * IDENT_BYTES
+REPLY = 0x80
+
+
+class Op(enum.IntEnum):
+    HELLO = 1
+    LOOKUP = 2
+    OPEN = 3
+    BEGIN = 4
+    COMMIT = 5
+    REPORT = 6
+    ERROR = 127
+
+
+class Flag(enum.IntFlag):
+    NONE = 0
+    EVERY = 1  # LOOKUP: answer for every ident, not only up to the first miss
+    VERIFY = 2  # OPEN: the sidecar checks payloads first; COMMIT: the sidecar computes the payload checksum
+    LOCAL_ONLY = 4  # OPEN: no STREAM entries, for a client that cannot verify streams
+
+
+class Tier(enum.IntEnum):
+    MISS = 0
+    LOCAL = 1
+    PEER = 2
+    SHARED = 3
+
+
+class OpenStatus(enum.IntEnum):
+    MISS = 0
+    FILE = 1  # a read-only descriptor of the block file is attached
+    STREAM = 2  # the block file comes next on connection `conn`
+    STREAM_NEW_CONN = 3  # the same, and the connection's descriptor is attached
+
+
+class BeginStatus(enum.IntEnum):
+    REFUSED = 0  # full, over quota or too large: do not store
+    WRITE = 1  # a descriptor of an unnamed file, already of full length, is attached
+    HAVE = 2  # the block is there
+
+
+class CommitStatus(enum.IntEnum):
+    REJECTED = 0
+    STORED = 1
+    HAVE = 2
+
+
+class ErrorCode(enum.IntEnum):
+    BAD_REQUEST = 1
+    VERSION = 2
+    OVERLOADED = 3
+    INTERNAL = 4
+
+
+OPEN_REPLY = struct.Struct("<BBHIQ32s")  # OpenStatus, Tier, conn, 0, payload_len, key
+BEGIN_REQUEST = struct.Struct("<32sQ")  # ident, payload_len
+BEGIN_REPLY = struct.Struct("<B3xI32s")  # BeginStatus, token, key
+
+
+class Head(NamedTuple):
+    op: int
+    flags: int
+    items: int  # the packet's count
+    request: int
+
+
+def pack(op: int, body: bytes = b"", *, count: int = 0, request: int = 0, flags: int = 0) -> bytes:
+    """One packet. ProtocolError if it is larger than MAX_PACKET."""
+    packet = HEADER.pack(MAGIC, op, flags, count, request) + body
+    if len(packet) > MAX_PACKET:
+        raise ProtocolError(f"packet of {len(packet)} bytes is over the limit of {MAX_PACKET}")
+    return packet
+
+
+def unpack(packet: bytes | memoryview) -> tuple[Head, memoryview]:
+    """Head and body of one packet."""
+    if not HEADER.size <= len(packet) <= MAX_PACKET:
+        raise ProtocolError(f"packet of {len(packet)} bytes")
+    magic, op, flags, count, request = HEADER.unpack_from(packet)
+    if magic != MAGIC:
+        raise ProtocolError("not a KVPool packet")
+    return Head(op, flags, count, request), memoryview(packet)[HEADER.size :]
+
+
+def split_idents(body: memoryview, count: int, limit: int) -> list[bytes]:
+    """`count` idents out of exactly `count * 32` bytes."""
+    if not 0 < count <= limit or len(body) != count * IDENT_BYTES:
+        raise ProtocolError(f"{count} idents in {len(body)} bytes")
+    return [bytes(body[i * IDENT_BYTES : (i + 1) * IDENT_BYTES]) for i in range(count)]
+
+
+def pack_json(value: dict[str, Any]) -> bytes:
+    """Compact JSON of at most MAX_JSON bytes."""
+    data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    if len(data) > MAX_JSON:
+        raise ProtocolError(f"JSON of {len(data)} bytes is over the limit of {MAX_JSON}")
+    return data
+
+
+def unpack_json(body: bytes | memoryview) -> dict[str, Any]:
+    """A JSON object of at most MAX_JSON bytes."""
+    if len(body) > MAX_JSON:
+        raise ProtocolError(f"JSON of {len(body)} bytes is over the limit of {MAX_JSON}")
+    try:
+        value = json.loads(bytes(body))
+    except (ValueError, RecursionError) as e:
+        raise ProtocolError(f"not JSON: {type(e).__name__}") from None
+    if not isinstance(value, dict):
+        raise ProtocolError("not a JSON object")
+    return value
+
+
+# Sidecar to sidecar. s -> c: PEER_MAGIC, nonce_s[32]. c -> s: PEER_CLIENT. s -> c: proof[32]. Then requests.
+PEER_MAGIC = b"KVPPEER1"
+PEER_NONCE_BYTES = 32
+PEER_CLIENT = struct.Struct("<32s32s")  # nonce_c, proof of the asking side
+PEER_REQUEST = struct.Struct("<4sBBHQ32s16s")  # magic, op (OPEN), flags, 0, sequence number, key, MAC
+PEER_RESPONSE = struct.Struct("<4sBBHQ")  # magic, PeerStatus, 0, 0, bytes of the block file that follow
+
+
+class PeerStatus(enum.IntEnum):
+    MISS = 0
+    OK = 1
+
+
+def peer_client_proof(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
+    """What the asking sidecar shows first: HMAC-SHA-256(secret, "client" | nonce_s | nonce_c)."""
+    return hmac.digest(secret, b"client" + nonce_s + nonce_c, "sha256")
+
+
+def peer_server_proof(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
+    """What the serving sidecar shows in return."""
+    return hmac.digest(secret, b"server" + nonce_c + nonce_s, "sha256")
+
+
+def peer_session_key(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
+    """The key of one connection's request MACs."""
+    return hmac.digest(secret, b"session" + nonce_s + nonce_c, "sha256")
+
+
+def peer_request_mac(session_key: bytes, sequence: int, key: bytes) -> bytes:
+    """16 bytes that bind a request to its connection and place in line, so it can be neither forged nor replayed."""
+    return hmac.digest(session_key, struct.pack("<Q", sequence) + key, "sha256")[:16]

@@ -1,0 +1,1 @@
+"""KVPool operator: observe -> desired -> plan -> apply -> status."""
