@@ -21,6 +21,11 @@ PEER_RESPONSE and then the block file (header and payload) by sendfile. The side
 its client (OPEN, STREAM), which reads the answers straight into the engine's buffer; the client can neither ask
 (it has no session key) nor see another tenant's bytes (a connection serves one client connection only).
 
+LOOKUP answers up to the first miss (the rest is 0) unless EVERY is set. OPEN keeps the order of the idents. For a
+block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the sidecar fills it in.
+REPORT is `{"corrupt": [ident hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}}`, counts
+since the last report.
+
 Everything here is pure packing and unpacking; ProtocolError for anything out of bounds. Thread-safe.
 """
 
@@ -30,6 +35,7 @@ import enum
 import hmac
 import json
 import struct
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvpool.errors import ProtocolError
@@ -53,6 +59,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "REPLY",
     "BeginStatus",
+    "ClientHello",
     "CommitStatus",
     "ErrorCode",
     "Flag",
@@ -60,6 +67,7 @@ __all__ = [
     "Op",
     "OpenStatus",
     "PeerStatus",
+    "ServerHello",
     "Tier",
     "pack",
     "pack_json",
@@ -189,6 +197,107 @@ def unpack_json(body: bytes | memoryview) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ProtocolError("not a JSON object")
     return value
+
+
+@dataclass(frozen=True)
+class ClientHello:
+    """First message of a client. `fingerprint` is 32 bytes; `engine` and `model` are for people (status, metrics)."""
+
+    fingerprint: bytes
+    engine: str = ""
+    model: str = ""
+    version: int = PROTOCOL_VERSION
+
+    def pack(self) -> bytes:
+        """JSON body of HELLO; texts are cut to 64 and 256 characters."""
+        return pack_json(
+            {
+                "version": self.version,
+                "fingerprint": self.fingerprint.hex(),
+                "engine": self.engine[:64],
+                "model": self.model[:256],
+            }
+        )
+
+    @classmethod
+    def unpack(cls, body: bytes | memoryview) -> ClientHello:
+        """ProtocolError if a field is missing, of a wrong type or too long."""
+        value = unpack_json(body)
+        return cls(
+            fingerprint=_hex_field(value, "fingerprint", 32),
+            engine=_text_field(value, "engine", 64),
+            model=_text_field(value, "model", 256),
+            version=_int_field(value, "version", 0xFFFF),
+        )
+
+
+@dataclass(frozen=True)
+class ServerHello:
+    """Answer of the sidecar. `tenant_tag` (16 bytes) goes into the headers of the blocks this client writes.
+
+    `deadlines` are the fields of kvpool.config.Deadlines that the pool asks of its clients; what is left out is the
+    client's own choice.
+    """
+
+    tenant_tag: bytes
+    max_block_bytes: int
+    pool: str = ""
+    node: str = ""
+    deadlines: dict[str, int] = field(default_factory=dict)
+    version: int = PROTOCOL_VERSION
+
+    def pack(self) -> bytes:
+        """JSON body of the reply to HELLO."""
+        return pack_json(
+            {
+                "version": self.version,
+                "tenant_tag": self.tenant_tag.hex(),
+                "max_block_bytes": self.max_block_bytes,
+                "pool": self.pool,
+                "node": self.node,
+                "deadlines": self.deadlines,
+            }
+        )
+
+    @classmethod
+    def unpack(cls, body: bytes | memoryview) -> ServerHello:
+        """ProtocolError if a field is missing, of a wrong type or too long."""
+        value = unpack_json(body)
+        deadlines = value.get("deadlines", {})
+        if not isinstance(deadlines, dict):
+            raise ProtocolError("deadlines is not an object")
+        return cls(
+            tenant_tag=_hex_field(value, "tenant_tag", 16),
+            max_block_bytes=_int_field(value, "max_block_bytes", 1 << 40),
+            pool=_text_field(value, "pool", 512),
+            node=_text_field(value, "node", 256),
+            deadlines={k: _int_field(deadlines, k, 1 << 31) for k in deadlines if isinstance(k, str)},
+            version=_int_field(value, "version", 0xFFFF),
+        )
+
+
+def _hex_field(value: dict[str, Any], name: str, size: int) -> bytes:
+    text = value.get(name)
+    if not isinstance(text, str) or len(text) != 2 * size:
+        raise ProtocolError(f"{name} is not {size} bytes in hex")
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise ProtocolError(f"{name} is not {size} bytes in hex") from None
+
+
+def _text_field(value: dict[str, Any], name: str, limit: int) -> str:
+    text = value.get(name, "")
+    if not isinstance(text, str) or len(text) > limit:
+        raise ProtocolError(f"{name} is not a text of at most {limit} characters")
+    return text
+
+
+def _int_field(value: dict[str, Any], name: str, limit: int) -> int:
+    number = value.get(name)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= limit:
+        raise ProtocolError(f"{name} is not a number from 0 to {limit}")
+    return number
 
 
 # Sidecar to sidecar. s -> c: PEER_MAGIC, nonce_s[32]. c -> s: PEER_CLIENT. s -> c: proof[32]. Then requests.
