@@ -278,12 +278,13 @@ class ServerHello:
 
 def _hex_field(value: dict[str, Any], name: str, size: int) -> bytes:
     text = value.get(name)
-    if not isinstance(text, str) or len(text) != 2 * size:
-        raise ProtocolError(f"{name} is not {size} bytes in hex")
     try:
-        return bytes.fromhex(text)
+        data = bytes.fromhex(text) if isinstance(text, str) and len(text) == 2 * size else b""
     except ValueError:
-        raise ProtocolError(f"{name} is not {size} bytes in hex") from None
+        data = b""
+    if len(data) != size:  # also for white space, which fromhex skips
+        raise ProtocolError(f"{name} is not {size} bytes in hex")
+    return data
 
 
 def _text_field(value: dict[str, Any], name: str, limit: int) -> str:
