@@ -1,0 +1,56 @@
+"""What every case on a cluster shares: names, and a dump of everything of ours when something fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kubectl import items, kubectl
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+OUT = Path(__file__).resolve().parent.parent / "out" / "e2e"
+NAMESPACES = ("kvpool-system", "team-a", "team-b")
+
+
+def pytest_sessionstart() -> None:
+    missing = [tool for tool in ("kubectl", "helm") if shutil.which(tool) is None]
+    if missing or "KUBECONFIG" not in os.environ:
+        raise pytest.UsageError(f"run these by `make e2e` (missing: {', '.join([*missing, 'KUBECONFIG'])})")
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed and not getattr(item.session, "kvpool_dumped", False):
+        item.session.kvpool_dumped = True  # type: ignore[attr-defined]
+        dump()
+    return report
+
+
+def dump() -> None:
+    """Events, descriptions and logs of everything of ours into out/e2e/."""
+
+    def save(name: str, *args: str) -> None:
+        (OUT / name).write_text(kubectl(*args, check=False, timeout=60))
+
+    save("nodes.txt", "describe", "nodes")
+    save("pools.yaml", "get", "kvp", "-A", "-o", "yaml")
+    save("webhook.yaml", "get", "mutatingwebhookconfigurations", "-o", "yaml")
+    for ns in NAMESPACES:
+        save(f"{ns}.all.txt", "-n", ns, "get", "all,configmaps,pvc,leases", "-o", "wide")
+        save(f"{ns}.events.txt", "-n", ns, "get", "events", "--sort-by=.lastTimestamp")
+        save(f"{ns}.pods.txt", "-n", ns, "describe", "pods")
+        for pod in items("pods", "-n", ns):
+            name = pod["metadata"]["name"]
+            save(f"{ns}.{name}.log", "-n", ns, "logs", name, "--all-containers", "--prefix", "--tail=2000")
+            save(
+                f"{ns}.{name}.previous.log", "-n", ns, "logs", name, "--all-containers", "--prefix", "-p", "--tail=500"
+            )
+    print(f"\neverything of ours is in {OUT}")

@@ -1,0 +1,124 @@
+"""Real engines on the cluster, and conversations with them over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import string
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubectl import ROOT, apply, get, kubectl, proxy_post, until
+
+NAMESPACE = "team-a"
+PORT = 8000
+IMAGE = os.environ.get("KVPOOL_BASE_IMAGE", "python:3.11-slim-bookworm")
+MOUNT = "/opt/kvpool-engine"
+PYTHONPATH = f"{MOUNT}/site-packages:{MOUNT}/testing"
+ARGS = [
+    "--model", f"{MOUNT}/model", "--served-model-name", "tiny", "--host", "0.0.0.0", "--port", str(PORT),
+    "--dtype", "float32", "--enforce-eager", "--max-model-len", "8192", "--block-size", "128",
+    "--max-num-seqs", "2", "--max-num-batched-tokens", "2048", "--enable-prompt-tokens-details",
+]  # fmt: skip
+# vLLM refuses to copy between "GPU" and host memory on a CPU: the tests bring a worker that can
+CPU_WORKER = {
+    "kv_connector_extra_config": {
+        "spec_name": "CpuTieringSpec",
+        "spec_module_path": "kvpool_cpu_worker",
+        "cpu_bytes_to_use": 256 * 1024 * 1024,
+    }
+}
+
+
+def start(name: str, node: str, *, pool: str | None, shell: bool = False) -> None:
+    """One engine pod on `node`; with `pool` it opts in; `shell` starts it the way many manifests do, by `sh -c`."""
+    command = ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+    if shell:
+        launch = {"command": ["sh", "-c", " ".join(["exec", *command, *ARGS])]}
+    else:
+        launch = {"command": command, "args": ARGS}
+    meta: dict[str, Any] = {"labels": {"app": "engine"}}
+    if pool is not None:
+        meta["labels"]["kvpool.dev/inject"] = "true"
+        meta["annotations"] = {
+            "kvpool.dev/pool": pool,
+            "kvpool.dev/connector-config": json.dumps(CPU_WORKER),
+        }
+    text = (Path(__file__).parent / "manifests" / "engine.yaml").read_text()
+    apply(
+        string.Template(text).substitute(
+            NAME=name,
+            NODE=node,
+            IMAGE=IMAGE,
+            PYTHONPATH=PYTHONPATH,
+            LABELS=_inline(meta, 2),
+            LAUNCH=_inline(launch, 4),
+        )
+    )
+
+
+def _inline(value: dict[str, Any], indent: int) -> str:
+    """JSON is YAML: each entry on a line of its own at the template's indentation."""
+    return ("\n" + " " * indent).join(f"{k}: {json.dumps(v)}" for k, v in value.items())
+
+
+def wait_serving(name: str, timeout: float = 300) -> None:
+    def ready() -> bool:
+        pod = get("pod", "-n", NAMESPACE, name)
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+
+    until(f"engine {name} serves", ready, timeout, every=1)
+
+
+def delete(name: str) -> None:
+    kubectl("-n", NAMESPACE, "delete", "pod", name, "--wait=true", "--timeout=60s")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer: the tokens, and how many tokens of the prompt the engine did not have to compute."""
+
+    tokens: list[int]
+    cached: int
+    prompt: int
+
+
+def ask(name: str, prompt: list[int], max_tokens: int = 48) -> Turn:
+    """Greedy completion of exactly `max_tokens` tokens."""
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    answer = proxy_post(NAMESPACE, name, PORT, "/v1/completions", body)
+    usage = answer["usage"]
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return Turn(answer["choices"][0]["token_ids"], cached, usage["prompt_tokens"])
+
+
+def text_tokens(text: str) -> list[int]:
+    """The byte-level vocabulary of the model that the tests make: see e2e/engine."""
+    vocab = json.loads((Path(os.environ["KVPOOL_ENGINE_ENV"]) / "model" / "tokenizer.json").read_text())["model"][
+        "vocab"
+    ]
+    table = _bytes_to_unicode()
+    return [vocab[table[b]] for b in text.encode()]
+
+
+def _bytes_to_unicode() -> dict[int, str]:
+    """Byte-level BPE shows each byte as a printable character (the scheme GPT-2 introduced)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {b: chr(b) for b in printable}
+    for n, b in enumerate(b for b in range(256) if b not in printable):
+        table[b] = chr(256 + n)
+    return table
+
+
+def document(start: int, size: int) -> str:
+    """Real text: the project's own pages."""
+    text = "".join((ROOT / p).read_text() for p in ("README.md", "docs/architecture.md", "docs/design/contracts.md"))
+    return text[start : start + size]
