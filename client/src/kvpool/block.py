@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvpool.errors import CorruptBlockError
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 try:
+    from xxhash import xxh3_128 as _xxh3_128_running
     from xxhash import xxh3_128_digest as _xxh3_128
 except ImportError:  # the sidecar verifies for a client that cannot (kvpool.wire, Flag.VERIFY)
     _xxh3_128 = None  # type: ignore[assignment]
@@ -50,10 +51,12 @@ __all__ = [
     "HEADER_BYTES",
     "MAGIC",
     "BlockHeader",
+    "RunningChecksum",
     "checksum",
     "decode_header",
     "encode_header",
     "require",
+    "running_checksum",
 ]
 
 MAGIC = b"KVPOOLB1"
@@ -92,6 +95,21 @@ def checksum(payload: bytes | bytearray | memoryview) -> bytes:
     if _xxh3_128 is None:
         raise RuntimeError("xxhash cannot be imported here; ask the sidecar to verify (CAN_CHECKSUM is False)")
     return _xxh3_128(payload)
+
+
+class RunningChecksum(Protocol):
+    """A checksum in steps, for bytes that are still in the processor's cache."""
+
+    def update(self, data: bytes | bytearray | memoryview, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+def running_checksum() -> RunningChecksum:
+    """Like `checksum`, in steps: `update(view)` in order, then `digest()`. RuntimeError where xxhash is missing."""
+    if _xxh3_128 is None:
+        raise RuntimeError("xxhash cannot be imported here; ask the sidecar to verify (CAN_CHECKSUM is False)")
+    return _xxh3_128_running()
 
 
 def encode_header(header: BlockHeader) -> bytes:

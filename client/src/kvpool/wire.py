@@ -35,6 +35,7 @@ import enum
 import hmac
 import json
 import struct
+import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -70,6 +71,7 @@ __all__ = [
     "ServerHello",
     "Tier",
     "pack",
+    "pack_deadline",
     "pack_json",
     "peer_client_proof",
     "peer_request_mac",
@@ -169,6 +171,11 @@ def unpack(packet: bytes | memoryview) -> tuple[Head, memoryview]:
     if magic != MAGIC:
         raise ProtocolError("not a KVPool packet")
     return Head(op, flags, count, request), memoryview(packet)[HEADER.size :]
+
+
+def pack_deadline(deadline: float) -> bytes:
+    """What is left until `deadline` (time.monotonic()) as the u32 of LOOKUP and OPEN, at least 1 ms."""
+    return struct.pack("<I", max(1, min(int((deadline - time.monotonic()) * 1000), 0xFFFFFFFF)))
 
 
 def split_idents(body: memoryview, count: int, limit: int) -> list[bytes]:

@@ -1,0 +1,346 @@
+"""The client: lookup, load and store of blocks, for any engine.
+
+`Client` is thread-safe and synchronous. It never raises into its caller and never makes it wait past the deadline:
+every failure is a miss with a reason (kvpool.stats.Reason) and a counter. Payload goes straight between the caller's
+buffers and file descriptors or peer streams (kvpool.transfer); the sidecar is asked for descriptors only.
+
+Deadlines are values of time.monotonic(). Left out, they follow the pool's configuration: a lookup 20 ms, a load its
+bytes over the expected bandwidth times three but at least 100 ms, a store 10 s (in the background of the engine).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool import answers, block, transfer, wire
+from kvpool.breaker import Breaker
+from kvpool.config import ClientConfig, Deadlines
+from kvpool.errors import ConfigError, DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
+from kvpool.keys import FINGERPRINT_BYTES
+from kvpool.links import Links
+from kvpool.loading import BatchLoad
+from kvpool.stats import Reason, Stats
+from kvpool.storing import BatchStore, Stored
+from kvpool.workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from kvpool.connection import Connection
+
+    Buffer = bytes | bytearray | memoryview
+
+__all__ = ["Client", "LoadResult", "StoreResult"]
+
+_log = logging.getLogger("kvpool")
+
+_WRITERS = 2
+_REPORT_TIMEOUT_S = 0.5
+_MAX_CORRUPT_REPORTED = 64
+
+
+class LoadResult(NamedTuple):
+    """Of one block. Unless `ok`, the buffer may hold garbage and must not be used; nobody writes into it any more."""
+
+    ok: bool
+    tier: wire.Tier
+    reason: str  # empty if ok, else one of kvpool.stats.Reason
+    bytes: int
+
+
+class StoreResult(NamedTuple):
+    """Of one block: `ok` if the pool has it now, `stored` if this call put it there."""
+
+    ok: bool
+    stored: bool
+    reason: str  # empty if ok, else one of kvpool.stats.Reason
+    bytes: int  # that this call wrote
+
+
+class Client:
+    """One tenant's view of the pool on this node.
+
+    `fingerprint` (32 bytes, kvpool.keys.fingerprint) is of everything that changes the meaning of the blocks' bytes;
+    `facts` may name `engine` and `model` for people. Starts without a sidecar, misses, and connects in the background
+    when there is one. Usable in a forked child, which gets connections of its own. ConfigError for a fingerprint of
+    another length; nothing else is ever raised.
+    """
+
+    def __init__(
+        self, config: ClientConfig | None = None, *, fingerprint: bytes, facts: Mapping[str, object] | None = None
+    ) -> None:
+        if len(fingerprint) != FINGERPRINT_BYTES:
+            raise ConfigError(f"fingerprint: {FINGERPRINT_BYTES} bytes are needed, not {len(fingerprint)}")
+        self.config = config or ClientConfig()
+        self.fingerprint = fingerprint
+        facts = facts or {}
+        self._hello = wire.ClientHello(fingerprint, str(facts.get("engine", "")), str(facts.get("model", "")))
+        self._stats = Stats()
+        self._closed = False
+        self._start()
+        _clients.add(self)
+
+    def _start(self) -> None:
+        d = self._deadlines = self.config.deadlines
+        self._adopted: wire.ServerHello | None = None
+        self._forked = False
+        self._lock = threading.Lock()
+        self._stores_under_way = 0
+        self._corrupt: list[bytes] = []
+        self._reads = Breaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
+        self._writes = Breaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
+        self._readers = Workers(min(8, max(2, os.cpu_count() or 2)), "kvpool-read")
+        self._writers = Workers(_WRITERS, "kvpool-write")
+        self._links = Links(self.config, self._hello, self.report)
+
+    def lookup(self, idents: Sequence[bytes], deadline: float | None = None, *, every: bool = False) -> list[wire.Tier]:
+        """Where each block is, MISS after the first miss (`every`: each is looked at). As long as `idents`."""
+        tiers = [wire.Tier.MISS] * len(idents)
+        if not idents:
+            return tiers
+        until = time.monotonic() + self.lookup_seconds if deadline is None else deadline
+        reason = self._guarded("lookup", self._reads, lambda: self._lookup(idents, until, every, tiers))
+        found = sum(1 for tier in tiers if tier)
+        self._stats.add("lookups", "asked", len(idents))
+        self._stats.add("lookups", "found", found)
+        if reason != Reason.ABSENT:
+            self._stats.add("misses", reason, len(idents) - found)
+        return tiers
+
+    def get_into(
+        self, idents: Sequence[bytes], buffers: Sequence[Buffer], deadline: float | None = None
+    ) -> list[LoadResult]:
+        """Read blocks into writable contiguous `buffers` of exactly their lengths; one result per block, in order.
+
+        Returns by the deadline. A block that is not `ok` must be treated as a miss: its buffer may hold garbage.
+        """
+        views = [_bytes_of(buffer, writable=True) for buffer in buffers]
+        if len(views) != len(idents):
+            views = [None] * len(idents)
+        wanted = [(i, idents[i], view) for i, view in enumerate(views) if view is not None]
+        if deadline is None:
+            deadline = time.monotonic() + self.load_seconds(sum(len(view) for _, _, view in wanted))
+        job = BatchLoad(deadline, self._readers, self._found_corrupt)
+        reason = self._guarded("load", self._reads, lambda: self._load(job, wanted)) if wanted else Reason.ABSENT
+        by_place = {load.index: load for load in job.loads}
+        results = []
+        for i, view in enumerate(views):
+            load = by_place.get(i)
+            if load is not None and load.ok:
+                result = LoadResult(True, load.tier, "", len(load.view))
+                self._stats.add("hits", load.tier.name.lower())
+                self._stats.add("bytes", load.tier.name.lower(), result.bytes)
+            else:
+                why = Reason.BUFFER if view is None else (load.reason if load else "") or reason
+                result = LoadResult(False, load.tier if load else wire.Tier.MISS, why, 0)
+                self._stats.add("misses", why)
+            results.append(result)
+        return results
+
+    def put_from(
+        self, idents: Sequence[bytes], buffers: Sequence[Buffer], deadline: float | None = None
+    ) -> list[StoreResult]:
+        """Store contiguous `buffers`, which are only read; one result per block, in order.
+
+        Call it from a background thread: it returns when all is written, at the deadline at the latest. While
+        `max_inflight_stores` blocks are under way it refuses at once.
+        """
+        views = [_bytes_of(buffer, writable=False) for buffer in buffers]
+        if len(views) != len(idents):
+            views = [None] * len(idents)
+        wanted = [(i, idents[i], view) for i, view in enumerate(views) if view is not None]
+        if deadline is None:
+            deadline = time.monotonic() + self._deadlines.store_ms / 1000
+        job = BatchStore(deadline, self._writers)
+        reason = Reason.BUFFER
+        if wanted:
+            with self._room_for_stores(len(wanted)) as room:
+                reason = self._guarded("store", self._writes, lambda: self._store(job, wanted)) if room else Reason.BUSY
+        results = []
+        for i, view in enumerate(views):
+            outcome = Reason.BUFFER if view is None else job.outcome.get(i, reason)
+            if view is not None and outcome == Stored.STORED:
+                results.append(StoreResult(True, True, "", len(view)))
+                self._stats.add("stored_bytes", outcome, len(view))
+            elif outcome == Stored.HAVE:
+                results.append(StoreResult(True, False, "", 0))
+            else:
+                results.append(StoreResult(False, False, outcome, 0))
+            self._stats.add("stores", outcome)
+        return results
+
+    def report(self) -> None:
+        """Tell the sidecar which blocks were corrupt and what was missed, and why. It is done by itself, too."""
+        deadline = time.monotonic() + _REPORT_TIMEOUT_S
+        try:
+            with self._links.lease("store", deadline) as connection:
+                with self._lock:
+                    corrupt, self._corrupt = self._corrupt, []
+                message = self._stats.take_report()
+                if corrupt:
+                    message["corrupt"] = [ident.hex() for ident in corrupt]
+                if message:
+                    connection.request(wire.Op.REPORT, wire.pack_json(message), deadline=deadline)
+        except Exception as e:
+            _log.debug("kvpool: report not delivered: %s", e)
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Totals since the start: hits and bytes by tier, misses by reason, lookups, stores by outcome."""
+        return self._stats.snapshot()
+
+    def load_seconds(self, payload_bytes: int) -> float:
+        """How long a load of so many bytes may take (see the module)."""
+        d = self._deadlines
+        return max(d.load_min_ms / 1000, 3 * payload_bytes / (max(1, d.load_expected_mb_s) * 1e6))
+
+    @property
+    def lookup_seconds(self) -> float:
+        """How long a lookup may take."""
+        return self._deadlines.lookup_ms / 1000
+
+    @property
+    def connected(self) -> bool:
+        """True while the sidecar of this node is there."""
+        return self._links.connected
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        """Wait for the sidecar; for tests and start-up checks, never for an engine."""
+        self._restart_if_forked()
+        return self._links.wait_connected(timeout_s)
+
+    def close(self) -> None:
+        """Close all connections; later calls miss. Safe to call twice."""
+        self._closed = True
+        with contextlib.suppress(Exception):
+            self._links.close()
+            self._readers.close()
+            self._writers.close()
+
+    def _guarded(self, role: str, breaker: Breaker, work: Callable[[], str]) -> str:
+        """Run `work`, which gives a reason; what it raises becomes one, and counts for the breaker."""
+        if self._closed:
+            return Reason.CLOSED
+        self._restart_if_forked()
+        if not self._links.available(role):
+            return Reason.NO_SIDECAR  # known to be away: no news for the breaker
+        if not breaker.allow():
+            return Reason.BREAKER
+        try:
+            reason = work()
+        except DeadlineExceededError:
+            reason = Reason.DEADLINE
+        except PoolUnavailableError:
+            reason = Reason.CONNECTION
+        except RefusedError as e:
+            _log.debug("kvpool: %s", e)
+            reason = Reason.REFUSED
+        except ProtocolError as e:
+            _log.warning("kvpool: %s", e)
+            reason = Reason.PROTOCOL
+        except Exception:
+            _log.exception("kvpool: a request failed; it counts as a miss")
+            reason = Reason.INTERNAL
+        if reason == Reason.ABSENT:
+            breaker.success()
+        else:
+            breaker.failure()
+        return reason
+
+    def _lookup(self, idents: Sequence[bytes], deadline: float, every: bool, tiers: list[wire.Tier]) -> str:
+        flags = wire.Flag.EVERY if every else wire.Flag.NONE
+        with self._links.lease("lookup", deadline) as connection:
+            self._adopt(connection)
+            for start in range(0, len(idents), wire.MAX_LOOKUP):
+                part = idents[start : start + wire.MAX_LOOKUP]
+                reply = connection.request(
+                    wire.Op.LOOKUP,
+                    wire.pack_deadline(deadline) + b"".join(part),
+                    count=len(part),
+                    flags=flags,
+                    deadline=deadline,
+                    abandonable=True,
+                )
+                for i, tier in enumerate(answers.lookup_tiers(reply, len(part)), start):
+                    if not tier and not every:
+                        return Reason.ABSENT
+                    tiers[i] = wire.Tier(tier)
+        return Reason.ABSENT
+
+    def _load(self, job: BatchLoad, wanted: Sequence[answers.Wanted]) -> str:
+        with self._links.lease("load", job.batch.deadline) as connection:
+            return Reason.ABSENT if job.run(connection, self._adopt(connection), wanted) else Reason.DEADLINE
+
+    def _store(self, job: BatchStore, wanted: Sequence[answers.Wanted]) -> str:
+        with self._links.lease("store", job.deadline) as connection:
+            return Reason.ABSENT if job.run(connection, self._adopt(connection), wanted) else Reason.DEADLINE
+
+    def _adopt(self, connection: Connection) -> transfer.Expectation:
+        """What the sidecar of this connection asks for. A deadline that was set for this client stays."""
+        server = connection.server
+        if server is not self._adopted:
+            self._adopted = server
+            mine, default = self.config.deadlines, Deadlines()
+            asked = {
+                f.name: server.deadlines[f.name]
+                for f in fields(Deadlines)
+                if f.name in server.deadlines and getattr(mine, f.name) == getattr(default, f.name)
+            }
+            self._deadlines = replace(mine, **asked)
+        return transfer.Expectation(self.fingerprint, server.tenant_tag, verify=block.CAN_CHECKSUM)
+
+    @contextlib.contextmanager
+    def _room_for_stores(self, count: int) -> Iterator[bool]:
+        with self._lock:
+            room = self._stores_under_way < self.config.max_inflight_stores
+            self._stores_under_way += count if room else 0
+        try:
+            yield room
+        finally:
+            with self._lock:
+                self._stores_under_way -= count if room else 0
+
+    def _found_corrupt(self, ident: bytes) -> None:
+        with self._lock:
+            if len(self._corrupt) < _MAX_CORRUPT_REPORTED:
+                self._corrupt.append(ident)
+        self._links.nudge()
+
+    def _restart_if_forked(self) -> None:
+        if self._forked and not self._closed:
+            with self._lock:
+                if self._forked:
+                    self._start()
+
+    def _after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        self._stats = Stats()
+        self._forked = True
+        self._links.abandon_in_child()
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _bytes_of(buffer: Buffer, *, writable: bool) -> memoryview | None:
+    """`buffer` as flat bytes, or None if it is not contiguous or, where it must be written, read-only."""
+    try:
+        view = memoryview(buffer)
+        flat = view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
+    except (TypeError, ValueError):
+        return None
+    return None if writable and flat.readonly else flat

@@ -1,0 +1,253 @@
+"""The client's connections to its sidecar, and the one thread that keeps them.
+
+Lookups, loads and stores have connections of their own, so that a lookup never waits behind a long load. The keeper
+sleeps in poll(): it wakes when a connection dies, when one is given back broken, and, while one is missing, every
+`connect_retry_ms`. A forked child starts with none and with a keeper of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.connection import Connection
+from kvpool.errors import DeadlineExceededError, KVPoolError, PoolUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvpool.config import ClientConfig
+    from kvpool.wire import ClientHello
+
+__all__ = ["MAX_CONNECTIONS", "Links"]
+
+_log = logging.getLogger("kvpool")
+
+MAX_CONNECTIONS = 8
+_HELLO_TIMEOUT_S = 1.0
+_LONGEST_RETRY_S = 2.5  # a sidecar that returns is found within 5 s, whatever is configured
+_TICK_S = 10.0
+
+
+class _Slot:
+    def __init__(self, roles: frozenset[str]) -> None:
+        self.roles = roles
+        self.connection: Connection | None = None
+        self.busy = False
+        self.tried_at = float("-inf")
+
+
+def _slots(connections: int) -> list[_Slot]:
+    n = min(max(connections, 1), MAX_CONNECTIONS)
+    if n == 1:
+        return [_Slot(frozenset({"lookup", "load", "store"}))]
+    if n == 2:
+        return [_Slot(frozenset({"lookup", "store"})), _Slot(frozenset({"load"}))]
+    return [_Slot(frozenset({role})) for role in ["lookup", "store"] + ["load"] * (n - 2)]
+
+
+class Links:
+    """Thread-safe. `on_tick` is called by the keeper now and then while connected (and after `nudge`)."""
+
+    def __init__(self, config: ClientConfig, hello: ClientHello, on_tick: Callable[[], None]) -> None:
+        self._path = config.socket
+        self._hello = hello
+        self._on_tick = on_tick
+        self._retry_s = min(max(config.connect_retry_ms, 10) / 1000, _LONGEST_RETRY_S)
+        self._slots = _slots(config.connections)
+        self._condition = threading.Condition()
+        self._graveyard: list[Connection] = []
+        self._closed = False
+        self._nudged = False
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._keeper = threading.Thread(target=self._keep, name="kvpool-links", daemon=True)
+        self._keeper.start()
+
+    @property
+    def connected(self) -> bool:
+        """True while every kind of request has a connection."""
+        return all(slot.connection is not None for slot in self._slots)
+
+    def available(self, role: str) -> bool:
+        """True if there is a connection for `role` now."""
+        return any(role in slot.roles and slot.connection is not None for slot in self._slots)
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        """Wait until `connected`; False after `timeout_s`. For tests and start-up checks, never for an engine."""
+        deadline = time.monotonic() + timeout_s
+        with self._condition:
+            while not self.connected:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or self._closed:
+                    return False
+                self._condition.wait(remaining)
+        return True
+
+    @contextlib.contextmanager
+    def lease(self, role: str, deadline: float) -> Iterator[Connection]:
+        """A connection for one thread. PoolUnavailableError at once if there is none, else waits until `deadline`."""
+        slot, connection = self._take(role, deadline)
+        try:
+            yield connection
+        finally:
+            with self._condition:
+                slot.busy = False
+                if self._closed:
+                    connection.close()  # no keeper is left to do it
+                elif connection.broken and slot.connection is connection:
+                    self._bury(slot)
+                self._condition.notify_all()
+
+    def nudge(self) -> None:
+        """Have the keeper call `on_tick` soon."""
+        self._nudged = True
+        self._wake()
+
+    def close(self) -> None:
+        """Close all; the keeper ends. Waits at most two seconds for it."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+        self._wake()
+        if threading.current_thread() is not self._keeper:
+            self._keeper.join(2.0)
+
+    def abandon_in_child(self) -> None:
+        """After a fork: the parent's sockets are not ours, so close our copies of them. Nothing works here any more."""
+        self._closed = True
+        for slot in self._slots:
+            if slot.connection is not None:
+                slot.connection.close()
+                slot.connection = None
+        for connection in self._graveyard:
+            connection.close()
+        for descriptor in (self._wake_r, self._wake_w):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._wake_r = self._wake_w = -1
+        self._condition = threading.Condition()  # another thread of the parent may have held it
+
+    def _take(self, role: str, deadline: float) -> tuple[_Slot, Connection]:
+        with self._condition:
+            while True:
+                live = [slot for slot in self._slots if role in slot.roles and slot.connection is not None]
+                if not live or self._closed:
+                    raise PoolUnavailableError("no connection to the sidecar", where=self._path)
+                for slot in live:
+                    if not slot.busy and slot.connection is not None:
+                        slot.busy = True
+                        return slot, slot.connection
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or not self._condition.wait(remaining):
+                    raise DeadlineExceededError("all connections are in use", where=self._path)
+
+    def _bury(self, slot: _Slot) -> None:
+        # the keeper may be polling this descriptor, so only the keeper closes it
+        if slot.connection is not None:
+            slot.connection.shut()
+            self._graveyard.append(slot.connection)
+            slot.connection = None
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._condition, contextlib.suppress(OSError):
+            if self._wake_w >= 0:
+                os.write(self._wake_w, b"w")
+
+    def _keep(self) -> None:
+        tick_at = time.monotonic() + _TICK_S
+        told_missing = False
+        while not self._closed:
+            next_try = self._fill()
+            missing = next_try is not None
+            if missing != told_missing:
+                told_missing = missing
+                if missing:
+                    _log.info("kvpool: no sidecar at %s; the engine goes on without the pool", self._path)
+                else:
+                    _log.info("kvpool: connected to the sidecar at %s", self._path)
+            now = time.monotonic()
+            if not missing and (self._nudged or now >= tick_at):
+                self._nudged = False
+                tick_at = now + _TICK_S
+                try:
+                    self._on_tick()
+                except Exception:
+                    _log.exception("kvpool: report failed")
+            self._sleep(tick_at if next_try is None else next_try)
+        self._end()
+
+    def _fill(self) -> float | None:
+        """Connect what is missing and due; when to try again, None if nothing is missing."""
+        next_try = None
+        for slot in self._slots:
+            if slot.connection is not None or self._closed:
+                continue
+            now = time.monotonic()
+            if now >= slot.tried_at + self._retry_s:
+                slot.tried_at = now
+                try:
+                    fresh = Connection(self._path, self._hello, _HELLO_TIMEOUT_S)
+                except (KVPoolError, OSError) as e:
+                    _log.debug("kvpool: %s", e)
+                    for other in self._slots:  # the same socket: the others would fare no better now
+                        if other.connection is None:
+                            other.tried_at = now
+                else:
+                    with self._condition:
+                        slot.connection = fresh
+                        self._condition.notify_all()
+                    continue
+            due = slot.tried_at + self._retry_s
+            next_try = due if next_try is None else min(next_try, due)
+        return next_try
+
+    def _sleep(self, until: float) -> None:
+        poller = select.poll()
+        poller.register(self._wake_r, select.POLLIN)
+        watched: dict[int, _Slot] = {}
+        for slot in self._slots:
+            connection = slot.connection
+            if connection is not None and not connection.broken:
+                watched[connection.fileno()] = slot
+                poller.register(connection.fileno(), 0)  # hang-ups only
+        for descriptor, _ in poller.poll(max(0.0, until - time.monotonic()) * 1000 + 1):
+            if descriptor == self._wake_r:
+                with contextlib.suppress(BlockingIOError):
+                    while os.read(self._wake_r, 4096):
+                        pass
+                continue
+            slot = watched[descriptor]
+            with self._condition:
+                connection = slot.connection
+                if connection is not None and connection.fileno() == descriptor:
+                    connection.shut()  # a thread that waits for an answer on it is woken
+                    if not slot.busy:
+                        self._bury(slot)
+                    self._condition.notify_all()
+        self._empty_graveyard()
+
+    def _empty_graveyard(self) -> None:
+        with self._condition:
+            dead, self._graveyard = self._graveyard, []
+        for connection in dead:
+            connection.close()
+
+    def _end(self) -> None:
+        with self._condition:
+            for slot in self._slots:
+                if slot.connection is not None:
+                    slot.connection.shut()
+                    if not slot.busy:
+                        self._graveyard.append(slot.connection)
+                        slot.connection = None
+        self._empty_graveyard()
+        with self._condition:
+            os.close(self._wake_r)
+            os.close(self._wake_w)
+            self._wake_r = self._wake_w = -1

@@ -1,0 +1,367 @@
+"""Payload bytes between the engine's buffers and descriptors or peer streams, one block at a time.
+
+The rule that keeps late bytes out of the engine's memory: whoever writes into a buffer holds the transfer's `gate`,
+never blocks in the kernel while holding it (a peer stream: only until the deadline), and looks at `Batch.closed` first.
+Who gives up on a batch closes it and then takes every gate once; from then on nobody writes into its buffers, even if a
+thread is stuck in a read on a dead file system. So a read that may block (bytes that are not in the page cache) goes
+through a bounce buffer of the reading thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool import block, wire
+from kvpool.errors import CorruptBlockError, DeadlineExceededError, KVPoolError, PoolUnavailableError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "PIECE_BYTES",
+    "Batch",
+    "Expectation",
+    "Load",
+    "PeerMissError",
+    "Store",
+    "read_file",
+    "read_stream",
+    "write_file",
+]
+
+PIECE_BYTES = 4 << 20  # large enough that a busy interpreter lock does not matter, small enough to stay in the cache
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_thread = threading.local()
+
+
+class PeerMissError(KVPoolError):
+    """The index named a peer that no longer has the block."""
+
+
+class Expectation:
+    """What every block of this connection must say of itself."""
+
+    __slots__ = ("fingerprint", "tenant_tag", "verify")
+
+    def __init__(self, fingerprint: bytes, tenant_tag: bytes, *, verify: bool) -> None:
+        self.fingerprint = fingerprint
+        self.tenant_tag = tenant_tag
+        self.verify = verify  # False: the sidecar verifies payloads (Flag.VERIFY)
+
+
+class Batch:
+    """Blocks that one caller waits for together. Thread-safe."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.closed = False
+        self.ready: collections.deque[Load] = collections.deque()  # readable without waiting, probably
+        self.cold: collections.deque[Load] = collections.deque()  # may wait for a drive: pool threads only
+        self._pending = 0
+        self._condition = threading.Condition()
+
+    def expect(self, count: int) -> None:
+        """`count` more blocks are under way."""
+        with self._condition:
+            self._pending += count
+
+    def settle(self) -> None:
+        """One block is done, well or not."""
+        with self._condition:
+            self._pending -= 1
+            if self._pending <= 0:
+                self._condition.notify_all()
+
+    def wait(self) -> bool:
+        """Until all that was expected is settled; False at the deadline."""
+        with self._condition:
+            while self._pending > 0:
+                remaining = self.deadline - time.monotonic()
+                if remaining <= 0 or not self._condition.wait(remaining):
+                    return self._pending <= 0
+        return True
+
+
+class Load:
+    """One block on its way into one buffer (`view`: writable bytes of the payload's exact length)."""
+
+    __slots__ = (
+        "descriptor",
+        "gate",
+        "header",
+        "ident",
+        "index",
+        "key",
+        "offset",
+        "ok",
+        "reason",
+        "stream",
+        "sum",
+        "tier",
+        "view",
+    )
+
+    def __init__(self, index: int, ident: bytes, key: bytes, tier: wire.Tier, view: memoryview) -> None:
+        self.index = index
+        self.ident = ident
+        self.key = key
+        self.tier = tier
+        self.view = view
+        self.descriptor = -1  # of the block's file, or
+        self.stream = -1  # the number of the peer stream that brings it
+        self.gate = threading.Lock()
+        self.header = bytearray(block.HEADER_BYTES)
+        self.offset = 0
+        self.sum: block.RunningChecksum | None = None
+        self.ok = False
+        self.reason = ""
+
+    def close(self) -> None:
+        """Close the block's descriptor; safe to call twice."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class Store:
+    """One block on its way from one buffer into an unnamed file."""
+
+    __slots__ = ("descriptor", "ident", "index", "key", "ok", "reason", "token", "view")
+
+    def __init__(self, index: int, ident: bytes, key: bytes, token: int, view: memoryview) -> None:
+        self.index = index
+        self.ident = ident
+        self.key = key
+        self.token = token
+        self.view = view
+        self.descriptor = -1
+        self.ok = False
+        self.reason = ""
+
+    def close(self) -> None:
+        """Close the file's descriptor; safe to call twice."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _window(load: Load, limit: int) -> list[memoryview]:
+    """Where the next bytes of the block file go: at most `limit` bytes of header and payload."""
+    start = load.offset
+    views = []
+    if start < block.HEADER_BYTES:
+        views.append(memoryview(load.header)[start:])
+    first = max(start - block.HEADER_BYTES, 0)
+    last = start + limit - block.HEADER_BYTES
+    if last > first:
+        views.append(load.view[first:last])
+    return views
+
+
+def _advance(load: Load, count: int) -> None:
+    """`count` bytes have arrived: move on, and checksum the payload while it is in the processor's cache."""
+    first = max(load.offset - block.HEADER_BYTES, 0)
+    load.offset += count
+    if load.sum is not None:
+        last = load.offset - block.HEADER_BYTES
+        if last > first:
+            load.sum.update(load.view[first:last])
+
+
+def _verify(load: Load, expect: Expectation) -> None:
+    header = block.decode_header(load.header)
+    block.require(
+        header,
+        key=load.key,
+        ident=load.ident,
+        fingerprint=expect.fingerprint,
+        tenant_tag=expect.tenant_tag,
+        payload_len=len(load.view),
+        payload_sum=load.sum.digest if load.sum is not None else None,
+    )
+
+
+def _refuse_if_closed(batch: Batch) -> None:
+    if batch.closed:
+        raise DeadlineExceededError("the load was given up")
+
+
+def read_file(load: Load, batch: Batch, expect: Expectation, may_block: bool) -> bool:
+    """Read the block from `load.descriptor` and verify it; False if the rest is not in memory and `may_block` is off.
+
+    Raises CorruptBlockError, DeadlineExceededError (the batch was closed) and OSError. After True, and only then, the
+    buffer holds the block that was asked for.
+    """
+    total = block.HEADER_BYTES + len(load.view)
+    if load.sum is None and expect.verify:
+        load.sum = block.running_checksum()
+    while load.offset < total:
+        count = _read_cached(load, batch)
+        if count is None:
+            if not may_block:
+                return False
+            count = _read_through_bounce(load, batch, total)
+        if count == 0:
+            raise CorruptBlockError("block file is too short", key=load.key.hex())
+        _advance(load, count)
+    _verify(load, expect)
+    return True
+
+
+def _read_cached(load: Load, batch: Batch) -> int | None:
+    """Copy what the page cache holds; None if it holds nothing here or the file system cannot tell."""
+    if not _NOWAIT:
+        return None
+    views = _window(load, PIECE_BYTES)
+    with load.gate:
+        _refuse_if_closed(batch)
+        try:
+            return os.preadv(load.descriptor, views, load.offset, _NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as e:
+            if e.errno in _UNSUPPORTED:
+                return None
+            raise
+
+
+def _read_through_bounce(load: Load, batch: Batch, total: int) -> int:
+    bounce = _bounce()
+    if load.offset <= PIECE_BYTES:
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(load.descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    want = min(PIECE_BYTES, total - load.offset)
+    count = os.preadv(load.descriptor, [bounce[:want]], load.offset)  # may hang for as long as the drive does
+    with load.gate:
+        _refuse_if_closed(batch)
+        done = 0
+        for view in _window(load, count):
+            view[:] = bounce[done : done + len(view)]
+            done += len(view)
+    return count
+
+
+def _bounce() -> memoryview:
+    """This thread's page-aligned buffer of PIECE_BYTES."""
+    view: memoryview | None = getattr(_thread, "bounce", None)
+    if view is None:
+        view = _thread.bounce = memoryview(mmap.mmap(-1, PIECE_BYTES))
+    return view
+
+
+def read_stream(load: Load, stream: socket.socket, batch: Batch, expect: Expectation) -> None:
+    """Read the next answer on a peer stream: PEER_RESPONSE, header, payload; verify it.
+
+    CorruptBlockError and PeerMissError leave the stream in order for the next block. Anything
+    else (ProtocolError, DeadlineExceededError, PoolUnavailableError, OSError) means that it must be thrown away.
+    """
+    response = bytearray(wire.PEER_RESPONSE.size)
+    _receive(stream, memoryview(response), load, batch)
+    magic, status, _, _, size = wire.PEER_RESPONSE.unpack(response)
+    if magic != wire.MAGIC:
+        raise ProtocolError("not a peer's answer")
+    if status == wire.PeerStatus.MISS and size == 0:
+        raise PeerMissError("the peer no longer has it", key=load.key.hex())
+    if status != wire.PeerStatus.OK or size != block.HEADER_BYTES + len(load.view):
+        raise ProtocolError(f"a peer's answer of status {status} and {size} bytes")
+    load.sum = block.running_checksum() if expect.verify else None
+    _receive(stream, memoryview(load.header), load, batch)
+    load.offset = block.HEADER_BYTES
+    while load.offset < size:
+        (view,) = _window(load, PIECE_BYTES)
+        _receive(stream, view, load, batch)
+        _advance(load, len(view))
+    _verify(load, expect)
+
+
+def _receive(stream: socket.socket, view: memoryview, load: Load, batch: Batch) -> None:
+    """Fill `view` exactly, before the batch's deadline."""
+    done = 0
+    while done < len(view):
+        remaining = batch.deadline - time.monotonic()
+        if remaining <= 0:
+            raise DeadlineExceededError("a peer's block is late")
+        with load.gate:
+            _refuse_if_closed(batch)
+            # in the kernel for at most `remaining`: SO_RCVTIMEO bounds the whole of MSG_WAITALL
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(remaining))
+            try:
+                count = stream.recv_into(view[done:], 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                count = -1
+        if count == 0:
+            raise PoolUnavailableError("the peer closed its stream")
+        if count > 0:
+            done += count
+        else:  # late, or the sidecar left the socket non-blocking
+            poller = select.poll()
+            poller.register(stream, select.POLLIN)
+            poller.poll(max(0.0, batch.deadline - time.monotonic()) * 1000)
+
+
+def _timeval(seconds: float) -> bytes:
+    micros = max(1000, int(seconds * 1e6))
+    return struct.pack("@ll", micros // 1_000_000, micros % 1_000_000)
+
+
+def write_file(
+    store: Store, batch: Batch, expect: Expectation, clock_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+) -> None:
+    """Write payload, then header, into `store.descriptor`; OSError or DeadlineExceededError if it did not work.
+
+    O_DIRECT where length and buffer are aligned (a quarter of the processor time), else buffered. The payload is only
+    read; a thread that is stuck here after the batch was closed can do no harm, for its file never gets a name.
+    """
+    running = block.running_checksum() if expect.verify else None
+    size = len(store.view)
+    flags = fcntl.fcntl(store.descriptor, fcntl.F_GETFL)
+    direct = bool(_O_DIRECT) and size % block.HEADER_BYTES == 0 and _set_flags(store.descriptor, flags | _O_DIRECT)
+    done = 0
+    while done < size:
+        _refuse_if_closed(batch)
+        piece = store.view[done : done + PIECE_BYTES]
+        try:
+            count = os.pwrite(store.descriptor, piece, block.HEADER_BYTES + done)
+        except OSError as e:
+            if direct and e.errno in _UNSUPPORTED:  # the buffer is not aligned
+                direct = not _set_flags(store.descriptor, flags)
+                continue
+            raise
+        if running is not None:
+            running.update(piece[:count])
+        done += count
+    if direct:
+        _set_flags(store.descriptor, flags)  # the sidecar shares this open file
+    header = block.BlockHeader(
+        key=store.key,
+        ident=store.ident,
+        fingerprint=expect.fingerprint,
+        tenant_tag=expect.tenant_tag,
+        payload_len=size,
+        payload_sum=running.digest() if running is not None else bytes(16),
+        created_ms=clock_ms(),
+    )
+    encoded = block.encode_header(header)
+    if os.pwrite(store.descriptor, encoded, 0) != len(encoded):
+        raise OSError("short write of a block's header")
+
+
+def _set_flags(descriptor: int, flags: int) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+    except OSError:
+        return False
+    return True
