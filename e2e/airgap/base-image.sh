@@ -1,0 +1,30 @@
+#!/bin/bash
+# Make kvpool-local/python:3.11, the base of our images and the image of engine pods.
+# base-image.sh: on a Debian made here from packages. base-image.sh IMAGE: on that image (where a registry can be reached).
+. "$(dirname "$(readlink -f "$0")")/lib.sh"
+
+# A minimal Debian from its packages alone.
+debian() {
+  local root=$KEEP/debian.partial mirror
+  rm -rf "$root"
+  # the machine's own mirror, if it has one of this release; else debootstrap's default
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' "Codename: $SUITE" 2>/dev/null | head -1)
+  debootstrap --variant=minbase "$SUITE" "$root" $mirror
+  rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
+  tar -C "$root" -c . | docker import --change "CMD [\"/bin/bash\"]" - "$DEBIAN_IMAGE"
+  rm -rf "$root"
+}
+
+lock
+from=${1:-$DEBIAN_IMAGE}
+if [ "$from" = "$DEBIAN_IMAGE" ] && ! docker image inspect "$DEBIAN_IMAGE" >/dev/null 2>&1; then
+  command -v debootstrap >/dev/null || PATH=$PATH:/usr/sbin
+  [ "$(id -u)" = 0 ] || die "making a Debian image from packages needs root"
+  step "minimal Debian ($SUITE)" debian
+fi
+docker image inspect "$from" >/dev/null 2>&1 || step "pulling $from" docker pull -q "$from"
+recipe=$AIRGAP/images/python.Dockerfile
+made=$({ cat "$recipe"; image_id "$from"; } | hash)
+[ "$(made_from "$PYTHON_IMAGE")" = "$made" ] || step "image $PYTHON_IMAGE" docker build --network=host \
+  --build-arg http_proxy --build-arg https_proxy --build-arg no_proxy \
+  --build-arg DEBIAN="$from" --label "$MADE_FROM=$made" -t "$PYTHON_IMAGE" -f "$recipe" "$AIRGAP/images"
