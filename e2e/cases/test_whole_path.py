@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import engines
 import pytest
@@ -27,6 +26,9 @@ from kubectl import (
     run,
     until,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.cluster
 
