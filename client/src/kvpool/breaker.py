@@ -32,6 +32,11 @@ class Breaker:
         """True while failures have tripped it, also during the trial."""
         return self._failures >= self._limit
 
+    @property
+    def would_allow(self) -> bool:
+        """What `allow` would answer, without taking the trial."""
+        return self._failures < self._limit or self._clock() >= self._retry_at
+
     def allow(self) -> bool:
         """May the caller try? While open: one caller per cool-down."""
         if self._failures < self._limit:

@@ -1,0 +1,136 @@
+"""Loads and stores of an engine's host memory, in the background, with their outcomes collected for its scheduler.
+
+Nothing here knows an engine: a job is a list of block names and a list of memory slots.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool.workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool.client import Client
+    from kvpool.wire import Tier
+
+__all__ = ["Finished", "Jobs"]
+
+_log = logging.getLogger("kvpool")
+
+
+class Finished(NamedTuple):
+    """Outcome of one job: which of its blocks went well, and for loads the tier each came from."""
+
+    job: int
+    is_load: bool
+    ok: tuple[bool, ...]
+    tiers: tuple[Tier, ...]  # empty for stores
+    seconds: float
+    bytes: int
+
+
+class Jobs:
+    """Runs jobs on a few threads; `take_finished` and `submit_*` never block. Thread-safe.
+
+    A load's deadline counts from its submission and allows for the bytes that were submitted before it. A store that
+    comes while `max_queued` blocks wait to be stored is dropped: it finishes at once, without success.
+    """
+
+    def __init__(self, load_threads: int, max_queued: int) -> None:
+        self._loaders = Workers(load_threads, "kvpool-load")
+        self._storer = Workers(1, "kvpool-store")
+        self._max_queued = max_queued
+        self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._condition = threading.Condition()
+        self._pending = 0
+        self._loading_bytes = 0
+        self._queued_stores = 0
+        self.dropped = 0
+
+    @property
+    def pending(self) -> int:
+        """Jobs whose outcome is not known yet."""
+        return self._pending
+
+    def submit_load(self, job: int, client: Client, idents: Sequence[bytes], slots: Sequence[memoryview]) -> None:
+        """Fill `slots` with the blocks."""
+        size = sum(len(slot) for slot in slots)
+        with self._condition:
+            self._pending += 1
+            self._loading_bytes += size
+            deadline = time.monotonic() + client.load_seconds(self._loading_bytes)
+
+        def run() -> tuple[tuple[bool, ...], tuple[Tier, ...], int]:
+            results = client.get_into(idents, slots, deadline)
+            return tuple(r.ok for r in results), tuple(r.tier for r in results), sum(r.bytes for r in results)
+
+        def settle() -> None:
+            self._loading_bytes -= size
+
+        self._loaders.submit(lambda: self._run(job, True, len(idents), run, settle))
+
+    def submit_store(self, job: int, client: Client, idents: Sequence[bytes], slots: Sequence[memoryview]) -> None:
+        """Store `slots` as the blocks."""
+        count = len(idents)
+        with self._condition:
+            self._pending += 1
+            drop = self._queued_stores >= self._max_queued
+            self.dropped += count if drop else 0
+            self._queued_stores += 0 if drop else count
+
+        def run() -> tuple[tuple[bool, ...], tuple[Tier, ...], int]:
+            results = client.put_from(idents, slots)
+            return tuple(r.ok for r in results), (), sum(r.bytes for r in results)
+
+        def settle() -> None:
+            self._queued_stores -= count
+
+        if drop:
+            self._run(job, False, count, lambda: ((False,) * count, (), 0), lambda: None)
+        else:
+            self._storer.submit(lambda: self._run(job, False, count, run, settle))
+
+    def take_finished(self) -> list[Finished]:
+        """All outcomes since the last call."""
+        out = []
+        while True:
+            try:
+                out.append(self._finished.get_nowait())
+            except queue.Empty:
+                return out
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until every job has finished; False if that took too long. Loads and stores all have deadlines."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._pending == 0, timeout_s)
+
+    def close(self) -> None:
+        """No more jobs; those under way end by themselves."""
+        self._loaders.close()
+        self._storer.close()
+
+    def _run(
+        self,
+        job: int,
+        is_load: bool,
+        count: int,
+        work: Callable[[], tuple[tuple[bool, ...], tuple[Tier, ...], int]],
+        settle: Callable[[], None],
+    ) -> None:
+        started = time.monotonic()
+        try:
+            ok, tiers, size = work()
+        except Exception:
+            _log.exception("kvpool: a job failed")
+            ok, tiers, size = (False,) * count, (), 0
+        self._finished.put(Finished(job, is_load, ok, tiers, time.monotonic() - started, size))
+        with self._condition:
+            settle()
+            self._pending -= 1
+            self._condition.notify_all()

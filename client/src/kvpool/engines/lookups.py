@@ -1,0 +1,118 @@
+"""Which blocks of a request the pool has: asked in the background, one message per request and engine step.
+
+An engine's scheduler asks block by block and must not wait: the first answer is "not known yet"; the questions of one
+step are sent together when the step ends, and the next step finds the answers. Nothing here knows an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.wire import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+__all__ = ["LookupTable"]
+
+_log = logging.getLogger("kvpool")
+
+_GRACE = 4  # the background may take so many times longer than the engine waits: nobody is held up by it
+
+
+class _Verdict:
+    __slots__ = ("tier", "until")
+
+    def __init__(self) -> None:
+        self.tier: Tier | None = None
+        self.until: float | None = None  # set when the question is sent
+
+
+class LookupTable:
+    """Verdicts per request. `ask(keys, deadline)` gives a Tier per key and runs on a thread of this table.
+
+    `wait_s()` is how long a question may stay open before the answer is "no". Verdicts live as long as their request,
+    so a block that failed to load is not tried again for it (mark_miss). Thread-safe.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Sequence[bytes], float], Sequence[Tier]],
+        wait_s: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask = ask
+        self._wait_s = wait_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._requests: dict[str, dict[bytes, _Verdict]] = {}
+        self._fresh: dict[str, dict[bytes, _Verdict]] = {}
+        self._queue: queue.SimpleQueue[dict[str, dict[bytes, _Verdict]] | None] = queue.SimpleQueue()
+        self.late = 0  # questions that were answered "no" because their time was up
+        self._thread = threading.Thread(target=self._run, name="kvpool-lookup", daemon=True)
+        self._thread.start()
+
+    def lookup(self, key: bytes, request: str) -> bool | None:
+        """True: the pool has it; False: it has not, or did not say so in time; None: ask again in the next step."""
+        with self._lock:
+            verdicts = self._requests.setdefault(request, {})
+            verdict = verdicts.get(key)
+            if verdict is None:
+                verdict = verdicts[key] = self._fresh.setdefault(request, {})[key] = _Verdict()
+            elif verdict.tier is None and verdict.until is not None and self._clock() >= verdict.until:
+                verdict.tier = Tier.MISS
+                self.late += 1
+            return None if verdict.tier is None else verdict.tier != Tier.MISS
+
+    def flush(self) -> None:
+        """The step is over: send what was asked in it."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}
+            until = self._clock() + self._wait_s()
+            for verdicts in fresh.values():
+                for verdict in verdicts.values():
+                    verdict.until = until
+        if fresh:
+            self._queue.put(fresh)
+
+    def mark_miss(self, keys: Collection[bytes]) -> None:
+        """A load of these failed: no request that is alive now gets them offered again."""
+        with self._lock:
+            for verdicts in self._requests.values():
+                for key in keys:
+                    verdict = verdicts.get(key)
+                    if verdict is not None:
+                        verdict.tier = Tier.MISS
+
+    def finish(self, request: str) -> None:
+        """Forget a request."""
+        with self._lock:
+            self._requests.pop(request, None)
+            self._fresh.pop(request, None)
+
+    def close(self) -> None:
+        """End the thread; waits at most two seconds."""
+        self._queue.put(None)
+        self._thread.join(2.0)
+
+    def _run(self) -> None:
+        while True:
+            batch = self._queue.get()
+            if batch is None:
+                return
+            for verdicts in batch.values():
+                keys = list(verdicts)
+                deadline = self._clock() + _GRACE * self._wait_s()
+                try:
+                    tiers = self._ask(keys, deadline)
+                except Exception:
+                    _log.exception("kvpool: lookup failed")
+                    tiers = [Tier.MISS] * len(keys)
+                with self._lock:
+                    for key, tier in zip(keys, tiers):  # noqa: B905 - Python 3.9 engines aside, lengths are equal
+                        if verdicts[key].tier is None:
+                            verdicts[key].tier = tier

@@ -1,0 +1,327 @@
+"""The pool as a secondary tier of vLLM's native KV offloading.
+
+vLLM copies blocks between its device and a pinned region of host memory; `PoolTier` moves them between that region and
+the pool, without a copy in Python. One offloaded chunk of vLLM is one block of the pool. Configuration of the engine:
+
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+      "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
+      "cpu_bytes_to_use": 34359738368, "block_size": 256, "offload_prompt_only": false,
+      "secondary_tiers": [{"type": "PoolTier", "module_path": "kvpool.engines.vllm"}]}}'
+
+Further keys of the `secondary_tiers` entry are fields of kvpool.config.ClientConfig (`socket`, `deadlines` ...) and win
+over the environment. No sidecar, or anything going wrong: vLLM computes, as if there were no pool.
+
+The interface is vLLM's `SecondaryTierManager` (vllm/v1/kv_offload/tiering/base.py), which says of itself that it may
+change: see KNOWN_VERSIONS. Everything that needs no vLLM is in kvpool.engines.lookups, jobs and vllm_facts.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kvpool import keys
+from kvpool.client import Client
+from kvpool.engines.jobs import Finished, Jobs
+from kvpool.engines.lookups import LookupTable
+from kvpool.engines.settings import client_config
+from kvpool.engines.vllm_facts import facts_of, find_engine_config
+from kvpool.wire import Tier
+
+KNOWN_VERSIONS = ((0, 32), (0, 33))
+
+try:
+    import vllm
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+    from vllm.v1.kv_offload.base import (
+        Locality,
+        LookupResult,
+        Medium,
+        OffloadingCounterMetadata,
+        RequestOffloadingContext,
+        get_offload_block_hash,
+    )
+    from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+except ImportError as e:
+    raise ImportError(
+        "kvpool.engines.vllm needs the tiered KV offloading of vLLM 0.32 or 0.33, which cannot be imported here "
+        f"({e}); run the engine without the PoolTier in its --kv-transfer-config"
+    ) from e
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["KNOWN_VERSIONS", "PoolTier", "last_stats"]
+
+_log = logging.getLogger("vllm.kvpool")  # under vLLM's own logger, so that the engine's log shows it
+
+_MAX_REQUESTS = 1024
+_SHUTDOWN_S = 2.0
+_TOKENS = "kvpool:loaded_tokens"
+_MISSES = "kvpool:missed_blocks"
+_STORED = "kvpool:stored_bytes"
+
+
+class PoolTier(SecondaryTierManager):  # type: ignore[misc]
+    """Made by vLLM, in the process of its scheduler. Every method is light, and none raises into the engine."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        locality: str | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality(locality) if locality is not None else None
+        self._memory = primary_kv_view.cast("B")
+        self._slot_bytes = self._block_size_bytes
+        self._config = client_config(settings)
+        self._lock = threading.Lock()
+        self._loading: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, keys
+        self._tokens: collections.Counter[str] = collections.Counter()
+        self._requests: collections.OrderedDict[str, collections.Counter[str]] = collections.OrderedDict()
+        self._told: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._failed: list[Any] = []
+        self._several_groups = len(offloading_spec.config.groups) > 1
+        self._tokens_per_block = offloading_spec.tokens_per_block[0] * offloading_spec.blocks_per_chunk
+        self._client: Client | None = None
+        self._jobs = Jobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
+        self._lookups = LookupTable(self._ask, self._lookup_seconds)
+        self._facts: dict[str, Any] = {}
+        if self._supported():
+            try:
+                self._facts = self._read_facts(offloading_spec)
+                self._client = self._connect(self._facts)
+            except Exception:
+                _log.exception("kvpool: the pool is off for this engine")
+        _tiers.add(self)
+
+    # -- vLLM's interface -------------------------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: Any) -> Any:
+        """No wish of its own: vLLM offers new blocks as they are computed."""
+        return RequestOffloadingContext()
+
+    def lookup(self, key: bytes, req_context: Any) -> Any:
+        """HIT, MISS, or RETRY while the question is open, which is never longer than the lookup's deadline."""
+        client = self._client
+        if client is None or not client.reachable:
+            return LookupResult.MISS
+        try:
+            found = self._lookups.lookup(key, req_context.req_id)
+        except Exception:
+            _log.exception("kvpool: lookup failed")
+            return LookupResult.MISS
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Fill slots of the pinned region from the pool, in the background."""
+        names = list(job_metadata.keys)
+        with self._lock:
+            self._loading[job_metadata.job_id] = (job_metadata.req_context.req_id, names)
+        self._submit(job_metadata, names, is_load=True)
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Copy slots of the pinned region to the pool, in the background."""
+        self._submit(job_metadata, list(job_metadata.keys), is_load=False)
+
+    def get_finished_jobs(self) -> Iterable[Any]:
+        """Outcomes since the last call. What failed to load is not offered to any request that is alive."""
+        with self._lock:
+            results, self._failed = self._failed, []
+        return results + [self._result(done) for done in self._jobs.take_finished()]
+
+    def has_pending_work(self) -> bool:
+        """True while a job is under way, so that vLLM keeps asking for outcomes."""
+        return self._jobs.pending > 0
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """Forget what was looked up for it."""
+        self._lookups.finish(req_context.req_id)
+
+    def on_schedule_end(self, context: Any) -> None:
+        """Send the questions of this step."""
+        self._lookups.flush()
+
+    def drain_jobs(self) -> None:
+        """vLLM resets its cache, for instance because its weights have changed: finish, and share no more blocks.
+
+        We are not told why. After new weights the same tokens give other bytes, so from here on this engine uses a
+        name space of its own: it may miss, it can not be wrong. A restart shares again.
+        """
+        self._jobs.drain()
+        old, self._client = self._client, None
+        if old is None:
+            return
+        old.close()
+        _log.warning("kvpool: the engine's cache was reset; from now on it shares no blocks with others")
+        self._facts = {**self._facts, "reset": os.urandom(16).hex()}
+        self._client = self._connect(self._facts)
+
+    def shutdown(self) -> None:
+        """Let stores that are under way finish for two seconds, then let go of everything."""
+        self._lookups.close()
+        self._jobs.drain(_SHUTDOWN_S)
+        if self._client is not None:
+            self._client.close()
+        self._jobs.close()
+        with contextlib.suppress(BufferError):
+            self._memory.release()
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: Any) -> dict[str, Any]:
+        """Counters that vLLM shows at /metrics."""
+        return {
+            _TOKENS: OffloadingCounterMetadata(
+                documentation="Tokens whose KV came from the pool, by the tier that had it.", labelnames=("tier",)
+            ),
+            _MISSES: OffloadingCounterMetadata(
+                documentation="Blocks that the pool did not deliver, by reason.", labelnames=("reason",)
+            ),
+            _STORED: OffloadingCounterMetadata(documentation="Bytes of KV given to the pool.", labelnames=("outcome",)),
+        }
+
+    def get_stats(self) -> Any:
+        """Growth of the counters since the last call, None if there is none."""
+        if self._client is None:
+            return None
+        now = self._client.stats()
+        counters = {(_TOKENS, tier): n for tier, n in self._tokens.items()}
+        counters.update({(_MISSES, reason): n for reason, n in now["misses"].items()})
+        counters.update({(_STORED, outcome): n for outcome, n in now["stored_bytes"].items()})
+        grown = {name: n - self._told[name] for name, n in counters.items() if n > self._told[name]}
+        if not grown:
+            return None
+        stats = OffloadingConnectorStats()
+        for (metric, label), count in grown.items():
+            stats.increase_counter(metric, count, (label,))
+            self._told[metric, label] += count
+        return stats
+
+    # -- our own ----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """For people and demos: tokens by tier, in total and for the last requests, and the client's counters."""
+        with self._lock:
+            return {
+                "connected": self._client is not None and self._client.connected,
+                "fingerprint": self._client.fingerprint.hex() if self._client is not None else "",
+                "tokens": dict(self._tokens),
+                "requests": {request: dict(tokens) for request, tokens in self._requests.items()},
+                "late_lookups": self._lookups.late,
+                "dropped_stores": self._jobs.dropped,
+                "client": self._client.stats() if self._client is not None else {},
+            }
+
+    def _supported(self) -> bool:
+        version = tuple(getattr(vllm, "__version_tuple__", ())[:2])
+        if version in KNOWN_VERSIONS:
+            return True
+        known = " and ".join(".".join(map(str, v)) for v in KNOWN_VERSIONS)
+        _log.error(
+            "kvpool: this client knows the offloading interface of vLLM %s, not of %s: the engine runs without the "
+            "pool. Use a KVPool that knows this vLLM.",
+            known,
+            vllm.__version__,
+        )
+        return False
+
+    def _read_facts(self, spec: Any) -> dict[str, Any]:
+        from vllm.platforms import current_platform
+
+        device = str(current_platform.device_type)
+        return facts_of(spec.config, self._slot_bytes, vllm.__version__, find_engine_config(), device)
+
+    def _connect(self, facts: dict[str, Any]) -> Client:
+        fingerprint = keys.fingerprint(facts)
+        model = os.path.basename(str(self._offloading_spec.config.model.name).rstrip("/"))
+        _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
+        _log.debug("kvpool: facts %s", facts)
+        return Client(
+            self._config, fingerprint=fingerprint, facts={"engine": f"vllm {vllm.__version__}", "model": model}
+        )
+
+    def _lookup_seconds(self) -> float:
+        client = self._client
+        return client.lookup_seconds if client is not None else 0.0
+
+    def _ask(self, names: Sequence[bytes], deadline: float) -> Sequence[Tier]:
+        client = self._client
+        if client is None:
+            return [Tier.MISS] * len(names)
+        # the blocks of one group are asked for from the first on; several groups are mixed, so each must be looked at
+        return client.lookup(self._idents(client, names), deadline, every=self._several_groups)
+
+    def _idents(self, client: Client, names: Sequence[bytes]) -> list[bytes]:
+        # a vLLM key is the block's hash and the number of its cache group
+        return [keys.ident(client.fingerprint, h := get_offload_block_hash(name), name[len(h) :]) for name in names]
+
+    def _submit(self, job: Any, names: list[bytes], *, is_load: bool) -> None:
+        client = self._client
+        if client is None:
+            self._refuse(job, names, is_load=is_load)
+            return
+        try:
+            n = self._slot_bytes
+            slots = [self._memory[int(c) * n : (int(c) + 1) * n] for c in job.chunk_ids]
+            submit = self._jobs.submit_load if is_load else self._jobs.submit_store
+            submit(job.job_id, client, self._idents(client, names), slots)
+        except Exception:
+            _log.exception("kvpool: a job was not started")
+            self._refuse(job, names, is_load=is_load)
+
+    def _refuse(self, job: Any, names: list[bytes], *, is_load: bool) -> None:
+        if is_load:
+            self._lookups.mark_miss(names)
+        with self._lock:
+            self._loading.pop(job.job_id, None)
+            self._failed.append(JobResult(job_id=job.job_id, success=False))
+
+    def _result(self, done: Finished) -> Any:
+        well = all(done.ok)
+        if not done.is_load:
+            return JobResult(done.job, well, transfer_time=done.seconds, transfer_bytes=done.bytes)
+        with self._lock:
+            request, names = self._loading.pop(done.job)
+        loaded = tuple(name for name, ok in zip(names, done.ok, strict=True) if ok)
+        if not well:
+            self._lookups.mark_miss([name for name, ok in zip(names, done.ok, strict=True) if not ok])
+        self._count(request, names, done)
+        return JobResult(
+            done.job,
+            well,
+            successful_keys=None if well else loaded or None,
+            transfer_time=done.seconds,
+            transfer_bytes=done.bytes,
+        )
+
+    def _count(self, request: str, names: Sequence[bytes], done: Finished) -> None:
+        first_group = bytes(4)
+        with self._lock:
+            counts = self._requests.setdefault(request, collections.Counter())
+            for name, ok, tier in zip(names, done.ok, done.tiers, strict=False):
+                if ok and name[-4:] == first_group:  # the groups of one token are counted once
+                    counts[tier.name.lower()] += self._tokens_per_block
+                    self._tokens[tier.name.lower()] += self._tokens_per_block
+            while len(self._requests) > _MAX_REQUESTS:
+                self._requests.popitem(last=False)
+
+
+_tiers: weakref.WeakSet[PoolTier] = weakref.WeakSet()
+
+
+def last_stats() -> list[dict[str, Any]]:
+    """`PoolTier.stats()` of every tier that lives in this process (with vLLM in one process: the engine's)."""
+    return [tier.stats() for tier in _tiers]

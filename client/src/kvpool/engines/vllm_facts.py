@@ -1,0 +1,126 @@
+"""What a vLLM engine's blocks mean: the facts that go into their fingerprint.
+
+Two engines share blocks only if all of these are equal, so a doubt makes the list longer. It imports nothing of vLLM:
+it reads the objects it is given. The fields are those of vLLM 0.32 and 0.33 (vllm/v1/kv_offload/config.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvpool.engines import weights
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["facts_of", "find_engine_config"]
+
+_log = logging.getLogger("kvpool")
+
+_FORMAT = 1  # of what we put into a block
+_CONFIG_NOISE = ("_name_or_path", "transformers_version", "architectures_override")
+
+
+def facts_of(
+    config: Any, block_bytes: int, version: str, engine_config: Any = None, device: str = ""
+) -> dict[str, Any]:
+    """JSON facts from an OffloadingConfig-like `config` and, where known, the engine's whole configuration."""
+    groups = [{"tokens": g.tokens_per_block, "layers": _digest(list(g.layer_names))} for g in config.groups]
+    parallel = config.parallel
+    facts: dict[str, Any] = {
+        "format": _FORMAT,
+        "engine": "vllm",
+        "version": version,
+        "device": device,
+        "block_bytes": block_bytes,
+        "groups": groups,
+        "tokens_per_hash": config.cache.tokens_per_hash,
+        "blocks_per_chunk": config.cache.blocks_per_chunk,
+        "kv_dtype": config.model.dtype,
+        "kv_layout": getattr(config, "kv_cache_layout", None),
+        "canonical_layout": bool(getattr(config, "canonical_layout", False)),
+        "replicated_layout": bool(getattr(config, "replicated_layout", False)),
+        "sizes": {
+            name: getattr(parallel, name, None) for name in ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size")
+        },
+        "hash_seed": os.environ.get("PYTHONHASHSEED", ""),
+    }
+    facts.update(_model_facts(config.model.name, engine_config))
+    return facts
+
+
+def _model_facts(name: str, engine_config: Any) -> dict[str, Any]:
+    model = getattr(engine_config, "model_config", None)
+    cache = getattr(engine_config, "cache_config", None)
+    load = getattr(engine_config, "load_config", None)
+    revision = getattr(model, "revision", None)
+    facts: dict[str, Any] = {
+        "engine_config": "known" if model is not None else "unknown",
+        "model_dtype": str(getattr(model, "dtype", "")),
+        "quantization": str(getattr(model, "quantization", "")),
+        "hash_algorithm": str(getattr(cache, "prefix_caching_hash_algo", "")),
+        "load_format": str(getattr(load, "load_format", "")),
+        "seed": getattr(model, "seed", None) if str(getattr(load, "load_format", "")) == "dummy" else None,
+        "hf_config": _hf_config_digest(getattr(model, "hf_config", None)),
+    }
+    directory = _model_directory(name, revision)
+    found = ""
+    if directory is not None:
+        try:
+            found = weights.digest(directory)
+        except OSError as e:
+            _log.warning("kvpool: the model's files cannot be read (%s); blocks are told apart by its name", e)
+    # where the files are known their digest says it all, and pods may keep them under different paths
+    facts["model"] = {"files": found} if found else {"name": name, "revision": str(revision or "")}
+    return facts
+
+
+def _model_directory(name: str, revision: str | None) -> Path | None:
+    if os.path.isdir(name):
+        return Path(name)
+    try:
+        from huggingface_hub import try_to_load_from_cache  # type: ignore[import-not-found,unused-ignore]
+
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+    except Exception:  # not installed, or not a name of the hub
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _hf_config_digest(hf_config: Any) -> str:
+    """Of the model's configuration after the user's overrides (rope scaling and the like)."""
+    try:
+        values = dict(hf_config.to_dict())
+    except Exception:
+        return ""
+    for noise in _CONFIG_NOISE:
+        values.pop(noise, None)
+    return _digest(values)
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def find_engine_config(depth: int = 30) -> Any:
+    """The VllmConfig of the connector that is being made, None if it cannot be found.
+
+    vLLM gives a tier its offloading configuration only; the rest (overrides of the model's configuration, hash
+    algorithm) is in a local variable of a caller.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(depth):
+        if frame is None:
+            break
+        candidate = frame.f_locals.get("vllm_config")
+        if candidate is not None and hasattr(candidate, "model_config") and hasattr(candidate, "cache_config"):
+            return candidate
+        frame = frame.f_back
+    return None

@@ -1,0 +1,80 @@
+"""A digest of a model's files that is cheap enough to take at every start of an engine.
+
+Two models whose blocks must never be mixed up differ in their configuration or in their weights. Reading all weights
+would take minutes, so a few pages of every tensor are read: training or merging changes a tensor everywhere. File names
+count, paths and times do not, so the same model gives the same digest on every node.
+
+The safetensors format: https://github.com/huggingface/safetensors (8 bytes little-endian length, JSON header, data).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["digest"]
+
+_PAGE = 4096
+_MAX_HEADER = 64 << 20
+_MAX_TENSORS = 20_000
+_SAMPLES = 64  # of a file whose inside is not known
+_WHOLE = 1 << 20  # a smaller file is read whole
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_CONFIGS = (".json", ".py")
+# blocks are named by token numbers: how text becomes tokens does not matter
+_IGNORED = ("tokenizer", "vocab", "added_tokens", "special_tokens", "chat_template", "generation_config")
+
+
+def digest(directory: Path) -> str:
+    """32 hex digits over configuration and weights in `directory`, "" if there is no model. OSError if unreadable."""
+    names = sorted(os.listdir(directory))
+    wanted = [n for n in names if n.endswith(_WEIGHTS) or (n.endswith(_CONFIGS) and not n.startswith(_IGNORED))]
+    if not wanted:
+        return ""
+    total = hashlib.blake2b(digest_size=16)
+    for name in wanted:
+        path = directory / name
+        if not path.is_file():
+            continue
+        part = _file_digest(path)
+        total.update(len(name).to_bytes(4, "little") + name.encode() + part)
+    return total.hexdigest()
+
+
+def _file_digest(path: Path) -> bytes:
+    size = path.stat().st_size
+    out = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
+    with path.open("rb", buffering=0) as file:
+        if size <= _WHOLE:
+            out.update(file.read(_WHOLE))
+            return out.digest()
+        places = _tensor_places(file.fileno(), size) if path.name.endswith(".safetensors") else None
+        for place in places or [size * n // _SAMPLES for n in range(_SAMPLES)] + [size - _PAGE]:
+            out.update(os.pread(file.fileno(), _PAGE, max(0, place)))
+    return out.digest()
+
+
+def _tensor_places(descriptor: int, size: int) -> list[int] | None:
+    """First, middle and last page of each tensor, and of the header; None if the file is not as expected."""
+    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    if not 0 < length <= min(_MAX_HEADER, size - 8):
+        return None
+    try:
+        header = json.loads(os.pread(descriptor, length, 8))
+        spans = sorted(
+            (int(t["data_offsets"][0]), int(t["data_offsets"][1])) for n, t in header.items() if n != "__metadata__"
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    if len(spans) > _MAX_TENSORS or any(not 0 <= a <= b <= size for a, b in spans):
+        return None
+    base = 8 + length
+    places = list(range(0, base, _PAGE))
+    for first, last in spans:
+        places += [base + first, base + (first + last) // 2, base + max(first, last - _PAGE)]
+    return places

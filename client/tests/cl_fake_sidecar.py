@@ -1,0 +1,235 @@
+"""A sidecar that keeps blocks in files of one directory and can be told to misbehave.
+
+A double for faults only: what a well-behaved sidecar does is tested with the real one. Single-threaded per connection;
+every hook is a plain attribute.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import hashlib
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvpool import block, wire
+from kvpool.keys import key as block_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SECRET = b"s" * 32
+TENANT = "tests"
+TAG = b"t" * 16
+
+
+class FakeSidecar:
+    """`faults[op]` may be a callable (connection, head, body) -> True if it has answered in its own way."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "blocks"
+        self.directory.mkdir(exist_ok=True)
+        self.path = str(directory / "kv.sock")
+        self.faults: dict[int, Callable[..., bool]] = {}
+        self.hello: dict[str, Any] = {}
+        self.reports: list[dict[str, Any]] = []
+        self.hellos: list[wire.ClientHello] = []
+        self.requests: list[int] = []
+        self.delay_s = 0.0
+        self.peer_blocks: set[bytes] = set()  # idents that are served as streams
+        self.corrupt_stream: Callable[[bytes], bytes] | None = None
+        self._connections: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._listener: socket.socket | None = None
+
+    def start(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self._stop = False
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self.path)
+        self._listener.listen(64)
+        self._spawn(self._accept)
+
+    def stop(self) -> None:
+        self._stop = True
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(5)
+        self._threads.clear()
+        self._connections.clear()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def file_of(self, ident: bytes) -> Path:
+        return self.directory / block_key(SECRET, TENANT, ident).hex()
+
+    def plant(self, ident: bytes, fingerprint: bytes, payload: bytes, **changes: Any) -> Path:
+        """Put a block there without a client; `changes` are header fields that lie."""
+        fields = {
+            "key": block_key(SECRET, TENANT, ident),
+            "ident": ident,
+            "fingerprint": fingerprint,
+            "tenant_tag": TAG,
+            "payload_len": len(payload),
+            "payload_sum": block.checksum(payload),
+            "created_ms": 1,
+        }
+        path = self.file_of(ident)
+        path.write_bytes(block.encode_header(block.BlockHeader(**{**fields, **changes})) + payload)
+        return path
+
+    def _spawn(self, target: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        listener = self._listener
+        assert listener is not None
+        while not self._stop:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            self._connections.append(connection)
+            self._spawn(self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        state: dict[str, Any] = {"tokens": {}, "streams": {}}
+        try:
+            while not self._stop:
+                packet = connection.recv(wire.MAX_PACKET)
+                if not packet:
+                    break
+                head, body = wire.unpack(packet)
+                self.requests.append(head.op)
+                if self.delay_s:
+                    time.sleep(self.delay_s)
+                fault = self.faults.get(head.op)
+                if fault is not None and fault(connection, head, body):
+                    continue
+                self._answer(connection, head, bytes(body), state)
+        except OSError:
+            pass
+        finally:
+            for descriptor, _, _ in state["tokens"].values():
+                os.close(descriptor)
+            for stream in state["streams"].values():
+                stream.close()
+            connection.close()
+
+    def send(
+        self, connection: socket.socket, head: wire.Head, body: bytes, count: int, fds: list[int] | None = None
+    ) -> None:
+        packet = wire.pack(head.op | wire.REPLY, body, count=count, request=head.request)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        connection.sendmsg([packet], rights)
+        for descriptor in fds or []:
+            os.close(descriptor)
+
+    def _answer(self, connection: socket.socket, head: wire.Head, body: bytes, state: dict[str, Any]) -> None:
+        op = head.op
+        if op == wire.Op.HELLO:
+            self.hellos.append(wire.ClientHello.unpack(body))
+            fields = {"tenant_tag": TAG, "max_block_bytes": 1 << 30, "pool": "ns/p", "node": "n", **self.hello}
+            self.send(connection, head, wire.ServerHello(**fields).pack(), 0)
+        elif op == wire.Op.LOOKUP:
+            idents = wire.split_idents(memoryview(body)[4:], head.items, wire.MAX_LOOKUP)
+            self.send(connection, head, bytes(self._tiers(idents, bool(head.flags & wire.Flag.EVERY))), len(idents))
+        elif op == wire.Op.OPEN:
+            self._open(connection, head, body, state)
+        elif op == wire.Op.BEGIN:
+            self._begin(connection, head, body, state)
+        elif op == wire.Op.COMMIT:
+            self._commit(connection, head, body, state)
+        elif op == wire.Op.REPORT:
+            self.reports.append(wire.unpack_json(body))
+            self.send(connection, head, b"", 0)
+
+    def _tiers(self, idents: list[bytes], every: bool) -> list[int]:
+        tiers: list[int] = []
+        for ident in idents:
+            tier = wire.Tier.PEER if ident in self.peer_blocks else wire.Tier.LOCAL
+            tiers.append(tier if self.file_of(ident).exists() else 0)
+            if not tiers[-1] and not every:
+                break
+        return tiers + [0] * (len(idents) - len(tiers))
+
+    def _open(self, connection: socket.socket, head: wire.Head, body: bytes, state: dict[str, Any]) -> None:
+        idents = wire.split_idents(memoryview(body)[4:], head.items, wire.MAX_BATCH)
+        out, files, streams, to_send = b"", [], [], []
+        for ident in idents:
+            path = self.file_of(ident)
+            key = block_key(SECRET, TENANT, ident)
+            if not path.exists():
+                out += wire.OPEN_REPLY.pack(wire.OpenStatus.MISS, 0, 0, 0, 0, key)
+                continue
+            length = path.stat().st_size - block.HEADER_BYTES
+            if ident not in self.peer_blocks:
+                files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                out += wire.OPEN_REPLY.pack(wire.OpenStatus.FILE, wire.Tier.LOCAL, 0, 0, length, key)
+                continue
+            status = wire.OpenStatus.STREAM
+            if 1 not in state["streams"]:
+                ours, theirs = socket.socketpair()
+                state["streams"][1] = ours
+                streams.append(os.dup(theirs.fileno()))
+                theirs.close()
+                status = wire.OpenStatus.STREAM_NEW_CONN
+            out += wire.OPEN_REPLY.pack(status, wire.Tier.PEER, 1, 0, length, key)
+            to_send.append(path.read_bytes())
+        self.send(connection, head, out, len(idents), files + streams)
+        if to_send:
+            self._spawn(self._send_stream, state["streams"][1], to_send)
+
+    def _send_stream(self, stream: socket.socket, blocks: list[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            for data in blocks:
+                answer = wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, len(data)) + data
+                stream.sendall(self.corrupt_stream(answer) if self.corrupt_stream else answer)
+
+    def _begin(self, connection: socket.socket, head: wire.Head, body: bytes, state: dict[str, Any]) -> None:
+        out, files = b"", []
+        for n in range(head.items):
+            ident, length = wire.BEGIN_REQUEST.unpack_from(body, n * wire.BEGIN_REQUEST.size)
+            key = block_key(SECRET, TENANT, ident)
+            if self.file_of(ident).exists():
+                out += wire.BEGIN_REPLY.pack(wire.BeginStatus.HAVE, 0, key)
+                continue
+            token = len(state["tokens"]) + 1
+            descriptor = os.open(self.directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            os.ftruncate(descriptor, length + block.HEADER_BYTES)
+            state["tokens"][token] = (descriptor, ident, length)
+            files.append(os.dup(descriptor))
+            out += wire.BEGIN_REPLY.pack(wire.BeginStatus.WRITE, token, key)
+        self.send(connection, head, out, head.items, files)
+
+    def _commit(self, connection: socket.socket, head: wire.Head, body: bytes, state: dict[str, Any]) -> None:
+        out = []
+        for n in range(head.items):
+            token = int.from_bytes(body[4 * n : 4 * n + 4], "little")
+            descriptor, ident, length = state["tokens"].pop(token)
+            data = os.pread(descriptor, length + block.HEADER_BYTES, 0)
+            os.close(descriptor)
+            header = block.decode_header(data[: block.HEADER_BYTES])
+            good = header.ident == ident and header.payload_sum == block.checksum(data[block.HEADER_BYTES :])
+            if good:
+                self.file_of(ident).write_bytes(data)
+            out.append(wire.CommitStatus.STORED if good else wire.CommitStatus.REJECTED)
+        self.send(connection, head, bytes(out), len(out))
+
+
+def ident_of(name: str) -> bytes:
+    """Some 32 bytes."""
+    return hashlib.sha256(name.encode()).digest()
