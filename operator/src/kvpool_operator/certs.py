@@ -1,0 +1,238 @@
+"""The webhook's certificates: an authority of our own, rotated with overlap, and short-lived leaves.
+
+Pure: every function takes the time. The authority lives in one Secret that all replicas share; a leaf lives in the
+memory of its replica and is never written. The shape follows cert-manager's dynamic authority: authority one year, leaf
+seven days, both renewed at two thirds of their life.
+
+Rotation: a new authority is published beside the old one (the webhook configuration trusts both), signs only after
+`settle`, when every API server has seen it, and the old one is trusted until it expires.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+__all__ = [
+    "Authorities",
+    "Authority",
+    "CertPolicy",
+    "Leaf",
+    "issue_leaf",
+    "leaf_due",
+    "new_authority",
+    "next_authorities",
+    "utc_now",
+]
+
+_CA_CERT: Final = "ca.crt"
+_CA_KEY: Final = "ca.key"
+_OLD_CERT: Final = "previous.crt"
+_OLD_KEY: Final = "previous.key"
+
+
+@dataclass(frozen=True)
+class CertPolicy:
+    """Lives and margins."""
+
+    ca_life: timedelta = timedelta(days=365)
+    leaf_life: timedelta = timedelta(days=7)
+    settle: timedelta = timedelta(minutes=10)
+    """A new authority is trusted for so long before it signs."""
+    skew: timedelta = timedelta(minutes=5)
+    """Certificates are valid so long before they were made: clocks differ."""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """One CA certificate with its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The certificate as PEM."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        """The private key as unencrypted PKCS 8 PEM."""
+        return _key_pem(self.key)
+
+    @property
+    def expires(self) -> datetime:
+        """End of the certificate's life, UTC."""
+        return self.certificate.not_valid_after_utc
+
+
+@dataclass(frozen=True)
+class Authorities:
+    """The authority in use and, while it overlaps, the one before it. This is what the Secret holds."""
+
+    current: Authority
+    previous: Authority | None = None
+
+    def bundle(self, now: datetime) -> bytes:
+        """PEM of all that is to be trusted: the caBundle of the webhook configuration."""
+        return b"".join(a.certificate_pem for a in (self.current, self.previous) if a and a.expires > now)
+
+    def signer(self, now: datetime, policy: CertPolicy) -> Authority:
+        """The authority that signs now: the new one once it has settled, or when the old one can no longer."""
+        old = self.previous
+        made = self.current.certificate.not_valid_before_utc + policy.skew
+        if old and old.expires > now + policy.settle and now < made + policy.settle:
+            return old
+        return self.current
+
+    def to_secret(self) -> dict[str, bytes]:
+        """Data of the Secret."""
+        data = {_CA_CERT: self.current.certificate_pem, _CA_KEY: self.current.key_pem}
+        if self.previous:
+            data |= {_OLD_CERT: self.previous.certificate_pem, _OLD_KEY: self.previous.key_pem}
+        return data
+
+    @classmethod
+    def from_secret(cls, data: dict[str, bytes]) -> Authorities | None:
+        """Data of the Secret; None when there is none, or none that can be used."""
+        current = _authority(data.get(_CA_CERT), data.get(_CA_KEY))
+        return cls(current, _authority(data.get(_OLD_CERT), data.get(_OLD_KEY))) if current else None
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A server certificate and its key, both PEM, and who signed it."""
+
+    certificate_pem: bytes
+    key_pem: bytes
+    not_before: datetime
+    expires: datetime
+    issuer: Authority
+
+
+def new_authority(name: str, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy) -> Authority:
+    """A self-signed authority that can vouch for `dns_names` and nothing else (a critical name constraint)."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - policy.skew)
+        .not_valid_after(now + policy.ca_life)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(sign_certificates=True), critical=True)
+        .add_extension(
+            x509.NameConstraints(permitted_subtrees=[x509.DNSName(d) for d in dns_names], excluded_subtrees=None),
+            critical=True,
+        )
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Authority(certificate, key)
+
+
+def next_authorities(
+    stored: Authorities | None, name: str, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy
+) -> Authorities:
+    """What the Secret should hold now; `stored` itself when nothing is to be done."""
+    if stored is None or stored.current.expires <= now:
+        return Authorities(new_authority(name, dns_names, now, policy))
+    life = stored.current.certificate
+    if now >= _renewal(life.not_valid_before_utc + policy.skew, life.not_valid_after_utc):
+        return Authorities(new_authority(name, dns_names, now, policy), previous=stored.current)
+    if stored.previous and stored.previous.expires <= now:
+        return Authorities(stored.current)
+    return stored
+
+
+def issue_leaf(signer: Authority, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy) -> Leaf:
+    """A server certificate for `dns_names`; it never outlives its signer."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    not_before, expires = now - policy.skew, min(now + policy.leaf_life, signer.expires)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, dns_names[0][:64])]))
+        .issuer_name(signer.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(not_before)
+        .not_valid_after(expires)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(d) for d in dns_names]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(sign_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.certificate.public_key()),  # type: ignore[arg-type]
+            critical=False,
+        )
+        .sign(signer.key, hashes.SHA256())
+    )
+    return Leaf(
+        certificate.public_bytes(serialization.Encoding.PEM),
+        _key_pem(key),
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
+        signer,
+    )
+
+
+def leaf_due(leaf: Leaf | None, signer: Authority, now: datetime, policy: CertPolicy) -> bool:
+    """Whether a new leaf is needed: none yet, another signer, or two thirds of its life are over."""
+    if leaf is None or leaf.issuer.certificate != signer.certificate:
+        return True
+    return now >= _renewal(leaf.not_before + policy.skew, leaf.expires)
+
+
+def _renewal(start: datetime, end: datetime) -> datetime:
+    return start + (end - start) * 2 / 3
+
+
+def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _authority(certificate_pem: bytes | None, key_pem: bytes | None) -> Authority | None:
+    """None for what is missing, damaged, of another kind, or does not belong together."""
+    if not certificate_pem or not key_pem:
+        return None
+    try:
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
+        key = serialization.load_pem_private_key(key_pem, password=None)
+        certificate.verify_directly_issued_by(certificate)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        return None
+    return Authority(certificate, key)
+
+
+def utc_now() -> datetime:
+    """The clock that everything here is given."""
+    return datetime.now(UTC)

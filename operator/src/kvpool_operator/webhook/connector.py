@@ -1,0 +1,49 @@
+"""What an injected engine and its client are told: pure functions of a pool and a pod's wishes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any, Final
+
+from kvpool.config import ClientConfig, Deadlines
+
+__all__ = ["client_config", "compact", "literal", "vllm_connector"]
+
+MODULE: Final = "kvpool.engines.vllm"
+CLASS: Final = "PoolTier"
+
+
+def vllm_connector(*, block_tokens: int, host_memory_bytes: int) -> dict[str, Any]:
+    """The value of vLLM's --kv-transfer-config (docs/design/contracts.md, Engine).
+
+    `recompute`: a block that cannot be loaded costs its prefill, never the request. `offload_prompt_only` false:
+    generated tokens are stored too, so that the next turn of a conversation finds them.
+    """
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": host_memory_bytes,
+            "block_size": block_tokens,
+            "offload_prompt_only": False,
+            "secondary_tiers": [{"type": CLASS, "module_path": MODULE}],
+        },
+    }
+
+
+def client_config(pool: str, deadlines: Deadlines) -> str:
+    """The value of KVPOOL_CLIENT_CONFIG as one line of JSON."""
+    return compact(asdict(ClientConfig(pool=pool, deadlines=deadlines)))
+
+
+def compact(value: Any) -> str:
+    """Stable JSON in one line."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+
+
+def literal(text: str) -> str:
+    """Kubernetes expands $(NAME) in args and environment values; $$( stands for a literal $(."""
+    return text.replace("$(", "$$(")

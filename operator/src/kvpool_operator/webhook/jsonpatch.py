@@ -1,0 +1,43 @@
+"""The JSON patch (RFC 6902) between two documents: only what differs, and nothing when nothing does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["diff"]
+
+
+def diff(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
+    """Operations that turn `before` into `after`. Lists are compared by position: what we add stands at their end."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return _objects(before, after, path)
+    if isinstance(before, list) and isinstance(after, list):
+        return _lists(before, after, path)
+    # True == 1 in Python, not in JSON
+    if type(before) is type(after) and before == after:
+        return []
+    return [{"op": "replace", "path": path, "value": after}]
+
+
+def _objects(before: dict[str, Any], after: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    ops: list[dict[str, Any]] = [{"op": "remove", "path": _at(path, n)} for n in before if n not in after]
+    for name, value in after.items():
+        if name in before:
+            ops += diff(before[name], value, _at(path, name))
+        else:
+            ops.append({"op": "add", "path": _at(path, name), "value": value})
+    return ops
+
+
+def _lists(before: list[Any], after: list[Any], path: str) -> list[dict[str, Any]]:
+    ops: list[dict[str, Any]] = []
+    shared = min(len(before), len(after))
+    for i in range(shared):
+        ops += diff(before[i], after[i], _at(path, str(i)))
+    ops += [{"op": "remove", "path": _at(path, str(i))} for i in reversed(range(shared, len(before)))]
+    ops += [{"op": "add", "path": _at(path, "-"), "value": value} for value in after[shared:]]
+    return ops
+
+
+def _at(path: str, name: str) -> str:
+    return f"{path}/{name.replace('~', '~0').replace('/', '~1')}"

@@ -1,0 +1,118 @@
+"""AdmissionReview in, AdmissionReview out (admission.k8s.io/v1). Always allowed: a cache must not stop pods."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvpool_operator.webhook import jsonpatch
+from kvpool_operator.webhook.connector import client_config
+from kvpool_operator.webhook.inject import Injection, inject, mark_skipped
+from kvpool_operator.webhook.pools import PoolView
+from kvpool_operator.webhook.reasons import Skip, SkipReason
+from kvpool_operator.webhook.wishes import Wishes, opted_in, read_wishes
+
+__all__ = ["Answer", "Installation", "Resolver", "answer"]
+
+log = logging.getLogger(__name__)
+
+Resolver = Callable[[Wishes, str], Awaitable[PoolView]]
+WARNING_LENGTH: Final = 250  # the API server cuts each warning at 256
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What this installation brings into pods."""
+
+    sidecar_image: str
+    image_pull_policy: str = "IfNotPresent"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The response object and the one word for it in metrics: injected, unchanged, ignored or a SkipReason."""
+
+    review: dict[str, Any]
+    outcome: str
+
+
+async def answer(review: Any, resolve: Resolver, installation: Installation, *, timeout_s: float) -> Answer:
+    """Decide on one review within `timeout_s`. ValueError when it is no AdmissionReview that can be answered."""
+    request = review.get("request") if isinstance(review, dict) else None
+    if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
+        raise ValueError("request.uid is missing")  # noqa: TRY004  a malformed document, whatever its types
+    pod = request.get("object")
+    if not _is_new_pod(request) or not isinstance(pod, dict) or not opted_in(pod):
+        return _respond(request, "ignored", pod, pod, [])
+    namespace = str(request.get("namespace") or "")
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _inject(request, pod, namespace, resolve, installation)
+    except Skip as decided:
+        return _skip(request, pod, decided)
+    except TimeoutError:
+        log.warning("namespace=%s: no decision within %.1f s; the pod is admitted as it is", namespace, timeout_s)
+        return _skip(request, pod, Skip(SkipReason.NOT_READY, "the pools could not be read in time; re-create the pod"))
+    except Exception:
+        log.exception("namespace=%s: injection failed; the pod is admitted as it is", namespace)
+        return _skip(request, pod, Skip(SkipReason.INTERNAL_ERROR, "see the log of the kvpool webhook"))
+
+
+async def _inject(
+    request: dict[str, Any], pod: dict[str, Any], namespace: str, resolve: Resolver, installation: Installation
+) -> Answer:
+    wishes = read_wishes(pod)
+    pool = await resolve(wishes, namespace)
+    injected = inject(
+        pod,
+        wishes,
+        Injection(
+            pool=pool.key,
+            block_tokens=pool.block_tokens,
+            host_memory_bytes=pool.host_memory_bytes,
+            client_config=client_config(pool.key, pool.deadlines),
+            sidecar_image=installation.sidecar_image,
+            image_pull_policy=installation.image_pull_policy,
+        ),
+    )
+    warnings = injected.warnings
+    if not pool.ready:
+        warnings = [*warnings, f"pool {pool.key} is not Ready yet; the engine starts and finds nothing until it is"]
+    return _respond(request, "injected", pod, injected.pod, warnings)
+
+
+def _skip(request: dict[str, Any], pod: dict[str, Any], skip: Skip) -> Answer:
+    try:
+        marked = mark_skipped(pod, skip)
+    except Exception:  # a pod of a shape that cannot even be annotated
+        log.exception("the reason %s cannot be written on the pod", skip.reason)
+        marked = pod
+    return _respond(request, skip.reason.value, pod, marked, [f"not injected: {skip}"])
+
+
+def _is_new_pod(request: dict[str, Any]) -> bool:
+    kind = request.get("kind") or {}
+    return (
+        request.get("operation") == "CREATE"
+        and (kind.get("group") or "") == ""
+        and kind.get("kind") == "Pod"
+        and not request.get("subResource")
+    )
+
+
+def _respond(request: dict[str, Any], outcome: str, before: Any, after: Any, warnings: list[str]) -> Answer:
+    response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
+    patch = jsonpatch.diff(before, after)
+    if patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(json.dumps(patch, separators=(",", ":")).encode()).decode()
+    elif outcome == "injected":
+        outcome = "unchanged"
+    if warnings:
+        response["warnings"] = [f"kvpool: {w}"[:WARNING_LENGTH] for w in warnings]
+    return Answer({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}, outcome)

@@ -1,0 +1,153 @@
+"""The webhook's process: HTTPS for the API server, plain HTTP for probes and metrics, both on the pod's own address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from kvpool_operator.webhook.cluster import open_cluster
+from kvpool_operator.webhook.metrics import WebhookMetrics
+from kvpool_operator.webhook.pools import PoolCache, PoolReader
+from kvpool_operator.webhook.review import Installation, answer
+from kvpool_operator.webhook.settings import read_settings
+from kvpool_operator.webhook.tls import CertKeeper, Names, TrustStore, server_context
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from kvpool_operator.webhook.settings import WebhookSettings
+
+__all__ = ["WebhookServer", "main", "serve"]
+
+log = logging.getLogger(__name__)
+
+MAX_BODY: Final = 8 * 2**20
+"""Bytes of one review. An object of the API is at most 3 MiB on its way in, and a review carries it at most twice."""
+DECIDE_S: Final = 1.5
+"""The API server waits 3 s (the chart's timeoutSeconds); an answer that says why is better than its timeout."""
+BODY_S: Final = 2.0
+"""Longest wait for a request's body."""
+
+
+class WebhookServer:
+    """Routes, limits and counts around `review.answer`."""
+
+    def __init__(self, pools: PoolCache, certs: CertKeeper, installation: Installation) -> None:
+        self.draining = False
+        """Set before the end, so that the Service stops sending while requests are still answered."""
+        self._pools = pools
+        self._certs = certs
+        self._installation = installation
+        self.metrics = WebhookMetrics()
+
+    def admission_app(self) -> web.Application:
+        """HTTPS: /inject."""
+        app = web.Application(client_max_size=MAX_BODY)
+        app.router.add_post("/inject", self._inject)
+        app.router.add_get("/readyz", self._readyz)
+        return app
+
+    def admin_app(self) -> web.Application:
+        """Plain HTTP: /healthz, /readyz, /metrics."""
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        return app
+
+    async def _inject(self, request: web.Request) -> web.Response:
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await request.read()
+            reply = await answer(json.loads(body), self._pools.resolve, self._installation, timeout_s=DECIDE_S)
+        except TimeoutError:
+            self.metrics.reviews.labels("bad-request").inc()
+            raise web.HTTPRequestTimeout from None
+        except (ValueError, RecursionError) as e:
+            # nothing that could be answered: the API server admits the pod by failurePolicy
+            self.metrics.reviews.labels("bad-request").inc()
+            raise web.HTTPBadRequest(text=f"not an AdmissionReview: {type(e).__name__}") from None
+        self.metrics.reviews.labels(reply.outcome).inc()
+        self.metrics.seconds.observe(time.perf_counter() - started)
+        return web.json_response(reply.review)
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        missing = [
+            what
+            for what, there in (
+                ("certificate", self._certs.ready),
+                ("pools", self._pools.synced),
+                ("the end of this process", not self.draining),
+            )
+            if not there
+        ]
+        if missing:
+            return web.Response(status=503, text=f"waiting for: {', '.join(missing)}\n")
+        return web.Response(text="ok\n")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        m = self.metrics
+        m.pools.set(len(self._pools))
+        m.view_age.set(self._pools.age_s)
+        m.certificate_expires.set(self._certs.expires.timestamp() if self._certs.expires else 0)
+        return web.Response(body=generate_latest(m.registry), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+@contextlib.asynccontextmanager
+async def serve(settings: WebhookSettings, reader: PoolReader, store: TrustStore) -> AsyncIterator[WebhookServer]:
+    """Listen, keep the view and the certificates fresh, and stop all of it on the way out."""
+    context = server_context()
+    pools = PoolCache(reader)
+    certs = CertKeeper(store, context, Names(f"kvpool-webhook-ca.{settings.namespace}", (settings.dns_name,)))
+    server = WebhookServer(pools, certs, Installation(settings.sidecar_image, settings.sidecar_pull_policy))
+    async with contextlib.AsyncExitStack() as stack:
+        tasks = [asyncio.create_task(certs.run(), name="certs"), asyncio.create_task(pools.run(), name="pools")]
+        stack.push_async_callback(_cancel, tasks)
+        for app, port, tls in (
+            (server.admission_app(), settings.port, context),
+            (server.admin_app(), settings.admin_port, None),
+        ):
+            runner = web.AppRunner(app, access_log=None, keepalive_timeout=75, shutdown_timeout=5)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, settings.address, port, ssl_context=tls, backlog=512).start()
+        yield server
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(settings: WebhookSettings) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with open_cluster(settings) as cluster, serve(settings, cluster, cluster) as server:
+        log.info("listening on %s, ports %d and %d", settings.address, settings.port, settings.admin_port)
+        await stop.wait()
+        server.draining = True
+        await asyncio.sleep(settings.drain_s)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`kvpool-operator webhook`: runs until SIGTERM or SIGINT."""
+    settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(_run(settings))
+    return 0

@@ -1,0 +1,66 @@
+"""JSON patch and JSON merge patch, checked against other implementations and the RFC's own table."""
+
+import copy
+
+import jsonpatch as reference
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvpool_operator.webhook.jsonpatch import diff
+from kvpool_operator.webhook.mergepatch import merge_patch
+
+_LEAF = st.none() | st.booleans() | st.integers(-3, 3) | st.text(alphabet="ab~/0", max_size=3)
+_JSON = st.recursive(
+    _LEAF, lambda c: st.lists(c, max_size=4) | st.dictionaries(st.text("ab~/", max_size=2), c, max_size=4), max_leaves=12
+)
+
+
+@given(_JSON, _JSON)
+def test_the_patch_leads_from_one_to_the_other(before, after):
+    kept = copy.deepcopy(before)
+    patch = diff({"x": before}, {"x": after})
+    made = reference.apply_patch({"x": before}, copy.deepcopy(patch))
+    # 1 == True in Python: compare what goes over the wire
+    assert repr(made) == repr({"x": after}) or _canonical(made) == _canonical({"x": after})
+    assert before == kept
+
+
+def _canonical(value):
+    import json
+
+    return json.dumps(value, sort_keys=True)
+
+
+@given(_JSON)
+def test_equal_documents_need_no_patch(value):
+    assert diff(value, copy.deepcopy(value)) == []
+
+
+def test_appending_touches_nothing_else():
+    assert diff({"a": [1, {"b": 2}]}, {"a": [1, {"b": 2}, 3]}) == [{"op": "add", "path": "/a/-", "value": 3}]
+
+
+@pytest.mark.parametrize(
+    ("target", "patch", "merged"),
+    [  # the examples of RFC 7386, appendix A
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b"}, {"a": None}, {}),
+        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+        (["a", "b"], ["c", "d"], ["c", "d"]),
+        ({"a": "b"}, ["c"], ["c"]),
+        ({"a": "foo"}, None, None),
+        ({"a": "foo"}, "bar", "bar"),
+        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+        ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ],
+)
+def test_merge_patch_of_the_rfc(target, patch, merged):
+    before = copy.deepcopy(target)
+    assert merge_patch(target, patch) == merged
+    assert target == before
