@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import dataclasses
 import hashlib
 import os
 import socket
@@ -74,7 +75,7 @@ class FakeSidecar:
     def file_of(self, ident: bytes) -> Path:
         return self.directory / block_key(SECRET, TENANT, ident).hex()
 
-    def plant(self, ident: bytes, fingerprint: bytes, payload: bytes, **changes: Any) -> Path:
+    def plant(self, ident: bytes, fingerprint: bytes, payload: bytes, /, **changes: Any) -> Path:
         """Put a block there without a client; `changes` are header fields that lie."""
         fields = {
             "key": block_key(SECRET, TENANT, ident),
@@ -223,7 +224,11 @@ class FakeSidecar:
             data = os.pread(descriptor, length + block.HEADER_BYTES, 0)
             os.close(descriptor)
             header = block.decode_header(data[: block.HEADER_BYTES])
-            good = header.ident == ident and header.payload_sum == block.checksum(data[block.HEADER_BYTES :])
+            found = block.checksum(data[block.HEADER_BYTES :])
+            if head.flags & wire.Flag.VERIFY:
+                header = dataclasses.replace(header, payload_sum=found)
+                data = block.encode_header(header) + data[block.HEADER_BYTES :]
+            good = header.ident == ident and header.payload_sum == found
             if good:
                 self.file_of(ident).write_bytes(data)
             out.append(wire.CommitStatus.STORED if good else wire.CommitStatus.REJECTED)

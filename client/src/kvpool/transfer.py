@@ -199,7 +199,9 @@ def _refuse_if_closed(batch: Batch) -> None:
         raise DeadlineExceededError("the load was given up")
 
 
-def read_file(load: Load, batch: Batch, expect: Expectation, may_block: bool) -> bool:
+def read_file(
+    load: Load, batch: Batch, expect: Expectation, may_block: bool, preadv: Callable[..., int] = os.preadv
+) -> bool:
     """Read the block from `load.descriptor` and verify it; False if the rest is not in memory and `may_block` is off.
 
     Raises CorruptBlockError, DeadlineExceededError (the batch was closed) and OSError. After True, and only then, the
@@ -209,11 +211,11 @@ def read_file(load: Load, batch: Batch, expect: Expectation, may_block: bool) ->
     if load.sum is None and expect.verify:
         load.sum = block.running_checksum()
     while load.offset < total:
-        count = _read_cached(load, batch)
+        count = _read_cached(load, batch, preadv)
         if count is None:
             if not may_block:
                 return False
-            count = _read_through_bounce(load, batch, total)
+            count = _read_through_bounce(load, batch, total, preadv)
         if count == 0:
             raise CorruptBlockError("block file is too short", key=load.key.hex())
         _advance(load, count)
@@ -221,7 +223,7 @@ def read_file(load: Load, batch: Batch, expect: Expectation, may_block: bool) ->
     return True
 
 
-def _read_cached(load: Load, batch: Batch) -> int | None:
+def _read_cached(load: Load, batch: Batch, preadv: Callable[..., int]) -> int | None:
     """Copy what the page cache holds; None if it holds nothing here or the file system cannot tell."""
     if not _NOWAIT:
         return None
@@ -229,7 +231,7 @@ def _read_cached(load: Load, batch: Batch) -> int | None:
     with load.gate:
         _refuse_if_closed(batch)
         try:
-            return os.preadv(load.descriptor, views, load.offset, _NOWAIT)
+            return preadv(load.descriptor, views, load.offset, _NOWAIT)
         except BlockingIOError:
             return None
         except OSError as e:
@@ -238,13 +240,13 @@ def _read_cached(load: Load, batch: Batch) -> int | None:
             raise
 
 
-def _read_through_bounce(load: Load, batch: Batch, total: int) -> int:
+def _read_through_bounce(load: Load, batch: Batch, total: int, preadv: Callable[..., int]) -> int:
     bounce = _bounce()
     if load.offset <= PIECE_BYTES:
         with contextlib.suppress(OSError):
             os.posix_fadvise(load.descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     want = min(PIECE_BYTES, total - load.offset)
-    count = os.preadv(load.descriptor, [bounce[:want]], load.offset)  # may hang for as long as the drive does
+    count = preadv(load.descriptor, [bounce[:want]], load.offset)  # may hang for as long as the drive does
     with load.gate:
         _refuse_if_closed(batch)
         done = 0

@@ -65,3 +65,4 @@ class Workers:
                 work()
             except Exception:
                 _log.exception("kvpool: a worker failed")
+            work = None  # it holds views of the engine's memory, which must not outlive the job

@@ -1,0 +1,398 @@
+"""The client against a sidecar that misbehaves: the deadline holds, every failure is a miss with a reason, and no bytes
+reach the engine that are not those of the block it asked for. What a good sidecar does: test_cl_sidecar.py."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from cl_fake_sidecar import FakeSidecar, ident_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvpool import wire
+from kvpool.client import Client
+from kvpool.config import ClientConfig, Deadlines
+from kvpool.errors import ConfigError
+from kvpool.stats import Reason
+from kvpool.wire import Op, Tier
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+FP = b"f" * 32
+SIZE = 64 * 1024
+FAST = Deadlines(lookup_ms=50, load_min_ms=300, store_ms=2000, breaker_failures=3, breaker_cooldown_ms=200)
+
+
+def config(fake: FakeSidecar, **changes: Any) -> ClientConfig:
+    return ClientConfig(**{"socket": fake.path, "connect_retry_ms": 50, "deadlines": FAST, **changes})
+
+
+@pytest.fixture
+def client(fake: FakeSidecar) -> Iterator[Client]:
+    client = Client(config(fake), fingerprint=FP, facts={"engine": "test 1", "model": "m"})
+    assert client.wait_connected(5)
+    yield client
+    client.close()
+
+
+def idents(n: int) -> list[bytes]:
+    return [ident_of(f"block {i}") for i in range(n)]
+
+
+def payload(i: int, size: int = SIZE) -> bytes:
+    return bytes([i % 251]) * size
+
+
+def plant(fake: FakeSidecar, n: int, size: int = SIZE) -> list[bytes]:
+    names = idents(n)
+    for i, ident in enumerate(names):
+        fake.plant(ident, FP, payload(i, size))
+    return names
+
+
+def buffers(n: int, size: int = SIZE) -> list[bytearray]:
+    return [bytearray(size) for _ in range(n)]
+
+
+def until(condition: Any, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_store_lookup_load(fake: FakeSidecar, client: Client) -> None:
+    names = idents(150)
+    stored = client.put_from(names, [payload(i) for i in range(150)])
+    assert all(r.ok and r.stored and r.bytes == SIZE for r in stored)
+    assert all(r.ok and not r.stored for r in client.put_from(names[:3], [payload(i) for i in range(3)]))
+    assert client.lookup([*names, ident_of("other"), *names[:1]]) == [Tier.LOCAL] * 150 + [Tier.MISS] * 2
+    assert client.lookup([ident_of("other"), *names[:1]], every=True) == [Tier.MISS, Tier.LOCAL]
+    out = buffers(150)
+    assert {(r.ok, r.tier, r.reason) for r in client.get_into(names, out)} == {(True, Tier.LOCAL, "")}
+    assert [bytes(b) for b in out] == [payload(i) for i in range(150)]
+    assert client.stats()["hits"] == {"local": 150}
+    assert client.stats()["stored_bytes"] == {"stored": 150 * SIZE}
+    assert fake.hellos[0] == wire.ClientHello(FP, "test 1", "m")
+
+
+def test_blocks_of_peers_come_by_stream_and_mix_with_files(fake: FakeSidecar, client: Client) -> None:
+    names = plant(fake, 130)
+    fake.peer_blocks = set(names[::3])
+    out = buffers(130)
+    results = client.get_into(names, out, time.monotonic() + 5)
+    assert [r.ok for r in results] == [True] * 130
+    assert [r.tier for r in results] == [Tier.LOCAL if i % 3 else Tier.PEER for i in range(130)]
+    assert [bytes(b) for b in out] == [payload(i) for i in range(130)]
+
+
+def test_a_partial_hit_loads_what_is_there(fake: FakeSidecar, client: Client) -> None:
+    names = plant(fake, 4)
+    fake.file_of(names[1]).unlink()
+    results = client.get_into(names, buffers(4))
+    assert [r.reason for r in results] == ["", Reason.ABSENT, "", ""]
+
+
+@pytest.mark.parametrize("wrong", ["read-only", "length", "strided", "other count", "not a buffer"])
+def test_buffers_that_do_not_fit_are_misses(fake: FakeSidecar, client: Client, wrong: str) -> None:
+    names = plant(fake, 2)
+    bad: Any = {
+        "read-only": bytes(SIZE),
+        "length": bytearray(SIZE - 1),
+        "strided": memoryview(bytearray(2 * SIZE))[::2],
+        "not a buffer": "text",
+    }.get(wrong)
+    given = [bytearray(SIZE)] if wrong == "other count" else [bytearray(SIZE), bad]
+    results = client.get_into(names, given)
+    assert [r.ok for r in results] == [wrong != "other count", False]
+    assert results[1].reason == (Reason.LENGTH if wrong == "length" else Reason.BUFFER)
+
+
+def test_a_fingerprint_of_another_length_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="32 bytes"):
+        Client(ClientConfig(), fingerprint=b"short")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_corrupt_blocks_are_misses_and_are_reported(fake: FakeSidecar, client: Client, stream: bool) -> None:
+    names = plant(fake, 3)
+    data = bytearray(fake.file_of(names[1]).read_bytes())
+    data[5000] ^= 1
+    fake.file_of(names[1]).write_bytes(data)
+    if stream:
+        fake.peer_blocks = set(names)
+    assert [r.reason for r in client.get_into(names, buffers(3))] == ["", Reason.CORRUPT, ""]
+    assert until(lambda: any(names[1].hex() in r.get("corrupt", []) for r in fake.reports))
+
+
+def test_blocks_of_another_fingerprint_tenant_or_name_are_misses(fake: FakeSidecar, client: Client) -> None:
+    names = idents(4)
+    fake.plant(names[0], b"g" * 32, payload(0))
+    fake.plant(names[1], FP, payload(1), tenant_tag=bytes(16))
+    fake.plant(names[2], FP, payload(2), ident=names[3])
+    fake.plant(names[3], FP, payload(3), key=bytes(32))
+    assert [r.reason for r in client.get_into(names, buffers(4))] == [Reason.CORRUPT] * 4
+
+
+def test_no_sidecar_is_a_fast_miss() -> None:
+    client = Client(ClientConfig(socket="/nonexistent/kv.sock"), fingerprint=FP)
+    client.lookup(idents(1))
+    began = time.perf_counter()
+    for _ in range(100):
+        assert client.lookup(idents(1)) == [Tier.MISS]
+        assert client.get_into(idents(1), buffers(1))[0].reason == Reason.NO_SIDECAR
+        assert client.put_from(idents(1), buffers(1))[0].reason == Reason.NO_SIDECAR
+    assert (time.perf_counter() - began) / 300 < 0.001
+    assert not client.reachable
+    client.close()
+
+
+def hang(*_: Any) -> bool:
+    return True  # "answered": by silence
+
+
+def test_a_sidecar_that_hangs_costs_the_deadline_once_and_then_less_than_a_millisecond(
+    fake: FakeSidecar, client: Client
+) -> None:
+    names = plant(fake, 2)
+    fake.faults = {Op.LOOKUP: hang, Op.OPEN: hang}
+    for call, limit in (
+        (lambda: client.lookup(names), 0.05),
+        (lambda: client.get_into(names, buffers(2)), 0.3),
+    ):
+        began = time.monotonic()
+        call()
+        assert limit * 0.8 < time.monotonic() - began < limit + 0.25
+    client.lookup(names)
+    assert client.stats()["misses"][Reason.DEADLINE] >= 4
+    times = []
+    for _ in range(50):
+        began = time.perf_counter()
+        client.lookup(names)
+        times.append(time.perf_counter() - began)
+        assert client.get_into(names, buffers(2))[0].reason in (Reason.BREAKER, Reason.NO_SIDECAR)
+    assert sorted(times)[40] < 0.001
+    fake.faults.clear()
+    assert until(lambda: client.lookup(names) == [Tier.LOCAL] * 2)  # one trial after the cool-down closes it
+
+
+def test_a_late_answer_to_a_lookup_is_thrown_away_and_the_connection_stays(fake: FakeSidecar) -> None:
+    names = plant(fake, 2)
+    client = Client(config(fake, connections=1), fingerprint=FP)
+    assert client.wait_connected(5)
+    hellos = len(fake.hellos)
+    fake.delay_s = 0.08
+    assert client.lookup(names) == [Tier.MISS] * 2
+    fake.delay_s = 0.0
+    assert until(lambda: client.lookup([ident_of("absent")], every=True) == [Tier.MISS], 1)
+    assert until(lambda: client.lookup(names) == [Tier.LOCAL] * 2, 1)
+    assert len(fake.hellos) == hellos
+    client.close()
+
+
+@pytest.mark.parametrize("op", [Op.LOOKUP, Op.OPEN, Op.BEGIN, Op.COMMIT])
+@pytest.mark.parametrize(
+    "body", [b"", b"\0" * 48, b"\xff" * 48, b"\1" * 96, b"\2" + bytes(47), b"\3" + bytes(95), bytes(4000)]
+)
+def test_wrong_answers_are_misses_and_the_next_connection_works(
+    fake: FakeSidecar, client: Client, op: Op, body: bytes
+) -> None:
+    names = plant(fake, 2)
+
+    def lie(connection: socket.socket, head: wire.Head, _: Any) -> bool:
+        fake.send(connection, head, body, head.items)
+        return True
+
+    fake.faults = {op: lie}
+    client.lookup(names)
+    assert not any(r.ok for r in client.get_into(names, buffers(2))) or op != Op.OPEN
+    assert not any(r.ok for r in client.put_from(idents(9)[7:], buffers(2))) or op not in (Op.BEGIN, Op.COMMIT)
+    fake.faults.clear()
+    assert until(lambda: all(r.ok for r in client.get_into(names, buffers(2))))
+    assert until(lambda: all(r.ok for r in client.put_from(idents(9)[5:7], buffers(2))))
+
+
+@pytest.mark.parametrize("extra", [-1, 1, 3])
+def test_too_many_or_too_few_descriptors(fake: FakeSidecar, client: Client, extra: int) -> None:
+    names = plant(fake, 2)
+    before = psutil.Process().num_fds()
+
+    def lie(connection: socket.socket, head: wire.Head, _: Any) -> bool:
+        body = b"".join(wire.OPEN_REPLY.pack(wire.OpenStatus.FILE, 1, 0, 0, SIZE, bytes(32)) for _ in range(2))
+        fake.send(connection, head, body, 2, [os.open("/dev/null", os.O_RDONLY) for _ in range(2 + extra)])
+        return True
+
+    fake.faults = {Op.OPEN: lie}
+    for _ in range(6):
+        assert not any(r.ok for r in client.get_into(names, buffers(2)))
+        until(lambda: client.connected)
+    fake.faults.clear()
+    assert until(lambda: all(r.ok for r in client.get_into(names, buffers(2))))
+    assert psutil.Process().num_fds() <= before + 8  # nothing leaks with each lie
+
+
+def test_descriptors_that_are_not_files(fake: FakeSidecar, client: Client) -> None:
+    names = plant(fake, 2)
+    reader, writer = os.pipe()
+
+    def lie(connection: socket.socket, head: wire.Head, _: Any) -> bool:
+        body = b"".join(wire.OPEN_REPLY.pack(wire.OpenStatus.FILE, 1, 0, 0, SIZE, bytes(32)) for _ in range(2))
+        fake.send(connection, head, body, 2, [os.dup(reader), os.open("/dev/zero", os.O_RDONLY)])
+        return True
+
+    fake.faults = {Op.OPEN: lie}
+    assert [r.reason for r in client.get_into(names, buffers(2))] == [Reason.IO, Reason.CORRUPT]
+    os.close(reader)
+    os.close(writer)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(packet=st.binary(min_size=1, max_size=300), op=st.sampled_from([Op.LOOKUP, Op.OPEN, Op.BEGIN]))
+def test_garbage_packets_never_raise_and_never_load(fake: FakeSidecar, packet: bytes, op: Op) -> None:
+    names = plant(fake, 1)
+    client = Client(config(fake, connections=1), fingerprint=FP)
+
+    def garbage(connection: socket.socket, *_: Any) -> bool:
+        connection.send(packet)
+        return True
+
+    fake.faults = {op: garbage}
+    assert client.wait_connected(5)
+    client.lookup(names)
+    client.get_into(names, buffers(1))
+    client.put_from(idents(5)[4:], buffers(1))
+    fake.faults.clear()
+    client.close()
+
+
+def test_a_stream_that_stalls_ends_at_the_deadline_and_nothing_is_written_later(
+    fake: FakeSidecar, client: Client
+) -> None:
+    names = plant(fake, 3, 1 << 20)
+    fake.peer_blocks = set(names)
+    go = threading.Event()
+    sent = []
+
+    def stall(data: bytes) -> bytes:
+        sent.append(1)
+        if len(sent) == 2:
+            go.wait(10)
+        return data
+
+    fake.corrupt_stream = stall
+    out = buffers(3, 1 << 20)
+    began = time.monotonic()
+    results = client.get_into(names, out, time.monotonic() + 0.3)
+    assert time.monotonic() - began < 0.6
+    assert [r.ok for r in results] == [True, False, False]
+    assert results[1].reason == Reason.DEADLINE
+    for buffer in out:
+        buffer[:] = b"\xaa" * len(buffer)  # the engine uses its memory for something else
+    go.set()
+    assert until(lambda: len(fake.hellos) > 4)  # the client has thrown the connection away and made a new one
+    assert all(set(buffer) == {0xAA} for buffer in out)
+    assert until(lambda: all(r.ok for r in client.get_into(names, out)))
+
+
+@pytest.mark.parametrize("cut", [0, 8, 16, 1000, 5000])
+def test_a_stream_that_is_cut_spoils_its_connection_only(fake: FakeSidecar, client: Client, cut: int) -> None:
+    names = plant(fake, 3)
+    fake.peer_blocks = set(names)
+    fake.corrupt_stream = lambda data: b"!" * 8 + data[cut:]
+    results = client.get_into(names, buffers(3), time.monotonic() + 0.3)
+    assert not any(r.ok for r in results)
+    fake.corrupt_stream = None
+    assert until(lambda: all(r.ok for r in client.get_into(names, buffers(3))))
+
+
+def test_stores_beyond_the_limit_are_dropped_at_once(fake: FakeSidecar) -> None:
+    client = Client(config(fake, max_inflight_stores=4), fingerprint=FP)
+    assert client.wait_connected(5)
+    hold = threading.Event()
+    fake.faults = {Op.BEGIN: lambda *_: hold.wait(5) and False}
+    first: list[Any] = []
+    thread = threading.Thread(target=lambda: first.extend(client.put_from(idents(4), buffers(4))))
+    thread.start()
+    assert until(lambda: Op.BEGIN in fake.requests)
+    began = time.monotonic()
+    assert {r.reason for r in client.put_from(idents(9)[5:], buffers(4))} == {Reason.BUSY}
+    assert time.monotonic() - began < 0.1
+    hold.set()
+    thread.join(5)
+    assert all(r.ok for r in first)
+    client.close()
+
+
+def test_a_block_that_is_larger_than_the_pool_allows_is_not_even_asked_for(fake: FakeSidecar) -> None:
+    fake.hello = {"max_block_bytes": SIZE}
+    client = Client(config(fake), fingerprint=FP)
+    assert client.wait_connected(5)
+    results = client.put_from(idents(2), [bytes(SIZE + 1), bytes(SIZE)])
+    assert [r.reason for r in results] == [Reason.REFUSED, ""]
+    client.close()
+
+
+def test_deadlines_of_the_pool_are_adopted_unless_set_here(fake: FakeSidecar) -> None:
+    fake.hello = {"deadlines": {"lookup_ms": 77, "load_min_ms": 700, "unknown": 5}}
+    client = Client(config(fake, deadlines=Deadlines(load_min_ms=300)), fingerprint=FP)
+    assert client.wait_connected(5)
+    client.lookup(idents(1))
+    assert client.lookup_seconds == 0.077
+    assert client.load_seconds(1) == 0.3
+    assert client.load_seconds(10**9) == pytest.approx(3.0)
+    client.close()
+
+
+def test_misses_and_hits_are_reported(fake: FakeSidecar, client: Client) -> None:
+    names = plant(fake, 1)
+    client.get_into([*names, ident_of("absent")], buffers(2))
+    client.report()
+    assert fake.reports[-1] == {"hits": {"local": 1}, "bytes": {"local": SIZE}, "misses": {"absent": 1}}
+
+
+def test_many_threads_share_a_client(fake: FakeSidecar, client: Client) -> None:
+    names = plant(fake, 40)
+    fake.peer_blocks = set(names[::4])
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        for n in range(15):
+            part = [(seed * 7 + n * 3 + k) % 40 for k in range(10)]
+            out = buffers(10)
+            results = client.get_into([names[i] for i in part], out, time.monotonic() + 10)
+            wrong.extend(r for r in results if not r.ok)
+            wrong.extend(i for i, b in zip(part, out, strict=True) if bytes(b) != payload(i))
+            client.lookup(names, time.monotonic() + 5)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+
+
+def test_after_close_everything_misses_and_threads_end(fake: FakeSidecar) -> None:
+    names = plant(fake, 1)
+    before = {t.name for t in threading.enumerate()}
+    fds = psutil.Process().num_fds()
+    client = Client(config(fake), fingerprint=FP)
+    assert client.wait_connected(5)
+    client.get_into(names, buffers(1))
+    client.put_from(idents(3)[2:], buffers(1))
+    client.close()
+    client.close()
+    assert client.lookup(names) == [Tier.MISS]
+    assert client.get_into(names, buffers(1))[0].reason == Reason.CLOSED
+    assert until(lambda: not {t.name for t in threading.enumerate() if t.name.startswith("kvpool")} - before)
+    fake.stop()
+    assert until(lambda: psutil.Process().num_fds() <= fds)

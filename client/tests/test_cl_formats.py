@@ -1,0 +1,191 @@
+"""Names, block header and configuration against golden files, which other parts and other versions also read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpool import block, config, keys
+from kvpool.errors import ConfigError, CorruptBlockError
+
+GOLDEN = Path(__file__).parent / "golden"
+VECTORS: dict[str, list[dict[str, Any]]] = json.loads((GOLDEN / "keys.json").read_text())
+HEADER: dict[str, Any] = json.loads((GOLDEN / "header.json").read_text())
+PAYLOAD = bytes(range(256)) * 32
+
+
+def unhex(*texts: str) -> list[bytes]:
+    return [bytes.fromhex(t) for t in texts]
+
+
+@pytest.mark.parametrize("v", VECTORS["fingerprint"])
+def test_fingerprint(v: dict[str, Any]) -> None:
+    assert keys.fingerprint(v["facts"]).hex() == v["hex"]
+
+
+@pytest.mark.parametrize("v", VECTORS["ident"])
+def test_ident(v: dict[str, Any]) -> None:
+    assert keys.ident(*unhex(v["fingerprint"], v["block_hash"], v["part"])).hex() == v["hex"]
+
+
+@pytest.mark.parametrize("v", VECTORS["key"])
+def test_key(v: dict[str, Any]) -> None:
+    secret, ident = unhex(v["pool_secret"], v["ident"])
+    assert keys.key(secret, v["tenant"], ident).hex() == v["hex"]
+
+
+@pytest.mark.parametrize("v", VECTORS["tenant_tag"])
+def test_tenant_tag(v: dict[str, Any]) -> None:
+    assert keys.tenant_tag(bytes.fromhex(v["pool_secret"]), v["tenant"]).hex() == v["hex"]
+
+
+@pytest.mark.parametrize("v", VECTORS["peer_secret"])
+def test_peer_secret(v: dict[str, Any]) -> None:
+    assert keys.peer_secret(bytes.fromhex(v["pool_secret"]), v["pool_uid"]).hex() == v["hex"]
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=8), st.integers(1, 40))
+def test_bytes_moved_between_fields_give_another_ident(a: bytes, b: bytes, c: bytes, n: int) -> None:
+    if b[:n]:
+        assert keys.ident(a, b, c) != keys.ident(a + b[:n], b[n:], c)
+        assert keys.ident(a, b, c) != keys.ident(a, b[n:], c + b[:n])
+
+
+def test_fingerprint_refuses_what_json_cannot_say() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        keys.fingerprint({"x": float("nan")})
+    with pytest.raises(TypeError):
+        keys.fingerprint({"x": b"bytes"})
+
+
+def golden_header() -> block.BlockHeader:
+    names = ("key", "ident", "fingerprint", "tenant_tag", "payload_sum")
+    return block.BlockHeader(
+        payload_len=HEADER["payload_len"],
+        created_ms=HEADER["created_ms"],
+        **{n: bytes.fromhex(HEADER[n]) for n in names},
+    )
+
+
+def test_header_golden() -> None:
+    encoded = block.encode_header(golden_header())
+    assert len(encoded) == block.HEADER_BYTES
+    assert encoded[:168].hex() == HEADER["head"]
+    assert not any(encoded[168:-16])
+    assert encoded[-16:].hex() == HEADER["header_sum"]
+    assert block.decode_header(encoded) == golden_header()
+
+
+def test_payload_checksum_golden_whole_and_in_steps() -> None:
+    assert block.checksum(PAYLOAD).hex() == HEADER["payload_sum"]
+    running = block.running_checksum()
+    for start in range(0, len(PAYLOAD), 777):
+        running.update(memoryview(PAYLOAD)[start : start + 777])
+    assert running.digest().hex() == HEADER["payload_sum"]
+
+
+@given(st.integers(0, block.HEADER_BYTES * 8 - 1))
+def test_any_flipped_bit_of_a_header_is_noticed(bit: int) -> None:
+    encoded = bytearray(block.encode_header(golden_header()))
+    encoded[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptBlockError):
+        block.decode_header(encoded)
+
+
+@pytest.mark.parametrize("size", [0, 1, 168, 4080, 4095, 4097])
+def test_a_header_of_another_size_is_refused(size: int) -> None:
+    encoded = (block.encode_header(golden_header()) + b"x")[:size]
+    with pytest.raises(CorruptBlockError, match="truncated"):
+        block.decode_header(encoded)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value"), [(0, b"KVPOOLB2"), (8, b"\2\0"), (10, b"\1"), (11, b"\2"), (12, b"\1\0\0\0"), (24, bytes(8))]
+)
+def test_a_header_of_another_kind_is_refused_though_its_checksum_holds(offset: int, value: bytes) -> None:
+    body = bytearray(block.encode_header(golden_header())[:-16])
+    body[offset : offset + len(value)] = value
+    import hashlib
+
+    with pytest.raises(CorruptBlockError):
+        block.decode_header(body + hashlib.blake2b(body, digest_size=16).digest())
+
+
+@pytest.mark.parametrize("field", ["key", "ident", "fingerprint", "tenant_tag", "payload_len"])
+def test_require_names_the_field_that_differs(field: str) -> None:
+    header = golden_header()
+    other: Any = 1 if field == "payload_len" else bytes(len(getattr(header, field)))
+    block.require(header, **{field: getattr(header, field)})
+    with pytest.raises(CorruptBlockError, match=field.replace("_", " ").replace(" len", " length")):
+        block.require(header, **{field: other})
+
+
+def test_require_looks_at_the_payload_last() -> None:
+    with pytest.raises(CorruptBlockError, match="another key"):
+        block.require(golden_header(), key=bytes(32), payload_sum=lambda: pytest.fail("read for nothing"))
+    with pytest.raises(CorruptBlockError, match="payload fails"):
+        block.require(golden_header(), payload_sum=lambda: bytes(16))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(config.PoolConfig, "pool"), (config.ClientConfig, "client")])
+def test_config_golden(kind: Any, name: str) -> None:
+    text = (GOLDEN / f"{name}.json").read_text()
+    assert config.dumps(config.loads(kind, text)) == text
+
+
+def test_config_ignores_what_a_newer_writer_added() -> None:
+    value = json.loads((GOLDEN / "pool.json").read_text())
+    value["new"] = {"x": 1}
+    value["local"][0]["new"] = 1
+    assert config.loads(config.PoolConfig, json.dumps(value)).local[0].name == "nvme"
+
+
+def test_config_fills_in_defaults() -> None:
+    assert config.loads(config.ClientConfig, "{}") == config.ClientConfig()
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"pool": None}, "PoolConfig.pool"),
+        ({"local": []}, "local"),
+        ({"local": {}}, "local"),
+        ({"local": [{"name": "a", "path": "/x"}]}, r"local\[0\].capacity_bytes"),
+        ({"http_port": "80"}, "http_port"),
+        ({"http_port": True}, "http_port"),
+        ({"cache": {"low_watermark": 90}}, "watermark"),
+        ({"cache": {"write_policy": "Never"}}, "write_policy"),
+        ({"version": 2}, "version"),
+    ],
+)
+def test_config_errors_name_the_field(change: dict[str, Any], names: str) -> None:
+    value = {**json.loads((GOLDEN / "pool.json").read_text()), **change}
+    with pytest.raises(ConfigError, match=names):
+        config.loads(config.PoolConfig, json.dumps(value), where="pool.json")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from([f.name for f in dataclasses.fields(config.PoolConfig)]), inner, max_size=9
+            )
+        ),
+        max_leaves=20,
+    )
+)
+def test_any_json_is_a_config_or_a_config_error(value: Any) -> None:
+    try:
+        config.loads(config.PoolConfig, json.dumps(value))
+    except ConfigError:
+        pass
+    else:
+        pytest.fail("that cannot have been a whole PoolConfig")

@@ -1,0 +1,165 @@
+"""The client runs in other people's processes: nothing but the standard library, every Python from 3.10, fast."""
+
+from __future__ import annotations
+
+import ast
+import compileall
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+FILES = sorted((SOURCE / "kvpool").rglob("*.py"))
+EVERYWHERE = [
+    "kvpool", "kvpool.answers", "kvpool.block", "kvpool.breaker", "kvpool.client", "kvpool.config", "kvpool.connection",
+    "kvpool.engines", "kvpool.engines.jobs", "kvpool.engines.lookups", "kvpool.engines.settings",
+    "kvpool.engines.vllm_facts", "kvpool.engines.vllm_plugin", "kvpool.engines.weights", "kvpool.errors", "kvpool.keys",
+    "kvpool.links", "kvpool.loading", "kvpool.stats", "kvpool.storing", "kvpool.transfer", "kvpool.wire",
+    "kvpool.workers",
+]  # fmt: skip
+ENGINE_ONLY = ["kvpool.engines.vllm"]
+OPTIONAL = {"xxhash"}
+INSIDE_FUNCTIONS = {"vllm", "huggingface_hub"}  # an engine's own, never at import
+
+
+def interpreters() -> list[str]:
+    """Every Python from 3.10 to 3.13 that can be found and started."""
+    found = {}
+    for minor in (10, 11, 12, 13):
+        for candidate in (
+            shutil.which(f"python3.{minor}"),
+            *map(str, Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python")),
+        ):
+            if candidate is None:
+                continue
+            run = subprocess.run(
+                [candidate, "-c", "import sys; print(sys.version_info[:2])"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if run.returncode == 0 and run.stdout.strip() == f"(3, {minor})":
+                found[minor] = candidate
+                break
+    return [found[minor] for minor in sorted(found)]
+
+
+def run(python: str, code: str, *path: str) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "KVPOOL"))}
+    done = subprocess.run(
+        [python, "-S", "-W", "error", "-c", code],
+        env={**env, "PYTHONPATH": os.pathsep.join([str(SOURCE), *path]), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_list_of_modules_is_complete() -> None:
+    names = {".".join(f.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__") for f in FILES}
+    assert names == set(EVERYWHERE) | set(ENGINE_ONLY)
+
+
+@pytest.mark.parametrize("python", interpreters())
+def test_imports_on_every_python_without_any_package(python: str) -> None:
+    code = "import sys\n" + "\n".join(f"import {name}" for name in EVERYWHERE)
+    code += "\ntops = {name.split('.')[0] for name in sys.modules}"
+    code += "\nprint(sorted(tops - set(sys.stdlib_module_names) - {'kvpool', '__main__'}))"
+    assert run(python, code).strip() in ("[]", "['__mp_main__']")
+
+
+@pytest.mark.parametrize("python", interpreters())
+def test_golden_keys_on_every_python(python: str) -> None:
+    code = f"""
+import json
+from kvpool import keys
+from pathlib import Path
+v = json.loads(Path({str(Path(__file__).parent / "golden/keys.json")!r}).read_text())
+h = bytes.fromhex
+for x in v["fingerprint"]: assert keys.fingerprint(x["facts"]).hex() == x["hex"]
+for x in v["ident"]: assert keys.ident(h(x["fingerprint"]), h(x["block_hash"]), h(x["part"])).hex() == x["hex"]
+for x in v["key"]: assert keys.key(h(x["pool_secret"]), x["tenant"], h(x["ident"])).hex() == x["hex"]
+print(sum(map(len, v.values())))
+"""
+    assert int(run(python, code)) > 10
+
+
+@pytest.mark.parametrize("python", interpreters())
+def test_a_client_without_xxhash_and_without_a_sidecar_misses(python: str) -> None:
+    code = """
+import json, time
+from kvpool import block
+from kvpool.client import Client
+from kvpool.config import ClientConfig
+client = Client(ClientConfig(socket="/nonexistent/kv.sock"), fingerprint=bytes(32))
+began = time.monotonic()
+result = client.get_into([bytes(32)], [bytearray(4096)])[0]
+tier = int(client.lookup([bytes(32)])[0])
+print(json.dumps([block.CAN_CHECKSUM, result.ok, result.reason, tier, time.monotonic() - began]))
+client.close()
+"""
+    can, ok, reason, tier, seconds = json.loads(run(python, code))
+    assert (can, ok, reason, tier) == (False, False, "no-sidecar", 0)
+    assert seconds < 0.1
+
+
+def test_syntax_of_the_oldest_python(tmp_path: Path) -> None:
+    for file in FILES:
+        ast.parse(file.read_text(), str(file), feature_version=(3, 10))
+    shutil.copytree(SOURCE / "kvpool", tmp_path / "kvpool")
+    assert compileall.compile_dir(str(tmp_path), quiet=2)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_nothing_but_the_standard_library_is_imported(file: Path) -> None:
+    allowed = set(sys.stdlib_module_names) | {"kvpool"}
+    engine = ".".join(file.relative_to(SOURCE).with_suffix("").parts) in ENGINE_ONLY
+    tree = ast.parse(file.read_text())
+    inside = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "absolute imports only"
+            names = [node.module or ""]
+        for name in names:
+            top = name.split(".")[0]
+            lazily = top in INSIDE_FUNCTIONS and (node in inside or engine)
+            assert top in allowed or top in OPTIONAL or lazily, f"{file.name} imports {name}"
+
+
+def test_modules_that_are_newer_than_the_oldest_python_are_not_used() -> None:
+    newer = {"tomllib", "compression", "annotationlib"}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                assert not newer & {a.name.split(".")[0] for a in node.names}
+
+
+def test_import_is_fast() -> None:
+    code = "import time; t = time.perf_counter(); import kvpool.client; print(time.perf_counter() - t)"
+    assert min(float(run(sys.executable, code)) for _ in range(5)) < 0.1
+
+
+def test_vllm_is_not_needed_to_import_the_engines_package() -> None:
+    code = "import sys, kvpool.engines, kvpool.engines.vllm_plugin as p; p.register(); print('vllm' in sys.modules)"
+    assert run(sys.executable, code).strip() == "False"
+
+
+def test_the_vllm_module_says_what_is_missing() -> None:
+    code = """
+try:
+    import kvpool.engines.vllm
+except ImportError as e:
+    print(e)
+"""
+    assert "vLLM 0.32 or 0.33" in run(sys.executable, code)

@@ -1,0 +1,155 @@
+"""Connections come back by themselves, in the parent and in a forked child, and nobody spins meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cl_fake_sidecar import FakeSidecar, ident_of
+
+from kvpool.client import Client
+from kvpool.config import ClientConfig
+from kvpool.wire import Op, Tier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FP = b"f" * 32
+
+
+def until(condition: Any, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_connects_within_five_seconds_of_the_sidecars_arrival_with_default_settings(tmp_path: Path) -> None:
+    fake = FakeSidecar(tmp_path)
+    client = Client(ClientConfig(socket=fake.path), fingerprint=FP)
+    assert not client.wait_connected(0.3)
+    fake.start()
+    assert client.wait_connected(5)
+    client.close()
+    fake.stop()
+
+
+@pytest.mark.parametrize("connections", [1, 2, 3, 4, 99])
+def test_a_sidecar_that_restarts_is_found_again(fake: FakeSidecar, connections: int) -> None:
+    client = Client(ClientConfig(socket=fake.path, connections=connections, connect_retry_ms=50), fingerprint=FP)
+    assert client.wait_connected(5)
+    ident = ident_of("x")
+    fake.plant(ident, FP, b"x" * 100)
+    for _ in range(3):
+        fake.stop()
+        assert until(lambda: not client.connected)  # noticed without asking
+        assert client.lookup([ident]) == [Tier.MISS]
+        fake.start()
+        assert client.wait_connected(5)
+        assert client.get_into([ident], [bytearray(100)])[0].ok
+    assert len(fake.hellos) == 4 * min(connections, 8)
+    client.close()
+
+
+def test_waiting_for_a_sidecar_takes_no_processor_time(tmp_path: Path) -> None:
+    client = Client(ClientConfig(socket=str(tmp_path / "none")), fingerprint=FP)
+    began = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - began < 0.05
+    client.close()
+
+
+def test_an_idle_connection_takes_no_processor_time(fake: FakeSidecar) -> None:
+    client = Client(ClientConfig(socket=fake.path), fingerprint=FP)
+    assert client.wait_connected(5)
+    began = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - began < 0.05
+    client.close()
+
+
+def test_a_sidecar_that_accepts_and_hangs_up_is_not_stormed(fake: FakeSidecar) -> None:
+    def hang_up(connection: Any, *_: Any) -> bool:
+        connection.shutdown(2)
+        return True
+
+    fake.faults = {Op.HELLO: hang_up}
+    client = Client(ClientConfig(socket=fake.path, connect_retry_ms=200), fingerprint=FP)
+    time.sleep(1.1)
+    assert len(fake.requests) <= 7
+    fake.faults.clear()
+    assert client.wait_connected(5)
+    client.close()
+
+
+def test_a_sidecar_that_never_says_hello_blocks_nobody(fake: FakeSidecar) -> None:
+    fake.faults = {Op.HELLO: lambda *_: True}
+    began = time.monotonic()
+    client = Client(ClientConfig(socket=fake.path), fingerprint=FP)
+    assert client.lookup([ident_of("x")]) == [Tier.MISS]
+    assert time.monotonic() - began < 0.1
+    fake.faults.clear()
+    assert client.wait_connected(5)
+    client.close()
+
+
+def test_another_protocol_version_is_refused(fake: FakeSidecar) -> None:
+    fake.hello = {"version": 2}
+    client = Client(ClientConfig(socket=fake.path, connect_retry_ms=50), fingerprint=FP)
+    assert until(lambda: len(fake.hellos) >= 2)
+    assert not client.connected
+    client.close()
+
+
+def test_lookups_do_not_wait_behind_loads(fake: FakeSidecar) -> None:
+    client = Client(ClientConfig(socket=fake.path), fingerprint=FP)
+    assert client.wait_connected(5)
+    ident = ident_of("x")
+    fake.plant(ident, FP, b"x" * 100)
+    hold = threading.Event()
+    fake.faults = {Op.OPEN: lambda *_: hold.wait(5) and False}
+    threads = [
+        threading.Thread(target=lambda: client.get_into([ident], [bytearray(100)], time.monotonic() + 5))
+        for _ in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    assert until(lambda: fake.requests.count(Op.OPEN) == 2)
+    assert client.lookup([ident], time.monotonic() + 1) == [Tier.LOCAL]
+    hold.set()
+    for thread in threads:
+        thread.join(10)
+    client.close()
+
+
+def test_a_forked_child_gets_connections_of_its_own(fake: FakeSidecar) -> None:
+    ident = ident_of("x")
+    fake.plant(ident, FP, b"x" * 100)
+    client = Client(ClientConfig(socket=fake.path, connect_retry_ms=50), fingerprint=FP)
+    assert client.wait_connected(5)
+    assert client.get_into([ident], [bytearray(100)])[0].ok
+    before = len(fake.hellos)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            if client.wait_connected(5):
+                out = bytearray(100)
+                status = 0 if client.get_into([ident], [out], time.monotonic() + 5)[0].ok and out == b"x" * 100 else 2
+            client.close()
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert len(fake.hellos) == before + 4
+    assert client.get_into([ident], [bytearray(100)])[0].ok  # the parent's are untouched
+    assert len(fake.hellos) == before + 4
+    client.close()

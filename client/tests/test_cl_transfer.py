@@ -1,0 +1,297 @@
+"""The rule of kvpool.transfer: once a batch was given up, nobody writes into its buffers, whatever the kernel does."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cl_fake_sidecar import ident_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpool import block, transfer, wire
+from kvpool.errors import CorruptBlockError, DeadlineExceededError, PoolUnavailableError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+EXPECT = transfer.Expectation(b"f" * 32, b"t" * 16, verify=True)
+KEY, IDENT = ident_of("key"), ident_of("ident")
+
+
+def header_of(payload: bytes, **changes: Any) -> bytes:
+    fields = {
+        "key": KEY, "ident": IDENT, "fingerprint": EXPECT.fingerprint, "tenant_tag": EXPECT.tenant_tag,
+        "payload_len": len(payload), "payload_sum": block.checksum(payload), "created_ms": 7,
+    }  # fmt: skip
+    return block.encode_header(block.BlockHeader(**{**fields, **changes}))
+
+
+def load_of(view: memoryview, path: Path | None = None) -> transfer.Load:
+    load = transfer.Load(0, IDENT, KEY, wire.Tier.LOCAL, view)
+    if path is not None:
+        load.descriptor = os.open(path, os.O_RDONLY)
+    return load
+
+
+def soon(seconds: float = 5.0) -> transfer.Batch:
+    return transfer.Batch(time.monotonic() + seconds)
+
+
+def cold(*args: Any) -> int:
+    """A file system that has nothing in memory, or cannot tell."""
+    if len(args) == 4:
+        raise OSError(errno.EOPNOTSUPP, "cannot tell")
+    return os.preadv(*args)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 100_000, transfer.PIECE_BYTES, 2 * transfer.PIECE_BYTES + 4097])
+@pytest.mark.parametrize("preadv", [os.preadv, cold])
+def test_read_back(tmp_path: Path, size: int, preadv: Any) -> None:
+    payload = os.urandom(size)
+    (tmp_path / "b").write_bytes(header_of(payload) + payload)
+    buffer = bytearray(size)
+    load = load_of(memoryview(buffer), tmp_path / "b")
+    assert transfer.read_file(load, soon(), EXPECT, True, preadv)
+    load.close()
+    assert buffer == payload
+
+
+def test_a_caller_that_must_not_wait_hands_over_where_the_page_cache_ends(tmp_path: Path) -> None:
+    payload = os.urandom(3 * transfer.PIECE_BYTES)
+    (tmp_path / "b").write_bytes(header_of(payload) + payload)
+
+    def half(fd: int, views: Any, offset: int, *flags: int) -> int:
+        if flags and offset >= transfer.PIECE_BYTES:
+            raise BlockingIOError
+        return os.preadv(fd, views, offset)
+
+    buffer = bytearray(len(payload))
+    load = load_of(memoryview(buffer), tmp_path / "b")
+    assert not transfer.read_file(load, soon(), EXPECT, False, half)
+    assert load.offset == transfer.PIECE_BYTES
+    assert transfer.read_file(load, soon(), EXPECT, True, half)
+    load.close()
+    assert buffer == payload
+
+
+def test_a_read_that_hangs_writes_nothing_after_it_was_given_up(tmp_path: Path) -> None:
+    payload = os.urandom(100_000)
+    (tmp_path / "b").write_bytes(header_of(payload) + payload)
+    entered, go = threading.Event(), threading.Event()
+
+    def hung(*args: Any) -> int:
+        if len(args) == 4:
+            raise BlockingIOError
+        entered.set()
+        assert go.wait(10)
+        return os.preadv(*args)
+
+    buffer = bytearray(b"\xaa" * len(payload))
+    load, batch, outcome = load_of(memoryview(buffer), tmp_path / "b"), soon(), []
+
+    def read() -> None:
+        try:
+            outcome.append(transfer.read_file(load, batch, EXPECT, True, hung))
+        except DeadlineExceededError as e:
+            outcome.append(e)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert entered.wait(5)
+    batch.closed = True
+    with load.gate:  # does not wait for the hung read
+        pass
+    go.set()
+    thread.join(5)
+    load.close()
+    assert isinstance(outcome[0], DeadlineExceededError)
+    assert set(buffer) == {0xAA}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 8 * (4096 + 5000) - 1), st.booleans())
+def test_any_flipped_bit_of_a_file_is_corrupt(tmp_path_factory: pytest.TempPathFactory, bit: int, late: bool) -> None:
+    payload = bytes(range(250)) * 20
+    data = bytearray(header_of(payload) + payload)
+    data[bit // 8] ^= 1 << bit % 8
+    path = tmp_path_factory.mktemp("flip") / "b"
+    path.write_bytes(data)
+    load = load_of(memoryview(bytearray(len(payload))), path)
+    with pytest.raises(CorruptBlockError):
+        transfer.read_file(load, soon(), EXPECT, True, cold if late else os.preadv)
+    load.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 4096 + 4999))
+def test_a_file_cut_anywhere_is_corrupt(tmp_path_factory: pytest.TempPathFactory, size: int) -> None:
+    payload = bytes(range(250)) * 20
+    path = tmp_path_factory.mktemp("cut") / "b"
+    path.write_bytes((header_of(payload) + payload)[:size])
+    load = load_of(memoryview(bytearray(len(payload))), path)
+    with pytest.raises(CorruptBlockError):
+        transfer.read_file(load, soon(), EXPECT, True)
+    load.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": bytes(32)},
+        {"ident": bytes(32)},
+        {"fingerprint": bytes(32)},
+        {"tenant_tag": bytes(16)},
+        {"payload_len": 4999},
+        {"payload_sum": bytes(16)},
+    ],
+)
+def test_a_whole_block_that_is_another_one_is_corrupt(tmp_path: Path, changes: dict[str, Any]) -> None:
+    payload = bytes(5000)
+    (tmp_path / "b").write_bytes(header_of(payload, **changes) + payload)
+    load = load_of(memoryview(bytearray(len(payload))), tmp_path / "b")
+    with pytest.raises(CorruptBlockError):
+        transfer.read_file(load, soon(), EXPECT, True)
+    load.close()
+
+
+@pytest.fixture
+def pair() -> Any:
+    ours, theirs = socket.socketpair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def answer(payload: bytes, status: int = wire.PeerStatus.OK, size: int | None = None, **changes: Any) -> bytes:
+    data = header_of(payload, **changes) + payload
+    return wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(data) if size is None else size) + data
+
+
+def send(to: socket.socket, *parts: bytes) -> threading.Thread:
+    def run() -> None:
+        for part in parts:
+            to.sendall(part)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_streams_bring_blocks_in_order(pair: Any, blocking: bool) -> None:
+    ours, theirs = pair
+    ours.setblocking(blocking)
+    payloads = [os.urandom(n) for n in (1, 5_000_000, 70_000)]
+    data = b"".join(answer(p) for p in payloads)
+    miss = wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0)
+    bad = answer(b"x" * 100, payload_sum=bytes(16))
+    thread = send(theirs, data[:100], data[100:], miss, bad, answer(b"last"))
+    for payload in payloads:
+        buffer = bytearray(len(payload))
+        transfer.read_stream(load_of(memoryview(buffer)), ours, soon(), EXPECT)
+        assert buffer == payload
+    with pytest.raises(transfer.PeerMissError):
+        transfer.read_stream(load_of(memoryview(bytearray(5))), ours, soon(), EXPECT)
+    with pytest.raises(CorruptBlockError):
+        transfer.read_stream(load_of(memoryview(bytearray(100))), ours, soon(), EXPECT)
+    transfer.read_stream(load_of(memoryview(bytearray(4))), ours, soon(), EXPECT)  # still in order
+    thread.join(5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" + bytes(5000),
+        wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, 1 << 60),
+        wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, 4096 + 99),
+        wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 1),
+        wire.PEER_RESPONSE.pack(wire.MAGIC, 9, 0, 0, 4096 + 100),
+    ],
+)
+def test_garbage_on_a_stream(pair: Any, data: bytes) -> None:
+    ours, theirs = pair
+    theirs.sendall(data)
+    with pytest.raises(ProtocolError):
+        transfer.read_stream(load_of(memoryview(bytearray(100))), ours, soon(), EXPECT)
+
+
+@pytest.mark.parametrize("size", [0, 5, 16, 200, 4112, 4200])
+def test_a_stream_that_ends_early(pair: Any, size: int) -> None:
+    ours, theirs = pair
+    theirs.sendall(answer(bytes(1000))[:size])
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(PoolUnavailableError):
+        transfer.read_stream(load_of(memoryview(bytearray(1000))), ours, soon(), EXPECT)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_stream_that_stalls_ends_at_the_deadline(pair: Any, blocking: bool) -> None:
+    ours, theirs = pair
+    ours.setblocking(blocking)
+    theirs.sendall(answer(bytes(1000))[:4500])
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        transfer.read_stream(load_of(memoryview(bytearray(1000))), ours, soon(0.2), EXPECT)
+    assert 0.15 < time.monotonic() - began < 1.0
+
+
+def store_of(view: memoryview, directory: Path) -> transfer.Store:
+    store = transfer.Store(0, IDENT, KEY, 1, view)
+    store.descriptor = os.open(directory / "b", os.O_RDWR | os.O_CREAT)
+    return store
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 5000, 1 << 20, 2 * transfer.PIECE_BYTES + 4096])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_what_is_written_is_read(tmp_path: Path, aligned: Callable[[int], memoryview], size: int, shift: int) -> None:
+    view = aligned(size + shift)[shift:]
+    view[:] = os.urandom(size)
+    store = store_of(view, tmp_path)
+    flags = fcntl.fcntl(store.descriptor, fcntl.F_GETFL)
+    transfer.write_file(store, soon(), EXPECT)
+    assert fcntl.fcntl(store.descriptor, fcntl.F_GETFL) == flags  # the sidecar shares the open file
+    store.close()
+    buffer = bytearray(size)
+    load = load_of(memoryview(buffer), tmp_path / "b")
+    assert transfer.read_file(load, soon(), EXPECT, True)
+    load.close()
+    assert buffer == view
+
+
+def test_aligned_buffers_bypass_the_page_cache(tmp_path: Path, aligned: Callable[[int], memoryview]) -> None:
+    view = aligned(8 << 20)
+    store = store_of(view, tmp_path)
+    try:
+        fcntl.fcntl(store.descriptor, fcntl.F_SETFL, os.O_DIRECT)
+    except OSError:
+        store.close()
+        pytest.skip("this file system has no O_DIRECT")
+    fcntl.fcntl(store.descriptor, fcntl.F_SETFL, 0)
+    transfer.write_file(store, soon(), EXPECT)
+    with pytest.raises(BlockingIOError):  # nothing of the payload is in the page cache
+        os.preadv(store.descriptor, [bytearray(4096)], 4 << 20, os.RWF_NOWAIT)
+    store.close()
+
+
+def test_a_store_that_was_given_up_stops(tmp_path: Path) -> None:
+    batch = soon()
+    batch.closed = True
+    store = store_of(memoryview(bytes(4096)), tmp_path)
+    with pytest.raises(DeadlineExceededError):
+        transfer.write_file(store, batch, EXPECT)
+    store.close()
+
+
+def test_without_a_checksum_of_ones_own_the_header_leaves_it_to_the_sidecar(tmp_path: Path) -> None:
+    store = store_of(memoryview(b"x" * 100), tmp_path)
+    transfer.write_file(store, soon(), transfer.Expectation(EXPECT.fingerprint, EXPECT.tenant_tag, verify=False))
+    store.close()
+    assert block.decode_header((tmp_path / "b").read_bytes()[:4096]).payload_sum == bytes(16)

@@ -1,0 +1,170 @@
+"""The protocols' packing: what was packed is unpacked, anything else is a ProtocolError and never another exception."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpool import answers, wire
+from kvpool.connection import Reply
+from kvpool.errors import ProtocolError
+
+
+@given(
+    st.sampled_from(list(wire.Op)),
+    st.binary(max_size=300),
+    st.integers(0, 0xFFFF),
+    st.integers(0, 0xFFFFFFFF),
+    st.integers(0, 255),
+)
+def test_packets_come_back(op: wire.Op, body: bytes, count: int, request: int, flags: int) -> None:
+    head, out = wire.unpack(wire.pack(op, body, count=count, request=request, flags=flags))
+    assert (head, bytes(out)) == (wire.Head(op, flags, count, request), body)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_packet_or_a_protocol_error(data: bytes) -> None:
+    try:
+        head, body = wire.unpack(data)
+    except ProtocolError:
+        return
+    assert data.startswith(wire.MAGIC)
+    assert wire.pack(head.op, bytes(body), count=head.items, request=head.request, flags=head.flags) == data
+
+
+def test_packets_are_bounded() -> None:
+    with pytest.raises(ProtocolError):
+        wire.pack(wire.Op.LOOKUP, bytes(wire.MAX_PACKET))
+    with pytest.raises(ProtocolError):
+        wire.unpack(wire.HEADER.pack(wire.MAGIC, 1, 0, 0, 0) + bytes(wire.MAX_PACKET))
+
+
+@given(st.integers(-2, wire.MAX_LOOKUP + 2), st.integers(0, 70))
+def test_idents_are_split_only_if_all_fits(count: int, idents: int) -> None:
+    body = memoryview(bytes(range(256)) * 9)[: idents * 32]
+    if 0 < count == idents <= wire.MAX_BATCH:
+        assert b"".join(wire.split_idents(body, count, wire.MAX_BATCH)) == bytes(body)
+    else:
+        with pytest.raises(ProtocolError):
+            wire.split_idents(body, count, wire.MAX_BATCH)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=70),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_hellos_or_protocol_errors(data: bytes) -> None:
+    for kind in (wire.ClientHello, wire.ServerHello):
+        with pytest.raises(ProtocolError):
+            kind.unpack(data)
+
+
+@given(st.dictionaries(st.sampled_from(["version", "fingerprint", "engine", "model", "deadlines"]), json_values))
+def test_any_json_is_a_hello_or_a_protocol_error(value: dict[str, Any]) -> None:
+    import json
+
+    data = json.dumps(value).encode()
+    for kind in (wire.ClientHello, wire.ServerHello):
+        try:
+            kind.unpack(data)
+        except ProtocolError:
+            continue
+        assert len(bytes.fromhex(value["fingerprint"])) == 32
+
+
+def test_hellos_come_back() -> None:
+    mine = wire.ClientHello(b"f" * 32, "vllm 0.33.0", "llama")
+    assert wire.ClientHello.unpack(mine.pack()) == mine
+    theirs = wire.ServerHello(b"t" * 16, 1 << 28, "ns/pool", "node-1", {"lookup_ms": 20})
+    assert wire.ServerHello.unpack(theirs.pack()) == theirs
+
+
+def test_long_names_are_cut_in_hello() -> None:
+    hello = wire.ClientHello.unpack(wire.ClientHello(b"f" * 32, "e" * 999, "m" * 9999).pack())
+    assert (len(hello.engine), len(hello.model)) == (64, 256)
+
+
+@pytest.mark.parametrize("text", ["", "ab", " " * 64, "g" * 64, "ab " * 21 + "a"])
+def test_hexadecimal_fields_are_exact(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        wire.ClientHello.unpack(wire.pack_json({"version": 1, "fingerprint": text}))
+
+
+def test_json_is_bounded_and_an_object() -> None:
+    with pytest.raises(ProtocolError):
+        wire.pack_json({"x": "y" * wire.MAX_JSON})
+    for bad in (b"[]", b"{", b"1", b"\xff", b"[" * 5000, b" " * (wire.MAX_JSON + 1)):
+        with pytest.raises(ProtocolError):
+            wire.unpack_json(bad)
+
+
+def test_a_deadline_on_the_wire_is_never_zero() -> None:
+    assert wire.pack_deadline(time.monotonic() - 9) == b"\1\0\0\0"
+    assert 900 < int.from_bytes(wire.pack_deadline(time.monotonic() + 1), "little") <= 1000
+    assert wire.pack_deadline(float("1e18")) == b"\xff\xff\xff\xff"
+
+
+def test_peer_proofs_differ_by_role_and_request_macs_by_place() -> None:
+    a, b = b"a" * 32, b"b" * 32
+    assert wire.peer_client_proof(b"s", a, b) != wire.peer_server_proof(b"s", a, b)
+    assert wire.peer_client_proof(b"s", a, b) != wire.peer_client_proof(b"S", a, b)
+    key = wire.peer_session_key(b"s", a, b)
+    assert wire.peer_request_mac(key, 1, a) != wire.peer_request_mac(key, 2, a)
+    assert len(wire.peer_request_mac(key, 1, a)) == 16
+
+
+WINDOW = [(i, bytes([i]) * 32, memoryview(bytearray(64))) for i in range(3)]
+
+
+class NoStreams:
+    def __init__(self) -> None:
+        self.streams: dict[int, Any] = {}
+
+
+@given(st.integers(0, 5), st.binary(max_size=200))
+def test_any_answer_to_open_is_loads_or_a_protocol_error(items: int, body: bytes) -> None:
+    try:
+        loads = answers.opened_loads(Reply(items, body, []), WINDOW, NoStreams())  # type: ignore[arg-type]
+    except ProtocolError:
+        return
+    assert [load.index for load in loads] == [0, 1, 2]
+    assert all(load.reason for load in loads)  # without descriptors nothing can be loaded
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3), st.integers(0, 70)), min_size=3, max_size=3
+    )
+)
+def test_lies_in_an_open_answer_are_found(entries: list[tuple[int, int, int, int]]) -> None:
+    body = b"".join(wire.OPEN_REPLY.pack(s, t, c, 0, n, bytes(32)) for s, t, c, n in entries)
+    try:
+        loads = answers.opened_loads(Reply(3, body, []), WINDOW, NoStreams())  # type: ignore[arg-type]
+    except ProtocolError:
+        return
+    assert all(s == wire.OpenStatus.MISS for s, *_ in entries)
+    assert all(load.reason for load in loads)
+
+
+@given(st.integers(0, 5), st.binary(max_size=150))
+def test_any_answer_to_begin_is_settled_or_a_protocol_error(items: int, body: bytes) -> None:
+    try:
+        settled, stores = answers.refused_stores_and_files(Reply(items, body, []), WINDOW)
+    except ProtocolError:
+        return
+    assert len(settled) == 3
+    assert not stores
+
+
+@pytest.mark.parametrize("body", [b"", b"\0", b"\0\0\0\0", b"\0\4\0"])
+def test_answers_to_lookup_are_checked(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        answers.lookup_tiers(Reply(3, body, []), 3)
