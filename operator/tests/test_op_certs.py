@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from aiohttp import ClientConnectorCertificateError, ClientSession, TCPConnector, web
 from cryptography import x509
+
 from kvpool_operator.certs import (
     Authorities,
     CertPolicy,
@@ -75,6 +76,14 @@ class Store:
     @property
     def trusted(self):
         return base64.b64decode(self.bundles["pods.kvpool.dev"])
+
+
+async def until(holds):
+    for _ in range(5000):
+        if holds():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
 
 
 def a_keeper(store, clock, policy=POLICY):
@@ -251,11 +260,9 @@ async def test_the_loop_outlives_failures(caplog):
     store.bundles = None
     keeper = CertKeeper(store, server_context(), NAMES, policy=POLICY, clock=clock, poll_s=0.001)
     task = asyncio.create_task(keeper.run())
-    while "could not be checked" not in caplog.text:
-        await asyncio.sleep(0.001)
+    await until(lambda: "could not be checked" in caplog.text)
     store.bundles = {"pods.kvpool.dev": ""}
-    while not keeper.ready:
-        await asyncio.sleep(0.001)
+    await until(lambda: keeper.ready)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

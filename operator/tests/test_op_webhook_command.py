@@ -1,6 +1,7 @@
 """Reading command lines: what starts an engine, and how it may be told of its connector."""
 
 import pytest
+
 from kvpool_operator.webhook.command import Channel, read_container
 
 SERVE = ["vllm", "serve", "Qwen/Qwen3-8B", "--port", "8000"]

@@ -6,6 +6,7 @@ import json
 import jsonpatch as reference
 import kubernetes_validate
 import pytest
+
 from kvpool.config import ClientConfig, Deadlines, loads
 from kvpool_operator.webhook.connector import client_config
 from kvpool_operator.webhook.inject import Injection, inject, is_injected, mark_skipped
@@ -177,7 +178,9 @@ def test_engine_none_brings_the_client_only():
 
 
 def test_the_merge_patch_comes_last_and_sizes_shared_memory():
-    patch = {"kv_connector_extra_config": {"cpu_bytes_to_use": GIB, "spec_name": "CpuSpec", "offload_prompt_only": None}}
+    patch = {
+        "kv_connector_extra_config": {"cpu_bytes_to_use": GIB, "spec_name": "CpuSpec", "offload_prompt_only": None}
+    }
     pod = injected(a_pod(annotations={"kvpool.dev/connector-config": json.dumps(patch)})).pod
     extra = connector_of(pod)["kv_connector_extra_config"]
     assert extra["spec_name"] == "CpuSpec"

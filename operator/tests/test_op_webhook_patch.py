@@ -6,12 +6,15 @@ import jsonpatch as reference
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvpool_operator.webhook.jsonpatch import diff
 from kvpool_operator.webhook.mergepatch import merge_patch
 
 _LEAF = st.none() | st.booleans() | st.integers(-3, 3) | st.text(alphabet="ab~/0", max_size=3)
 _JSON = st.recursive(
-    _LEAF, lambda c: st.lists(c, max_size=4) | st.dictionaries(st.text("ab~/", max_size=2), c, max_size=4), max_leaves=12
+    _LEAF,
+    lambda c: st.lists(c, max_size=4) | st.dictionaries(st.text("ab~/", max_size=2), c, max_size=4),
+    max_leaves=12,
 )
 
 

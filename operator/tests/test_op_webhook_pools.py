@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+
+from kvpool.config import Deadlines, IndexConfig, LocalTier, PoolConfig
 from kvpool_operator.webhook.pools import PoolCache
 from kvpool_operator.webhook.reasons import Skip, SkipReason
 from kvpool_operator.webhook.selector import matches
@@ -50,6 +52,14 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+
+async def until(holds):
+    for _ in range(5000):
+        if holds():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
 
 
 async def resolve(cluster, namespace, name="", pool_namespace=""):
@@ -160,12 +170,10 @@ async def test_the_loop_survives_failures(caplog):
     cluster.fails = True
     cache = PoolCache(cluster, refresh_s=0.001)
     task = asyncio.create_task(cache.run())
-    while cluster.listed < 3:
-        await asyncio.sleep(0.001)
+    await until(lambda: cluster.listed >= 3)
     assert not cache.synced
     cluster.fails = False
-    while not cache.synced:
-        await asyncio.sleep(0.001)
+    await until(lambda: cache.synced)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert len(cache) == 1
@@ -196,3 +204,24 @@ def expression(operator, *values):
 )
 def test_selectors(selector, labels, fits):
     assert matches(selector, labels) is fits
+
+
+async def test_the_pools_deadlines_reach_its_clients():
+    pool = a_pool()
+    pool["spec"]["failOpen"] = {
+        "lookupDeadline": "30ms",
+        "loadDeadline": "1s500ms",
+        "expectedBandwidth": "2G",
+        "storeDeadline": "1m",
+        "breaker": {"failures": 3, "cooldown": "4s"},
+    }
+    view = await PoolCache(Cluster(pool)).resolve(Wishes(pool_name="chat"), "team-a")
+    assert view.deadlines == Deadlines(30, 1500, 2000, 60_000, 3, 4000)
+
+
+async def test_without_a_word_the_clients_defaults_hold():
+    view = await PoolCache(Cluster(a_pool())).resolve(Wishes(pool_name="chat"), "team-a")
+    assert view.deadlines == Deadlines()
+    assert (
+        view.block_tokens == PoolConfig("p", "n", "u", (LocalTier("a", "/a", 1),), IndexConfig("")).cache.block_tokens
+    )

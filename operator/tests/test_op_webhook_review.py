@@ -7,6 +7,7 @@ import json
 
 import jsonpatch as reference
 import pytest
+
 from kvpool_operator.webhook.pools import PoolCache
 from kvpool_operator.webhook.reasons import Skip, SkipReason
 from kvpool_operator.webhook.review import Installation, answer

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvpool.config import Deadlines
-from kvpool_operator.webhook.quantity import to_int
+from kvpool_operator.api.duration import to_ms
+from kvpool_operator.api.quantity import to_bytes
+from kvpool_operator.api.v1alpha1 import Cache, FailOpen, Injection
 from kvpool_operator.webhook.reasons import Skip, SkipReason
 from kvpool_operator.webhook.selector import matches
 from kvpool_operator.webhook.wishes import ANNOTATION_POOL, Wishes
@@ -186,18 +188,31 @@ def _view(pool: dict[str, Any]) -> PoolView | None:
 
 
 def _read(pool: dict[str, Any], metadata: dict[str, Any]) -> PoolView:
+    """Only the parts that injection needs: a mistake elsewhere in the spec is the operator's to report."""
     spec = pool.get("spec") or {}
-    injection = spec.get("injection") or {}
-    allowed = injection.get("allowedNamespaces") or {}
+    injection = Injection.model_validate(spec.get("injection") or {})
+    cache = Cache.model_validate(spec.get("cache") or {})
+    allowed = injection.allowed_namespaces
     conditions = (pool.get("status") or {}).get("conditions") or []
     return PoolView(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
-        enabled=injection.get("enabled", True) is True,
+        enabled=injection.enabled,
         ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
-        block_tokens=to_int((spec.get("cache") or {}).get("blockTokens", 256)),
-        host_memory_bytes=to_int((injection.get("vllm") or {}).get("hostMemory", "4Gi")),
-        deadlines=Deadlines(),
-        allowed_from=str(allowed.get("from", "All")),
-        allowed_selector=allowed.get("selector") or {},
+        block_tokens=cache.block_tokens,
+        host_memory_bytes=to_bytes(injection.vllm.host_memory),
+        deadlines=_deadlines(FailOpen.model_validate(spec.get("failOpen") or {})),
+        allowed_from=allowed.from_,
+        allowed_selector=allowed.selector.model_dump(by_alias=True) if allowed.selector else {},
+    )
+
+
+def _deadlines(fail_open: FailOpen) -> Deadlines:
+    return Deadlines(
+        lookup_ms=to_ms(fail_open.lookup_deadline),
+        load_min_ms=to_ms(fail_open.load_deadline),
+        load_expected_mb_s=max(1, to_bytes(fail_open.expected_bandwidth) // 10**6),
+        store_ms=to_ms(fail_open.store_deadline),
+        breaker_failures=fail_open.breaker.failures,
+        breaker_cooldown_ms=to_ms(fail_open.breaker.cooldown),
     )

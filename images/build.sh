@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Builds kvpool-operator:VERSION and kvpool-sidecar:VERSION. Wheels are fetched here, on the host, by hash; `docker build`
+# itself runs without a network.
+#
+#   images/build.sh              (after `make setup`; or `make images`)
+#
+# BASE_IMAGE   base of both images: Debian bookworm with python3.11     (python:3.11-slim-bookworm)
+# REGISTRY     prefix of the tags, such as registry.example/team        (none)
+# ARCH         machine of the image: x86_64 or aarch64                  (this machine's)
+# KVPOOL_CACHE where fetched wheels are kept, outside the clone         (~/.cache/kvpool)
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+
+PYTHON=.venv/bin/python
+BASE_IMAGE=${BASE_IMAGE:-python:3.11-slim-bookworm}
+ARCH=${ARCH:-$(uname -m)}
+CACHE=${KVPOOL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvpool}/wheels
+VERSION=$(sed -n 's/^version = "\(.*\)"/\1/p' operator/pyproject.toml)
+case $ARCH in
+  "$(uname -m)") platform=() ;;
+  x86_64) platform=(--platform linux/amd64) ;;
+  aarch64) platform=(--platform linux/arm64) ;;
+  *) echo "images: no wheels are known for $ARCH (set ARCH=x86_64 or ARCH=aarch64)" >&2; exit 2 ;;
+esac
+docker info >/dev/null 2>&1 || { echo "images: docker does not answer; start it, or set DOCKER_HOST" >&2; exit 2; }
+
+# fetch REQUIREMENTS PYTHON...: prints a folder with the wheels of that file for those versions of Python
+fetch() {
+  local file=$1 folder version
+  shift
+  folder=$CACHE/$(basename "$file" .txt)-$(printf '%s' "$ARCH $*" | cat - "$file" | sha256sum | cut -c1-16)
+  if [ ! -d "$folder" ]; then
+    echo "images: fetching the wheels of $file for Python $*" >&2
+    rm -rf "$folder.partial" && mkdir -p "$folder.partial"
+    for version; do
+      "$PYTHON" -m pip download -q --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
+        --python-version "$version" --implementation cp \
+        --platform "manylinux2014_$ARCH" --platform "manylinux_2_28_$ARCH" --platform "manylinux_2_34_$ARCH" \
+        --dest "$folder.partial" -r "$file" >&2
+    done
+    mv "$folder.partial" "$folder"
+  fi
+  echo "$folder"
+}
+
+build() {
+  local name=$1 wheels=$2 context=dist/images/$1
+  rm -rf "$context" && mkdir -p "$context"/{wheels,own}
+  cp "$wheels"/*.whl "$context/wheels"
+  cp "$pip"/pip-*.whl "$context/pip.whl"
+  cp "requirements/$name.txt" "$context/requirements.txt"
+  cp dist/wheels/kvpool-[0-9]*.whl "dist/wheels/kvpool_$name"-*.whl "$context/own"
+  [ "$name" != sidecar ] || cp -r "$extras" "$context/extras"
+  docker build -q --network none "${platform[@]}" --build-arg "BASE_IMAGE=$BASE_IMAGE" \
+    -t "${REGISTRY:+${REGISTRY%/}/}kvpool-$name:$VERSION" -f "$name/Dockerfile" "$context" > "$context.id" 2> "$context.log" || { cat "$context.log" >&2; exit 1; }
+  echo "images: ${REGISTRY:+${REGISTRY%/}/}kvpool-$name:$VERSION"
+}
+
+pip=$(fetch requirements/images.txt 3.11)
+operator=$(fetch requirements/operator.txt 3.11)
+sidecar=$(fetch requirements/sidecar.txt 3.11)
+extras=$(fetch requirements/client-extras.txt 3.10 3.11 3.12 3.13)
+rm -rf dist/wheels
+"$PYTHON" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist/wheels \
+  ./client ./sidecar ./operator
+build operator "$operator"
+build sidecar "$sidecar"
