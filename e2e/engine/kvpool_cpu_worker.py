@@ -1,0 +1,115 @@
+"""Copies between an engine's KV cache and host memory where the engine itself runs on the CPU.
+
+vLLM's own copy worker refuses a CPU ("CPU Offloading is currently only supported on CUDA-alike and XPU GPUs"), so the
+demo and the cluster tests name this one in the connector's configuration::
+
+    {"spec_name": "CpuTieringSpec", "spec_module_path": "kvpool_cpu_worker"}
+
+Everything above the copy is vLLM's own code: primary tier, secondary tiers, scheduler. Never for production.
+
+Interface: `OffloadingWorker` and `TieringOffloadingSpec` of vLLM 0.32 (base.py and tiering/spec.py of v1/kv_offload).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any
+
+import torch
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+__all__ = ["CopyWorker", "CpuTieringSpec"]
+
+
+class CopyWorker(OffloadingWorker):  # type: ignore[misc]
+    """Copies whole pages at once, in the caller's thread. One KV block is one chunk (`blocks_per_chunk` 1)."""
+
+    def __init__(self, kv_caches: Any, region: SharedOffloadRegion) -> None:
+        self._region = region
+        self._layers_of_group = kv_caches.group_data_refs
+        # both int8 [blocks or chunks, page bytes], so that strides are bytes whatever the KV dtype is
+        self._kv = [t.tensor.view(torch.int8).view(-1, t.page_size_bytes) for t in kv_caches.tensors]
+        self._host = [region.create_next_worker_view(t.page_size_bytes) for t in kv_caches.tensors]
+        self._finished: list[TransferResult] = []
+
+    def _copy(self, job_id: int, blocks: Any, chunks: Any, *, to_host: bool) -> bool:
+        began, copied, first = time.monotonic(), 0, 0
+        for layers, count in zip(self._layers_of_group, blocks.group_sizes, strict=True):
+            of_group = slice(first, first + count)
+            first += count
+            block_ids = torch.from_numpy(blocks.block_ids[of_group]).long()
+            chunk_ids = torch.from_numpy(chunks.block_ids[of_group]).long()
+            for layer in layers:
+                size = layer.page_size_bytes
+                kv, host = self._kv[layer.tensor_idx], self._host[layer.tensor_idx]
+                if to_host:
+                    host[chunk_ids, :size] = kv[block_ids, :size]
+                else:
+                    kv[block_ids, :size] = host[chunk_ids, :size]
+                copied += count * size
+        self._finished.append(TransferResult(job_id, True, copied, time.monotonic() - began))
+        return True
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        return self._copy(job_id, src_spec, dst_spec, to_host=True)
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
+        return self._copy(job_id, dst_spec, src_spec, to_host=False)
+
+    def get_finished(self) -> list[TransferResult]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Nothing to wait for: a submitted copy is done."""
+
+    def shutdown(self) -> None:
+        self._kv.clear()
+        self._host.clear()
+        self._region.cleanup()
+
+
+class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
+    """vLLM's tiering with the copy worker above. The scheduler's side and the worker's side each have an instance."""
+
+    _worker: OffloadingWorker | None
+
+    def get_manager(self) -> Any:
+        manager = super().get_manager()
+        _mapped(self._engine_id, "scheduler", self._scheduler_mmap)
+        return manager
+
+    def get_worker(self, kv_caches: Any) -> OffloadingWorker:
+        worker = self._worker
+        if worker is None:
+            if self.blocks_per_chunk != 1:
+                raise ValueError("kvpool_cpu_worker copies whole KV blocks: a chunk must be one block of the engine")
+            region = SharedOffloadRegion(
+                engine_id=self._engine_id,
+                num_chunks=self.num_chunks,
+                rank=self.config.parallel.rank,
+                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+                cpu_page_size=self.cpu_page_size_per_worker,
+            )
+            worker = self._worker = CopyWorker(kv_caches, region)
+            _mapped(self._engine_id, "worker", region)
+        return worker
+
+
+_SIDES: dict[str, dict[str, Any]] = {}
+
+
+def _mapped(engine_id: str, side: str, region: Any) -> None:
+    """Once both sides in this process have mapped the region, drop its name: then no way to die leaves it behind."""
+    sides = _SIDES.setdefault(engine_id, {})
+    sides[side] = region
+    if len(sides) == 2:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(region.mmap_path)
+        for mapped in sides.values():
+            mapped._creator = False  # else its cleanup looks for the name again
+        del _SIDES[engine_id]
