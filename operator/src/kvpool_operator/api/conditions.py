@@ -1,0 +1,60 @@
+"""Conditions as Kubernetes does them: one per type, with the generation it speaks of and the time it last flipped."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+__all__ = ["Condition", "find", "set_condition"]
+
+MESSAGE_LENGTH = 1024
+
+
+class Condition(BaseModel):
+    """One aspect of the pool's health."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True, frozen=True
+    )
+
+    type: Annotated[str, Field(max_length=64)]
+    """What this condition is about: Ready, StorageReady, IndexReady, InjectionReady, TransportReady, Progressing."""
+    status: Literal["True", "False", "Unknown"]
+    """True, False or Unknown."""
+    observed_generation: int = 0
+    """metadata.generation of the spec this was judged by; an older number than the pool's means not judged yet."""
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] = ""
+    """When `status` last changed."""
+    reason: Annotated[str, Field(max_length=128)]
+    """One word for programs, from a fixed list."""
+    message: Annotated[str, Field(max_length=MESSAGE_LENGTH)] = ""
+    """A sentence for people: what is so, and what to do about it."""
+
+    def dump(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True)
+
+
+def set_condition(conditions: list[dict[str, Any]], new: Condition, now: str) -> list[dict[str, Any]]:
+    """`conditions` with `new` in the place of the one of its type. The transition time moves only when status does.
+
+    Pure. `now` is RFC 3339. Entries that are not conditions are dropped.
+    """
+    kept = [c for c in conditions if isinstance(c, dict) and isinstance(c.get("type"), str)]
+    old = find(kept, new.type)
+    same = old is not None and old.get("status") == new.status and old.get("lastTransitionTime")
+    entry = new.model_copy(
+        update={
+            "last_transition_time": old["lastTransitionTime"] if old and same else now,
+            "message": new.message[:MESSAGE_LENGTH],
+        }
+    ).dump()
+    if old is None:
+        return [*kept, entry]
+    return [entry if c is old else c for c in kept]
+
+
+def find(conditions: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    """The condition of type `kind`, if there is one."""
+    return next((c for c in conditions if isinstance(c, dict) and c.get("type") == kind), None)

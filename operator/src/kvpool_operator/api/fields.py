@@ -1,0 +1,147 @@
+"""The field types and rules of v1alpha1: what may be written, and the sentence that answers what may not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvpool_operator.api.rules import (
+    Rule,
+    bytes_between,
+    duration_between,
+    host_path,
+    immutable,
+    matching,
+    name,
+    reserve,
+)
+
+__all__ = [
+    "BLOCK_TOKENS_STAY",
+    "HTTP_PORT",
+    "LOW_BELOW_HIGH",
+    "ONE_INDEX",
+    "ONE_SHARE",
+    "ONE_SHARED",
+    "ONE_SOURCE",
+    "PATHS_DIFFER",
+    "POOL_NAME",
+    "PORT_IS_FREE",
+    "SELECTOR_FITS_FROM",
+    "SHARE_STAYS",
+    "SOME_LOCAL",
+    "SOURCE_STAYS",
+    "Bandwidth",
+    "BlockSize",
+    "Capacity",
+    "ClaimName",
+    "CleanupTime",
+    "Cooldown",
+    "ExportPath",
+    "HostMemory",
+    "IndexMemory",
+    "LoadTime",
+    "LocalPath",
+    "LookupTime",
+    "NfsServer",
+    "Reserve",
+    "SharedPath",
+    "StoreTime",
+    "TierName",
+]
+
+HTTP_PORT: Final = 7422
+"""Port of the sidecar's health, metrics and status; not a setting."""
+
+_NEW_TIER: Final = "add a tier with another name, then remove this one"
+
+POOL_NAME: Final = Rule(
+    "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')",
+    "name the pool with at most 40 lower-case letters, digits and hyphens, beginning with a letter: its objects are "
+    "named after it",
+)
+
+TierName = name(
+    24, "name the tier with at most 24 lower-case letters, digits and hyphens, beginning with a letter, such as nvme"
+)
+LocalPath = host_path(immutable("the path of a tier", _NEW_TIER))
+SharedPath = host_path(immutable("the path of a tier", _NEW_TIER))
+Capacity = bytes_between(
+    "1Mi", "1Pi", "give a capacity from 1Mi to 1Pi, such as 500Gi: it is the room that blocks may take in this tier"
+)
+Reserve = reserve("give reserveFree as a percentage from 0% to 90%, or as a quantity such as 50Gi")
+
+ClaimName = matching(
+    r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
+    253,
+    "give the name of a PersistentVolumeClaim in the pool's namespace",
+    immutable("the claim of a tier", _NEW_TIER),
+)
+NfsServer = matching(
+    r"^[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?$",
+    253,
+    "give the NFS server as a host name or an address, such as nas.example or 10.0.0.9",
+    immutable("the server of a tier", _NEW_TIER),
+)
+ExportPath = matching(
+    r"^(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+$",
+    180,
+    "give the exported directory as an absolute path such as /exports/kv, without . and .. as names",
+    immutable("the export of a tier", _NEW_TIER),
+)
+
+ONE_SOURCE: Final = Rule(
+    "has(self.local) != has(self.shared)",
+    "give each tier exactly one source: local (a directory on each node's own drive) or shared (a file system that "
+    "every node sees); no other kind is known",
+)
+SOURCE_STAYS: Final = Rule(
+    "has(self.local) == has(oldSelf.local)", f"the kind of a tier cannot be changed: {_NEW_TIER}"
+)
+ONE_SHARE: Final = Rule(
+    "[has(self.hostPath), has(self.pvc), has(self.nfs)].exists_one(given, given)",
+    "give a shared tier exactly one source: hostPath, pvc or nfs",
+)
+SHARE_STAYS: Final = Rule(
+    "has(self.hostPath) == has(oldSelf.hostPath) && has(self.pvc) == has(oldSelf.pvc)",
+    f"the kind of a shared tier cannot be changed: {_NEW_TIER}",
+)
+SOME_LOCAL: Final = Rule(
+    "self.exists(t, has(t.local))", "give at least one local tier: engines write to their own node's drive first"
+)
+ONE_SHARED: Final = Rule(
+    "self.filter(t, has(t.shared)).size() <= 1", "give at most one shared tier: a block is copied to one place"
+)
+PATHS_DIFFER: Final = Rule(
+    "self.all(t, !has(t.local) || self.filter(u, has(u.local) && "
+    "(u.local.path + '/').startsWith(t.local.path + '/')).size() == 1) && "
+    "self.all(t, !has(t.shared) || !has(t.shared.hostPath) || !self.exists(u, has(u.local) && "
+    "((u.local.path + '/').startsWith(t.shared.hostPath.path + '/') || "
+    "(t.shared.hostPath.path + '/').startsWith(u.local.path + '/'))))",
+    "give each tier a directory of its own, and none inside another tier's",
+)
+ONE_INDEX: Final = Rule(
+    "!(has(self.managed) && has(self.external))",
+    "give either index.managed (a Redis that the operator runs, the default) or index.external (your own), not both",
+)
+LOW_BELOW_HIGH: Final = Rule(
+    "self.lowWatermark < self.highWatermark",
+    "set lowWatermark below highWatermark: eviction starts at the high one and stops at the low one",
+)
+BLOCK_TOKENS_STAY: Final = immutable(
+    "blockTokens", "blocks of the old size would never be found again; make a new pool for another size"
+)
+PORT_IS_FREE: Final = Rule(f"self != {HTTP_PORT}", f"choose another port: {HTTP_PORT} is the sidecars' own for health")
+SELECTOR_FITS_FROM: Final = Rule(
+    "(self.from == 'Selector') == has(self.selector)",
+    "give selector together with from: Selector, and only then",
+)
+
+BlockSize = bytes_between("64Ki", "1Gi", "give maxBlockSize from 64Ki to 1Gi")
+IndexMemory = bytes_between("16Mi", "1Ti", "give maxMemory from 16Mi to 1Ti, such as 256Mi")
+HostMemory = bytes_between("16Mi", "16Ti", "give hostMemory from 16Mi to 16Ti, such as 4Gi")
+Bandwidth = bytes_between("1M", "1T", "give expectedBandwidth in bytes per second from 1M to 1T, such as 1G")
+LookupTime = duration_between("1ms", "1s", "give a time from 1ms to 1s, such as 20ms: the engine waits for it")
+LoadTime = duration_between("1ms", "1m", "give loadDeadline from 1ms to 1m, such as 100ms: the engine waits for it")
+StoreTime = duration_between("100ms", "10m", "give storeDeadline from 100ms to 10m, such as 10s")
+Cooldown = duration_between("10ms", "10m", "give cooldown from 10ms to 10m, such as 1s")
+CleanupTime = duration_between("1s", "24h", "give cleanupTimeout from 1s to 24h, such as 5m")

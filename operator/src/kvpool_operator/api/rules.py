@@ -1,0 +1,169 @@
+"""Rules beyond types: once as CEL for the API server, once as Python for whoever reads a pool from elsewhere.
+
+Both say the same sentence, and the sentence says what to do. Each rule that can be broken by a single object has an
+example under operator/tests/bad_pools; tests hold CEL, Python and example together.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, Field
+
+from kvpool_operator.api import duration, quantity
+
+__all__ = [
+    "Rule",
+    "bytes_between",
+    "duration_between",
+    "host_path",
+    "immutable",
+    "matching",
+    "name",
+    "reserve",
+    "with_rules",
+]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of x-kubernetes-validations. `cel` is true for what is allowed."""
+
+    cel: str
+    message: str
+
+    def schema(self) -> dict[str, Any]:
+        return {"rule": self.cel, "message": self.message}
+
+    def check(self, allowed: bool) -> None:
+        """The Python side: ValueError with the same sentence."""
+        if not allowed:
+            raise ValueError(self.message)
+
+
+def with_rules(*rules: Rule, **more: Any) -> dict[str, Any]:
+    """For `json_schema_extra` of a field or a model."""
+    return {"x-kubernetes-validations": [r.schema() for r in rules], **more}
+
+
+def immutable(what: str, instead: str) -> Rule:
+    """Only the API server sees the old object, so there is no Python side."""
+    return Rule("self == oldSelf", f"{what} cannot be changed: {instead}")
+
+
+def _quote(pattern: str) -> str:
+    return "'" + pattern.replace("\\", "\\\\") + "'"
+
+
+def bytes_between(low: str, high: str, what: str, *more: Rule) -> Any:
+    """A quantity of bytes from `low` to `high`; the message is `what`."""
+    # each list of one binds a value: the API server budgets a rule by how often it reads a string, and an older one
+    # takes the length of integer-or-string for that of the largest request
+    rule = Rule(
+        "[string(self)].all(text, isQuantity(text) && [quantity(text)].all(size, "
+        f"!size.isLessThan(quantity('{low}')) && !size.isGreaterThan(quantity('{high}'))))",
+        what,
+    )
+
+    def check(value: int | str) -> int | str:
+        try:
+            fits = quantity.to_bytes(low) <= quantity.to_bytes(value) <= quantity.to_bytes(high)
+        except ValueError:
+            fits = False
+        rule.check(fits)
+        return value
+
+    extra = with_rules(rule, *more, **{"x-kubernetes-int-or-string": True, "maxLength": 32})
+    return Annotated[int | str, Field(json_schema_extra=extra), AfterValidator(check)]
+
+
+def duration_between(low: str, high: str, what: str) -> Any:
+    """A duration from `low` to `high`; the message is `what`."""
+    rule = Rule(
+        f"self.matches({_quote(duration.FORM)}) && "
+        f"duration(self) >= duration('{low}') && duration(self) <= duration('{high}')",
+        what,
+    )
+
+    def check(value: str) -> str:
+        try:
+            fits = duration.to_ms(low) <= duration.to_ms(value) <= duration.to_ms(high)
+        except ValueError:
+            fits = False
+        rule.check(fits)
+        return value
+
+    return Annotated[str, Field(max_length=32, json_schema_extra=with_rules(rule)), AfterValidator(check)]
+
+
+_CLEAN: Final = r"^(/[A-Za-z0-9_.-]+)+$"
+_DOTS: Final = r"(^|/)[.]{1,2}(/|$)"
+_SYSTEM: Final = (
+    r"^/((bin|boot|dev|etc|lib|lib32|lib64|proc|root|run|sbin|sys|usr)(/.*)?"
+    r"|(home|media|mnt|opt|srv|tmp|var|var/lib|var/log|var/cache|var/tmp|var/run)"
+    r"|var/run/.*|var/lib/(kubelet|containerd|docker|etcd|cni|rancher|dpkg|rpm|systemd|containers)(/.*)?)$"
+)
+
+PATH_IS_CLEAN: Final = Rule(
+    f"self.matches({_quote(_CLEAN)})",
+    "write an absolute path such as /mnt/nvme/kv: a slash before each name, none at the end, and only letters, "
+    "digits, dot, underscore and hyphen in the names",
+)
+PATH_IS_STRAIGHT: Final = Rule(
+    f"!self.matches({_quote(_DOTS)})", "write the path without . and .. as names: it must lead where it seems to lead"
+)
+PATH_IS_NOT_THE_SYSTEMS: Final = Rule(
+    f"!self.matches({_quote(_SYSTEM)})",
+    "choose a directory for this pool alone, such as /mnt/nvme/kv or /var/lib/kvpool/chat: this one belongs to the "
+    "system, and the pool takes ownership of its directory",
+)
+
+
+def host_path(*more: Rule) -> Any:
+    """A directory on a node that a pool may own."""
+
+    def check(value: str) -> str:
+        PATH_IS_CLEAN.check(re.fullmatch(_CLEAN, value) is not None)
+        PATH_IS_STRAIGHT.check(re.search(_DOTS, value) is None)
+        PATH_IS_NOT_THE_SYSTEMS.check(re.search(_SYSTEM, value) is None)
+        return value
+
+    extra = with_rules(PATH_IS_CLEAN, PATH_IS_STRAIGHT, PATH_IS_NOT_THE_SYSTEMS, *more)
+    return Annotated[str, Field(min_length=1, max_length=180, json_schema_extra=extra), AfterValidator(check)]
+
+
+def matching(form: str, max_length: int, what: str, *more: Rule) -> Any:
+    """A string of a certain form (an anchored pattern that RE2 and Python read alike)."""
+    rule = Rule(f"self.matches({_quote(form)})", what)
+
+    def check(value: str) -> str:
+        rule.check(re.fullmatch(form, value) is not None)
+        return value
+
+    extra = with_rules(rule, *more)
+    return Annotated[str, Field(min_length=1, max_length=max_length, json_schema_extra=extra), AfterValidator(check)]
+
+
+def name(max_length: int, what: str) -> Any:
+    """A DNS label that may become part of a volume's name."""
+    return matching(rf"^[a-z]([-a-z0-9]{{0,{max_length - 2}}}[a-z0-9])?$", max_length, what)
+
+
+def reserve(what: str) -> Any:
+    """A percentage from 0% to 90%, or a quantity of bytes; always a string."""
+    percent = r"^([0-9]|[1-8][0-9]|90)%$"
+    rule = Rule(
+        f"self.matches({_quote(percent)}) || (isQuantity(self) && !quantity(self).isLessThan(quantity('0')))", what
+    )
+
+    def check(value: str) -> str:
+        try:
+            fits = re.fullmatch(percent, value, re.ASCII) is not None or quantity.to_bytes(value) >= 0
+        except ValueError:
+            fits = False
+        rule.check(fits)
+        return value
+
+    return Annotated[str, Field(max_length=32, json_schema_extra=with_rules(rule)), AfterValidator(check)]

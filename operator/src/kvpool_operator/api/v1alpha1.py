@@ -1,0 +1,449 @@
+"""kvpool.dev/v1alpha1: what a user writes (`PoolSpec`), what the operator answers (`PoolStatus`).
+
+The text under each field is what `kubectl explain` prints, so it says what the field means, in which unit, and what
+happens otherwise. Defaults live here and nowhere else. The CRD is made from these models by `api.crdgen`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from kvpool_operator.api import fields as f
+from kvpool_operator.api.rules import with_rules
+from kvpool_operator.errors import InvalidPoolError
+
+__all__ = ["API_VERSION", "GROUP", "KIND", "PLURAL", "VERSION", "KVCachePool", "Metadata", "PoolSpec", "Toleration"]
+
+GROUP = "kvpool.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "KVCachePool"
+PLURAL = "kvcachepools"
+
+
+class Model(BaseModel):
+    """Camel case outside, snake case inside; unknown fields are left to the API server's own check."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True, frozen=True, extra="ignore"
+    )
+
+
+def section(kind: type[Model]) -> Any:
+    """A part of the spec that is there with all its defaults when the user leaves it out.
+
+    The default spells out plain values, because the API server checks its rules before it fills in those of the parts.
+    """
+    plain: dict[str, Any] = {k: v for k, v in kind().model_dump(by_alias=True).items() if isinstance(v, (str, int))}
+    return Field(default_factory=kind, json_schema_extra={"default": plain})
+
+
+LabelValue = Annotated[str, Field(max_length=63)]
+LabelKey = Annotated[str, Field(min_length=1, max_length=316)]
+ObjectName = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class LabelExpression(Model):
+    """One requirement on a label."""
+
+    key: LabelKey
+    """The label's key."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """In and NotIn compare with `values`; Exists and DoesNotExist look only at the key."""
+    values: Annotated[list[LabelValue], Field(max_length=64)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Values for In and NotIn; empty for Exists and DoesNotExist."""
+
+
+class LabelSelector(Model):
+    """What labels an object must have. An empty selector fits every object."""
+
+    match_labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    """Labels that must be there with exactly these values."""
+    match_expressions: Annotated[list[LabelExpression], Field(max_length=16)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Further requirements; all must hold."""
+
+
+class Toleration(Model):
+    """A taint that the sidecars tolerate, as in a pod."""
+
+    key: Annotated[str, Field(max_length=316)] | None = None
+    """Key of the taint; left out with operator Exists it tolerates every taint."""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    """Equal compares `value`; Exists does not."""
+    value: LabelValue | None = None
+    """Value of the taint for operator Equal."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; left out for all."""
+
+
+class Nodes(Model):
+    """Which nodes carry a part of the pool."""
+
+    selector: LabelSelector = section(LabelSelector)
+    """Nodes with these labels get a sidecar. Left out: every node whose taints are tolerated."""
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Taints that the sidecars tolerate, for instance those of GPU nodes."""
+    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """PriorityClass of the sidecars. Left out: the cluster's default."""
+
+
+class LocalTier(Model):
+    """A directory on each node's own drive (tier G3)."""
+
+    path: f.LocalPath
+    """Directory on the node, best on an NVMe drive of its own. It is made if it is missing, given to user 65532, and
+    belongs to this pool alone. It cannot be changed later."""
+    capacity: f.Capacity
+    """Room for blocks on each node, such as 500Gi. Eviction keeps below it."""
+    reserve_free: f.Reserve = "5%"
+    """Part of the drive's file system that stays free whatever `capacity` says, as a percentage or as a quantity such
+    as 50Gi, so that the node does not come under disk pressure because of the pool."""
+
+
+class HostPathShare(Model):
+    """A directory where every node has the shared file system mounted already."""
+
+    path: f.SharedPath
+    """Directory on every node. It is made if it is missing, given to user 65532, and belongs to this pool alone. It
+    cannot be changed later."""
+
+
+class ClaimShare(Model):
+    """A PersistentVolumeClaim that many nodes can mount (ReadWriteMany)."""
+
+    claim_name: f.ClaimName
+    """Name of a PersistentVolumeClaim in the pool's namespace. It cannot be changed later."""
+
+
+class NfsShare(Model):
+    """An NFS export; the operator makes the PersistentVolume and the claim."""
+
+    server: f.NfsServer
+    """Host name or address of the NFS server. It cannot be changed later."""
+    path: f.ExportPath
+    """Exported directory, such as /exports/kv; user 65532 must be able to write there. It cannot be changed later."""
+    mount_options: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=64)]],
+        Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+    ] = ["soft", "timeo=30", "retrans=2"]
+    """Options of the mount. The default gives up on a server that is away (a lost block is computed again); a hard
+    mount would hang. Add nconnect=8 or proto=rdma where the server knows them."""
+
+
+class SharedTier(Model):
+    """A file system that every node sees (tier G4). Exactly one of hostPath, pvc and nfs."""
+
+    model_config = ConfigDict(json_schema_extra=with_rules(f.ONE_SHARE, f.SHARE_STAYS))
+
+    host_path: HostPathShare | None = None
+    """A directory where every node has the shared file system mounted already (CephFS, Lustre, NFS over RDMA ...)."""
+    pvc: ClaimShare | None = None
+    """A PersistentVolumeClaim that many nodes can mount."""
+    nfs: NfsShare | None = None
+    """An NFS export that the operator mounts."""
+    capacity: f.Capacity
+    """Room for this pool's blocks in the whole shared file system, such as 20Ti."""
+
+    @model_validator(mode="after")
+    def _one_share(self) -> SharedTier:
+        f.ONE_SHARE.check(sum(s is not None for s in (self.host_path, self.pvc, self.nfs)) == 1)
+        return self
+
+
+class Tier(Model):
+    """One place for blocks: a name and exactly one of local and shared."""
+
+    # Unknown kinds are let through to ONE_SOURCE, which answers with a sentence instead of a decoding error; an unknown
+    # field beside a valid source is refused by this model (extra="forbid") and shows as a condition.
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=with_rules(
+            f.ONE_SOURCE, f.SOURCE_STAYS, **{"x-kubernetes-preserve-unknown-fields": True, "additionalProperties": None}
+        ),
+    )
+
+    name: f.TierName
+    """Name of the tier: at most 24 lower-case letters, digits and hyphens. It shows in the status and in metrics."""
+    local: LocalTier | None = None
+    """A directory on each node's own drive (tier G3)."""
+    shared: SharedTier | None = None
+    """A file system that every node sees (tier G4)."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Tier:
+        f.ONE_SOURCE.check((self.local is None) != (self.shared is None))
+        return self
+
+
+class ManagedIndex(Model):
+    """A Redis that the operator runs for this pool alone."""
+
+    max_memory: f.IndexMemory = "256Mi"
+    """Memory for index entries, such as 256Mi. A block takes about 110 bytes per node that holds it, so 256Mi is room
+    for 2 million blocks; beyond that new blocks are found only on their own node and in the shared tier."""
+
+
+class SecretKey(Model):
+    """One value in a Secret of the pool's namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+    key: Annotated[str, Field(min_length=1, max_length=253)] = "url"
+    """Key in the Secret."""
+
+
+class ExternalIndex(Model):
+    """A Redis or Valkey of your own (6.2 or newer)."""
+
+    url_secret_ref: SecretKey
+    """Where the URL is: redis://user:password@host:port/db or rediss://... for TLS; the user may be left out. The
+    pool needs a database of its own. The password never appears in a ConfigMap or in the status."""
+
+
+class Index(Model):
+    """The prefix index says which node has a block. It is a hint: without it, own and shared blocks are still found."""
+
+    model_config = ConfigDict(json_schema_extra=with_rules(f.ONE_INDEX))
+
+    managed: ManagedIndex | None = None
+    """A Redis that the operator runs. This is the default."""
+    external: ExternalIndex | None = None
+    """A Redis or Valkey of your own."""
+    lookup_timeout: f.LookupTime = "20ms"
+    """Longest wait for the index in one lookup; past it the peers' blocks count as missing."""
+
+    @model_validator(mode="after")
+    def _one_index(self) -> Index:
+        f.ONE_INDEX.check(self.managed is None or self.external is None)
+        return self
+
+
+class Write(Model):
+    """Where a new block goes."""
+
+    policy: Literal["WriteThrough", "LocalOnly"] = "WriteThrough"
+    """WriteThrough: kept on the node that computed it and copied to the shared tier in the background. LocalOnly: no
+    copy. Engines never wait for either."""
+
+
+class Eviction(Model):
+    """How room is made on each node."""
+
+    model_config = ConfigDict(json_schema_extra=with_rules(f.LOW_BELOW_HIGH))
+
+    policy: Literal["LRU"] = "LRU"
+    """LRU: the blocks that were not read for the longest time go first."""
+    high_watermark: Annotated[int, Field(ge=2, le=100)] = 85
+    """Percent of a tier's capacity at which eviction starts."""
+    low_watermark: Annotated[int, Field(ge=1, le=99)] = 75
+    """Percent of a tier's capacity at which eviction stops; below `highWatermark`."""
+
+    @model_validator(mode="after")
+    def _order(self) -> Eviction:
+        f.LOW_BELOW_HIGH.check(self.low_watermark < self.high_watermark)
+        return self
+
+
+class Cache(Model):
+    """What a block is, where it goes and when it leaves."""
+
+    block_tokens: Annotated[
+        int, Field(ge=16, le=8192, multiple_of=16, json_schema_extra=with_rules(f.BLOCK_TOKENS_STAY))
+    ] = 256
+    """Tokens in one block, a multiple of 16. Injected engines are told; blocks of another size would never be found,
+    so it cannot be changed later."""
+    max_block_size: f.BlockSize = "256Mi"
+    """A larger block is refused. A block takes `blockTokens` times the model's KV bytes per token: 32 MiB for an 8B
+    model with 128 KiB per token."""
+    write: Write = section(Write)
+    """Where a new block goes."""
+    eviction: Eviction = section(Eviction)
+    """How room is made on each node."""
+
+
+class Breaker(Model):
+    """When a client stops asking."""
+
+    failures: Annotated[int, Field(ge=1, le=1000)] = 5
+    """After so many failures in a row the client answers "miss" by itself, in less than a millisecond."""
+    cooldown: f.Cooldown = "1s"
+    """For so long; then it tries again."""
+
+
+class FailOpen(Model):
+    """How long an engine may wait for the pool. Past it the answer is a miss, and the engine computes."""
+
+    lookup_deadline: f.LookupTime = "20ms"
+    """Longest wait for the answer which blocks there are."""
+    load_deadline: f.LoadTime = "100ms"
+    """A load may take at least so long; for many blocks it may take three times what `expectedBandwidth` promises."""
+    expected_bandwidth: f.Bandwidth = "1G"
+    """Bytes per second that a load should reach, such as 1G."""
+    store_deadline: f.StoreTime = "10s"
+    """A store in the background is given up after so long. Engines never wait for it."""
+    breaker: Breaker = section(Breaker)
+    """When a client stops asking."""
+
+
+class Transport(Model):
+    """How blocks travel between nodes."""
+
+    protocol: Literal["TCP"] = "TCP"
+    """TCP. What is really used shows in status.transport."""
+    port: Annotated[int, Field(ge=1024, le=65535, json_schema_extra=with_rules(f.PORT_IS_FREE))] = 7421
+    """TCP port of the sidecars on their pods' addresses."""
+
+    @model_validator(mode="after")
+    def _port(self) -> Transport:
+        f.PORT_IS_FREE.check(self.port != f.HTTP_PORT)
+        return self
+
+
+class AllowedNamespaces(Model):
+    """Whose pods may use the pool. Tenants stay apart either way: a namespace never finds another one's blocks."""
+
+    model_config = ConfigDict(json_schema_extra=with_rules(f.SELECTOR_FITS_FROM))
+
+    from_: Annotated[Literal["Same", "All", "Selector"], Field(alias="from")] = "All"
+    """All: every namespace. Same: only the pool's own. Selector: the pool's own and those with the labels of
+    `selector`."""
+    selector: LabelSelector | None = None
+    """Labels of the namespaces, for `from: Selector`."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> AllowedNamespaces:
+        f.SELECTOR_FITS_FROM.check((self.from_ == "Selector") == (self.selector is not None))
+        return self
+
+
+class VllmInjection(Model):
+    """What injected vLLM engines are told."""
+
+    host_memory: f.HostMemory = "4Gi"
+    """Host memory of vLLM's own tier above the pool, per engine, such as 4Gi; it counts against the container's
+    memory limit, and an engine whose limit is small gets less."""
+
+
+class Injection(Model):
+    """What happens to pods with the label kvpool.dev/inject: "true"."""
+
+    enabled: bool = True
+    """false: new pods start without the pool; running ones keep what they have."""
+    allowed_namespaces: AllowedNamespaces = section(AllowedNamespaces)
+    """Whose pods may use the pool."""
+    vllm: VllmInjection = section(VllmInjection)
+    """What injected vLLM engines are told."""
+
+
+class PoolSpec(Model):
+    """A pool of KV cache blocks on the drives of a cluster's nodes. Only `tiers` must be given."""
+
+    mode: Literal["Enforce", "Paused"] = "Enforce"
+    """Enforce: the operator keeps the cluster as this spec says. Paused: it only watches and reports; a deleted pool
+    is still cleaned up."""
+    nodes: Nodes = section(Nodes)
+    """Which nodes carry a part of the pool."""
+    tiers: Annotated[
+        list[Tier],
+        Field(
+            min_length=1,
+            max_length=8,
+            json_schema_extra=with_rules(
+                f.SOME_LOCAL,
+                f.ONE_SHARED,
+                f.PATHS_DIFFER,
+                **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            ),
+        ),
+    ]
+    """Where blocks are kept, from the fastest to the slowest: one or more local tiers (several drives share the
+    blocks between them) and at most one shared tier."""
+    index: Index = section(Index)
+    """The prefix index says which node has a block."""
+    cache: Cache = section(Cache)
+    """What a block is, where it goes and when it leaves."""
+    fail_open: FailOpen = section(FailOpen)
+    """How long an engine may wait for the pool; past it the answer is a miss."""
+    transport: Transport = section(Transport)
+    """How blocks travel between nodes."""
+    injection: Injection = section(Injection)
+    """What happens to pods with the label kvpool.dev/inject: "true"."""
+    deletion_policy: Literal["Retain", "Delete"] = "Retain"
+    """What happens to the blocks when this pool is deleted. Retain: they stay on the drives, and the Secret
+    NAME-secret that names them stays too; a new pool of the same name, namespace and paths finds them again. Delete:
+    a wipe on every node removes them, and the Secret goes."""
+    cleanup_timeout: f.CleanupTime = "5m"
+    """The deletion of this pool waits at most so long for nodes that do not answer; what is left there is named in an
+    Event."""
+
+    @model_validator(mode="after")
+    def _tiers(self) -> PoolSpec:
+        local = [f"{t.local.path}/" for t in self.tiers if t.local]
+        every = local + [f"{t.shared.host_path.path}/" for t in self.tiers if t.shared and t.shared.host_path]
+        f.SOME_LOCAL.check(bool(local))
+        f.ONE_SHARED.check(len(self.tiers) - len(local) <= 1)
+        f.PATHS_DIFFER.check(not any(a.startswith(b) for a, b in itertools.permutations(every, 2)))
+        if len({t.name for t in self.tiers}) != len(self.tiers):
+            raise ValueError("give each tier a name of its own")
+        return self
+
+
+class Metadata(Model):
+    """The part of an object's metadata that the operator reads."""
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    finalizers: list[str] = Field(default_factory=list)
+
+
+class KVCachePool(Model):
+    """One pool, as the API server holds it."""
+
+    metadata: Metadata
+    spec: PoolSpec
+
+    @model_validator(mode="after")
+    def _name(self) -> KVCachePool:
+        f.POOL_NAME.check(re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", self.metadata.name) is not None)
+        return self
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> KVCachePool:
+        """Read a pool from the API or from a file. InvalidPoolError names the first fields that are wrong."""
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as e:
+            raise InvalidPoolError(_sentences(e)) from None
+        except RecursionError:
+            raise InvalidPoolError("the object is nested too deeply") from None
+
+    @property
+    def key(self) -> str:
+        """namespace/name"""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+
+def _sentences(error: ValidationError) -> str:
+    """Field and sentence, never the value: it may be large or secret."""
+    told = []
+    for e in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
+        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in e["loc"] if p not in ("int", "str"))
+        sentence = "no such field: remove it" if e["type"] == "extra_forbidden" else e["msg"]
+        told.append(f"{where.lstrip('.')[:200]}: {sentence.removeprefix('Value error, ')}")
+    return "; ".join(told)

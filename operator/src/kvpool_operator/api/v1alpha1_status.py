@@ -1,0 +1,159 @@
+"""kvpool.dev/v1alpha1: what the operator answers. Written by `kvpool_operator.status` only."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from kvpool_operator.api.conditions import Condition  # noqa: TC001  read by pydantic
+
+__all__ = [
+    "MAX_FINGERPRINTS",
+    "CacheStatus",
+    "Capacity",
+    "FingerprintStatus",
+    "IndexStatus",
+    "NodesStatus",
+    "Phase",
+    "PodsStatus",
+    "PoolStatus",
+    "TransportStatus",
+]
+
+MAX_FINGERPRINTS = 10
+
+Phase = Literal["Pending", "Provisioning", "Ready", "Degraded", "Updating", "Paused", "Deleting", "Failed"]
+Text = Annotated[str, Field(max_length=253)]
+Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
+Counts = Annotated[dict[Annotated[str, Field(max_length=64)], Count], Field(max_length=32)]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True, frozen=True, extra="ignore"
+    )
+
+
+class NodesStatus(Model):
+    """The pool's nodes."""
+
+    desired: Count = 0
+    """Nodes that should carry a part of the pool."""
+    ready: Count = 0
+    """Nodes whose sidecar serves."""
+    updated: Count = 0
+    """Nodes whose sidecar runs the present spec."""
+    summary: Text = "0/0"
+    """Ready and desired nodes, such as 24/24."""
+
+
+class Capacity(Model):
+    """Room for blocks on the nodes that report; each sidecar counts its own drives."""
+
+    total: Text = "0"
+    """Room on all nodes together, such as 24Ti."""
+    used: Text = "0"
+    """Part of it that blocks take."""
+    used_percent: Annotated[int, Field(ge=0)] = 0
+    """The same in percent."""
+    blocks: Count = 0
+    """Blocks on all nodes together; a block on two nodes counts twice."""
+
+
+class CacheStatus(Model):
+    """What the pool was worth since its sidecars started."""
+
+    hit_rate: Text = ""
+    """Part of the blocks asked for that could be had, from 0.00 to 1.00; empty before the first question."""
+    hits: Counts = Field(default_factory=dict)
+    """Blocks that were had, by tier: local (the node's own drive), peer (another node), shared."""
+    bytes: Counts = Field(default_factory=dict)
+    """Bytes that engines read, by tier."""
+    miss_reasons: Counts = Field(default_factory=dict)
+    """Blocks that could not be had, by reason."""
+
+
+class IndexStatus(Model):
+    """The prefix index."""
+
+    mode: Literal["Managed", "External"] = "Managed"
+    """Managed: run by the operator. External: your own."""
+    connected: Text = "0/0"
+    """Nodes that are connected to the index, of those that report, such as 24/24."""
+    announced: Count = 0
+    """Blocks that the nodes have announced."""
+
+
+class TransportStatus(Model):
+    """How blocks travel between nodes."""
+
+    effective: Text = ""
+    """What is really used; several, with a comma between them, while nodes differ."""
+
+
+class FingerprintStatus(Model):
+    """One kind of blocks: engines share blocks only where model, weights, layout and versions are the same."""
+
+    digest: Text
+    """Short name of the kind."""
+    engine: Text = ""
+    """Engine and version that write such blocks."""
+    model: Text = ""
+    """Model."""
+    size: Text = "0"
+    """Room that such blocks take on all nodes."""
+
+
+class PodsStatus(Model):
+    """Pods with the opt-in label that ask for this pool."""
+
+    selected: Count = 0
+    """All of them."""
+    injected: Count = 0
+    """Those that were given the pool."""
+    skipped: Count = 0
+    """Those that were not; their annotation kvpool.dev/skip-reason says why."""
+    missed: Count = 0
+    """Those that the webhook never saw, because it was away when they were made: make them again."""
+    stale: Count = 0
+    """Those that carry the client of another version of KVPool; they work, and get the new one when made again."""
+
+
+class PoolStatus(Model):
+    """The pool as the operator last saw it."""
+
+    observed_generation: Annotated[int, Field(json_schema_extra={"format": "int64"})] = 0
+    """metadata.generation that this status was judged by."""
+    phase: Phase = "Pending"
+    """One word: Pending, Provisioning, Ready, Degraded, Updating, Paused, Deleting or Failed. Programs should look at
+    the conditions."""
+    pool_id: Annotated[str, Field(alias="poolID", max_length=64)] = ""
+    """Identity of the pool's data; it stays when a pool of the same name takes over retained blocks."""
+    nodes: NodesStatus = Field(default_factory=NodesStatus)
+    """The pool's nodes."""
+    capacity: Capacity = Field(default_factory=Capacity)
+    """Room for blocks, and how much of it is taken."""
+    cache: CacheStatus = Field(default_factory=CacheStatus)
+    """Hits, and the reasons of misses."""
+    index: IndexStatus = Field(default_factory=IndexStatus)
+    """The prefix index."""
+    transport: TransportStatus = Field(default_factory=TransportStatus)
+    """How blocks travel between nodes."""
+    fingerprints: Annotated[list[FingerprintStatus], Field(max_length=MAX_FINGERPRINTS)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """The kinds of blocks that take the most room, at most 10."""
+    pods: PodsStatus = Field(default_factory=PodsStatus)
+    """Pods with the opt-in label that ask for this pool."""
+    conditions: Annotated[list[Condition], Field(max_length=16)] = Field(
+        default_factory=list,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    """Ready is the one to wait for: the sidecars serve and the index is there. StorageReady, IndexReady, InjectionReady
+    and TransportReady say which part is not as it should be, Progressing whether the operator is at work."""
+
+    def dump(self) -> dict[str, Any]:
+        """As the API server holds it."""
+        return self.model_dump(by_alias=True)

@@ -1,0 +1,113 @@
+"""A pool's spec as the configuration that sidecars and clients read. Pure and public: the demonstration uses it too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvpool.config import (
+    CacheConfig,
+    ClientConfig,
+    Deadlines,
+    IndexConfig,
+    LocalTier,
+    PeerConfig,
+    PoolConfig,
+    SharedTier,
+)
+from kvpool_operator.api.duration import to_ms
+from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.api.quantity import to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.api.v1alpha1 import LocalTier as LocalSpec
+
+__all__ = ["MOUNTS", "deadlines", "in_pod", "to_client_config", "to_pool_config"]
+
+MOUNTS = "/tiers"
+"""Where the sidecar's pod mounts its tiers, each under its name."""
+
+
+def in_pod(tier: str) -> str:
+    """The directory of a tier as the sidecar in its pod sees it."""
+    return f"{MOUNTS}/{tier}"
+
+
+def to_pool_config(
+    pool: KVCachePool,
+    *,
+    pool_id: str,
+    index_url: str,
+    index_username: str = "kvpool",
+    allowed_namespaces: Sequence[str] = ("*",),
+    tier_path: Callable[[str], str] = in_pod,
+) -> PoolConfig:
+    """`pool.json` of a pool.
+
+    `pool_id` names the pool's data (config.uid). `index_url` holds no password; empty means no index.
+    `allowed_namespaces` is what the selector came to. `tier_path` maps a tier's name to its directory.
+    """
+    spec = pool.spec
+    shared = next((t for t in spec.tiers if t.shared is not None), None)
+    eviction = spec.cache.eviction
+    return PoolConfig(
+        pool=pool.metadata.name,
+        namespace=pool.metadata.namespace,
+        uid=pool_id,
+        local=tuple(_local(t.name, t.local, tier_path) for t in spec.tiers if t.local is not None),
+        shared=(
+            SharedTier(name=shared.name, path=tier_path(shared.name), capacity_bytes=to_bytes(shared.shared.capacity))
+            if shared is not None and shared.shared is not None
+            else None
+        ),
+        index=IndexConfig(
+            url=index_url,
+            username=index_username if index_url else "",
+            lookup_timeout_ms=to_ms(spec.index.lookup_timeout),
+        ),
+        cache=CacheConfig(
+            block_tokens=spec.cache.block_tokens,
+            max_block_bytes=to_bytes(spec.cache.max_block_size),
+            write_policy=spec.cache.write.policy,
+            eviction_policy=eviction.policy,
+            high_watermark=eviction.high_watermark,
+            low_watermark=eviction.low_watermark,
+        ),
+        peer=PeerConfig(port=spec.transport.port),
+        deadlines=deadlines(pool),
+        allowed_namespaces=tuple(allowed_namespaces),
+        http_port=HTTP_PORT,
+        generation=pool.metadata.generation,
+    )
+
+
+def to_client_config(pool: KVCachePool) -> ClientConfig:
+    """What an injected engine's client is told."""
+    return ClientConfig(pool=pool.key, deadlines=deadlines(pool))
+
+
+def deadlines(pool: KVCachePool) -> Deadlines:
+    """How long an engine may wait, from spec.failOpen."""
+    f = pool.spec.fail_open
+    return Deadlines(
+        lookup_ms=to_ms(f.lookup_deadline),
+        load_min_ms=to_ms(f.load_deadline),
+        load_expected_mb_s=max(1, to_bytes(f.expected_bandwidth) // 1_000_000),
+        store_ms=to_ms(f.store_deadline),
+        breaker_failures=f.breaker.failures,
+        breaker_cooldown_ms=to_ms(f.breaker.cooldown),
+    )
+
+
+def _local(name: str, tier: LocalSpec, tier_path: Callable[[str], str]) -> LocalTier:
+    reserve = tier.reserve_free
+    percent = int(reserve[:-1]) if reserve.endswith("%") else 0
+    return LocalTier(
+        name=name,
+        path=tier_path(name),
+        capacity_bytes=to_bytes(tier.capacity),
+        reserve_free_percent=percent,
+        reserve_free_bytes=0 if reserve.endswith("%") else to_bytes(reserve),
+    )
