@@ -1,0 +1,121 @@
+"""Contenders take turns, round by round, so that whatever else the machine does hits them alike. Medians count."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `gb_s` is of the median operation times concurrency; `ratio_to_limit` likewise."""
+
+    path: str
+    size: int
+    concurrency: int
+    batch: int
+    system: str
+    gb_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_s_per_gb: float
+    ratio_to_limit: float
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass
+class Contender:
+    """`make(thread)` gives an operation; operation(n) moves the n-th batch. `pids`: whose processor time counts too."""
+
+    system: str
+    make: Callable[[int], Callable[[int], None]]
+    pids: Sequence[int] = ()
+
+
+def compare(
+    path: str, size: int, batch: int, concurrency: int, rounds: int, operations: int, contenders: Sequence[Contender]
+) -> list[Row]:
+    """The first contender is the limit. Each round, each contender does `operations` batches on each thread."""
+    ready = [[c.make(t) for t in range(concurrency)] for c in contenders]
+    seconds: list[list[float]] = [[] for _ in contenders]
+    per_round: list[list[float]] = [[] for _ in contenders]
+    cpu = [0.0] * len(contenders)
+    for operation in (op for ops in ready for op in ops):
+        for n in range(operations):
+            operation(n)  # warms the page cache, the buffers and the connections
+    for number in range(rounds):
+        order = range(len(contenders)) if number % 2 == 0 else reversed(range(len(contenders)))
+        for i in order:
+            before = _cpu(contenders[i].pids)
+            wall, times = _run(ready[i], operations)
+            cpu[i] += _cpu(contenders[i].pids) - before
+            seconds[i] += times
+            per_round[i].append(size * batch * concurrency * operations / wall)
+    total_gb = size * batch * concurrency * operations * rounds / 1e9
+    rows = []
+    for i, contender in enumerate(contenders):
+        if concurrency == 1:  # by the median operation: a hiccup of the machine is not the contender's
+            speed = size * batch / statistics.median(seconds[i])
+            limit = size * batch / statistics.median(seconds[0])
+        else:
+            speed, limit = statistics.median(per_round[i]), statistics.median(per_round[0])
+        times = sorted(seconds[i])
+        rows.append(
+            Row(
+                path, size, concurrency, batch, contender.system,
+                gb_s=round(speed / 1e9, 3),
+                p50_ms=round(statistics.median(times) * 1e3, 3),
+                p99_ms=round(times[min(len(times) - 1, int(len(times) * 0.99))] * 1e3, 3),
+                cpu_s_per_gb=round(cpu[i] / total_gb, 4),
+                ratio_to_limit=round(speed / limit, 3),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _run(operations: Sequence[Callable[[int], None]], count: int) -> tuple[float, list[float]]:
+    times: list[float] = []
+
+    def loop(operation: Callable[[int], None]) -> None:
+        mine = []
+        for n in range(count):
+            began = time.perf_counter()
+            operation(n)
+            mine.append(time.perf_counter() - began)
+        times.extend(mine)
+
+    began = time.perf_counter()
+    if len(operations) == 1:
+        loop(operations[0])
+    else:
+        threads = [threading.Thread(target=loop, args=(operation,)) for operation in operations]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return time.perf_counter() - began, times
+
+
+def _cpu(pids: Sequence[int]) -> float:
+    """Seconds of processor time of this process and of `pids`."""
+    return time.process_time() + sum(_cpu_of(pid) for pid in pids)
+
+
+def _cpu_of(pid: int) -> float:
+    total = 0
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/schedstat") as file:
+                total += int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return total / 1e9
