@@ -1,0 +1,1 @@
+"""`make demo`: sessions that move between three nodes on one machine, with a real engine, with and without the pool."""
