@@ -18,7 +18,8 @@ from kvpool_operator.certs import (
     new_authority,
     next_authorities,
 )
-from kvpool_operator.webhook.tls import CertKeeper, ConflictError, Names, server_context
+from kvpool_operator.errors import ConflictError
+from kvpool_operator.webhook.tls import CertKeeper, Names, server_context
 
 DNS = ("kvpool-webhook.kvpool-system.svc",)
 NAMES = Names("kvpool-webhook-ca", DNS)

@@ -7,7 +7,7 @@ import jsonpatch as reference
 import kubernetes_validate
 import pytest
 
-from kvpool.config import ClientConfig, Deadlines, loads
+from kvpool.config import ClientConfig, loads
 from kvpool_operator.webhook.connector import client_config
 from kvpool_operator.webhook.inject import Injection, inject, is_injected, mark_skipped
 from kvpool_operator.webhook.jsonpatch import diff
@@ -19,7 +19,7 @@ INJECTION = Injection(
     pool="kvpool-system/chat",
     block_tokens=256,
     host_memory_bytes=4 * GIB,
-    client_config=client_config("kvpool-system/chat", Deadlines()),
+    client_config=client_config(ClientConfig(pool="kvpool-system/chat")),
     sidecar_image="kvpool-sidecar:0.1.0",
 )
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvpool.config import Deadlines, IndexConfig, LocalTier, PoolConfig
+from kvpool.config import CacheConfig, Deadlines
 from kvpool_operator.webhook.pools import PoolCache
 from kvpool_operator.webhook.reasons import Skip, SkipReason
 from kvpool_operator.webhook.selector import matches
@@ -216,12 +216,10 @@ async def test_the_pools_deadlines_reach_its_clients():
         "breaker": {"failures": 3, "cooldown": "4s"},
     }
     view = await PoolCache(Cluster(pool)).resolve(Wishes(pool_name="chat"), "team-a")
-    assert view.deadlines == Deadlines(30, 1500, 2000, 60_000, 3, 4000)
+    assert view.client.deadlines == Deadlines(30, 1500, 2000, 60_000, 3, 4000)
 
 
 async def test_without_a_word_the_clients_defaults_hold():
     view = await PoolCache(Cluster(a_pool())).resolve(Wishes(pool_name="chat"), "team-a")
-    assert view.deadlines == Deadlines()
-    assert (
-        view.block_tokens == PoolConfig("p", "n", "u", (LocalTier("a", "/a", 1),), IndexConfig("")).cache.block_tokens
-    )
+    assert view.client.deadlines == Deadlines()
+    assert view.block_tokens == CacheConfig().block_tokens

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from kvpool.config import ClientConfig, Deadlines
+if TYPE_CHECKING:
+    from kvpool.config import ClientConfig
 
 __all__ = ["client_config", "compact", "literal", "vllm_connector"]
 
@@ -34,9 +35,9 @@ def vllm_connector(*, block_tokens: int, host_memory_bytes: int) -> dict[str, An
     }
 
 
-def client_config(pool: str, deadlines: Deadlines) -> str:
+def client_config(config: ClientConfig) -> str:
     """The value of KVPOOL_CLIENT_CONFIG as one line of JSON."""
-    return compact(asdict(ClientConfig(pool=pool, deadlines=deadlines)))
+    return compact(asdict(config))
 
 
 def compact(value: Any) -> str:

@@ -12,16 +12,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvpool.config import Deadlines
-from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.quantity import to_bytes
-from kvpool_operator.api.v1alpha1 import Cache, FailOpen, Injection
+from kvpool_operator.api.v1alpha1 import KVCachePool
+from kvpool_operator.desired.config import to_client_config
+from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.webhook.reasons import Skip, SkipReason
 from kvpool_operator.webhook.selector import matches
 from kvpool_operator.webhook.wishes import ANNOTATION_POOL, Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from kvpool.config import ClientConfig
 
 __all__ = ["PoolCache", "PoolReader", "PoolView", "choose"]
 
@@ -52,7 +54,7 @@ class PoolView:
     ready: bool
     block_tokens: int
     host_memory_bytes: int
-    deadlines: Deadlines
+    client: ClientConfig
     allowed_from: str
     allowed_selector: Mapping[str, Any]
 
@@ -177,42 +179,25 @@ class PoolCache:
         return labels
 
 
-def _view(pool: dict[str, Any]) -> PoolView | None:
+def _view(raw: dict[str, Any]) -> PoolView | None:
     """None, with a line in the log, for an object that cannot be read: one bad pool must not hide the others."""
-    metadata = pool.get("metadata") or {}
     try:
-        return _read(pool, metadata)
-    except (ValueError, TypeError, AttributeError, KeyError) as e:
+        pool = KVCachePool.parse(raw)
+    except InvalidPoolError as e:
+        metadata = raw.get("metadata") or {}
         log.warning("pool %s/%s cannot be read: %s", metadata.get("namespace"), metadata.get("name"), e)
         return None
-
-
-def _read(pool: dict[str, Any], metadata: dict[str, Any]) -> PoolView:
-    """Only the parts that injection needs: a mistake elsewhere in the spec is the operator's to report."""
-    spec = pool.get("spec") or {}
-    injection = Injection.model_validate(spec.get("injection") or {})
-    cache = Cache.model_validate(spec.get("cache") or {})
+    injection = pool.spec.injection
     allowed = injection.allowed_namespaces
-    conditions = (pool.get("status") or {}).get("conditions") or []
+    conditions = (raw.get("status") or {}).get("conditions") or []
     return PoolView(
-        namespace=str(metadata["namespace"]),
-        name=str(metadata["name"]),
+        namespace=pool.metadata.namespace,
+        name=pool.metadata.name,
         enabled=injection.enabled,
         ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
-        block_tokens=cache.block_tokens,
+        block_tokens=pool.spec.cache.block_tokens,
         host_memory_bytes=to_bytes(injection.vllm.host_memory),
-        deadlines=_deadlines(FailOpen.model_validate(spec.get("failOpen") or {})),
+        client=to_client_config(pool),
         allowed_from=allowed.from_,
         allowed_selector=allowed.selector.model_dump(by_alias=True) if allowed.selector else {},
-    )
-
-
-def _deadlines(fail_open: FailOpen) -> Deadlines:
-    return Deadlines(
-        lookup_ms=to_ms(fail_open.lookup_deadline),
-        load_min_ms=to_ms(fail_open.load_deadline),
-        load_expected_mb_s=max(1, to_bytes(fail_open.expected_bandwidth) // 10**6),
-        store_ms=to_ms(fail_open.store_deadline),
-        breaker_failures=fail_open.breaker.failures,
-        breaker_cooldown_ms=to_ms(fail_open.breaker.cooldown),
     )

@@ -75,7 +75,7 @@ async def _inject(
             pool=pool.key,
             block_tokens=pool.block_tokens,
             host_memory_bytes=pool.host_memory_bytes,
-            client_config=client_config(pool.key, pool.deadlines),
+            client_config=client_config(pool.client),
             sidecar_image=installation.sidecar_image,
             image_pull_policy=installation.image_pull_policy,
         ),

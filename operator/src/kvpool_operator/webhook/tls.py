@@ -25,20 +25,17 @@ from kvpool_operator.certs import (
     next_authorities,
     utc_now,
 )
+from kvpool_operator.errors import ConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-__all__ = ["CertKeeper", "ConflictError", "TrustStore", "server_context"]
+__all__ = ["CertKeeper", "Names", "TrustStore", "server_context"]
 
 log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 4
-
-
-class ConflictError(Exception):
-    """Somebody else wrote first: read again."""
 
 
 class TrustStore(Protocol):

@@ -1,0 +1,250 @@
+"""The chart: values against their schema without helm, rendered objects with it."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from kvpool_operator.webhook.settings import read_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "kvpool"
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+KUBERNETES = ("1.31", "1.34", "1.36")
+
+
+def find_helm():
+    if found := shutil.which("helm"):
+        return found
+    cache = os.environ.get("KVPOOL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvpool"
+    built = sorted(Path(cache).glob("airgap/bin*/helm"), key=lambda p: p.stat().st_mtime)
+    return str(built[-1]) if built else None
+
+
+HELM = find_helm()
+needs_helm = pytest.mark.skipif(
+    HELM is None, reason="helm is not on PATH: install it, or run e2e/airgap/binaries.sh helm (it builds one with Go)"
+)
+
+
+def helm(*args):
+    return subprocess.run([HELM, *args], capture_output=True, text=True, timeout=60, check=False)
+
+
+def render(*sets, namespace="kvpool-system"):
+    flags = [f for s in sets for f in ("--set-json", s)]
+    done = helm("template", "kvpool", str(CHART), "-n", namespace, "--kube-version", "1.34.4", *flags)
+    assert done.returncode == 0, done.stderr
+    return [o for o in yaml.safe_load_all(done.stdout) if o]
+
+
+def one(objects, kind, name):
+    (found,) = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
+    return found
+
+
+def pod_of(workload):
+    return workload["spec"]["template"]["spec"]
+
+
+def test_the_values_fit_their_schema():
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.validate(VALUES, SCHEMA)
+
+
+def _paths(value, schema, at=""):
+    """Paths of values that the schema names one by one."""
+    while "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{at}.{name}", name in (value or {})
+        if isinstance(value, dict) and name in value:
+            yield from _paths(value[name], inner, f"{at}.{name}")
+
+
+def test_every_value_of_the_schema_has_a_default_to_look_at():
+    assert [path for path, there in _paths(VALUES, SCHEMA) if not there] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"operater": {}},
+        {"operator": {"replica": 3}},
+        {"operator": {"replicas": 0}},
+        {"operator": {"image": {"repository": "x", "tag": "a b"}}},
+        {"webhook": {"failurePolicy": "ignore"}},
+        {"webhook": {"timeoutSeconds": 30}},
+        {"sidecar": {"kubeletDir": "/var/../etc"}},
+        {"crds": {"install": True}},
+    ],
+)
+def test_a_wrong_value_is_refused(change):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**VALUES, **change}, SCHEMA)
+
+
+def test_the_charts_crds_are_those_of_the_repository():
+    ours = {p.name: p.read_text() for p in (CHART / "files" / "crds").glob("*.yaml")}
+    made = {p.name: p.read_text() for p in (ROOT / "crds").glob("*.kvpool.dev.yaml")}
+    assert made
+    assert ours == made, "run `make gen` and commit the result"
+
+
+def test_the_chart_has_the_operators_version():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert f'version = "{chart["appVersion"]}"' in (ROOT / "operator" / "pyproject.toml").read_text()
+
+
+@needs_helm
+def test_the_chart_passes_lint():
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (),
+        ("webhook.enabled=false", "crds.enabled=false", "rbac.aggregate=false"),
+        (
+            'global={"imageRegistry": "registry.example/team/", "imagePullSecrets": ["pull"]}',
+            'operator.tolerations=[{"operator": "Exists"}]',
+            'operator.nodeSelector={"a": "b"}',
+            'operator.affinity={"nodeAffinity": {}}',
+            'operator.priorityClassName="system-cluster-critical"',
+            'operator.podLabels={"x": "1"}',
+            'webhook.podAnnotations={"y": "2"}',
+            'webhook.namespaceSelector=[{"key": "pool", "operator": "Exists"}]',
+        ),
+    ],
+)
+def test_rendered_objects_are_what_kubernetes_takes(sets):
+    for rendered in render(*sets):
+        for version in KUBERNETES:
+            kubernetes_validate.validate(rendered, version, strict=True)
+
+
+@needs_helm
+def test_unknown_values_are_refused_by_helm_too():
+    done = helm("template", "kvpool", str(CHART), "--set", "webhook.replcas=3")
+    assert done.returncode != 0
+    assert "replcas" in done.stderr
+
+
+@needs_helm
+def test_the_webhook_can_never_stop_pods_of_the_system_or_its_own():
+    (hook,) = one(render(), "MutatingWebhookConfiguration", "kvpool-webhook")["webhooks"]
+    assert hook["failurePolicy"] == "Ignore"
+    assert hook["timeoutSeconds"] == 3
+    assert hook["sideEffects"] == "None"
+    assert hook["matchPolicy"] == "Equivalent"
+    assert hook["reinvocationPolicy"] == "IfNeeded"
+    assert hook["objectSelector"] == {"matchLabels": {"kvpool.dev/inject": "true"}}
+    (excluded,) = hook["namespaceSelector"]["matchExpressions"]
+    assert excluded["operator"] == "NotIn"
+    assert excluded["values"] == ["kube-system", "kube-node-lease", "kvpool-system"]
+    (rule,) = hook["rules"]
+    assert (rule["operations"], rule["resources"], rule["scope"]) == (["CREATE"], ["pods"], "Namespaced")
+
+
+@needs_helm
+def test_the_webhook_is_called_by_the_name_its_certificate_has():
+    objects = render(namespace="elsewhere")
+    (hook,) = one(objects, "MutatingWebhookConfiguration", "kvpool-webhook")["webhooks"]
+    service = hook["clientConfig"]["service"]
+    (container,) = pod_of(one(objects, "Deployment", "kvpool-webhook"))["containers"]
+    env = {e["name"]: e.get("value", "elsewhere") for e in container["env"]}
+    settings = read_settings([], env)
+    assert f"{service['name']}.{service['namespace']}.svc" == settings.dns_name
+    assert service["path"] == "/inject"
+    assert container["args"] == ["webhook"]
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+    assert ports == {"https": settings.port, "admin": settings.admin_port}
+    role = one(objects, "Role", "kvpool-webhook")
+    assert role["rules"][1]["resourceNames"] == [settings.ca_secret]
+    cluster_role = one(objects, "ClusterRole", "kvpool-webhook")
+    assert cluster_role["rules"][2]["resourceNames"] == [settings.configuration]
+
+
+@needs_helm
+@pytest.mark.parametrize("name", ["kvpool-operator", "kvpool-webhook"])
+def test_our_pods_are_restricted(name):
+    pod = pod_of(one(render(), "Deployment", name))
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["readOnlyRootFilesystem"] is True
+        assert container["resources"]["limits"]["memory"]
+    assert "hostNetwork" not in pod
+    assert "volumes" not in pod
+
+
+@needs_helm
+def test_rights_are_no_wider_than_needed():
+    objects = render()
+    for role in [o for o in objects if o["kind"] in ("ClusterRole", "Role")]:
+        for rule in role["rules"]:
+            told = json.dumps(rule)
+            assert "*" not in told, role["metadata"]["name"]
+            assert not {"escalate", "impersonate", "deletecollection"} & set(rule["verbs"])
+            assert not {"pods/exec", "nodes/proxy", "serviceaccounts/token"} & set(rule["resources"])
+            if "secrets" in rule["resources"]:
+                assert not {"list", "watch"} & set(rule["verbs"]), "secrets are read by name"
+            if "bind" in rule["verbs"]:
+                assert rule["resourceNames"] == ["kvpool-sidecar-rendezvous"]
+    operator = one(objects, "ClusterRole", "kvpool-operator")
+    pods = next(r for r in operator["rules"] if "pods" in r["resources"])
+    assert set(pods["verbs"]) == {"get", "list", "watch"}
+    rendezvous = one(objects, "ClusterRole", "kvpool-sidecar-rendezvous")
+    assert rendezvous["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+
+
+@needs_helm
+def test_a_crd_is_kept_unless_told_otherwise():
+    crd = one(render(), "CustomResourceDefinition", "kvcachepools.kvpool.dev")
+    assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    plain = yaml.safe_load((ROOT / "crds" / "kvcachepools.kvpool.dev.yaml").read_text())
+    assert crd["spec"] == plain["spec"]
+    crd = one(render("crds.keep=false"), "CustomResourceDefinition", "kvcachepools.kvpool.dev")
+    assert "annotations" not in crd["metadata"]
+    assert not [o for o in render("crds.enabled=false") if o["kind"] == "CustomResourceDefinition"]
+
+
+@needs_helm
+def test_without_the_webhook_nothing_of_it_is_made():
+    assert "kvpool-webhook" not in {o["metadata"]["name"] for o in render("webhook.enabled=false")}
+
+
+@needs_helm
+def test_images_follow_their_values():
+    digest = "@sha256:" + "0" * 64
+    objects = render(
+        'global.imageRegistry="registry.example/team"',
+        f'operator.image={{"repository": "op", "tag": "{digest}", "pullPolicy": "Always"}}',
+        'sidecar.image.tag="7"',
+    )
+    for name in ("kvpool-operator", "kvpool-webhook"):
+        (container,) = pod_of(one(objects, "Deployment", name))["containers"]
+        assert container["image"] == f"registry.example/team/op{digest}"
+        assert container["imagePullPolicy"] == "Always"
+        env = {e["name"]: e.get("value") for e in container["env"]}
+        assert env["KVPOOL_SIDECAR_IMAGE"] == "registry.example/team/kvpool-sidecar:7"
+
+
+def test_the_notes_name_the_next_commands():
+    notes = (CHART / "templates" / "NOTES.txt").read_text()
+    assert "kubectl apply -f examples/kvcachepool.yaml" in notes
+    assert "--for=condition=Ready" in notes
+    assert '"kvpool.dev/inject": "true"' in notes
