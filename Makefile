@@ -30,6 +30,7 @@ $(VENV)/.ready: requirements/dev.txt client/pyproject.toml sidecar/pyproject.tom
 
 gen: setup ## regenerate crds/, schemas and API docs from the models
 	$(PY) -m kvpool_operator.api.crdgen --write
+	cp crds/*.kvpool.dev.yaml charts/kvpool/files/crds/
 	$(PY) -m kvpool.config --write
 
 check: setup ## lint, types, import rules, freshness of generated files
@@ -40,6 +41,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(VENV)/bin/mypy operator/src
 	$(VENV)/bin/lint-imports --config pyproject.toml
 	$(PY) -m kvpool_operator.api.crdgen --check
+	@for f in crds/*.kvpool.dev.yaml; do cmp $$f charts/kvpool/files/$$f || { echo "run make gen and commit the result"; exit 1; }; done
 	$(PY) -m kvpool.config --check
 
 test: setup ## unit, contract and integration tests with a real Redis and real sidecars (under 5 minutes)

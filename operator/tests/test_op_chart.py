@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvpool"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-KUBERNETES = ("1.31", "1.34", "1.36")
+KUBERNETES = ("1.30", "1.34")
 
 
 def find_helm():
