@@ -5,6 +5,7 @@
 #                                  kind, kubectl and helm are on PATH. Progress goes to stderr.
 #   e2e/cluster.sh prepare         all of `up` but the cluster: docker, the tools, the base image, the node image.
 #                                  Prints the same exports; `docker build` works from here on.
+#   e2e/cluster.sh env             print the exports alone
 #   e2e/cluster.sh load IMAGE...   bring images of the local docker onto the workers (onto every node with --all)
 #   e2e/cluster.sh status          what runs
 #   e2e/cluster.sh down            remove the cluster, its shared folder, and a docker daemon that `up` started
@@ -97,7 +98,7 @@ workers() { containers --filter label=io.x-k8s.kind.role=worker; }
 remove() {
   local nodes
   nodes=$(containers)
-  [ -z "$nodes" ] || docker rm -f -v $nodes >/dev/null
+  [ -z "$nodes" ] || xargs -n1 -P3 docker rm -f -v <<<"$nodes" >/dev/null
   rm -rf "$KUBECONFIG" "$STATE/made-from" "$STATE/shared"
 }
 
@@ -125,9 +126,14 @@ up() {
 }
 
 failed() {
+  local status=$?
   trap - EXIT
-  say "  saving the nodes' logs in $LOGS/$NAME, removing the cluster"
-  timeout 60 kind export logs --name "$NAME" "$LOGS/$NAME" >/dev/null 2>&1 || say "  (the logs could not be saved)"
+  trap '' INT TERM
+  if ((status != 130)); then
+    say "  saving the nodes' logs in $LOGS/$NAME"
+    timeout 60 kind export logs --name "$NAME" "$LOGS/$NAME" >/dev/null 2>&1 || say "  (the logs could not be saved)"
+  fi
+  say "  removing the cluster"
   remove
 }
 
@@ -141,7 +147,7 @@ load() {
   fi
   [ -n "$nodes" ] || die "no cluster $NAME: e2e/cluster.sh up makes it"
   [ $# -gt 0 ] || die "usage: cluster.sh load [--all] IMAGE..."
-  nodes=$(docker inspect -f '{{slice .Name 1}}' $nodes | paste -sd,)
+  nodes=$(docker inspect -f '{{slice .Name 1}}' $nodes | sort | paste -sd,)
   if [ "$(cat "$STATE/node-image")" = "$NODE_IMAGE" ]; then
     step "images onto $nodes" python3 "$AIRGAP/load.py" --nodes "$nodes" "$@"
   else
@@ -154,7 +160,6 @@ status() {
   if "$AIRGAP/dockerd.sh" ours; then say "docker daemon: started by cluster.sh"; else say "docker daemon: not ours"; fi
   if [ -z "$(containers)" ]; then say "no cluster $NAME"; return; fi
   kubectl get nodes -o wide >&2
-  exports
 }
 
 down() {
@@ -172,6 +177,7 @@ case $command in
   prepare)
     prepare
     exports ;;
+  env) exports ;;
   up | load | status | down) "$command" "$@" ;;
-  *) die "usage: cluster.sh up | prepare | load [--all] IMAGE... | status | down" ;;
+  *) die "usage: cluster.sh up | prepare | env | load [--all] IMAGE... | status | down" ;;
 esac

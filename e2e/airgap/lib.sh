@@ -14,26 +14,33 @@ die() { say "error: $*"; exit 1; }
 # step WHAT COMMAND...: runs the command with its output in a log; prints how long it takes, the time every
 # 15 s, and the end of the log if it fails. The command gets a process group of its own, so that Ctrl-C ends all of it.
 step() {
-  local what=$1 log pid status=0 start=$SECONDS next=15 idle
+  local what=$1 log pid status=0 start=$SECONDS next=15 idle interrupted=
   shift
   mkdir -p "$LOGS"
   log=$LOGS/$(tr -cs 'a-z0-9\n' - <<<"${what,,}").log
   exec {idle}<> <(:) # a file that never has input: `read -t` on it sleeps without a process
+  trap 'interrupted=1' INT TERM
   set -m
   ("$@") >"$log" 2>&1 </dev/null &
   pid=$!
   set +m
-  trap 'kill -TERM -- "-$pid" 2>/dev/null; wait "$pid" 2>/dev/null; exit 130' INT TERM
-  while kill -0 "$pid" 2>/dev/null; do
+  while [ -z "$interrupted" ] && kill -0 "$pid" 2>/dev/null; do
     read -rt 0.1 -u "$idle" || true
     if ((SECONDS - start >= next)); then
       say "  $what: $((SECONDS - start)) s"
       next=$((next + 15))
     fi
   done
-  wait "$pid" || status=$?
-  trap - INT TERM
   exec {idle}>&-
+  if [ -n "$interrupted" ]; then
+    trap '' INT TERM # what cleans up is not to be interrupted
+    kill -TERM -- "-$pid" 2>/dev/null || true # it may have just ended
+    wait "$pid" 2>/dev/null || true
+    say "interrupted: $what"
+    exit 130
+  fi
+  trap - INT TERM
+  wait "$pid" || status=$?
   if ((status)); then
     tail -n 30 "$log" >&2
     die "$what failed (status $status); all of it is in $log"

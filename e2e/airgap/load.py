@@ -135,7 +135,7 @@ def main() -> int:
 
         def import_on(node: str) -> None:
             with archive_path.open("rb") as f:
-                command = ("docker", "exec", "-i", node, *CTR, "images", "import", "--all-platforms", "--digests", "-")
+                command = ("docker", "exec", "-i", node, *CTR, "images", "import", "--all-platforms", "-")
                 subprocess.run(command, stdin=f, check=True)
 
         with ThreadPoolExecutor(len(nodes)) as pool:
