@@ -25,7 +25,7 @@ __all__ = ["BatchLoad"]
 
 _log = logging.getLogger("kvpool")
 
-_HELPER_BYTES = transfer.PIECE_BYTES  # a helper is worth waking for so much work
+_HELPER_BYTES = 32 << 20  # a helper is worth waking for so much work
 
 
 class BatchLoad:

@@ -40,7 +40,8 @@ __all__ = [
     "write_file",
 ]
 
-PIECE_BYTES = 4 << 20  # large enough that a busy interpreter lock does not matter, small enough to stay in the cache
+PIECE_BYTES = 1 << 20  # at a time from the page cache or a peer: checksummed while it is in the processor's cache
+_BOUNCE_BYTES = 4 << 20  # at a time from a drive
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -245,7 +246,7 @@ def _read_through_bounce(load: Load, batch: Batch, total: int, preadv: Callable[
     if load.offset <= PIECE_BYTES:
         with contextlib.suppress(OSError):
             os.posix_fadvise(load.descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    want = min(PIECE_BYTES, total - load.offset)
+    want = min(_BOUNCE_BYTES, total - load.offset)
     count = preadv(load.descriptor, [bounce[:want]], load.offset)  # may hang for as long as the drive does
     with load.gate:
         _refuse_if_closed(batch)
@@ -257,10 +258,10 @@ def _read_through_bounce(load: Load, batch: Batch, total: int, preadv: Callable[
 
 
 def _bounce() -> memoryview:
-    """This thread's page-aligned buffer of PIECE_BYTES."""
+    """This thread's page-aligned buffer of _BOUNCE_BYTES."""
     view: memoryview | None = getattr(_thread, "bounce", None)
     if view is None:
-        view = _thread.bounce = memoryview(mmap.mmap(-1, PIECE_BYTES))
+        view = _thread.bounce = memoryview(mmap.mmap(-1, _BOUNCE_BYTES))
     return view
 
 
@@ -334,7 +335,7 @@ def write_file(
     done = 0
     while done < size:
         _refuse_if_closed(batch)
-        piece = store.view[done : done + PIECE_BYTES]
+        piece = store.view[done : done + _BOUNCE_BYTES]
         try:
             count = os.pwrite(store.descriptor, piece, block.HEADER_BYTES + done)
         except OSError as e:

@@ -1,0 +1,157 @@
+"""Real sidecars on this machine, each with a directory, a socket and ports of its own; a real Redis; a shared tier."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from typing import TYPE_CHECKING
+
+from kvpool import config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Process:
+    """A child that is ended by `stop`, whatever state it is in."""
+
+    def __init__(self, log: Path, arguments: list[str], env: dict[str, str]) -> None:
+        self.log = log
+        self._arguments = arguments
+        self._env = {**os.environ, **env}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "kvpool_sidecar", *self._arguments]
+            self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self, *, kill: bool = False) -> None:
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGCONT)
+        self.process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+
+class Node(Process):
+    """One sidecar. `sockets` maps tenants to paths."""
+
+    def __init__(self, cluster: Cluster, name: str, tenants: tuple[str, ...], deadlines: config.Deadlines) -> None:
+        self.name = name
+        self.home = cluster.directory / name
+        self.http = free_port()
+        (self.home / "nvme").mkdir(parents=True)
+        self.sockets = {tenant: str(self.home / f"{tenant}.sock") for tenant in tenants}
+        self.pool = config.PoolConfig(
+            pool="tests",
+            namespace="tests",
+            uid="0d4e8f3c-tests",
+            local=(config.LocalTier("nvme", str(self.home / "nvme"), 8 << 30, reserve_free_percent=1),),
+            shared=config.SharedTier("shared", str(cluster.shared)) if cluster.shared else None,
+            index=config.IndexConfig(cluster.index_url, username="kvpool", lookup_timeout_ms=200, lease_s=5),
+            peer=config.PeerConfig(port=free_port(), connect_timeout_ms=1000),
+            deadlines=deadlines,
+            http_port=self.http,
+        )
+        (self.home / "pool.json").write_text(config.dumps(self.pool))
+        arguments = ["serve"]
+        for tenant, path in self.sockets.items():
+            arguments += ["--socket", f"{path}={tenant}"]
+        env = {
+            "KVPOOL_CONFIG": str(self.home / "pool.json"),
+            "KVPOOL_SECRET_DIR": str(cluster.secret),
+            "KVPOOL_NODE": name,
+            "KVPOOL_ADDRESS": "127.0.0.1",
+        }
+        super().__init__(cluster.directory / f"{name}.log", arguments, env)
+
+    @property
+    def socket(self) -> str:
+        return next(iter(self.sockets.values()))
+
+    def wait_ready(self, seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.process is None or self.process.poll() is not None:
+                break
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/readyz", timeout=1):
+                    return
+            except OSError:
+                time.sleep(0.05)
+        raise RuntimeError(f"{self.name} is not ready: {self.log.read_text()[-3000:]}")
+
+    def block_files(self) -> list[Path]:
+        """The files of all blocks on this node."""
+        return [f for f in (self.home / "nvme").rglob("*") if f.is_file() and len(f.name.split(".")[0]) == 64]
+
+
+class Cluster:
+    """`names` nodes, a Redis, and a shared directory if asked for. Close it to end every process."""
+
+    def __init__(
+        self,
+        directory: Path,
+        names: tuple[str, ...] = ("a",),
+        *,
+        tenants: tuple[str, ...] = ("team",),
+        shared: bool = False,
+        index: bool = True,
+        deadlines: config.Deadlines | None = None,
+    ) -> None:
+        self.directory = directory
+        self.shared = directory / "shared" if shared else None
+        if self.shared is not None:
+            self.shared.mkdir()
+        self.secret = directory / "secret"
+        self.secret.mkdir()
+        (self.secret / "pool-secret").write_text(secrets.token_hex(32))
+        (self.secret / "index-password").write_text(secrets.token_hex(16))
+        port = free_port()
+        self.index_url = f"redis://127.0.0.1:{port}/0" if index else ""
+        redis = ["index", "--port", str(port), "--dir", str(directory / "index")]
+        self.index = Process(directory / "index.log", redis, {"KVPOOL_SECRET_DIR": str(self.secret)})
+        deadlines = deadlines or config.Deadlines(lookup_ms=500, load_min_ms=3000)
+        self.nodes = {name: Node(self, name, tenants, deadlines) for name in names}
+        try:
+            if index:
+                self.index.start()
+            for node in self.nodes.values():
+                node.start()
+            for node in self.nodes.values():
+                node.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[name]
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.stop()
+        self.index.stop()

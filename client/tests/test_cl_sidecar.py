@@ -1,0 +1,340 @@
+"""The client with real sidecars, a real Redis and real files."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cl_nodes import MIB, Cluster
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvpool import block, transfer
+from kvpool.client import Client
+from kvpool.config import ClientConfig, Deadlines
+from kvpool.keys import ident
+from kvpool.stats import Reason
+from kvpool.wire import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FP = b"f" * 32
+
+
+def names_of(*labels: object) -> list[bytes]:
+    return [ident(FP, repr(label).encode()) for label in labels]
+
+
+@contextlib.contextmanager
+def connect(socket: str, **changes: Any) -> Iterator[Client]:
+    fingerprint = changes.pop("fingerprint", FP)
+    settings = {"socket": socket, "connect_retry_ms": 100, **changes}
+    client = Client(ClientConfig(**settings), fingerprint=fingerprint, facts={"engine": "tests", "model": "m"})
+    try:
+        assert client.wait_connected(10)
+        yield client
+    finally:
+        client.close()
+
+
+def until(condition: Any, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes with an index, and no shared tier: what b finds of a's comes from a."""
+    cluster = Cluster(tmp_path_factory.mktemp("pair"), ("a", "b"), tenants=("team", "other"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Cluster]:
+    """One node without an index, for tests that treat it badly."""
+    deadlines = Deadlines(lookup_ms=100, load_min_ms=300, breaker_failures=3, breaker_cooldown_ms=300)
+    cluster = Cluster(tmp_path, ("a",), index=False, deadlines=deadlines)
+    yield cluster
+    cluster.close()
+
+
+@pytest.mark.parametrize("size", [1, 4096, 100_001, 2 * MIB, 32 * MIB])
+def test_a_block_comes_back_as_it_was(pair: Cluster, aligned: Callable[[int], memoryview], size: int) -> None:
+    names = names_of(("same", size))
+    data, out = aligned(size), aligned(size)
+    data[:] = os.urandom(size)
+    with connect(pair["a"].socket) as client:
+        assert client.lookup(names) == [Tier.MISS]
+        assert client.put_from(names, [data])[0].stored
+        assert client.lookup(names) == [Tier.LOCAL]
+        assert client.put_from(names, [data])[0] == (True, False, "", 0)
+        assert client.get_into(names, [out])[0] == (True, Tier.LOCAL, "", size)
+    assert out == data
+
+
+def test_a_block_is_found_on_the_other_node_and_streams_from_there(
+    pair: Cluster, aligned: Callable[[int], memoryview]
+) -> None:
+    names = names_of(*[("peer", n) for n in range(70)])
+    size = 256 * 1024
+    with connect(pair["a"].socket) as here, connect(pair["b"].socket) as there:
+        assert all(r.stored for r in here.put_from(names, [bytes([n]) * size for n in range(70)]))
+        assert until(lambda: all(there.lookup(names)))
+        assert set(there.lookup(names)) == {Tier.PEER}
+        out = [aligned(size) for _ in names]
+        results = there.get_into(names, out)
+        assert {(r.ok, r.tier) for r in results} == {(True, Tier.PEER)}
+        for n, view in enumerate(out):
+            assert view[:10] == view[-10:] == bytes([n]) * 10
+        again = there.get_into(names, out)  # on the same connection to the peer
+        assert all(r.ok for r in again)
+
+
+def test_lookups_stop_at_the_first_miss_unless_every_block_counts(pair: Cluster) -> None:
+    names = names_of(*[("prefix", n) for n in range(6)])
+    with connect(pair["a"].socket) as client:
+        assert all(r.ok for r in client.put_from([*names[:2], *names[3:]], [b"x" * 64] * 5))
+        assert client.lookup(names) == [1, 1, 0, 0, 0, 0]
+        assert client.lookup(names, every=True) == [1, 1, 0, 1, 1, 1]
+
+
+def test_a_prompt_of_thousands_of_blocks_is_looked_up_at_once(pair: Cluster) -> None:
+    names = names_of(*[("long", n) for n in range(5000)])
+    with connect(pair["a"].socket) as client:
+        assert client.lookup(names) == [Tier.MISS] * 5000
+        assert client.lookup(names, every=True) == [Tier.MISS] * 5000
+
+
+def test_tenants_do_not_see_each_other(pair: Cluster) -> None:
+    names = names_of("tenants")
+    with connect(pair["a"].sockets["team"]) as team, connect(pair["a"].sockets["other"]) as other:
+        assert team.put_from(names, [b"ours" * 100])[0].stored
+        assert team.lookup(names) == [Tier.LOCAL]
+        assert other.lookup(names) == [Tier.MISS]
+        assert other.get_into(names, [bytearray(400)])[0].reason == Reason.ABSENT
+        assert other.put_from(names, [b"mine" * 100])[0].stored  # not "have it": that would tell
+        out = bytearray(400)
+        assert other.get_into(names, [out])[0].ok
+        assert out == b"mine" * 100
+        assert team.get_into(names, [out])[0].ok
+        assert out == b"ours" * 100
+
+
+def test_another_fingerprint_never_loads_a_block_of_the_same_name(pair: Cluster) -> None:
+    names = names_of("fingerprints")
+    with connect(pair["a"].socket) as mine, connect(pair["a"].socket, fingerprint=b"g" * 32) as theirs:
+        assert mine.put_from(names, [b"x" * 64])[0].stored
+        assert not theirs.get_into(names, [bytearray(64)])[0].ok
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.floats(0, 1), bit=st.integers(0, 7), cut=st.booleans(), number=st.integers(0, 10**9))
+def test_a_block_that_was_damaged_on_the_drive_is_a_miss(
+    alone: Cluster, where: float, bit: int, cut: bool, number: int
+) -> None:
+    names = names_of(("damage", number, where, bit, cut))
+    with connect(alone["a"].socket, connections=1) as client:
+        if not client.put_from(names, [b"payload " * 1000])[0].stored:
+            return  # the same example again
+        newest = max(alone["a"].block_files(), key=lambda f: f.stat().st_mtime_ns)
+        data = bytearray(newest.read_bytes())
+        at = min(int(where * len(data)), len(data) - 1)
+        data[at] ^= 1 << bit
+        newest.chmod(0o600)
+        newest.write_bytes(data[:at] if cut else data)
+        out = bytearray(8000)
+        assert not client.get_into(names, [out])[0].ok
+
+
+def test_a_damaged_block_is_reported_and_goes_away(alone: Cluster) -> None:
+    names = names_of("quarantine")
+    with connect(alone["a"].socket) as client:
+        assert client.put_from(names, [b"x" * 8000])[0].stored
+        (file,) = alone["a"].block_files()
+        data = bytearray(file.read_bytes())
+        data[6000] ^= 1
+        file.chmod(0o600)
+        file.write_bytes(data)
+        assert client.get_into(names, [bytearray(8000)])[0].reason == Reason.CORRUPT
+        assert until(lambda: client.lookup(names) == [Tier.MISS])
+        assert client.put_from(names, [b"x" * 8000])[0].stored
+        assert client.get_into(names, [bytearray(8000)])[0].ok
+
+
+def test_a_stopped_sidecar_costs_the_deadline_and_then_nothing(alone: Cluster) -> None:
+    names = names_of("stopped")
+    with connect(alone["a"].socket) as client:
+        assert client.put_from(names, [b"x" * 8000])[0].stored
+        alone["a"].signal(signal.SIGSTOP)
+        worst: dict[str, float] = {"lookup": 0.0, "load": 0.0}
+        for _ in range(12):
+            began = time.monotonic()
+            assert client.lookup(names) == [Tier.MISS]
+            worst["lookup"] = max(worst["lookup"], time.monotonic() - began)
+            began = time.monotonic()
+            assert not client.get_into(names, [bytearray(8000)])[0].ok
+            worst["load"] = max(worst["load"], time.monotonic() - began)
+        assert worst["lookup"] < 0.1 + 0.2
+        assert worst["load"] < 0.3 + 0.2
+        times = []
+        for _ in range(20):
+            began = time.perf_counter()
+            client.lookup(names)
+            times.append(time.perf_counter() - began)
+        assert sorted(times)[10] < 0.001
+        alone["a"].signal(signal.SIGCONT)
+        assert until(lambda: client.lookup(names) == [Tier.LOCAL], 5)
+        assert until(lambda: client.get_into(names, [bytearray(8000)])[0].ok, 5)
+
+
+def test_a_sidecar_that_is_killed_and_returns_is_found_within_five_seconds(alone: Cluster) -> None:
+    names = names_of("killed")
+    with connect(alone["a"].socket, connect_retry_ms=1000) as client:
+        assert client.put_from(names, [b"x" * 8000])[0].stored
+        alone["a"].stop(kill=True)
+        assert client.lookup(names) == [Tier.MISS]
+        assert not client.get_into(names, [bytearray(8000)])[0].ok
+        alone["a"].start()
+        alone["a"].wait_ready()
+        returned = time.monotonic()
+        assert until(lambda: client.lookup(names) == [Tier.LOCAL], 5)
+        assert time.monotonic() - returned < 5
+        assert client.get_into(names, [bytearray(8000)])[0].ok
+
+
+def test_killing_the_sidecar_during_loads_and_stores_gives_misses_only(alone: Cluster) -> None:
+    size = 256 * 1024
+    labels = names_of(*[("during", n) for n in range(30)])
+    wrong: list[Any] = []
+    stop = threading.Event()
+
+    def work(client: Client, seed: int) -> None:
+        n = seed
+        while not stop.is_set():
+            n += 1
+            i = n % 30
+            client.put_from([labels[i]], [bytes([i]) * size])
+            out = bytearray(b"\xee" * size)
+            if client.get_into([labels[i]], [out])[0].ok and out != bytes([i]) * size:
+                wrong.append(i)
+
+    with connect(alone["a"].socket) as client:
+        threads = [threading.Thread(target=work, args=(client, seed)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(3):
+            time.sleep(0.3)
+            alone["a"].stop(kill=True)
+            alone["a"].start()
+            alone["a"].wait_ready()
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        assert wrong == []
+        assert client.wait_connected(5)
+        assert client.put_from(labels[:1], [bytes(size)])[0].ok
+
+
+def _child(socket: str, names: list[bytes], answer: Any) -> None:
+    with connect(socket) as client:
+        out = bytearray(8000)
+        answer.send((client.get_into(names, [out])[0].ok, bytes(out[:1])))
+
+
+def test_a_block_that_one_process_stored_is_loaded_by_another(pair: Cluster) -> None:
+    names = names_of("processes")
+    with connect(pair["a"].socket) as client:
+        assert client.put_from(names, [b"z" * 8000])[0].stored
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(pair["a"].socket, names, send))
+    process.start()
+    assert receive.poll(20)
+    assert receive.recv() == (True, b"z")
+    process.join(10)
+
+
+def test_a_client_that_cannot_checksum_has_the_sidecar_do_it(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = names_of("verify", "verify too")
+    with connect(pair["a"].socket) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(block, "CAN_CHECKSUM", False)
+            assert client.put_from(names[:1], [b"x" * 8000])[0].stored
+            out = bytearray(8000)
+            assert client.get_into(names[:1], [out])[0].ok
+            assert out == b"x" * 8000
+        assert client.get_into(names[:1], [out])[0].ok  # the sidecar has filled in the right checksum
+        assert client.put_from(names[1:], [b"y" * 8000])[0].stored
+        newest = max(pair["a"].block_files(), key=lambda f: f.stat().st_mtime_ns)
+        data = bytearray(newest.read_bytes())
+        data[6000] ^= 1
+        newest.chmod(0o600)
+        newest.write_bytes(data)
+        with monkeypatch.context() as patch:
+            patch.setattr(block, "CAN_CHECKSUM", False)
+            assert not client.get_into(names[1:], [out])[0].ok
+
+
+def test_a_client_that_lies_in_a_header_stores_nothing(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = transfer.write_file
+    for lie in ({"key": bytes(32)}, {"ident": bytes(32)}, {"tenant_tag": bytes(16)}):
+        names = names_of(("lie", *lie))
+
+        def lying(store: Any, batch: Any, expect: Any, lie: dict[str, bytes] = lie) -> None:
+            original(store, batch, expect)
+            header = block.decode_header(os.pread(store.descriptor, block.HEADER_BYTES, 0))
+            fields = {**{f: getattr(header, f) for f in header.__dataclass_fields__}, **lie}
+            os.pwrite(store.descriptor, block.encode_header(block.BlockHeader(**fields)), 0)
+
+        monkeypatch.setattr(transfer, "write_file", lying)
+        with connect(pair["a"].socket) as client:
+            assert client.put_from(names, [b"x" * 8000])[0].reason == Reason.REJECTED
+            assert client.lookup(names) == [Tier.MISS]
+
+
+def test_a_client_that_keeps_the_descriptor_open_stores_nothing(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = names_of("keeps the descriptor")
+    original, kept = transfer.write_file, []
+
+    def keeping(store: Any, batch: Any, expect: Any) -> None:
+        kept.append(os.dup(store.descriptor))
+        original(store, batch, expect)
+
+    monkeypatch.setattr(transfer, "write_file", keeping)
+    with connect(pair["a"].socket) as client:
+        assert client.put_from(names, [b"x" * 8000])[0].reason == Reason.REJECTED
+    for descriptor in kept:
+        os.close(descriptor)
+
+
+def test_a_shared_tier_serves_a_node_that_has_lost_its_drive(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, ("a", "b"), shared=True)
+    try:
+        names = names_of(*[("shared", n) for n in range(3)])
+        with connect(cluster["a"].socket) as client:
+            assert all(r.stored for r in client.put_from(names, [bytes([n]) * 8000 for n in range(3)]))
+            assert until(
+                lambda: len([f for f in cluster.shared.rglob("*") if f.is_file() and f.stat().st_size > 8000]) >= 3
+            )
+        cluster["a"].stop(kill=True)
+        cluster.index.stop(kill=True)
+        with connect(cluster["b"].socket) as client:
+            assert until(lambda: client.lookup(names) == [Tier.SHARED] * 3)
+            out = [bytearray(8000) for _ in names]
+            assert {(r.ok, r.tier) for r in client.get_into(names, out)} == {(True, Tier.SHARED)}
+            assert [bytes(b[:1]) for b in out] == [bytes([n]) for n in range(3)]
+    finally:
+        cluster.close()

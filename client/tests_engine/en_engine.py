@@ -1,0 +1,129 @@
+"""One real vLLM engine as a process of its own, driven line by line."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+ROOT = Path(__file__).parent.parent.parent
+START_S, ANSWER_S = 300, 120
+
+
+def connector(socket: str, **settings: Any) -> str:
+    """The connector's configuration with vLLM's tiering on the CPU (its own copy worker wants a GPU)."""
+    tier = {"type": "PoolTier", "module_path": "kvpool.engines.vllm", "socket": socket, **settings}
+    extra = {
+        "spec_name": "CpuTieringSpec",
+        "spec_module_path": "kvpool_cpu_worker",
+        "cpu_bytes_to_use": 64 << 20,
+        "offload_prompt_only": False,
+        "secondary_tiers": [tier],
+    }
+    return json.dumps(
+        {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": extra,
+        }
+    )
+
+
+class Engine:
+    """`engine_process.py` in the engine's own Python. Every call has a time limit."""
+
+    def __init__(self, home: Path, model: Path, log: Path, text: str, **env: str) -> None:
+        log.with_suffix(".path").mkdir()
+        package = Path(xxhash.__file__).parent  # as an injected pod gets it: the engine's environment has none
+        (log.with_suffix(".path") / "xxhash").symlink_to(package)
+        path = [
+            str(ROOT / "client/src"),
+            str(log.with_suffix(".path")),
+            str(home / "testing"),
+            str(home / "site-packages"),
+        ]
+        if "EXTRA_PYTHONPATH" in env:
+            path.insert(0, env.pop("EXTRA_PYTHONPATH"))
+        settings = {
+            "PYTHONPATH": os.pathsep.join(path),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CACHE_ROOT": str(home / "vllm-cache"),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONWARNINGS": "ignore",
+            **env,
+        }
+        self._log = log.open("wb")
+        self.log = log
+        python = (home / "interpreter").read_text().strip()
+        self.process = subprocess.Popen(
+            [python, str(Path(__file__).parent / "engine_process.py"), str(model), text],
+            env={**{k: v for k, v in os.environ.items() if not k.startswith("KVPOOL")}, **settings},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.ready = self._next(START_S)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("@@"):
+                self._answers.put(json.loads(line[2:]))
+            else:
+                self._log.write(line.encode())
+        self._answers.put(None)
+
+    def _next(self, seconds: float) -> dict[str, Any]:
+        try:
+            answer = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            answer = None
+        if answer is None:
+            self._log.flush()
+            raise RuntimeError(f"the engine does not answer: {self.log.read_text(errors='replace')[-3000:]}")
+        return answer
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        return self._next(ANSWER_S)
+
+    def generate(self, prompt: list[int], **options: Any) -> dict[str, Any]:
+        return self.ask(prompt=prompt, **options)
+
+    def settle(self) -> None:
+        """In one process vLLM hands over the last stores in the next step: give it one."""
+        self.generate([5, 6, 7], max_tokens=2)
+
+    def stats(self) -> dict[str, Any]:
+        (stats,) = self.ask(stats=True)["stats"]
+        return stats
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            try:
+                assert self.process.stdin is not None
+                self.process.stdin.write('{"quit": true}\n')
+                self.process.stdin.close()
+                self.process.wait(30)
+            except (OSError, subprocess.TimeoutExpired):
+                self.process.kill()
+                self.process.wait()
+        self._reader.join(5)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._log.close()
