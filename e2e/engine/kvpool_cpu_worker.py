@@ -26,30 +26,38 @@ __all__ = ["CopyWorker", "CpuTieringSpec"]
 
 
 class CopyWorker(OffloadingWorker):  # type: ignore[misc]
-    """Copies whole pages at once, in the caller's thread. One KV block is one chunk (`blocks_per_chunk` 1)."""
+    """Copies whole pages at once, in the caller's thread. A chunk of host memory holds `blocks_per_chunk` KV blocks."""
 
-    def __init__(self, kv_caches: Any, region: SharedOffloadRegion) -> None:
+    def __init__(self, kv_caches: Any, region: SharedOffloadRegion, blocks_per_chunk: int) -> None:
         self._region = region
+        self._per_chunk = blocks_per_chunk
         self._layers_of_group = kv_caches.group_data_refs
-        # both int8 [blocks or chunks, page bytes], so that strides are bytes whatever the KV dtype is
+        # int8, so that strides are bytes whatever the KV dtype is: [block, byte] and [chunk, block in it, byte]
         self._kv = [t.tensor.view(torch.int8).view(-1, t.page_size_bytes) for t in kv_caches.tensors]
-        self._host = [region.create_next_worker_view(t.page_size_bytes) for t in kv_caches.tensors]
+        self._host = [
+            region.create_next_worker_view(t.page_size_bytes * blocks_per_chunk).unflatten(1, (blocks_per_chunk, -1))
+            for t in kv_caches.tensors
+        ]
         self._finished: list[TransferResult] = []
 
     def _copy(self, job_id: int, blocks: Any, chunks: Any, *, to_host: bool) -> bool:
-        began, copied, first = time.monotonic(), 0, 0
-        for layers, count in zip(self._layers_of_group, blocks.group_sizes, strict=True):
-            of_group = slice(first, first + count)
-            first += count
-            block_ids = torch.from_numpy(blocks.block_ids[of_group]).long()
-            chunk_ids = torch.from_numpy(chunks.block_ids[of_group]).long()
+        began, copied, first_block, first_chunk = time.monotonic(), 0, 0, 0
+        for layers, count, index in zip(self._layers_of_group, blocks.group_sizes, blocks.block_indices, strict=True):
+            if count == 0:
+                continue
+            place = torch.arange(count) + index % self._per_chunk  # the first block may lie inside a chunk
+            block_ids = torch.from_numpy(blocks.block_ids[first_block : first_block + count]).long()
+            chunk_ids = torch.from_numpy(chunks.block_ids[first_chunk:]).long()[place // self._per_chunk]
+            inside = place % self._per_chunk
+            first_block += count
+            first_chunk += int(place[-1]) // self._per_chunk + 1
             for layer in layers:
                 size = layer.page_size_bytes
                 kv, host = self._kv[layer.tensor_idx], self._host[layer.tensor_idx]
                 if to_host:
-                    host[chunk_ids, :size] = kv[block_ids, :size]
+                    host[chunk_ids, inside, :size] = kv[block_ids, :size]
                 else:
-                    kv[block_ids, :size] = host[chunk_ids, :size]
+                    kv[block_ids, :size] = host[chunk_ids, inside, :size]
                 copied += count * size
         self._finished.append(TransferResult(job_id, True, copied, time.monotonic() - began))
         return True
@@ -86,8 +94,6 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
         worker = self._worker
         if worker is None:
-            if self.blocks_per_chunk != 1:
-                raise ValueError("kvpool_cpu_worker copies whole KV blocks: a chunk must be one block of the engine")
             region = SharedOffloadRegion(
                 engine_id=self._engine_id,
                 num_chunks=self.num_chunks,
@@ -95,7 +101,7 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            worker = self._worker = CopyWorker(kv_caches, region)
+            worker = self._worker = CopyWorker(kv_caches, region, self.blocks_per_chunk)
             _mapped(self._engine_id, "worker", region)
         return worker
 

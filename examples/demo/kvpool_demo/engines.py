@@ -15,9 +15,8 @@ from kvpool_demo.processes import Child, StartError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BLOCK_TOKENS", "Engine", "EngineHost", "EngineSpec", "Environment"]
+__all__ = ["MAX_MODEL_LEN", "Engine", "EngineHost", "EngineSpec", "Environment"]
 
-BLOCK_TOKENS = 128
 BATCH_TOKENS = 2048  # a prefill is computed in pieces of so many tokens
 MAX_MODEL_LEN = 6144
 KV_BYTES_PER_TOKEN = {"bfloat16": 16 * 1024, "float32": 32 * 1024}  # of e2e/engine/model.py
@@ -66,6 +65,7 @@ class EngineSpec:
     """One engine: what is asked of vLLM, the same for all but what the fields say."""
 
     name: str
+    block_tokens: int
     dtype: str = "bfloat16"
     prefix_caching: bool = True
     kv_tokens: int = MAX_MODEL_LEN  # room of the engine's own KV cache
@@ -75,7 +75,7 @@ class EngineSpec:
     def arguments(self, model: Path) -> dict[str, Any]:
         """Keyword arguments of vllm.LLM."""
         # one block more than the tokens need: vLLM keeps one empty
-        blocks = self.kv_tokens // BLOCK_TOKENS + 2
+        blocks = -(-self.kv_tokens // self.block_tokens) + 1
         return {
             "model": str(model),
             "dtype": self.dtype,
@@ -84,8 +84,8 @@ class EngineSpec:
             "max_model_len": MAX_MODEL_LEN,
             "max_num_seqs": 2,
             "max_num_batched_tokens": BATCH_TOKENS,
-            "block_size": BLOCK_TOKENS,
-            "kv_cache_memory_bytes": blocks * BLOCK_TOKENS * KV_BYTES_PER_TOKEN[self.dtype],
+            "block_size": self.block_tokens,
+            "kv_cache_memory_bytes": blocks * self.block_tokens * KV_BYTES_PER_TOKEN[self.dtype],
             "enable_prefix_caching": self.prefix_caching,
             "prefix_caching_hash_algo": "sha256_cbor",
             "disable_log_stats": True,
