@@ -6,7 +6,7 @@ import re
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
-__all__ = ["format_bytes", "to_bytes"]
+__all__ = ["exact_bytes", "format_bytes", "to_bytes"]
 
 _FORM: Final = re.compile(
     r"([+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"
@@ -40,3 +40,11 @@ def format_bytes(n: int) -> str:
     digits = 0 if value >= 100 or not unit else 1 if value >= 10 else 2
     text = f"{value:.{digits}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
+
+
+def exact_bytes(n: int) -> str:
+    """`n` bytes in the canonical form of the API server: the largest binary unit that divides it."""
+    for power in range(5, 0, -1):
+        if n and n % 1024**power == 0:
+            return f"{n // 1024**power}{('Ki', 'Mi', 'Gi', 'Ti', 'Pi')[power - 1]}"
+    return str(n)

@@ -1,0 +1,43 @@
+"""What a pool's objects should be. Pure: the same inputs give the same manifests.
+
+A builder answers the manifest, or None where the object should not exist; `build` puts them in the order in which
+they are applied. What the cluster has beyond these is pruned by `plan`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvpool_operator.desired.configmap import configmap
+from kvpool_operator.desired.daemonset import sidecar_daemonset
+from kvpool_operator.desired.env import Env, ExternalUrl, Inputs, Manifest, PoolSecret
+from kvpool_operator.desired.index import index_statefulset
+from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
+from kvpool_operator.desired.rbac import cluster_binding
+from kvpool_operator.desired.secrets import secret
+from kvpool_operator.desired.serviceaccounts import index_account, sidecar_account
+from kvpool_operator.desired.services import index_service, sidecar_service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Env", "ExternalUrl", "Inputs", "Manifest", "PoolSecret", "build"]
+
+
+def build(inputs: Inputs) -> list[Manifest]:
+    """Everything a pool consists of, in the order in which it is applied."""
+    pool = inputs.pool
+    wanted: Iterable[Manifest | None] = (
+        sidecar_account(pool),
+        index_account(pool),
+        cluster_binding(pool, inputs.env),
+        secret(inputs),
+        configmap(inputs),
+        *nfs_volumes(pool),
+        *nfs_claims(pool),
+        index_service(pool),
+        sidecar_service(pool),
+        index_statefulset(inputs),
+        sidecar_daemonset(inputs),
+    )
+    return [m for m in wanted if m is not None]

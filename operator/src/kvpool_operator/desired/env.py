@@ -1,10 +1,16 @@
-"""What the desired objects depend on besides the pool's spec."""
+"""What the desired objects depend on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Env", "ExternalUrl", "PoolSecret"]
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+
+__all__ = ["Env", "ExternalUrl", "Inputs", "Manifest", "PoolSecret"]
+
+Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -24,23 +30,32 @@ class PoolSecret:
     """What is random about a pool: made once, kept in the Secret `NAME-secret`, never made anew while that is there."""
 
     pool_id: str
-    """Identity of the pool's data. It outlives the KVCachePool where that says so."""
-    pool_secret: str
+    """Identity of the pool's data. It outlives the KVCachePool where `deletionPolicy` says so."""
+    pool_secret: str = field(repr=False)
     """64 hexadecimal digits."""
-    index_password: str
-    """Of the index that the operator runs, or that of the user's own index."""
-
-    def __repr__(self) -> str:
-        return f"PoolSecret(pool_id={self.pool_id!r})"
+    managed_index_password: str = field(repr=False)
+    """Password of the index that the operator runs."""
 
 
 @dataclass(frozen=True)
 class ExternalUrl:
-    """The user's own index: the URL without its password, which goes into the pool's Secret."""
+    """The user's own index: its URL, without the password."""
 
     url: str
     username: str
-    password: str
+    password: str = field(repr=False)
 
-    def __repr__(self) -> str:
-        return "ExternalUrl(...)"
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that decides what a pool's objects look like."""
+
+    pool: KVCachePool
+    env: Env
+    secret: PoolSecret
+    allowed_namespaces: tuple[str, ...] = ("*",)
+    external: ExternalUrl | None = None
+
+    @property
+    def index_password(self) -> str:
+        return self.external.password if self.external else self.secret.managed_index_password

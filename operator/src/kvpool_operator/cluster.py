@@ -1,0 +1,103 @@
+"""What the operator asks of a Kubernetes API, and nothing more. `kube.py` answers it; tests answer it from memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kvpool_operator.api.v1alpha1 import API_VERSION, KIND, PLURAL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["KINDS", "Cluster", "Kind", "Manifest", "Ref", "ref"]
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of object and where the API keeps it."""
+
+    api_version: str
+    name: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """URL path of one object, of those in a namespace, or of all. Parts must be URL-safe, as names are."""
+        root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
+        within = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
+        return root + within + "/".join(["", self.plural, *(p for p in (name, subresource) if p)])
+
+
+_ALL: Final = (
+    Kind(API_VERSION, KIND, PLURAL),
+    Kind("v1", "ConfigMap", "configmaps"),
+    Kind("v1", "Event", "events"),
+    Kind("v1", "Namespace", "namespaces", namespaced=False),
+    Kind("v1", "PersistentVolume", "persistentvolumes", namespaced=False),
+    Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    Kind("v1", "Pod", "pods"),
+    Kind("v1", "Secret", "secrets"),
+    Kind("v1", "Service", "services"),
+    Kind("v1", "ServiceAccount", "serviceaccounts"),
+    Kind("apps/v1", "DaemonSet", "daemonsets"),
+    Kind("apps/v1", "Deployment", "deployments"),
+    Kind("apps/v1", "StatefulSet", "statefulsets"),
+    Kind("coordination.k8s.io/v1", "Lease", "leases"),
+    Kind("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
+    Kind(
+        "admissionregistration.k8s.io/v1",
+        "MutatingWebhookConfiguration",
+        "mutatingwebhookconfigurations",
+        namespaced=False,
+    ),
+)
+KINDS: Final[Mapping[str, Kind]] = {k.name: k for k in _ALL}
+
+
+@dataclass(frozen=True, order=True)
+class Ref:
+    """Which object: kind, namespace (empty for cluster-scoped ones), name."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {f'{self.namespace}/' if self.namespace else ''}{self.name}"
+
+
+def ref(manifest: Manifest) -> Ref:
+    """The Ref of an object."""
+    kind, metadata = KINDS[manifest["kind"]], manifest["metadata"]
+    return Ref(kind.name, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
+
+
+class Cluster(Protocol):
+    """Six calls. Each has a timeout of its own and raises only the errors of `kvpool_operator.errors`."""
+
+    async def get(self, target: Ref) -> Manifest | None:
+        """The object as it is now; None when there is none."""
+        ...
+
+    async def list(self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "") -> list[Manifest]:
+        """Objects by selector, in one namespace or in all; they may be some moments old."""
+        ...
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Make it; ConflictError when it is there."""
+        ...
+
+    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+        """Server-side apply as field manager `kvpool-operator`; takes over fields that others set."""
+        ...
+
+    async def patch(self, target: Ref, patch: Manifest, *, subresource: str = "") -> Manifest:
+        """JSON merge patch. With metadata.resourceVersion in it, ConflictError when the object changed since."""
+        ...
+
+    async def delete(self, target: Ref, *, uid: str = "", foreground: bool = False) -> None:
+        """Delete it if it is there (and is the one with `uid`). Foreground: it goes after what it owns."""
+        ...

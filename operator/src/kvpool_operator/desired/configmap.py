@@ -1,0 +1,50 @@
+"""The ConfigMap with pool.json, and the digest that rolls the pods when something in it matters to them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvpool.config import dumps
+from kvpool_operator.desired import names
+from kvpool_operator.desired.config import to_pool_config
+from kvpool_operator.desired.labels import metadata
+from kvpool_operator.desired.services import index_url
+
+if TYPE_CHECKING:
+    from kvpool.config import PoolConfig
+    from kvpool_operator.desired.env import Inputs, Manifest
+
+__all__ = ["config_digest", "configmap", "pool_config"]
+
+
+def pool_config(inputs: Inputs) -> PoolConfig:
+    """The configuration of this pool's sidecars."""
+    external = inputs.external
+    return to_pool_config(
+        inputs.pool,
+        pool_id=inputs.secret.pool_id,
+        index_url=external.url if external else index_url(inputs.pool),
+        index_username=external.username if external else "kvpool",
+        allowed_namespaces=inputs.allowed_namespaces,
+    )
+
+
+def configmap(inputs: Inputs) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(inputs.pool, names.config(inputs.pool.metadata.name), "config"),
+        "data": {"pool.json": dumps(pool_config(inputs))},
+    }
+
+
+def config_digest(inputs: Inputs) -> str:
+    """Changes with whatever a running sidecar must be restarted for; the generation alone is not that.
+
+    Keyed with the pool's secret, because passwords go in and the digest is an annotation that many may read.
+    """
+    text = dumps(replace(pool_config(inputs), generation=0)) + inputs.index_password
+    return hmac.new(inputs.secret.pool_secret.encode(), text.encode(), hashlib.sha256).hexdigest()[:16]

@@ -1,0 +1,171 @@
+"""The sidecars: one pod per node, with its power split in three (docs/design/contracts.md, Sidecar pod)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.desired import names
+from kvpool_operator.desired.configmap import config_digest
+from kvpool_operator.desired.labels import labels, metadata, selector
+from kvpool_operator.desired.podparts import (
+    CONFIG_FILE,
+    CONFIG_MOUNT,
+    USER,
+    container,
+    placement,
+    pull_secrets,
+    resources,
+    security,
+    tier_mounts,
+    tier_volumes,
+)
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.desired.env import Env, Inputs, Manifest
+
+__all__ = ["DIGEST", "sidecar_daemonset"]
+
+DIGEST: Final = "kvpool.dev/config-digest"
+_SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
+_HANDOFF: Final = "/run/handoff"
+_PODS_DIR: Final = "/var/lib/kubelet/pods"
+_TOKEN_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105  a path
+
+
+def sidecar_daemonset(inputs: Inputs) -> Manifest:
+    pool, env = inputs.pool, inputs.env
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": metadata(pool, names.sidecar(pool.metadata.name), "sidecar"),
+        "spec": {
+            "selector": {"matchLabels": selector(pool, "sidecar")},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "template": {
+                "metadata": {"labels": labels(pool, "sidecar"), "annotations": {DIGEST: config_digest(inputs)}},
+                "spec": {
+                    **placement(pool),
+                    "serviceAccountName": names.sidecar(pool.metadata.name),
+                    "automountServiceAccountToken": False,
+                    "enableServiceLinks": False,
+                    "terminationGracePeriodSeconds": 10,
+                    "securityContext": {
+                        "fsGroup": USER,
+                        "fsGroupChangePolicy": "OnRootMismatch",
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                    **pull_secrets(env),
+                    "initContainers": [_prepare(pool, env)],
+                    "containers": [_server(pool, env), _rendezvous(pool, env)],
+                    "volumes": [*tier_volumes(pool), *_volumes(pool, env)],
+                },
+            },
+        },
+    }
+
+
+def _prepare(pool: KVCachePool, env: Env) -> Manifest:
+    """Gives the tiers' directories to the server's user. It runs anew on each start, so it must be idempotent."""
+    return container(
+        env,
+        "prepare-node",
+        *("kvpool-sidecar", "prepare", "--config", CONFIG_FILE),
+        resources=resources("10m", "64Mi", "256Mi"),
+        securityContext=security(0, "CHOWN"),
+        volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool)],
+    )
+
+
+def _server(pool: KVCachePool, env: Env) -> Manifest:
+    """Holds the node's blocks and serves them; sees nothing of the kubelet and has no token."""
+    return container(
+        env,
+        "server",
+        *("kvpool-sidecar", "serve"),
+        env=[
+            {"name": "KVPOOL_CONFIG", "value": CONFIG_FILE},
+            {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
+            {"name": "KVPOOL_HANDOFF", "value": f"{_HANDOFF}/handoff.sock"},
+            _field("KVPOOL_NODE", "spec.nodeName"),
+            _field("KVPOOL_ADDRESS", "status.podIP"),
+        ],
+        ports=[
+            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+            {"name": "peer", "containerPort": pool.spec.transport.port, "protocol": "TCP"},
+        ],
+        readinessProbe=_probe("/readyz", period=2, failures=3),
+        livenessProbe=_probe("/healthz", period=10, failures=6),
+        resources=resources("100m", "256Mi", "2Gi"),
+        securityContext=security(),
+        volumeMounts=[
+            CONFIG_MOUNT,
+            {"name": "secret", "mountPath": _SECRET_DIR, "readOnly": True},
+            {"name": "handoff", "mountPath": _HANDOFF},
+            *tier_mounts(pool, read_only_too=True),
+        ],
+    )
+
+
+def _rendezvous(pool: KVCachePool, env: Env) -> Manifest:
+    """The one part that sees the kubelet's pod directories: root, because they are root's, without any capability."""
+    return container(
+        env,
+        "rendezvous",
+        *("kvpool-sidecar", "rendezvous"),
+        env=[
+            {"name": "KVPOOL_HANDOFF", "value": f"{_HANDOFF}/handoff.sock"},
+            {"name": "KVPOOL_PODS_DIR", "value": _PODS_DIR},
+            {"name": "KVPOOL_POOL", "value": pool.key},
+            _field("KVPOOL_NODE", "spec.nodeName"),
+        ],
+        resources=resources("20m", "64Mi", "256Mi"),
+        securityContext=security(0),
+        volumeMounts=[
+            {"name": "handoff", "mountPath": _HANDOFF},
+            # volumes that are file systems of their own (medium: Memory) show up later than this container
+            {"name": "pods", "mountPath": _PODS_DIR, "mountPropagation": "HostToContainer"},
+            {"name": "api-access", "mountPath": _TOKEN_DIR, "readOnly": True},
+        ],
+    )
+
+
+def _volumes(pool: KVCachePool, env: Env) -> list[Manifest]:
+    name = pool.metadata.name
+    wanted = ("pool-secret", "index-password")
+    return [
+        {"name": "config", "configMap": {"name": names.config(name)}},
+        {
+            "name": "secret",
+            "secret": {
+                "secretName": names.secret(name),
+                "defaultMode": 0o440,
+                "items": [{"key": k, "path": k} for k in wanted],
+            },
+        },
+        {"name": "handoff", "emptyDir": {}},
+        {"name": "pods", "hostPath": {"path": f"{env.kubelet_dir}/pods", "type": "Directory"}},
+        {
+            "name": "api-access",
+            "projected": {
+                "sources": [
+                    {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+                    {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+                ]
+            },
+        },
+    ]
+
+
+def _field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _probe(path: str, *, period: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }

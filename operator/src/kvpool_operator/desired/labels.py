@@ -1,0 +1,58 @@
+"""Labels and owner of a pool's objects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+
+__all__ = ["MANAGED_BY", "NAMESPACE", "POOL", "RETAINED", "labels", "metadata", "selector", "wide_metadata"]
+
+MANAGED_BY: Final = "kvpool-operator"
+POOL: Final = "kvpool.dev/pool"
+NAMESPACE: Final = "kvpool.dev/pool-namespace"
+"""On cluster-scoped objects, which two pools of one name would share otherwise."""
+RETAINED: Final = "kvpool.dev/retained"
+"""On what a deleted pool left behind on purpose."""
+
+
+def labels(pool: KVCachePool, component: str) -> dict[str, str]:
+    """Labels of an object of `pool`."""
+    return {
+        "app.kubernetes.io/name": "kvpool",
+        "app.kubernetes.io/instance": pool.metadata.name,
+        "app.kubernetes.io/component": component,
+        "app.kubernetes.io/managed-by": MANAGED_BY,
+        POOL: pool.metadata.name,
+    }
+
+
+def selector(pool: KVCachePool, component: str) -> dict[str, str]:
+    """What selects the pods of one component. It can never change, so it is as small as it can be."""
+    return {POOL: pool.metadata.name, "app.kubernetes.io/component": component}
+
+
+def metadata(pool: KVCachePool, name: str, component: str) -> dict[str, Any]:
+    """Metadata of an object in the pool's namespace: it goes with the pool even if the operator is gone."""
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": pool.metadata.name,
+        "uid": pool.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+    return {
+        "name": name,
+        "namespace": pool.metadata.namespace,
+        "labels": labels(pool, component),
+        "ownerReferences": [owner],
+    }
+
+
+def wide_metadata(pool: KVCachePool, name: str, component: str) -> dict[str, Any]:
+    """Metadata of a cluster-scoped object, which cannot have an owner in a namespace: the finalizer removes it."""
+    return {"name": name, "labels": labels(pool, component) | {NAMESPACE: pool.metadata.namespace}}

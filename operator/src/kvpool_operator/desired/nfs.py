@@ -1,0 +1,64 @@
+"""An NFS tier as PersistentVolume and claim, because only those carry mount options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.desired import names
+from kvpool_operator.desired.labels import metadata, wide_metadata
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.desired.env import Manifest
+
+__all__ = ["nfs_claims", "nfs_volumes"]
+
+_NOMINAL: Final = "1Gi"
+"""A size must stand there and NFS ignores it; the tier's capacity is kept by the sidecars."""
+
+
+def nfs_volumes(pool: KVCachePool) -> list[Manifest]:
+    """PersistentVolumes, reserved for the pool's claims. Deleting one leaves the export as it is."""
+    ns, name = pool.metadata.namespace, pool.metadata.name
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": wide_metadata(pool, names.volume(ns, name, tier.name), "sidecar"),
+            "spec": {
+                "capacity": {"storage": _NOMINAL},
+                "accessModes": ["ReadWriteMany"],
+                "persistentVolumeReclaimPolicy": "Retain",
+                "mountOptions": list(tier.shared.nfs.mount_options),
+                "nfs": {"server": tier.shared.nfs.server, "path": tier.shared.nfs.path},
+                "claimRef": {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolumeClaim",
+                    "namespace": ns,
+                    "name": names.claim(name, tier.name),
+                },
+            },
+        }
+        for tier in pool.spec.tiers
+        if tier.shared and tier.shared.nfs
+    ]
+
+
+def nfs_claims(pool: KVCachePool) -> list[Manifest]:
+    """The claims for those volumes."""
+    ns, name = pool.metadata.namespace, pool.metadata.name
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": metadata(pool, names.claim(name, tier.name), "sidecar"),
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "volumeName": names.volume(ns, name, tier.name),
+                "resources": {"requests": {"storage": _NOMINAL}},
+            },
+        }
+        for tier in pool.spec.tiers
+        if tier.shared and tier.shared.nfs
+    ]

@@ -1,0 +1,32 @@
+"""ServiceAccounts. None of them is mounted by default; only the rendezvous container gets a token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvpool_operator.desired import names
+from kvpool_operator.desired.labels import metadata
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.desired.env import Manifest
+
+__all__ = ["index_account", "sidecar_account"]
+
+
+def sidecar_account(pool: KVCachePool) -> Manifest:
+    return _account(pool, names.sidecar(pool.metadata.name), "sidecar")
+
+
+def index_account(pool: KVCachePool) -> Manifest | None:
+    """None where the user brings their own index."""
+    return None if pool.spec.index.external else _account(pool, names.index(pool.metadata.name), "index")
+
+
+def _account(pool: KVCachePool, name: str, component: str) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata(pool, name, component),
+        "automountServiceAccountToken": False,
+    }

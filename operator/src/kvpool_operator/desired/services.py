@@ -1,0 +1,54 @@
+"""Services: where the index is found, and where monitoring finds the sidecars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.desired import names
+from kvpool_operator.desired.labels import metadata, selector
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.desired.env import Manifest
+
+__all__ = ["INDEX_PORT", "index_service", "index_url", "sidecar_service"]
+
+INDEX_PORT: Final = 6379
+
+
+def index_url(pool: KVCachePool) -> str:
+    """URL of the managed index, without a password."""
+    return f"redis://{names.index(pool.metadata.name)}.{pool.metadata.namespace}.svc:{INDEX_PORT}/0"
+
+
+def index_service(pool: KVCachePool) -> Manifest | None:
+    """One stable address for the index; None where the user brings their own."""
+    if pool.spec.index.external is not None:
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(pool, names.index(pool.metadata.name), "index"),
+        "spec": {
+            "selector": selector(pool, "index"),
+            "ports": [{"name": "redis", "port": INDEX_PORT, "protocol": "TCP", "targetPort": "redis"}],
+        },
+    }
+
+
+def sidecar_service(pool: KVCachePool) -> Manifest:
+    """Headless: a name for each sidecar. Sidecars find each other by the index, not by this."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(pool, names.sidecar(pool.metadata.name), "sidecar"),
+        "spec": {
+            "clusterIP": "None",
+            "selector": selector(pool, "sidecar"),
+            "ports": [
+                {"name": "http", "port": HTTP_PORT, "protocol": "TCP", "targetPort": "http"},
+                {"name": "peer", "port": pool.spec.transport.port, "protocol": "TCP", "targetPort": "peer"},
+            ],
+        },
+    }
