@@ -46,8 +46,8 @@ class Store:
 
     def __init__(self):
         self.secret = None
+        self.configuration = a_configuration()
         self.version = 0
-        self.bundles = {"pods.kvpool.dev": ""}
         self.patches = 0
         self.writes = 0
         self.before_write = None
@@ -64,19 +64,29 @@ class Store:
             raise ConflictError
         self.version += 1
         self.writes += 1
+        data = {k: v for k, v in data.items() if v is not None}
         self.secret = {"metadata": {"resourceVersion": str(self.version)}, "data": data}
 
-    async def read_ca_bundles(self):
-        return None if self.bundles is None else dict(self.bundles)
+    async def read_configuration(self):
+        return self.configuration
 
-    async def patch_ca_bundle(self, webhooks, bundle):
-        assert list(self.bundles) == webhooks
+    async def write_webhooks(self, webhooks, resource_version):
+        assert resource_version == self.configuration["metadata"]["resourceVersion"]
         self.patches += 1
-        self.bundles = dict.fromkeys(webhooks, bundle)
+        self.version += 1
+        self.configuration = {"metadata": {"resourceVersion": str(self.version)}, "webhooks": webhooks}
 
     @property
     def trusted(self):
-        return base64.b64decode(self.bundles["pods.kvpool.dev"])
+        bundles = {w["clientConfig"]["caBundle"] for w in self.configuration["webhooks"]}
+        (bundle,) = bundles
+        return base64.b64decode(bundle)
+
+
+def a_configuration():
+    """Two webhooks, so that one that is forgotten shows; what is not ours must stay."""
+    hooks = [{"name": n, "sideEffects": "None", "clientConfig": {"service": {"name": "s"}}} for n in ("a", "b")]
+    return {"metadata": {"resourceVersion": "c"}, "webhooks": hooks}
 
 
 async def until(holds):
@@ -193,7 +203,7 @@ async def test_ready_means_served_and_trusted():
 
 async def test_nothing_is_served_before_it_is_trusted():
     clock, store = Clock(), Store()
-    store.bundles = None
+    store.configuration = None
     keeper = a_keeper(store, clock)
     with pytest.raises(LookupError, match="MutatingWebhookConfiguration"):
         await keeper.step()
@@ -240,10 +250,12 @@ async def test_a_ca_bundle_that_somebody_removed_is_written_again():
     await keeper.step()
     await keeper.step()
     assert store.patches == 1
-    store.bundles = {"pods.kvpool.dev": ""}
+    store.configuration = a_configuration()
     await keeper.step()
     assert store.patches == 2
     assert store.trusted
+    assert [w["name"] for w in store.configuration["webhooks"]] == ["a", "b"]
+    assert all(w["clientConfig"]["service"] == {"name": "s"} for w in store.configuration["webhooks"])
 
 
 async def test_a_deleted_or_damaged_secret_is_made_again():
@@ -256,13 +268,26 @@ async def test_a_deleted_or_damaged_secret_is_made_again():
         assert keeper._leaf.issuer.certificate_pem == store.trusted
 
 
+async def test_an_authority_that_ended_leaves_the_secret():
+    clock, store = Clock(), Store()
+    keeper = a_keeper(store, clock)
+    await keeper.step()
+    clock.pass_(hours=8)
+    await keeper.step()
+    assert set(store.secret["data"]) == {"ca.crt", "ca.key", "previous.crt", "previous.key"}
+    clock.pass_(hours=4)
+    await keeper.step()
+    assert set(store.secret["data"]) == {"ca.crt", "ca.key"}
+    assert store.trusted.count(b"BEGIN CERTIFICATE") == 1
+
+
 async def test_the_loop_outlives_failures(caplog):
     clock, store = Clock(), Store()
-    store.bundles = None
+    store.configuration = None
     keeper = CertKeeper(store, server_context(), NAMES, policy=POLICY, clock=clock, poll_s=0.001)
     task = asyncio.create_task(keeper.run())
     await until(lambda: "could not be checked" in caplog.text)
-    store.bundles = {"pods.kvpool.dev": ""}
+    store.configuration = a_configuration()
     await until(lambda: keeper.ready)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

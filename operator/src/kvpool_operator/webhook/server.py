@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import signal
 import sys
 import time
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from kvpool_operator.webhook.cluster import open_cluster
+from kvpool_operator.kube import open_cluster
+from kvpool_operator.webhook.cluster import WebhookCluster
 from kvpool_operator.webhook.metrics import WebhookMetrics
 from kvpool_operator.webhook.pools import PoolCache, PoolReader
 from kvpool_operator.webhook.review import Installation, answer
@@ -107,14 +108,14 @@ class WebhookServer:
         return web.Response(body=generate_latest(m.registry), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def serve(settings: WebhookSettings, reader: PoolReader, store: TrustStore) -> AsyncIterator[WebhookServer]:
     """Listen, keep the view and the certificates fresh, and stop all of it on the way out."""
     context = server_context()
     pools = PoolCache(reader)
     certs = CertKeeper(store, context, Names(f"kvpool-webhook-ca.{settings.namespace}", (settings.dns_name,)))
     server = WebhookServer(pools, certs, Installation(settings.sidecar_image, settings.sidecar_pull_policy))
-    async with contextlib.AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         tasks = [asyncio.create_task(certs.run(), name="certs"), asyncio.create_task(pools.run(), name="pools")]
         stack.push_async_callback(_cancel, tasks)
         for app, port, tls in (
@@ -138,7 +139,9 @@ async def _run(settings: WebhookSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with open_cluster(settings) as cluster, serve(settings, cluster, cluster) as server:
+    async with AsyncExitStack() as stack:
+        cluster = WebhookCluster(await stack.enter_async_context(open_cluster()), settings)
+        server = await stack.enter_async_context(serve(settings, cluster, cluster))
         log.info("listening on %s, ports %d and %d", settings.address, settings.port, settings.admin_port)
         await stop.wait()
         server.draining = True

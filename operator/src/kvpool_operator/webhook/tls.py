@@ -45,16 +45,16 @@ class TrustStore(Protocol):
         """The authority's Secret as JSON, None when there is none."""
         ...
 
-    async def write_secret(self, data: dict[str, str], resource_version: str | None) -> None:
-        """Create it (None) or replace it at that version. ConflictError when somebody else was first."""
+    async def write_secret(self, data: dict[str, str | None], resource_version: str | None) -> None:
+        """Create it (None), or change it at that version; a value of None goes. ConflictError: another was first."""
         ...
 
-    async def read_ca_bundles(self) -> dict[str, str] | None:
-        """Name of each webhook of the configuration -> its caBundle (base64, may be empty); None: no such object."""
+    async def read_configuration(self) -> dict[str, Any] | None:
+        """The MutatingWebhookConfiguration as JSON, None when there is none."""
         ...
 
-    async def patch_ca_bundle(self, webhooks: list[str], bundle: str) -> None:
-        """Set `caBundle` of all webhooks, named in the order in which they stand."""
+    async def write_webhooks(self, webhooks: list[dict[str, Any]], resource_version: str) -> None:
+        """Replace its list of webhooks at that version. ConflictError: another was first."""
         ...
 
 
@@ -128,10 +128,10 @@ class CertKeeper:
             )
             if wanted is stored:
                 return wanted
-            version = (secret.get("metadata") or {}).get("resourceVersion") if secret else None
-            data = {k: base64.b64encode(v).decode() for k, v in wanted.to_secret().items()}
+            data: dict[str, str | None] = dict.fromkeys((secret or {}).get("data") or {})
+            data |= {k: base64.b64encode(v).decode() for k, v in wanted.to_secret().items()}
             try:
-                await self._store.write_secret(data, version)
+                await self._store.write_secret(data, _version(secret) if secret else None)
             except ConflictError:
                 continue  # another replica was first: use its authority
             log.info("a new certificate authority, valid until %s", wanted.current.expires.isoformat())
@@ -139,11 +139,13 @@ class CertKeeper:
         raise ConflictError(f"the authority's Secret changed {_ATTEMPTS} times in a row")
 
     async def _publish(self, bundle: str) -> None:
-        bundles = await self._store.read_ca_bundles()
-        if bundles is None:
+        configuration = await self._store.read_configuration()
+        if configuration is None:
             raise LookupError("the MutatingWebhookConfiguration does not exist: nothing calls this webhook")
-        if any(b != bundle for b in bundles.values()):
-            await self._store.patch_ca_bundle(list(bundles), bundle)
+        present: list[dict[str, Any]] = configuration.get("webhooks") or []
+        wanted = [w | {"clientConfig": (w.get("clientConfig") or {}) | {"caBundle": bundle}} for w in present]
+        if wanted != present:
+            await self._store.write_webhooks(wanted, _version(configuration))
             log.info("caBundle written")
         self._trusted = True
 
@@ -171,6 +173,10 @@ def _load(context: ssl.SSLContext, leaf: Leaf) -> None:
         context.load_cert_chain(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
+
+
+def _version(manifest: dict[str, Any]) -> str:
+    return str((manifest.get("metadata") or {}).get("resourceVersion") or "")
 
 
 def _decoded(secret: dict[str, Any] | None) -> dict[str, bytes]:
