@@ -1,0 +1,87 @@
+"""Reading and checking a block's file through its descriptor. The format itself is kvpool.block."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from dataclasses import replace
+from typing import NamedTuple
+
+from kvpool import block
+from kvpool.errors import CorruptBlockError, RefusedError
+
+__all__ = ["ANYTHING", "Expect", "fill_checksum", "forbid_writers", "payload_checksum", "read_header", "verify"]
+
+_STEP = 1 << 20  # stays in the processor's cache between read and checksum
+_buffers = threading.local()
+
+
+class Expect(NamedTuple):
+    """What a block must say of itself; None: anything."""
+
+    ident: bytes | None = None
+    tenant_tag: bytes | None = None
+
+
+ANYTHING = Expect()
+
+
+def read_header(fd: int, key: bytes, payload_len: int, expect: Expect = ANYTHING) -> block.BlockHeader:
+    """Header of the file `fd`, which must be of `key` and have exactly `payload_len`. CorruptBlockError otherwise."""
+    size = os.fstat(fd).st_size
+    if size != block.HEADER_BYTES + payload_len:
+        raise CorruptBlockError(f"block file has {size} bytes", key=key.hex())
+    header = block.decode_header(os.pread(fd, block.HEADER_BYTES, 0), where=key.hex()[:16])
+    block.require(header, key=key, ident=expect.ident, tenant_tag=expect.tenant_tag, payload_len=payload_len)
+    return header
+
+
+def payload_checksum(fd: int, payload_len: int) -> bytes:
+    """XXH3-128 of the payload, read in steps through one buffer per thread. CorruptBlockError if it is cut short."""
+    buffer = getattr(_buffers, "buffer", None)
+    if buffer is None:
+        buffer = _buffers.buffer = memoryview(bytearray(_STEP))
+    running = block.running_checksum()
+    done = 0
+    while done < payload_len:
+        got = os.preadv(fd, [buffer[: min(_STEP, payload_len - done)]], block.HEADER_BYTES + done)
+        if got == 0:
+            raise CorruptBlockError("payload is truncated")
+        running.update(buffer[:got])
+        done += got
+    return running.digest()
+
+
+def verify(fd: int, key: bytes, payload_len: int) -> block.BlockHeader:
+    """Header and payload of the file `fd` are whole and of `key`. CorruptBlockError otherwise."""
+    header = read_header(fd, key, payload_len)
+    block.require(header, payload_sum=lambda: payload_checksum(fd, payload_len))
+    return header
+
+
+def forbid_writers(fd: int) -> None:
+    """Take a read lease on `fd`: the kernel refuses it while anybody can still write (fcntl(2), F_SETLEASE).
+
+    RefusedError if somebody can. The lease lasts until `fd` is closed.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        raise RefusedError("somebody can still write this file") from None
+
+
+def fill_checksum(fd: int, header: block.BlockHeader) -> block.BlockHeader:
+    """Compute the payload's checksum and write it into the header of the unnamed file `fd`, under the lease.
+
+    The lease is given up for the write and taken again after it. RefusedError if somebody can still write.
+    """
+    done = replace(header, payload_sum=payload_checksum(fd, header.payload_len))
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    writer = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(writer, block.encode_header(done), 0)
+    finally:
+        os.close(writer)
+    forbid_writers(fd)
+    return done

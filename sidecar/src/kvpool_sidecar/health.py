@@ -1,0 +1,101 @@
+"""/healthz, /readyz, /metrics and /status over HTTP: read-only, no names of tenants, bounded in threads and time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvpool_sidecar.metrics import Metrics
+    from kvpool_sidecar.status import StatusReport
+
+__all__ = ["HealthServer"]
+
+log = logging.getLogger(__name__)
+
+_MAX_THREADS = 16
+_TIMEOUT_S = 5.0
+
+
+class HealthServer(ThreadingHTTPServer):
+    """Binds at once (OSError if the address is taken); serves from `start` to `stop`."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 32
+
+    def __init__(self, host: str, port: int, report: StatusReport, metrics: Metrics) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.report = report
+        self.metrics = metrics
+        self._started = False
+        self._slots = threading.Semaphore(_MAX_THREADS)
+        super().__init__((host, port), _Handler)
+
+    def start(self) -> None:
+        self._started = True
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, name="http", daemon=True).start()
+
+    def stop(self) -> None:
+        if self._started:
+            self.shutdown()
+        self.server_close()
+
+    def server_bind(self) -> None:
+        # HTTPServer would look up the host's name here, which may take seconds
+        socket.socket.bind(self.socket, self.server_address)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("http: a request of %s ended in an error: %s", client_address, sys.exc_info()[1])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HealthServer
+    server_version = "kvpool-sidecar"
+    sys_version = ""
+    timeout = _TIMEOUT_S
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/healthz":
+            self._answer(200, "text/plain", b"ok\n")
+        elif path == "/readyz":
+            ready = self.server.report.ready()
+            self._answer(200 if ready else 503, "text/plain", b"ready\n" if ready else b"not ready\n")
+        elif path == "/metrics":
+            self._answer(200, "text/plain; version=0.0.4; charset=utf-8", self.server.metrics.text())
+        elif path == "/status":
+            self._answer(200, "application/json", json.dumps(self.server.report()).encode() + b"\n")
+        else:
+            self._answer(404, "text/plain", b"/healthz /readyz /metrics /status\n")
+
+    def _answer(self, code: int, kind: str, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        log.debug("http: %s", format % args)

@@ -1,0 +1,81 @@
+"""The one interface of an index. Calls may block up to their timeout; what fails raises RetryableError.
+
+`kvpool_sidecar.testing.index` is the contract as tests. Implementations are thread-safe.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvpool_sidecar.index.record import Record
+
+__all__ = ["MAX_NODE", "Index", "NodeInfo"]
+
+MAX_NODE = 0xFFFF
+_MAX_TEXT = 253
+
+
+class NodeInfo(NamedTuple):
+    """What a node says of itself. `generation`: see Record."""
+
+    node: str
+    host: str
+    port: int
+    generation: int
+
+    def dumps(self) -> str:
+        return json.dumps(self._asdict(), sort_keys=True)
+
+    @classmethod
+    def loads(cls, text: bytes | str) -> NodeInfo | None:
+        """None for anything that no node would write."""
+        try:
+            value = json.loads(text)
+            info = cls(value["node"], value["host"], value["port"], value["generation"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        if not (isinstance(info.node, str) and isinstance(info.host, str) and 0 < len(info.host) <= _MAX_TEXT):
+            return None
+        if not (isinstance(info.port, int) and 0 < info.port < 65536 and isinstance(info.generation, int)):
+            return None
+        return info
+
+
+class Index(abc.ABC):
+    """Soft state shared by the nodes of a pool."""
+
+    @abc.abstractmethod
+    def join(self, info: NodeInfo) -> int:
+        """Register; the node's number: the same as before if the index still knows it and nobody else has it."""
+
+    @abc.abstractmethod
+    def renew(self, number: int, info: NodeInfo) -> str | None:
+        """Extend the lease; the epoch, which changes when the index was emptied. None: the number is another node's."""
+
+    @abc.abstractmethod
+    def leave(self, number: int, info: NodeInfo) -> None:
+        """End the lease now."""
+
+    @abc.abstractmethod
+    def announce(self, blocks: Sequence[tuple[bytes, Record]]) -> None:
+        """These blocks are there. Telling it twice changes nothing."""
+
+    @abc.abstractmethod
+    def withdraw(self, number: int, keys: Sequence[bytes]) -> None:
+        """Node `number` no longer has these. Best effort: a reader finds out by itself."""
+
+    @abc.abstractmethod
+    def locate(self, keys: Sequence[bytes]) -> list[list[Record]]:
+        """Where each block is said to be, in the order of `keys`. One round trip."""
+
+    @abc.abstractmethod
+    def nodes(self, numbers: Sequence[int]) -> Mapping[int, NodeInfo]:
+        """Those of the nodes whose lease holds."""
+
+    def close(self) -> None:  # noqa: B027 - nothing to do is a fine default
+        """Let go of connections."""

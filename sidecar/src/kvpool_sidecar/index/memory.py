@@ -1,0 +1,86 @@
+"""An index in this process: for tests, and for a pool without one (then each node finds its own and shared blocks)."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.index.base import MAX_NODE, Index, NodeInfo
+from kvpool_sidecar.index.record import Record, entry_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["MemoryIndex"]
+
+
+class MemoryIndex(Index):
+    """See Index. Nodes that share one object share the index."""
+
+    def __init__(self, lease_s: float = 15.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lease_s = lease_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.flush()
+
+    def flush(self) -> None:
+        """Forget everything, like a Redis that was emptied."""
+        with self._lock:
+            self._blocks: dict[bytes, list[Record]] = {}
+            self._numbers: dict[str, int] = {}
+            self._leases: dict[int, tuple[NodeInfo, float]] = {}
+            self._epoch = ""
+
+    def join(self, info: NodeInfo) -> int:
+        with self._lock:
+            number = self._numbers.get(info.node)
+            while number is None or self._other(number, info):
+                number = secrets.randbelow(MAX_NODE) + 1
+            self._numbers[info.node] = number
+            self._leases[number] = (info, self._clock() + self._lease_s)
+            return number
+
+    def renew(self, number: int, info: NodeInfo) -> str | None:
+        with self._lock:
+            if self._other(number, info):
+                return None
+            self._numbers[info.node] = number
+            self._leases[number] = (info, self._clock() + self._lease_s)
+            self._epoch = self._epoch or secrets.token_hex(8)
+            return self._epoch
+
+    def leave(self, number: int, info: NodeInfo) -> None:
+        with self._lock:
+            if not self._other(number, info):
+                self._leases.pop(number, None)
+
+    def announce(self, blocks: Sequence[tuple[bytes, Record]]) -> None:
+        with self._lock:
+            for key, record in blocks:
+                records = self._blocks.setdefault(entry_name(key), [])
+                records[:] = [r for r in records if r.node != record.node] + [record]
+
+    def withdraw(self, number: int, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                left = [r for r in self._blocks.get(entry_name(key), []) if r.node != number]
+                if left:
+                    self._blocks[entry_name(key)] = left
+                else:
+                    self._blocks.pop(entry_name(key), None)
+
+    def locate(self, keys: Sequence[bytes]) -> list[list[Record]]:
+        with self._lock:
+            return [list(self._blocks.get(entry_name(key), [])) for key in keys]
+
+    def nodes(self, numbers: Sequence[int]) -> Mapping[int, NodeInfo]:
+        now = self._clock()
+        with self._lock:
+            held = {n: self._leases[n] for n in numbers if n in self._leases}
+        return {number: info for number, (info, until) in held.items() if until > now}
+
+    def _other(self, number: int, info: NodeInfo) -> bool:
+        holder = self._leases.get(number)
+        return holder is not None and holder[0].node != info.node and holder[1] > self._clock()

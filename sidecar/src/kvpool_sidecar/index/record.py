@@ -1,0 +1,43 @@
+"""One place where a block is, packed into 12 bytes. The value of an index entry is a few of them in a row."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from kvpool.wire import Tier
+
+__all__ = ["MAX_RECORDS", "PREFIX", "RECORD_BYTES", "Record", "entry_name", "pack", "unpack"]
+
+PREFIX = b"b"
+MAX_RECORDS = 32
+_RECORD = struct.Struct("<HBBII")
+RECORD_BYTES = _RECORD.size
+
+
+class Record(NamedTuple):
+    node: int
+    payload_len: int  # bytes, below 4 GiB
+    generation: int  # of the node's directory: what an emptied drive once had is void
+    tier: int = int(Tier.LOCAL)
+
+
+def entry_name(key: bytes) -> bytes:
+    """Name of a block's entry: half of the key is plenty for a hint."""
+    return PREFIX + key[:16]
+
+
+def pack(record: Record) -> bytes:
+    """12 bytes."""
+    return _RECORD.pack(record.node, record.tier, 0, record.payload_len, record.generation)
+
+
+def unpack(value: bytes | None) -> list[Record]:
+    """The records of an entry; those of a version this build does not know, and torn ones, are left out."""
+    records: list[Record] = []
+    value = value or b""
+    for at in range(0, min(len(value), MAX_RECORDS * RECORD_BYTES) - RECORD_BYTES + 1, RECORD_BYTES):
+        node, tier, zero, payload_len, generation = _RECORD.unpack_from(value, at)
+        if zero == 0 and tier == Tier.LOCAL:
+            records.append(Record(node, payload_len, generation, tier))
+    return records

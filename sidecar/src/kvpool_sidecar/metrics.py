@@ -1,0 +1,92 @@
+"""/metrics: the counters of kvpool_sidecar.stats and a few gauges in the words of Prometheus.
+
+======================================== ===================================================================
+kvpool_sidecar_requests_total            {op} requests of clients; kvpool_sidecar_request_seconds_total: their time
+kvpool_sidecar_lookup_blocks_total       {result} blocks asked for in lookups, and found
+kvpool_sidecar_opened_blocks_total       {tier} blocks handed out; `miss`: asked for and not there
+kvpool_client_blocks_total               {tier} blocks that clients loaded and verified; kvpool_client_bytes_total
+kvpool_client_misses_total               {reason} blocks that clients did not get
+kvpool_sidecar_stored_total              {what} blocks and bytes stored
+kvpool_sidecar_rejected_total            {reason} written blocks that were not accepted
+kvpool_sidecar_refused_total             {reason} requests, connections and writes turned away
+kvpool_sidecar_events_total              {event} evicted, quarantined, junk, io_error, writers_given_up
+kvpool_sidecar_copies_total              {result} copies to the shared tier
+kvpool_sidecar_peer_total                {what} blocks and bytes sent to peers, and asked for in vain
+kvpool_sidecar_peer_errors_total         {reason} peers that could not be reached
+kvpool_sidecar_reports_total             {result} blocks that clients reported corrupt
+kvpool_sidecar_capacity_bytes ... _index_connected   gauges, see /status
+======================================== ===================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from prometheus_client.metrics_core import Metric
+
+    from kvpool_sidecar.status import StatusReport
+
+__all__ = ["Metrics"]
+
+_COUNTERS = (
+    ("requests", "kvpool_sidecar_requests", "op", "Requests of clients."),
+    ("request_seconds", "kvpool_sidecar_request_seconds", "op", "Seconds spent answering them."),
+    ("lookup", "kvpool_sidecar_lookup_blocks", "result", "Blocks asked for in lookups, and found."),
+    ("served", "kvpool_sidecar_opened_blocks", "tier", "Blocks handed out by tier; miss: asked for and not there."),
+    ("client_hits", "kvpool_client_blocks", "tier", "Blocks that clients loaded and verified."),
+    ("client_bytes", "kvpool_client_bytes", "tier", "Payload bytes that clients loaded and verified."),
+    ("client_misses", "kvpool_client_misses", "reason", "Blocks that clients asked for and did not get."),
+    ("stored", "kvpool_sidecar_stored", "what", "Blocks and bytes stored."),
+    ("rejected", "kvpool_sidecar_rejected", "reason", "Written blocks that were not accepted."),
+    ("refused", "kvpool_sidecar_refused", "reason", "Requests, connections and writes turned away."),
+    ("events", "kvpool_sidecar_events", "event", "Evictions, quarantined blocks, junk, errors of drives."),
+    ("copies", "kvpool_sidecar_copies", "result", "Copies to the shared tier."),
+    ("peer_served", "kvpool_sidecar_peer", "what", "Blocks and bytes sent to peers, and asked for in vain."),
+    ("peer_errors", "kvpool_sidecar_peer_errors", "reason", "Peers that could not be reached."),
+    ("reports", "kvpool_sidecar_reports", "result", "Blocks that clients reported as corrupt."),
+)
+_GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
+    ("ready", "1 if the sidecar serves.", lambda s: s["ready"]),
+    ("capacity_bytes", "Most bytes that blocks may take on this node.", lambda s: s["capacity_bytes"]),
+    ("used_bytes", "Bytes that blocks take on this node.", lambda s: s["used_bytes"]),
+    ("blocks", "Blocks on this node.", lambda s: s["blocks"]),
+    ("clients", "Open connections of clients.", lambda s: s["clients"]),
+    ("pods", "Pods that are served.", lambda s: s["pods"]),
+    ("index_connected", "1 if the index answers.", lambda s: s["index"]["connected"]),
+    ("index_announced_blocks", "Blocks that the index has been told of.", lambda s: s["index"]["announced"]),
+    ("shared_available", "1 if the shared tier answers.", lambda s: s["shared"]["available"]),
+    ("shared_waiting_copies", "Blocks that wait to be copied to the shared tier.", lambda s: s["shared"]["waiting"]),
+)
+
+
+class Metrics(Collector):
+    """A registry of its own: nothing of the interpreter or of other libraries gets in."""
+
+    def __init__(self, report: StatusReport) -> None:
+        self._report = report
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """The text format of Prometheus, version 0.0.4."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._report()
+        for name, text, value in _GAUGES:
+            yield GaugeMetricFamily(f"kvpool_sidecar_{name}", text, value=float(value(status)))
+        for family, name, label, text in _COUNTERS:
+            metric = CounterMetricFamily(name, text, labels=[label])
+            for item, n in sorted(self._report.stats.family(family).items()):
+                metric.add_metric([item], n)
+            yield metric

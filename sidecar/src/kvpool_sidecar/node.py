@@ -1,0 +1,255 @@
+"""What this node can give and take: own drive first, then a peer, then the shared tier. No wire formats here.
+
+Every call ends by its deadline; what could not be found out by then is a miss.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
+from kvpool.wire import BeginStatus, CommitStatus, Flag, OpenStatus, Tier
+from kvpool_sidecar.blockfile import Expect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool.config import PoolConfig
+    from kvpool_sidecar.copier import Copier
+    from kvpool_sidecar.index.announcer import Announcer
+    from kvpool_sidecar.index.base import NodeInfo
+    from kvpool_sidecar.index.directory import Found, PeerDirectory
+    from kvpool_sidecar.inspector import Inspector
+    from kvpool_sidecar.server.auth import Tenant
+    from kvpool_sidecar.shared_tier import SharedTier
+    from kvpool_sidecar.stats import Stats
+    from kvpool_sidecar.store.base import Block, Pending, Store
+    from kvpool_sidecar.transport.peer_link import PeerLink
+
+__all__ = ["NodeBlocks", "Opened", "Streams", "close_files"]
+
+_WINDOWS = (16, 64, 256)
+_MAX_STREAMS = 0xFFFF
+_REASONS: dict[type[Exception], str] = {CorruptBlockError: "corrupt", RefusedError: "still-writable"}
+
+
+class Opened(NamedTuple):
+    """One entry of an OPEN: `fd` is a block file to hand over and close, or a stream's socket to hand over and keep."""
+
+    status: OpenStatus
+    tier: Tier = Tier.MISS
+    stream: int = 0
+    payload_len: int = 0
+    key: bytes = bytes(32)
+    fd: int = -1
+
+
+class Streams:
+    """The peer connections of one client connection, numbered. Not thread-safe."""
+
+    def __init__(self, dial: Callable[[NodeInfo, float], PeerLink]) -> None:
+        self._dial = dial
+        self._links: dict[NodeInfo, tuple[int, PeerLink]] = {}
+        self._last = 0
+
+    def get(self, peer: NodeInfo, timeout_s: float) -> tuple[int, PeerLink, bool]:
+        """Number, link, and whether it is new. KVPoolError if the peer cannot be reached."""
+        number, link = self._links.get(peer, (0, None))
+        if link is not None and link.alive:
+            return number, link, False
+        if link is not None:
+            self.drop(number)
+        if self._last >= _MAX_STREAMS:
+            raise RefusedError("this connection has used up its streams")
+        link = self._dial(peer, timeout_s)
+        self._last += 1
+        self._links[peer] = (self._last, link)
+        return self._last, link, True
+
+    def drop(self, number: int) -> None:
+        """End one; its number is not used again."""
+        for peer, (known, link) in list(self._links.items()):
+            if known == number:
+                del self._links[peer]
+                link.close()
+
+    def close(self) -> None:
+        """End all."""
+        for number, _ in list(self._links.values()):
+            self.drop(number)
+
+
+class NodeBlocks:
+    """Thread-safe; shared by all connections."""
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        local: Store,
+        shared: SharedTier | None,
+        peers: PeerDirectory,
+        announcer: Announcer,
+        copier: Copier | None,
+        inspector: Inspector,
+        stats: Stats,
+    ) -> None:
+        self.config = config
+        self.local = local
+        self.shared = shared
+        self.peers = peers
+        self.stats = stats
+        self._announcer = announcer
+        self._copier = copier
+        self._inspector = inspector
+
+    def locate(self, tenant: Tenant, idents: Sequence[bytes], timeout_s: float, *, every: bool) -> bytes:
+        """The tier of each block; all 0 after the first miss unless `every`."""
+        deadline = time.monotonic() + timeout_s
+        tiers = bytearray(len(idents))
+        at = 0
+        for round_number in range(len(idents)):
+            window = idents[at : at + _WINDOWS[min(round_number, len(_WINDOWS) - 1)]]
+            found = self._locate_window([tenant.key(ident) for ident in window], deadline, every=every)
+            for tier in found:
+                if tier == Tier.MISS and not every:
+                    return bytes(tiers)
+                tiers[at] = tier
+                at += 1
+            if at >= len(idents):
+                break
+        return bytes(tiers)
+
+    def _locate_window(self, keys: Sequence[bytes], deadline: float, *, every: bool) -> list[Tier]:
+        tiers = [Tier.LOCAL if self.local.has(key) else Tier.MISS for key in keys]
+        rest = [n for n, tier in enumerate(tiers) if tier == Tier.MISS]
+        if rest and (left := deadline - time.monotonic()) > 0:
+            for n, found in zip(rest, self.peers.locate([keys[n] for n in rest], left), strict=True):
+                if found is not None:
+                    tiers[n] = Tier.PEER
+        rest = [n for n in rest if tiers[n] == Tier.MISS]
+        if not rest or self.shared is None or not self.shared.available:
+            return tiers
+        # a prompt that nobody has seen costs one question to the file system, not a window of them
+        for chunk in [rest] if every else [rest[:1], rest[1:]]:
+            left = deadline - time.monotonic()
+            if not chunk or left <= 0:
+                break
+            there = self.shared.has_many([keys[n] for n in chunk], left)
+            for n, is_there in zip(chunk, there, strict=True):
+                if is_there:
+                    tiers[n] = Tier.SHARED
+            if not there[0] and not every:
+                break
+        return tiers
+
+    def open(
+        self, tenant: Tenant, idents: Sequence[bytes], flags: int, timeout_s: float, streams: Streams
+    ) -> list[Opened]:
+        """Open blocks, in order; the receiver owns `fd` of FILE entries."""
+        deadline = time.monotonic() + timeout_s
+        keys = [tenant.key(ident) for ident in idents]
+        opened = [Opened(OpenStatus.MISS, key=key) for key in keys]
+        try:
+            self._open_local(keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
+            if not flags & Flag.LOCAL_ONLY:
+                self._open_streams(keys, opened, deadline, streams)
+            self._open_shared(keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
+        except BaseException:
+            close_files(opened)
+            raise
+        for entry in opened:
+            self.stats.add("served", entry.tier.name.lower())
+        return opened
+
+    def _open_local(self, keys: Sequence[bytes], opened: list[Opened], deadline: float, *, verify: bool) -> None:
+        for n, key in enumerate(keys):
+            if verify and (time.monotonic() > deadline or (self.local.has(key) and not self.local.check(key))):
+                continue
+            found = self.local.open(key)
+            if found is not None:
+                opened[n] = _file(key, Tier.LOCAL, found)
+
+    def _open_streams(self, keys: Sequence[bytes], opened: list[Opened], deadline: float, streams: Streams) -> None:
+        rest = [n for n, entry in enumerate(opened) if entry.status == OpenStatus.MISS]
+        left = deadline - time.monotonic()
+        if not rest or left <= 0:
+            return
+        by_peer: dict[NodeInfo, list[tuple[int, Found]]] = {}
+        for n, found in zip(rest, self.peers.locate([keys[n] for n in rest], left / 2), strict=True):
+            if found is not None:
+                by_peer.setdefault(found.peer, []).append((n, found))
+        for peer, wanted in by_peer.items():
+            timeout = min(self.config.peer.connect_timeout_ms / 1000, (deadline - time.monotonic()) / 2)
+            number = wanted[0][1].number
+            stream = 0
+            try:
+                stream, link, is_new = streams.get(peer, max(timeout, 0.001))
+                link.ask([keys[n] for n, _ in wanted])
+            except (KVPoolError, OSError):
+                streams.drop(stream)
+                self.peers.mark_down(number)
+                self.stats.add("peer_errors", "unreachable")
+                continue
+            self.peers.mark_up(number)
+            for place, (n, found) in enumerate(wanted):
+                status = OpenStatus.STREAM_NEW_CONN if is_new and place == 0 else OpenStatus.STREAM
+                opened[n] = Opened(status, Tier.PEER, stream, found.payload_len, keys[n], link.fileno())
+
+    def _open_shared(self, keys: Sequence[bytes], opened: list[Opened], deadline: float, *, verify: bool) -> None:
+        rest = [n for n, entry in enumerate(opened) if entry.status == OpenStatus.MISS]
+        left = deadline - time.monotonic()
+        if self.shared is None or not rest or left <= 0:
+            return
+        if verify:
+            rest = [n for n in rest if self.shared.check(keys[n])]
+        for n, found in zip(rest, self.shared.open_many([keys[n] for n in rest], left), strict=True):
+            if found is not None:
+                opened[n] = _file(keys[n], Tier.SHARED, found)
+
+    def begin(self, tenant: Tenant, ident: bytes, payload_len: int) -> tuple[BeginStatus, bytes, Pending | None]:
+        """Status, key, and for WRITE a file for a block of `payload_len`."""
+        key = tenant.key(ident)
+        if not 0 < payload_len <= self.config.cache.max_block_bytes:
+            self.stats.add("refused", "too-large")
+            return BeginStatus.REFUSED, key, None
+        try:
+            pending = self.local.begin(key, payload_len)
+        except (TierFullError, OSError) as e:
+            self.stats.add("refused", "full" if isinstance(e, TierFullError) else "io")
+            return BeginStatus.REFUSED, key, None
+        return (BeginStatus.HAVE, key, None) if pending is None else (BeginStatus.WRITE, key, pending)
+
+    def commit(self, tenant: Tenant, ident: bytes, pending: Pending, *, fill: bool) -> CommitStatus:
+        """Publish a written file. REJECTED, and counted by reason, for whatever is wrong with it."""
+        try:
+            status = self.local.commit(pending, Expect(ident, tenant.tag), fill=fill)
+        except (CorruptBlockError, RefusedError, OSError) as e:
+            self.stats.add("rejected", _REASONS.get(type(e), "io"))
+            return CommitStatus.REJECTED
+        if status == CommitStatus.STORED:
+            self.stats.add("stored", "blocks")
+            self.stats.add("stored", "bytes", pending.payload_len)
+            self._announcer.announce(pending.key, pending.payload_len)
+            if self._copier is not None:
+                self._copier.offer(pending.key)
+        return status
+
+    def report(self, tenant: Tenant, corrupt: Sequence[bytes]) -> None:
+        """A client found these blocks corrupt: have a look at them."""
+        for ident in corrupt:
+            key = tenant.key(ident)
+            self.peers.forget(key)
+            self._inspector.offer(key)
+
+
+def close_files(opened: Sequence[Opened]) -> None:
+    """Close the block files among `opened`."""
+    for entry in opened:
+        if entry.status == OpenStatus.FILE:
+            os.close(entry.fd)
+
+
+def _file(key: bytes, tier: Tier, found: Block) -> Opened:
+    return Opened(OpenStatus.FILE, tier, 0, found.payload_len, key, found.fd)

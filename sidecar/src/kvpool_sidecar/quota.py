@@ -1,0 +1,45 @@
+"""How many bytes must go before so many more may come. Pure arithmetic in bytes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Limits", "excess", "overshoot", "pending_limit", "reserve", "shortage"]
+
+
+class Limits(NamedTuple):
+    """Of one root directory."""
+
+    capacity: int
+    high_percent: int
+    low_percent: int
+    max_blocks: int
+    reserve_bytes: int = 0
+    reserve_percent: int = 0
+
+
+def excess(used: int, pending: int, need: int, limits: Limits) -> int:
+    """Bytes to evict so that `need` more fit the capacity; 0 if they fit, more than `used` if they never will."""
+    return max(0, used + pending + need - limits.capacity)
+
+
+def overshoot(used: int, pending: int, limits: Limits) -> int:
+    """Bytes to evict to come down to the low watermark; 0 while the high watermark is not passed."""
+    if used + pending <= limits.capacity * limits.high_percent // 100:
+        return 0
+    return used + pending - limits.capacity * limits.low_percent // 100
+
+
+def reserve(fs_total: int, limits: Limits) -> int:
+    """Bytes of the file system that stay free."""
+    return max(limits.reserve_bytes, fs_total * limits.reserve_percent // 100)
+
+
+def shortage(fs_free: int, fs_total: int, need: int, limits: Limits) -> int:
+    """Bytes to evict so that the reserve is still free after `need` more."""
+    return max(0, need + reserve(fs_total, limits) - fs_free)
+
+
+def pending_limit(capacity: int) -> int:
+    """Bytes that may be promised to writers and not yet be committed: half of the capacity."""
+    return capacity // 2

@@ -1,0 +1,304 @@
+"""The storage server: puts the parts together, starts and stops them in order."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import resource
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool import keys
+from kvpool.errors import ConfigError, RefusedError
+from kvpool_sidecar.breaker import Breaker
+from kvpool_sidecar.copier import Copier
+from kvpool_sidecar.guard import Guard
+from kvpool_sidecar.health import HealthServer
+from kvpool_sidecar.index.announcer import Announcer
+from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.index.directory import PeerDirectory
+from kvpool_sidecar.index.memory import MemoryIndex
+from kvpool_sidecar.index.redis import RedisIndex
+from kvpool_sidecar.inspector import Inspector
+from kvpool_sidecar.metrics import Metrics
+from kvpool_sidecar.node import NodeBlocks
+from kvpool_sidecar.server.auth import Identity, Tenant, is_allowed, tenant_of
+from kvpool_sidecar.server.handoff import Handoff
+from kvpool_sidecar.server.listener import PodListeners
+from kvpool_sidecar.server.pod import Pod
+from kvpool_sidecar.server.session import Session
+from kvpool_sidecar.server.usage import Fingerprints
+from kvpool_sidecar.shared_tier import SharedTier
+from kvpool_sidecar.stats import Stats
+from kvpool_sidecar.status import StatusReport
+from kvpool_sidecar.store.local import open_local
+from kvpool_sidecar.store.root import Events
+from kvpool_sidecar.store.shared import SharedStore
+from kvpool_sidecar.transport.peer_link import PeerLink, dial
+from kvpool_sidecar.transport.peer_server import PeerServer
+from kvpool_sidecar.unixsock import listen_at
+
+if TYPE_CHECKING:
+    import socket
+
+    from kvpool_sidecar.index.base import Index
+    from kvpool_sidecar.settings import ServeSettings
+
+__all__ = ["App", "serve"]
+
+log = logging.getLogger(__name__)
+
+_HOUSEKEEPING_S = 2.0
+_DRAIN_S = 2.0
+_INDEX_THREADS, _INDEX_BACKLOG = 8, 64
+_POD_SHARE = 4  # one pod's unfinished writes may take a quarter of the capacity
+
+
+class _StoreEvents(Events):
+    """The store is made before the announcer that is to be told."""
+
+    def __init__(self, stats: Stats) -> None:
+        self.announcer: Announcer | None = None
+        self._stats = stats
+
+    def gone(self, keys: list[bytes]) -> None:
+        if self.announcer is not None:
+            self.announcer.withdraw(keys)
+
+    def count(self, what: str, n: int) -> None:
+        self._stats.add("events", what, n)
+
+
+class App:
+    """Everything of one `serve` process. Making it opens and binds (ConfigError, OSError); `start` serves."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._config = settings.config
+        self._stats = Stats()
+        self._fingerprints = Fingerprints()
+        self._stopping = threading.Event()
+        self._serving = False
+        self._handoff: Handoff | None = None
+        self._cleanup = contextlib.ExitStack()
+        with contextlib.ExitStack() as made:
+            self._open_tiers(made)
+            self._open_network(made)
+            self._open_clients(made)
+            self._cleanup = made.pop_all()
+
+    def _open_tiers(self, made: contextlib.ExitStack) -> None:
+        config, settings = self._config, self._settings
+        self._events = _StoreEvents(self._stats)
+        read_paths = {tier.path: ro for tier in config.local if (ro := settings.read_path(tier.path)) is not None}
+        self._local = open_local(config.local, config.cache, config.uid, read_paths=read_paths, events=self._events)
+        made.callback(self._local.close)
+        self._shared: SharedTier | None = None
+        self._copier: Copier | None = None
+        if config.shared is not None:
+            path = config.shared.path
+            self._shared = SharedTier(
+                SharedStore(
+                    path,
+                    pool_uid=config.uid,
+                    capacity_bytes=config.shared.capacity_bytes,
+                    read_path=settings.read_path(path),
+                )
+            )
+            made.callback(self._shared.close)
+            if config.cache.write_policy == "WriteThrough":
+                self._copier = Copier(self._local, self._shared, self._stats)
+                made.callback(self._copier.stop)
+
+    def _open_network(self, made: contextlib.ExitStack) -> None:
+        config, settings = self._config, self._settings
+        secret = keys.peer_secret(settings.secret, config.uid)
+        cc = config.peer.congestion_control
+        self._dial = functools.partial(_dial, secret, cc)
+        self._peer_server = PeerServer(
+            settings.address,
+            config.peer.port,
+            secret=secret,
+            store=self._local,
+            stats=self._stats,
+            congestion_control=cc,
+            on_absent=lambda key: self._announcer.withdraw([key]),
+        )
+        made.callback(self._peer_server.stop)
+        index = self._make_index()
+        made.callback(index.close)
+        info = NodeInfo(settings.node, settings.address, self._peer_server.port, self._local.generation)
+        lease_s = float(config.index.lease_s)
+        guard = Guard("index", _INDEX_THREADS, _INDEX_BACKLOG, Breaker(3, 0.5, time.monotonic, longest_s=2.0))
+        made.callback(guard.close)
+        self._peers = PeerDirectory(index, guard, lambda: self._announcer.number, lease_s=lease_s)
+        self._announcer = Announcer(
+            index,
+            info,
+            self._local,
+            scanned=lambda: self._local.scanned,
+            lease_s=lease_s,
+            on_renewed=self._peers.refresh,
+        )
+        made.callback(self._announcer.stop)
+        self._events.announcer = self._announcer
+
+    def _make_index(self) -> Index:
+        config = self._config.index
+        if not config.url:
+            return MemoryIndex(config.lease_s)
+        return RedisIndex(
+            config.url,
+            username=config.username,
+            password=self._settings.index_password,
+            lease_s=config.lease_s,
+            timeout_s=config.lookup_timeout_ms / 1000,
+        )
+
+    def _open_clients(self, made: contextlib.ExitStack) -> None:
+        settings = self._settings
+        self._inspector = Inspector(self._local, self._shared, self._peers, self._dial, self._stats)
+        made.callback(self._inspector.stop)
+        self._node = NodeBlocks(
+            self._config,
+            self._local,
+            self._shared,
+            self._peers,
+            self._announcer,
+            self._copier,
+            self._inspector,
+            self._stats,
+        )
+        self._listeners = PodListeners(self._new_session, self._stats)
+        made.callback(self._listeners.stop, _DRAIN_S)
+        for number, (path, tenant) in enumerate(settings.sockets.items()):
+            self._serve_fixed(path, Identity(f"fixed-{number}", tenant, "fixed", "fixed"))
+        if settings.handoff:
+            self._handoff = Handoff(settings.handoff, add=self._add_pod, remove=self._listeners.remove, sync=self._sync)
+            made.callback(self._handoff.stop)
+        report = StatusReport(
+            node=settings.node,
+            config=self._config,
+            local=self._local,
+            shared=self._shared,
+            announcer=self._announcer,
+            copier=self._copier,
+            listeners=self._listeners,
+            fingerprints=self._fingerprints,
+            congestion_control=self._peer_server.congestion_control,
+            stats=self._stats,
+            ready=lambda: self._serving,
+        )
+        self._health = HealthServer(settings.address, self._config.http_port, report, Metrics(report))
+        made.callback(self._health.stop)
+
+    def start(self) -> None:
+        """Serve. Returns at once."""
+        self._local.start()
+        self._peer_server.start()
+        self._announcer.start()
+        self._inspector.start()
+        if self._copier is not None:
+            self._copier.start()
+        threading.Thread(target=self._housekeep, name="housekeeping", daemon=True).start()
+        if self._shared is not None:
+            threading.Thread(target=self._housekeep_shared, name="housekeeping-shared", daemon=True).start()
+        self._listeners.start()
+        if self._handoff is not None:
+            self._handoff.start()
+        self._health.start()
+        self._serving = True
+
+    def stop(self) -> None:
+        """Let requests under way finish (at most two seconds), give the lease back, close."""
+        self._serving = False
+        self._stopping.set()
+        self._cleanup.close()
+
+    def _serve_fixed(self, path: str, identity: Identity) -> None:
+        directory, _, name = os.path.abspath(path).rpartition("/")
+        os.makedirs(directory or "/", exist_ok=True)
+        dir_fd = os.open(directory or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listener = listen_at(dir_fd, name, 0o600)
+        finally:
+            os.close(dir_fd)
+        try:
+            self._add_pod(identity, listener)
+        except RefusedError as e:
+            listener.close()
+            raise ConfigError(f"--socket {path}: {e}") from None
+
+    def _add_pod(self, identity: Identity, listener: socket.socket) -> None:
+        if not is_allowed(identity, self._config.allowed_namespaces):
+            raise RefusedError(f"namespace {identity.namespace} is not among those this pool serves")
+        tenant = Tenant(self._settings.secret, tenant_of(identity))
+        write_room = self._local.usage().capacity_bytes // _POD_SHARE
+        self._listeners.add(Pod(identity, tenant, write_room), listener)
+        log.info("serving pod %s/%s", identity.namespace, identity.pod)
+
+    def _sync(self, known: set[str]) -> None:
+        for uid in self._listeners.uids() - known:
+            if not uid.startswith("fixed-"):
+                self._listeners.remove(uid)
+
+    def _new_session(self, sock: socket.socket, pod: Pod) -> Session:
+        return Session(sock, pod, self._node, self._settings.node, self._dial, self._fingerprints)
+
+    def _housekeep(self) -> None:
+        while not self._stopping.wait(_HOUSEKEEPING_S):
+            try:
+                self._local.housekeep()
+            except Exception:
+                log.exception("housekeeping")
+
+    def _housekeep_shared(self) -> None:
+        """In a thread of its own: it may hang with the mount."""
+        assert self._shared is not None  # noqa: S101
+        while not self._stopping.wait(_HOUSEKEEPING_S):
+            if not self._shared.available:
+                continue
+            try:
+                self._shared.store.housekeep()
+            except Exception as e:
+                log.warning("the shared tier: %s", e)
+
+
+def _dial(secret: bytes, congestion_control: str, peer: NodeInfo, timeout_s: float) -> PeerLink:
+    return dial(peer.host, peer.port, secret=secret, timeout_s=timeout_s, congestion_control=congestion_control)
+
+
+def serve(settings: ServeSettings) -> int:
+    """Run until SIGTERM or SIGINT; 0. A second signal ends the process at once. ConfigError or OSError at start."""
+    # a lease that somebody breaks is told by SIGIO, which would end the process
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    _raise_descriptor_limit()
+    done = threading.Event()
+
+    def on_signal(number: int, _frame: object) -> None:
+        if done.is_set():
+            os._exit(128 + number)
+        done.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    app = App(settings)
+    app.start()
+    config = settings.config
+    log.info("pool %s/%s on node %s is served at %s", config.namespace, config.pool, settings.node, settings.address)
+    while not done.wait(1.0):
+        pass
+    log.info("stopping")
+    app.stop()
+    return 0
+
+
+def _raise_descriptor_limit() -> None:
+    """Descriptors in flight count against the soft limit too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

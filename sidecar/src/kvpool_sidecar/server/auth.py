@@ -1,0 +1,60 @@
+"""Who is calling: the socket that a connection came in by says so, never the caller. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvpool import keys
+from kvpool.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Identity", "Tenant", "is_allowed", "tenant_of"]
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_UID = re.compile(r"[0-9a-zA-Z-]{1,64}")
+
+
+class Identity(NamedTuple):
+    """A pod, as the API server names it."""
+
+    uid: str
+    namespace: str
+    pod: str
+    service_account: str
+
+    @classmethod
+    def from_message(cls, value: dict[str, Any]) -> Identity:
+        """ProtocolError unless all fields are names as Kubernetes gives them."""
+        uid, *texts = (value.get(name) for name in cls._fields)
+        if not isinstance(uid, str) or not _UID.fullmatch(uid):
+            raise ProtocolError("not a pod's uid")
+        for name, text in zip(cls._fields[1:], texts, strict=True):
+            if not isinstance(text, str) or not _NAME.fullmatch(text):
+                raise ProtocolError(f"not a Kubernetes name: {name}")
+        return cls(uid, *(str(text) for text in texts))
+
+
+class Tenant:
+    """Names of blocks within one tenant. Holds the pool's secret: never shown to a client."""
+
+    def __init__(self, secret: bytes, name: str) -> None:
+        self._secret = secret
+        self._name = name
+        self.tag = keys.tenant_tag(secret, name)
+
+    def key(self, ident: bytes) -> bytes:
+        """The block's key in the pool."""
+        return keys.key(self._secret, self._name, ident)
+
+
+def tenant_of(identity: Identity) -> str:
+    """A tenant is a namespace."""
+    return identity.namespace
+
+
+def is_allowed(identity: Identity, allowed_namespaces: Sequence[str]) -> bool:
+    """Is this pod's namespace one that the pool serves?"""
+    return "*" in allowed_namespaces or identity.namespace in allowed_namespaces

@@ -1,0 +1,326 @@
+"""One client connection: packets in, packets and descriptors out. Whatever is not exactly right ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import socket
+import struct
+import termios
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool import wire
+from kvpool.block import HEADER_BYTES
+from kvpool.errors import KVPoolError, ProtocolError
+from kvpool_sidecar.node import Opened, Streams, close_files
+from kvpool_sidecar.transport.tcp import set_send_timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_sidecar.index.base import NodeInfo
+    from kvpool_sidecar.node import NodeBlocks
+    from kvpool_sidecar.server.pod import Pod
+    from kvpool_sidecar.server.usage import Fingerprints
+    from kvpool_sidecar.store.base import Pending
+    from kvpool_sidecar.transport.peer_link import PeerLink
+
+__all__ = ["Session"]
+
+log = logging.getLogger(__name__)
+
+MAX_TOKENS = 2 * wire.MAX_BATCH
+_HELLO_S = 10.0
+_SEND_S = 5.0
+_DRAIN_S = 0.2
+_MIN_DEADLINE_S, _MAX_DEADLINE_S = 0.001, 60.0
+_MAX_COUNT = 1 << 53
+_TOKEN = struct.Struct("<I")
+_DEADLINE = struct.Struct("<I")
+
+
+class _Write(NamedTuple):
+    ident: bytes
+    pending: Pending
+
+
+class Session:
+    """Runs in a thread of its own. Tokens and peer streams die with it."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        pod: Pod,
+        node: NodeBlocks,
+        node_name: str,
+        dial: Callable[[NodeInfo, float], PeerLink],
+        fingerprints: Fingerprints,
+    ) -> None:
+        self._socket = sock
+        self._pod = pod
+        self._node = node
+        self._node_name = node_name
+        self._fingerprints = fingerprints
+        self._hello: wire.ClientHello | None = None
+        self._writes: dict[int, _Write] = {}
+        self._next_token = 1
+        self._streams = Streams(dial)
+
+    def run(self) -> None:
+        """Serve until the client is gone, breaks the protocol, or `stop`."""
+        buffer = bytearray(wire.MAX_PACKET + 1)
+        try:
+            set_send_timeout(self._socket, _SEND_S)
+            self._socket.settimeout(_HELLO_S)
+            while True:
+                size = self._socket.recv_into(buffer)  # descriptors that a client sends are dropped by the kernel
+                if size == 0:
+                    return
+                self._handle(memoryview(buffer)[:size])
+                self._socket.settimeout(None)
+        except ProtocolError as e:
+            self._node.stats.add("refused", "protocol")
+            log.warning("pod %s broke the protocol: %s", self._pod.identity.uid, e)
+        except TimeoutError:
+            log.info("pod %s connected and said nothing", self._pod.identity.uid)
+        except OSError as e:
+            log.debug("pod %s: %s", self._pod.identity.uid, e)
+        finally:
+            self._end()
+
+    def stop(self) -> None:
+        """From another thread: end after the request that is being answered."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
+
+    def _end(self) -> None:
+        for write in self._writes.values():
+            self._node.local.abort(write.pending)
+            self._pod.give_room(write.pending.file_bytes)
+        self._writes.clear()
+        self._streams.close()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _handle(self, packet: memoryview) -> None:
+        started = time.monotonic()
+        request = 0
+        try:
+            head, body = wire.unpack(packet)
+            request = head.request
+            self._operation(head.op)(head, body)
+        except ProtocolError as e:
+            with contextlib.suppress(OSError):
+                self._send_error(request, wire.ErrorCode.BAD_REQUEST, str(e))
+            raise
+        except KVPoolError as e:
+            self._send_error(request, wire.ErrorCode.INTERNAL, str(e))
+            return
+        name = wire.Op(head.op).name.lower()
+        self._node.stats.add("requests", name)
+        self._node.stats.add("request_seconds", name, time.monotonic() - started)
+
+    def _operation(self, op: int) -> Callable[[wire.Head, memoryview], None]:
+        if op == wire.Op.HELLO:
+            return self._say_hello
+        if self._hello is None:
+            raise ProtocolError("HELLO comes first")
+        operations: dict[int, Callable[[wire.Head, memoryview], None]] = {
+            wire.Op.LOOKUP: self._lookup,
+            wire.Op.OPEN: self._open,
+            wire.Op.BEGIN: self._begin,
+            wire.Op.COMMIT: self._commit,
+            wire.Op.REPORT: self._report,
+        }
+        if op not in operations:
+            raise ProtocolError(f"unknown operation {op}")
+        return operations[op]
+
+    def _reply(self, head: wire.Head, body: bytes, *, count: int = 0) -> None:
+        self._socket.sendall(wire.pack(head.op | wire.REPLY, body, count=count, request=head.request))
+
+    def _send_error(self, request: int, code: wire.ErrorCode, text: str) -> None:
+        body = struct.pack("<H", code) + text.encode()[:512]
+        self._socket.sendall(wire.pack(wire.Op.ERROR | wire.REPLY, body, request=request))
+
+    # -- operations
+
+    def _say_hello(self, head: wire.Head, body: memoryview) -> None:
+        hello = wire.ClientHello.unpack(body)
+        if hello.version != wire.PROTOCOL_VERSION:
+            self._send_error(head.request, wire.ErrorCode.VERSION, f"this sidecar speaks {wire.PROTOCOL_VERSION}")
+            raise ProtocolError(f"client speaks version {hello.version}")
+        self._hello = hello
+        self._fingerprints.seen(hello)
+        config = self._node.config
+        answer = wire.ServerHello(
+            tenant_tag=self._pod.tenant.tag,
+            max_block_bytes=config.cache.max_block_bytes,
+            pool=f"{config.namespace}/{config.pool}",
+            node=self._node_name,
+            deadlines=asdict(config.deadlines),
+        )
+        self._reply(head, answer.pack())
+
+    def _lookup(self, head: wire.Head, body: memoryview) -> None:
+        timeout, rest = _deadline(body)
+        idents = wire.split_idents(rest, head.items, wire.MAX_LOOKUP)
+        every = bool(head.flags & wire.Flag.EVERY)
+        tiers = self._node.locate(self._pod.tenant, idents, timeout, every=every)
+        self._node.stats.add("lookup", "asked", len(idents))
+        self._node.stats.add("lookup", "found", len(tiers) - tiers.count(wire.Tier.MISS))
+        self._reply(head, tiers, count=len(tiers))
+
+    def _open(self, head: wire.Head, body: memoryview) -> None:
+        timeout, rest = _deadline(body)
+        idents = wire.split_idents(rest, head.items, wire.MAX_BATCH)
+        if not self._drained():
+            self._node.stats.add("refused", "unread-descriptors")
+            opened = [Opened(wire.OpenStatus.MISS) for _ in idents]
+        else:
+            opened = self._node.open(self._pod.tenant, idents, head.flags, timeout, self._streams)
+        try:
+            fds = [entry.fd for entry in opened if entry.status == wire.OpenStatus.FILE]
+            fds += [entry.fd for entry in opened if entry.status == wire.OpenStatus.STREAM_NEW_CONN]
+            if not self._send_with(head, _open_body(opened), len(opened), fds):
+                for entry in opened:
+                    if entry.tier == wire.Tier.PEER:
+                        self._streams.drop(entry.stream)  # asked for, and nobody will read the answer
+                self._reply(head, _open_body([Opened(wire.OpenStatus.MISS) for _ in opened]), count=len(opened))
+        finally:
+            close_files(opened)
+
+    def _begin(self, head: wire.Head, body: memoryview) -> None:
+        size = wire.BEGIN_REQUEST.size
+        if not 0 < head.items <= wire.MAX_BATCH or len(body) != head.items * size:
+            raise ProtocolError(f"{head.items} blocks in {len(body)} bytes")
+        answers: list[bytes] = []
+        begun: list[tuple[int, _Write]] = []
+        ready = self._drained()
+        for at in range(0, len(body), size):
+            ident, payload_len = wire.BEGIN_REQUEST.unpack_from(body, at)
+            status, key, pending = wire.BeginStatus.REFUSED, bytes(32), None
+            size_there = HEADER_BYTES + payload_len
+            if not ready or len(self._writes) >= MAX_TOKENS or not self._pod.take_room(size_there):
+                self._node.stats.add("refused", "too-many-writes")
+            else:
+                status, key, pending = self._node.begin(self._pod.tenant, ident, payload_len)
+                if pending is None:
+                    self._pod.give_room(size_there)
+            token = 0
+            if pending is not None:
+                token, self._next_token = self._next_token, self._next_token % 0xFFFFFFFF + 1
+                write = self._writes[token] = _Write(ident, pending)
+                begun.append((token, write))
+            answers.append(wire.BEGIN_REPLY.pack(status, token, key))
+        sent = False
+        try:
+            sent = self._send_with(head, b"".join(answers), head.items, [w.pending.writer for _, w in begun])
+        finally:
+            for token, write in begun:
+                if sent:
+                    write.pending.close_writer()
+                else:
+                    self._drop(token)
+        if not sent:
+            refused = wire.BEGIN_REPLY.pack(wire.BeginStatus.REFUSED, 0, bytes(32))
+            self._reply(head, refused * head.items, count=head.items)
+
+    def _commit(self, head: wire.Head, body: memoryview) -> None:
+        if not 0 < head.items <= wire.MAX_BATCH or len(body) != head.items * _TOKEN.size:
+            raise ProtocolError(f"{head.items} tokens in {len(body)} bytes")
+        fill = bool(head.flags & wire.Flag.VERIFY)
+        statuses = bytearray()
+        for (token,) in _TOKEN.iter_unpack(body):
+            write = self._writes.pop(token, None)
+            if write is None:
+                self._node.stats.add("rejected", "token")
+                statuses.append(wire.CommitStatus.REJECTED)
+                continue
+            try:
+                status = self._node.commit(self._pod.tenant, write.ident, write.pending, fill=fill)
+            finally:
+                self._pod.give_room(write.pending.file_bytes)
+            if status == wire.CommitStatus.STORED and self._hello is not None:
+                self._fingerprints.stored(self._hello, write.pending.payload_len)
+            statuses.append(status)
+        self._reply(head, bytes(statuses), count=head.items)
+
+    def _report(self, head: wire.Head, body: memoryview) -> None:
+        value = wire.unpack_json(body)
+        corrupt = value.get("corrupt", [])
+        if not isinstance(corrupt, list) or len(corrupt) > wire.MAX_BATCH:
+            raise ProtocolError("too many corrupt blocks in one report")
+        idents = [_ident(text) for text in corrupt]
+        for family in ("hits", "bytes", "misses"):
+            counts = value.get(family, {})
+            if not isinstance(counts, dict):
+                raise ProtocolError(f"{family} is not an object")
+            for label, n in counts.items():
+                if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n <= _MAX_COUNT:
+                    raise ProtocolError(f"{family} is not a count")
+                self._node.stats.add(f"client_{family}", label, n)
+        self._node.report(self._pod.tenant, idents)
+        self._reply(head, b"")
+
+    # -- descriptors
+
+    def _drained(self) -> bool:
+        """Has the client read all that we sent? Descriptors that are not received count against this whole process."""
+        until = time.monotonic() + _DRAIN_S
+        while True:
+            (unread,) = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
+            if unread == 0:
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.001)
+
+    def _send_with(self, head: wire.Head, body: bytes, count: int, fds: list[int]) -> bool:
+        """Send with descriptors; False if the kernel has too many in flight already, and nothing was sent."""
+        packet = wire.pack(head.op | wire.REPLY, body, count=count, request=head.request)
+        if not fds:
+            self._socket.sendall(packet)
+            return True
+        try:
+            socket.send_fds(self._socket, [packet], fds)
+        except OSError as e:
+            if e.errno != errno.ETOOMANYREFS:
+                raise
+            self._node.stats.add("refused", "descriptors-in-flight")
+            return False
+        return True
+
+    def _drop(self, token: int) -> None:
+        write = self._writes.pop(token)
+        self._node.local.abort(write.pending)
+        self._pod.give_room(write.pending.file_bytes)
+
+
+def _deadline(body: memoryview) -> tuple[float, memoryview]:
+    if len(body) < _DEADLINE.size:
+        raise ProtocolError("no deadline")
+    (ms,) = _DEADLINE.unpack_from(body)
+    return min(max(ms / 1000, _MIN_DEADLINE_S), _MAX_DEADLINE_S), body[_DEADLINE.size :]
+
+
+def _ident(text: object) -> bytes:
+    try:
+        ident = bytes.fromhex(text) if isinstance(text, str) and len(text) == 2 * wire.IDENT_BYTES else b""
+    except ValueError:
+        ident = b""
+    if len(ident) != wire.IDENT_BYTES:
+        raise ProtocolError("not an ident in hex")
+    return ident
+
+
+def _open_body(opened: list[Opened]) -> bytes:
+    return b"".join(
+        wire.OPEN_REPLY.pack(entry.status, entry.tier, entry.stream, 0, entry.payload_len, entry.key)
+        for entry in opened
+    )

@@ -1,0 +1,87 @@
+"""What a process is told by flags and environment, checked. ConfigError says what to change."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvpool.config import PoolConfig, loads
+from kvpool.errors import ConfigError
+
+__all__ = ["INDEX_PASSWORD", "POOL_SECRET", "ServeSettings", "fixed_sockets", "read_config", "read_secret"]
+
+POOL_SECRET = "pool-secret"  # noqa: S105 - the name of a file
+INDEX_PASSWORD = "index-password"  # noqa: S105
+_MIN_SECRET = 16
+_MAX_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Of `kvpool-sidecar serve`."""
+
+    config: PoolConfig
+    secret: bytes
+    node: str
+    address: str
+    index_password: str = ""
+    handoff: str = ""
+    sockets: dict[str, str] = field(default_factory=dict)  # path of a socket: tenant
+    tiers_ro: tuple[str, str] = ("/tiers", "/tiers-ro")
+
+    def __post_init__(self) -> None:
+        try:
+            address = ipaddress.ip_address(self.address)
+        except ValueError:
+            raise ConfigError(f"--address: {self.address!r} is not a numeric address") from None
+        if address.is_unspecified or address.is_multicast:
+            raise ConfigError("--address: give the pod's own address; a sidecar does not listen on all of them")
+        if not self.node:
+            raise ConfigError("--node: the node's name is needed (KVPOOL_NODE)")
+        if not self.handoff and not self.sockets:
+            raise ConfigError("give --handoff (in Kubernetes) or at least one --socket PATH=TENANT")
+        if len(self.secret) < _MIN_SECRET:
+            raise ConfigError(f"the pool's secret is shorter than {_MIN_SECRET} bytes")
+
+    def read_path(self, path: str) -> str | None:
+        """Where the tier at `path` is mounted read-only; None if it is not."""
+        here, there = self.tiers_ro
+        if here and path.startswith(f"{here}/"):
+            candidate = there + path[len(here) :]
+            if os.path.isdir(candidate):
+                return candidate
+        return None
+
+
+def read_config(path: str) -> PoolConfig:
+    """The pool's configuration. ConfigError if there is none or it is wrong."""
+    return loads(PoolConfig, _read(path).decode("utf-8", "replace"), where=path)
+
+
+def read_secret(directory: str, name: str, *, optional: bool = False) -> bytes:
+    """A file of the secret's directory, without white space around it. ConfigError if it is missing."""
+    path = Path(directory, name)
+    if optional and not path.exists():
+        return b""
+    return _read(str(path)).strip()
+
+
+def fixed_sockets(pairs: list[str]) -> dict[str, str]:
+    """`PATH=TENANT` pairs."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        path, separator, tenant = pair.rpartition("=")
+        if not separator or not path or not tenant:
+            raise ConfigError(f"--socket: PATH=TENANT is needed, not {pair!r}")
+        found[path] = tenant
+    return found
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_FILE)
+    except OSError as e:
+        raise ConfigError(f"cannot be read: {e.strerror}", where=path) from None

@@ -1,0 +1,102 @@
+"""What a sidecar says of itself: /status for the operator and people, /metrics for Prometheus, one source for both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvpool.wire import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool.config import PoolConfig
+    from kvpool_sidecar.copier import Copier
+    from kvpool_sidecar.index.announcer import Announcer
+    from kvpool_sidecar.server.listener import PodListeners
+    from kvpool_sidecar.server.usage import Fingerprints
+    from kvpool_sidecar.shared_tier import SharedTier
+    from kvpool_sidecar.stats import Stats
+    from kvpool_sidecar.store.local import LocalStore
+
+__all__ = ["StatusReport"]
+
+_TIERS = [tier.name.lower() for tier in Tier if tier != Tier.MISS]
+
+
+class StatusReport:
+    """Call it for a fresh report: JSON values only, no name of a tenant."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        config: PoolConfig,
+        local: LocalStore,
+        shared: SharedTier | None,
+        announcer: Announcer,
+        copier: Copier | None,
+        listeners: PodListeners,
+        fingerprints: Fingerprints,
+        congestion_control: str,
+        stats: Stats,
+        ready: Callable[[], bool],
+    ) -> None:
+        self._node = node
+        self._config = config
+        self._local = local
+        self._shared = shared
+        self._announcer = announcer
+        self._copier = copier
+        self._listeners = listeners
+        self._fingerprints = fingerprints
+        self._congestion_control = congestion_control
+        self.stats = stats
+        self.ready = ready
+
+    def __call__(self) -> dict[str, Any]:
+        usage = self._local.usage()
+        index = self._announcer.status()
+        return {
+            "node": self._node,
+            "generation": self._config.generation,
+            "ready": self.ready(),
+            "scanned": self._local.scanned,
+            "capacity_bytes": usage.capacity_bytes,
+            "used_bytes": usage.used_bytes,
+            "blocks": usage.blocks,
+            "index": {
+                "configured": bool(self._config.index.url),
+                "connected": index.connected,
+                "epoch": index.epoch,
+                "announced": index.announced,
+                "node_number": self._announcer.number,
+                "node_generation": self._local.generation,
+            },
+            "shared": {
+                "configured": self._shared is not None,
+                "available": self._shared is not None and self._shared.available,
+                "problem": self._shared.problem if self._shared is not None else "",
+                "waiting": self._copier.waiting if self._copier is not None else 0,
+                "copies": self.stats.whole("copies"),
+            },
+            "drives": {root.name: "failing" if root.breaker.is_open else "ok" for root in self._local.roots},
+            "pods": len(self._listeners.uids()),
+            "clients": self._listeners.connections,
+            "hits": self._by_tier("client_hits"),
+            "bytes": self._by_tier("client_bytes"),
+            "misses": self.stats.whole("client_misses"),
+            "served": self.stats.whole("served"),
+            "lookup": self.stats.whole("lookup"),
+            "stored": self.stats.whole("stored"),
+            "rejected": self.stats.whole("rejected"),
+            "refused": self.stats.whole("refused"),
+            "events": self.stats.whole("events"),
+            "peer_served": self.stats.whole("peer_served"),
+            "transport": "TCP",
+            "congestion_control": self._congestion_control,
+            "fingerprints": self._fingerprints.latest(),
+        }
+
+    def _by_tier(self, family: str) -> dict[str, int]:
+        counts = self.stats.whole(family)
+        return {tier: counts.get(tier, 0) for tier in _TIERS}

@@ -1,0 +1,118 @@
+"""A node's own drives as one store: each block has its place by its key, each drive its own table and capacity."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar import placement, quota
+from kvpool_sidecar.store.base import Block, Pending, Store, Usage
+from kvpool_sidecar.store.root import MAX_BLOCKS, Events, Root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvpool.block import BlockHeader
+    from kvpool.config import CacheConfig, LocalTier
+
+__all__ = ["LocalStore", "open_local"]
+
+
+class LocalStore(Store):
+    """See Store. A block that an earlier set of drives put elsewhere is still found; new ones go to their place."""
+
+    name = "local"
+
+    def __init__(self, roots: Sequence[Root]) -> None:
+        self.roots = tuple(roots)
+        self._names = [root.name for root in roots]
+        self._weights = [root.usage().capacity_bytes for root in roots]
+
+    def start(self) -> None:
+        """Scan each drive in a thread of its own; reads are served meanwhile."""
+        for root in self.roots:
+            threading.Thread(target=root.scan, name=f"scan-{root.name}", daemon=True).start()
+
+    @property
+    def scanned(self) -> bool:
+        return all(root.scanned for root in self.roots)
+
+    @property
+    def generation(self) -> int:
+        """Changes when the first drive's directory is made anew: what the index says of older ones is void."""
+        return self.roots[0].generation
+
+    def has(self, key: bytes) -> bool:
+        return any(root.has(key) for root in self.roots)
+
+    def open(self, key: bytes) -> Block | None:
+        home = self._home(key)
+        if (found := home.open(key)) is not None:
+            return found
+        for root in self.roots:
+            if root is not home and root.has(key) and (found := root.open(key)) is not None:
+                return found
+        return None
+
+    def quarantine(self, key: bytes) -> bool:
+        return sum(root.quarantine(key) for root in self.roots) > 0  # all of them, not any
+
+    def remove(self, key: bytes) -> bool:
+        return sum(root.remove(key) for root in self.roots) > 0
+
+    def usage(self) -> Usage:
+        each = [root.usage() for root in self.roots]
+        return Usage(*(sum(column) for column in zip(*each, strict=True)))
+
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        for root in self.roots:
+            yield from root.keys()
+
+    def housekeep(self) -> None:
+        for root in self.roots:
+            root.housekeep()
+
+    def close(self) -> None:
+        for root in self.roots:
+            root.close()
+
+    def _home(self, key: bytes) -> Root:
+        return self.roots[placement.choose(key, self._names, self._weights)]
+
+    def _create(self, key: bytes, payload_len: int) -> Pending:
+        return self._home(key)._create(key, payload_len)
+
+    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+        return self._home(pending.key)._publish(pending, header)
+
+    def _release(self, pending: Pending) -> None:
+        self._home(pending.key)._release(pending)
+
+
+def open_local(
+    tiers: Sequence[LocalTier],
+    cache: CacheConfig,
+    pool_uid: str,
+    *,
+    read_paths: dict[str, str] | None = None,
+    events: Events | None = None,
+) -> LocalStore:
+    """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only."""
+    roots: list[Root] = []
+    try:
+        for tier in tiers:
+            limits = quota.Limits(
+                tier.capacity_bytes,
+                cache.high_watermark,
+                cache.low_watermark,
+                MAX_BLOCKS,
+                tier.reserve_free_bytes,
+                tier.reserve_free_percent,
+            )
+            read_path = (read_paths or {}).get(tier.path)
+            roots.append(Root(tier.name, tier.path, limits, pool_uid=pool_uid, read_path=read_path, events=events))
+    except BaseException:
+        for root in roots:
+            root.close()
+        raise
+    return LocalStore(roots)

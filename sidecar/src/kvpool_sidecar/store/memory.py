@@ -1,0 +1,96 @@
+"""Blocks in memory files (memfd_create): the same contract without a drive, for tests and models of behaviour."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.block import HEADER_BYTES
+from kvpool.errors import TierFullError
+from kvpool_sidecar.evict import Entry, Lru
+from kvpool_sidecar.store.base import Block, Pending, Store, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvpool.block import BlockHeader
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore(Store):
+    """See Store. Evicts the least recently opened block at `capacity_bytes`."""
+
+    name = "memory"
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity = capacity_bytes
+        self._lock = threading.Lock()
+        self._files: dict[bytes, int] = {}
+        self._lru = Lru()
+        self.quarantined: list[bytes] = []
+
+    def has(self, key: bytes) -> bool:
+        with self._lock:
+            return key in self._files
+
+    def open(self, key: bytes) -> Block | None:
+        with self._lock:
+            if key not in self._files:
+                return None
+            self._lru.touch(key, time.time())
+            fd = os.open(f"/proc/self/fd/{self._files[key]}", os.O_RDONLY | os.O_CLOEXEC)
+        return Block(fd, os.fstat(fd).st_size - HEADER_BYTES)
+
+    def quarantine(self, key: bytes) -> bool:
+        found = self.remove(key)
+        if found:
+            self.quarantined.append(key)
+        return found
+
+    def remove(self, key: bytes) -> bool:
+        with self._lock:
+            return self._drop(key)
+
+    def usage(self) -> Usage:
+        with self._lock:
+            return Usage(self._capacity, self._lru.total_bytes, len(self._lru))
+
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        with self._lock:
+            return iter([(key, entry.payload_len) for key in self._lru if (entry := self._lru.get(key))])
+
+    def close(self) -> None:
+        with self._lock:
+            for key in list(self._files):
+                self._drop(key)
+
+    def _drop(self, key: bytes) -> bool:
+        fd = self._files.pop(key, None)
+        self._lru.discard(key)
+        if fd is not None:
+            os.close(fd)
+        return fd is not None
+
+    def _create(self, key: bytes, payload_len: int) -> Pending:
+        total = HEADER_BYTES + payload_len
+        with self._lock:
+            for victim, _ in self._lru.take_victims(self._lru.total_bytes + total - self._capacity, len(self._lru)):
+                self._drop(victim)
+            if self._lru.total_bytes + total > self._capacity:
+                raise TierFullError("over capacity", key=key.hex(), where=self.name)
+        writer = os.memfd_create("kvpool", os.MFD_CLOEXEC)
+        os.ftruncate(writer, total)
+        return Pending(
+            key, payload_len, writer, os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC), reserved=total
+        )
+
+    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+        with self._lock:
+            if pending.key in self._files:
+                return False
+            self._files[pending.key] = os.dup(pending.reader)
+            self._lru.add(pending.key, Entry(pending.file_bytes, pending.payload_len, time.time()))
+            return True

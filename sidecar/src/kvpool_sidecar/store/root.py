@@ -1,0 +1,376 @@
+"""One directory on one drive of this node: its files, its table of what is there, its share of the capacity."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.block import HEADER_BYTES
+from kvpool.errors import TierFullError
+from kvpool_sidecar import quota, safefs
+from kvpool_sidecar.breaker import Breaker
+from kvpool_sidecar.evict import Entry, Lru
+from kvpool_sidecar.store import names
+from kvpool_sidecar.store.base import Block, Pending, Store, Usage
+from kvpool_sidecar.store.directory import TierDirectory
+from kvpool_sidecar.store.scan import prune, remove_junk, scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvpool.block import BlockHeader
+
+__all__ = ["MAX_BLOCKS", "Events", "Root"]
+
+log = logging.getLogger(__name__)
+
+MAX_BLOCKS = 1 << 20  # bounds the table's memory: about 300 bytes each
+_MAX_PENDING = 1024
+_KEPT_IN_QUARANTINE = 8
+_EVICT_BATCH = 256
+_PAGE = 4096
+_SCAN_WAIT_S = 0.2
+_PENDING_MAX_AGE_S = 60.0
+_OVERGROWN = 1 << 20  # covers what file systems allocate ahead
+_DRIVE_ERRORS = {errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.EUCLEAN}
+_NOT_A_BLOCK = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+
+
+class Events:
+    """What the owner wants to know; called without a lock held. Subclass and override."""
+
+    def gone(self, keys: list[bytes]) -> None:
+        """Evicted, vanished or quarantined: the index should know."""
+
+    def count(self, what: str, n: int) -> None:
+        """`what` is evicted, quarantined, junk, io_error or writers_given_up."""
+
+
+class Root(Store):
+    """See Store. `path` must belong to this user and to nobody else; it is made if it is missing.
+
+    ConfigError if the directory cannot be used (kvpool_sidecar.store.directory). `scan` must run once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        limits: quota.Limits,
+        *,
+        pool_uid: str,
+        read_path: str | None = None,
+        events: Events | None = None,
+        use_tmpfile: bool = True,
+        pending_max_age_s: float = _PENDING_MAX_AGE_S,
+    ) -> None:
+        self.name = name
+        self.breaker = Breaker(3, 5.0, time.monotonic)
+        self._limits = limits
+        self._events = events or Events()
+        self._pending_max_age_s = pending_max_age_s
+        self._lock = threading.Lock()
+        self._table = Lru()
+        self._pending: set[Pending] = set()
+        self._pending_bytes = 0
+        self._quarantine_bytes = 0
+        self._scanned = threading.Event()
+        self._closed = False
+        self._dir = TierDirectory(name, path, pool_uid, read_path=read_path, use_tmpfile=use_tmpfile)
+        self.generation = self._dir.pool_id.generation
+
+    @property
+    def scanned(self) -> bool:
+        return self._scanned.is_set()
+
+    # -- reading
+
+    def has(self, key: bytes) -> bool:
+        with self._lock:
+            known = key in self._table
+        if known or self.scanned:
+            return known and not self.breaker.is_open
+        try:
+            os.stat(names.block_path(key), dir_fd=self._dir.blocks, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def open(self, key: bytes) -> Block | None:
+        if not self.breaker.allow():
+            return None
+        try:
+            fd = safefs.open_beneath(self._dir.read_blocks, names.block_path(key), os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as e:
+            if not self._note(e):
+                self.breaker.success()
+            if e.errno in _NOT_A_BLOCK:
+                self._forget(key)
+            return None
+        self.breaker.success()
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size <= HEADER_BYTES:
+            os.close(fd)
+            self._forget(key)
+            return None
+        self._used_now(key, info)
+        return Block(fd, info.st_size - HEADER_BYTES)
+
+    def usage(self) -> Usage:
+        with self._lock:
+            return Usage(self._limits.capacity, self._used_bytes(), len(self._table))
+
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        with self._lock:
+            snapshot = list(self._table)
+        for key in snapshot:
+            with self._lock:
+                entry = self._table.get(key)
+            if entry is not None:
+                yield key, entry.payload_len
+
+    def _used_now(self, key: bytes, info: os.stat_result) -> None:
+        now = time.time()
+        with self._lock:
+            if key not in self._table and not self.scanned:
+                self._table.add(key, _entry(info))
+            save = self._table.touch(key, now)
+        if save:
+            with contextlib.suppress(OSError):
+                os.utime(names.block_path(key), (now, now), dir_fd=self._dir.blocks, follow_symlinks=False)
+
+    # -- removing
+
+    def remove(self, key: bytes) -> bool:
+        with self._lock:
+            known = self._table.discard(key)
+        return self._unlink(key) or known
+
+    def quarantine(self, key: bytes) -> bool:
+        name = key.hex()
+        with self._lock:
+            self._table.discard(key)
+        try:
+            os.rename(names.block_path(key), name, src_dir_fd=self._dir.blocks, dst_dir_fd=self._dir.quarantined)
+        except FileNotFoundError:
+            return False
+        except OSError as e:
+            self._note(e)
+            self._unlink(key)
+        else:
+            self._prune_quarantine()
+        log.warning("block %s of tier %s is corrupt: quarantined", name[:16], self.name)
+        self._events.count("quarantined", 1)
+        self._events.gone([key])
+        return True
+
+    def _unlink(self, key: bytes) -> bool:
+        try:
+            os.unlink(names.block_path(key), dir_fd=self._dir.blocks)
+        except OSError as e:
+            self._note(e)
+            return False
+        return True
+
+    def _forget(self, key: bytes) -> None:
+        """The table or the drive is wrong about `key`: a vanished file, or a link or an empty file in its place."""
+        with self._lock:
+            known = self._table.discard(key)
+        if self._unlink(key):
+            self._events.count("junk", 1)
+        if known:
+            self._events.gone([key])
+
+    # -- writing
+
+    def _create(self, key: bytes, payload_len: int) -> Pending:
+        if not self._scanned.wait(_SCAN_WAIT_S):
+            raise TierFullError("the drive is still being scanned", where=self.name)
+        if not self.breaker.allow():
+            raise TierFullError("the drive failed repeatedly", where=self.name)
+        total = HEADER_BYTES + payload_len
+        need = -(-total // _PAGE) * _PAGE
+        try:
+            self._make_room(need)
+            pending = self._new_pending(key, payload_len, need)
+        except OSError as e:
+            if not self._note(e):
+                self.breaker.success()
+            if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise TierFullError("no space left", key=key.hex(), where=self.name) from None
+            raise
+        except TierFullError:
+            self.breaker.success()
+            raise
+        self.breaker.success()
+        with self._lock:
+            self._pending.add(pending)
+        return pending
+
+    def _new_pending(self, key: bytes, payload_len: int, need: int) -> Pending:
+        fds: list[int] = []
+        name = ""
+        try:
+            fd, name = self._dir.new_file()
+            fds.append(fd)
+            os.posix_fallocate(fd, 0, HEADER_BYTES + payload_len)
+            fds.append(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            for opened in fds:
+                os.close(opened)
+            if name:
+                os.unlink(name, dir_fd=self._dir.tmp)
+            with self._lock:
+                self._pending_bytes -= need
+            raise
+        return Pending(key, payload_len, fds[0], fds[1], reserved=need, name=name)
+
+    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+        os.fchmod(pending.reader, 0o400)
+        if not self._dir.link(pending.reader, pending.name, names.block_path(pending.key)):
+            return False
+        info = os.fstat(pending.reader)
+        with self._lock:
+            self._table.add(pending.key, _entry(info))
+        return True
+
+    def _release(self, pending: Pending) -> None:
+        with self._lock:
+            if pending in self._pending:
+                self._pending.discard(pending)
+                self._pending_bytes -= pending.reserved
+        if pending.name:
+            with contextlib.suppress(OSError):
+                os.unlink(pending.name, dir_fd=self._dir.tmp)
+        super()._release(pending)
+
+    # -- space
+
+    def _make_room(self, need: int) -> None:
+        """Promise `need` bytes, evicting once for the quota and once for the file system. TierFullError if in vain."""
+        with self._lock:
+            used = self._used_bytes()
+            over = quota.excess(used, self._pending_bytes, need, self._limits)
+            if over > used or need + self._pending_bytes > quota.pending_limit(self._limits.capacity):
+                raise TierFullError("too much is being written for this capacity", where=self.name)
+            if len(self._pending) >= _MAX_PENDING:
+                raise TierFullError("too many blocks are being written", where=self.name)
+        self._evict(over)
+        if short := self._shortage(need):
+            self._evict(short)
+            if self._shortage(need):
+                raise TierFullError("the file system has no space to spare", where=self.name)
+        with self._lock:
+            if quota.excess(self._used_bytes(), self._pending_bytes, need, self._limits):
+                raise TierFullError("over capacity", where=self.name)
+            self._pending_bytes += need
+
+    def housekeep(self) -> None:
+        """Bring the tier down to its low watermark, leave the file system its reserve, give up forgotten writers."""
+        now = time.monotonic()
+        with self._lock:
+            late = [p for p in self._pending if now - p.born > self._pending_max_age_s or _overgrown(p)]
+        for pending in late:
+            if self.abort(pending):
+                self._events.count("writers_given_up", 1)
+        if not self.scanned:
+            return
+        self._evict(self._shortage(0))
+        for _ in range(MAX_BLOCKS // _EVICT_BATCH):
+            with self._lock:
+                over = quota.overshoot(self._used_bytes(), self._pending_bytes, self._limits)
+                too_many = len(self._table) - self._limits.max_blocks
+            if self._closed or not self._evict(over, at_least=too_many):
+                return
+
+    def _used_bytes(self) -> int:
+        return self._table.total_bytes + self._quarantine_bytes
+
+    def _shortage(self, need: int) -> int:
+        info = os.fstatvfs(self._dir.blocks)
+        return quota.shortage(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, need, self._limits)
+
+    def _evict(self, need: int, *, at_least: int = 0) -> int:
+        """One batch, the least recently used first; how many blocks went."""
+        if need <= 0 and at_least <= 0:
+            return 0
+        with self._lock:
+            victims = self._table.take_victims(need, _EVICT_BATCH, at_least=at_least)
+        gone: list[bytes] = []
+        for key, entry in victims:
+            try:
+                os.unlink(names.block_path(key), dir_fd=self._dir.blocks)
+            except FileNotFoundError:
+                pass
+            except OSError as e:
+                self._note(e)
+                with self._lock:
+                    self._table.put_back(key, entry)
+                continue
+            gone.append(key)
+        if gone:
+            self._events.count("evicted", len(gone))
+            self._events.gone(gone)
+        return len(gone)
+
+    # -- start and end
+
+    def scan(self) -> None:
+        """Learn what is there; remove what is no block. Reads are served meanwhile, writes wait."""
+        started = time.monotonic()
+        for name in os.listdir(self._dir.tmp):
+            if remove_junk(self._dir.tmp, name):
+                self._events.count("junk", 1)
+        self._prune_quarantine()
+        scan(self._dir.blocks, self._found, lambda: self._events.count("junk", 1), lambda: self._closed)
+        with self._lock:
+            self._table.sort_by_saved()
+        self._scanned.set()
+        usage = self.usage()
+        seconds = time.monotonic() - started
+        log.info("tier %s: %d blocks, %d bytes, scanned in %.2f s", self.name, usage.blocks, usage.used_bytes, seconds)
+
+    def _found(self, key: bytes, info: os.stat_result) -> None:
+        with self._lock:
+            if key not in self._table:
+                self._table.add(key, _entry(info))
+
+    def _prune_quarantine(self) -> None:
+        kept = prune(self._dir.quarantined, _KEPT_IN_QUARANTINE)
+        with self._lock:
+            self._quarantine_bytes = kept
+
+    def close(self) -> None:
+        self._closed = True
+        with self._lock:
+            pending = list(self._pending)
+        for p in pending:
+            self.abort(p)
+        self._dir.close()
+
+    def _note(self, error: OSError) -> bool:
+        """Count an error of the drive itself; three in a row and the drive is treated as absent for a while."""
+        if error.errno not in _DRIVE_ERRORS:
+            return False
+        self.breaker.failure()
+        self._events.count("io_error", 1)
+        log.warning("tier %s: %s", self.name, error.strerror)
+        return True
+
+
+def _entry(info: os.stat_result) -> Entry:
+    return Entry(max(info.st_blocks * 512, _PAGE), info.st_size - HEADER_BYTES, info.st_mtime)
+
+
+def _overgrown(pending: Pending) -> bool:
+    """Has the writer made the file larger than it may be?"""
+    try:
+        return os.fstat(pending.reader).st_blocks * 512 > pending.reserved + _OVERGROWN
+    except OSError:
+        return False

@@ -1,0 +1,256 @@
+"""The shared tier: one directory that every node mounts. Several sidecars write the same tree at the same time.
+
+A block is copied to a temporary name and then linked (or, where there are no links, renamed) to its own: readers see it
+whole or not at all. Nothing is kept in memory; the file system is asked each time. Every call may hang where the mount
+does, so callers go through `kvpool_sidecar.shared_tier`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.block import HEADER_BYTES
+from kvpool.errors import TierFullError
+from kvpool_sidecar import safefs
+from kvpool_sidecar.store import names
+from kvpool_sidecar.store.base import Block, Pending, Store, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvpool.block import BlockHeader
+
+__all__ = ["SharedStore"]
+
+log = logging.getLogger(__name__)
+
+_STALE_TMP_S = 3600.0
+_RETIRED_S = 60.0
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
+
+class SharedStore(Store):
+    """See Store. The directory is opened at the first use, so a mount that is not there yet costs nothing.
+
+    `capacity_bytes`: 0 for no limit of ours; else copying stops there, by a count that `housekeep` renews.
+    """
+
+    name = "shared"
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        pool_uid: str,
+        capacity_bytes: int = 0,
+        read_path: str | None = None,
+        recount_s: float = 600.0,
+    ) -> None:
+        self._path = path
+        self._read_path = read_path
+        self._pool_uid = pool_uid
+        self._capacity = capacity_bytes
+        self._recount_s = recount_s
+        self._lock = threading.Lock()
+        self._fds: dict[str, int] = {}
+        self._retired: list[int] = []
+        self._reopened_at = float("-inf")
+        self._used = 0
+        self._count = 0
+        self._counted_at = -recount_s
+
+    def has(self, key: bytes) -> bool:
+        try:
+            info = os.stat(names.block_path(key), dir_fd=self._dir(names.BLOCKS), follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return stat.S_ISREG(info.st_mode) and info.st_size > HEADER_BYTES
+
+    def open(self, key: bytes) -> Block | None:
+        for attempt in (1, 2):
+            try:
+                fd = safefs.open_beneath(self._dir("read"), names.block_path(key), os.O_RDONLY | os.O_NONBLOCK)
+                break
+            except OSError as e:
+                if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    return None
+                if e.errno != errno.ESTALE or attempt == 2:  # a stale handle is opened anew once
+                    raise
+                self._reopen()
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size <= HEADER_BYTES:
+            os.close(fd)
+            return None
+        return Block(fd, info.st_size - HEADER_BYTES)
+
+    def quarantine(self, key: bytes) -> bool:
+        try:
+            os.rename(
+                names.block_path(key),
+                key.hex(),
+                src_dir_fd=self._dir(names.BLOCKS),
+                dst_dir_fd=self._dir(names.QUARANTINE),
+            )
+        except FileNotFoundError:
+            return False
+        log.warning("block %s of the shared tier is corrupt: quarantined", key.hex()[:16])
+        return True
+
+    def remove(self, key: bytes) -> bool:
+        try:
+            os.unlink(names.block_path(key), dir_fd=self._dir(names.BLOCKS))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def usage(self) -> Usage:
+        with self._lock:
+            return Usage(self._capacity, self._used, self._count)
+
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        blocks = self._dir(names.BLOCKS)
+        for outer in sorted(os.listdir(blocks)):
+            for inner in self._list(blocks, outer):
+                folder = f"{outer}/{inner}"
+                for name in self._list(blocks, folder):
+                    key = names.key_of(name, outer, inner)
+                    if key is None:
+                        continue
+                    with contextlib.suppress(FileNotFoundError):
+                        info = os.stat(f"{folder}/{name}", dir_fd=blocks, follow_symlinks=False)
+                        yield key, info.st_size - HEADER_BYTES
+
+    def housekeep(self) -> None:
+        """Now and then: count what is there (only where there is a limit), remove what crashed writers left."""
+        now = time.monotonic()
+        if now - self._counted_at < self._recount_s:
+            return
+        self._counted_at = now
+        tmp = self._dir(names.TMP)
+        for name in os.listdir(tmp):
+            with contextlib.suppress(OSError):
+                if time.time() - os.stat(name, dir_fd=tmp, follow_symlinks=False).st_mtime > _STALE_TMP_S:
+                    os.unlink(name, dir_fd=tmp)
+        if self._capacity:
+            used = count = 0
+            for _, size in self.keys():
+                used += HEADER_BYTES + size
+                count += 1
+            with self._lock:
+                self._used, self._count = used, count
+
+    def close(self) -> None:
+        with self._lock:
+            fds = [*self._fds.values(), *self._retired]
+            self._fds, self._retired = {}, []
+        for fd in fds:
+            os.close(fd)
+
+    def _reopen(self) -> None:
+        """Have the directories opened anew. Other threads may be using the old descriptors: those live on a while."""
+        with self._lock:
+            if time.monotonic() - self._reopened_at < _RETIRED_S:
+                return
+            closing, self._retired = self._retired, list(self._fds.values())
+            self._fds = {}
+            self._reopened_at = time.monotonic()
+        for fd in closing:
+            os.close(fd)
+
+    def _create(self, key: bytes, payload_len: int) -> Pending:
+        total = HEADER_BYTES + payload_len
+        with self._lock:
+            if self._capacity and self._used + total > self._capacity:
+                raise TierFullError("the shared tier is at its capacity", key=key.hex(), where=self.name)
+        tmp = self._dir(names.TMP)
+        name = os.urandom(16).hex()
+        writer = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=tmp)
+        try:
+            os.ftruncate(writer, total)
+            reader = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=tmp)
+        except OSError as e:
+            os.close(writer)
+            os.unlink(name, dir_fd=tmp)
+            if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise TierFullError("no space left", key=key.hex(), where=self.name) from None
+            raise
+        return Pending(key, payload_len, writer, reader, reserved=total, name=name)
+
+    def _seal(self, pending: Pending) -> None:
+        """Only this process writes here, and it has closed its descriptor: network file systems have no leases."""
+        os.fsync(pending.reader)
+
+    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+        tmp, blocks = self._dir(names.TMP), self._dir(names.BLOCKS)
+        path = names.block_path(pending.key)
+        with contextlib.suppress(OSError):
+            os.chmod(pending.reader, 0o400)
+        safefs.make_directories(blocks, path.rpartition("/")[0])
+        try:
+            os.link(pending.name, path, src_dir_fd=tmp, dst_dir_fd=blocks, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError as e:
+            if e.errno not in _NO_LINKS:
+                raise
+            os.rename(pending.name, path, src_dir_fd=tmp, dst_dir_fd=blocks)
+        with self._lock:
+            self._used += pending.file_bytes
+            self._count += 1
+        return True
+
+    def _release(self, pending: Pending) -> None:
+        super()._release(pending)
+        with contextlib.suppress(OSError):
+            os.unlink(pending.name, dir_fd=self._dir(names.TMP))
+
+    def _list(self, dir_fd: int, path: str) -> list[str]:
+        try:
+            fd = safefs.open_beneath(dir_fd, path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return []
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def _dir(self, which: str) -> int:
+        with self._lock:
+            if which in self._fds:
+                return self._fds[which]
+        opened = self._open_directories()
+        with self._lock:
+            if not self._fds:
+                self._fds = opened
+                opened = {}
+        for fd in opened.values():
+            os.close(fd)
+        with self._lock:
+            return self._fds[which]
+
+    def _open_directories(self) -> dict[str, int]:
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        root = os.open(self._path, flags | os.O_CLOEXEC)
+        opened: dict[str, int] = {}
+        try:
+            names.claim_directory(root, self._pool_uid, self._path)
+            for folder in (names.BLOCKS, names.QUARANTINE, names.TMP):
+                opened[folder] = safefs.open_beneath(root, folder, flags)
+            if self._read_path is None:
+                opened["read"] = os.dup(opened[names.BLOCKS])
+            else:
+                opened["read"] = names.open_again_read_only(opened[names.BLOCKS], self._read_path, self._path)
+        except BaseException:
+            for fd in opened.values():
+                os.close(fd)
+            raise
+        finally:
+            os.close(root)
+        return opened

@@ -1,0 +1,1 @@
+"""Block bytes between nodes."""

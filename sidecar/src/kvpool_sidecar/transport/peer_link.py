@@ -1,0 +1,88 @@
+"""The asking side of a peer connection: connect, prove, ask. Whoever gets the socket reads the answers."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from kvpool import wire
+from kvpool.errors import PoolUnavailableError
+from kvpool_sidecar.transport import tcp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["PeerLink", "dial"]
+
+
+class PeerLink:
+    """One proven connection. Not thread-safe: it belongs to one client connection."""
+
+    def __init__(self, sock: socket.socket, session_key: bytes) -> None:
+        self._socket = sock
+        self._session_key = session_key
+        self._sequence = 0
+
+    def fileno(self) -> int:
+        """To be handed to the client, who reads from it and must not change its mode."""
+        return self._socket.fileno()
+
+    @property
+    def alive(self) -> bool:
+        """False once the peer has closed its end. Takes nothing out of the stream."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLRDHUP)
+        return not poller.poll(0)
+
+    def ask(self, keys: Sequence[bytes], *, verify: bool = False) -> None:
+        """Send requests; the answers come in the same order. PoolUnavailableError if they do not go out at once."""
+        flags = wire.Flag.VERIFY if verify else wire.Flag.NONE
+        packet = bytearray()
+        for key in keys:
+            mac = wire.peer_request_mac(self._session_key, self._sequence, key)
+            packet += wire.PEER_REQUEST.pack(wire.MAGIC, wire.Op.OPEN, flags, 0, self._sequence, key, mac)
+            self._sequence += 1
+        try:
+            sent = self._socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError as e:
+            raise PoolUnavailableError(f"peer: {e.strerror}") from None
+        if sent != len(packet):
+            raise PoolUnavailableError("peer takes no requests")
+
+    def answer(self, deadline: float) -> int:
+        """Bytes of the block file that come next, 0 for a miss; for who reads by itself."""
+        magic, status, _, _, size = wire.PEER_RESPONSE.unpack(
+            tcp.receive(self._socket, wire.PEER_RESPONSE.size, deadline)
+        )
+        return int(size) if magic == wire.MAGIC and status == wire.PeerStatus.OK else 0
+
+    def close(self) -> None:
+        """End the connection for both who hold it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def dial(host: str, port: int, *, secret: bytes, timeout_s: float, congestion_control: str = "") -> PeerLink:
+    """Connect to a peer and prove the secret to each other, within `timeout_s`.
+
+    Raises PoolUnavailableError, DeadlineExceededError, ProtocolError or RefusedError.
+    """
+    deadline = time.monotonic() + timeout_s
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        tcp.configure(sock, congestion_control)
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect((host, port))
+        except OSError as e:
+            raise PoolUnavailableError(f"peer: {e.strerror or e}", where=f"{host}:{port}") from None
+        session_key = tcp.prove_as_client(sock, secret, deadline)
+        sock.settimeout(None)  # the file description is shared with the client, who wants it blocking
+    except BaseException:
+        sock.close()
+        raise
+    return PeerLink(sock, session_key)

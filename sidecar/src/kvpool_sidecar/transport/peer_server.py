@@ -1,0 +1,163 @@
+"""Serves this node's blocks to its peers: a thread per connection, sendfile, nothing before the proof."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool import wire
+from kvpool.block import HEADER_BYTES
+from kvpool.errors import CorruptBlockError, KVPoolError
+from kvpool_sidecar.transport import tcp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_sidecar.stats import Stats
+    from kvpool_sidecar.store.base import Store
+
+__all__ = ["PeerServer"]
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 512
+MAX_UNPROVEN = 64
+_HANDSHAKE_S = 5.0
+_IDLE_S = 120.0
+_SEND_S = 10.0
+
+
+class PeerServer:
+    """Binds at once (OSError if the address is taken), serves from `start` to `stop`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        secret: bytes,
+        store: Store,
+        stats: Stats,
+        congestion_control: str = "",
+        on_absent: Callable[[bytes], None] = lambda _key: None,
+    ) -> None:
+        self._listener = tcp.listen(host, port)
+        self.port: int = self._listener.getsockname()[1]
+        self.congestion_control = ""
+        self._secret = secret
+        self._store = store
+        self._stats = stats
+        self._wanted_cc = congestion_control
+        self._on_absent = on_absent
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._unproven = 0
+        self._stopped = threading.Event()
+        tcp.configure(self._listener, congestion_control)
+        self.congestion_control = tcp.congestion_control(self._listener)
+
+    def start(self) -> None:
+        threading.Thread(target=self._accept, name="peer-accept", daemon=True).start()
+
+    def stop(self) -> None:
+        """Close the listener and every connection."""
+        self._stopped.set()
+        with self._lock:
+            doomed = [self._listener, *self._connections]
+        for sock in doomed:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    @property
+    def connections(self) -> int:
+        with self._lock:
+            return len(self._connections)
+
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                sock, address = self._listener.accept()
+            except OSError as e:
+                if self._stopped.is_set():
+                    return
+                log.warning("accepting a peer: %s", e.strerror)
+                time.sleep(0.1)
+                continue
+            with self._lock:
+                room = len(self._connections) < MAX_CONNECTIONS and self._unproven < MAX_UNPROVEN
+                if room:
+                    self._connections.add(sock)
+                    self._unproven += 1
+            if not room:
+                self._stats.add("refused", "peer-connections")
+                sock.close()
+                continue
+            threading.Thread(target=self._serve, args=(sock, address[0]), name="peer", daemon=True).start()
+
+    def _serve(self, sock: socket.socket, host: str) -> None:
+        unproven = True
+        try:
+            tcp.configure(sock, self._wanted_cc)
+            tcp.set_send_timeout(sock, _SEND_S)
+            session_key = tcp.prove_as_server(sock, self._secret, time.monotonic() + _HANDSHAKE_S)
+            with self._lock:
+                self._unproven -= 1
+                unproven = False
+            self._answer_all(sock, session_key)
+        except (KVPoolError, OSError) as e:
+            if unproven:
+                self._stats.add("refused", "peer-proof")
+                log.warning("peer %s: %s", host, e)
+            else:
+                log.debug("peer %s: %s", host, e)
+        except Exception:
+            log.exception("peer %s", host)
+        finally:
+            with self._lock:
+                self._connections.discard(sock)
+                self._unproven -= unproven
+            sock.close()
+
+    def _answer_all(self, sock: socket.socket, session_key: bytes) -> None:
+        sequence = 0
+        while not self._stopped.is_set():
+            request = tcp.receive(sock, wire.PEER_REQUEST.size, time.monotonic() + _IDLE_S)
+            magic, op, flags, _, number, key, mac = wire.PEER_REQUEST.unpack(request)
+            expected = wire.peer_request_mac(session_key, sequence, key)
+            genuine = number == sequence and hmac.compare_digest(mac, expected)
+            if magic != wire.MAGIC or op != wire.Op.OPEN or not genuine:
+                self._stats.add("refused", "peer-request")
+                return
+            sequence += 1
+            sock.settimeout(None)  # sendfile needs a blocking socket; the kernel ends a stuck one
+            self._answer(sock, key, verify=bool(flags & wire.Flag.VERIFY))
+
+    def _answer(self, sock: socket.socket, key: bytes, *, verify: bool) -> None:
+        if verify:
+            self._store.check(key)
+        found = self._store.open(key)
+        if found is None:
+            self._stats.add("peer_served", "miss")
+            self._on_absent(key)  # the index says otherwise, else nobody would ask
+            sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0))
+            return
+        try:
+            size = HEADER_BYTES + found.payload_len
+            sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, size), socket.MSG_MORE)
+            sent = 0
+            while sent < size:
+                n = os.sendfile(sock.fileno(), found.fd, sent, size - sent)
+                if n == 0:  # the file is shorter than it was: there is no way to say so in the middle of an answer
+                    raise CorruptBlockError("block shrank while it was sent", key=key.hex())
+                sent += n
+        finally:
+            os.close(found.fd)
+        self._stats.add("peer_served", "blocks")
+        self._stats.add("peer_served", "bytes", size)

@@ -1,0 +1,109 @@
+"""What both ends of a peer connection share: socket options, and the mutual proof of the pool's secret.
+
+s -> c: PEER_MAGIC, nonce_s. c -> s: nonce_c, client proof. s -> c: server proof. Then requests with a MAC each.
+The layouts are in kvpool.wire.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import socket
+import struct
+import time
+
+from kvpool import wire
+from kvpool.errors import DeadlineExceededError, ProtocolError, RefusedError
+
+__all__ = [
+    "PROOF_BYTES",
+    "configure",
+    "congestion_control",
+    "listen",
+    "prove_as_client",
+    "prove_as_server",
+    "receive",
+    "set_send_timeout",
+]
+
+log = logging.getLogger(__name__)
+
+PROOF_BYTES = 32
+_USER_TIMEOUT_MS = 15_000
+
+
+def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
+    """A listening socket on one address. OSError if it is taken; the address must be numeric."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=backlog)
+
+
+def configure(sock: socket.socket, wanted: str) -> None:
+    """No delays for small packets, death noticed in 15 s, and the congestion control that the pool asks for."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+    if wanted:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, wanted.encode())
+        except OSError as e:
+            log.warning("congestion control %s: %s; the node's default is used", wanted, e.strerror)
+
+
+def congestion_control(sock: socket.socket) -> str:
+    """The one that is really in force."""
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
+
+
+def set_send_timeout(sock: socket.socket, seconds: float) -> None:
+    """Let the kernel give up a blocked send or sendfile, which a blocking socket in Python cannot."""
+    whole = int(seconds)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
+
+
+def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
+    """Exactly `size` bytes by `deadline` (monotonic). DeadlineExceededError, ProtocolError at an early end."""
+    data = bytearray(size)
+    view = memoryview(data)
+    got = 0
+    while got < size:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise DeadlineExceededError("the peer is silent")
+        sock.settimeout(remaining)
+        try:
+            n = sock.recv_into(view[got:])
+        except TimeoutError:
+            raise DeadlineExceededError("the peer is silent") from None
+        if n == 0:
+            raise ProtocolError("the peer closed the connection")
+        got += n
+    return bytes(data)
+
+
+def prove_as_client(sock: socket.socket, secret: bytes, deadline: float) -> bytes:
+    """Run the asking side of the proof; the session key. RefusedError if the other side does not hold the secret."""
+    hello = receive(sock, len(wire.PEER_MAGIC) + wire.PEER_NONCE_BYTES, deadline)
+    if not hello.startswith(wire.PEER_MAGIC):
+        raise ProtocolError("not a KVPool sidecar of this version")
+    nonce_s, nonce_c = hello[len(wire.PEER_MAGIC) :], secrets.token_bytes(wire.PEER_NONCE_BYTES)
+    sock.sendall(wire.PEER_CLIENT.pack(nonce_c, wire.peer_client_proof(secret, nonce_s, nonce_c)))
+    proof = receive(sock, PROOF_BYTES, deadline)
+    if not hmac.compare_digest(proof, wire.peer_server_proof(secret, nonce_s, nonce_c)):
+        raise RefusedError("the peer does not hold this pool's secret")
+    return wire.peer_session_key(secret, nonce_s, nonce_c)
+
+
+def prove_as_server(sock: socket.socket, secret: bytes, deadline: float) -> bytes:
+    """Run the serving side of the proof; the session key. RefusedError if the other side does not hold the secret."""
+    nonce_s = secrets.token_bytes(wire.PEER_NONCE_BYTES)
+    sock.settimeout(max(0.001, deadline - time.monotonic()))
+    sock.sendall(wire.PEER_MAGIC + nonce_s)
+    nonce_c, proof = wire.PEER_CLIENT.unpack(receive(sock, wire.PEER_CLIENT.size, deadline))
+    if not hmac.compare_digest(proof, wire.peer_client_proof(secret, nonce_s, nonce_c)):
+        raise RefusedError("the asking side does not hold this pool's secret")
+    sock.sendall(wire.peer_server_proof(secret, nonce_s, nonce_c))
+    return wire.peer_session_key(secret, nonce_s, nonce_c)
