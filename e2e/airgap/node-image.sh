@@ -33,17 +33,21 @@ components=$(grep -Ev '/(coredns|pause):' <<<"$control_plane")
 for name in "$dns" "$network" "$pause"; do [ -n "$name" ] || die "kind $KIND_VERSION names its images otherwise"; done
 
 component_images() {
-  local context=$WORK/kube name
-  mkdir -p "$context/bin"
-  cp "$BIN"/{kube,etcd,coredns} "$context/bin/"
-  for name in kube-apiserver kube-controller-manager kube-scheduler kube-proxy podnet; do ln -s kube "$context/bin/$name"; done
-  build() { # stage and tag
-    docker build --network=host --build-arg DEBIAN="$DEBIAN_IMAGE" -f "$AIRGAP/images/kube.Dockerfile" \
-      --target "$1" -t "$2" "$context"
-  }
-  for name in $components; do build components "$name"; done
-  build coredns "$dns"
-  build podnet "$network"
+  local context=$WORK/kube name stage
+  mkdir -p "$context/kube"
+  cp "$BIN/kube" "$context/kube/"
+  for name in kube-apiserver kube-controller-manager kube-scheduler kube-proxy podnet; do ln -s kube "$context/kube/$name"; done
+  cp "$BIN"/{etcd,coredns} "$context/"
+  for name in $components $dns $network; do
+    case $name in
+      "$network") stage=podnet ;;
+      "$dns") stage=coredns ;;
+      */etcd:*) stage=etcd ;;
+      *) stage=kube ;;
+    esac
+    docker build --network=host --build-arg http_proxy --build-arg https_proxy --build-arg no_proxy \
+      --build-arg DEBIAN="$DEBIAN_IMAGE" -f "$AIRGAP/images/kube.Dockerfile" --target "$stage" -t "$name" "$context"
+  done
   tar -C "$BIN" -c pause | docker import --change 'ENTRYPOINT ["/pause"]' - "$pause"
   docker save -o "$WORK/images.tar" $components "$dns" "$network" "$pause" "$PYTHON_IMAGE"
 }
@@ -68,8 +72,8 @@ metadata:
 provisioner: kubernetes.io/no-provisioner
 volumeBindingMode: WaitForFirstConsumer
 Y
-  docker build --network=host --build-arg DEBIAN="$DEBIAN_IMAGE" -f "$AIRGAP/images/node.Dockerfile" \
-    -t "kvpool-local/node-base:$K8S_VERSION" "$context"
+  docker build --network=host --build-arg http_proxy --build-arg https_proxy --build-arg no_proxy \
+    --build-arg DEBIAN="$DEBIAN_IMAGE" -f "$AIRGAP/images/node.Dockerfile" -t "kvpool-local/node-base:$K8S_VERSION" "$context"
 }
 
 # As `kind build node-image` does: run it, import the images into its containerd, commit.
