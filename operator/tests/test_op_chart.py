@@ -187,6 +187,7 @@ def test_our_pods_are_restricted(name):
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert security["readOnlyRootFilesystem"] is True
         assert container["resources"]["limits"]["memory"]
+    assert pod["enableServiceLinks"] is False
     assert "hostNetwork" not in pod
     assert "volumes" not in pod
 

@@ -240,8 +240,8 @@ async def test_an_ending_process_takes_itself_out_of_the_service(running):
 
 
 def test_settings_come_from_flags_then_environment_then_defaults():
-    env = {"KVPOOL_NAMESPACE": "n", "KVPOOL_SIDECAR_IMAGE": "i", "KVPOOL_WEBHOOK_PORT": "1"}
-    read = read_settings(["--webhook-port", "2", "--drain", "0.5"], env)
+    env = {"KVPOOL_NAMESPACE": "n", "KVPOOL_SIDECAR_IMAGE": "i", "KVPOOL_HTTPS_PORT": "1"}
+    read = read_settings(["--https-port", "2", "--drain", "0.5"], env)
     assert (read.namespace, read.sidecar_image, read.port, read.admin_port, read.drain_s) == ("n", "i", 2, 8081, 0.5)
     assert read.dns_name == "kvpool-webhook.n.svc"
     assert replace(read, namespace="m").dns_name == "kvpool-webhook.m.svc"

@@ -31,6 +31,8 @@ imagePullSecrets:
 - name: {{ . }}
 {{- end }}
 {{- end }}
+# a Service called kvpool-... would set variables that begin like our settings
+enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
   runAsUser: 65532

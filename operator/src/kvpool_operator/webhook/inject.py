@@ -179,7 +179,7 @@ def _init_container(pod: Pod, injection: Injection) -> dict[str, Any]:
     if (_spec(pod).get("securityContext") or {}).get("runAsUser") == 0:
         # inherited root would contradict runAsNonRoot and the pod would never start
         security |= {"runAsUser": 65532, "runAsGroup": 65532}
-    resources = {"cpu": "100m", "memory": "128Mi"}
+    resources = {"cpu": "500m", "memory": "128Mi"}
     return {
         "name": INIT_CONTAINER,
         "image": injection.sidecar_image,

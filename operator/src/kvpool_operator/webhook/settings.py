@@ -48,7 +48,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> WebhookSet
         )
 
     flag("address", "address to listen on: the pod's own", "127.0.0.1")
-    flag("webhook-port", "port for the API server (HTTPS)", "9443")
+    flag("https-port", "port for the API server (HTTPS)", "9443")
     flag("admin-port", "port for probes and metrics (HTTP)", "8081")
     flag("namespace", "namespace of this installation")
     flag("webhook-service", "Service by which the API server calls this webhook", "kvpool-webhook")
@@ -61,7 +61,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> WebhookSet
     a = parser.parse_args(argv)
     return WebhookSettings(
         address=a.address,
-        port=int(a.webhook_port),
+        port=int(a.https_port),
         admin_port=int(a.admin_port),
         namespace=a.namespace,
         service=a.webhook_service,
