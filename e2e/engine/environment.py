@@ -44,6 +44,7 @@ ENGINE_ENV = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "PYTHONWARNINGS": "ignore",
+    "PYTHONDONTWRITEBYTECODE": "",  # the first start compiles for all that follow, whatever this machine prefers
 }
 FIRST_RUN = """
 import sys
