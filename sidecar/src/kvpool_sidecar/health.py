@@ -48,6 +48,7 @@ class HealthServer(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         # HTTPServer would look up the host's name here, which may take seconds
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a killed sidecar must come back at once
         socket.socket.bind(self.socket, self.server_address)
 
     def process_request(self, request: Any, client_address: Any) -> None:
