@@ -11,6 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from kvpool_operator.cluster import KINDS
+from kvpool_operator.observe import OWNED_KINDS, OWNED_WIDE_KINDS
 from kvpool_operator.webhook.settings import read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,6 +205,8 @@ def test_rights_are_no_wider_than_needed():
             assert not {"pods/exec", "nodes/proxy", "serviceaccounts/token"} & set(rule["resources"])
             if "secrets" in rule["resources"]:
                 assert not {"list", "watch"} & set(rule["verbs"]), "secrets are read by name"
+            if {"persistentvolumes", "clusterrolebindings"} & set(rule["resources"]):
+                assert role["metadata"]["name"] == "kvpool-operator"
             if "bind" in rule["verbs"]:
                 assert rule["resourceNames"] == ["kvpool-sidecar-rendezvous"]
     operator = one(objects, "ClusterRole", "kvpool-operator")
@@ -210,6 +214,15 @@ def test_rights_are_no_wider_than_needed():
     assert set(pods["verbs"]) == {"get", "list", "watch"}
     rendezvous = one(objects, "ClusterRole", "kvpool-sidecar-rendezvous")
     assert rendezvous["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+
+
+@needs_helm
+def test_the_operator_may_keep_every_kind_that_it_owns():
+    rules = one(render(), "ClusterRole", "kvpool-operator")["rules"]
+    for kind in (KINDS[k] for k in OWNED_KINDS + OWNED_WIDE_KINDS):
+        group = kind.api_version.rpartition("/")[0]
+        rule = next(r for r in rules if group in r["apiGroups"] and kind.plural in r["resources"])
+        assert {"get", "list", "create", "patch", "delete"} <= set(rule["verbs"]), kind.name
 
 
 @needs_helm
