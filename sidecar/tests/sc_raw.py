@@ -31,12 +31,12 @@ class Entry(NamedTuple):
     fd: int
 
 
-class Gone(Exception):
+class GoneError(Exception):
     """The sidecar closed the connection."""
 
 
 class Raw:
-    """One connection. Raises Gone when the sidecar ends it, AssertionError when an answer makes no sense."""
+    """One connection. Raises GoneError when the sidecar ends it, AssertionError when an answer makes no sense."""
 
     def __init__(self, path, *, hello: bool = True, timeout: float = 10.0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -65,15 +65,15 @@ class Raw:
         try:
             self.socket.sendall(packet)
         except (BrokenPipeError, ConnectionResetError) as e:
-            raise Gone from e
+            raise GoneError from e
 
     def receive(self) -> tuple[wire.Head, bytes, list[int]]:
         try:
             data, fds, flags, _ = socket.recv_fds(self.socket, wire.MAX_PACKET, 256, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError as e:
-            raise Gone from e
+            raise GoneError from e
         if not data:
-            raise Gone
+            raise GoneError
         assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
         head, body = wire.unpack(data)
         return head, bytes(body), fds
@@ -104,9 +104,7 @@ class Raw:
         fresh = [row for row in rows if row[0] == wire.OpenStatus.STREAM_NEW_CONN]
         assert len(fds) == len(files) + len(fresh)
         left = iter(fds)
-        out = [
-            Entry(s, t, c, n, k, next(left) if s == wire.OpenStatus.FILE else -1) for s, t, c, _, n, k in rows
-        ]
+        out = [Entry(s, t, c, n, k, next(left) if s == wire.OpenStatus.FILE else -1) for s, t, c, _, n, k in rows]
         for row in fresh:
             assert row[2] not in self.streams
             self.streams[row[2]] = socket.socket(fileno=next(left))
@@ -201,7 +199,12 @@ def verified(data: bytes, one: bytes, key: bytes) -> bytes:
     head = block.decode_header(data[: block.HEADER_BYTES])
     body = data[block.HEADER_BYTES :]
     block.require(
-        head, key=key, ident=one, fingerprint=FINGERPRINT, payload_len=len(body), payload_sum=lambda: block.checksum(body)
+        head,
+        key=key,
+        ident=one,
+        fingerprint=FINGERPRINT,
+        payload_len=len(body),
+        payload_sum=lambda: block.checksum(body),
     )
     return body
 
@@ -211,6 +214,6 @@ def exactly(stream: socket.socket, size: int) -> bytes:
     while len(data) < size:
         got = stream.recv(size - len(data))
         if not got:
-            raise Gone
+            raise GoneError
         data += got
     return bytes(data)

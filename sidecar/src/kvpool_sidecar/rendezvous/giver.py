@@ -1,0 +1,95 @@
+"""Hands pods' listening sockets to the storage server, and all of them again after either side has restarted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvpool_sidecar.rendezvous.place import Placed
+    from kvpool_sidecar.rendezvous.pods import WantedPod
+
+__all__ = ["Giver"]
+
+log = logging.getLogger(__name__)
+
+_SEND_TIMEOUT_S = 5.0
+_MAX_ANSWER = 8192
+
+
+class Giver:
+    """One connection to the server; `connect` tries once. Not thread-safe."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._socket is not None
+
+    def fileno(self) -> int:
+        """To wait on; -1 while not connected."""
+        return self._socket.fileno() if self._socket is not None else -1
+
+    def connect(self, everything: Mapping[str, tuple[WantedPod, Placed]]) -> bool:
+        """Connect and hand over `everything`. False if the server is not there."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.settimeout(_SEND_TIMEOUT_S)
+        try:
+            sock.connect(self._path)
+        except OSError:
+            sock.close()
+            return False
+        self._socket = sock
+        for pod, placed in everything.values():
+            self.add(pod, placed)
+        self._send({"op": "synced"})
+        if self.connected:
+            log.info("connected to the server, %d sockets handed over", len(everything))
+        return self.connected
+
+    def add(self, pod: WantedPod, placed: Placed) -> None:
+        """Hand over one pod's socket."""
+        self._send(pod.add_message(), [placed.listener.fileno()])
+
+    def remove(self, uid: str) -> None:
+        """Say that a pod is gone."""
+        self._send({"op": "remove", "uid": uid})
+
+    def refusals(self) -> list[str]:
+        """Uids that the server will not serve, as far as it has said so; notices when it is gone."""
+        refused: list[str] = []
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(_MAX_ANSWER, socket.MSG_DONTWAIT)
+            except (BlockingIOError, TimeoutError):
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self._lost()
+                break
+            message = json.loads(data)
+            if message.get("op") == "refused" and isinstance(message.get("uid"), str):
+                refused.append(message["uid"])
+        return refused
+
+    def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        if self._socket is None:
+            return
+        try:
+            socket.send_fds(self._socket, [json.dumps(message).encode()], fds or [])
+        except OSError as e:
+            log.warning("handing over: %s", e)
+            self._lost()
+
+    def _lost(self) -> None:
+        if self._socket is not None:
+            log.info("the server is gone; its sockets are kept for the next one")
+            self._socket.close()
+            self._socket = None

@@ -1,0 +1,182 @@
+"""Where the pods of this node are learnt from: the API server by list and watch, or a file.
+
+What was learnt stays while the source is away: known pods keep their sockets.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+import logging
+import os
+import random
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvpool_sidecar.rendezvous.pods import INJECT_LABEL, WantedPod, wanted_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["FilePods", "KubePods", "PodSource"]
+
+log = logging.getLogger(__name__)
+
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_MAX_LIST = 64 << 20
+_MAX_EVENT = 4 << 20
+_LIST_TIMEOUT_S = 10.0
+_WATCH_S = 240  # then list again: the resynchronisation
+_SILENCE_S = 90.0  # bookmarks come about every minute; a watch that is silent for longer is dead
+_BACKOFF_S = (0.2, 10.0)
+
+
+class PodSource(abc.ABC):
+    """`pods()` is the last known state; `changed` is called, from any thread, when it has changed."""
+
+    def __init__(self) -> None:
+        self.changed: Callable[[], None] = lambda: None
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Begin to learn."""
+
+    @abc.abstractmethod
+    def pods(self) -> dict[str, WantedPod] | None:
+        """Wanted pods by uid; None while nothing has been learnt yet."""
+
+
+class FilePods(PodSource):
+    """A file with a JSON list of pod objects, read again when it changes. For a node without an API server."""
+
+    def __init__(self, path: str, pool: str) -> None:
+        super().__init__()
+        self._path = Path(path)
+        self._pool = pool
+        self._stamp: tuple[int, int] | None = None
+        self._known: dict[str, WantedPod] | None = None
+
+    def start(self) -> None:
+        """Nothing to begin."""
+
+    def pods(self) -> dict[str, WantedPod] | None:
+        try:
+            info = self._path.stat()
+            stamp = (info.st_mtime_ns, info.st_ino)
+            if stamp != self._stamp:
+                found = [wanted_pod(raw, self._pool) for raw in json.loads(self._path.read_text())]
+                self._known = {uid: pod for uid, pod in found if pod is not None}
+                self._stamp = stamp
+        except (OSError, ValueError, TypeError) as e:
+            log.warning("%s: %s", self._path, e)
+        return self._known
+
+
+class KubePods(PodSource):
+    """List and watch of this node's opted-in pods with the service account of this pod."""
+
+    def __init__(self, node: str, pool: str, *, url: str = "", account: str = SERVICE_ACCOUNT) -> None:
+        super().__init__()
+        self._pool = pool
+        self._account = account
+        self._lock = threading.Lock()
+        self._known: dict[str, WantedPod] | None = None
+        if not url:
+            host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+            url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        query = {"fieldSelector": f"spec.nodeName={node}", "labelSelector": f"{INJECT_LABEL}=true"}
+        self._url = f"{url}/api/v1/pods?{urllib.parse.urlencode(query)}"
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="pods", daemon=True).start()
+
+    def pods(self) -> dict[str, WantedPod] | None:
+        with self._lock:
+            return None if self._known is None else dict(self._known)
+
+    def _run(self) -> None:
+        wait = _BACKOFF_S[0]
+        while True:
+            began = time.monotonic()
+            try:
+                self._watch(self._list())
+                wait = _BACKOFF_S[0]
+            except Exception as e:
+                log.warning("the API server: %s: %s; known pods are served on", type(e).__name__, e)
+                if time.monotonic() - began > _BACKOFF_S[1]:
+                    wait = _BACKOFF_S[0]  # it had worked for a while
+                time.sleep(wait * random.uniform(0.7, 1.3))  # noqa: S311 - jitter
+                wait = min(wait * 2, _BACKOFF_S[1])
+
+    def _list(self) -> str:
+        with self._get("", _LIST_TIMEOUT_S) as response:
+            body = response.read(_MAX_LIST + 1)
+        if len(body) > _MAX_LIST:
+            raise ValueError("the list of pods is too long")
+        listed = json.loads(body)
+        found = [wanted_pod(raw, self._pool) for raw in listed["items"]]
+        with self._lock:
+            self._known = {uid: pod for uid, pod in found if pod is not None}
+        self.changed()
+        return str(listed["metadata"]["resourceVersion"])
+
+    def _watch(self, version: str) -> None:
+        """Follow changes until the server ends the watch, at the latest after _WATCH_S."""
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(_WATCH_S),
+        }
+        for event in self._events("&" + urllib.parse.urlencode(query)):
+            kind = event.get("type")
+            if kind == "ERROR":
+                return  # mostly 410 Gone: list again
+            if kind not in ("ADDED", "MODIFIED", "DELETED"):
+                continue
+            uid, pod = wanted_pod(event.get("object"), self._pool)
+            with self._lock:
+                known = self._known if self._known is not None else {}
+                if kind == "DELETED" or pod is None:
+                    changed = known.pop(uid, None) is not None
+                else:
+                    changed = known.get(uid) != pod
+                    known[uid] = pod
+            if changed:
+                self.changed()
+
+    def _events(self, query: str) -> Iterator[dict[str, Any]]:
+        with self._get(query, _SILENCE_S) as response:
+            while line := response.readline(_MAX_EVENT + 1):
+                if len(line) > _MAX_EVENT:
+                    raise ValueError("an event is too long")
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    yield event
+
+    def _get(self, query: str, timeout_s: float) -> Any:
+        request = urllib.request.Request(self._url + query)  # noqa: S310 - the API server's own address
+        context = None
+        if self._url.startswith("https:"):
+            context = ssl.create_default_context(cafile=f"{self._account}/ca.crt")
+            # read each time: the kubelet renews it
+            request.add_header("Authorization", f"Bearer {Path(self._account, 'token').read_text().strip()}")
+        return _opener(context).open(request, timeout=timeout_s)
+
+
+def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
+    """No proxies from the environment, no redirects to elsewhere with our token."""
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _NoRedirects()
+    )
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_args: Any, **_kw: Any) -> None:
+        return None
