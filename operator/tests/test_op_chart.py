@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from kvpool_operator.cluster import KINDS
+from kvpool_operator.desired.env import Env
 from kvpool_operator.observe import OWNED_KINDS, OWNED_WIDE_KINDS
+from kvpool_operator.settings import read_settings as read_operator_settings
 from kvpool_operator.webhook.settings import read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,6 +180,25 @@ def test_the_webhook_is_called_by_the_name_its_certificate_has():
 
 
 @needs_helm
+def test_the_operators_settings_are_those_that_it_reads():
+    objects = render('sidecar.imagePullSecrets=["a", "b"]', 'sidecar.kubeletDir="/data/kubelet"', namespace="elsewhere")
+    (container,) = pod_of(one(objects, "Deployment", "kvpool-operator"))["containers"]
+    assert container["args"] == ["run"]
+    env = {e["name"]: e.get("value", "given") for e in container["env"]}
+    settings = read_operator_settings([], env)
+    assert settings.env == Env("kvpool-sidecar:0.1.0", image_pull_secrets=("a", "b"), kubelet_dir="/data/kubelet")
+    assert settings.address == settings.identity == settings.namespace == "given"
+    assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"admin": settings.admin_port}
+    role = one(objects, "Role", "kvpool-operator")
+    assert role["rules"][1]["resourceNames"] == [settings.lease]
+    assert role["rules"][2]["resourceNames"] == [settings.webhook]
+    assert one(objects, "ClusterRole", settings.env.rendezvous_role)
+    known = read_operator_settings.__code__.co_consts
+    flags = {"KVPOOL_" + c.upper().replace("-", "_") for c in known if isinstance(c, str)}
+    assert set(env) <= flags, "a variable that nobody reads"
+
+
+@needs_helm
 @pytest.mark.parametrize("name", ["kvpool-operator", "kvpool-webhook"])
 def test_our_pods_are_restricted(name):
     pod = pod_of(one(render(), "Deployment", name))
@@ -211,7 +232,7 @@ def test_rights_are_no_wider_than_needed():
                 assert rule["resourceNames"] == ["kvpool-sidecar-rendezvous"]
     operator = one(objects, "ClusterRole", "kvpool-operator")
     pods = next(r for r in operator["rules"] if "pods" in r["resources"])
-    assert set(pods["verbs"]) == {"get", "list", "watch"}
+    assert pods["verbs"] == ["list"]
     rendezvous = one(objects, "ClusterRole", "kvpool-sidecar-rendezvous")
     assert rendezvous["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
 

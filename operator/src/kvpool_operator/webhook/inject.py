@@ -187,6 +187,7 @@ def _init_container(pod: Pod, injection: Injection) -> dict[str, Any]:
         "command": ["kvpool-sidecar", "install-client", CLIENT_DIR],
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "securityContext": security,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": VOLUME, "mountPath": MOUNT}],
     }
 
