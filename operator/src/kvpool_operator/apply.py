@@ -1,0 +1,134 @@
+"""Doing what a plan says. The only module that writes to the cluster (but for the Lease in `leader.py`)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
+from kvpool_operator.cluster import Manifest, Ref, ref
+from kvpool_operator.desired.labels import is_ours
+from kvpool_operator.difference import stamped
+from kvpool_operator.errors import ConflictError, OperatorError, RejectedError
+from kvpool_operator.plan import Apply, Edit, Mark, Plan, Post, Prune
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import Metadata
+    from kvpool_operator.cluster import Cluster
+    from kvpool_operator.plan import Action
+
+__all__ = ["Outcome", "execute", "write_status"]
+
+log = logging.getLogger(__name__)
+
+COMPONENT: Final = "kvpool-operator"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a plan."""
+
+    applied: tuple[Ref, ...] = ()
+    pruned: tuple[Ref, ...] = ()
+    rejections: tuple[str, ...] = field(default=())
+    """What the API server refused, in its words."""
+
+
+async def execute(plan: Plan, meta: Metadata, cluster: Cluster) -> Outcome:
+    """Every action in order. One that is refused does not keep the others from being done; errors that may pass by
+    themselves end the pass, which is then repeated."""
+    applied: list[Ref] = []
+    pruned: list[Ref] = []
+    rejections: list[str] = []
+    for action in plan.actions:
+        try:
+            await _do(action, meta, cluster)
+        except RejectedError as e:
+            log.warning("pool=%s/%s: %s", meta.namespace, meta.name, e)
+            rejections.append(str(e))
+            if isinstance(action, Edit) or (isinstance(action, Apply) and action.manifest["kind"] == "Secret"):
+                break  # what follows relies on these
+        else:
+            _note(action, meta, applied, pruned)
+    return Outcome(tuple(applied), tuple(pruned), tuple(rejections))
+
+
+async def write_status(status: Manifest, meta: Metadata, cluster: Cluster) -> None:
+    """The pool's status, all of it: what is not in `status` goes."""
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": meta.name, "namespace": meta.namespace},
+        "status": status,
+    }
+    await cluster.apply(manifest, subresource="status")
+
+
+async def _do(action: Action, meta: Metadata, cluster: Cluster) -> None:
+    match action:
+        case Apply(manifest=manifest, new=True):
+            await _make(stamped(manifest), meta, cluster)
+        case Apply(manifest=manifest):
+            await cluster.apply(stamped(manifest))
+        case Prune(target=target, uid=uid, foreground=foreground):
+            try:
+                await cluster.delete(target, uid=uid, foreground=foreground)
+            except ConflictError:
+                log.info("%s was made anew in between", target)
+        case Mark(target=target, label=label, value=value):
+            await cluster.patch(target, {"metadata": {"labels": {label: value}}})
+        case Edit(metadata=metadata):
+            fenced = {"metadata": {"resourceVersion": meta.resource_version, **metadata}}
+            await cluster.patch(Ref(KIND, meta.namespace, meta.name), fenced)
+        case Post():
+            await _post(action, meta, cluster)
+
+
+async def _make(manifest: Manifest, meta: Metadata, cluster: Cluster) -> None:
+    """Make what was not there. An object of that name that is not this pool's stays as it is."""
+    target = ref(manifest)
+    there = await cluster.get(target)
+    if there is not None and not is_ours(there, meta.name):
+        raise RejectedError(f"{target} exists and is not this pool's: delete or rename it, or name the pool otherwise")
+    if target.kind == "Secret" and there is None:
+        await cluster.create(manifest)  # random values: of two who make it, one must lose
+    else:
+        await cluster.apply(manifest)
+
+
+async def _post(event: Post, meta: Metadata, cluster: Cluster) -> None:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{meta.name}.", "name": "", "namespace": meta.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": meta.namespace,
+            "name": meta.name,
+            "uid": meta.uid,
+        },
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "message": event.message[:1000],
+        "source": {"component": COMPONENT},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+    try:
+        await cluster.create(manifest)
+    except OperatorError as e:  # an Event is a courtesy: nothing waits for it
+        log.info("no Event %s: %s", event.reason, e)
+
+
+def _note(action: Action, meta: Metadata, applied: list[Ref], pruned: list[Ref]) -> None:
+    if isinstance(action, Apply):
+        applied.append(ref(action.manifest))
+        log.info("pool=%s/%s: applied %s", meta.namespace, meta.name, applied[-1])
+    elif isinstance(action, Prune):
+        pruned.append(action.target)
+        log.info("pool=%s/%s: deleted %s", meta.namespace, meta.name, action.target)

@@ -1,0 +1,117 @@
+"""Workers around the queue: every key gets its pass, failures their pauses, and no pool is ever forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.api.v1alpha1 import KIND
+from kvpool_operator.errors import NotLeaderError, OperatorError
+from kvpool_operator.queue import Backoff, KeyQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_operator.cluster import Cluster
+    from kvpool_operator.metrics import OperatorMetrics
+    from kvpool_operator.reconcile import Reconciler
+
+__all__ = ["Controller"]
+
+log = logging.getLogger(__name__)
+
+PASS_S: Final = 60.0
+"""Longest time of one pass: each of its calls has a shorter one."""
+PER_POOL_S: Final = 0.3
+"""With many pools the refresh slows down, so that the API server sees a bounded rate of requests."""
+
+
+class Controller:
+    """Level-triggered: events only say which pool to look at, and a refresh looks at all of them without events."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        reconciler: Reconciler,
+        metrics: OperatorMetrics,
+        *,
+        refresh_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._reconciler = reconciler
+        self._metrics = metrics
+        self._refresh_s = refresh_s
+        self._clock = clock
+        self._backoff = Backoff()
+        self._pools: set[tuple[str, str]] = set()
+        self._listed: float | None = None
+        self.queue = KeyQueue()
+
+    @property
+    def listed_s_ago(self) -> float:
+        """Seconds since the pools were last listed; infinite before that."""
+        return self._clock() - self._listed if self._listed is not None else float("inf")
+
+    def changed(self, namespace: str, name: str) -> None:
+        """Something about this pool changed."""
+        self.queue.add((namespace, name))
+
+    def all_changed(self) -> None:
+        """Something changed that may concern any pool."""
+        for key in self._pools:
+            self.queue.add(key)
+
+    async def refresh(self) -> None:
+        """List the pools again and again, and look at each. Missed events are made good here."""
+        while True:
+            try:
+                found = await self._cluster.list(KIND)
+            except OperatorError as e:
+                log.warning("the pools cannot be listed: %s", e)
+            else:
+                self._pools = {(p["metadata"]["namespace"], p["metadata"]["name"]) for p in found}
+                self._listed = self._clock()
+                self._metrics.pools.set(len(self._pools))
+                self._metrics.listed.set_to_current_time()
+                self.all_changed()
+            await asyncio.sleep(max(self._refresh_s, PER_POOL_S * len(self._pools)))
+
+    async def work(self) -> None:
+        """One worker; any number may run. Ends only with NotLeaderError."""
+        while True:
+            key = await self.queue.get()
+            self._metrics.queued.set(len(self.queue))
+            try:
+                await self._pass(key)
+            finally:
+                self.queue.done(key)
+
+    async def _pass(self, key: tuple[str, str]) -> None:
+        started = self._clock()
+        result = "ok"
+        try:
+            async with asyncio.timeout(PASS_S):
+                again = await self._reconciler.reconcile(*key)
+        except NotLeaderError:
+            raise
+        except OperatorError as e:
+            result = e.reason
+            self._retry(key, str(e))
+        except Exception as e:  # one pool's trouble must not end the worker that serves the others
+            result = "Bug"
+            log.exception("pool=%s/%s: unexpected", *key)
+            self._retry(key, type(e).__name__)
+        else:
+            self._backoff.succeeded(key)
+            if again.again_s is not None:
+                self.queue.add(key, again.again_s)
+        self._metrics.passes.labels(result).inc()
+        self._metrics.seconds.observe(self._clock() - started)
+
+    def _retry(self, key: tuple[str, str], why: str) -> None:
+        pause = self._backoff.failed(key)
+        log.warning("pool=%s/%s: %s; again in %.1f s", *key, why, pause)
+        self.queue.add(key, pause)

@@ -1,0 +1,80 @@
+"""Events of the cluster -> keys in the queue. The only module that imports kopf, which lists, watches and reconnects.
+
+kopf's own handlers of changes are not used: they keep state in annotations and can miss a change. Watches of what a
+pool is made of carry a server-side label selector, so that only this operator's objects cross the wire. Pods are not
+watched: sidecars show in their DaemonSet's status, and engine pods are counted by the refresh.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import kopf
+
+from kvpool_operator.api.v1alpha1 import GROUP, PLURAL, VERSION
+from kvpool_operator.desired.labels import MANAGED_BY, NAMESPACE, POOL
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+__all__ = ["watch"]
+
+_OURS: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
+_OWNED: Final = (("apps", "daemonsets"), ("apps", "statefulsets"), ("", "configmaps"), ("", "services"))
+
+
+async def watch(
+    changed: Callable[[str, str], None], all_changed: Callable[[], None], stop: asyncio.Event, ready: asyncio.Event
+) -> None:
+    """Run until `stop` is set or the process is told to end by a signal.
+
+    `changed(namespace, pool)` and `all_changed()` are called from this event loop and must not block.
+    """
+    registry = kopf.OperatorRegistry()
+
+    def login(settings: kopf.OperatorSettings, **kwargs: Any) -> kopf.ConnectionInfo | None:
+        if os.environ.get("KUBERNETES_SERVICE_HOST"):
+            return kopf.login_with_service_account(settings=settings, **kwargs)
+        return kopf.login_with_kubeconfig(settings=settings, **kwargs)
+
+    async def pool(namespace: str | None, name: str | None, **_: Any) -> None:
+        changed(namespace or "", name or "")
+
+    async def owned(namespace: str | None, labels: Any, **_: Any) -> None:
+        if POOL in labels:
+            changed(namespace or labels.get(NAMESPACE, ""), labels[POOL])
+
+    async def namespace_changed(type: str | None, **_: Any) -> None:  # noqa: A002  kopf's name for it
+        if type is not None:  # not the first listing
+            all_changed()
+
+    kopf.on.login(registry=registry)(login)
+    kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(pool)
+    kopf.on.event("", "v1", "namespaces", registry=registry)(namespace_changed)
+    for group, plural in _OWNED:
+        kopf.on.event(group, "v1", plural, registry=registry)(owned)
+
+    await kopf.operator(
+        registry=registry,
+        settings=_settings(),
+        standalone=True,
+        clusterwide=True,
+        stop_flag=stop,
+        ready_flag=ready,
+    )
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # needs no right to list CRDs; the process waits for its own before this
+    settings.watching.server_timeout = 300
+    settings.watching.connect_timeout = 10
+    settings.networking.request_timeout = 20
+    settings.queueing.worker_limit = 16
+    settings.process.ultimate_exiting_timeout = 10
+    for _, plural in _OWNED:
+        settings.watching.label_selectors[plural] = _OURS
+    return settings

@@ -1,0 +1,284 @@
+"""Reading the cluster: everything that a decision about one pool needs, in one frozen value."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.cluster import Ref, ref
+from kvpool_operator.desired import labels, names
+from kvpool_operator.engines import OPTED_IN, EnginePods, count
+from kvpool_operator.errors import RejectedError
+from kvpool_operator.external import read_external
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from kvpool_operator.api.v1alpha1 import KVCachePool, LabelSelector, Metadata
+    from kvpool_operator.cluster import Cluster, Manifest
+    from kvpool_operator.desired.env import ExternalUrl
+    from kvpool_operator.report import Report
+    from kvpool_operator.scrape import Scraper
+
+__all__ = ["Observed", "Observer", "Sidecar", "Webhook", "selector_text"]
+
+OWNED_KINDS: Final = (
+    "ConfigMap",
+    "DaemonSet",
+    "PersistentVolumeClaim",
+    "Service",
+    "ServiceAccount",
+    "StatefulSet",
+)
+OWNED_WIDE_KINDS: Final = ("ClusterRoleBinding", "PersistentVolume")
+SHARED_VIEW_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """One of the pool's pods, and what it says of itself (None: it does not answer)."""
+
+    node: str
+    ready: bool
+    problem: str = ""
+    report: Report | None = None
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """Whether new pods can be injected; `problem` is empty when they can."""
+
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The cluster as it was a moment ago."""
+
+    raw: Manifest
+    objects: Mapping[Ref, Manifest] = field(default_factory=dict)
+    """The pool's objects by what they are; the Secret is among them."""
+    allowed_namespaces: tuple[str, ...] = ("*",)
+    external: ExternalUrl | None = None
+    external_problem: str = ""
+    namespace_terminating: bool = False
+    sidecars: tuple[Sidecar, ...] = ()
+    engines: EnginePods = field(default_factory=EnginePods)
+    webhook: Webhook = field(default_factory=Webhook)
+    refusal: str = ""
+    """Why no pod can be made for the DaemonSet, in the words of the API server."""
+
+    @property
+    def status(self) -> Manifest:
+        status = self.raw.get("status")
+        return status if isinstance(status, dict) else {}
+
+    def object(self, kind: str, name: str) -> Manifest | None:
+        """The pool's object of that kind and name in its namespace."""
+        return self.objects.get(Ref(kind, self.raw["metadata"].get("namespace", ""), name))
+
+
+class Observer:
+    """Reads for all pools; what is the same for all is read once in some seconds."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        scraper: Scraper,
+        *,
+        sidecar_image: str,
+        namespace: str,
+        webhook: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._scraper = scraper
+        self._image = sidecar_image
+        self._namespace = namespace
+        self._webhook = webhook
+        self._clock = clock
+        self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
+
+    async def observe(self, raw: Manifest, meta: Metadata, pool: KVCachePool | None) -> Observed:
+        """Everything about one pool. `pool` is None when its spec cannot be understood: then only its objects count."""
+        objects, terminating = await asyncio.gather(self._objects(meta), self._terminating(meta.namespace))
+        if pool is None:
+            return Observed(raw=raw, objects=objects, namespace_terminating=terminating)
+        daemonset = objects.get(Ref("DaemonSet", meta.namespace, names.sidecar(meta.name)))
+        external, allowed, sidecars, engine_pods, webhook, refusal = await asyncio.gather(
+            self._external(pool),
+            self._allowed(pool),
+            self._sidecars(pool),
+            self._shared("engines", lambda: self._cluster.list("Pod", labels=OPTED_IN)),
+            self._shared("webhook", self._webhook_view),
+            self._refusal(meta, daemonset),
+        )
+        return Observed(
+            raw=raw,
+            objects=objects,
+            allowed_namespaces=allowed,
+            external=None if isinstance(external, str) else external,
+            external_problem=external if isinstance(external, str) else "",
+            namespace_terminating=terminating,
+            sidecars=sidecars,
+            engines=count(engine_pods, meta.namespace, meta.name, self._image),
+            webhook=webhook,
+            refusal=refusal,
+        )
+
+    async def _objects(self, meta: Metadata) -> dict[Ref, Manifest]:
+        """By label; the Secret by name, for the operator may not list Secrets."""
+        mine = f"app.kubernetes.io/managed-by={labels.MANAGED_BY},{labels.POOL}={meta.name}"
+        wide = f"{mine},{labels.NAMESPACE}={meta.namespace}"
+        fresh = meta.deletion_timestamp is not None  # what is overlooked now is left behind for ever
+        secret = await self._cluster.get(Ref("Secret", meta.namespace, names.secret(meta.name)))
+        lists = await asyncio.gather(
+            *(self._cluster.list(k, namespace=meta.namespace, labels=mine, fresh=fresh) for k in OWNED_KINDS),
+            *(self._cluster.list(k, labels=wide, fresh=fresh) for k in OWNED_WIDE_KINDS),
+        )
+        found = [o for objects in lists for o in objects]
+        if secret is not None and labels.is_ours(secret, meta.name):
+            found.append({"apiVersion": "v1", "kind": "Secret"} | secret)
+        return {ref(o): o for o in found}
+
+    async def _terminating(self, namespace: str) -> bool:
+        found = await self._cluster.get(Ref("Namespace", "", namespace))
+        return found is None or "deletionTimestamp" in found["metadata"]
+
+    async def _external(self, pool: KVCachePool) -> ExternalUrl | str | None:
+        external = pool.spec.index.external
+        if external is None:
+            return None
+        source = external.url_secret_ref
+        secret = await self._cluster.get(Ref("Secret", pool.metadata.namespace, source.name))
+        return read_external(secret, source.name, source.key)
+
+    async def _allowed(self, pool: KVCachePool) -> tuple[str, ...]:
+        """Names of the namespaces whose pods are served; the pool's own always is."""
+        allowed = pool.spec.injection.allowed_namespaces
+        if allowed.from_ == "All":
+            return ("*",)
+        found = {pool.metadata.namespace}
+        if allowed.selector is not None:
+            listed = await self._cluster.list("Namespace", labels=selector_text(allowed.selector))
+            found |= {n["metadata"]["name"] for n in listed if "deletionTimestamp" not in n["metadata"]}
+        return tuple(sorted(found))
+
+    async def _sidecars(self, pool: KVCachePool) -> tuple[Sidecar, ...]:
+        meta = pool.metadata
+        wanted = ",".join(f"{k}={v}" for k, v in sorted(labels.selector(pool, "sidecar").items()))
+        pods = await self._cluster.list("Pod", namespace=meta.namespace, labels=wanted)
+        pods = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
+        addresses = {p["metadata"]["name"]: _address(p) for p in pods}
+        reports = await self._scraper.reports([a for a in addresses.values() if a], HTTP_PORT)
+        found = [
+            Sidecar(
+                node=_node(p),
+                ready=_is_ready(p),
+                problem=_problem(p),
+                report=reports.get(addresses[p["metadata"]["name"]]),
+            )
+            for p in pods
+        ]
+        return tuple(sorted(found, key=lambda s: s.node))
+
+    async def _refusal(self, meta: Metadata, daemonset: Manifest | None) -> str:
+        """Pods that are refused (Pod Security, quota) never exist; only an Event says so."""
+        status = (daemonset or {}).get("status") or {}
+        if daemonset is None or status.get("currentNumberScheduled", 0) >= status.get("desiredNumberScheduled", 0):
+            return ""
+        about = f"involvedObject.name={daemonset['metadata']['name']},involvedObject.kind=DaemonSet,reason=FailedCreate"
+        events = await self._cluster.list("Event", namespace=meta.namespace, fields=about)
+        events = [e for e in events if e.get("involvedObject", {}).get("uid") == daemonset["metadata"].get("uid")]
+        newest = max(events, key=lambda e: str(e.get("lastTimestamp") or ""), default={})
+        return str(newest.get("message", ""))[:500]
+
+    async def _webhook_view(self) -> Webhook:
+        try:
+            configuration = await self._cluster.get(Ref("MutatingWebhookConfiguration", "", self._webhook))
+            deployment = await self._cluster.get(Ref("Deployment", self._namespace, self._webhook))
+        except RejectedError:
+            return Webhook()  # not allowed to look: nothing is known to be wrong
+        if configuration is None:
+            return Webhook("the webhook is not installed")
+        hooks = configuration.get("webhooks") or [{}]
+        if not all((h.get("clientConfig") or {}).get("caBundle") for h in hooks):
+            return Webhook("the webhook has no certificate yet")
+        if deployment is not None and not (deployment.get("status") or {}).get("availableReplicas"):
+            return Webhook("no replica of the webhook is ready")
+        return Webhook()
+
+    async def _shared(self, what: str, read: Callable[[], Awaitable[Any]]) -> Any:
+        """One reading for all pools that ask within some seconds, also while it is under way."""
+        at, future = self._views.get(what, (float("-inf"), None))
+        failed = future is not None and future.done() and (future.cancelled() or future.exception() is not None)
+        if future is None or failed or self._clock() - at > SHARED_VIEW_S:
+            future = asyncio.ensure_future(read())
+            self._views[what] = (self._clock(), future)
+        return await asyncio.shield(future)
+
+
+def selector_text(selector: LabelSelector) -> str:
+    """A label selector as the API takes it in a URL."""
+    parts = [f"{k}={v}" for k, v in sorted(selector.match_labels.items())]
+    for e in selector.match_expressions:
+        match e.operator:
+            case "In" | "NotIn":
+                parts.append(f"{e.key} {e.operator.lower()} ({','.join(e.values)})")
+            case "Exists":
+                parts.append(e.key)
+            case "DoesNotExist":
+                parts.append(f"!{e.key}")
+    return ",".join(parts)
+
+
+def _node(pod: Manifest) -> str:
+    """The node of a DaemonSet's pod, also before it is scheduled: it carries an affinity to that node alone."""
+    spec = pod.get("spec") or {}
+    if spec.get("nodeName"):
+        return str(spec["nodeName"])
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    for term in affinity.get("nodeSelectorTerms") or []:
+        for wanted in term.get("matchFields") or []:
+            if wanted.get("key") == "metadata.name" and wanted.get("values"):
+                return str(wanted["values"][0])
+    return ""
+
+
+def _address(pod: Manifest) -> str:
+    status = pod.get("status") or {}
+    return str(status.get("podIP", "")) if status.get("phase") == "Running" else ""
+
+
+def _is_ready(pod: Manifest) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def _problem(pod: Manifest) -> str:
+    """Why a pod is not ready, in one line; empty when nothing is known."""
+    if _is_ready(pod):
+        return ""
+    status = pod.get("status") or {}
+    for c in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        state = c.get("state") or {}
+        waiting, ended = (
+            state.get("waiting") or {},
+            state.get("terminated") or (c.get("lastState") or {}).get("terminated"),
+        )
+        reason = str(waiting.get("reason") or "")
+        if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff"):
+            last = str(ended.get("message") or "").strip().splitlines()
+            said = last[-1] if last else f"exit code {ended.get('exitCode')}"
+            return f"container {c.get('name')} failed: {said[:300]}"
+        if reason and reason not in ("PodInitializing", "ContainerCreating"):
+            return f"container {c.get('name')}: {reason}: {str(waiting.get('message') or '')[:200]}".rstrip(": ")
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"cannot be scheduled: {str(condition.get('message') or '')[:200]}"
+    return ""

@@ -1,0 +1,136 @@
+"""One pass over one pool: observe, decide, apply, tell. Everything clever is in the modules it calls."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.api.duration import to_ms
+from kvpool_operator.api.v1alpha1 import KIND, KVCachePool, Metadata
+from kvpool_operator.apply import Outcome, execute, write_status
+from kvpool_operator.cluster import Ref
+from kvpool_operator.desired import Inputs, build
+from kvpool_operator.desired.cleanup import build_cleanup
+from kvpool_operator.desired.secrets import read_secret
+from kvpool_operator.errors import InvalidPoolError
+from kvpool_operator.plan import Plan, plan, plan_cleanup
+from kvpool_operator.randomness import make_secret
+from kvpool_operator.status import Progress, invalid_status, make_status, worth_writing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_operator.cluster import Cluster, Manifest
+    from kvpool_operator.desired.env import Env, PoolSecret
+    from kvpool_operator.observe import Observed, Observer
+
+__all__ = ["Reconciler", "Result"]
+
+log = logging.getLogger(__name__)
+
+SOON_S: Final = 1.0
+DEFAULT_CLEANUP_S: Final = 300.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """When the pool should be looked at again, in seconds; None: when something happens."""
+
+    again_s: float | None = None
+    gone: bool = False
+
+
+class Reconciler:
+    """Holds what is the same for all passes, and when each pool's status was last written."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        observer: Observer,
+        env: Env,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._cluster = cluster
+        self._observer = observer
+        self._env = env
+        self._clock = clock
+        self._now = now
+        self._written: dict[str, float] = {}
+
+    async def reconcile(self, namespace: str, name: str) -> Result:
+        """Bring one pool a step nearer to what it should be. Raises RetryableError when that must be repeated."""
+        raw = await self._cluster.get(Ref(KIND, namespace, name))
+        if raw is None:
+            self._written.pop(f"{namespace}/{name}", None)
+            return Result(gone=True)
+        meta, pool, problem = _read(raw)
+        observed = await self._observer.observe(raw, meta, pool)
+        secret = _secret(meta, observed)
+        steps = self._plan(meta, pool, secret, observed)
+        outcome = await execute(steps, meta, self._cluster)
+        if steps.done and not outcome.rejections:
+            return Result(gone=True)
+        await self._tell(meta, pool, problem, observed, steps, outcome, secret.pool_id)
+        return Result(again_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned else None)
+
+    def _plan(self, meta: Metadata, pool: KVCachePool | None, secret: PoolSecret, observed: Observed) -> Plan:
+        inputs = Inputs(pool, self._env, secret, observed.allowed_namespaces, observed.external) if pool else None
+        if meta.deletion_timestamp:
+            return plan_cleanup(
+                meta,
+                str((observed.raw.get("spec") or {}).get("deletionPolicy", "Retain")),
+                build_cleanup(inputs) if inputs else None,
+                observed,
+                overdue=self._overdue(meta, pool),
+            )
+        if inputs is None or inputs.pool.spec.mode == "Paused" or observed.external_problem:
+            return Plan()
+        return plan(meta, build(inputs), observed)
+
+    def _overdue(self, meta: Metadata, pool: KVCachePool | None) -> bool:
+        """By the clocks of this machine and of the API server: no other memory of the deletion survives a restart."""
+        limit = to_ms(pool.spec.cleanup_timeout) / 1000 if pool else DEFAULT_CLEANUP_S
+        since = datetime.fromisoformat(str(meta.deletion_timestamp))
+        return (self._now() - since).total_seconds() > limit
+
+    async def _tell(
+        self,
+        meta: Metadata,
+        pool: KVCachePool | None,
+        problem: str,
+        observed: Observed,
+        steps: Plan,
+        outcome: Outcome,
+        pool_id: str,
+    ) -> None:
+        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        if pool is None:
+            status = invalid_status(meta, observed, problem, now)
+        else:
+            progress = Progress(len(outcome.applied) + len(outcome.pruned), steps.waiting, outcome.rejections)
+            known = pool_id if observed.objects or outcome.applied else ""
+            status = make_status(pool, observed, progress, known, now)
+        key = f"{meta.namespace}/{meta.name}"
+        if worth_writing(observed.status, status, self._clock() - self._written.get(key, float("-inf"))):
+            await write_status(status, meta, self._cluster)
+            self._written[key] = self._clock()
+
+
+def _read(raw: Manifest) -> tuple[Metadata, KVCachePool | None, str]:
+    try:
+        pool = KVCachePool.parse(raw)
+        return pool.metadata, pool, ""
+    except InvalidPoolError as e:
+        return Metadata.model_validate(raw["metadata"]), None, str(e)
+
+
+def _secret(meta: Metadata, observed: Observed) -> PoolSecret:
+    """The pool's random values: those in its Secret, and new ones only for what is not there."""
+    known = str(observed.status.get("poolID") or "")
+    live = observed.object("Secret", f"{meta.name}-secret")
+    return read_secret(live or {}, make_secret(known))

@@ -1,0 +1,148 @@
+"""`kvpool-operator run`: one process, from its settings to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.api.v1alpha1 import KIND
+from kvpool_operator.controller import Controller
+from kvpool_operator.errors import OperatorError
+from kvpool_operator.handlers import watch
+from kvpool_operator.kube import open_cluster
+from kvpool_operator.leader import LeaderOnly, Lease
+from kvpool_operator.metrics import OperatorMetrics, serve_admin
+from kvpool_operator.observe import Observer
+from kvpool_operator.reconcile import Reconciler
+from kvpool_operator.scrape import open_scraper
+from kvpool_operator.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from kvpool_operator.cluster import Cluster
+    from kvpool_operator.scrape import Scraper
+    from kvpool_operator.settings import OperatorSettings
+
+__all__ = ["main", "run"]
+
+log = logging.getLogger(__name__)
+
+DEAF_AFTER_S: Final = 300.0
+"""A leader that could not list the pools for so long is restarted by its liveness probe."""
+
+
+async def run(settings: OperatorSettings) -> int:
+    """Run until SIGTERM or SIGINT (0) or until the Lease is lost or a part fails (1)."""
+    stop = asyncio.Event()
+    _on_signals(stop)
+    metrics = OperatorMetrics()
+    leading: list[Controller] = []
+
+    def healthy() -> str:
+        ago = leading[0].listed_s_ago if leading else 0.0
+        return f"the pools were not listed for {ago:.0f} s" if DEAF_AFTER_S < ago < float("inf") else ""
+
+    async with (
+        serve_admin(settings.address, settings.admin_port, metrics, healthy),
+        open_cluster() as cluster,
+        open_scraper() as scraper,
+    ):
+        lease = Lease(cluster, settings.namespace, settings.lease, settings.identity)
+        if not await _unless(stop, _until_leading(cluster, lease)):
+            return 0
+        metrics.leader.set(1)
+        try:
+            return await _lead(settings, cluster, scraper, lease, metrics, stop, leading)
+        finally:
+            metrics.leader.set(0)
+            await lease.release()
+
+
+async def _until_leading(cluster: Cluster, lease: Lease) -> None:
+    """Wait for the CRD, without which nothing can be watched, and for the Lease."""
+    told = False
+    while True:
+        try:
+            await cluster.list(KIND)
+            break
+        except OperatorError as e:
+            if not told:
+                log.warning("waiting for the API and the CRD: %s", e)
+                told = True
+            await asyncio.sleep(2)
+    await lease.acquire()
+
+
+async def _lead(
+    settings: OperatorSettings,
+    cluster: Cluster,
+    scraper: Scraper,
+    lease: Lease,
+    metrics: OperatorMetrics,
+    stop: asyncio.Event,
+    leading: list[Controller],
+) -> int:
+    fenced = LeaderOnly(cluster, lease)
+    observer = Observer(
+        fenced,
+        scraper,
+        sidecar_image=settings.env.sidecar_image,
+        namespace=settings.namespace,
+        webhook=settings.webhook,
+    )
+    controller = Controller(fenced, Reconciler(fenced, observer, settings.env), metrics, refresh_s=settings.refresh_s)
+    leading.append(controller)
+    watching = asyncio.Event()
+    parts = [asyncio.create_task(lease.keep(), name="lease")]
+    parts += [asyncio.create_task(controller.refresh(), name="refresh")]
+    parts += [asyncio.create_task(controller.work(), name=f"worker {i}") for i in range(settings.workers)]
+    # last: when it ends, kopf cancels every task that was made after its start
+    events = asyncio.create_task(watch(controller.changed, controller.all_changed, stop, watching), name="events")
+    try:
+        done, _ = await asyncio.wait([*parts, events], return_when=asyncio.FIRST_COMPLETED)
+        for part in done:
+            if not part.cancelled() and part.exception() is not None:
+                log.error("%s failed: %s", part.get_name(), part.exception())
+        clean = done == {events} and not events.cancelled() and events.exception() is None
+        log.info("ending%s", "" if clean else f": {', '.join(sorted(p.get_name() for p in done))}")
+        return 0 if clean else 1
+    finally:
+        stop.set()
+        for part in parts:
+            part.cancel()
+        await asyncio.wait([*parts, events], timeout=5)
+
+
+async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
+    """Whether `work` was done before `stop` was set."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return False
+
+
+def _on_signals(stop: asyncio.Event) -> None:
+    """Until kopf runs; then its own handlers take these two, and end it the same way."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`kvpool-operator run`: runs until SIGTERM or SIGINT."""
+    settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    return asyncio.run(run(settings))

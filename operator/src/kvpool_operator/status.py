@@ -1,0 +1,332 @@
+"""What the cluster's state means for a pool's users: conditions, numbers, one word. Pure.
+
+Each `_..._ready` function sets one condition; `make_status` puts them together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kvpool_operator.api.conditions import Condition, set_condition
+from kvpool_operator.api.quantity import format_bytes
+from kvpool_operator.api.v1alpha1_status import (
+    MAX_FINGERPRINTS,
+    CacheStatus,
+    Capacity,
+    FingerprintStatus,
+    IndexStatus,
+    NodesStatus,
+    Phase,
+    PodsStatus,
+    PoolStatus,
+    TransportStatus,
+)
+from kvpool_operator.desired import names
+from kvpool_operator.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
+    from kvpool_operator.cluster import Manifest
+    from kvpool_operator.observe import Observed
+    from kvpool_operator.report import Report
+
+__all__ = ["Progress", "invalid_status", "make_status", "worth_writing"]
+
+NUMBERS_EVERY_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What this pass of the operator did and could not do."""
+
+    applied: int = 0
+    waiting: str = ""
+    rejections: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """A condition but for its type, generation and time."""
+
+    status: bool | None
+    reason: Reason
+    message: str
+
+
+def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_id: str, now: str) -> Manifest:
+    """The pool's status. `now` (RFC 3339) becomes the transition time of the conditions that flip."""
+    reports = [s.report for s in observed.sidecars if s.report is not None]
+    nodes = _nodes(pool, observed)
+    storage = _storage_ready(pool, observed, nodes)
+    index = _index_ready(pool, observed, reports)
+    progressing = _progressing(pool, observed, nodes, progress)
+    ready = _ready(storage, index, nodes, progress)
+    conditions = _conditions(
+        observed.status,
+        pool.metadata.generation,
+        now,
+        {
+            "Ready": ready,
+            "StorageReady": storage,
+            "IndexReady": index,
+            "InjectionReady": _injection_ready(pool, observed),
+            "TransportReady": _transport_ready(pool, reports),
+            "Progressing": progressing,
+        },
+    )
+    return PoolStatus(
+        observed_generation=pool.metadata.generation,
+        phase=_phase(pool, observed, ready, progressing, progress),
+        pool_id=pool_id,
+        nodes=nodes,
+        capacity=_capacity(reports),
+        cache=_cache(reports),
+        index=IndexStatus(
+            mode="External" if pool.spec.index.external else "Managed",
+            connected=f"{sum(r.index_connected for r in reports)}/{len(reports)}",
+            announced=sum(r.index_announced for r in reports),
+        ),
+        transport=TransportStatus(effective=", ".join(sorted({r.transport for r in reports if r.transport}))[:253]),
+        fingerprints=_fingerprints(reports),
+        pods=PodsStatus(
+            selected=observed.engines.selected,
+            injected=observed.engines.injected,
+            skipped=observed.engines.skipped,
+            missed=observed.engines.missed,
+            stale=observed.engines.stale,
+        ),
+        conditions=[Condition.model_validate(c) for c in conditions],
+    ).dump()
+
+
+def invalid_status(meta: Metadata, observed: Observed, problem: str, now: str) -> Manifest:
+    """The status of a pool whose spec cannot be understood: what is there stays as it is, and the sentence says why."""
+    told = f"{problem}; nothing is changed until the spec is right"
+    ready = _Verdict(False, Reason.INVALID_SPEC, told)
+    conditions = _conditions(
+        observed.status, meta.generation, now, {"Ready": ready, "Progressing": _Verdict(False, ready.reason, told)}
+    )
+    kept = {f.alias: observed.status.get(str(f.alias)) for f in PoolStatus.model_fields.values()}
+    return {str(k): v for k, v in kept.items() if v is not None} | {
+        "observedGeneration": meta.generation,
+        "phase": "Failed",
+        "conditions": conditions,
+    }
+
+
+def worth_writing(old: Manifest, new: Manifest, since_last_s: float) -> bool:
+    """Numbers that only grow may wait half a minute; everything else is told at once."""
+    if old == new:
+        return False
+    numbers = ("capacity", "cache", "fingerprints", "index")
+    calm = {k: v for k, v in old.items() if k not in numbers} == {k: v for k, v in new.items() if k not in numbers}
+    first = not (old.get("capacity") or {}).get("blocks") and bool((new.get("capacity") or {}).get("blocks"))
+    return first or not calm or since_last_s >= NUMBERS_EVERY_S
+
+
+def _conditions(old: Manifest, generation: int, now: str, verdicts: dict[str, _Verdict]) -> list[dict[str, Any]]:
+    conditions = old.get("conditions") if isinstance(old.get("conditions"), list) else []
+    for kind, v in verdicts.items():
+        status = "Unknown" if v.status is None else str(v.status)
+        condition = Condition.model_validate(
+            {
+                "type": kind,
+                "status": status,
+                "observedGeneration": generation,
+                "reason": v.reason.value,
+                "message": v.message[:1024],
+            }
+        )
+        conditions = set_condition(conditions or [], condition, now)
+    return conditions or []
+
+
+def _ready(storage: _Verdict, index: _Verdict, nodes: NodesStatus, progress: Progress) -> _Verdict:
+    if progress.rejections:
+        return _Verdict(False, Reason.REJECTED, f"the API server refuses: {'; '.join(progress.rejections)[:900]}")
+    parts = (index, storage) if index.reason is Reason.URL_NOT_USABLE else (storage, index)
+    for part in parts:
+        if part.status is not True:
+            return _Verdict(False, part.reason, part.message)
+    return _Verdict(True, Reason.SERVING, f"{nodes.ready} nodes serve, and each finds the blocks of the others")
+
+
+def _storage_ready(pool: KVCachePool, observed: Observed, nodes: NodesStatus) -> _Verdict:
+    daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
+    if daemonset is None or not _is_current(daemonset):
+        return _Verdict(False, Reason.NOT_CREATED, "the sidecars are being made")
+    if observed.refusal:
+        return _Verdict(
+            False,
+            Reason.PODS_REFUSED,
+            f"the sidecars' pods are refused: {observed.refusal}; where Pod Security is enforced, label the pool's "
+            "namespace pod-security.kubernetes.io/enforce=privileged",
+        )
+    if nodes.desired == 0:
+        return _Verdict(False, Reason.NO_NODES, "no node fits spec.nodes: check its selector and tolerations")
+    if nodes.ready < nodes.desired:
+        lame = [f"{s.node or 'a pod'}: {s.problem or 'not ready yet'}" for s in observed.sidecars if not s.ready]
+        lame += [] if lame else ["some pods are not there yet"]
+        return _Verdict(
+            False, Reason.NODES_NOT_READY, f"{nodes.ready} of {nodes.desired} nodes serve; {_some(sorted(lame))}"
+        )
+    drives = [
+        f"{s.node}: {', '.join(s.report.failing_drives)}"
+        for s in observed.sidecars
+        if s.report and s.report.failing_drives
+    ]
+    if drives:
+        return _Verdict(
+            False, Reason.DRIVES_FAILING, f"drives return errors and are passed by: {_some(sorted(drives))}"
+        )
+    away = [f"{s.node}: {s.report.shared_problem}" for s in observed.sidecars if s.report and s.report.shared_problem]
+    if away:
+        return _Verdict(
+            False,
+            Reason.SHARED_TIER_AWAY,
+            f"the shared tier is not available on {len(away)} nodes; {_some(sorted(away))}",
+        )
+    return _Verdict(True, Reason.ALL_NODES_READY, f"{nodes.ready} of {nodes.desired} nodes serve")
+
+
+def _index_ready(pool: KVCachePool, observed: Observed, reports: Sequence[Report]) -> _Verdict:
+    if observed.external_problem:
+        return _Verdict(False, Reason.URL_NOT_USABLE, observed.external_problem)
+    if pool.spec.index.external is None:
+        redis = observed.object("StatefulSet", names.index(pool.metadata.name))
+        if not ((redis or {}).get("status") or {}).get("readyReplicas"):
+            return _Verdict(
+                False, Reason.INDEX_NOT_RUNNING, "the index is not running; nodes find their own and shared blocks only"
+            )
+    if not reports:
+        return _Verdict(None, Reason.NO_REPORTS, "no sidecar has told yet whether it reaches the index")
+    connected = sum(r.index_connected for r in reports)
+    told = f"{connected} of {len(reports)} nodes reach the index"
+    if connected < len(reports):
+        return _Verdict(False, Reason.NODES_NOT_CONNECTED, f"{told}; the others find their own and shared blocks only")
+    return _Verdict(True, Reason.CONNECTED, told)
+
+
+def _injection_ready(pool: KVCachePool, observed: Observed) -> _Verdict:
+    engines = observed.engines
+    if not pool.spec.injection.enabled:
+        return _Verdict(False, Reason.DISABLED, "spec.injection.enabled is false: new pods start without the pool")
+    if observed.webhook.problem:
+        return _Verdict(False, Reason.WEBHOOK_DOWN, f"{observed.webhook.problem}: new pods start without the pool")
+    if engines.missed:
+        return _Verdict(
+            False,
+            Reason.PODS_NOT_INJECTED,
+            f"{engines.missed} opted-in pods were made while the webhook was away and run without the pool; make them "
+            f"again: {_some(engines.missed_names, engines.missed)}",
+        )
+    return _Verdict(True, Reason.INJECTING, f"{engines.injected} pods use the pool, {engines.skipped} were skipped")
+
+
+def _transport_ready(pool: KVCachePool, reports: Sequence[Report]) -> _Verdict:
+    asked, used = pool.spec.transport.protocol, {r.transport for r in reports if r.transport}
+    if not used:
+        return _Verdict(None, Reason.NO_REPORTS, "no sidecar has told yet how it reads from others")
+    if used == {asked}:
+        return _Verdict(True, Reason.AS_ASKED, f"blocks travel between nodes over {asked}")
+    return _Verdict(False, Reason.NODES_DIFFER, f"{asked} is asked for, and used are: {', '.join(sorted(used))}")
+
+
+def _progressing(pool: KVCachePool, observed: Observed, nodes: NodesStatus, progress: Progress) -> _Verdict:
+    if pool.metadata.deletion_timestamp:
+        return _Verdict(True, Reason.DELETING, f"waiting for {progress.waiting}" if progress.waiting else "cleaning up")
+    if pool.spec.mode == "Paused":
+        return _Verdict(False, Reason.PAUSED, "spec.mode is Paused: the operator only watches")
+    if progress.rejections:
+        return _Verdict(False, Reason.REJECTED, f"the API server refuses: {'; '.join(progress.rejections)[:900]}")
+    if observed.external_problem:
+        return _Verdict(False, Reason.URL_NOT_USABLE, f"nothing is changed: {observed.external_problem}")
+    if progress.applied or progress.waiting:
+        return _Verdict(
+            True, Reason.APPLYING, progress.waiting or f"{progress.applied} objects were brought up to date"
+        )
+    daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
+    if daemonset is not None and (not _is_current(daemonset) or nodes.updated < nodes.desired):
+        return _Verdict(True, Reason.ROLLING_OUT, f"{nodes.updated} of {nodes.desired} nodes run the present spec")
+    return _Verdict(False, Reason.UP_TO_DATE, "the cluster is as the spec says")
+
+
+def _phase(pool: KVCachePool, observed: Observed, ready: _Verdict, progressing: _Verdict, progress: Progress) -> Phase:
+    if pool.metadata.deletion_timestamp:
+        return "Deleting"
+    if pool.spec.mode == "Paused":
+        return "Paused"
+    if progress.rejections:
+        return "Failed"
+    if ready.status:
+        return "Updating" if progressing.status else "Ready"
+    if observed.status.get("phase") in ("Ready", "Degraded", "Updating"):
+        return "Updating" if progressing.status else "Degraded"
+    return "Provisioning" if observed.objects else "Pending"
+
+
+def _nodes(pool: KVCachePool, observed: Observed) -> NodesStatus:
+    daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
+    status = (daemonset or {}).get("status") or {}
+    desired, ready = int(status.get("desiredNumberScheduled", 0)), int(status.get("numberReady", 0))
+    return NodesStatus(
+        desired=desired,
+        ready=ready,
+        updated=int(status.get("updatedNumberScheduled", 0)),
+        summary=f"{ready}/{desired}",
+    )
+
+
+def _is_current(manifest: Manifest) -> bool:
+    """Whether the object's status speaks of its present spec."""
+    seen = (manifest.get("status") or {}).get("observedGeneration", 0)
+    return bool(seen >= manifest["metadata"].get("generation", 1))
+
+
+def _capacity(reports: Sequence[Report]) -> Capacity:
+    total, used = sum(r.capacity_bytes for r in reports), sum(r.used_bytes for r in reports)
+    return Capacity(
+        total=format_bytes(total),
+        used=format_bytes(used),
+        used_percent=round(100 * used / total) if total else 0,
+        blocks=sum(r.blocks for r in reports),
+    )
+
+
+def _cache(reports: Sequence[Report]) -> CacheStatus:
+    hits, sizes = _sum(r.hits for r in reports), _sum(r.bytes for r in reports)
+    misses = _sum(r.misses for r in reports)
+    asked = sum(hits.values()) + sum(misses.values())
+    return CacheStatus(
+        hit_rate=f"{sum(hits.values()) / asked:.2f}" if asked else "", hits=hits, bytes=sizes, miss_reasons=misses
+    )
+
+
+def _sum(many: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in many:
+        total.update(one)
+    return dict(sorted(total.items())[:32])
+
+
+def _fingerprints(reports: Sequence[Report]) -> list[FingerprintStatus]:
+    sizes: Counter[str] = Counter()
+    kinds = {}
+    for report in reports:
+        for kind in report.fingerprints:
+            sizes[kind.digest] += kind.bytes
+            kinds[kind.digest] = kind
+    largest = sorted(sizes, key=lambda d: (-sizes[d], d))[:MAX_FINGERPRINTS]
+    return [
+        FingerprintStatus(digest=d, engine=kinds[d].engine, model=kinds[d].model, size=format_bytes(sizes[d]))
+        for d in largest
+    ]
+
+
+def _some(what: Sequence[str], of: int = 0) -> str:
+    more = max(of, len(what)) - 3
+    return "; ".join(what[:3]) + (f"; and {more} more" if more > 0 else "")
