@@ -2,9 +2,9 @@
 
     python -m kvpool_demo.engine_host DESCRIPTOR      (of the demo's channel)
 
-Importing vLLM takes 10 s of CPU; a fork has it for nothing. Each engine is a process of its own, with its own scheduler,
-KV cache, connector and log, driven over its own channel (kvpool_demo.messages). vLLM runs in that process (no further
-processes), so the time to first token is from the request to the token with nothing in between.
+Importing vLLM takes 10 s of CPU; a fork has it for nothing. Each engine is a process of its own, with its own
+scheduler, KV cache, connector and log, driven over its own channel (kvpool_demo.messages). vLLM runs in that process
+(no further processes), so the time to first token is from the request to the token with nothing in between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,19 @@ import sys
 import time
 from typing import Any
 
-from kvpool_demo.messages import Channel, Done, Failed, Generate, Generated, Idle, ProtocolError, Ready, Start, Started, Stop
+from kvpool_demo.messages import (
+    Channel,
+    Done,
+    Failed,
+    Generate,
+    Generated,
+    Idle,
+    ProtocolError,
+    Ready,
+    Start,
+    Started,
+    Stop,
+)
 from kvpool_demo.tether import die_with_parent
 
 POLL_S = 0.001  # as vLLM's own loop does while a step had nothing to run

@@ -24,6 +24,7 @@ IMPORT_SECONDS = 180.0
 INIT_SECONDS = 180.0
 ANSWER_SECONDS = 180.0
 IDLE_SECONDS = 30.0
+STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -118,14 +119,15 @@ class Engine:
         """Wait until its stores are done; what its plug-in has counted so far."""
         return self._channel.ask(Idle(IDLE_SECONDS), Done, IDLE_SECONDS + 10).stats
 
-    def stop(self) -> None:
-        """Let it shut down; end it if it does not."""
-        with contextlib.suppress(OSError, RuntimeError):
-            self._channel.ask(Stop(), Done, 10)
-        self.kill()
+    def ask_to_stop(self) -> None:
+        """Begin to shut down; `end` waits for it."""
+        with contextlib.suppress(OSError):
+            self._channel.send(Stop())
 
-    def kill(self) -> None:
-        """End it now; it is the host's child, and the kernel reaps it."""
+    def end(self) -> None:
+        """Wait until it has shut down, and end it if it does not. The kernel reaps it: it is the host's child."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._channel.receive(STOP_SECONDS)
         self._channel.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -149,14 +151,15 @@ class EngineHost:
         try:
             return self._channel.receive(IMPORT_SECONDS).seconds  # type: ignore[no-any-return]
         except (OSError, TimeoutError) as e:
-            raise StartError(f"vLLM cannot be imported ({e}); {self._child.log} ends with:\n{self._child.said()}") from e
+            raise StartError(f"vLLM cannot be imported ({e}); {self._child.log} ends:\n{self._child.said()}") from e
 
     def start(self, specs: Sequence[EngineSpec]) -> list[Engine]:
         """Engines that serve; they start side by side."""
         engines = []
         for spec in specs:
             channel, theirs = Channel.pair()
-            start = Start(spec.name, str(self._logs / f"{spec.name}.log"), spec.arguments(self._model), spec.environment)
+            log = str(self._logs / f"{spec.name}.log")
+            start = Start(spec.name, log, spec.arguments(self._model), spec.environment)
             self._channel.send(start, theirs.fileno())
             theirs.close()
             started: Started = self._channel.receive(30)

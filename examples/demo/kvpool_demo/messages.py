@@ -1,7 +1,7 @@
 """What the demo and its engine processes say to each other: one JSON object per packet of a SOCK_SEQPACKET pair.
 
-The demo asks, the engine answers each question once, in order. `Start` carries one descriptor, the engine's end of its own
-pair. A packet is at most MAX_PACKET bytes; anything else than the messages below is a ProtocolError. This module is
+The demo asks, the engine answers each question once, in order. `Start` carries one descriptor, the engine's end of its
+own pair. A packet is at most MAX_PACKET bytes; anything else than the messages below is a ProtocolError. This module is
 imported by both sides and needs the standard library only.
 """
 
@@ -80,7 +80,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Idle:
-    """Step the engine until nothing is under way, stores to the pool included. Answer: Done, or Failed after the time."""
+    """Step the engine until nothing is under way, stores included. Answer: Done, or Failed after that time."""
 
     timeout_s: float
 

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvpool_demo import tether
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 __all__ = ["Child", "StartError", "wait_for"]
 
@@ -60,6 +60,11 @@ class Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def status(self) -> int | None:
+        """Its exit status, None while it runs."""
+        return self._process.poll()
+
     def stop(self, patience_s: float = TERM_SECONDS) -> None:
         """SIGTERM, some patience, then SIGKILL for the whole group."""
         if self.alive:
@@ -82,5 +87,5 @@ def wait_for(what: str, child: Child, ready: Callable[[], bool], timeout_s: floa
         if not child.alive:
             raise StartError(f"{what} ended while starting; its log {child.log} ends with:\n{child.said()}")
         if time.monotonic() > until:
-            raise StartError(f"{what} is not there after {timeout_s:.0f} s; its log {child.log} ends with:\n{child.said()}")
+            raise StartError(f"{what} is not there after {timeout_s:.0f} s; {child.log} ends with:\n{child.said()}")
         time.sleep(0.02)
