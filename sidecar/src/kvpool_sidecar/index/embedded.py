@@ -25,8 +25,8 @@ _ADMIN_PASSWORD = "admin-password"  # noqa: S105 - the name of a file
 _ACL_FILE = "users.acl"
 _KEYS = "~b* ~n:* ~N:* ~nodes ~epoch"
 _COMMANDS = (
-    "auth", "hello", "ping", "select", "quit",
-    "get", "mget", "set", "append", "del", "incr",
+    "auth", "hello", "ping", "select",
+    "get", "mget", "set", "append", "del", "incrby",
     "watch", "unwatch", "multi", "exec", "discard",
 )  # fmt: skip
 
