@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -147,14 +148,15 @@ def test_a_block_that_was_damaged_on_the_drive_is_a_miss(
 ) -> None:
     names = names_of(("damage", number, where, bit, cut))
     with connect(alone["a"].socket, connections=1) as client:
+        known = set(alone["a"].block_files())
         if not client.put_from(names, [b"payload " * 1000])[0].stored:
             return  # the same example again
-        newest = max(alone["a"].block_files(), key=lambda f: f.stat().st_mtime_ns)
-        data = bytearray(newest.read_bytes())
+        (file,) = set(alone["a"].block_files()) - known
+        data = bytearray(file.read_bytes())
         at = min(int(where * len(data)), len(data) - 1)
         data[at] ^= 1 << bit
-        newest.chmod(0o600)
-        newest.write_bytes(data[:at] if cut else data)
+        file.chmod(0o600)
+        file.write_bytes(data[:at] if cut else data)
         out = bytearray(8000)
         assert not client.get_into(names, [out])[0].ok
 
@@ -210,8 +212,9 @@ def test_a_sidecar_that_is_killed_and_returns_is_found_within_five_seconds(alone
         alone["a"].start()
         alone["a"].wait_ready()
         returned = time.monotonic()
-        assert until(lambda: client.lookup(names) == [Tier.LOCAL], 5)
+        assert client.wait_connected(5)
         assert time.monotonic() - returned < 5
+        assert client.lookup(names) == [Tier.LOCAL]
         assert client.get_into(names, [bytearray(8000)])[0].ok
 
 
@@ -277,29 +280,25 @@ def test_a_client_that_cannot_checksum_has_the_sidecar_do_it(pair: Cluster, monk
             assert client.get_into(names[:1], [out])[0].ok
             assert out == b"x" * 8000
         assert client.get_into(names[:1], [out])[0].ok  # the sidecar has filled in the right checksum
+        known = set(pair["a"].block_files())
         assert client.put_from(names[1:], [b"y" * 8000])[0].stored
-        newest = max(pair["a"].block_files(), key=lambda f: f.stat().st_mtime_ns)
-        data = bytearray(newest.read_bytes())
+        (file,) = set(pair["a"].block_files()) - known
+        data = bytearray(file.read_bytes())
         data[6000] ^= 1
-        newest.chmod(0o600)
-        newest.write_bytes(data)
+        file.chmod(0o600)
+        file.write_bytes(data)
         with monkeypatch.context() as patch:
             patch.setattr(block, "CAN_CHECKSUM", False)
             assert not client.get_into(names[1:], [out])[0].ok
 
 
 def test_a_client_that_lies_in_a_header_stores_nothing(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = transfer.write_file
-    for lie in ({"key": bytes(32)}, {"ident": bytes(32)}, {"tenant_tag": bytes(16)}):
+    original = block.encode_header
+    for lie in ({"key": bytes(32)}, {"ident": bytes(32)}, {"tenant_tag": bytes(16)}, {"payload_len": 7999}):
         names = names_of(("lie", *lie))
-
-        def lying(store: Any, batch: Any, expect: Any, lie: dict[str, bytes] = lie) -> None:
-            original(store, batch, expect)
-            header = block.decode_header(os.pread(store.descriptor, block.HEADER_BYTES, 0))
-            fields = {**{f: getattr(header, f) for f in header.__dataclass_fields__}, **lie}
-            os.pwrite(store.descriptor, block.encode_header(block.BlockHeader(**fields)), 0)
-
-        monkeypatch.setattr(transfer, "write_file", lying)
+        monkeypatch.setattr(
+            block, "encode_header", lambda header, lie=lie: original(dataclasses.replace(header, **lie, stored_len=-1))
+        )
         with connect(pair["a"].socket) as client:
             assert client.put_from(names, [b"x" * 8000])[0].reason == Reason.REJECTED
             assert client.lookup(names) == [Tier.MISS]

@@ -108,7 +108,7 @@ def test_json_is_bounded_and_an_object() -> None:
 
 def test_a_deadline_on_the_wire_is_never_zero() -> None:
     assert wire.pack_deadline(time.monotonic() - 9) == b"\1\0\0\0"
-    assert 900 < int.from_bytes(wire.pack_deadline(time.monotonic() + 1), "little") <= 1000
+    assert 700 < int.from_bytes(wire.pack_deadline(time.monotonic() + 1), "little") <= 800
     assert wire.pack_deadline(float("1e18")) == b"\xff\xff\xff\xff"
 
 
