@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -31,15 +30,14 @@ def read_file(path: Path, view: memoryview, scratch: memoryview) -> None:
 
 
 def write_file(path: Path, view: memoryview, header: memoryview) -> None:
-    """O_DIRECT write of header and payload into an unnamed file, then a name; xxh3_128."""
-    descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_DIRECT, 0o600)
+    """xxh3_128 and O_DIRECT write of header and payload under another name, then a rename."""
+    temporary = path.with_suffix(".part")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_DIRECT, 0o600)
     os.posix_fallocate(descriptor, 0, HEADER_BYTES + len(view))
     xxhash.xxh3_128_digest(view)
     os.pwritev(descriptor, [header, view], 0)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    os.link(f"/proc/self/fd/{descriptor}", path, follow_symlinks=True)
     os.close(descriptor)
+    os.rename(temporary, path)
 
 
 class Sender:
