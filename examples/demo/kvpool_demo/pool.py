@@ -2,7 +2,8 @@
 
 The operator's own functions turn the YAML into `pool.json`, the client's configuration and the engine's connector; what
 differs from a cluster is said here: every path lies below a directory of the demo, each node has a loopback address of
-its own, and the sidecars are processes that the demo starts instead of a DaemonSet's pods.
+its own, the sidecars are processes that the demo starts instead of a DaemonSet's pods, and waiting times are PATIENCE
+times longer, because here three nodes, an index and an engine share the cores of one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kvpool_operator.webhook.connector import client_config, vllm_connector
 from kvpool_operator.webhook.mergepatch import merge_patch
 
 if TYPE_CHECKING:
-    from kvpool.config import ClientConfig, PoolConfig
+    from kvpool.config import ClientConfig, Deadlines, PoolConfig
 
 __all__ = ["NODE_NAMES", "Pool"]
 
@@ -39,6 +40,7 @@ TENANT = "team-a"
 START_SECONDS = 30.0
 SETTLE_SECONDS = 60.0
 MAX_STATUS = 1 << 20
+PATIENCE = 10
 
 
 class Pool:
@@ -85,7 +87,8 @@ class Pool:
 
     def client(self, node: str) -> ClientConfig:
         """What the webhook would tell an engine on `node`."""
-        return replace(to_client_config(self.pool), socket=str(self._socket(node)))
+        made = to_client_config(self.pool)
+        return replace(made, socket=str(self._socket(node)), deadlines=_patient(made.deadlines))
 
     def environment(self, node: str) -> dict[str, str]:
         """Of an engine on `node`."""
@@ -147,7 +150,13 @@ class Pool:
             index_url=f"redis://127.0.0.1:{self._index_port}/0",
             tier_path=lambda tier: str(self._tier_path(node, tier)),
         )
-        return replace(made, peer=replace(made.peer, port=self._peer_port), http_port=self._http_port)
+        return replace(
+            made,
+            index=replace(made.index, lookup_timeout_ms=made.index.lookup_timeout_ms * PATIENCE),
+            peer=replace(made.peer, port=self._peer_port, connect_timeout_ms=made.peer.connect_timeout_ms * PATIENCE),
+            deadlines=_patient(made.deadlines),
+            http_port=self._http_port,
+        )
 
     def _tier_path(self, node: str, tier: str) -> Path:
         """Each node has its own drive; the shared tier is the same directory for all."""
@@ -187,10 +196,14 @@ class Pool:
         wait_for(f"the sidecar of {node}", self._children[node], ready, START_SECONDS)
 
 
+def _patient(deadlines: Deadlines) -> Deadlines:
+    return replace(deadlines, lookup_ms=deadlines.lookup_ms * PATIENCE, load_min_ms=deadlines.load_min_ms * PATIENCE)
+
+
 def _settled(status: dict[str, Any]) -> bool:
     shared = status["shared"]
     handled = sum(shared["copies"].values())
-    copied = not shared["configured"] or (shared["waiting"] == 0 and handled >= sum(status["stored"].values()))
+    copied = not shared["configured"] or (shared["waiting"] == 0 and handled >= status["stored"].get("blocks", 0))
     return bool(copied and status["index"]["announced"] >= status["blocks"])
 
 

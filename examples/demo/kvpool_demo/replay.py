@@ -110,18 +110,19 @@ def run(pool: Pool, shape: Shape, conversations: Sequence[Conversation], display
 
     def ask(visit: Visit, prompt: list[int]) -> Answer:
         said = random.Random(f"{visit.user}/{visit.round}")  # noqa: S311 - an answer, not a secret
-        return nodes[visit.node].ask(visit, prompt, [said.randrange(3, VOCABULARY) for _ in range(shape.answer)])
+        tokens = [said.randrange(3, VOCABULARY) for _ in range(shape.answer)]
+        answer = nodes[visit.node].ask(visit, prompt, tokens)
+        pool.settle()
+        return answer
 
     def lose(turn: int) -> None:
         if turn == shape.rounds - 1 and gone is not None:
-            pool.settle()
             pool.stop_node(lost)
             display.say(f"  {lost} is stopped: what only it had, the shared tier has")
 
     try:
         told = lambda turn: display.turn(turn, NODE_NAMES[turn.visit.node], "blocks loaded")  # noqa: E731
         turns = play(visits, conversations, ask, before_round=lose, told=told)
-        pool.settle()
         counted = [node.client.stats() for node in nodes]
     finally:
         for node in nodes:

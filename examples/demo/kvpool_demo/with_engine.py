@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvpool_demo.engines import MAX_MODEL_LEN, Engine, EngineHost, EngineSpec, Environment
-from kvpool_demo.play import Answer, play
+from kvpool_demo.play import Answer, Ask, play
 from kvpool_demo.pool import NODE_NAMES
 from kvpool_demo.processes import StartError
 from kvpool_demo.results import Comparison, Results
@@ -96,8 +96,10 @@ class Stage:
         return lambda turn: self.display.turn(turn, where or NODE_NAMES[turn.visit.node])
 
 
-def asking(engines: Sequence[Engine], max_tokens: int, stats: dict[str, dict[str, Any]] | None = None) -> Any:
-    """Asks the visit's engine, or the only one, and waits until it has stored everything, as between two questions.
+def asking(
+    engines: Sequence[Engine], max_tokens: int, pool: Pool | None = None, stats: dict[str, dict[str, Any]] | None = None
+) -> Ask:
+    """Asks the visit's engine, or the only one, and waits until everything is stored, as between two questions.
 
     Keeps the last counters of each engine's plug-in in `stats`.
     """
@@ -108,6 +110,8 @@ def asking(engines: Sequence[Engine], max_tokens: int, stats: dict[str, dict[str
         counted = engine.idle()
         if stats is not None:
             stats[engine.name] = counted
+        if pool is not None:
+            pool.settle()
         return Answer(made.ttft_ms, made.cached, made.tiers, tuple(made.tokens))
 
     return ask
@@ -151,15 +155,13 @@ def _phases(stage: Stage) -> Results:
 
         def lose(turn: int) -> None:
             if turn == shape.rounds - 1 and gone is not None:
-                stage.pool.settle()
                 engines[gone].ask_to_stop()
                 engines[gone].end()
                 stage.pool.stop_node(lost)
                 display.say(f"  {lost} is stopped, engine and sidecar: what only it had, the shared tier has")
 
-        ask = asking(engines, shape.answer, stats)
+        ask = asking(engines, shape.answer, stage.pool, stats)
         pool = play(visits, stage.conversations, ask, before_round=lose, told=stage.told())
-    stage.pool.settle()
     bytes_shared = stage.pool.bytes_copied()
     stage.pool.start_node(lost)
 
@@ -177,7 +179,7 @@ def _phases(stage: Stage) -> Results:
     visits, _ = schedule(small.users, small.rounds, len(NODE_NAMES))
     display.phase("4 of 5: float32, each round on another node, with the pool")
     with stage.engines(stage.on_nodes("pool-f32", "float32", pool=True)) as engines:
-        exact = play(visits, stage.conversations, asking(engines, small.answer), told=stage.told())
+        exact = play(visits, stage.conversations, asking(engines, small.answer, stage.pool), told=stage.told())
 
     display.phase("5 of 5: float32, one engine without any cache")
     with stage.engines([stage.one("none-f32", "float32", small, caching=False)]) as engines:
