@@ -11,7 +11,16 @@ from typing import NamedTuple
 from kvpool import block
 from kvpool.errors import CorruptBlockError, RefusedError
 
-__all__ = ["ANYTHING", "Expect", "fill_checksum", "forbid_writers", "payload_checksum", "read_header", "verify"]
+__all__ = [
+    "ANYTHING",
+    "Expect",
+    "allow_writers",
+    "fill_checksum",
+    "forbid_writers",
+    "payload_checksum",
+    "read_header",
+    "verify",
+]
 
 _STEP = 1 << 20  # stays in the processor's cache between read and checksum
 _buffers = threading.local()
@@ -69,19 +78,21 @@ def forbid_writers(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
         raise RefusedError("somebody can still write this file") from None
+    # the kernel tells a broken lease by SIGIO, which ends a process that does not expect it: tell nobody
+    fcntl.fcntl(fd, fcntl.F_SETOWN, 0)
+
+
+def allow_writers(fd: int) -> None:
+    """Give the lease up."""
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 def fill_checksum(fd: int, header: block.BlockHeader) -> block.BlockHeader:
-    """Compute the payload's checksum and write it into the header of the unnamed file `fd`, under the lease.
-
-    The lease is given up for the write and taken again after it. RefusedError if somebody can still write.
-    """
+    """The header with the payload's checksum, computed and written into the file `fd`."""
     done = replace(header, payload_sum=payload_checksum(fd, header.payload_len))
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     writer = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.pwrite(writer, block.encode_header(done), 0)
     finally:
         os.close(writer)
-    forbid_writers(fd)
     return done

@@ -106,7 +106,7 @@ class Store(abc.ABC):
             self._seal(pending)
             header = blockfile.read_header(pending.reader, pending.key, pending.payload_len, expect)
             if fill:
-                header = blockfile.fill_checksum(pending.reader, header)
+                header = self._fill(pending, header)
             return CommitStatus.STORED if self._publish(pending, header) else CommitStatus.HAVE
         finally:
             self._release(pending)
@@ -162,9 +162,13 @@ class Store(abc.ABC):
     def _create(self, key: bytes, payload_len: int) -> Pending:
         """A new file for `begin`."""
 
+    @abc.abstractmethod
     def _seal(self, pending: Pending) -> None:
         """See to it that nobody can write any more; RefusedError if somebody can."""
-        blockfile.forbid_writers(pending.reader)
+
+    def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
+        """Complete the header of a sealed file."""
+        return blockfile.fill_checksum(pending.reader, header)
 
     @abc.abstractmethod
     def _publish(self, pending: Pending, header: BlockHeader) -> bool:

@@ -77,6 +77,9 @@ class FaultyStore(Store):
         self._trip("seal")
         self.inner._seal(pending)
 
+    def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
+        return self.inner._fill(pending, header)
+
     def _publish(self, pending: Pending, header: BlockHeader) -> bool:
         self._trip("publish")
         return self.inner._publish(pending, header)

@@ -82,6 +82,12 @@ class LocalStore(Store):
     def _create(self, key: bytes, payload_len: int) -> Pending:
         return self._home(key)._create(key, payload_len)
 
+    def _seal(self, pending: Pending) -> None:
+        self._home(pending.key)._seal(pending)
+
+    def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
+        return self._home(pending.key)._fill(pending, header)
+
     def _publish(self, pending: Pending, header: BlockHeader) -> bool:
         return self._home(pending.key)._publish(pending, header)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from kvpool.block import HEADER_BYTES
-from kvpool.errors import TierFullError
+from kvpool.errors import RefusedError, TierFullError
 from kvpool_sidecar.evict import Entry, Lru
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
 
@@ -41,7 +42,7 @@ class MemoryStore(Store):
             if key not in self._files:
                 return None
             self._lru.touch(key, time.time())
-            fd = os.open(f"/proc/self/fd/{self._files[key]}", os.O_RDONLY | os.O_CLOEXEC)
+            fd = _reopen(self._files[key])
         return Block(fd, os.fstat(fd).st_size - HEADER_BYTES)
 
     def quarantine(self, key: bytes) -> bool:
@@ -81,11 +82,35 @@ class MemoryStore(Store):
                 self._drop(victim)
             if self._lru.total_bytes + total > self._capacity:
                 raise TierFullError("over capacity", key=key.hex(), where=self.name)
-        writer = os.memfd_create("kvpool", os.MFD_CLOEXEC)
+        writer = os.memfd_create("kvpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(writer, total)
-        return Pending(
-            key, payload_len, writer, os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC), reserved=total
-        )
+        return Pending(key, payload_len, writer, _reopen(writer), reserved=total)
+
+    def _seal(self, pending: Pending) -> None:
+        """Whoever still holds the descriptor cannot write by it any more (fcntl(2), F_SEAL_WRITE)."""
+        try:
+            writer = os.open(f"/proc/self/fd/{pending.reader}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.fcntl(writer, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+            finally:
+                os.close(writer)
+        except OSError as e:
+            raise RefusedError(f"somebody has mapped this file: {e.strerror}", key=pending.key.hex()) from None
+
+    def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
+        sealed = pending.reader
+        copy = os.memfd_create("kvpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            done = 0
+            while done < pending.file_bytes:
+                done += os.sendfile(copy, sealed, done, pending.file_bytes - done)
+            pending.reader = _reopen(copy)
+        finally:
+            os.close(copy)
+            os.close(sealed)
+        filled = super()._fill(pending, header)
+        self._seal(pending)
+        return filled
 
     def _publish(self, pending: Pending, header: BlockHeader) -> bool:
         with self._lock:
@@ -94,3 +119,7 @@ class MemoryStore(Store):
             self._files[pending.key] = os.dup(pending.reader)
             self._lru.add(pending.key, Entry(pending.file_bytes, pending.payload_len, time.time()))
             return True
+
+
+def _reopen(fd: int) -> int:
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.block import HEADER_BYTES
 from kvpool.errors import TierFullError
-from kvpool_sidecar import quota, safefs
+from kvpool_sidecar import blockfile, quota, safefs
 from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.evict import Entry, Lru
 from kvpool_sidecar.store import names
@@ -230,6 +230,15 @@ class Root(Store):
                 self._pending_bytes -= need
             raise
         return Pending(key, payload_len, fds[0], fds[1], reserved=need, name=name)
+
+    def _seal(self, pending: Pending) -> None:
+        blockfile.forbid_writers(pending.reader)
+
+    def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
+        blockfile.allow_writers(pending.reader)  # our own writing would break the lease
+        done = super()._fill(pending, header)
+        blockfile.forbid_writers(pending.reader)
+        return done
 
     def _publish(self, pending: Pending, header: BlockHeader) -> bool:
         os.fchmod(pending.reader, 0o400)

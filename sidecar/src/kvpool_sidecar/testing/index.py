@@ -1,0 +1,96 @@
+"""What every Index must do. Subclass IndexContract; fixtures: `index` (empty) and `empty` (a call that flushes it)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.index.base import Index, NodeInfo
+from kvpool_sidecar.index.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["A", "B", "IndexContract"]
+
+A = NodeInfo("node-a", "127.0.0.1", 7421, 11)
+B = NodeInfo("node-b", "127.0.0.2", 7421, 22)
+
+
+def key(n: int) -> bytes:
+    return hashlib.sha256(n.to_bytes(8, "little")).digest()
+
+
+class IndexContract:
+    """Tests. The lease of `index` must be at least some seconds."""
+
+    def test_a_node_keeps_its_number_and_no_two_share_one(self, index: Index) -> None:
+        a, b = index.join(A), index.join(B)
+        assert a != b
+        assert 0 < a <= 0xFFFF
+        assert index.join(A) == a
+        assert index.join(A._replace(host="127.0.0.9")) == a
+        assert index.nodes([a])[a].host == "127.0.0.9"
+
+    def test_a_number_that_another_node_holds_cannot_be_renewed(self, index: Index) -> None:
+        a, b = index.join(A), index.join(B)
+        assert index.renew(a, A)
+        assert index.renew(b, A) is None
+        assert index.nodes([a, b]) == {a: A, b: B}
+
+    def test_the_epoch_is_the_same_for_all_until_the_index_is_emptied(
+        self, index: Index, empty: Callable[[], None]
+    ) -> None:
+        a, b = index.join(A), index.join(B)
+        epoch = index.renew(a, A)
+        assert epoch
+        assert index.renew(b, B) == epoch
+        assert index.renew(a, A) == epoch
+        empty()
+        fresh = index.renew(b, B)
+        assert fresh not in (None, "", epoch)
+        assert index.renew(a, A) == fresh
+
+    def test_a_node_that_left_is_not_alive(self, index: Index) -> None:
+        a, b = index.join(A), index.join(B)
+        index.leave(a, A)
+        assert index.nodes([a, b]) == {b: B}
+        index.leave(b, A)  # not its own
+        assert index.nodes([b]) == {b: B}
+
+    def test_blocks_are_found_where_they_were_announced(self, index: Index) -> None:
+        index.announce([(key(n), Record(1, 1000 + n, 7)) for n in range(3)])
+        index.announce([(key(1), Record(2, 1001, 8))])
+        found = index.locate([key(0), key(9), key(1), key(2)])
+        assert found[0] == [Record(1, 1000, 7)]
+        assert found[1] == []
+        assert sorted(found[2]) == [Record(1, 1001, 7), Record(2, 1001, 8)]
+        assert found[3] == [Record(1, 1002, 7)]
+
+    def test_announcing_again_changes_nothing(self, index: Index) -> None:
+        for _ in range(3):
+            index.announce([(key(0), Record(1, 1000, 7)), (key(0), Record(1, 1000, 7))])
+            index.announce([(key(0), Record(2, 1000, 8))])
+        assert sorted(index.locate([key(0)])[0]) == [Record(1, 1000, 7), Record(2, 1000, 8)]
+
+    def test_a_new_generation_replaces_the_old_one(self, index: Index) -> None:
+        index.announce([(key(0), Record(2, 500, 1))])
+        index.announce([(key(0), Record(1, 1000, 7))])
+        index.announce([(key(0), Record(1, 1000, 8))])
+        assert sorted(index.locate([key(0)])[0]) == [Record(1, 1000, 8), Record(2, 500, 1)]
+
+    def test_what_one_node_withdraws_stays_with_the_other(self, index: Index) -> None:
+        for node in (1, 2):
+            index.announce([(key(n), Record(node, 1000, 7)) for n in range(3)])
+        index.withdraw(1, [key(0), key(1), key(77)])
+        assert index.locate([key(0), key(1)]) == [[Record(2, 1000, 7)]] * 2
+        assert len(index.locate([key(2)])[0]) == 2
+        index.withdraw(2, [key(0)])
+        assert index.locate([key(0)]) == [[]]
+
+    def test_nothing_asked_is_nothing_answered(self, index: Index) -> None:
+        index.announce([])
+        index.withdraw(1, [])
+        assert index.locate([]) == []
+        assert index.nodes([]) == {}
+        assert index.nodes([5, 6]) == {}
