@@ -1,0 +1,274 @@
+"""A node keeps the index true to itself, and asks it no more than needed."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from sc_nodes import wait_for
+
+from kvpool.errors import RetryableError
+from kvpool_sidecar.breaker import Breaker
+from kvpool_sidecar.guard import Guard
+from kvpool_sidecar.index.announcer import Announcer
+from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.index.directory import PeerDirectory
+from kvpool_sidecar.index.memory import MemoryIndex
+from kvpool_sidecar.index.record import Record
+from kvpool_sidecar.store.memory import MemoryStore
+from kvpool_sidecar.testing.blocks import key, put
+
+A = NodeInfo("a", "127.0.0.1", 1, 11)
+B = NodeInfo("b", "127.0.0.2", 2, 22)
+
+
+class CountingIndex(MemoryIndex):
+    """Counts calls; `away` makes them fail."""
+
+    def __init__(self, **kw):
+        super().__init__(**kw)
+        self.away = False
+        self.located = 0
+        self.batches: list[int] = []
+
+    def _check(self):
+        if self.away:
+            raise RetryableError("away")
+
+    def locate(self, keys):
+        self._check()
+        self.located += 1
+        return super().locate(keys)
+
+    def renew(self, number, info):
+        self._check()
+        return super().renew(number, info)
+
+    def announce(self, blocks):
+        self._check()
+        if blocks:
+            self.batches.append(len(blocks))
+        super().announce(blocks)
+
+
+@pytest.fixture
+def index():
+    return CountingIndex(lease_s=5)
+
+
+@pytest.fixture
+def store():
+    store = MemoryStore(1 << 30)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def announcer(index, store):
+    made = []
+
+    def make(**kw):
+        one = Announcer(index, A, store, **{"scanned": lambda: True, "lease_s": 0.3, **kw})
+        made.append(one)
+        one.start()
+        return one
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def found(index, *blocks):
+    return [bool(records) for records in index.locate([key(n) for n in blocks])]
+
+
+def test_everything_is_announced_at_the_start_and_then_what_comes_and_goes(index, store, announcer):
+    put(store, 1)
+    one = announcer()
+    wait_for(lambda: found(index, 1) == [True], "the first is announced")
+    put(store, 2)
+    one.announce(key(2), 20_000)
+    wait_for(lambda: found(index, 2) == [True], "the second is announced")
+    store.remove(key(1))
+    one.withdraw([key(1)])
+    wait_for(lambda: found(index, 1, 2) == [False, True], "the first is withdrawn")
+    assert one.status().announced == 1
+
+
+def test_nothing_is_announced_before_the_drive_is_scanned(index, store, announcer):
+    put(store, 1)
+    scanned = []
+    one = announcer(scanned=lambda: bool(scanned))
+    wait_for(lambda: one.status().connected, "connected")
+    assert found(index, 1) == [False]
+    scanned.append(1)
+    wait_for(lambda: found(index, 1) == [True], "announced after the scan")
+
+
+def test_an_emptied_index_is_told_everything_again(index, store, announcer):
+    for n in range(5):
+        put(store, n)
+    one = announcer()
+    wait_for(lambda: one.status().announced == 5, "announced")
+    epoch = one.status().epoch
+    index.flush()
+    wait_for(lambda: one.status().epoch != epoch and one.status().announced == 5, "announced again")
+    assert found(index, *range(5)) == [True] * 5
+
+
+def test_what_happens_while_the_index_is_away_is_told_later(index, store, announcer):
+    put(store, 1)
+    one = announcer()
+    wait_for(lambda: one.status().announced == 1, "announced")
+    index.away = True
+    put(store, 2)
+    one.announce(key(2), 20_000)
+    store.remove(key(1))
+    one.withdraw([key(1)])
+    wait_for(lambda: not one.status().connected, "noticed")
+    index.away = False
+    wait_for(lambda: found(index, 1, 2) == [False, True], "told")
+
+
+def test_a_queue_that_overflows_is_replaced_by_announcing_everything(index, store, announcer, monkeypatch):
+    monkeypatch.setattr("kvpool_sidecar.index.announcer._MAX_QUEUED", 10)
+    one = announcer()
+    wait_for(lambda: one.status().connected, "connected")
+    index.away = True
+    for n in range(30):
+        put(store, n)
+        one.announce(key(n), 20_000)
+    assert len(one._queue) <= 11
+    index.away = False
+    wait_for(lambda: found(index, *range(30)) == [True] * 30, "all announced")
+
+
+def test_announcing_everything_goes_at_a_bounded_rate(index, store, announcer):
+    for n in range(600):
+        put(store, n, 100)
+    started = time.monotonic()
+    announcer(keys_per_s=2560)
+    wait_for(lambda: sum(index.batches) >= 600, "all announced")
+    assert max(index.batches) <= 256
+    assert time.monotonic() - started >= 0.19  # two pauses of a tenth
+
+
+def test_a_node_whose_number_was_taken_gets_another_and_announces_again(index, store, announcer):
+    put(store, 1)
+    one = announcer()
+    wait_for(lambda: one.status().announced == 1, "announced")
+    before = one.number
+    with index._lock:
+        index._leases[before] = (B, index._clock() + 60)
+    wait_for(lambda: one.number != before, "another number")
+    wait_for(lambda: any(r.node == one.number for r in index.locate([key(1)])[0]), "announced under it")
+
+
+def test_a_stopped_node_is_not_asked_any_more(index, store):
+    one = Announcer(index, A, store, scanned=lambda: True, lease_s=5)
+    one.start()
+    wait_for(lambda: one.status().connected, "connected")
+    assert index.nodes([one.number])
+    one.stop()
+    assert index.nodes([one.number]) == {}
+
+
+# -- asking
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def directory(index, clock):
+    guard = Guard("index", 2, 8, Breaker(3, 60, time.monotonic))
+    index._clock = clock
+    return PeerDirectory(index, guard, lambda: 9, lease_s=5, clock=clock)
+
+
+def test_a_living_peer_is_found_and_remembered(index, directory):
+    number = index.join(B)
+    index.announce([(key(1), Record(number, 777, 22))])
+    assert [f and (f.peer, f.payload_len) for f in directory.locate([key(1), key(2)], 1)] == [(B, 777), None]
+    asked = index.located
+    assert directory.locate([key(1)], 1)[0].number == number
+    assert index.located == asked
+    directory.forget(key(1))
+    directory.locate([key(1)], 1)
+    assert index.located == asked + 1
+
+
+def test_what_is_remembered_ages(index, directory, clock):
+    number = index.join(B)
+    index.announce([(key(1), Record(number, 777, 22))])
+    directory.locate([key(1)], 1)
+    index.withdraw(number, [key(1)])
+    clock.now += 4
+    assert directory.locate([key(1)], 1)[0]
+    clock.now += 60
+    assert directory.locate([key(1)], 1) == [None]
+
+
+@pytest.mark.parametrize("why", ["dead", "generation", "self", "down", "shunned"])
+def test_entries_that_lead_nowhere_are_ignored(index, directory, clock, why):
+    number = index.join(B)
+    record = Record(9 if why == "self" else number, 777, 21 if why == "generation" else 22)
+    index.announce([(key(1), record)])
+    if why == "dead":
+        index.leave(number, B)
+    if why == "down":
+        assert directory.locate([key(1)], 1)[0]
+        directory.mark_down(number)
+    if why == "shunned":
+        directory.shun(key(1), number)
+    assert directory.locate([key(1)], 1) == [None]
+    if why == "down":
+        clock.now += 3
+        assert directory.locate([key(1)], 1)[0]
+
+
+def test_a_second_copy_is_found_when_the_first_leads_nowhere(index, directory):
+    a, b = index.join(A), index.join(B)
+    index.announce([(key(1), Record(a, 777, 11))])
+    index.announce([(key(1), Record(b, 777, 22))])
+    first = directory.locate([key(1)], 1)[0]
+    directory.mark_down(first.number)
+    second = directory.locate([key(1)], 1)[0]
+    assert {first.number, second.number} == {a, b}
+
+
+def test_a_peer_whose_lease_has_ended_is_not_asked_and_one_that_returns_is(index, directory, clock):
+    number = index.join(B)
+    index.announce([(key(1), Record(number, 777, 22))])
+    assert directory.locate([key(1)], 1)[0]
+    clock.now += 6  # the lease is over
+    assert directory.locate([key(1)], 1) == [None]
+    index.join(B)
+    clock.now += 1.1
+    assert directory.locate([key(1)], 1)[0]
+
+
+def test_while_the_index_is_away_what_is_remembered_is_used_and_the_rest_is_a_miss(index, directory):
+    number = index.join(B)
+    index.announce([(key(n), Record(number, 777, 22)) for n in (1, 2)])
+    assert directory.locate([key(1)], 1)[0]
+    index.away = True
+    for _ in range(5):
+        assert [bool(f) for f in directory.locate([key(1), key(2)], 1)] == [True, False]
+    assert not directory.available
+
+
+def test_random_values_in_the_index_lead_nowhere(index, directory):
+    for n in range(50):
+        index.announce([(key(n), Record(int.from_bytes(os.urandom(2), "little") or 1, 5, 5))])
+    assert directory.locate([key(n) for n in range(50)], 1) == [None] * 50

@@ -1,0 +1,422 @@
+"""A drive of this node: whose directory it is, what a start finds, what goes when space is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+
+import pytest
+
+from kvpool.config import CacheConfig, LocalTier
+from kvpool.errors import ConfigError, RefusedError, TierFullError
+from kvpool.wire import CommitStatus
+from kvpool_sidecar import quota
+from kvpool_sidecar.store.faulty import FaultyStore
+from kvpool_sidecar.store.local import open_local
+from kvpool_sidecar.store.names import block_path
+from kvpool_sidecar.store.root import Events, Root
+from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
+
+MIB = 1 << 20
+
+
+class Log(Events):
+    def __init__(self):
+        self.keys: list[bytes] = []
+        self.counts: dict[str, int] = {}
+
+    def gone(self, keys):
+        self.keys += keys
+
+    def count(self, what, n):
+        self.counts[what] = self.counts.get(what, 0) + n
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def root(name="r", *, capacity=64 * MIB, scan=True, uid="u", limits=None, **kw) -> Root:
+        one = Root("nvme", str(tmp_path / name), limits or quota.Limits(capacity, 85, 75, 1000), pool_uid=uid, **kw)
+        made.append(one)
+        if scan:
+            one.scan()
+        return one
+
+    yield root
+    for one in made:
+        one.close()
+
+
+# -- whose directory
+
+
+def test_a_directory_of_another_pool_is_refused(make):
+    make(uid="u1").close()
+    with pytest.raises(ConfigError, match="belongs to pool u1"):
+        make(uid="u2")
+    make(uid="u1")
+
+
+def test_a_directory_with_foreign_files_is_refused_and_left_alone(make, tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "precious").write_text("x")
+    with pytest.raises(ConfigError, match="precious"):
+        make()
+    assert os.listdir(tmp_path / "r") == ["precious"]
+
+
+def test_a_fresh_file_system_is_not_foreign(make, tmp_path):
+    (tmp_path / "r" / "lost+found").mkdir(parents=True)
+    assert put(make(), 1) == CommitStatus.STORED
+
+
+def test_a_directory_that_others_may_write_is_refused(make, tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r").chmod(0o777)
+    with pytest.raises(ConfigError, match="chmod 0700"):
+        make()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory that is somebody else's")
+def test_a_directory_of_another_user_is_refused(make, tmp_path):
+    (tmp_path / "r").mkdir()
+    os.chown(tmp_path / "r", 65532, 65532)
+    with pytest.raises(ConfigError, match="kvpool-sidecar prepare"):
+        make()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2, "pool_uid": "u", "generation": 1}', '{"format": 1}'])
+def test_an_unreadable_pool_id_is_refused(make, tmp_path, text):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "POOL_ID").write_text(text)
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_a_pool_id_that_is_a_link_is_refused(make, tmp_path):
+    make(uid="u").close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "POOL_ID").symlink_to(tmp_path / "r" / "POOL_ID")
+    with pytest.raises(OSError, match="symbolic links"):
+        make("other")
+
+
+def test_a_second_sidecar_on_the_same_directory_is_refused(make, monkeypatch):
+    monkeypatch.setattr("kvpool_sidecar.store.directory._LOCK_WAIT_S", 0.3)
+    first = make()
+    with pytest.raises(ConfigError, match="another sidecar"):
+        make()
+    first.close()
+    make()
+
+
+def test_the_generation_stays_with_the_directory_and_changes_with_a_new_one(make, tmp_path):
+    first = make()
+    first.close()
+    assert make().generation == first.generation
+    assert make("other").generation != first.generation
+
+
+# -- what a start finds
+
+
+def test_blocks_are_found_again_after_a_restart_in_the_order_of_their_use(make):
+    one = make(capacity=10 * MIB)
+    for n in range(6):
+        put(one, n, MIB)
+        # recency is saved to the minute at most: pretend that these were stored long ago
+        os.utime(one._dir.path + "/blocks/" + block_path(key(n)), (1000 + n, 1000 + n))
+    one.close()
+    two = make(capacity=10 * MIB)
+    assert read(two, 0) == payload(0, MIB)
+    two.close()
+    three = make(capacity=4 * MIB)  # now too small
+    three.housekeep()
+    left = dict(three.keys())
+    assert key(0) in left
+    assert key(1) not in left
+    assert key(5) in left
+
+
+def test_junk_is_removed_and_what_is_not_ours_to_remove_stays(make, tmp_path):
+    one = make()
+    put(one, 1)
+    one.close()
+    blocks = tmp_path / "r" / "blocks"
+    name = key(2).hex()
+    (blocks / "zz").mkdir()
+    (blocks / "README").write_text("x")
+    (blocks / name[:2] / name[2:4]).mkdir(parents=True, exist_ok=True)
+    (blocks / name[:2] / name[2:4] / (name + ".tmp")).write_text("x")
+    (blocks / name[:2] / name[2:4] / name).write_bytes(b"short")
+    (blocks / name[:2] / name[2:4] / key(3).hex()).write_bytes(b"x" * 9000)  # in another's place
+    (blocks / name[:2] / "ff").symlink_to(tmp_path)
+    (blocks / "kept").mkdir()
+    (blocks / "kept" / "file").write_text("x")
+    (tmp_path / "r" / "tmp" / "left-behind").write_bytes(b"x" * 9000)
+    log = Log()
+    two = make(events=log)
+    assert list(dict(two.keys())) == [key(1)]
+    assert log.counts["junk"] == 7
+    assert sorted(str(p.relative_to(blocks)) for p in blocks.rglob("*") if not p.is_dir()) == sorted(
+        [block_path(key(1)), "kept/file"]
+    )
+    assert os.listdir(tmp_path / "r" / "tmp") == []
+
+
+def test_reads_are_served_while_the_drive_is_scanned_and_writes_wait(make):
+    one = make()
+    put(one, 1)
+    one.close()
+    two = make(scan=False)
+    assert two.has(key(1))
+    assert not two.has(key(2))
+    assert read(two, 1) == payload(1)
+    with pytest.raises(TierFullError, match="scanned"):
+        two.begin(key(2), 1000)
+    two.scan()
+    assert two.usage().blocks == 1
+    assert put(two, 2) == CommitStatus.STORED
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "empty"])
+def test_whatever_is_planted_in_a_blocks_place_is_a_miss(make, tmp_path, kind):
+    one = make()
+    put(one, 1)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 9000)
+    place = tmp_path / "r" / "blocks" / block_path(key(1))
+    place.unlink()
+    if kind == "link":
+        place.symlink_to(secret)
+    elif kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    else:
+        place.touch()
+    assert one.open(key(1)) is None
+    assert not one.has(key(1))
+    assert secret.exists()
+
+
+def test_a_fan_out_directory_replaced_by_a_link_is_a_miss(make, tmp_path):
+    one = make()
+    put(one, 1)
+    outer = tmp_path / "r" / "blocks" / key(1).hex()[:2]
+    outer.rename(tmp_path / "moved")
+    outer.symlink_to(tmp_path / "moved")
+    assert one.open(key(1)) is None
+
+
+# -- space
+
+
+def test_a_full_store_evicts_the_least_recently_used_and_says_so(make):
+    log = Log()
+    one = make(capacity=10 * MIB, events=log)
+    for n in range(8):
+        put(one, n, MIB)
+    assert read(one, 0) is not None
+    for n in range(8, 12):
+        assert put(one, n, MIB) == CommitStatus.STORED
+    assert one.usage().used_bytes <= 10 * MIB
+    assert one.has(key(0))
+    assert not one.has(key(1))
+    assert key(1) in log.keys
+    assert log.counts["evicted"] == len(log.keys)
+
+
+def test_above_the_high_watermark_housekeeping_goes_down_to_the_low_one(make):
+    one = make(capacity=10 * MIB)
+    for n in range(9):
+        put(one, n, MIB - 8192)
+    assert one.usage().used_bytes > 8.5 * MIB
+    one.housekeep()
+    assert 6.4 * MIB < one.usage().used_bytes <= 7.5 * MIB
+    before = one.usage()
+    one.housekeep()
+    assert one.usage() == before
+
+
+def test_more_blocks_than_the_table_may_hold_go_too(make):
+    one = make(limits=quota.Limits(64 * MIB, 85, 75, 10))
+    for n in range(15):
+        put(one, n)
+    one.housekeep()
+    assert one.usage().blocks == 10
+    assert not one.has(key(4))
+
+
+def test_the_reserve_of_the_file_system_is_left_free(make, tmp_path):
+    info = os.statvfs(tmp_path)
+    free = info.f_bavail * info.f_frsize
+    log = Log()
+    one = make(limits=quota.Limits(64 * MIB, 85, 75, 100, reserve_bytes=0), events=log)
+    put(one, 1)
+    one._limits = one._limits._replace(reserve_bytes=free + (1 << 40))  # as if others had filled the drive
+    with pytest.raises(TierFullError, match="no space to spare"):
+        one.begin(key(2), 20_000)
+    assert not one.has(key(1))
+    one._limits = one._limits._replace(reserve_bytes=0)
+    assert put(one, 2) == CommitStatus.STORED
+
+
+def test_promised_space_counts_and_is_given_back(make):
+    one = make(capacity=4 * MIB)
+    pending = [one.begin(key(n), MIB - 8192) for n in range(2)]
+    with pytest.raises(TierFullError):
+        one.begin(key(9), MIB)
+    for p in pending:
+        one.abort(p)
+    assert put(one, 9, MIB) == CommitStatus.STORED
+
+
+def test_a_block_that_can_never_fit_evicts_nothing(make):
+    one = make(capacity=4 * MIB)
+    put(one, 1, MIB)
+    with pytest.raises(TierFullError):
+        one.begin(key(2), 5 * MIB)
+    assert one.has(key(1))
+
+
+def test_a_forgotten_writer_is_given_up_and_its_space_is_free_at_once(make):
+    log = Log()
+    one = make(events=log, pending_max_age_s=0.05)
+    pending = one.begin(key(1), MIB)
+    kept = os.dup(pending.writer)
+    os.pwrite(kept, b"x" * MIB, 0)
+    time.sleep(0.06)
+    one.housekeep()
+    assert log.counts["writers_given_up"] == 1
+    assert os.fstat(kept).st_blocks == 0
+    with pytest.raises(RefusedError):
+        one.commit(pending)
+    os.close(kept)
+
+
+def test_a_writer_that_makes_its_file_larger_is_given_up(make):
+    one = make()
+    pending = one.begin(key(1), 10_000)
+    os.pwrite(pending.writer, b"x" * (3 * MIB), 0)
+    kept = os.dup(pending.writer)
+    one.housekeep()
+    assert os.fstat(kept).st_size == 0
+    os.close(kept)
+
+
+def test_the_quarantine_is_small_and_counts(make, tmp_path):
+    one = make()
+    for n in range(12):
+        put(one, n)
+        one.quarantine(key(n))
+    assert len(os.listdir(tmp_path / "r" / "quarantine")) == 8
+    assert one.usage().blocks == 0
+    assert one.usage().used_bytes > 8 * 20_000
+
+
+# -- faults of the drive
+
+
+def test_breaking_the_lease_while_a_block_is_published_ends_nobody(make):
+    """Somebody who kept a read-only descriptor opens the file for writing again and again."""
+    one = make()
+    stop = threading.Event()
+    current: list[int] = []
+
+    def meddle():
+        while not stop.is_set():
+            for fd in current[-1:]:
+                with contextlib.suppress(OSError):
+                    os.close(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK))
+
+    thread = threading.Thread(target=meddle)
+    thread.start()
+    try:
+        for n in range(60):
+            data = payload(n)
+            pending = one.begin(key(n), len(data))
+            current.append(os.open(f"/proc/self/fd/{pending.writer}", os.O_RDONLY))
+            write(pending, header(n, data), data)
+            try:
+                one.commit(pending)
+            except RefusedError:
+                continue
+            assert read(one, n) == data
+    finally:
+        stop.set()
+        thread.join()
+        for fd in current:
+            os.close(fd)
+
+
+class BrokenDrive(Root):
+    """Every call of the drive ends in EIO while `broken`."""
+
+    broken = False
+
+    def _new_pending(self, *args):
+        if self.broken:
+            with self._lock:
+                self._pending_bytes -= args[2]
+            raise OSError(errno.EIO, "Input/output error")
+        return super()._new_pending(*args)
+
+
+def test_a_drive_that_fails_repeatedly_is_treated_as_absent_and_tried_again(tmp_path):
+    log = Log()
+    one = BrokenDrive("nvme", str(tmp_path / "r"), quota.Limits(64 * MIB, 85, 75, 100), pool_uid="u", events=log)
+    one.scan()
+    put(one, 1)
+    one.broken = True
+    for n in range(2, 5):
+        with pytest.raises(OSError, match="Input/output"):
+            one.begin(key(n), 1000)
+    with pytest.raises(TierFullError, match="failed repeatedly"):
+        one.begin(key(9), 1000)
+    assert not one.has(key(1))
+    assert one.open(key(1)) is None
+    assert log.counts["io_error"] == 3
+    one.broken = False
+    one.breaker._open_until = 0.0  # the wait is over
+    assert read(one, 1) == payload(1)
+    assert put(one, 9) == CommitStatus.STORED
+    one.close()
+
+
+@pytest.mark.parametrize("operation", ["seal", "publish"])
+def test_an_error_while_publishing_leaves_nothing_behind(make, operation):
+    inner = make()
+    store = FaultyStore(inner)
+    store.fail(operation, 1, OSError(errno.EIO, "Input/output error"))
+    data = payload(1)
+    pending = store.begin(key(1), len(data))
+    write(pending, header(1, data), data)
+    with pytest.raises(OSError, match="Input/output"):
+        store.commit(pending)
+    assert inner._pending_bytes == 0
+    assert not store.has(key(1))
+    assert put(store, 1) == CommitStatus.STORED
+
+
+def test_blocks_written_before_a_drive_was_added_are_still_found(tmp_path):
+    tiers = [LocalTier(f"n{n}", str(tmp_path / f"n{n}"), 64 * MIB, reserve_free_percent=0) for n in range(3)]
+    two = open_local(tiers[:2], CacheConfig(), "u")
+    for root in two.roots:
+        root.scan()
+    for n in range(40):
+        put(two, n)
+    two.close()
+    three = open_local(tiers, CacheConfig(), "u")
+    for root in three.roots:
+        root.scan()
+    assert [read(three, n) for n in range(40)] == [payload(n) for n in range(40)]
+    for n in range(40, 80):
+        put(three, n)
+    assert three.roots[2].usage().blocks > 4
+    assert three.usage().blocks == 80
+    three.close()
