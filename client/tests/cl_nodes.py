@@ -36,6 +36,7 @@ class Process:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        assert self.process is None
         with self.log.open("ab") as log:
             command = [sys.executable, "-m", "kvpool_sidecar", *self._arguments]
             self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log)

@@ -22,7 +22,7 @@ def connector(socket: str, **settings: Any) -> str:
     extra = {
         "spec_name": "CpuTieringSpec",
         "spec_module_path": "kvpool_cpu_worker",
-        "cpu_bytes_to_use": 64 << 20,
+        "cpu_bytes_to_use": 8 << 20,  # 512 blocks of the tiny model
         "offload_prompt_only": False,
         "secondary_tiers": [tier],
     }

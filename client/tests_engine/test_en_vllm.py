@@ -78,13 +78,13 @@ def test_an_engine_loads_its_own_blocks_back(cluster: Cluster, engines: tuple[En
     a, _ = engines
     first = stored(cluster, "a", a, 2)
     before = a.stats()["tokens"].get("local", 0)
-    for seed in range(100, 130):  # push the prompt out of the engine's host memory: 64 MiB hold 4096 blocks of 16 KiB
+    for seed in range(100, 130):  # 1230 blocks push it out of the engine's host memory, which holds 512
         a.generate(prompt(seed, blocks=40), max_tokens=1)
     assert a.ask(reset=True)["reset"]
     again = a.generate(prompt(2))
     assert again["tokens"] == first["tokens"]
     assert again["cached"] == 9 * BLOCK
-    assert a.stats()["tokens"].get("local", 0) in (before, before + 9 * BLOCK)
+    assert a.stats()["tokens"]["local"] == before + 9 * BLOCK
 
 
 def test_a_salt_keeps_requests_apart(cluster: Cluster, engines: tuple[Engine, Engine]) -> None:
@@ -165,11 +165,10 @@ def test_a_sidecar_that_dies_under_load_never_changes_an_answer(
     for seed in range(20, 26):
         if seed % 2:
             cluster["b"].stop(kill=True)
-        else:
+        elif cluster["b"].process is None:
             cluster["b"].start()
             cluster["b"].wait_ready()
         assert b.generate(prompt(seed))["tokens"] == reference.generate(prompt(seed))["tokens"]
-    cluster["b"].stop()
     cluster["b"].start()
     cluster["b"].wait_ready()
 
