@@ -99,6 +99,24 @@ def test_a_sidecar_that_never_says_hello_blocks_nobody(fake: FakeSidecar) -> Non
     client.close()
 
 
+def test_a_path_that_is_longer_than_an_address_can_be(fake: FakeSidecar, tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    (deep / "kv.sock").symlink_to(fake.path)
+    client = Client(ClientConfig(socket=str(deep / "kv.sock")), fingerprint=FP)
+    assert client.wait_connected(5)
+    client.close()
+
+
+@pytest.mark.parametrize("path", ["", "\0", "no\0good", "/proc/self/mem", "x" * 5000])
+def test_a_path_that_cannot_be_a_socket_is_as_good_as_none(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    client = Client(ClientConfig(socket=path, connect_retry_ms=50), fingerprint=FP)
+    time.sleep(0.2)
+    assert client.lookup([ident_of("x")]) == [Tier.MISS]
+    assert client._links._keeper.is_alive()
+    client.close()
+
+
 def test_another_protocol_version_is_refused(fake: FakeSidecar) -> None:
     fake.hello = {"version": 2}
     client = Client(ClientConfig(socket=fake.path, connect_retry_ms=50), fingerprint=FP)

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,6 +42,7 @@ __all__ = ["Client", "LoadResult", "StoreResult"]
 
 _log = logging.getLogger("kvpool")
 
+_READERS = 8  # that wait for drives and peers; reads from memory use no more than there are processors
 _WRITERS = 2
 _REPORT_TIMEOUT_S = 0.5
 _MAX_CORRUPT_REPORTED = 64
@@ -96,7 +98,7 @@ class Client:
         self._corrupt: list[bytes] = []
         self._reads = Breaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
         self._writes = Breaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
-        self._readers = Workers(min(8, max(2, os.cpu_count() or 2)), "kvpool-read")
+        self._readers = Workers(_READERS, "kvpool-read")
         self._writers = Workers(_WRITERS, "kvpool-write")
         self._links = Links(self.config, self._hello, self.report)
 
@@ -131,17 +133,19 @@ class Client:
         reason = self._guarded("load", self._reads, lambda: self._load(job, wanted)) if wanted else Reason.ABSENT
         by_place = {load.index: load for load in job.loads}
         results = []
+        counts: Counter[tuple[str, str]] = Counter()
         for i, view in enumerate(views):
             load = by_place.get(i)
             if load is not None and load.ok:
                 result = LoadResult(True, load.tier, "", len(load.view))
-                self._stats.add("hits", load.tier.name.lower())
-                self._stats.add("bytes", load.tier.name.lower(), result.bytes)
+                counts["hits", load.tier.name.lower()] += 1
+                counts["bytes", load.tier.name.lower()] += result.bytes
             else:
                 why = Reason.BUFFER if view is None else (load.reason if load else "") or reason
                 result = LoadResult(False, load.tier if load else wire.Tier.MISS, why, 0)
-                self._stats.add("misses", why)
+                counts["misses", why] += 1
             results.append(result)
+        self._stats.add_all(counts)
         return results
 
     def put_from(
@@ -164,16 +168,18 @@ class Client:
             with self._room_for_stores(len(wanted)) as room:
                 reason = self._guarded("store", self._writes, lambda: self._store(job, wanted)) if room else Reason.BUSY
         results = []
+        counts: Counter[tuple[str, str]] = Counter()
         for i, view in enumerate(views):
             outcome = Reason.BUFFER if view is None else job.outcome.get(i, reason)
             if view is not None and outcome == Stored.STORED:
                 results.append(StoreResult(True, True, "", len(view)))
-                self._stats.add("stored_bytes", outcome, len(view))
+                counts["stored_bytes", outcome] += len(view)
             elif outcome == Stored.HAVE:
                 results.append(StoreResult(True, False, "", 0))
             else:
                 results.append(StoreResult(False, False, outcome, 0))
-            self._stats.add("stores", outcome)
+            counts["stores", outcome] += 1
+        self._stats.add_all(counts)
         return results
 
     def report(self) -> None:

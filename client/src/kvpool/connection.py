@@ -21,6 +21,7 @@ __all__ = ["Connection", "Reply"]
 _REPLY_BYTES = wire.HEADER.size + wire.MAX_JSON  # the largest reply is HELLO's JSON
 _ANCILLARY_BYTES = socket.CMSG_LEN(wire.MAX_BATCH * 2 * array.array("i").itemsize)
 _MAX_ABANDONED = 8
+_LONGEST_PATH = 100
 
 
 class Reply(NamedTuple):
@@ -46,7 +47,7 @@ class Connection:
         try:
             self._socket.settimeout(timeout_s)
             try:
-                self._socket.connect(path)
+                _connect(self._socket, path)
             except OSError as e:
                 raise PoolUnavailableError(f"no sidecar: {e.strerror or e}", where=path) from None
             reply = self.request(wire.Op.HELLO, hello.pack(), deadline=deadline)
@@ -156,6 +157,18 @@ class Connection:
             raise RefusedError(f"the sidecar refused {op.name}: {code} {text}", where=self._path)
         self.broken = True
         raise ProtocolError(f"unexpected answer {head.op} to {op.name}", where=self._path)
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    """Also to a path that is longer than the 107 bytes of a unix socket's address."""
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        sock.connect(path)
+        return
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+    finally:
+        os.close(directory)
 
 
 def _greeted(body: bytes, path: str) -> wire.ServerHello:

@@ -163,7 +163,11 @@ class Links:
         tick_at = time.monotonic() + _TICK_S
         told_missing = False
         while not self._closed:
-            next_try = self._fill()
+            try:
+                next_try = self._fill()
+            except Exception:  # a defect, or a path that cannot be one: look again later
+                _log.exception("kvpool: connecting failed")
+                next_try = time.monotonic() + self._retry_s
             missing = next_try is not None
             if missing != told_missing:
                 told_missing = missing

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from kvpool import answers, transfer, wire
@@ -25,6 +26,7 @@ __all__ = ["BatchLoad"]
 
 _log = logging.getLogger("kvpool")
 
+_PROCESSORS = os.cpu_count() or 1
 _HELPER_BYTES = 32 << 20  # a helper is worth waking for so much work
 
 
@@ -79,8 +81,9 @@ class BatchLoad:
     def _wake_helpers(self, expect: transfer.Expectation, *, busy: bool) -> None:
         """As many as the waiting work is worth; `busy`: the caller has streams to read first."""
         ready = list(self.batch.ready)
-        worth = sum(len(load.view) for load in ready) // _HELPER_BYTES
-        for _ in range(min(self._workers.limit, max(worth, busy), len(ready) - (not busy))):
+        worth = max(busy, sum(len(load.view) for load in ready) // _HELPER_BYTES)
+        most = min(self._workers.limit, _PROCESSORS - 1 + busy, len(ready) - 1 + busy)
+        for _ in range(min(worth, most)):
             self._workers.submit(lambda: self._drain(expect, may_block=True))
 
     def _drain(self, expect: transfer.Expectation, *, may_block: bool) -> None:

@@ -46,6 +46,12 @@ class Stats:
             with self._lock:
                 self._totals[family][name] += count
 
+    def add_all(self, counts: Counter[tuple[str, str]]) -> None:
+        """Many counts at once: `{(family, name): count}`."""
+        with self._lock:
+            for (family, name), count in counts.items():
+                self._totals[family][name] += count
+
     def snapshot(self) -> dict[str, dict[str, int]]:
         """All totals: `{"hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}, ...}`."""
         with self._lock:

@@ -128,7 +128,7 @@ class BatchStore:
             connection.broken = True
             raise
         known: dict[int, str] = {wire.CommitStatus.STORED: Stored.STORED, wire.CommitStatus.HAVE: Stored.HAVE}
-        for store, status in zip(written, statuses):  # noqa: B905 - lengths were checked; Python 3.10 too
+        for store, status in zip(written, statuses, strict=True):
             self.outcome[store.index] = known.get(status, Reason.REJECTED)
 
 

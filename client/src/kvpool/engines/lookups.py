@@ -108,11 +108,11 @@ class LookupTable:
                 keys = list(verdicts)
                 deadline = self._clock() + _GRACE * self._wait_s()
                 try:
-                    tiers = self._ask(keys, deadline)
+                    tiers = dict(zip(keys, self._ask(keys, deadline), strict=True))
                 except Exception:
                     _log.exception("kvpool: lookup failed")
-                    tiers = [Tier.MISS] * len(keys)
+                    tiers = {}
                 with self._lock:
-                    for key, tier in zip(keys, tiers):  # noqa: B905 - Python 3.9 engines aside, lengths are equal
-                        if verdicts[key].tier is None:
-                            verdicts[key].tier = tier
+                    for key, verdict in verdicts.items():
+                        if verdict.tier is None:
+                            verdict.tier = tiers.get(key, Tier.MISS)

@@ -218,6 +218,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             return {
                 "connected": self._client is not None and self._client.connected,
                 "fingerprint": self._client.fingerprint.hex() if self._client is not None else "",
+                "facts": self._facts,
                 "tokens": dict(self._tokens),
                 "requests": {request: dict(tokens) for request, tokens in self._requests.items()},
                 "late_lookups": self._lookups.late,
