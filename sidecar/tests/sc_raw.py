@@ -46,7 +46,11 @@ class Raw:
         self.streams: dict[int, socket.socket] = {}
         self.server: wire.ServerHello | None = None
         if hello:
-            answer, fds = self.ask(wire.Op.HELLO, wire.ClientHello(FINGERPRINT, "test", "model").pack())
+            try:
+                answer, fds = self.ask(wire.Op.HELLO, wire.ClientHello(FINGERPRINT, "test", "model").pack())
+            except BaseException:
+                self.socket.close()
+                raise
             assert not fds
             self.server = wire.ServerHello.unpack(answer[1])
 
@@ -174,9 +178,9 @@ class Raw:
         return [out[i] for i in names]
 
 
-def header(one: bytes, key: bytes, data: bytes, tag: bytes, **changes) -> block.BlockHeader:
+def header(one: bytes, its_key: bytes, data: bytes, tag: bytes, **changes) -> block.BlockHeader:
     fields = {
-        "key": key,
+        "key": its_key,
         "ident": one,
         "fingerprint": FINGERPRINT,
         "tenant_tag": tag,

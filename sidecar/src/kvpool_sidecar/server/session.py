@@ -34,13 +34,17 @@ __all__ = ["Session"]
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 2 * wire.MAX_BATCH
-_HELLO_S = 10.0
+_HELLO_S = 3.0
 _SEND_S = 5.0
 _DRAIN_S = 0.2
 _MIN_DEADLINE_S, _MAX_DEADLINE_S = 0.001, 60.0
 _MAX_COUNT = 1 << 53
 _TOKEN = struct.Struct("<I")
 _DEADLINE = struct.Struct("<I")
+
+
+class _VersionError(ProtocolError):
+    """The client is of another version."""
 
 
 class _Write(NamedTuple):
@@ -115,8 +119,9 @@ class Session:
             request = head.request
             self._operation(head.op)(head, body)
         except ProtocolError as e:
+            code = wire.ErrorCode.VERSION if isinstance(e, _VersionError) else wire.ErrorCode.BAD_REQUEST
             with contextlib.suppress(OSError):
-                self._send_error(request, wire.ErrorCode.BAD_REQUEST, str(e))
+                self._send_error(request, code, str(e))
             raise
         except KVPoolError as e:
             self._send_error(request, wire.ErrorCode.INTERNAL, str(e))
@@ -153,8 +158,7 @@ class Session:
     def _say_hello(self, head: wire.Head, body: memoryview) -> None:
         hello = wire.ClientHello.unpack(body)
         if hello.version != wire.PROTOCOL_VERSION:
-            self._send_error(head.request, wire.ErrorCode.VERSION, f"this sidecar speaks {wire.PROTOCOL_VERSION}")
-            raise ProtocolError(f"client speaks version {hello.version}")
+            raise _VersionError(f"version {hello.version} is not {wire.PROTOCOL_VERSION}, which this sidecar speaks")
         self._hello = hello
         self._fingerprints.seen(hello)
         config = self._node.config
