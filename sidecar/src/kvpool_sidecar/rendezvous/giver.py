@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import select
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +65,9 @@ class Giver:
     def refusals(self) -> list[str]:
         """Uids that the server will not serve, as far as it has said so; notices when it is gone."""
         refused: list[str] = []
-        while self._socket is not None:
+        while self._socket is not None and self._readable():
             try:
-                data = self._socket.recv(_MAX_ANSWER, socket.MSG_DONTWAIT)
-            except (BlockingIOError, TimeoutError):
-                break
+                data = self._socket.recv(_MAX_ANSWER)
             except OSError:
                 data = b""
             if not data:
@@ -78,6 +77,10 @@ class Giver:
             if message.get("op") == "refused" and isinstance(message.get("uid"), str):
                 refused.append(message["uid"])
         return refused
+
+    def _readable(self) -> bool:
+        # not MSG_DONTWAIT: on a socket with a timeout Python waits all the same
+        return self._socket is not None and bool(select.select([self._socket], [], [], 0)[0])
 
     def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         if self._socket is None:
