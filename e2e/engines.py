@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import string
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from kubectl import ROOT, apply, get, kubectl, proxy_post, until
+import yaml
+from kubectl import ROOT, Proxy, apply, get, kubectl, until
 
 NAMESPACE = "team-a"
 PORT = 8000
 IMAGE = os.environ.get("KVPOOL_BASE_IMAGE", "python:3.11-slim-bookworm")
 MOUNT = "/opt/kvpool-engine"
-PYTHONPATH = f"{MOUNT}/site-packages:{MOUNT}/testing"
 ARGS = [
     "--model", f"{MOUNT}/model", "--served-model-name", "tiny", "--host", "0.0.0.0", "--port", str(PORT),
     "--dtype", "float32", "--enforce-eager", "--max-model-len", "8192", "--block-size", "128",
@@ -33,34 +31,24 @@ CPU_WORKER = {
 
 def start(name: str, node: str, *, pool: str | None, shell: bool = False) -> None:
     """One engine pod on `node`; with `pool` it opts in; `shell` starts it the way many manifests do, by `sh -c`."""
+    made = yaml.safe_load((Path(__file__).parent / "manifests" / "engine.yaml").read_text())
+    meta, spec = made["metadata"], made["spec"]
+    engine = spec["containers"][0]
+    meta["name"] = name
+    spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    engine["image"] = IMAGE
     command = ["python3", "-m", "vllm.entrypoints.openai.api_server"]
     if shell:
-        launch = {"command": ["sh", "-c", " ".join(["exec", *command, *ARGS])]}
+        engine["command"] = ["sh", "-c", " ".join(["exec", *command, *ARGS])]
     else:
-        launch = {"command": command, "args": ARGS}
-    meta: dict[str, Any] = {"labels": {"app": "engine"}}
+        engine.update(command=command, args=ARGS)
     if pool is not None:
         meta["labels"]["kvpool.dev/inject"] = "true"
-        meta["annotations"] = {
-            "kvpool.dev/pool": pool,
-            "kvpool.dev/connector-config": json.dumps(CPU_WORKER),
-        }
-    text = (Path(__file__).parent / "manifests" / "engine.yaml").read_text()
-    apply(
-        string.Template(text).substitute(
-            NAME=name,
-            NODE=node,
-            IMAGE=IMAGE,
-            PYTHONPATH=PYTHONPATH,
-            LABELS=_inline(meta, 2),
-            LAUNCH=_inline(launch, 4),
-        )
-    )
-
-
-def _inline(value: dict[str, Any], indent: int) -> str:
-    """JSON is YAML: each entry on a line of its own at the template's indentation."""
-    return ("\n" + " " * indent).join(f"{k}: {json.dumps(v)}" for k, v in value.items())
+        meta["annotations"] = {"kvpool.dev/pool": pool, "kvpool.dev/connector-config": json.dumps(CPU_WORKER)}
+    else:  # what vLLM asks of any pod; for the others the injection brings it
+        spec["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
+        engine["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
+    apply(json.dumps(made))
 
 
 def wait_serving(name: str, timeout: float = 300) -> None:
@@ -84,7 +72,7 @@ class Turn:
     prompt: int
 
 
-def ask(name: str, prompt: list[int], max_tokens: int = 48) -> Turn:
+def ask(proxy: Proxy, name: str, prompt: list[int], max_tokens: int = 48) -> Turn:
     """Greedy completion of exactly `max_tokens` tokens."""
     body = {
         "model": "tiny",
@@ -94,7 +82,7 @@ def ask(name: str, prompt: list[int], max_tokens: int = 48) -> Turn:
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    answer = proxy_post(NAMESPACE, name, PORT, "/v1/completions", body)
+    answer = json.loads(proxy.request(NAMESPACE, name, PORT, "/v1/completions", body))
     usage = answer["usage"]
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return Turn(answer["choices"][0]["token_ids"], cached, usage["prompt_tokens"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import socket
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,18 +74,47 @@ def is_ready(obj: dict[str, Any] | None) -> bool:
     return condition(obj, "Ready").get("status") == "True"
 
 
-def proxy_get(namespace: str, pod: str, port: int, path: str, timeout: float = 15) -> str:
-    """GET through the API server, so nothing need listen on this machine."""
-    return kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}", timeout=timeout)
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
-def proxy_post(namespace: str, pod: str, port: int, path: str, body: dict[str, Any], timeout: float = 120) -> Any:
-    """POST JSON through the API server; the answer must be JSON."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
-        json.dump(body, f)
-        f.flush()
+class Proxy:
+    """HTTP to pods through the API server, so that nothing need listen on this machine's network."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = str(folder / "api.sock")
+        self._process = subprocess.Popen(["kubectl", "proxy", f"--unix-socket={self._path}"], stdout=subprocess.DEVNULL)
+        until("kubectl proxy listens", lambda: os.path.exists(self._path), 15, every=0.05)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+
+    def request(self, namespace: str, pod: str, port: int, path: str, body: Any = None, timeout: float = 120) -> str:
+        """GET, or POST of `body` as JSON; CommandError for anything but 200."""
+        connection = _UnixConnection(self._path, timeout)
         url = f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}"
-        return json.loads(kubectl("create", "--raw", url, "-f", f.name, timeout=timeout))
+        try:
+            if body is None:
+                connection.request("GET", url)
+            else:
+                connection.request("POST", url, json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        except OSError as e:
+            raise CommandError(f"{url}: {e}") from e
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise CommandError(f"{url}: HTTP {answer.status}: {text[:2000]}")
+        return text
 
 
 def helm_values() -> list[str]:

@@ -16,18 +16,19 @@ import yaml
 from kubectl import (
     ROOT,
     CommandError,
+    Proxy,
     condition,
     get,
     helm_values,
     is_ready,
     items,
     kubectl,
-    proxy_get,
     run,
     until,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.cluster
@@ -49,11 +50,20 @@ def workers() -> list[str]:
 
 
 NODE_A, NODE_B = ("", "")
+PROXY: Proxy
 
 
-def setup_module() -> None:
-    global NODE_A, NODE_B
+@pytest.fixture(scope="module", autouse=True)
+def the_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    global NODE_A, NODE_B, PROXY
     NODE_A, NODE_B = workers()[:2]
+    PROXY = Proxy(tmp_path_factory.mktemp("proxy"))
+    yield
+    PROXY.close()
+
+
+def ask(engine: str, prompt: list[int], max_tokens: int = 48) -> engines.Turn:
+    return engines.ask(PROXY, engine, prompt, max_tokens)
 
 
 def pool() -> dict[str, Any]:
@@ -79,7 +89,7 @@ def status(node: str) -> dict[str, Any]:
     """What the sidecar on `node` says of itself."""
     pod = sidecar(node)
     assert pod is not None
-    found: dict[str, Any] = json.loads(proxy_get(SYSTEM, pod["metadata"]["name"], HTTP_PORT, "/status"))
+    found: dict[str, Any] = json.loads(PROXY.request(SYSTEM, pod["metadata"]["name"], HTTP_PORT, "/status", timeout=15))
     return found
 
 
@@ -96,7 +106,7 @@ class Conversation:
         self.first: engines.Turn | None = None
 
     def open(self, engine: str) -> None:
-        self.first = engines.ask(engine, self.said)
+        self.first = ask(engine, self.said)
 
     @property
     def second_prompt(self) -> list[int]:
@@ -172,7 +182,7 @@ def test_an_engine_starts_and_serves_while_its_nodes_sidecar_is_missing():
     engines.start("engine-b", NODE_B, pool=f"{SYSTEM}/{NAME}", shell=True)
     engines.start("engine-plain", NODE_B, pool=None)
     engines.wait_serving("engine-b")
-    answer = engines.ask("engine-b", engines.text_tokens("Is anybody there?"), max_tokens=4)
+    answer = ask("engine-b", engines.text_tokens("Is anybody there?"), max_tokens=4)
     assert len(answer.tokens) == 4
 
 
@@ -212,7 +222,7 @@ def test_turn_one_is_stored_by_the_node_that_computed_it():
 
 def test_turn_two_on_the_other_node_computes_only_what_is_new():
     before = status(NODE_B)
-    second = engines.ask("engine-b", MOVES.second_prompt)
+    second = ask("engine-b", MOVES.second_prompt)
     assert second.cached == MOVES.shared_prefix > 2000
     after = until(
         "node B counted the load", lambda: (s := status(NODE_B))["hits"]["peer"] > before["hits"]["peer"] and s, 15
@@ -220,10 +230,10 @@ def test_turn_two_on_the_other_node_computes_only_what_is_new():
     assert after["bytes"]["peer"] > before["bytes"]["peer"]
     assert after["hits"]["peer"] - before["hits"]["peer"] == MOVES.shared_prefix // BLOCK
 
-    stayed = engines.ask("engine-plain", MOVES.said)
+    stayed = ask("engine-plain", MOVES.said)
     assert MOVES.first is not None
     assert stayed.tokens == MOVES.first.tokens
-    assert engines.ask("engine-plain", MOVES.second_prompt).tokens == second.tokens
+    assert ask("engine-plain", MOVES.second_prompt).tokens == second.tokens
 
 
 def test_blocks_are_found_after_the_pod_and_its_nodes_sidecar_are_gone():
@@ -231,7 +241,7 @@ def test_blocks_are_found_after_the_pod_and_its_nodes_sidecar_are_gone():
     assert pod is not None
     engines.delete("engine-a")
     kubectl("-n", SYSTEM, "delete", "pod", pod["metadata"]["name"], "--wait=true", "--timeout=60s")
-    second = engines.ask("engine-b", LOST.second_prompt)
+    second = ask("engine-b", LOST.second_prompt)
     assert second.cached == LOST.shared_prefix
     until("node A's sidecar is back", lambda: sidecar_ready(NODE_A), 90)
     until("its blocks are still there", lambda: status(NODE_A)["blocks"] >= LOST.shared_prefix // BLOCK, 30)
@@ -248,7 +258,7 @@ def test_a_flushed_index_comes_back_from_the_nodes():
 
     until("the nodes announced their blocks to the empty index", announced_again, 60)
     before = status(NODE_B)["hits"]["peer"]
-    second = engines.ask("engine-b", FLUSHED.second_prompt)
+    second = ask("engine-b", FLUSHED.second_prompt)
     assert second.cached == FLUSHED.shared_prefix
     until(
         "node B found them on node A",
