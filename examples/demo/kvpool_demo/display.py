@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Display"]
 
-PLAIN_WIDTH = 132
+PLAIN_WIDTH = 110
 
 
 class Display:
@@ -53,13 +53,13 @@ class Display:
 
     def say(self, text: str) -> None:
         """One line of what is going on."""
-        self._console.print(f"[{self.seconds:5.0f} s] {text}", markup=False)
+        self._console.print(f"[{self.seconds:5.0f} s] {text}", markup=False, soft_wrap=True)
 
     def phase(self, title: str) -> None:
         """A new part begins."""
         self._progress.update(self._task, description=title)
         self._console.print()
-        self._console.print(f"[{self.seconds:5.0f} s] {title}", markup=False, style="bold")
+        self._console.print(f"[{self.seconds:5.0f} s] {title}", markup=False, style="bold", soft_wrap=True)
 
     def turn(self, turn: Turn, node: str, measured: str = "first token") -> None:
         """A request is done."""
@@ -73,6 +73,7 @@ class Display:
             f"[{self.seconds:5.0f} s]   round {turn.visit.round + 1}  user {turn.visit.user}  {node}"
             f"  {turn.prompt:,} tokens: {', '.join(sources)}; {measured} after {turn.wait_ms:,.0f} ms",
             markup=False,
+            soft_wrap=True,
         )
 
     def show(self, what: RenderableType) -> None:

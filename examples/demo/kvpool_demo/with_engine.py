@@ -165,15 +165,15 @@ def _phases(stage: Stage) -> Results:
     bytes_shared = stage.pool.bytes_copied()
     stage.pool.start_node(lost)
 
-    display.phase("2 of 5: the same visits and prompts without the pool")
-    with stage.engines(stage.on_nodes("none", "bfloat16", pool=False)) as engines:
-        ask = asking(engines, shape.answer)
-        none = play(visits, stage.conversations, ask, history=pool, told=stage.told())
-
-    display.phase("3 of 5: the same conversation on one engine that keeps everything (its own prefix cache)")
+    display.phase("2 of 5: the same conversation on one engine that keeps everything (its own prefix cache)")
     with stage.engines([stage.one("stayed", "bfloat16", shape, caching=True)]) as engines:
         ask = asking(engines, shape.answer)
         stayed = play(visits, stage.conversations, ask, told=stage.told("one engine"))
+
+    display.phase("3 of 5: each round on another node, with the same prompts, without the pool")
+    with stage.engines(stage.on_nodes("none", "bfloat16", pool=False)) as engines:
+        ask = asking(engines, shape.answer)
+        none = play(visits, stage.conversations, ask, history=stayed, told=stage.told())
 
     small = smaller(shape)
     visits, _ = schedule(small.users, small.rounds, len(NODE_NAMES))
@@ -211,13 +211,13 @@ def _compare(
         Comparison("bf16: moved, with the pool = never moved", True, agreement(pool, stayed)),
         Comparison("float32: moved, with the pool = no cache at all", True, agreement(exact, plain)),
         Comparison(
-            "bf16: moved, with the pool = moved, without",
+            "bf16, no pool in either: moved = never moved",
             False,
-            agreement(pool, none),
-            "without the pool an engine computes the prompt anew, in other pieces than the\n"
-            "  conversation did. In bf16 that rounds differently, and a random model turns on the last digit:\n"
-            "  tokens may differ, as they do between two engines that never saw a pool. float32 shows that\n"
-            "  nothing but rounding differs.",
+            agreement(none, stayed),
+            "an engine that gets a session without its KV computes\n"
+            "the prompt anew, in other pieces than the conversation did. In bf16 that rounds differently, and a\n"
+            "random model turns on the last digit: tokens may differ without any pool. With the pool they do\n"
+            "not, because the KV is the same bytes; and float32 shows that nothing but rounding is behind it.",
         ),
     ]
 
