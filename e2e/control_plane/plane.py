@@ -121,14 +121,9 @@ def control_plane(bin_dir: Path, folder: Path) -> Iterator[Path]:
         )
         yield kubeconfig
     finally:
-        for process in reversed(started):
-            process.terminate()
-        for process in reversed(started):
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for process in reversed(started):  # nothing in there is worth a graceful end
+            process.kill()
+            process.wait()
 
 
 def main() -> int:

@@ -80,10 +80,19 @@ async def _do(action: Action, meta: Metadata, cluster: Cluster) -> None:
         case Mark(target=target, label=label, value=value):
             await cluster.patch(target, {"metadata": {"labels": {label: value}}})
         case Edit(metadata=metadata):
-            fenced = {"metadata": {"resourceVersion": meta.resource_version, **metadata}}
-            await cluster.patch(Ref(KIND, meta.namespace, meta.name), fenced)
+            await _edit({"metadata": {"resourceVersion": meta.resource_version, **metadata}}, meta, cluster)
         case Post():
             await _post(action, meta, cluster)
+
+
+async def _edit(patch: Manifest, meta: Metadata, cluster: Cluster) -> None:
+    target = Ref(KIND, meta.namespace, meta.name)
+    try:
+        await cluster.patch(target, patch)
+    except RejectedError as e:
+        if e.status == 404:
+            raise ConflictError(f"{target} is gone") from None
+        raise
 
 
 async def _make(manifest: Manifest, meta: Metadata, cluster: Cluster) -> None:

@@ -88,7 +88,9 @@ class Reconciler:
                 observed,
                 overdue=self._overdue(meta, pool),
             )
-        if inputs is None or inputs.pool.spec.mode == "Paused" or observed.external_problem:
+        if inputs is None or observed.namespace_terminating:
+            return Plan()
+        if inputs.pool.spec.mode == "Paused" or observed.external_problem:
             return Plan()
         return plan(meta, build(inputs), observed)
 

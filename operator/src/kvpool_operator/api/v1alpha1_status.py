@@ -27,7 +27,11 @@ MAX_FINGERPRINTS = 10
 Phase = Literal["Pending", "Provisioning", "Ready", "Degraded", "Updating", "Paused", "Deleting", "Failed"]
 Text = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
-Counts = Annotated[dict[Annotated[str, Field(max_length=64)], Count], Field(max_length=32)]
+# atomic: applied anew as a whole, for a map that loses its last entry would become null otherwise
+Counts = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Count],
+    Field(max_length=32, json_schema_extra={"x-kubernetes-map-type": "atomic"}),
+]
 
 
 class Model(BaseModel):

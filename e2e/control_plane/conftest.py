@@ -1,0 +1,205 @@
+"""One control plane, two played nodes and one real operator process for all tests of this folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+import yaml
+from api import APPLY, POOLS, Api, until
+from kubelet import Kubelet, SidecarDouble
+from plane import binaries, control_plane, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEM = "kvpool-system"
+NODES = ["node-a", "node-b"]
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    found = binaries()
+    if found is None:
+        pytest.skip("no etcd and kube binaries: `e2e/airgap/binaries.sh etcd kube` builds them")
+    with control_plane(found, tmp_path_factory.mktemp("plane")) as config:
+        yield config
+
+
+@pytest.fixture(scope="session")
+def api(kubeconfig: Path) -> Api:
+    api = Api(kubeconfig)
+    crd = yaml.safe_load((ROOT / "crds" / "kvcachepools.kvpool.dev.yaml").read_text())
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+    api.call("PATCH", f"{path}?fieldManager=test", crd, APPLY)
+    until("the CRD is served", lambda: api.items(f"{POOLS}/kvcachepools") == [])
+    namespace(api, SYSTEM)
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": "kvpool-sidecar-rendezvous"},
+        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}],
+    }
+    api.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles", role)
+    return api
+
+
+@pytest.fixture(scope="session")
+def kubelet(api: Api) -> Iterator[Kubelet]:
+    with Kubelet(api, NODES) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+def sidecars(kubelet: Kubelet) -> Iterator[dict[str, SidecarDouble]]:
+    with contextlib.ExitStack() as stack:
+        yield {node: stack.enter_context(SidecarDouble(node)) for node in NODES}
+    kubelet.down.clear()
+    kubelet.failing.clear()
+
+
+class Operator:
+    """A real operator process."""
+
+    def __init__(self, kubeconfig: Path, log: Path, identity: str) -> None:
+        self.log = log
+        env = {
+            **{k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG")},
+            "KUBECONFIG": str(kubeconfig),
+            "KVPOOL_NAMESPACE": SYSTEM,
+            "KVPOOL_SIDECAR_IMAGE": "kvpool/sidecar:test",
+            "KVPOOL_IDENTITY": identity,
+            "KVPOOL_ADMIN_PORT": str(free_port()),
+            "KVPOOL_REFRESH": "1",
+        }
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "kvpool_operator", "run"], env=env, stdout=out, stderr=out, cwd=ROOT
+            )
+
+    def end(self) -> int:
+        self.process.terminate()
+        try:
+            return self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.end()
+
+
+@pytest.fixture(scope="session")
+def operator(
+    api: Api, kubelet: Kubelet, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Operator]:
+    with Operator(kubeconfig, tmp_path_factory.mktemp("operator") / "log", "first") as operator:
+        yield operator
+    text = operator.log.read_text()
+    assert "Traceback" not in text, text[-6000:]
+
+
+def namespace(api: Api, name: str, **labels: str) -> None:
+    api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
+
+
+class Pools:
+    """What a user does with pools."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+
+    def path(self, name: str, ns: str = SYSTEM) -> str:
+        return f"{POOLS}/namespaces/{ns}/kvcachepools/{name}"
+
+    def apply(self, name: str, ns: str = SYSTEM, **spec: Any) -> dict[str, Any]:
+        tiers = [{"name": "nvme", "local": {"path": f"/var/lib/kvpool/{name}", "capacity": "1Gi"}}]
+        manifest = {
+            "apiVersion": "kvpool.dev/v1alpha1",
+            "kind": "KVCachePool",
+            "metadata": {"name": name, "namespace": ns},
+            "spec": {"tiers": tiers, **spec},
+        }
+        made: dict[str, Any] = self.api.call("PATCH", f"{self.path(name, ns)}?fieldManager=user", manifest, APPLY)
+        return made
+
+    def get(self, name: str, ns: str = SYSTEM) -> Any:
+        return self.api.get(self.path(name, ns))
+
+    def condition(self, name: str, kind: str, ns: str = SYSTEM) -> dict[str, Any]:
+        pool = self.get(name, ns)
+        found = [c for c in pool["status"]["conditions"] if c["type"] == kind]
+        if found[0]["observedGeneration"] != pool["metadata"]["generation"]:
+            raise KeyError(f"{kind} does not speak of the present spec yet")
+        return found[0]
+
+    def until_condition(self, name: str, kind: str, reason: str, words: str = "", ns: str = SYSTEM) -> None:
+        """Wait until the condition has that reason and its message those words."""
+        end = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(KeyError):
+                found = self.condition(name, kind, ns)
+                if found["reason"] == reason and words in found["message"]:
+                    return
+            assert time.monotonic() < end, (
+                f"{kind} is not {reason} ({words}): {json.dumps(self.get(name, ns)['status'])}"
+            )
+            time.sleep(0.1)
+
+    def until_ready(self, name: str, ns: str = SYSTEM) -> dict[str, Any]:
+        def ready() -> Any:
+            pool = self.get(name, ns)
+            status = pool["status"]
+            good = {c["type"]: c["status"] for c in status["conditions"]}["Ready"] == "True"
+            return good and status["observedGeneration"] == pool["metadata"]["generation"] and pool
+
+        found: dict[str, Any] = until(f"pool {name} is Ready", ready)
+        return found
+
+    def delete(self, name: str, ns: str = SYSTEM, **options: Any) -> None:
+        self.api.delete(self.path(name, ns), **options)
+
+    def until_gone(self, name: str, ns: str = SYSTEM, timeout: float = 30) -> None:
+        until(f"pool {name} is gone", lambda: self.get(name, ns) is None, timeout)
+
+    def owned(self, name: str, ns: str = SYSTEM) -> dict[str, dict[str, Any]]:
+        """Everything with the pool's label: Kind/name -> object."""
+        found = {}
+        for group, kinds in (
+            ("/api/v1", ("configmaps", "secrets", "services", "serviceaccounts", "persistentvolumeclaims", "pods")),
+            ("/apis/apps/v1", ("daemonsets", "statefulsets")),
+        ):
+            for kind in kinds:
+                for o in self.api.items(f"{group}/namespaces/{ns}/{kind}?labelSelector=kvpool.dev%2Fpool%3D{name}"):
+                    found[f"{kind}/{o['metadata']['name']}"] = o
+        wide = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+        for path in (wide, "/api/v1/persistentvolumes"):
+            for o in self.api.items(f"{path}?labelSelector=kvpool.dev%2Fpool%3D{name}"):
+                found[f"{path.rsplit('/', 1)[1]}/{o['metadata']['name']}"] = o
+        return found
+
+    def events(self, name: str, ns: str = SYSTEM) -> list[dict[str, Any]]:
+        return [e for e in self.api.items(f"/api/v1/namespaces/{ns}/events") if e["involvedObject"]["name"] == name]
+
+
+@pytest.fixture
+def pools(operator: Operator, sidecars: dict[str, SidecarDouble], api: Api) -> Iterator[Pools]:
+    yield Pools(api)
+    for pool in api.items(f"{POOLS}/kvcachepools"):
+        path = f"{POOLS}/namespaces/{pool['metadata']['namespace']}/kvcachepools/{pool['metadata']['name']}"
+        api.call("PATCH", path, {"spec": {"deletionPolicy": "Retain"}}, "application/merge-patch+json")
+        api.delete(path)
+    until("every pool is gone", lambda: api.items(f"{POOLS}/kvcachepools") == [])
