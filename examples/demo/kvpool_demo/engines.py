@@ -128,6 +128,10 @@ class Engine:
         """Wait until it has shut down, and end it if it does not. The kernel reaps it: it is the host's child."""
         with contextlib.suppress(OSError, RuntimeError):
             self._channel.receive(STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it now."""
         self._channel.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)

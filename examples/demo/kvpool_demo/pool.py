@@ -80,7 +80,9 @@ class Pool:
 
     def stop(self) -> None:
         """Every process that was started here ends; files stay, but for the sockets."""
-        for child in reversed(list(self._children.values())):
+        for child in self._children.values():
+            child.terminate()
+        for child in self._children.values():
             child.stop()
         self._children.clear()
         shutil.rmtree(self._sockets, ignore_errors=True)

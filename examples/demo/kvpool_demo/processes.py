@@ -65,10 +65,15 @@ class Child:
         """Its exit status, None while it runs."""
         return self._process.poll()
 
+    def terminate(self) -> None:
+        """Ask it to end; `stop` waits for it."""
+        if self.alive:
+            self._process.terminate()
+
     def stop(self, patience_s: float = TERM_SECONDS) -> None:
         """SIGTERM, some patience, then SIGKILL for the whole group."""
         if self.alive:
-            self._process.terminate()
+            self.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience_s)
         with contextlib.suppress(ProcessLookupError):

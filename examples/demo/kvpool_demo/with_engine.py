@@ -67,11 +67,14 @@ class Stage:
         )
         try:
             yield started
-        finally:
+        except BaseException:
             for engine in started:
-                engine.ask_to_stop()
-            for engine in started:
-                engine.end()
+                engine.kill()  # it may be in the middle of a prefill, and somebody waits for the prompt
+            raise
+        for engine in started:
+            engine.ask_to_stop()
+        for engine in started:
+            engine.end()
 
     def on_nodes(self, phase: str, dtype: str, *, pool: bool) -> list[EngineSpec]:
         """One engine per node; they differ in nothing but the connector."""
