@@ -41,7 +41,11 @@ class Raw:
     def __init__(self, path, *, hello: bool = True, timeout: float = 10.0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(timeout)
-        self.socket.connect(str(path))
+        try:
+            self.socket.connect(str(path))
+        except OSError:
+            self.socket.close()
+            raise
         self.request = 0
         self.streams: dict[int, socket.socket] = {}
         self.server: wire.ServerHello | None = None

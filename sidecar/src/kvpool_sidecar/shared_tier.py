@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from kvpool.errors import KVPoolError
+from kvpool.errors import KVPoolError, PoolUnavailableError
 from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.guard import Guard
 
@@ -93,8 +93,10 @@ class SharedTier:
         self.guard.close()
 
     def _note(self, results: Sequence[object]) -> None:
-        if results:
-            self.problem = next((str(r) for r in results if isinstance(r, (KVPoolError, OSError))), "")
+        """Remember why the tier cannot be used. That it is not even tried is no news."""
+        told = [r for r in results if not isinstance(r, PoolUnavailableError)]
+        if told:
+            self.problem = next((str(r) for r in told if isinstance(r, (KVPoolError, OSError))), "")
 
 
 def _close(block: Block | None) -> None:

@@ -63,6 +63,7 @@ class SharedStore(Store):
         self._retired: list[int] = []
         self._reopened_at = float("-inf")
         self._used = 0
+        self._promised = 0
         self._count = 0
         self._counted_at = -recount_s
 
@@ -166,10 +167,20 @@ class SharedStore(Store):
 
     def _create(self, key: bytes, payload_len: int) -> Pending:
         total = HEADER_BYTES + payload_len
-        with self._lock:
-            if self._capacity and self._used + total > self._capacity:
-                raise TierFullError("the shared tier is at its capacity", key=key.hex(), where=self.name)
         tmp = self._dir(names.TMP)
+        with self._lock:
+            if self._capacity and self._used + self._promised + total > self._capacity:
+                raise TierFullError("the shared tier is at its capacity", key=key.hex(), where=self.name)
+            self._promised += total
+        try:
+            return self._new_pending(tmp, key, payload_len)
+        except BaseException:
+            with self._lock:
+                self._promised -= total
+            raise
+
+    def _new_pending(self, tmp: int, key: bytes, payload_len: int) -> Pending:
+        total = HEADER_BYTES + payload_len
         name = os.urandom(16).hex()
         writer = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=tmp)
         try:
@@ -208,6 +219,8 @@ class SharedStore(Store):
 
     def _release(self, pending: Pending) -> None:
         super()._release(pending)
+        with self._lock:
+            self._promised -= pending.reserved
         with contextlib.suppress(OSError):
             os.unlink(pending.name, dir_fd=self._dir(names.TMP))
 
