@@ -88,9 +88,17 @@ def sidecar_ready(node: str) -> bool:
 def status(node: str) -> dict[str, Any]:
     """What the sidecar on `node` says of itself."""
     pod = sidecar(node)
-    assert pod is not None
+    if pod is None:
+        raise CommandError(f"no sidecar on {node}")
     found: dict[str, Any] = json.loads(PROXY.request(SYSTEM, pod["metadata"]["name"], HTTP_PORT, "/status", timeout=15))
     return found
+
+
+def settled() -> bool:
+    """The last change of the pool has reached every node."""
+    generation = pool()["metadata"]["generation"]
+    nodes = [status(node) for node in workers()]
+    return is_ready(pool()) and all(s["ready"] and s["generation"] == generation for s in nodes)
 
 
 def full_blocks(tokens: int) -> int:
@@ -174,8 +182,10 @@ def test_the_engines_namespace_refuses_what_the_sidecar_needs():
 def test_an_engine_starts_and_serves_while_its_nodes_sidecar_is_missing():
     kubectl("apply", "-f", str(MANIFESTS / "engine-volume.yaml"))
     kubectl("label", "node", NODE_A, "e2e.kvpool.dev/sidecar=yes", "--overwrite")
-    select = {"spec": {"nodes": {"selector": {"matchLabels": {"e2e.kvpool.dev/sidecar": "yes"}}}}}
-    kubectl("-n", SYSTEM, "patch", "kvp", NAME, "--type=merge", "-p", json.dumps(select))
+    only_node_a = {"nodes": {"selector": {"matchLabels": {"e2e.kvpool.dev/sidecar": "yes"}}}}
+    patient = {"failOpen": {"lookupDeadline": "1s", "loadDeadline": "10s"}}  # three nodes share this machine's cores
+    patch = json.dumps({"spec": only_node_a | patient})
+    kubectl("-n", SYSTEM, "patch", "kvp", NAME, "--type=merge", "-p", patch)
     until("node B has no sidecar", lambda: sidecar(NODE_B) is None, 60)
 
     engines.start("engine-a", NODE_A, pool=f"{SYSTEM}/{NAME}")
@@ -205,9 +215,9 @@ def test_the_engine_connects_within_five_seconds_of_the_sidecars_return():
     back = time.monotonic()
     until("engine B is connected", lambda: status(NODE_B)["clients"] >= 1, 15, every=0.2)
     assert time.monotonic() - back <= 5
-    kubectl(
-        "-n", SYSTEM, "patch", "kvp", NAME, "--type=json", "-p", '[{"op": "remove", "path": "/spec/nodes/selector"}]'
-    )
+    everywhere = [{"op": "remove", "path": "/spec/nodes/selector"}]
+    kubectl("-n", SYSTEM, "patch", "kvp", NAME, "--type=json", "-p", json.dumps(everywhere))
+    until("every node runs the pool's last generation", settled, 120)
 
 
 def test_turn_one_is_stored_by_the_node_that_computed_it():
