@@ -56,8 +56,8 @@ class Display:
         self._console.print(f"[{self.seconds:5.0f} s] {text}", markup=False, soft_wrap=True)
 
     def phase(self, title: str) -> None:
-        """A new part begins."""
-        self._progress.update(self._task, description=title)
+        """A new part begins; what is before the colon stands beside the bar."""
+        self._progress.update(self._task, description=title.partition(":")[0])
         self._console.print()
         self._console.print(f"[{self.seconds:5.0f} s] {title}", markup=False, style="bold", soft_wrap=True)
 

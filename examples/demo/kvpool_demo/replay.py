@@ -100,7 +100,7 @@ class Node:
 
 def run(pool: Pool, shape: Shape, conversations: Sequence[Conversation], display: Display) -> Results:
     """The one phase that there is without an engine."""
-    display.phase("Starting a pool on three nodes")
+    display.phase("Starting: a pool on three nodes")
     pool.start()
     display.say("  three sidecars, the index and the shared directory are there")
     display.phase("Replay: NO ENGINE RUNS. Each round on another node, random blocks in place of KV")

@@ -137,7 +137,7 @@ def run(
     if free.f_bavail * free.f_frsize < 4 * HOST_MEMORY["float32"]:
         raise StartError(f"{SHARED_MEMORY} has less than 1 GiB free: the engines' host memory lies there")
     with contextlib.ExitStack() as stack:
-        display.phase("Starting a pool on three nodes; meanwhile vLLM is imported (10 to 20 s)")
+        display.phase("Starting: a pool on three nodes; meanwhile vLLM is imported (10 to 20 s)")
         host = EngineHost(environment, pool.install_client(), logs)
         stack.callback(host.stop)
         stack.callback(_drop_shared_memory)

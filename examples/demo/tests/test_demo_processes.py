@@ -100,10 +100,10 @@ def test_a_replay_moves_real_blocks_through_real_sidecars(tmp_path: Path, demo: 
     assert list(demo.temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("at", ["Starting a pool", "three sidecars", "round 1  user 1", "is stopped"])
+@pytest.mark.parametrize("at", ["Starting: a pool", "three sidecars", "round 1  user 1", "is stopped"])
 def test_ctrl_c_leaves_no_process_behind(demo: Demo, at: str):
     demo.wait_for_line(at)
-    if at != "Starting a pool":
+    if at != "Starting: a pool":
         assert any("kvpool_sidecar serve" in line for line in demo.left()), "the control: the mark is inherited"
     demo.process.send_signal(signal.SIGINT)
     said, _ = demo.process.communicate(timeout=30)
@@ -122,7 +122,7 @@ def test_a_killed_demo_takes_its_processes_along(demo: Demo):
 
 
 def test_a_second_demo_in_the_same_clone_is_refused(tmp_path: Path, demo: Demo):
-    demo.wait_for_line("Starting a pool")
+    demo.wait_for_line("Starting: a pool")
     command = [sys.executable, "-m", "kvpool_demo", "--engine=replay", f"--out={tmp_path}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "examples" / "demo")}
     refused = subprocess.run(
