@@ -135,7 +135,7 @@ def test_the_chart_installs():
     kubectl("apply", "-f", str(MANIFESTS / "namespaces.yaml"))
     install = ["helm", "upgrade", "--install", "kvpool", "charts/kvpool", "-n", SYSTEM, "--wait", "--timeout=3m"]
     run(*install, *helm_values(), timeout=200)
-    assert "KVCachePool" in kubectl("explain", "kvp")
+    until("the API server documents the new kind", lambda: "KVCachePool" in kubectl("explain", "kvp"), 60)
     assert "DESCRIPTION" in kubectl("explain", "kvp.spec.tiers")
 
 
