@@ -82,8 +82,10 @@ class Cluster(Protocol):
         """The object as it is now; None when there is none."""
         ...
 
-    async def list(self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "") -> list[Manifest]:
-        """Objects by selector, in one namespace or in all; they may be some moments old."""
+    async def list(
+        self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "", fresh: bool = False
+    ) -> list[Manifest]:
+        """Objects by selector, in one namespace or in all. They may be some moments old unless they must be `fresh`."""
         ...
 
     async def create(self, manifest: Manifest) -> Manifest:

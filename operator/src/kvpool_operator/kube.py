@@ -54,10 +54,13 @@ class KubeCluster(Cluster):
                 return None
             raise
 
-    async def list(self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "") -> list[Manifest]:
+    async def list(
+        self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "", fresh: bool = False
+    ) -> list[Manifest]:
         k = KINDS[kind]
-        # from the API server's cache: cheap for it, and a level-triggered loop looks again anyway
-        query = {"limit": str(PAGE), "resourceVersion": "0", "labelSelector": labels, "fieldSelector": fields}
+        query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields}
+        if not fresh:
+            query["resourceVersion"] = "0"  # from the API server's cache, which is cheap for it
         found: list[Manifest] = []
         for _ in range(MOST_PAGES):
             page = await self._call("GET", k.path(namespace), f"{kind}s", query=query)

@@ -83,7 +83,7 @@ class Reconciler:
         if meta.deletion_timestamp:
             return plan_cleanup(
                 meta,
-                str((observed.raw.get("spec") or {}).get("deletionPolicy", "Retain")),
+                _policy(observed.raw),
                 build_cleanup(inputs) if inputs else None,
                 observed,
                 overdue=self._overdue(meta, pool),
@@ -129,6 +129,12 @@ def _read(raw: Manifest) -> tuple[Metadata, KVCachePool | None, str]:
         return pool.metadata, pool, ""
     except InvalidPoolError as e:
         return Metadata.model_validate(raw["metadata"]), None, str(e)
+
+
+def _policy(raw: Manifest) -> str:
+    """Also of a spec that cannot be understood; then nothing is destroyed unless it plainly says so."""
+    spec = raw.get("spec")
+    return "Delete" if isinstance(spec, dict) and spec.get("deletionPolicy") == "Delete" else "Retain"
 
 
 def _secret(meta: Metadata, observed: Observed) -> PoolSecret:

@@ -102,21 +102,25 @@ async def _lead(
     parts = [asyncio.create_task(lease.keep(), name="lease")]
     parts += [asyncio.create_task(controller.refresh(), name="refresh")]
     parts += [asyncio.create_task(controller.work(), name=f"worker {i}") for i in range(settings.workers)]
-    # last: when it ends, kopf cancels every task that was made after its start
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    # last: when kopf ends, it ends every task that was made after its start
     events = asyncio.create_task(watch(controller.changed, controller.all_changed, stop, watching), name="events")
+    started = asyncio.create_task(_after(watching, stop), name="signals")
     try:
-        done, _ = await asyncio.wait([*parts, events], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([*parts, stopping, events], return_when=asyncio.FIRST_COMPLETED)
         for part in done:
             if not part.cancelled() and part.exception() is not None:
                 log.error("%s failed: %s", part.get_name(), part.exception())
-        clean = done == {events} and not events.cancelled() and events.exception() is None
+        clean = stop.is_set() or (events in done and events.exception() is None)
         log.info("ending%s", "" if clean else f": {', '.join(sorted(p.get_name() for p in done))}")
         return 0 if clean else 1
     finally:
         stop.set()
-        for part in parts:
+        for part in (*parts, started):
             part.cancel()
-        await asyncio.wait([*parts, events], timeout=5)
+        await asyncio.wait(parts, timeout=5)
+        await lease.release()  # before kopf, which takes its time
+        await asyncio.wait([events], timeout=5)
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
@@ -134,8 +138,13 @@ async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
     return False
 
 
+async def _after(watching: asyncio.Event, stop: asyncio.Event) -> None:
+    """kopf takes the signals when it starts; take them back, so that the Lease is released first."""
+    await watching.wait()
+    _on_signals(stop)
+
+
 def _on_signals(stop: asyncio.Event) -> None:
-    """Until kopf runs; then its own handlers take these two, and end it the same way."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 

@@ -44,7 +44,10 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
             "selector": {"matchLabels": selector(pool, "sidecar")},
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "template": {
-                "metadata": {"labels": labels(pool, "sidecar"), "annotations": {DIGEST: config_digest(inputs)}},
+                "metadata": {
+                    "labels": labels(pool.metadata.name, "sidecar"),
+                    "annotations": {DIGEST: config_digest(inputs)},
+                },
                 "spec": {
                     **placement(pool),
                     "serviceAccountName": names.sidecar(pool.metadata.name),

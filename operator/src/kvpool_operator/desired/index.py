@@ -38,7 +38,7 @@ def index_statefulset(inputs: Inputs) -> Manifest | None:
             "selector": {"matchLabels": selector(pool, "index")},
             "template": {
                 "metadata": {
-                    "labels": labels(pool, "index"),
+                    "labels": labels(pool.metadata.name, "index"),
                     "annotations": {"kvpool.dev/secret-digest": _digest(inputs)},
                 },
                 "spec": {

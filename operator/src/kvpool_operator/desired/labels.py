@@ -8,8 +8,9 @@ from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.desired.env import Manifest
 
-__all__ = ["MANAGED_BY", "NAMESPACE", "POOL", "RETAINED", "labels", "metadata", "selector", "wide_metadata"]
+__all__ = ["MANAGED_BY", "NAMESPACE", "POOL", "RETAINED", "is_ours", "labels", "metadata", "selector", "wide_metadata"]
 
 MANAGED_BY: Final = "kvpool-operator"
 POOL: Final = "kvpool.dev/pool"
@@ -19,15 +20,21 @@ RETAINED: Final = "kvpool.dev/retained"
 """On what a deleted pool left behind on purpose."""
 
 
-def labels(pool: KVCachePool, component: str) -> dict[str, str]:
-    """Labels of an object of `pool`."""
+def labels(pool: str, component: str) -> dict[str, str]:
+    """Labels of an object of the pool of that name."""
     return {
         "app.kubernetes.io/name": "kvpool",
-        "app.kubernetes.io/instance": pool.metadata.name,
+        "app.kubernetes.io/instance": pool,
         "app.kubernetes.io/component": component,
         "app.kubernetes.io/managed-by": MANAGED_BY,
-        POOL: pool.metadata.name,
+        POOL: pool,
     }
+
+
+def is_ours(manifest: Manifest, pool: str) -> bool:
+    """Whether an object was made by this operator for a pool of that name."""
+    found = (manifest.get("metadata") or {}).get("labels") or {}
+    return found.get("app.kubernetes.io/managed-by") == MANAGED_BY and found.get(POOL) == pool
 
 
 def selector(pool: KVCachePool, component: str) -> dict[str, str]:
@@ -48,11 +55,11 @@ def metadata(pool: KVCachePool, name: str, component: str) -> dict[str, Any]:
     return {
         "name": name,
         "namespace": pool.metadata.namespace,
-        "labels": labels(pool, component),
+        "labels": labels(pool.metadata.name, component),
         "ownerReferences": [owner],
     }
 
 
 def wide_metadata(pool: KVCachePool, name: str, component: str) -> dict[str, Any]:
     """Metadata of a cluster-scoped object, which cannot have an owner in a namespace: the finalizer removes it."""
-    return {"name": name, "labels": labels(pool, component) | {NAMESPACE: pool.metadata.namespace}}
+    return {"name": name, "labels": labels(pool.metadata.name, component) | {NAMESPACE: pool.metadata.namespace}}

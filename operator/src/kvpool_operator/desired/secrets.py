@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvpool_operator.desired import names
 from kvpool_operator.desired.env import PoolSecret
-from kvpool_operator.desired.labels import RETAINED, labels
+from kvpool_operator.desired.labels import labels
 
 if TYPE_CHECKING:
-    from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.env import Inputs, Manifest
 
-__all__ = ["read_secret", "retained", "secret"]
+__all__ = ["read_secret", "secret"]
 
 _KEYS = {"pool-id": "pool_id", "pool-secret": "pool_secret", "managed-index-password": "managed_index_password"}
 
@@ -43,22 +42,11 @@ def secret(inputs: Inputs) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(inputs.pool),
+        "metadata": {
+            "name": names.secret(inputs.pool.metadata.name),
+            "namespace": inputs.pool.metadata.namespace,
+            "labels": labels(inputs.pool.metadata.name, "secret"),
+        },
         "type": "Opaque",
         "data": {k: base64.b64encode(v.encode()).decode() for k, v in values.items()},
-    }
-
-
-def retained(pool: KVCachePool) -> Manifest:
-    """What is applied to the Secret of a deleted pool whose data stays: a label that says so."""
-    metadata = _metadata(pool)
-    metadata["labels"][RETAINED] = "true"
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
-
-
-def _metadata(pool: KVCachePool) -> Manifest:
-    return {
-        "name": names.secret(pool.metadata.name),
-        "namespace": pool.metadata.namespace,
-        "labels": labels(pool, "secret"),
     }

@@ -35,7 +35,7 @@ def wipe_daemonset(pool: KVCachePool, env: Env) -> Manifest:
         "spec": {
             "selector": {"matchLabels": selector(pool, "wipe")},
             "template": {
-                "metadata": {"labels": labels(pool, "wipe")},
+                "metadata": {"labels": labels(pool.metadata.name, "wipe")},
                 "spec": {
                     **placement(pool),
                     "automountServiceAccountToken": False,

@@ -1,0 +1,97 @@
+"""What a sidecar says of itself at /status (docs/design/contracts.md). An odd value counts as a missing one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Fingerprint", "Report"]
+
+_TEXT = 200
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """One kind of blocks on a node."""
+
+    digest: str
+    engine: str
+    model: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """One sidecar's numbers. Counters run since it started."""
+
+    ready: bool = False
+    generation: int = 0
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    blocks: int = 0
+    index_connected: bool = False
+    index_announced: int = 0
+    shared_problem: str = ""
+    """Why the shared tier is not available on this node; empty when it is, or when there is none."""
+    failing_drives: tuple[str, ...] = ()
+    """Names of local tiers that return errors."""
+    clients: int = 0
+    transport: str = ""
+    hits: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    misses: dict[str, int] = field(default_factory=dict)
+    fingerprints: tuple[Fingerprint, ...] = ()
+
+    @classmethod
+    def parse(cls, raw: Any) -> Report:
+        """Never raises."""
+        r = raw if isinstance(raw, dict) else {}
+        index = _dict(r.get("index"))
+        shared, drives = _dict(r.get("shared")), _dict(r.get("drives"))
+        away = shared.get("configured") is True and shared.get("available") is False
+        kinds = _list(r.get("fingerprints"))
+        return cls(
+            ready=r.get("ready") is True,
+            generation=_count(r.get("generation")),
+            capacity_bytes=_count(r.get("capacity_bytes")),
+            used_bytes=_count(r.get("used_bytes")),
+            blocks=_count(r.get("blocks")),
+            index_connected=index.get("connected") is True,
+            index_announced=_count(index.get("announced")),
+            shared_problem=(_text(shared.get("problem")) or "not available") if away else "",
+            failing_drives=tuple(sorted(str(k)[:64] for k, v in list(drives.items())[:64] if v == "failing")),
+            clients=_count(r.get("clients")),
+            transport=_text(r.get("transport")),
+            hits=_counts(r.get("hits")),
+            bytes=_counts(r.get("bytes")),
+            misses=_counts(r.get("misses")),
+            fingerprints=tuple(
+                Fingerprint(
+                    _text(k.get("digest")), _text(k.get("engine")), _text(k.get("model")), _count(k.get("bytes"))
+                )
+                for k in kinds[:10]
+                if isinstance(k, dict) and _text(k.get("digest"))
+            ),
+        )
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else 0
+
+
+def _counts(value: Any) -> dict[str, int]:
+    return {str(k)[:64]: _count(v) for k, v in list(_dict(value).items())[:32]}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):  # {"effective": "TCP", ...}
+        value = value.get("effective")
+    return value[:_TEXT] if isinstance(value, str) else ""

@@ -1,0 +1,148 @@
+"""Pools, inputs and a cluster in memory for the operator's tests."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvpool_operator.api.v1alpha1 import KVCachePool
+from kvpool_operator.cluster import KINDS, Cluster, Manifest, Ref, ref
+from kvpool_operator.desired import Env, Inputs, PoolSecret
+from kvpool_operator.errors import ConflictError, OperatorError, RejectedError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ENV = Env(sidecar_image="registry.example/kvpool-sidecar:0.1.0")
+SECRET = PoolSecret(pool_id="5d0c9a52-pool", pool_secret="ab" * 32, managed_index_password="redis-password")
+LOCAL = {"name": "nvme", "local": {"path": "/mnt/nvme/kv", "capacity": "10Gi"}}
+
+
+def pool_manifest(**spec: Any) -> Manifest:
+    return {
+        "apiVersion": "kvpool.dev/v1alpha1",
+        "kind": "KVCachePool",
+        "metadata": {
+            "name": "chat",
+            "namespace": "kvpool-system",
+            "uid": "6f1e0a58-uid",
+            "generation": 3,
+            "resourceVersion": "7",
+            "finalizers": ["kvpool.dev/cleanup"],
+        },
+        "spec": {"tiers": [LOCAL], **spec},
+    }
+
+
+def pool(**spec: Any) -> KVCachePool:
+    return KVCachePool.parse(pool_manifest(**spec))
+
+
+def example(name: str) -> KVCachePool:
+    raw = yaml.safe_load((ROOT / "examples" / name).read_text())
+    raw["metadata"] |= {"namespace": "kvpool-system", "uid": "6f1e0a58-uid", "generation": 3}
+    return KVCachePool.parse(raw)
+
+
+def inputs(**spec: Any) -> Inputs:
+    return Inputs(pool(**spec), ENV, SECRET)
+
+
+class MemoryCluster(Cluster):
+    """Objects in a dictionary. Knows of server-side apply as much as one field manager can see."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Ref, Manifest] = {}
+        self.calls: list[tuple[str, Ref]] = []
+        self.refuse: dict[str, OperatorError] = {}  # kind: error of every write
+        self._versions = itertools.count(100)
+
+    def put(self, manifest: Manifest) -> Manifest:
+        stored = copy.deepcopy(manifest)
+        stored["metadata"].setdefault("uid", f"uid-{next(self._versions)}")
+        stored["metadata"]["resourceVersion"] = str(next(self._versions))
+        self.objects[ref(stored)] = stored
+        return stored
+
+    def writes(self) -> list[tuple[str, Ref]]:
+        return [(verb, r) for verb, r in self.calls if verb not in ("get", "list")]
+
+    async def get(self, target: Ref) -> Manifest | None:
+        self.calls.append(("get", target))
+        return copy.deepcopy(self.objects.get(target))
+
+    async def list(
+        self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "", fresh: bool = False
+    ) -> list[Manifest]:
+        self.calls.append(("list", Ref(kind, namespace, "")))
+        wanted = dict(part.split("=", 1) for part in labels.split(",") if part)
+        return [
+            copy.deepcopy(o)
+            for r, o in self.objects.items()
+            if r.kind == kind
+            and (not namespace or r.namespace == namespace)
+            and wanted.items() <= (o["metadata"].get("labels") or {}).items()
+        ]
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        if "generateName" in manifest["metadata"]:
+            manifest = copy.deepcopy(manifest)
+            manifest["metadata"]["name"] = f"{manifest['metadata'].pop('generateName')}{next(self._versions)}"
+        target = ref(manifest)
+        self._write("create", target)
+        if target in self.objects:
+            raise ConflictError(f"{target} exists")
+        return self.put(manifest)
+
+    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+        target = ref(manifest)
+        self._write(f"apply {subresource}".strip(), target)
+        live = self.objects.get(target)
+        if subresource:
+            if live is None:
+                raise RejectedError(f"{target} not found", 404)
+            return self.put({**live, subresource: manifest[subresource]})
+        kept = {} if live is None else {k: live[k] for k in ("status",) if k in live}
+        uid = {} if live is None else {"uid": live["metadata"]["uid"]}
+        return self.put({**kept, **manifest, "metadata": {**manifest["metadata"], **uid}})
+
+    async def patch(self, target: Ref, patch: Manifest, *, subresource: str = "") -> Manifest:
+        self._write("patch", target)
+        live = self.objects.get(target)
+        if live is None:
+            raise RejectedError(f"{target} not found", 404)
+        version = patch.get("metadata", {}).get("resourceVersion")
+        if version is not None and version != live["metadata"]["resourceVersion"]:
+            raise ConflictError(f"{target} changed")
+        return self.put(merge(live, patch))
+
+    async def delete(self, target: Ref, *, uid: str = "", foreground: bool = False) -> None:
+        self._write("delete", target)
+        live = self.objects.get(target)
+        if live is None:
+            return
+        if uid and live["metadata"]["uid"] != uid:
+            raise ConflictError(f"{target} is another one")
+        del self.objects[target]
+
+    def _write(self, verb: str, target: Ref) -> None:
+        assert target.kind in KINDS
+        self.calls.append((verb, target))
+        if target.kind in self.refuse:
+            raise self.refuse[target.kind]
+
+
+def merge(live: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    out = dict(live) if isinstance(live, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            out.pop(key, None)
+        else:
+            out[key] = merge(out.get(key), value)
+    return out

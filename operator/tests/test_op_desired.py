@@ -1,0 +1,266 @@
+"""What a pool becomes: golden manifests, and the properties that each of them must have."""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import TYPE_CHECKING, Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from op_samples import ENV, LOCAL, ROOT, SECRET, example, inputs, pool
+
+from kvpool.config import PoolConfig, loads
+from kvpool_operator.api.crdgen import render
+from kvpool_operator.cluster import KINDS, ref
+from kvpool_operator.desired import Env, ExternalUrl, Inputs, build
+from kvpool_operator.desired.cleanup import build_cleanup
+from kvpool_operator.desired.config import to_client_config, to_pool_config
+from kvpool_operator.desired.configmap import config_digest
+from kvpool_operator.desired.secrets import read_secret, secret
+from kvpool_operator.randomness import make_secret
+
+if TYPE_CHECKING:
+    from kvpool_operator.desired import Manifest
+
+GOLDEN = ROOT / "operator" / "tests" / "golden"
+NFS = {"name": "cold", "shared": {"nfs": {"server": "10.0.0.9", "path": "/kv"}, "capacity": "1Ti"}}
+PVC = {"name": "cold", "shared": {"pvc": {"claimName": "kv"}, "capacity": "1Ti"}}
+
+FULL = inputs(
+    nodes={
+        "selector": {
+            "matchLabels": {"gpu": "true"},
+            "matchExpressions": [
+                {"key": "zone", "operator": "NotIn", "values": ["c"]},
+                {"key": "a", "operator": "Exists"},
+            ],
+        },
+        "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "priorityClassName": "system-node-critical",
+    },
+    tiers=[LOCAL, {"name": "second", "local": {"path": "/mnt/b", "capacity": "1Ti", "reserveFree": "50Gi"}}, NFS],
+    index={"managed": {"maxMemory": "1Gi"}, "lookupTimeout": "10ms"},
+    transport={"port": 7500},
+)
+EXTERNAL = Inputs(
+    pool(index={"external": {"urlSecretRef": {"name": "redis"}}}, tiers=[LOCAL, PVC]),
+    Env(sidecar_image="i", image_pull_secrets=("pull",)),
+    SECRET,
+    ("kvpool-system", "team-a"),
+    ExternalUrl("rediss://r:6380/2", "me", "their-password"),
+)
+CASES = {
+    "minimal": build(Inputs(example("minimal.yaml"), ENV, SECRET)),
+    "example": build(Inputs(example("kvcachepool.yaml"), ENV, SECRET, ("kvpool-system", "team-a"))),
+    "full": build(FULL),
+    "external": build(EXTERNAL),
+    "cleanup": build_cleanup(Inputs(example("kvcachepool.yaml"), ENV, SECRET)),
+}
+
+
+def find(manifests: list[Manifest], kind: str, name: str = "") -> Manifest:
+    return next(m for m in manifests if m["kind"] == kind and name in m["metadata"]["name"])
+
+
+def pods(manifests: list[Manifest]) -> list[tuple[str, Manifest]]:
+    return [
+        (m["metadata"]["name"], m["spec"]["template"]["spec"]) for m in manifests if "template" in m.get("spec", {})
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_manifests_are_as_reviewed(name: str):
+    text = "".join(f"---\n{render(m)}" for m in CASES[name])
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("KVPOOL_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert path.read_text() == text, f"{path} differs: look at the change, then `make golden`"
+
+
+def test_there_is_no_golden_file_without_a_case():
+    assert {p.stem for p in GOLDEN.glob("*.yaml")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_manifests_are_valid_kubernetes(name: str):
+    for manifest in CASES[name]:
+        kubernetes_validate.validate(manifest, "1.34", strict=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_object_is_labelled_named_and_owned(name: str):
+    manifests = CASES[name]
+    assert len({ref(m) for m in manifests}) == len(manifests)
+    for m in manifests:
+        metadata = m["metadata"]
+        assert metadata["labels"]["app.kubernetes.io/managed-by"] == "kvpool-operator"
+        assert metadata["labels"]["kvpool.dev/pool"] == "chat"
+        if KINDS[m["kind"]].namespaced:
+            assert metadata["namespace"] == "kvpool-system"
+            owned = m["kind"] != "Secret" and name != "cleanup"
+            assert bool(metadata.get("ownerReferences")) == owned, m["kind"]
+        else:
+            assert metadata["labels"]["kvpool.dev/pool-namespace"] == "kvpool-system"
+            assert "kvpool-system" in metadata["name"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_container_has_more_power_than_it_needs(name: str):
+    for owner, spec in pods(CASES[name]):
+        assert spec["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for c in [*spec.get("initContainers", []), *spec["containers"]]:
+            s = c["securityContext"]
+            assert s["allowPrivilegeEscalation"] is False
+            assert s["readOnlyRootFilesystem"] is True
+            assert s["capabilities"]["drop"] == ["ALL"]
+            assert s["capabilities"].get("add", []) == (["CHOWN"] if c["name"] == "prepare-node" else [])
+            root = c["name"] in ("prepare-node", "rendezvous")
+            assert (s["runAsUser"], s["runAsNonRoot"]) == ((0, False) if root else (65532, True)), (owner, c["name"])
+            assert c["resources"]["limits"]["memory"]
+
+
+def test_only_the_rendezvous_sees_the_kubelet_and_has_a_token():
+    _, spec = next(p for p in pods(CASES["full"]) if p[0] == "chat-sidecar")
+    mounts = {c["name"]: {m["name"] for m in c["volumeMounts"]} for c in [*spec["initContainers"], *spec["containers"]]}
+    assert mounts["rendezvous"] == {"handoff", "pods", "api-access"}
+    for name in ("server", "prepare-node"):
+        assert not {"pods", "api-access"} & mounts[name]
+    assert "secret" in mounts["server"]
+    assert "secret" not in mounts["prepare-node"] | mounts["rendezvous"]
+
+
+def test_the_server_sees_each_tier_twice_and_once_read_only():
+    _, spec = next(p for p in pods(CASES["full"]) if p[0] == "chat-sidecar")
+    mounts = {m["mountPath"]: m for m in spec["containers"][0]["volumeMounts"]}
+    for tier in ("nvme", "second", "cold"):
+        assert not mounts[f"/tiers/{tier}"].get("readOnly")
+        assert mounts[f"/tiers-ro/{tier}"]["readOnly"] is True
+        assert mounts[f"/tiers/{tier}"]["name"] == mounts[f"/tiers-ro/{tier}"]["name"] == f"tier-{tier}"
+
+
+def test_the_index_pod_fits_the_restricted_standard():
+    _, spec = next(p for p in pods(CASES["minimal"]) if p[0] == "chat-index")
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert {k for v in spec["volumes"] for k in v if k != "name"} == {"emptyDir", "secret"}
+
+
+def test_a_pools_secret_stays_as_it_is():
+    first = make_secret()
+    manifest = secret(Inputs(pool(), ENV, first))
+    assert read_secret(manifest, make_secret()) == first
+
+
+def test_only_what_is_missing_in_a_secret_is_made_anew():
+    first, fresh = make_secret(), make_secret()
+    manifest = secret(Inputs(pool(), ENV, first))
+    del manifest["data"]["managed-index-password"]
+    manifest["data"]["pool-id"] = "%%%"
+    kept = read_secret(manifest, fresh)
+    assert (kept.pool_secret, kept.pool_id) == (first.pool_secret, fresh.pool_id)
+    assert kept.managed_index_password == fresh.managed_index_password
+
+
+def test_a_lost_secret_keeps_the_pools_identity():
+    assert make_secret("known").pool_id == "known"
+    assert make_secret("known").pool_secret != make_secret("known").pool_secret
+
+
+def test_secrets_do_not_show_in_what_is_printed():
+    assert "abab" not in repr(SECRET)
+    assert "redis-password" not in repr(inputs())
+    assert "their-password" not in repr(EXTERNAL)
+
+
+def test_passwords_are_in_the_secret_and_nowhere_else():
+    for manifest in CASES["external"]:
+        text = yaml.safe_dump(manifest)
+        if manifest["kind"] != "Secret":
+            assert "their-password" not in text
+            assert base64.b64encode(b"their-password").decode() not in text
+
+
+def test_the_digest_changes_with_what_matters_to_a_running_sidecar():
+    def digest(**spec: Any) -> str:
+        return config_digest(inputs(**spec))
+
+    assert digest() == digest(cleanupTimeout="1m") == digest(deletionPolicy="Delete")
+    assert digest() != digest(cache={"maxBlockSize": "128Mi"})
+    assert config_digest(EXTERNAL) != config_digest(
+        Inputs(
+            EXTERNAL.pool,
+            EXTERNAL.env,
+            SECRET,
+            EXTERNAL.allowed_namespaces,
+            ExternalUrl("rediss://r:6380/2", "me", "new"),
+        )
+    )
+
+
+def test_generation_alone_rolls_nothing():
+    a = pool()
+    b = a.model_copy(update={"metadata": a.metadata.model_copy(update={"generation": 99})})
+    assert config_digest(Inputs(a, ENV, SECRET)) == config_digest(Inputs(b, ENV, SECRET))
+
+
+def test_the_configuration_is_one_that_sidecars_read():
+    text = find(CASES["full"], "ConfigMap")["data"]["pool.json"]
+    config = loads(PoolConfig, text)
+    assert config == to_pool_config(FULL.pool, pool_id=SECRET.pool_id, index_url=config.index.url)
+    assert config.uid == SECRET.pool_id
+    assert [t.path for t in config.local] == ["/tiers/nvme", "/tiers/second"]
+    assert (config.local[0].reserve_free_percent, config.local[0].reserve_free_bytes) == (5, 0)
+    assert (config.local[1].reserve_free_percent, config.local[1].reserve_free_bytes) == (0, 50 * 2**30)
+    assert config.shared is not None
+    assert config.shared.capacity_bytes == 2**40
+    assert (config.index.lookup_timeout_ms, config.peer.port, config.generation) == (10, 7500, 3)
+
+
+def test_tiers_can_be_mapped_to_other_directories():
+    config = to_pool_config(
+        example("kvcachepool.yaml"), pool_id="x", index_url="", tier_path={"nvme": "/a", "shared": "/b"}.__getitem__
+    )
+    assert (config.local[0].path, config.shared and config.shared.path, config.index.username) == ("/a", "/b", "")
+
+
+def test_clients_get_the_pools_deadlines():
+    made = to_client_config(pool(failOpen={"loadDeadline": "250ms", "expectedBandwidth": "2500M"}))
+    assert (made.pool, made.deadlines.load_min_ms, made.deadlines.load_expected_mb_s) == (
+        "kvpool-system/chat",
+        250,
+        2500,
+    )
+
+
+tier_names = st.from_regex(r"[a-z]([-a-z0-9]{0,22}[a-z0-9])?", fullmatch=True)
+
+
+@settings(deadline=None, max_examples=25)  # checking against the schema of Kubernetes takes its time
+@given(
+    st.lists(tier_names, min_size=1, max_size=8, unique=True),
+    st.booleans(),
+    st.integers(1024, 65535).filter(lambda p: p != 7422),
+    st.integers(1, 98),
+)
+def test_the_same_inputs_give_the_same_valid_manifests(names: list[str], shared: bool, port: int, low: int):
+    tiers = [
+        {"name": n, "local": {"path": f"/mnt/d{i}", "capacity": "1Gi"}}
+        for i, n in enumerate(names[: 7 if shared else 8])
+    ]
+    if shared:
+        tiers.append({"name": "a-shared-tier", "shared": {"hostPath": {"path": "/mnt/s"}, "capacity": "1Gi"}})
+    spec = {
+        "tiers": [t for i, t in enumerate(tiers) if t["name"] not in [u["name"] for u in tiers[:i]]],
+        "transport": {"port": port},
+        "cache": {"eviction": {"lowWatermark": low, "highWatermark": low + 1}},
+    }
+    first, second = build(inputs(**spec)), build(inputs(**spec))
+    assert first == second
+    daemonset = find(first, "DaemonSet")
+    kubernetes_validate.validate(daemonset, "1.34", strict=True)
+    loads(PoolConfig, find(first, "ConfigMap")["data"]["pool.json"])

@@ -1,0 +1,307 @@
+"""Small parts: engine pods, the user's own index, sidecars' reports, the queue, selectors, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpool_operator.api.v1alpha1 import LabelSelector
+from kvpool_operator.cli import main
+from kvpool_operator.desired.env import ExternalUrl
+from kvpool_operator.engines import count
+from kvpool_operator.external import read_external
+from kvpool_operator.observe import _node, _problem, selector_text
+from kvpool_operator.queue import Backoff, KeyQueue
+from kvpool_operator.report import Report
+from kvpool_operator.scrape import MOST_BYTES, open_scraper
+from kvpool_operator.settings import read_settings
+
+# -- engine pods ------------------------------------------------------------------------------------------------------
+
+
+def engine(name: str, namespace: str = "team", image: str = "", phase: str = "Running", **notes: str) -> dict[str, Any]:
+    annotations = {f"kvpool.dev/{k.replace('_', '-')}": v for k, v in notes.items()}
+    inits = [{"name": "kvpool-client", "image": image}] if image else []
+    return {
+        "metadata": {"name": name, "namespace": namespace, "annotations": annotations},
+        "spec": {"initContainers": inits},
+        "status": {"phase": phase},
+    }
+
+
+def test_engine_pods_by_state():
+    pods = [
+        engine("a", pool="sys/chat", injected="x", image="new"),
+        engine("b", pool="sys/chat", injected="x", image="old"),
+        engine("c", pool="chat", skip_reason="ConnectorPresent: ..."),
+        engine("d", pool="chat"),
+        engine("e", namespace="sys"),
+        engine("f", pool="sys/other", injected="x"),
+        engine("g"),
+        engine("h", pool="sys/chat", phase="Succeeded"),
+        {"metadata": {"deletionTimestamp": "now", "annotations": {"kvpool.dev/pool": "sys/chat"}}},
+        {"metadata": {}},
+    ]
+    found = count(pods, "sys", "chat", "new")
+    assert (found.selected, found.injected, found.stale, found.skipped, found.missed) == (5, 2, 1, 1, 2)
+    assert found.missed_names == ("sys/e", "team/d")
+
+
+# -- the user's own index ---------------------------------------------------------------------------------------------
+
+
+def secret(**data: bytes) -> dict[str, Any]:
+    return {"data": {k: base64.b64encode(v).decode() for k, v in data.items()}}
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        (b"redis://h", ExternalUrl("redis://h:6379/0", "", "")),
+        (b"redis://:pw@h:1/2\n", ExternalUrl("redis://h:1/2", "", "pw")),
+        (b"rediss://u:p%3A%2F@[fd00::1]:7/1?x=y#z", ExternalUrl("rediss://[fd00::1]:7/1", "u", "p:/")),
+    ],
+)
+def test_a_url_is_taken_apart(url: bytes, expected: ExternalUrl):
+    found = read_external(secret(url=url), "s", "url")
+    assert found == expected
+    assert isinstance(found, ExternalUrl)
+    assert found.password == expected.password
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        None,
+        {},
+        secret(other=b"x"),
+        secret(url=b"\xff\xfe"),
+        secret(url=b"http://hunter2@h"),
+        secret(url=b"redis://h:hunter2/0"),
+        secret(url=b"redis:///0"),
+        secret(url=b"redis://" + b"hunter2" * 1000),
+        {"data": {"url": "hunter2%%%"}},
+    ],
+)
+def test_a_url_that_cannot_be_used_is_explained_without_repeating_it(manifest: Any):
+    found = read_external(manifest, "s", "url")
+    assert isinstance(found, str)
+    assert "Secret s" in found
+    assert "hunter2" not in found
+
+
+# -- reports ----------------------------------------------------------------------------------------------------------
+
+
+KEYS = st.sampled_from(["index", "shared", "drives", "fingerprints", "hits", "ready", "used_bytes", "digest"])
+ANSWERS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@given(ANSWERS)
+def test_any_answer_makes_a_report(raw: Any):
+    report = Report.parse(raw)
+    assert report.used_bytes >= 0
+    assert all(isinstance(v, int) for v in report.hits.values())
+
+
+def test_a_report_reads_what_sidecars_say():
+    raw = {
+        "ready": True,
+        "used_bytes": 7,
+        "index": {"connected": True, "announced": 3},
+        "shared": {"configured": True, "available": False, "problem": "hung"},
+        "drives": {"nvme": "failing", "b": "ok"},
+        "transport": "TCP",
+        "fingerprints": [{"digest": "d", "engine": "e", "model": "m", "bytes": 5}, "x"] * 20,
+    }
+    report = Report.parse(raw)
+    assert (report.ready, report.used_bytes, report.index_connected, report.index_announced) == (True, 7, True, 3)
+    assert (report.shared_problem, report.failing_drives, report.transport) == ("hung", ("nvme",), "TCP")
+    assert len(report.fingerprints) == 5
+
+
+async def test_scraping_is_bounded_in_time_and_size():
+    async def ok(_: web.Request) -> web.Response:
+        return web.json_response({"ready": True, "blocks": 5})
+
+    async def huge(_: web.Request) -> web.Response:
+        return web.Response(body=b'"' + b"x" * MOST_BYTES + b'"')
+
+    async def never(_: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async def away(_: web.Request) -> web.Response:
+        raise web.HTTPFound("http://127.0.0.1:1/")
+
+    runners = []
+    handlers = {"127.0.0.1": ok, "127.0.0.2": huge, "127.0.0.3": never, "127.0.0.4": away}
+    port = 0
+    for address, handler in handlers.items():
+        app = web.Application()
+        app.router.add_get("/status", handler)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, address, port)
+        await site.start()
+        port = port or runner.addresses[0][1]
+        runners.append(runner)
+    try:
+        async with open_scraper() as scraper, asyncio.timeout(5):
+            found = await scraper.reports([*handlers, "127.0.0.5"], port)
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+    assert set(found) == {"127.0.0.1"}
+    assert found["127.0.0.1"].blocks == 5
+
+
+# -- the queue --------------------------------------------------------------------------------------------------------
+
+A, B = ("ns", "a"), ("ns", "b")
+
+
+async def test_a_key_is_in_the_queue_once():
+    queue = KeyQueue()
+    for _ in range(5):
+        queue.add(A)
+    queue.add(B)
+    assert {await queue.get(), await queue.get()} == {A, B}
+    assert len(queue) == 0
+
+
+async def test_the_earlier_time_wins():
+    queue = KeyQueue()
+    queue.add(A, 60)
+    queue.add(A, 0)
+    queue.add(A, 30)
+    async with asyncio.timeout(1):
+        assert await queue.get() == A
+
+
+async def test_a_key_that_is_worked_on_comes_back_afterwards():
+    queue = KeyQueue()
+    queue.add(A)
+    assert await queue.get() == A
+    queue.add(A)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await queue.get()
+    queue.done(A)
+    async with asyncio.timeout(1):
+        assert await queue.get() == A
+
+
+async def test_a_waiting_worker_is_woken():
+    queue = KeyQueue()
+    queue.add(B, 60)
+    worker = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add(A, 0.02)
+    async with asyncio.timeout(1):
+        assert await worker == A
+
+
+def test_pauses_grow_to_a_bound_and_start_anew():
+    backoff = Backoff()
+    pauses = [backoff.failed(A) for _ in range(12)]
+    assert 0.3 < pauses[0] < 0.7
+    assert max(pauses) <= 72
+    assert pauses[-1] > 40
+    backoff.succeeded(A)
+    assert backoff.failed(A) < 0.7
+
+
+# -- reading pods -----------------------------------------------------------------------------------------------------
+
+
+def test_a_pods_node_is_known_before_it_is_scheduled():
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-7"]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    assert _node({"spec": {"affinity": affinity}}) == "node-7"
+    assert _node({"spec": {"nodeName": "node-1", "affinity": affinity}}) == "node-1"
+    assert _node({"spec": {}}) == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, ""),
+        (
+            {
+                "containerStatuses": [
+                    {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}}
+                ]
+            },
+            "container c: ImagePullBackOff: no",
+        ),
+        (
+            {
+                "initContainerStatuses": [
+                    {
+                        "name": "prepare-node",
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "lastState": {"terminated": {"exitCode": 2, "message": "a\nread-only file system\n"}},
+                    }
+                ]
+            },
+            "container prepare-node failed: read-only file system",
+        ),
+        ({"initContainerStatuses": [{"name": "i", "state": {"terminated": {"exitCode": 0}}}]}, ""),
+        ({"containerStatuses": [{"name": "c", "state": {"waiting": {"reason": "ContainerCreating"}}}]}, ""),
+        ({"conditions": [{"type": "PodScheduled", "status": "False", "message": "no room"}]}, "cannot be scheduled"),
+        ({}, ""),
+    ],
+)
+def test_a_pods_problem_in_one_line(status: dict[str, Any], words: str):
+    found = _problem({"status": status})
+    assert words in found
+    assert bool(found) == bool(words)
+
+
+def test_selectors_as_text():
+    selector = LabelSelector.model_validate(
+        {
+            "matchLabels": {"a": "b"},
+            "matchExpressions": [
+                {"key": "k", "operator": "In", "values": ["x", "y"]},
+                {"key": "n", "operator": "NotIn", "values": ["z"]},
+                {"key": "e", "operator": "Exists"},
+                {"key": "d", "operator": "DoesNotExist"},
+            ],
+        }
+    )
+    assert selector_text(selector) == "a=b,k in (x,y),n notin (z),e,!d"
+
+
+# -- settings and command line ----------------------------------------------------------------------------------------
+
+
+def test_settings_come_from_flags_before_the_environment():
+    environ = {"KVPOOL_NAMESPACE": "a", "KVPOOL_SIDECAR_IMAGE": "i", "KVPOOL_IMAGE_PULL_SECRETS": "x, y"}
+    settings = read_settings(["--namespace", "b"], environ)
+    assert (settings.namespace, settings.env.sidecar_image, settings.env.image_pull_secrets) == ("b", "i", ("x", "y"))
+    assert settings.address == "127.0.0.1"  # never all addresses unless told so
+
+
+def test_a_missing_setting_is_named(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        read_settings([], {"KVPOOL_NAMESPACE": "a"})
+    assert "--sidecar-image" in capsys.readouterr().err
+
+
+def test_the_command_line_explains_itself(capsys: pytest.CaptureFixture[str]):
+    assert main(["--help"]) == 0
+    assert "webhook" in capsys.readouterr().out
+    assert main(["nonsense"]) == 2
+    assert "usage" in capsys.readouterr().err

@@ -1,0 +1,333 @@
+"""Whole passes over a pool, with the cluster in memory: from nothing to Ready, drift, deletion, refusals."""
+
+from __future__ import annotations
+
+import copy
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from op_samples import ENV, LOCAL, MemoryCluster, pool_manifest
+
+from kvpool_operator.cluster import Ref, ref
+from kvpool_operator.errors import ApiUnavailableError, ConflictError, RejectedError
+from kvpool_operator.observe import Observer
+from kvpool_operator.reconcile import Reconciler, Result
+from kvpool_operator.report import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NS, NAME = "kvpool-system", "chat"
+POOL = Ref("KVCachePool", NS, NAME)
+GOOD = Report(ready=True, capacity_bytes=2**30, index_connected=True, transport="TCP")
+
+
+class Reports:
+    """Answers for sidecars."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Report] = {}
+
+    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, Report]:
+        assert port == 7422
+        return {a: self.answers[a] for a in addresses if a in self.answers}
+
+
+class World:
+    """A cluster, an operator, and the controllers that Kubernetes would run."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.cluster = MemoryCluster()
+        self.reports = Reports()
+        self.now = datetime(2026, 11, 20, 10, tzinfo=UTC)
+        self.clock = 0.0
+        self.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NS}})
+        raw = pool_manifest(**spec)
+        raw["metadata"]["finalizers"] = []
+        self.cluster.put(raw)
+        observer = Observer(
+            self.cluster,
+            self.reports,
+            sidecar_image=ENV.sidecar_image,
+            namespace=NS,
+            webhook="kvpool-webhook",
+            clock=lambda: self.clock,
+        )
+        self.reconciler = Reconciler(self.cluster, observer, ENV, clock=lambda: self.clock, now=lambda: self.now)
+
+    @property
+    def pool(self) -> dict[str, Any]:
+        return self.cluster.objects[POOL]
+
+    async def look(self) -> Result:
+        self.cluster.calls.clear()
+        self.clock += 10
+        self.now += timedelta(seconds=10)
+        return await self.reconciler.reconcile(NS, NAME)
+
+    async def settle(self) -> Result:
+        for _ in range(10):
+            result = await self.look()
+            if result.again_s is None:
+                return result
+        raise AssertionError(f"does not settle: {self.cluster.writes()}")
+
+    def run(self, nodes: int = 2, ready: int = 2) -> None:
+        """What the controllers and the kubelets would do."""
+        for kind, name in (("DaemonSet", "chat-sidecar"), ("DaemonSet", "chat-wipe")):
+            daemonset = self.cluster.objects.get(Ref(kind, NS, name))
+            if daemonset is not None:
+                daemonset["status"] = {
+                    "observedGeneration": 1,
+                    "desiredNumberScheduled": nodes,
+                    "currentNumberScheduled": nodes,
+                    "updatedNumberScheduled": nodes,
+                    "numberReady": ready,
+                }
+        redis = self.cluster.objects.get(Ref("StatefulSet", NS, "chat-index"))
+        if redis is not None:
+            redis["status"] = {"readyReplicas": 1}
+        for i in range(nodes):
+            self.cluster.put(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "metadata": {
+                        "name": f"chat-sidecar-{i}",
+                        "namespace": NS,
+                        "labels": {"kvpool.dev/pool": NAME, "app.kubernetes.io/component": "sidecar"},
+                    },
+                    "spec": {"nodeName": f"node-{i}"},
+                    "status": {
+                        "phase": "Running",
+                        "podIP": f"10.0.0.{i}",
+                        "conditions": [{"type": "Ready", "status": "True" if i < ready else "False"}],
+                    },
+                }
+            )
+            self.reports.answers[f"10.0.0.{i}"] = GOOD
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(c for c in self.pool["status"]["conditions"] if c["type"] == kind)
+        return found
+
+    def delete(self) -> None:
+        self.pool["metadata"]["deletionTimestamp"] = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def test_from_nothing_to_ready_and_then_to_rest():
+    world = World()
+    first = await world.look()
+    assert [verb for verb, _ in world.cluster.writes()] == ["patch", "apply status"]
+    assert world.pool["metadata"]["finalizers"] == ["kvpool.dev/cleanup"]
+    assert first.again_s is not None
+    await world.settle()
+    assert world.condition("Ready")["status"] == "False"
+    world.run()
+    await world.settle()
+    assert world.condition("Ready")["status"] == "True"
+    assert world.pool["status"]["phase"] == "Ready"
+    await world.look()
+    assert world.cluster.writes() == []
+
+
+async def test_a_pool_that_is_gone_is_forgotten():
+    world = World()
+    del world.cluster.objects[POOL]
+    assert await world.look() == Result(gone=True)
+    assert world.cluster.writes() == []
+
+
+async def test_random_values_are_made_once():
+    world = World()
+    await world.settle()
+    secret = copy.deepcopy(world.cluster.objects[Ref("Secret", NS, "chat-secret")])
+    world.pool["spec"]["cache"] = {"maxBlockSize": "128Mi"}
+    await world.settle()
+    assert world.cluster.objects[Ref("Secret", NS, "chat-secret")]["data"] == secret["data"]
+
+
+async def test_of_two_who_make_the_secret_one_loses():
+    world = World()
+    await world.settle()
+    theirs = world.cluster.objects.pop(Ref("Secret", NS, "chat-secret"))
+    real_get, looks = world.cluster.get, 0
+
+    async def get(target: Ref) -> Any:
+        nonlocal looks
+        found = await real_get(target)
+        if target.kind == "Secret" and found is None:
+            looks += 1
+            if looks == 2:  # made by somebody else right after the last look
+                world.cluster.put(theirs)
+        return found
+
+    world.cluster.get = get  # type: ignore[method-assign]
+    with pytest.raises(ConflictError):
+        await world.look()
+    assert looks == 2
+    assert world.cluster.objects[Ref("Secret", NS, "chat-secret")]["data"] == theirs["data"]
+
+
+async def test_a_spec_that_cannot_be_understood_changes_nothing_and_is_told():
+    world = World()
+    await world.settle()
+    before = {r: o for r, o in world.cluster.objects.items() if r != POOL}
+    world.pool["spec"]["tiers"] = [{**LOCAL, "bogus": 1}]
+    await world.settle()
+    assert {r: o for r, o in world.cluster.objects.items() if r != POOL} == before
+    assert world.condition("Ready")["reason"] == "InvalidSpec"
+    assert "spec.tiers[0].bogus: no such field: remove it" in world.condition("Ready")["message"]
+
+
+@pytest.mark.parametrize("spec", [None, "text", [], {"tiers": "x"}, {"tiers": [{"name": "a" * 10_000}]}])
+async def test_a_hostile_spec_is_a_condition_not_a_crash(spec: Any):
+    world = World()
+    world.pool["spec"] = spec
+    await world.settle()
+    assert world.condition("Ready")["reason"] == "InvalidSpec"
+    world.delete()
+    world.pool["metadata"]["finalizers"] = ["kvpool.dev/cleanup"]
+    assert (await world.settle()).gone
+
+
+async def test_a_refused_object_does_not_keep_the_others_away():
+    world = World()
+    world.cluster.refuse["DaemonSet"] = RejectedError("daemonsets are forbidden", 403)
+    for _ in range(3):
+        await world.look()
+    assert Ref("Service", NS, "chat-index") in world.cluster.objects
+    assert world.condition("Ready")["reason"] == "Rejected"
+    assert "daemonsets are forbidden" in world.condition("Progressing")["message"]
+    world.cluster.refuse.clear()
+    await world.settle()
+    assert world.condition("Ready")["reason"] != "Rejected"
+
+
+async def test_without_its_secret_nothing_that_reads_it_is_made():
+    world = World()
+    world.cluster.refuse["Secret"] = RejectedError("secrets are forbidden", 403)
+    for _ in range(3):
+        await world.look()
+    assert Ref("DaemonSet", NS, "chat-sidecar") not in world.cluster.objects
+
+
+async def test_an_api_that_is_away_ends_the_pass():
+    world = World()
+    world.cluster.refuse["Service"] = ApiUnavailableError("503")
+    await world.look()
+    with pytest.raises(ApiUnavailableError):
+        await world.look()
+
+
+async def test_somebody_elses_object_stays_as_it_is():
+    world = World()
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "chat-config", "namespace": NS}, "data": {}}
+    world.cluster.put(theirs)
+    for _ in range(3):
+        await world.look()
+    assert "labels" not in world.cluster.objects[ref(theirs)]["metadata"]
+    assert "exists and is not this pool's" in world.condition("Ready")["message"]
+
+
+async def test_a_paused_pool_is_only_told_about():
+    world = World()
+    await world.settle()
+    world.run()
+    await world.settle()
+    world.pool["spec"]["mode"] = "Paused"
+    del world.cluster.objects[Ref("Service", NS, "chat-index")]
+    await world.settle()
+    assert Ref("Service", NS, "chat-index") not in world.cluster.objects
+    assert world.pool["status"]["phase"] == "Paused"
+
+
+async def test_numbers_are_written_every_half_minute_at_most():
+    world = World()
+    await world.settle()
+    world.run()
+    await world.settle()
+    writes = 0
+    for i in range(9):  # 90 seconds
+        world.reports.answers["10.0.0.0"] = Report(
+            ready=True, capacity_bytes=2**30, index_connected=True, transport="TCP", hits={"local": i + 1}
+        )
+        await world.look()
+        writes += len(world.cluster.writes())
+    assert 2 <= writes <= 3
+
+
+async def test_retain_and_take_over():
+    world = World()
+    await world.settle()
+    data = world.cluster.objects[Ref("Secret", NS, "chat-secret")]["data"]
+    world.delete()
+    assert (await world.settle()).gone
+    assert world.pool["metadata"]["finalizers"] == []
+    left = [r for r in world.cluster.objects if r.kind not in ("KVCachePool", "Namespace")]
+    assert left == [Ref("Secret", NS, "chat-secret")]
+    assert world.cluster.objects[left[0]]["metadata"]["labels"]["kvpool.dev/retained"] == "true"
+    world.cluster.put(pool_manifest())
+    await world.settle()
+    secret = world.cluster.objects[left[0]]
+    assert secret["data"] == data
+    assert "kvpool.dev/retained" not in secret["metadata"]["labels"]
+
+
+async def test_delete_stops_wipes_and_removes():
+    world = World(deletionPolicy="Delete")
+    await world.settle()
+    world.delete()
+    await world.look()
+    assert Ref("DaemonSet", NS, "chat-sidecar") not in world.cluster.objects
+    await world.look()
+    assert Ref("DaemonSet", NS, "chat-wipe") in world.cluster.objects
+    world.run(nodes=2, ready=1)
+    await world.look()
+    assert "the wipe of 1 of 2 nodes" in world.condition("Progressing")["message"]
+    assert world.pool["status"]["phase"] == "Deleting"
+    world.run()
+    for pod in [r for r in world.cluster.objects if r.kind == "Pod"]:
+        del world.cluster.objects[pod]
+    assert (await world.settle()).gone
+    assert {r.kind for r in world.cluster.objects} == {"KVCachePool", "Namespace"}
+
+
+async def test_a_deletion_does_not_wait_for_ever():
+    world = World(deletionPolicy="Delete", cleanupTimeout="1m")
+    await world.settle()
+    world.delete()
+    await world.look()
+    await world.look()
+    world.run(nodes=2, ready=1)
+    result = Result()
+    for _ in range(6):
+        result = await world.look()
+    assert result.gone
+    events = [o for r, o in world.cluster.objects.items() if r.kind == "Event"]
+    assert [e["reason"] for e in events] == ["CleanupTimedOut"]
+    assert "1 of 2 nodes wiped" in events[0]["message"]
+
+
+async def test_namespaces_are_resolved_and_the_pools_own_is_always_served():
+    world = World(injection={"allowedNamespaces": {"from": "Selector", "selector": {"matchLabels": {"team": "a"}}}})
+    for name in ("team-z", "team-b"):
+        world.cluster.put(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {"team": "a"}}}
+        )
+    world.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}})
+    await world.settle()
+    config = world.cluster.objects[Ref("ConfigMap", NS, "chat-config")]["data"]["pool.json"]
+    assert '"allowed_namespaces": [\n    "kvpool-system",\n    "team-b",\n    "team-z"\n  ]' in config
+
+
+async def test_what_is_the_same_for_all_pools_is_read_once_in_a_while():
+    world = World()
+    await world.settle()
+    world.clock -= 10
+    world.cluster.calls.clear()
+    for _ in range(3):
+        await world.reconciler.reconcile(NS, NAME)
+    lists = [r for verb, r in world.cluster.calls if verb == "list" and r.kind == "Pod" and not r.namespace]
+    assert len(lists) <= 1

@@ -1,0 +1,268 @@
+"""What users are told: conditions, phases, numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from op_samples import inputs, pool, pool_manifest
+
+from kvpool_operator.api.conditions import Condition, find, set_condition
+from kvpool_operator.api.crdgen import crd
+from kvpool_operator.cluster import ref
+from kvpool_operator.desired import build
+from kvpool_operator.engines import EnginePods
+from kvpool_operator.observe import Observed, Sidecar, Webhook
+from kvpool_operator.report import Fingerprint, Report
+from kvpool_operator.status import Progress, invalid_status, make_status, worth_writing
+
+if TYPE_CHECKING:
+    from kvpool_operator.cluster import Manifest
+
+NOW, LATER = "2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"
+STATUS_SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+GOOD = Report(
+    ready=True,
+    capacity_bytes=10 * 2**30,
+    used_bytes=2**30,
+    blocks=32,
+    index_connected=True,
+    index_announced=32,
+    transport="TCP",
+    hits={"local": 5, "peer": 3},
+    bytes={"local": 100},
+    misses={"absent": 2},
+    fingerprints=(Fingerprint("4be1", "vllm 0.33", "llama", 2**30),),
+)
+
+
+def observed(
+    *, nodes: int = 2, ready: int = 2, updated: int = 2, raw: Manifest | None = None, **kwargs: Any
+) -> Observed:
+    objects = {}
+    for manifest in build(inputs()):
+        manifest["metadata"] |= {"generation": 1, "uid": "u"}
+        if manifest["kind"] == "DaemonSet":
+            manifest["status"] = {
+                "observedGeneration": 1,
+                "desiredNumberScheduled": nodes,
+                "numberReady": ready,
+                "updatedNumberScheduled": updated,
+            }
+        if manifest["kind"] == "StatefulSet":
+            manifest["status"] = {"readyReplicas": 1}
+        objects[ref(manifest)] = manifest
+    sidecars = kwargs.pop("sidecars", tuple(Sidecar(f"node-{i}", i < ready, "", GOOD) for i in range(nodes)))
+    return Observed(raw=raw or pool_manifest(), objects=objects, sidecars=sidecars, **kwargs)
+
+
+def status(seen: Observed, progress: Progress | None = None, now: str = NOW, **spec: Any) -> Manifest:
+    return make_status(pool(**spec), seen, progress or Progress(), "id-1", now)
+
+
+def told(made: Manifest, kind: str) -> tuple[str, str]:
+    condition = find(made["conditions"], kind)
+    assert condition is not None
+    assert condition["message"]
+    return condition["status"], condition["reason"]
+
+
+def message(made: Manifest, kind: str) -> str:
+    return str((find(made["conditions"], kind) or {})["message"])
+
+
+def check(schema: dict[str, Any], value: Any, path: str = "status") -> None:
+    """Only what the schema of the CRD knows may be written: the API server drops the rest without a word."""
+    if "properties" in schema:
+        assert set(value) <= set(schema["properties"]), path
+        for key, child in value.items():
+            check(schema["properties"][key], child, f"{path}.{key}")
+    elif "items" in schema:
+        assert len(value) <= schema["maxItems"], path
+        for item in value:
+            check(schema["items"], item, f"{path}[]")
+    elif "enum" in schema:
+        assert value in schema["enum"], path
+
+
+def test_a_pool_that_serves():
+    made = status(observed())
+    check(STATUS_SCHEMA, made)
+    assert {c["type"]: (c["status"], c["reason"]) for c in made["conditions"]} == {
+        "Ready": ("True", "Serving"),
+        "StorageReady": ("True", "AllNodesReady"),
+        "IndexReady": ("True", "Connected"),
+        "InjectionReady": ("True", "Injecting"),
+        "TransportReady": ("True", "AsAsked"),
+        "Progressing": ("False", "UpToDate"),
+    }
+    assert made["phase"] == "Ready"
+    assert (made["observedGeneration"], made["poolID"]) == (3, "id-1")
+    assert all(c["observedGeneration"] == 3 for c in made["conditions"])
+    assert made["nodes"]["summary"] == "2/2"
+    assert made["capacity"] == {"total": "20Gi", "used": "2Gi", "usedPercent": 10, "blocks": 64}
+    assert made["cache"]["hitRate"] == "0.80"
+    assert made["cache"]["hits"] == {"local": 10, "peer": 6}
+    assert made["cache"]["missReasons"] == {"absent": 4}
+    assert made["fingerprints"] == [{"digest": "4be1", "engine": "vllm 0.33", "model": "llama", "size": "2Gi"}]
+    assert made["transport"]["effective"] == "TCP"
+
+
+def with_report(**kwargs: Any) -> Observed:
+    sidecars = (Sidecar("node-0", True, "", GOOD), Sidecar("node-1", True, "", replace(GOOD, **kwargs)))
+    return observed(sidecars=sidecars)
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "expected", "words"),
+    [
+        (Observed(raw=pool_manifest()), "StorageReady", ("False", "NotCreated"), "being made"),
+        (observed(nodes=0, ready=0), "StorageReady", ("False", "NoNodes"), "spec.nodes"),
+        (observed(ready=1), "StorageReady", ("False", "NodesNotReady"), "1 of 2 nodes serve; node-1: not ready yet"),
+        (
+            observed(ready=0, sidecars=(), refusal='violates PodSecurity "restricted"'),
+            "StorageReady",
+            ("False", "PodsRefused"),
+            "enforce=privileged",
+        ),
+        (with_report(failing_drives=("nvme",)), "StorageReady", ("False", "DrivesFailing"), "node-1: nvme"),
+        (with_report(shared_problem="hung"), "StorageReady", ("False", "SharedTierAway"), "node-1: hung"),
+        (with_report(index_connected=False), "IndexReady", ("False", "NodesNotConnected"), "1 of 2 nodes"),
+        (observed(sidecars=()), "IndexReady", ("Unknown", "NoReports"), "no sidecar"),
+        (observed(external_problem="Secret x is missing"), "IndexReady", ("False", "UrlNotUsable"), "Secret x"),
+        (with_report(transport="RDMA"), "TransportReady", ("False", "NodesDiffer"), "RDMA"),
+        (observed(sidecars=()), "TransportReady", ("Unknown", "NoReports"), "no sidecar"),
+        (observed(webhook=Webhook("no replica is ready")), "InjectionReady", ("False", "WebhookDown"), "no replica"),
+        (
+            observed(engines=EnginePods(missed=5, missed_names=("a/x", "a/y", "a/z"))),
+            "InjectionReady",
+            ("False", "PodsNotInjected"),
+            "a/x; a/y; a/z; and 2 more",
+        ),
+        (observed(updated=1), "Progressing", ("True", "RollingOut"), "1 of 2"),
+    ],
+)
+def test_each_trouble_has_its_reason(seen: Observed, kind: str, expected: tuple[str, str], words: str):
+    made = status(seen)
+    check(STATUS_SCHEMA, made)
+    assert told(made, kind) == expected
+    assert words in message(made, kind)
+
+
+def test_a_node_says_why_it_is_not_ready():
+    sidecars = (Sidecar("node-0", True, "", GOOD), Sidecar("node-1", False, "container server failed: no space"))
+    made = status(observed(ready=1, sidecars=sidecars))
+    assert "node-1: container server failed: no space" in message(made, "Ready")
+
+
+def test_what_the_api_server_refuses_comes_first():
+    made = status(observed(), Progress(rejections=("ConfigMap x exists and is not this pool's",)))
+    assert told(made, "Ready") == ("False", "Rejected")
+    assert "exists and is not" in message(made, "Ready")
+    assert made["phase"] == "Failed"
+
+
+def test_injection_that_is_off_is_not_trouble_of_the_storage():
+    made = status(observed(), injection={"enabled": False})
+    assert told(made, "InjectionReady") == ("False", "Disabled")
+    assert told(made, "Ready") == ("True", "Serving")
+
+
+@pytest.mark.parametrize(
+    ("previous", "seen", "progress", "spec", "phase"),
+    [
+        ("", Observed(raw=pool_manifest()), Progress(), {}, "Pending"),
+        ("Pending", observed(ready=0), Progress(applied=3), {}, "Provisioning"),
+        ("Ready", observed(ready=1), Progress(), {}, "Degraded"),
+        ("Ready", observed(ready=1, updated=1), Progress(), {}, "Updating"),
+        ("Ready", observed(updated=1), Progress(), {}, "Updating"),
+        ("Degraded", observed(), Progress(), {}, "Ready"),
+        ("Ready", observed(), Progress(), {"mode": "Paused"}, "Paused"),
+    ],
+)
+def test_phases(previous: str, seen: Observed, progress: Progress, spec: dict[str, Any], phase: str):
+    seen = replace(seen, raw=pool_manifest() | {"status": {"phase": previous}})
+    assert status(seen, progress, **spec)["phase"] == phase
+
+
+def test_transition_times_move_only_when_the_status_does():
+    first = status(observed())
+    raw = pool_manifest() | {"status": first}
+    same = status(observed(raw=raw), now=LATER)
+    assert same == first
+    worse = status(observed(raw=raw, ready=1), now=LATER)
+    times = {c["type"]: c["lastTransitionTime"] for c in worse["conditions"]}
+    assert times["Ready"] == times["StorageReady"] == LATER
+    assert times["IndexReady"] == times["TransportReady"] == NOW
+
+
+conditions = st.lists(
+    st.tuples(
+        st.sampled_from(["Ready", "IndexReady"]),
+        st.sampled_from(["True", "False", "Unknown"]),
+        st.sampled_from(["A", "B"]),
+    ),
+    max_size=12,
+)
+
+
+@given(conditions)
+def test_conditions_are_one_per_type_and_remember_their_last_flip(history: list[tuple[str, str, str]]):
+    held: list[dict[str, Any]] = []
+    flips: dict[str, tuple[str, str]] = {}
+    for i, (kind, state, reason) in enumerate(history):
+        held = set_condition(held, Condition(type=kind, status=state, reason=reason), f"t{i}")  # type: ignore[arg-type]
+        if flips.get(kind, ("", ""))[0] != state:
+            flips[kind] = (state, f"t{i}")
+        assert len({c["type"] for c in held}) == len(held)
+        assert {c["type"]: (c["status"], c["lastTransitionTime"]) for c in held} == flips
+        assert find(held, kind) is not None
+
+
+def test_garbage_in_the_old_status_does_no_harm():
+    raw = pool_manifest() | {"status": {"conditions": ["x", {"type": 1}, None], "phase": 7, "nodes": []}}
+    assert told(status(observed(raw=raw)), "Ready") == ("True", "Serving")
+    assert told(status(observed(raw=pool_manifest() | {"status": "text"})), "Ready") == ("True", "Serving")
+
+
+def test_a_spec_that_cannot_be_understood_leaves_the_rest_of_the_status():
+    raw = pool_manifest() | {"status": status(observed())}
+    made = invalid_status(pool().metadata, replace(observed(), raw=raw), "spec.tiers: wrong", LATER)
+    check(STATUS_SCHEMA, made)
+    assert told(made, "Ready") == ("False", "InvalidSpec")
+    assert "spec.tiers: wrong" in message(made, "Ready")
+    assert made["nodes"]["summary"] == "2/2"
+    assert made["phase"] == "Failed"
+
+
+def test_numbers_wait_and_news_do_not():
+    first = status(observed())
+    grown = status(observed(raw=pool_manifest() | {"status": first}))
+    grown["cache"] = {**grown["cache"], "hitRate": "0.81"}
+    worse = status(observed(ready=1, raw=pool_manifest() | {"status": first}))
+    assert not worth_writing(first, first, 1000)
+    assert not worth_writing(first, grown, 29)
+    assert worth_writing(first, grown, 30)
+    assert worth_writing(first, worse, 0)
+    assert worth_writing({}, first, 0)
+
+
+def test_messages_are_bounded():
+    made = status(observed(), Progress(rejections=("x" * 5000,)))
+    assert all(len(c["message"]) <= 1024 for c in made["conditions"])
+
+
+def test_no_more_than_ten_fingerprints_the_largest_first():
+    kinds = tuple(Fingerprint(f"d{i:02}", "e", "m", i) for i in range(10))
+    more = tuple(Fingerprint(f"e{i:02}", "e", "m", 100 + i) for i in range(10))
+    seen = observed(
+        sidecars=(
+            Sidecar("a", True, "", replace(GOOD, fingerprints=kinds)),
+            Sidecar("b", True, "", replace(GOOD, fingerprints=more)),
+        )
+    )
+    found = [f["digest"] for f in status(seen)["fingerprints"]]
+    assert found == [f"e{i:02}" for i in reversed(range(10))]
