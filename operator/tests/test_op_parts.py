@@ -16,7 +16,7 @@ from kvpool_operator.cli import main
 from kvpool_operator.desired.env import ExternalUrl
 from kvpool_operator.engines import count
 from kvpool_operator.external import read_external
-from kvpool_operator.observe import _node, _problem, selector_text
+from kvpool_operator.podview import node, problem, selector_text
 from kvpool_operator.queue import Backoff, KeyQueue
 from kvpool_operator.report import Report
 from kvpool_operator.scrape import MOST_BYTES, open_scraper
@@ -228,9 +228,9 @@ def test_pauses_grow_to_a_bound_and_start_anew():
 def test_a_pods_node_is_known_before_it_is_scheduled():
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-7"]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
-    assert _node({"spec": {"affinity": affinity}}) == "node-7"
-    assert _node({"spec": {"nodeName": "node-1", "affinity": affinity}}) == "node-1"
-    assert _node({"spec": {}}) == ""
+    assert node({"spec": {"affinity": affinity}}) == "node-7"
+    assert node({"spec": {"nodeName": "node-1", "affinity": affinity}}) == "node-1"
+    assert node({"spec": {}}) == ""
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_pods_node_is_known_before_it_is_scheduled():
     ],
 )
 def test_a_pods_problem_in_one_line(status: dict[str, Any], words: str):
-    found = _problem({"status": status})
+    found = problem({"status": status})
     assert words in found
     assert bool(found) == bool(words)
 

@@ -16,7 +16,7 @@ from kvpool_operator.cluster import Ref, ref
 from kvpool_operator.desired import Inputs, build
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.difference import DIGEST, covers, is_as_wanted, stamped
-from kvpool_operator.observe import Observed
+from kvpool_operator.observed import Observed
 from kvpool_operator.plan import FINALIZER, WIPED, Apply, Edit, Mark, Plan, Post, Prune, plan, plan_cleanup
 
 if TYPE_CHECKING:

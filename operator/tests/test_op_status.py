@@ -15,7 +15,7 @@ from kvpool_operator.api.crdgen import crd
 from kvpool_operator.cluster import ref
 from kvpool_operator.desired import build
 from kvpool_operator.engines import EnginePods
-from kvpool_operator.observe import Observed, Sidecar, Webhook
+from kvpool_operator.observed import Observed, Sidecar, Webhook
 from kvpool_operator.report import Fingerprint, Report
 from kvpool_operator.status import Progress, invalid_status, make_status, worth_writing
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from kvpool_operator import podview
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.cluster import Ref, ref
 from kvpool_operator.desired import labels, names
-from kvpool_operator.engines import OPTED_IN, EnginePods, count
+from kvpool_operator.engines import OPTED_IN, count
 from kvpool_operator.errors import RejectedError
 from kvpool_operator.external import read_external
+from kvpool_operator.observed import Observed, Sidecar, Webhook
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
-    from kvpool_operator.api.v1alpha1 import KVCachePool, LabelSelector, Metadata
+    from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
     from kvpool_operator.cluster import Cluster, Manifest
     from kvpool_operator.desired.env import ExternalUrl
-    from kvpool_operator.report import Report
     from kvpool_operator.scrape import Scraper
 
-__all__ = ["Observed", "Observer", "Sidecar", "Webhook", "selector_text"]
+__all__ = ["Observer"]
 
 OWNED_KINDS: Final = (
     "ConfigMap",
@@ -35,50 +35,6 @@ OWNED_KINDS: Final = (
 )
 OWNED_WIDE_KINDS: Final = ("ClusterRoleBinding", "PersistentVolume")
 SHARED_VIEW_S: Final = 5.0
-
-
-@dataclass(frozen=True)
-class Sidecar:
-    """One of the pool's pods, and what it says of itself (None: it does not answer)."""
-
-    node: str
-    ready: bool
-    problem: str = ""
-    report: Report | None = None
-
-
-@dataclass(frozen=True)
-class Webhook:
-    """Whether new pods can be injected; `problem` is empty when they can."""
-
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """The cluster as it was a moment ago."""
-
-    raw: Manifest
-    objects: Mapping[Ref, Manifest] = field(default_factory=dict)
-    """The pool's objects by what they are; the Secret is among them."""
-    allowed_namespaces: tuple[str, ...] = ("*",)
-    external: ExternalUrl | None = None
-    external_problem: str = ""
-    namespace_terminating: bool = False
-    sidecars: tuple[Sidecar, ...] = ()
-    engines: EnginePods = field(default_factory=EnginePods)
-    webhook: Webhook = field(default_factory=Webhook)
-    refusal: str = ""
-    """Why no pod can be made for the DaemonSet, in the words of the API server."""
-
-    @property
-    def status(self) -> Manifest:
-        status = self.raw.get("status")
-        return status if isinstance(status, dict) else {}
-
-    def object(self, kind: str, name: str) -> Manifest | None:
-        """The pool's object of that kind and name in its namespace."""
-        return self.objects.get(Ref(kind, self.raw["metadata"].get("namespace", ""), name))
 
 
 class Observer:
@@ -163,7 +119,7 @@ class Observer:
             return ("*",)
         found = {pool.metadata.namespace}
         if allowed.selector is not None:
-            listed = await self._cluster.list("Namespace", labels=selector_text(allowed.selector))
+            listed = await self._cluster.list("Namespace", labels=podview.selector_text(allowed.selector))
             found |= {n["metadata"]["name"] for n in listed if "deletionTimestamp" not in n["metadata"]}
         return tuple(sorted(found))
 
@@ -172,13 +128,13 @@ class Observer:
         wanted = ",".join(f"{k}={v}" for k, v in sorted(labels.selector(pool, "sidecar").items()))
         pods = await self._cluster.list("Pod", namespace=meta.namespace, labels=wanted)
         pods = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
-        addresses = {p["metadata"]["name"]: _address(p) for p in pods}
+        addresses = {p["metadata"]["name"]: podview.address(p) for p in pods}
         reports = await self._scraper.reports([a for a in addresses.values() if a], HTTP_PORT)
         found = [
             Sidecar(
-                node=_node(p),
-                ready=_is_ready(p),
-                problem=_problem(p),
+                node=podview.node(p),
+                ready=podview.is_ready(p),
+                problem=podview.problem(p),
                 report=reports.get(addresses[p["metadata"]["name"]]),
             )
             for p in pods
@@ -219,66 +175,3 @@ class Observer:
             future = asyncio.ensure_future(read())
             self._views[what] = (self._clock(), future)
         return await asyncio.shield(future)
-
-
-def selector_text(selector: LabelSelector) -> str:
-    """A label selector as the API takes it in a URL."""
-    parts = [f"{k}={v}" for k, v in sorted(selector.match_labels.items())]
-    for e in selector.match_expressions:
-        match e.operator:
-            case "In" | "NotIn":
-                parts.append(f"{e.key} {e.operator.lower()} ({','.join(e.values)})")
-            case "Exists":
-                parts.append(e.key)
-            case "DoesNotExist":
-                parts.append(f"!{e.key}")
-    return ",".join(parts)
-
-
-def _node(pod: Manifest) -> str:
-    """The node of a DaemonSet's pod, also before it is scheduled: it carries an affinity to that node alone."""
-    spec = pod.get("spec") or {}
-    if spec.get("nodeName"):
-        return str(spec["nodeName"])
-    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ) or {}
-    for term in affinity.get("nodeSelectorTerms") or []:
-        for wanted in term.get("matchFields") or []:
-            if wanted.get("key") == "metadata.name" and wanted.get("values"):
-                return str(wanted["values"][0])
-    return ""
-
-
-def _address(pod: Manifest) -> str:
-    status = pod.get("status") or {}
-    return str(status.get("podIP", "")) if status.get("phase") == "Running" else ""
-
-
-def _is_ready(pod: Manifest) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
-
-
-def _problem(pod: Manifest) -> str:
-    """Why a pod is not ready, in one line; empty when nothing is known."""
-    if _is_ready(pod):
-        return ""
-    status = pod.get("status") or {}
-    for c in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        state = c.get("state") or {}
-        waiting, ended = (
-            state.get("waiting") or {},
-            state.get("terminated") or (c.get("lastState") or {}).get("terminated"),
-        )
-        reason = str(waiting.get("reason") or "")
-        if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff"):
-            last = str(ended.get("message") or "").strip().splitlines()
-            said = last[-1] if last else f"exit code {ended.get('exitCode')}"
-            return f"container {c.get('name')} failed: {said[:300]}"
-        if reason and reason not in ("PodInitializing", "ContainerCreating"):
-            return f"container {c.get('name')}: {reason}: {str(waiting.get('message') or '')[:200]}".rstrip(": ")
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return f"cannot be scheduled: {str(condition.get('message') or '')[:200]}"
-    return ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.v1alpha1 import Metadata
     from kvpool_operator.cluster import Manifest
-    from kvpool_operator.observe import Observed
+    from kvpool_operator.observed import Observed
 
 __all__ = ["FINALIZER", "WIPED", "Action", "Apply", "Edit", "Mark", "Plan", "Post", "Prune", "plan", "plan_cleanup"]
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from kvpool_operator.cluster import Cluster, Manifest
     from kvpool_operator.desired.env import Env, PoolSecret
-    from kvpool_operator.observe import Observed, Observer
+    from kvpool_operator.observe import Observer
+    from kvpool_operator.observed import Observed
 
 __all__ = ["Reconciler", "Result"]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
     from kvpool_operator.cluster import Manifest
-    from kvpool_operator.observe import Observed
+    from kvpool_operator.observed import Observed
     from kvpool_operator.report import Report
 
 __all__ = ["Progress", "invalid_status", "make_status", "worth_writing"]

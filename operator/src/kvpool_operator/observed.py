@@ -1,0 +1,62 @@
+"""The cluster as one pass sees it: frozen values that decisions are made from. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvpool_operator.cluster import Ref
+from kvpool_operator.engines import EnginePods
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvpool_operator.cluster import Manifest
+    from kvpool_operator.desired.env import ExternalUrl
+    from kvpool_operator.report import Report
+
+__all__ = ["Observed", "Sidecar", "Webhook"]
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """One of the pool's pods, and what it says of itself (None: it does not answer)."""
+
+    node: str
+    ready: bool
+    problem: str = ""
+    report: Report | None = None
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """Whether new pods can be injected; `problem` is empty when they can."""
+
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The cluster as it was a moment ago."""
+
+    raw: Manifest
+    objects: Mapping[Ref, Manifest] = field(default_factory=dict)
+    """The pool's objects by what they are; the Secret is among them."""
+    allowed_namespaces: tuple[str, ...] = ("*",)
+    external: ExternalUrl | None = None
+    external_problem: str = ""
+    namespace_terminating: bool = False
+    sidecars: tuple[Sidecar, ...] = ()
+    engines: EnginePods = field(default_factory=EnginePods)
+    webhook: Webhook = field(default_factory=Webhook)
+    refusal: str = ""
+    """Why no pod can be made for the DaemonSet, in the words of the API server."""
+
+    @property
+    def status(self) -> Manifest:
+        status = self.raw.get("status")
+        return status if isinstance(status, dict) else {}
+
+    def object(self, kind: str, name: str) -> Manifest | None:
+        """The pool's object of that kind and name in its namespace."""
+        return self.objects.get(Ref(kind, self.raw["metadata"].get("namespace", ""), name))
