@@ -53,23 +53,30 @@ def slots(size: int, count: int) -> list[memoryview]:
 
 
 class Blocks:
-    """`count` blocks of one size, in the pool on node a and as plain files in `directory`."""
+    """`count` blocks of one size in the pool. `files` is where node a keeps them: both contenders read the same."""
 
-    def __init__(self, size: int, count: int, client: Client, directory: Path) -> None:
+    def __init__(self, size: int, count: int, client: Client, home: Path) -> None:
         self.size = size
         self.idents = [ident(FINGERPRINT, f"{size}/{i}".encode()) for i in range(count)]
-        self.files = [directory / f"{size}-{i}" for i in range(count)]
+        self.files: list[Path] = []
         view = buffer(size)
-        for i, file in enumerate(self.files):
+        known = _files(home)
+        for i in range(count):
             view[:] = _pattern(i) * (size // 4096)
             (result,) = client.put_from([self.idents[i]], [view])
-            if not result.ok:
+            if not result.stored:
                 raise RuntimeError(f"block {i} of {size} bytes was not stored: {result.reason}")
-            file.write_bytes(bytes(HEADER_BYTES) + view)
+            (fresh,) = _files(home) - known
+            known.add(fresh)
+            self.files.append(fresh)
 
     def check(self, n: int, view: memoryview) -> None:
         if view[:4096] != _pattern(n) or view[-4096:] != _pattern(n):
             raise RuntimeError(f"block {n} came back with other bytes")
+
+
+def _files(home: Path) -> set[Path]:
+    return {file for file in home.rglob("*") if len(file.name) == 64 and file.is_file()}
 
 
 def _pattern(n: int) -> bytes:
@@ -100,6 +107,7 @@ def plain_reads(blocks: Blocks, batch: int) -> Callable[[int], Callable[[int], N
             first = (thread * 7 + n) * batch % len(blocks.files)
             for file, view in zip(blocks.files[first : first + batch], views, strict=True):
                 plain.read_file(file, view, scratch)
+            blocks.check(first, views[0])
 
         return operation
 
@@ -157,7 +165,7 @@ def run(directory: Path, network: Network, rounds: int) -> list[Row]:
             files = directory / "plain"
             files.mkdir()
             for size, batch, count, operations in ((32 * MIB, 1, 16, 8), (2 * MIB, 64, 128, 4), (MIB // 4, 64, 256, 8)):
-                blocks = Blocks(size, count, clients["a"], files)
+                blocks = Blocks(size, count, clients["a"], directory / "a" / "nvme")
                 rows += measure(nodes, clients, blocks, batch, rounds, operations)
             rows += stores(clients["a"], 32 * MIB, files, rounds)
         finally:
@@ -216,7 +224,7 @@ def table(rows: list[Row]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=8, help="how often the contenders take turns")
+    parser.add_argument("--rounds", type=int, default=12, help="how often the contenders take turns")
     parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where blocks and results go")
     parser.add_argument("--congestion-control", default="cubic", help="of the peers' network, where the kernel has it")
     parser.add_argument("--gate", action="store_true", help="exit 1 if a ratio is below what is asked")

@@ -1,3 +1,3 @@
 .PHONY: bench
-bench: setup ## the data path beside the limit of this machine, with ratios (1 to 2 minutes; out/bench/data.json)
+bench: setup ## the data path beside the limit of this machine, with ratios (about 1 minute; out/bench/data.json)
 	$(PY) -m bench $(ARGS)
