@@ -115,8 +115,8 @@ class HostPathShare(Model):
     """A directory where every node has the shared file system mounted already."""
 
     path: f.SharedPath
-    """Directory on every node. It is made if it is missing, given to user 65532, and belongs to this pool alone. It
-    cannot be changed later."""
+    """Directory on every node. It must exist: a mount that is missing on one node must not pass for the shared file
+    system. It is given to user 65532 and belongs to this pool alone. It cannot be changed later."""
 
 
 class ClaimShare(Model):
