@@ -227,11 +227,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12, help="how often the contenders take turns")
     parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where blocks and results go")
     parser.add_argument("--congestion-control", default="cubic", help="of the peers' network, where the kernel has it")
+    parser.add_argument("--loopback", action="store_true", help="no network name spaces, even where they could be made")
     parser.add_argument("--gate", action="store_true", help="exit 1 if a ratio is below what is asked")
     options = parser.parse_args()
     options.dir.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="run-", dir=options.dir)).resolve()
-    network = Network(options.congestion_control)
+    network = Network(options.congestion_control, loopback=options.loopback)
     load = os.getloadavg()[0]
     began = time.monotonic()
     try:
@@ -239,7 +240,7 @@ def main() -> int:
     finally:
         network.close()
         shutil.rmtree(directory, ignore_errors=True)
-    print(f"peers: {network.kind}; congestion control {network.congestion_control}; {os.cpu_count()} processors, ")
+    print(f"peers: {network.kind}; congestion control {network.congestion_control}; {os.cpu_count()} processors,")
     print(f"load before the run {load:.1f}; {options.rounds} rounds, contenders taking turns; {_seconds(began)} s\n")
     print(table(rows))
     result = options.dir / "data.json"
