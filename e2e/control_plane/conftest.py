@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -42,14 +43,35 @@ def api(kubeconfig: Path) -> Api:
     api.call("PATCH", f"{path}?fieldManager=test", crd, APPLY)
     until("the CRD is served", lambda: api.items(f"{POOLS}/kvcachepools") == [])
     namespace(api, SYSTEM)
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": "kvpool-sidecar-rendezvous"},
-        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}],
-    }
-    api.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles", role)
     return api
+
+
+@pytest.fixture(scope="session")
+def rights(api: Api, kubeconfig: Path) -> Path:
+    """A kubeconfig of the operator's service account, with the rights that the chart gives it and no others."""
+    helm = shutil.which("helm", path=f"{binaries()}{os.pathsep}{os.environ['PATH']}")
+    if helm is None:
+        pytest.skip("no helm: `e2e/airgap/binaries.sh helm` builds it")
+    chart = [helm, "template", "kvpool", "charts/kvpool", "-n", SYSTEM]
+    text = subprocess.run(chart, check=True, capture_output=True, text=True, cwd=ROOT, timeout=60).stdout
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    places = {
+        "ServiceAccount": f"/api/v1/namespaces/{SYSTEM}/serviceaccounts",
+        "ClusterRole": f"{rbac}/clusterroles",
+        "ClusterRoleBinding": f"{rbac}/clusterrolebindings",
+        "Role": f"{rbac}/namespaces/{SYSTEM}/roles",
+        "RoleBinding": f"{rbac}/namespaces/{SYSTEM}/rolebindings",
+    }
+    for manifest in yaml.safe_load_all(text):
+        if manifest and manifest["kind"] in places and "helm.sh/hook" not in str(manifest["metadata"]):
+            api.call("POST", places[manifest["kind"]], manifest)
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
+    token = api.call("POST", f"{places['ServiceAccount']}/kvpool-operator/token", request)["status"]["token"]
+    config = yaml.safe_load(kubeconfig.read_text())
+    config["users"][0]["user"]["token"] = token
+    path = kubeconfig.with_name("operator.kubeconfig")
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -103,13 +125,13 @@ class Operator:
 
 
 @pytest.fixture(scope="session")
-def operator(
-    api: Api, kubelet: Kubelet, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Operator]:
-    with Operator(kubeconfig, tmp_path_factory.mktemp("operator") / "log", "first") as operator:
+def operator(api: Api, kubelet: Kubelet, rights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    with Operator(rights, tmp_path_factory.mktemp("operator") / "log", "first") as operator:
         yield operator
     text = operator.log.read_text()
     assert "Traceback" not in text, text[-6000:]
+    forbidden = [line for line in text.splitlines() if "HTTP 403" in line and "being terminated" not in line]
+    assert not forbidden, "the chart's rights do not suffice"
 
 
 def namespace(api: Api, name: str, **labels: str) -> None:

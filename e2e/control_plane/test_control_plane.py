@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from api import APPLY, MERGE, Api, ApiError, until
+from api import APPLY, MERGE, POOLS, Api, ApiError, until
 from conftest import ROOT, SYSTEM, Operator, Pools, namespace
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def without_pods(owned: dict[str, Any]) -> set[str]:
 def test_a_bad_pool_is_refused_with_a_sentence_that_helps(api: Api, path: Path):
     case = yaml.safe_load(path.read_text())
     pool = case["pool"]
-    url = f"{Pools(api).path(pool['metadata']['name'])}?fieldManager=user&dryRun=All&fieldValidation=Strict"
+    url = f"{POOLS}/namespaces/{SYSTEM}/kvcachepools?dryRun=All&fieldValidation=Strict"
     with pytest.raises(ApiError) as refused:
-        api.call("PATCH", url, pool, APPLY)
+        api.call("POST", url, pool)
     assert case["message"] in str(refused.value)
     assert refused.value.status == 422
 
@@ -349,11 +349,11 @@ def lease(api: Api) -> dict[str, Any]:
     return found
 
 
-def test_replicas_take_turns(pools: Pools, operator: Operator, kubeconfig: Path, tmp_path: Path):
+def test_replicas_take_turns(pools: Pools, operator: Operator, rights: Path, tmp_path: Path):
     pools.apply("chat")
     pools.until_ready("chat")
     assert lease(pools.api)["holderIdentity"] == "first"
-    with Operator(kubeconfig, tmp_path / "second", "second") as second:
+    with Operator(rights, tmp_path / "second", "second") as second:
         # a leader that was stopped for longer than its Lease finds it lost and ends, without a write
         operator.process.send_signal(signal.SIGSTOP)
         until("the second one leads", lambda: lease(pools.api)["holderIdentity"] == "second", timeout=40)
@@ -363,7 +363,7 @@ def test_replicas_take_turns(pools: Pools, operator: Operator, kubeconfig: Path,
         assert operator.process.wait(20) == 1
         assert {k: o["metadata"]["resourceVersion"] for k, o in pools.owned("chat").items()} == before
         # one that is told to end hands over at once
-        with Operator(kubeconfig, tmp_path / "third", "third") as third:
+        with Operator(rights, tmp_path / "third", "third") as third:
             until("the third one waits", lambda: os.path.exists(third.log) and lease(pools.api)["holderIdentity"])
             started = time.monotonic()
             assert second.end() == 0
