@@ -3,8 +3,8 @@
     python engine_process.py MODEL_DIRECTORY CONNECTOR_JSON      ("" as connector: an engine without any)
 
 Commands: {"prompt": [token, ...], "max_tokens": n, "salt": text}, {"reset": true} (drops the engine's own prefix
-cache), {"reset_all": true} (the connector's, too), {"stats": true}, {"quit": true}. Answers are lines that start with
-`@@`.
+cache), {"reset_all": true} (the connector's, too), {"stats": true}, {"metrics": true} (ours at /metrics),
+{"quit": true}. Answers are lines that start with `@@`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ def main(model: str, connector: str) -> None:
             say(reset=engine.reset_prefix_cache())
         elif command.get("reset_all"):
             say(reset=engine.reset_prefix_cache(reset_connector=True))
+        elif command.get("metrics"):
+            from prometheus_client import REGISTRY
+
+            found = [s for m in REGISTRY.collect() if m.name.startswith("kvpool") for s in m.samples]
+            say(metrics=[[s.name, s.labels, s.value] for s in found])
         elif command.get("stats"):
             from kvpool.engines.vllm import last_stats
 

@@ -74,6 +74,9 @@ def test_what_one_engine_computed_another_loads_from_its_node(
     assert stats["facts"]["model"]["files"]
     assert stats["tokens"] == {"peer": 9 * BLOCK}
     assert list(stats["requests"].values())[-1] == {"peer": 9 * BLOCK}
+    b.settle()
+    shown = [(n, labels["tier"], v) for n, labels, v in b.ask(metrics=True)["metrics"] if "tier" in labels]
+    assert ("kvpool:loaded_tokens_total", "peer", 9 * BLOCK) in shown
 
 
 def test_an_engine_loads_its_own_blocks_back(cluster: Cluster, engines: tuple[Engine, Engine]) -> None:
