@@ -63,6 +63,7 @@ def demonstrate(options: argparse.Namespace) -> Results:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         display = stack.enter_context(Display(total).running())
+        display.warn_if_busy()
         pool = Pool(options.pool, work, logs)
         stack.callback(pool.stop)
         if options.engine == "replay":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Display"]
 
 PLAIN_WIDTH = 110
+BUSY = 1.0
 
 
 class Display:
@@ -54,6 +56,12 @@ class Display:
     def say(self, text: str) -> None:
         """One line of what is going on."""
         self._console.print(f"[{self.seconds:5.0f} s] {text}", markup=False, soft_wrap=True)
+
+    def warn_if_busy(self) -> None:
+        """Times mean little while others use the cores."""
+        load = os.getloadavg()[0]
+        if load > BUSY:
+            self.say(f"note: others keep this machine busy (load {load:.1f}); the times below will be longer and noisy")
 
     def phase(self, title: str) -> None:
         """A new part begins; what is before the colon stands beside the bar."""
