@@ -37,7 +37,7 @@ def report(results: Results) -> RenderableType:
     shape = results.shape
     who = f"{shape.users} users, {shape.rounds} rounds, each round on another of {results.nodes} nodes"
     if results.with_engine:
-        title = f"Time to first token in ms, p50 / p95: {who}, {results.engine}"
+        title = f"Time to first token in ms, p50 / p95: {who}, vLLM on CPU"
     else:
         title = f"NO ENGINE RAN: random blocks in place of KV. {who}"
     parts: list[RenderableType] = [_title(title), _waits(results)]

@@ -192,7 +192,7 @@ def _phases(stage: Stage) -> Results:
     for counted in stats.values():
         read.update(counted.get("client", {}).get("bytes", {}))
     return Results(
-        engine="vLLM on CPU",
+        engine="vllm",
         nodes=len(NODE_NAMES),
         shape=shape,
         pool=pool,
@@ -211,7 +211,7 @@ def _compare(
     pool: Sequence[Turn], none: Sequence[Turn], stayed: Sequence[Turn], exact: Sequence[Turn], plain: Sequence[Turn]
 ) -> list[Comparison]:
     return [
-        Comparison("bf16: moved, with the pool = never moved", True, agreement(pool, stayed)),
+        Comparison("bf16: moved, with the pool = never moved", True, agreement(pool, stayed), _late(pool, stayed)),
         Comparison("float32: moved, with the pool = no cache at all", True, agreement(exact, plain)),
         Comparison(
             "bf16, no pool in either: moved = never moved",
@@ -223,6 +223,16 @@ def _compare(
             "not, because the KV is the same bytes; and float32 shows that nothing but rounding is behind it.",
         ),
     ]
+
+
+def _late(pool: Sequence[Turn], stayed: Sequence[Turn]) -> str:
+    """Says so where the pool did not have a block in time: then more was computed, in other pieces."""
+    kept = {(t.visit.user, t.visit.round): t.cached for t in stayed}
+    late = [t for t in pool if t.cached != kept[t.visit.user, t.visit.round]]
+    if not late:
+        return ""
+    where = ", ".join(f"round {t.visit.round + 1} of user {t.visit.user}" for t in late)
+    return f"in {where} other blocks were found than the engine that\nnever moved had: there the prompt was cut differently."
 
 
 def _drop_shared_memory() -> None:

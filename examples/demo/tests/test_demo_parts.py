@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvpool_demo import picture
+from kvpool_demo import picture, with_engine
 from kvpool_demo.conversation import Shape, conversations, documents, to_tokens
 from kvpool_demo.engines import MAX_MODEL_LEN
 from kvpool_demo.play import Answer, play
@@ -165,6 +165,12 @@ def test_before_round_is_called_between_rounds():
     assert seen == [0, 0, "before 1", 1, 1, "before 2", 2, 2]
 
 
+def test_a_block_that_came_late_is_told():
+    stayed = [turn(0, 0), turn(0, 1, cached=50)]
+    assert with_engine._late(stayed, stayed) == ""
+    assert "round 2 of user 0" in with_engine._late([turn(0, 0), turn(0, 1, cached=25)], stayed)
+
+
 def test_what_is_played_in_float32_moves_too():
     assert smaller(Shape()).users == 2
     assert smaller(Shape()).rounds == 3
@@ -181,7 +187,7 @@ def results(with_engine: bool = True, same: bool = True) -> Results:
     none = [replace(t, cached=0, tiers={}, wait_ms=1000.0) for t in pool]
     other = [replace(t, tokens=t.tokens if same else (9,)) for t in pool]
     return Results(
-        "vLLM on CPU", 3, replace(SHAPE, rounds=2), pool, none, pool, lost="node-c",
+        "vllm", 3, replace(SHAPE, rounds=2), pool, none, pool, lost="node-c",
         comparisons=[
             Comparison("pool = stayed", True, agreement(pool, other)),
             Comparison("pool = none", False, agreement(pool, [replace(t, tokens=(9,)) for t in none]), "a note"),
@@ -191,7 +197,7 @@ def results(with_engine: bool = True, same: bool = True) -> Results:
 
 def test_the_summary_has_what_is_promised():
     made = summary(results())
-    assert made["engine"] == "vLLM on CPU"
+    assert made["engine"] == "vllm"
     assert (made["nodes"], made["users"], made["rounds"]) == (3, 2, 2)
     assert made["tokens_identical"] is True
     assert made["hit_rate"] == 0.25
