@@ -96,6 +96,8 @@ def test_a_pool_becomes_ready_and_then_nothing_is_written_any_more(pools: Pools)
     pools.apply("chat")
     pool = pools.until_ready("chat")
     assert without_pods(pools.owned("chat")) == MANAGED
+    assert pool["metadata"]["finalizers"] == ["kvpool.dev/cleanup"]
+    assert "annotations" not in pool["metadata"]
     status = pool["status"]
     assert status["nodes"]["summary"] == "2/2"
     assert status["capacity"]["total"] == "16Gi"

@@ -27,6 +27,8 @@ LEASE_S: Final = 15.0
 RENEW_S: Final = 10.0
 """A leader that could not renew for so long gives up, before others may take over."""
 RETRY_S: Final = 2.0
+CALL_S: Final = 4.0
+"""A call that takes longer has failed, so that a second one fits in before the Lease is lost."""
 
 
 class Lease:
@@ -75,25 +77,30 @@ class Lease:
         """Take or renew the Lease if that may be done; the time of a renewal is that of its beginning."""
         started = self._clock()
         try:
-            lease = await self._cluster.get(self._ref)
-            if lease is None:
-                await self._cluster.create(
-                    {
-                        "apiVersion": "coordination.k8s.io/v1",
-                        "kind": "Lease",
-                        "metadata": {"name": self._ref.name, "namespace": self._ref.namespace},
-                        "spec": self._spec(0, acquired=None),
-                    }
-                )
-            elif not await self._renew(lease):
-                return False
+            async with asyncio.timeout(CALL_S):
+                taken = await self._take()
         except ConflictError:
             return False
-        except OperatorError as e:
-            log.warning("the Lease cannot be renewed: %s", e)
+        except (OperatorError, TimeoutError) as e:
+            log.warning("the Lease cannot be renewed: %s", e or "no answer in time")
             return False
-        self._renewed = started
-        return True
+        if taken:
+            self._renewed = started
+        return taken
+
+    async def _take(self) -> bool:
+        lease = await self._cluster.get(self._ref)
+        if lease is None:
+            await self._cluster.create(
+                {
+                    "apiVersion": "coordination.k8s.io/v1",
+                    "kind": "Lease",
+                    "metadata": {"name": self._ref.name, "namespace": self._ref.namespace},
+                    "spec": self._spec(0, acquired=None),
+                }
+            )
+            return True
+        return await self._renew(lease)
 
     async def _renew(self, lease: Manifest) -> bool:
         spec = lease.get("spec") or {}

@@ -368,7 +368,7 @@ class PoolSpec(Model):
         ),
     ]
     """Where blocks are kept, from the fastest to the slowest: one or more local tiers (several drives share the
-    blocks between them) and at most one shared tier."""
+    blocks between them) and at most one shared tier. A tier that is removed here leaves its blocks where they are."""
     index: Index = section(Index)
     """The prefix index says which node has a block."""
     cache: Cache = section(Cache)
@@ -382,7 +382,7 @@ class PoolSpec(Model):
     deletion_policy: Literal["Retain", "Delete"] = "Retain"
     """What happens to the blocks when this pool is deleted. Retain: they stay on the drives, and the Secret
     NAME-secret that names them stays too; a new pool of the same name, namespace and paths finds them again. Delete:
-    a wipe on every node removes them, and the Secret goes."""
+    a wipe on every node that `nodes` selects removes them, and the Secret goes."""
     cleanup_timeout: f.CleanupTime = "5m"
     """The deletion of this pool waits at most so long for nodes that do not answer; what is left there is named in an
     Event."""
