@@ -108,7 +108,7 @@ class Node(Process):
 
     def block_files(self) -> list[Path]:
         """The files of all blocks on this node."""
-        return [f for f in (self.home / "nvme").rglob("*") if f.is_file() and len(f.name.split(".")[0]) == 64]
+        return [f for f in (self.home / "nvme").rglob("*") if f.is_file() and len(f.name) == 64]
 
 
 class Cluster:
