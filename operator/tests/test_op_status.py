@@ -223,7 +223,9 @@ def test_conditions_are_one_per_type_and_remember_their_last_flip(history: list[
 
 
 def test_garbage_in_the_old_status_does_no_harm():
-    raw = pool_manifest() | {"status": {"conditions": ["x", {"type": 1}, None], "phase": 7, "nodes": []}}
+    odd = ["x", {"type": 1}, None, {"type": "Retired"}, {"type": "Ready", "status": "True", "lastTransitionTime": 7}]
+    raw = pool_manifest() | {"status": {"conditions": odd, "phase": 7, "nodes": []}}
+    check(STATUS_SCHEMA, status(observed(raw=raw)))
     assert told(status(observed(raw=raw)), "Ready") == ("True", "Serving")
     assert told(status(observed(raw=pool_manifest() | {"status": "text"})), "Ready") == ("True", "Serving")
 

@@ -84,7 +84,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
 
 
 def _counts(value: Any) -> dict[str, int]:

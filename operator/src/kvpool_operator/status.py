@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "invalid_status", "make_status", "worth_writing"]
 
 NUMBERS_EVERY_S: Final = 30.0
+_TYPES: Final = ("Ready", "StorageReady", "IndexReady", "InjectionReady", "TransportReady", "Progressing")
 
 
 @dataclass(frozen=True)
@@ -65,19 +66,15 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
     index = _index_ready(pool, observed, reports)
     progressing = _progressing(pool, observed, nodes, progress)
     ready = _ready(storage, index, nodes, progress)
-    conditions = _conditions(
-        observed.status,
-        pool.metadata.generation,
-        now,
-        {
-            "Ready": ready,
-            "StorageReady": storage,
-            "IndexReady": index,
-            "InjectionReady": _injection_ready(pool, observed),
-            "TransportReady": _transport_ready(pool, reports),
-            "Progressing": progressing,
-        },
+    verdicts = (
+        ready,
+        storage,
+        index,
+        _injection_ready(pool, observed),
+        _transport_ready(pool, reports),
+        progressing,
     )
+    conditions = _conditions(observed.status, pool.metadata.generation, now, dict(zip(_TYPES, verdicts, strict=True)))
     return PoolStatus(
         observed_generation=pool.metadata.generation,
         phase=_phase(pool, observed, ready, progressing, progress),
@@ -99,7 +96,7 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
             missed=observed.engines.missed,
             stale=observed.engines.stale,
         ),
-        conditions=[Condition.model_validate(c) for c in conditions],
+        conditions=[Condition.model_validate(c) for c in conditions if c["type"] in _TYPES],
     ).dump()
 
 
@@ -129,7 +126,8 @@ def worth_writing(old: Manifest, new: Manifest, since_last_s: float) -> bool:
 
 
 def _conditions(old: Manifest, generation: int, now: str, verdicts: dict[str, _Verdict]) -> list[dict[str, Any]]:
-    conditions = old.get("conditions") if isinstance(old.get("conditions"), list) else []
+    conditions = old.get("conditions")
+    conditions = [c for c in conditions if isinstance(c, dict)] if isinstance(conditions, list) else []
     for kind, v in verdicts.items():
         status = "Unknown" if v.status is None else str(v.status)
         condition = Condition.model_validate(
@@ -141,8 +139,8 @@ def _conditions(old: Manifest, generation: int, now: str, verdicts: dict[str, _V
                 "message": v.message[:1024],
             }
         )
-        conditions = set_condition(conditions or [], condition, now)
-    return conditions or []
+        conditions = set_condition(conditions, condition, now)
+    return conditions
 
 
 def _ready(storage: _Verdict, index: _Verdict, nodes: NodesStatus, progress: Progress) -> _Verdict:

@@ -43,10 +43,10 @@ def set_condition(conditions: list[dict[str, Any]], new: Condition, now: str) ->
     """
     kept = [c for c in conditions if isinstance(c, dict) and isinstance(c.get("type"), str)]
     old = find(kept, new.type)
-    same = old is not None and old.get("status") == new.status and old.get("lastTransitionTime")
+    since = old.get("lastTransitionTime") if old is not None and old.get("status") == new.status else None
     entry = new.model_copy(
         update={
-            "last_transition_time": old["lastTransitionTime"] if old and same else now,
+            "last_transition_time": since if isinstance(since, str) and since else now,
             "message": new.message[:MESSAGE_LENGTH],
         }
     ).dump()
