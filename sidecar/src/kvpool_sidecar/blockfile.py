@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import threading
 from dataclasses import replace
 from typing import NamedTuple
@@ -74,12 +75,12 @@ def forbid_writers(fd: int) -> None:
 
     RefusedError if somebody can. The lease lasts until `fd` is closed.
     """
+    # a broken lease is told by SIGIO, which ends a process that does not expect it: name a signal that ends nobody
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
         raise RefusedError("somebody can still write this file") from None
-    # the kernel tells a broken lease by SIGIO, which ends a process that does not expect it: tell nobody
-    fcntl.fcntl(fd, fcntl.F_SETOWN, 0)
 
 
 def allow_writers(fd: int) -> None:
