@@ -96,8 +96,11 @@ config() {
 containers() { docker ps -aq --filter "label=io.x-k8s.kind.cluster=$NAME" "$@"; }
 workers() { containers --filter label=io.x-k8s.kind.role=worker; }
 remove() {
-  local nodes
+  local nodes worker
   nodes=$(containers)
+  # pods may have written there as root, which this user need not be
+  worker=$(workers | head -1)
+  [ -z "$worker" ] || docker exec "$worker" find /mnt/kvpool-shared -mindepth 1 -delete || say "  (the shared folder could not be emptied)"
   [ -z "$nodes" ] || xargs -n1 -P3 docker rm -f -v <<<"$nodes" >/dev/null
   rm -rf "$KUBECONFIG" "$STATE/made-from" "$STATE/shared"
 }
