@@ -85,6 +85,7 @@ class KubePods(PodSource):
         super().__init__()
         self._pool = pool
         self._account = account
+        self._jitter = random.Random()  # noqa: S311 - of our own: the process's is not ours to advance
         self._lock = threading.Lock()
         self._known: dict[str, WantedPod] | None = None
         if not url:
@@ -111,7 +112,7 @@ class KubePods(PodSource):
                 log.warning("the API server: %s: %s; known pods are served on", type(e).__name__, e)
                 if time.monotonic() - began > _BACKOFF_S[1]:
                     wait = _BACKOFF_S[0]  # it had worked for a while
-                time.sleep(wait * random.uniform(0.7, 1.3))  # noqa: S311 - jitter
+                time.sleep(wait * self._jitter.uniform(0.7, 1.3))
                 wait = min(wait * 2, _BACKOFF_S[1])
 
     def _list(self) -> str:
