@@ -232,7 +232,9 @@ def _late(pool: Sequence[Turn], stayed: Sequence[Turn]) -> str:
     if not late:
         return ""
     where = ", ".join(f"round {t.visit.round + 1} of user {t.visit.user}" for t in late)
-    return f"in {where} other blocks were found than the engine that\nnever moved had: there the prompt was cut differently."
+    return (
+        f"in {where}\nother blocks were found than the engine that never moved had, so the prompt was cut differently."
+    )
 
 
 def _drop_shared_memory() -> None:
