@@ -11,6 +11,7 @@ import ctypes
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 _CLONE_NEWNET = 0x40000000
 _SUBNET = "10.213.7"
+
+
+def end_with_parent() -> None:
+    """In a child, before exec: the kernel ends it when the process that started it dies, however that dies."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 class Network:
@@ -165,7 +171,9 @@ class Nodes:
     def _spawn(self, name: str, node: str, arguments: list[str], env: dict[str, str]) -> None:
         command = [*self.network.prefix(node), sys.executable, "-m", "kvpool_sidecar", *arguments]
         with (self.directory / f"{name}.log").open("wb") as log:
-            self.processes[name] = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=log)
+            self.processes[name] = subprocess.Popen(
+                command, env={**os.environ, **env}, stdout=log, stderr=log, preexec_fn=end_with_parent
+            )
 
     def _wait_ready(self, node: str, address: str) -> None:
         deadline = time.monotonic() + 30

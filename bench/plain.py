@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from bench.nodes import end_with_parent
 from kvpool.block import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Sender:
 
     def __init__(self, network: Network, files: Sequence[Path]) -> None:
         command = [*network.prefix("a"), sys.executable, "-m", "bench.plain", network.a, *map(str, files)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=end_with_parent)
         assert self.process.stdout is not None
         self._address = (network.a, int(self.process.stdout.readline()))
         self._network = network

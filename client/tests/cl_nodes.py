@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import secrets
 import signal
@@ -26,6 +28,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def end_with_parent() -> None:
+    """In a child, before exec: the kernel ends it when the process that started it dies, however that dies."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 class Process:
     """A child that is ended by `stop`, whatever state it is in."""
 
@@ -39,7 +46,7 @@ class Process:
         assert self.process is None
         with self.log.open("ab") as log:
             command = [sys.executable, "-m", "kvpool_sidecar", *self._arguments]
-            self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log, preexec_fn=end_with_parent)
 
     def signal(self, number: int) -> None:
         assert self.process is not None
@@ -105,6 +112,11 @@ class Node(Process):
             except OSError:
                 time.sleep(0.05)
         raise RuntimeError(f"{self.name} is not ready: {self.log.read_text()[-3000:]}")
+
+    def announced(self) -> int:
+        """Blocks that the index has been told of."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status", timeout=5) as answer:
+            return json.loads(answer.read())["index"]["announced"]
 
     def block_files(self) -> list[Path]:
         """The files of all blocks on this node."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from en_engine import ROOT, Engine
 
-sys.path.insert(0, str(ROOT / "client/tests"))
+from en_engine import ROOT, Engine  # isort: skip - it makes the next one importable
 from cl_nodes import Cluster
 
 if TYPE_CHECKING:

@@ -6,11 +6,15 @@ import json
 import os
 import queue
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import xxhash
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from cl_nodes import end_with_parent
 
 ROOT = Path(__file__).parent.parent.parent
 START_S, ANSWER_S = 300, 120
@@ -71,6 +75,7 @@ class Engine:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            preexec_fn=end_with_parent,
         )
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)

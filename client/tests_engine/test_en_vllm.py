@@ -51,11 +51,12 @@ def reference(start_engine: Callable[..., Engine]) -> Engine:
 
 
 def stored(cluster: Cluster, node: str, engine: Engine, seed: int, **options: Any) -> dict[str, Any]:
-    """Have `engine` compute a prompt of its own and wait until its blocks are on `node`."""
+    """Have `engine` compute a prompt of its own and wait until its blocks are on `node`, and in the index."""
     before = len(cluster[node].block_files())
     answer = engine.generate(prompt(seed), **options)
     engine.settle()
     assert until(lambda: len(cluster[node].block_files()) >= before + 9)
+    assert until(lambda: cluster[node].announced() >= before + 9)
     return answer
 
 
