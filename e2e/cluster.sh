@@ -1,27 +1,27 @@
 #!/bin/bash
 # A kind cluster for the end-to-end tests: one control plane, two workers (kind.yaml).
 #
-#   eval "$(e2e/cluster.sh up)"    make the cluster, or keep the one that stands as asked; then KUBECONFIG is set and
-#                                  kind, kubectl and helm are on PATH. Progress goes to stderr.
-#   e2e/cluster.sh prepare         all of `up` but the cluster: docker, the tools, the base image, the node image.
+#   eval "$(e2e/cluster.sh up)"    make the cluster, or keep the one that stands as asked; then KUBECONFIG is
+#                                  set, and kind, kubectl, helm are on PATH. Progress goes to stderr.
+#   e2e/cluster.sh prepare         all of `up` but the cluster: docker, tools, base image, node image.
 #                                  Prints the same exports; `docker build` works from here on.
 #   e2e/cluster.sh env             print the exports alone
-#   e2e/cluster.sh load IMAGE...   bring images of the local docker onto the workers (onto every node with --all)
+#   e2e/cluster.sh load IMAGE...   bring images of the local docker onto the workers (--all: all nodes)
 #   e2e/cluster.sh status          what runs
-#   e2e/cluster.sh down            remove the cluster, its shared folder, and a docker daemon that `up` started
-#                                  (KEEP_DOCKERD=1 keeps the daemon; a daemon that ran before is never touched)
+#   e2e/cluster.sh down            remove the cluster, its shared folder, and a docker daemon that we started
+#                                  (KEEP_DOCKERD=1 keeps it; a daemon of the machine is never touched)
 #
-# The exports: KUBECONFIG, PATH, KVPOOL_BASE_IMAGE (Debian bookworm with Python 3.11 and pip at /usr/bin, for
-# `docker build --build-arg BASE_IMAGE=...` and for engine pods; on every node already in airgap mode, elsewhere it
-# must be loaded), KVPOOL_SHARED (the host folder that both workers have at /mnt/kvpool-shared).
-# On the workers: /opt/kvpool-engine (read-only, from $KVPOOL_ENGINE_ENV), /mnt/kvpool-shared (one folder for both),
-# and everything else, /var/lib/kvpool for one, belongs to that node alone and goes with it.
+# The exports: KUBECONFIG; PATH; KVPOOL_BASE_IMAGE (Debian bookworm with Python 3.11 and pip at /usr/bin, for
+# `docker build --build-arg BASE_IMAGE=...` and for engine pods; in airgap mode every node has it, elsewhere
+# it must be loaded); KVPOOL_SHARED (the host folder that both workers have at /mnt/kvpool-shared).
+# On the workers: /opt/kvpool-engine (read-only, from $KVPOOL_ENGINE_ENV), /mnt/kvpool-shared (one folder for
+# both); everything else, /var/lib/kvpool for one, belongs to that node alone and goes with it.
 #
 # Environment:
 #   KVPOOL_ENGINE_ENV   host folder of the engine's Python environment (default: an empty folder)
 #   KIND_NODE_IMAGE     use this node image
-#   KVPOOL_E2E_MODE     plain: kind with images of a registry; airgap: make everything here (airgap/README.md).
-#                       Default: plain where docker runs and can pull, else airgap (needs root, apt-get and Go).
+#   KVPOOL_E2E_MODE     plain: kind with images of a registry; airgap: make all of it (airgap/README.md).
+#                       Default: plain where docker runs and can pull, else airgap (needs root, apt-get, Go).
 #   KVPOOL_CLUSTER      name of the cluster (default kvpool)
 #   KVPOOL_CACHE        where built things and state are kept (default ~/.cache/kvpool)
 . "$(dirname "$(readlink -f "$0")")/airgap/lib.sh"
@@ -36,7 +36,8 @@ have_image() { docker image inspect "$1" >/dev/null 2>&1; }
 
 choose_mode() {
   if [ -n "${KVPOOL_E2E_MODE:-}" ]; then
-    case $KVPOOL_E2E_MODE in plain | airgap) echo "$KVPOOL_E2E_MODE" ;; *) die "KVPOOL_E2E_MODE is plain or airgap" ;; esac
+    [[ $KVPOOL_E2E_MODE =~ ^(plain|airgap)$ ]] || die "KVPOOL_E2E_MODE is plain or airgap"
+    echo "$KVPOOL_E2E_MODE"
   elif "$AIRGAP/dockerd.sh" ours || ! docker info >/dev/null 2>&1; then
     echo airgap
   # a pull of 30 MB tells whether a registry can be reached
@@ -100,7 +101,8 @@ remove() {
   nodes=$(containers)
   # pods may have written there as root, which this user need not be
   worker=$(workers | head -1)
-  [ -z "$worker" ] || docker exec "$worker" find /mnt/kvpool-shared -mindepth 1 -delete || say "  (the shared folder could not be emptied)"
+  [ -z "$worker" ] || docker exec "$worker" find /mnt/kvpool-shared -mindepth 1 -delete ||
+    say "  (the shared folder could not be emptied)"
   [ -z "$nodes" ] || xargs -n1 -P3 docker rm -f -v <<<"$nodes" >/dev/null
   rm -rf "$KUBECONFIG" "$STATE/made-from" "$STATE/shared"
 }
@@ -119,7 +121,8 @@ up() {
     mkdir "$STATE/shared"
     chmod 1777 "$STATE/shared" # as on a shared file system, any node and user may make its own folders
     trap failed EXIT
-    step "cluster $NAME" kind create cluster --name "$NAME" --image "$image" --config "$STATE/kind.yaml" --retain
+    step "cluster $NAME" \
+      kind create cluster --name "$NAME" --image "$image" --config "$STATE/kind.yaml" --retain
     step "nodes ready" kubectl wait --for=condition=Ready nodes --all --timeout=180s
     step "cluster DNS ready" kubectl -n kube-system rollout status deployment/coredns --timeout=120s
     echo "$made" >"$STATE/made-from"
@@ -134,7 +137,8 @@ failed() {
   trap '' INT TERM
   if ((status != 130)); then
     say "  saving the nodes' logs in $LOGS/$NAME"
-    timeout 60 kind export logs --name "$NAME" "$LOGS/$NAME" >/dev/null 2>&1 || say "  (the logs could not be saved)"
+    timeout 60 kind export logs --name "$NAME" "$LOGS/$NAME" >/dev/null 2>&1 ||
+      say "  (the logs could not be saved)"
   fi
   say "  removing the cluster"
   remove
@@ -160,7 +164,7 @@ load() {
 
 status() {
   docker info >/dev/null 2>&1 || { say "no docker daemon answers"; return; }
-  if "$AIRGAP/dockerd.sh" ours; then say "docker daemon: started by cluster.sh"; else say "docker daemon: not ours"; fi
+  if "$AIRGAP/dockerd.sh" ours; then say "docker daemon: our own"; else say "docker daemon: the machine's"; fi
   if [ -z "$(containers)" ]; then say "no cluster $NAME"; return; fi
   kubectl get nodes -o wide >&2
 }

@@ -6,7 +6,10 @@
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 cd "$AIRGAP"
 
-sources=$({ cat go.mod go.sum binaries.sh; find cmd internal -name '*.go' -print0 | sort -z | xargs -0 cat; } | hash)
+sources=$({
+  cat go.mod go.sum binaries.sh
+  find cmd internal -name '*.go' -print0 | sort -z | xargs -0 cat
+} | hash)
 BIN=$KEEP/bin-$sources
 
 package() {
@@ -32,9 +35,8 @@ stamps() {
       done ;;
     helm)
       printf -- '-X helm.sh/helm/v3/internal/version.version=%s ' "$(module_version helm.sh/helm/v3)"
-      for p in lint/rules chartutil; do
-        printf -- '-X helm.sh/helm/v3/pkg/%s.k8sVersionMajor=%s -X helm.sh/helm/v3/pkg/%s.k8sVersionMinor=%s ' \
-          "$p" "$major" "$p" "$minor"
+      for p in helm.sh/helm/v3/pkg/{lint/rules,chartutil}; do
+        printf -- '-X %s.k8sVersionMajor=%s -X %s.k8sVersionMinor=%s ' "$p" "$major" "$p" "$minor"
       done ;;
   esac
 }
@@ -43,7 +45,7 @@ build() {
   go build -trimpath -ldflags "-s -w $(stamps "$1")" -o "$BIN/.$1.partial" "$(package "$1")"
   mv "$BIN/.$1.partial" "$BIN/$1"
   [ "$1" = kube ] || return 0
-  for name in kubeadm kubelet kubectl crictl kube-apiserver kube-controller-manager kube-scheduler kube-proxy podnet; do
+  for name in kubeadm kubelet kubectl crictl podnet kube-{apiserver,controller-manager,scheduler,proxy}; do
     ln -sfn kube "$BIN/$name"
   done
 }
@@ -55,5 +57,6 @@ for name in "$@"; do
   command -v go >/dev/null || die "building $name needs Go 1.24 or newer"
   step "building $name" build "$name"
 done
-find "$KEEP" -maxdepth 1 -name 'bin-*' ! -path "$BIN" -exec rm -rf {} + # of older sources
+# those of older sources go, unless a cluster may still be using them
+find "$KEEP" -maxdepth 1 -name 'bin-*' ! -path "$BIN" -mtime +1 -exec rm -rf {} +
 echo "$BIN"

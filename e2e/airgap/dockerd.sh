@@ -20,7 +20,8 @@ up() {
   lock
   mkdir -p "$KEEP/docker" "$LOGS"
   # Three nodes in containers open more inotify watches than the default allows.
-  sysctl -qw net.ipv4.ip_forward=1 fs.inotify.max_user_instances=1024 fs.inotify.max_user_watches=524288 || true
+  sysctl -qw net.ipv4.ip_forward=1 fs.inotify.max_user_instances=1024 \
+    fs.inotify.max_user_watches=524288 || say "  (these limits could not be set)"
   setsid nohup dockerd --data-root "$KEEP/docker/data" --exec-root "$KEEP/docker/exec" --pidfile "$PIDFILE" \
     "${options[@]}" >"$LOGS/dockerd.log" 2>&1 </dev/null 9>&- &
   pid=$!

@@ -12,7 +12,8 @@ say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 
 # step WHAT COMMAND...: runs the command with its output in a log; prints how long it takes, the time every
-# 15 s, and the end of the log if it fails. The command gets a process group of its own, so that Ctrl-C ends all of it.
+# 15 s, and the end of the log if it fails. The command gets a process group of its own, so that Ctrl-C ends
+# all of it.
 step() {
   local what=$1 log pid status=0 start=$SECONDS next=15 idle interrupted=
   shift
@@ -76,3 +77,8 @@ MADE_FROM=kvpool.dev/made-from
 made_from() { docker image inspect -f "{{index .Config.Labels \"$MADE_FROM\"}}" "$1" 2>/dev/null || true; }
 image_id() { docker image inspect -f '{{.Id}}' "$1"; }
 hash() { sha256sum | cut -c1-12; }
+# image_from DOCKERFILE CONTEXT OPTION...: apt-get in it has this machine's network and proxies
+image_from() {
+  docker build --network=host --build-arg http_proxy --build-arg https_proxy --build-arg no_proxy \
+    -f "$AIRGAP/images/$1" "${@:3}" "$2"
+}

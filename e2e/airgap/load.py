@@ -1,8 +1,9 @@
 """Load images of the local docker into kind nodes, sending only the layers that the nodes lack.
 
-The base image is part of the node image, so of an application's image only its own layers travel: an OCI archive
-that leaves out every blob the nodes' containerd has already. containerd checks each blob's digest, and the archive
-names all of them, so a node ends with the same image as after a full load (its ID is compared at the end).
+The base image is part of the node image, so of an application's image only its own layers travel: an OCI
+archive that leaves out every blob the nodes' containerd has already. containerd checks each blob's digest,
+and the archive names all of them, so a node ends with the same image as after a full load (its ID is
+compared at the end).
 
 usage: load.py --nodes NODE,... IMAGE...
 """
@@ -47,7 +48,8 @@ def full_name(image: str) -> str:
 
 def node_has(node: str, image: str, image_id: str) -> bool:
     """Whether the node's container runtime knows the name as that very image."""
-    found = subprocess.run(("docker", "exec", node, "crictl", "inspecti", image), capture_output=True, check=False)
+    command = ("docker", "exec", node, "crictl", "inspecti", image)
+    found = subprocess.run(command, capture_output=True, check=False)
     return found.returncode == 0 and json.loads(found.stdout)["status"]["id"] == image_id
 
 
@@ -116,7 +118,7 @@ def main() -> int:
     parser.add_argument("images", nargs="+")
     asked = parser.parse_args()
     nodes: list[str] = asked.nodes.split(",")
-    ids = {image: output("docker", "image", "inspect", "-f", "{{.Id}}", image).strip() for image in asked.images}
+    ids = {i: output("docker", "image", "inspect", "-f", "{{.Id}}", i).strip() for i in asked.images}
 
     wanted = [i for i in ids if not all(node_has(n, full_name(i), ids[i]) for n in nodes)]
     if not wanted:
@@ -131,12 +133,13 @@ def main() -> int:
             for entry in json.load(_member(saved, "manifest.json")):
                 archive.add(saved, entry)
         archive.finish()
-        print(f"{archive_path.stat().st_size / 1e6:.1f} MB of {saved_path.stat().st_size / 1e6:.1f} MB travel")
+        sizes = [path.stat().st_size / 1e6 for path in (archive_path, saved_path)]
+        print("{:.1f} MB of {:.1f} MB travel".format(*sizes))
 
         def import_on(node: str) -> None:
             with archive_path.open("rb") as f:
-                command = ("docker", "exec", "-i", node, *CTR, "images", "import", "--all-platforms", "-")
-                subprocess.run(command, stdin=f, check=True)
+                importer = (*CTR, "images", "import", "--all-platforms", "-")
+                subprocess.run(("docker", "exec", "-i", node, *importer), stdin=f, check=True)
 
         with ThreadPoolExecutor(len(nodes)) as pool:
             list(pool.map(import_on, nodes))

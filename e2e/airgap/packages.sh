@@ -13,7 +13,7 @@ fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 [ "$(id -u)" = 0 ] || die "these Debian packages are missing and only root can install them: ${missing[*]}"
-command -v apt-get >/dev/null || die "making a cluster without an image registry needs Debian's apt-get (missing: ${missing[*]})"
+command -v apt-get >/dev/null || die "without an image registry Debian is needed (missing: ${missing[*]})"
 export DEBIAN_FRONTEND=noninteractive
 step "Debian package lists" apt-get update -q
 # Debian's package of the Docker engine is named docker.SOMETHING, as "docker" alone was taken.

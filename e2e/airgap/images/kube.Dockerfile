@@ -1,5 +1,5 @@
-# What the control plane and the network of a node run. Every Kubernetes component is the same image, as static pods
-# name their command; the others differ in their entry point. A node unpacks only the layers of what it starts.
+# What the control plane and the network of a node run. Every Kubernetes component is the same image, as
+# static pods name their command; the others differ in their entry point. A node unpacks only what it starts.
 ARG DEBIAN
 FROM ${DEBIAN} AS kube
 RUN apt-get update \

@@ -1,5 +1,5 @@
-# Base of the operator's and the sidecar's image, and the image of engine pods whose Python environment is mounted:
-# Debian's Python with pip, and the libraries that vLLM's and PyTorch's CPU wheels load.
+# Base of the operator's and the sidecar's image, and the image of engine pods whose Python environment is
+# mounted: Debian's Python with pip, and the libraries that vLLM's and PyTorch's CPU wheels load.
 ARG DEBIAN
 FROM ${DEBIAN}
 RUN apt-get update \

@@ -131,7 +131,8 @@ func route(podCIDR, via string) error {
 
 func masquerade(podSubnets []string) error {
 	_ = iptables("-N", masqueradeChain) // fails where the chain is there already
-	if err := ensureRule("POSTROUTING", "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", masqueradeChain); err != nil {
+	leavesNode := []string{"-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", masqueradeChain}
+	if err := ensureRule("POSTROUTING", leavesNode...); err != nil {
 		return err
 	}
 	for _, subnet := range podSubnets {
