@@ -119,8 +119,8 @@ class Node(Process):
             return json.loads(answer.read())["index"]["announced"]
 
     def block_files(self) -> list[Path]:
-        """The files of all blocks on this node."""
-        return [f for f in (self.home / "nvme").rglob("*") if f.is_file() and len(f.name) == 64]
+        """The files of all blocks that this node serves."""
+        return [f for f in (self.home / "nvme" / "blocks").rglob("*") if f.is_file() and len(f.name) == 64]
 
 
 class Cluster:
