@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `gb_s` is of the median operation times concurrency; `ratio_to_limit` likewise."""
+    """One line of the table. `ratio_to_limit` is the median over the rounds: each round compares with its own limit."""
 
     path: str
     size: int
@@ -47,7 +47,7 @@ def compare(
     """The first contender is the limit. Each round, each contender does `operations` batches on each thread."""
     ready = [[c.make(t) for t in range(concurrency)] for c in contenders]
     seconds: list[list[float]] = [[] for _ in contenders]
-    per_round: list[list[float]] = [[] for _ in contenders]
+    per_round: list[list[float]] = [[] for _ in contenders]  # bytes per second
     cpu = [0.0] * len(contenders)
     for operation in (op for ops in ready for op in ops):
         for n in range(operations):
@@ -59,24 +59,23 @@ def compare(
             wall, times = _run(ready[i], operations)
             cpu[i] += _cpu(contenders[i].pids) - before
             seconds[i] += times
-            per_round[i].append(size * batch * concurrency * operations / wall)
+            if concurrency == 1:  # by the median operation: a hiccup of the machine is not the contender's
+                per_round[i].append(size * batch / statistics.median(times))
+            else:
+                per_round[i].append(size * batch * concurrency * operations / wall)
     total_gb = size * batch * concurrency * operations * rounds / 1e9
     rows = []
     for i, contender in enumerate(contenders):
-        if concurrency == 1:  # by the median operation: a hiccup of the machine is not the contender's
-            speed = size * batch / statistics.median(seconds[i])
-            limit = size * batch / statistics.median(seconds[0])
-        else:
-            speed, limit = statistics.median(per_round[i]), statistics.median(per_round[0])
+        ratios = [mine / limit for mine, limit in zip(per_round[i], per_round[0], strict=True)]
         times = sorted(seconds[i])
         rows.append(
             Row(
                 path, size, concurrency, batch, contender.system,
-                gb_s=round(speed / 1e9, 3),
+                gb_s=round(statistics.median(per_round[i]) / 1e9, 3),
                 p50_ms=round(statistics.median(times) * 1e3, 3),
                 p99_ms=round(times[min(len(times) - 1, int(len(times) * 0.99))] * 1e3, 3),
                 cpu_s_per_gb=round(cpu[i] / total_gb, 4),
-                ratio_to_limit=round(speed / limit, 3),
+                ratio_to_limit=round(statistics.median(ratios), 3),
             )
         )  # fmt: skip
     return rows
