@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Display"]
 
 PLAIN_WIDTH = 110
-BUSY = 1.0
+BUSY = 0.25  # of all cores
+WATCH_S = 0.5
 
 
 class Display:
@@ -59,9 +60,12 @@ class Display:
 
     def warn_if_busy(self) -> None:
         """Times mean little while others use the cores."""
-        load = os.getloadavg()[0]
-        if load > BUSY:
-            self.say(f"note: others keep this machine busy (load {load:.1f}); the times below will be longer and noisy")
+        before = _cpu_ticks()
+        time.sleep(WATCH_S)
+        idle, total = (b - a for a, b in zip(before, _cpu_ticks(), strict=True))
+        busy = 1 - idle / max(1, total)
+        if busy > BUSY:
+            self.say(f"note: others keep {busy:.0%} of this machine's cores busy; times will be longer and noisy")
 
     def phase(self, title: str) -> None:
         """A new part begins; what is before the colon stands beside the bar."""
@@ -87,3 +91,9 @@ class Display:
     def show(self, what: RenderableType) -> None:
         self._console.print()
         self._console.print(what)
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Idle and all ticks of all cores so far (proc(5), /proc/stat: idle and iowait are the 4th and 5th number)."""
+    ticks = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
