@@ -354,6 +354,35 @@ def test_breaking_the_lease_while_a_block_is_published_ends_nobody(make):
             os.close(fd)
 
 
+def test_a_block_that_is_published_while_somebody_looks_for_it_stays(make):
+    one = make()
+    stop = threading.Event()
+    wanted = [0]
+
+    def look():
+        while not stop.is_set():
+            block = one.open(key(wanted[0]))
+            if block is not None:
+                os.close(block.fd)
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for n in range(150):
+            wanted[0] = n
+            data = payload(n)
+            pending = one.begin(key(n), len(data))
+            write(pending, header(n, data), data)
+            one.commit(pending)
+            assert read(one, n) == data
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert set(dict(one.keys())) == {key(n) for n in range(150)}
+
+
 class BrokenDrive(Root):
     """Every call of the drive ends in EIO while `broken`."""
 

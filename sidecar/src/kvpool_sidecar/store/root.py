@@ -39,7 +39,7 @@ _SCAN_WAIT_S = 0.2
 _PENDING_MAX_AGE_S = 60.0
 _OVERGROWN = 1 << 20  # covers what file systems allocate ahead
 _DRIVE_ERRORS = {errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.EUCLEAN}
-_NOT_A_BLOCK = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+_NOT_A_BLOCK = {errno.ENOTDIR, errno.ELOOP}
 
 
 class Events:
@@ -110,7 +110,9 @@ class Root(Store):
         except OSError as e:
             if not self._note(e):
                 self.breaker.success()
-            if e.errno in _NOT_A_BLOCK:
+            if e.errno == errno.ENOENT:
+                self._vanished(key)
+            elif e.errno in _NOT_A_BLOCK:
                 self._forget(key)
             return None
         self.breaker.success()
@@ -178,8 +180,19 @@ class Root(Store):
             return False
         return True
 
+    def _vanished(self, key: bytes) -> None:
+        """There was no file. A writer may have linked it since: its entry comes after its file, so look again."""
+        with self._lock:
+            if key not in self._table:
+                return
+            with contextlib.suppress(OSError):
+                os.stat(names.block_path(key), dir_fd=self._dir.blocks, follow_symlinks=False)
+                return
+            self._table.discard(key)
+        self._events.gone([key])
+
     def _forget(self, key: bytes) -> None:
-        """The table or the drive is wrong about `key`: a vanished file, or a link or an empty file in its place."""
+        """What is there is no block: a link, a directory or an empty file in its place."""
         with self._lock:
             known = self._table.discard(key)
         if self._unlink(key):
