@@ -39,6 +39,8 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(VENV)/bin/mypy client/src
 	$(VENV)/bin/mypy sidecar/src
 	$(VENV)/bin/mypy operator/src
+	MYPYPATH=examples/demo PYTHONPATH=examples/demo $(VENV)/bin/mypy -p kvpool_demo
+	$(VENV)/bin/mypy e2e/engine/*.py
 	$(VENV)/bin/lint-imports --config pyproject.toml
 	$(PY) -m kvpool_operator.api.crdgen --check
 	@for f in crds/*.kvpool.dev.yaml; do cmp $$f charts/kvpool/files/$$f || { echo "run make gen and commit the result"; exit 1; }; done
