@@ -235,7 +235,7 @@ def test_turn_two_on_the_other_node_computes_only_what_is_new():
     second = ask("engine-b", MOVES.second_prompt)
     assert second.cached == MOVES.shared_prefix > 2000
     after = until(
-        "node B counted the load", lambda: (s := status(NODE_B))["hits"]["peer"] > before["hits"]["peer"] and s, 15
+        "node B counted the load", lambda: (s := status(NODE_B))["hits"]["peer"] > before["hits"]["peer"] and s, 30
     )
     assert after["bytes"]["peer"] > before["bytes"]["peer"]
     assert after["hits"]["peer"] - before["hits"]["peer"] == MOVES.shared_prefix // BLOCK
@@ -253,6 +253,8 @@ def test_blocks_are_found_after_the_pod_and_its_nodes_sidecar_are_gone():
     kubectl("-n", SYSTEM, "delete", "pod", pod["metadata"]["name"], "--wait=true", "--timeout=60s")
     second = ask("engine-b", LOST.second_prompt)
     assert second.cached == LOST.shared_prefix
+    expected = (MOVES.shared_prefix + LOST.shared_prefix) // BLOCK
+    until("node B counted every load", lambda: sum(status(NODE_B)["hits"].values()) == expected, 30)
     until("node A's sidecar is back", lambda: sidecar_ready(NODE_A), 90)
     until("its blocks are still there", lambda: status(NODE_A)["blocks"] >= LOST.shared_prefix // BLOCK, 30)
 
@@ -273,7 +275,7 @@ def test_a_flushed_index_comes_back_from_the_nodes():
     until(
         "node B found them on node A",
         lambda: status(NODE_B)["hits"]["peer"] - before == FLUSHED.shared_prefix // BLOCK,
-        15,
+        30,
     )
 
 
