@@ -28,6 +28,7 @@ class Giver:
     def __init__(self, path: str) -> None:
         self._path = path
         self._socket: socket.socket | None = None
+        self._synced = False
 
     @property
     def connected(self) -> bool:
@@ -38,7 +39,7 @@ class Giver:
         return self._socket.fileno() if self._socket is not None else -1
 
     def connect(self, everything: Mapping[str, tuple[WantedPod, Placed]]) -> bool:
-        """Connect and hand over `everything`. False if the server is not there."""
+        """Connect and hand over `everything` that is in place. False if the server is not there."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.settimeout(_SEND_TIMEOUT_S)
         try:
@@ -47,9 +48,9 @@ class Giver:
             sock.close()
             return False
         self._socket = sock
+        self._synced = False
         for pod, placed in everything.values():
             self.add(pod, placed)
-        self._send({"op": "synced"})
         if self.connected:
             log.info("connected to the server, %d sockets handed over", len(everything))
         return self.connected
@@ -57,6 +58,12 @@ class Giver:
     def add(self, pod: WantedPod, placed: Placed) -> None:
         """Hand over one pod's socket."""
         self._send(pod.add_message(), [placed.listener.fileno()])
+
+    def synced(self) -> None:
+        """Say, once per connection, that all pods have been told: the server forgets the others."""
+        if not self._synced:
+            self._synced = True
+            self._send({"op": "synced"})
 
     def remove(self, uid: str) -> None:
         """Say that a pod is gone."""

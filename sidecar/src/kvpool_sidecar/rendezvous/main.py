@@ -22,7 +22,7 @@ __all__ = ["Rendezvous", "run"]
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-_CHECK_S = 2.0
+_CHECK_S = 1.0
 _RETRY_S = (0.5, 30.0)
 
 
@@ -65,6 +65,8 @@ class Rendezvous:
                 self._note_trouble(pod, e)
             except Exception:
                 log.exception("pod %s/%s", pod.namespace, pod.pod)
+        if self._giver.connected:
+            self._giver.synced()
 
     def fileno(self) -> int:
         """The server's connection, to wait on; -1 while there is none."""
