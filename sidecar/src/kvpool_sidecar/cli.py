@@ -197,7 +197,7 @@ def _rendezvous(args: argparse.Namespace) -> int:
     source: PodSource
     if args.pods_file:
         source = FilePods(args.pods_file, args.pool)
-    elif "KUBERNETES_SERVICE_HOST" in os.environ:
+    elif os.environ.get("KUBERNETES_SERVICE_HOST"):
         source = KubePods(args.node, args.pool)
     else:
         raise ConfigError("not in a Kubernetes pod (no KUBERNETES_SERVICE_HOST): give --pods-file")

@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kvpool.block import HEADER_BYTES
 from kvpool.errors import TierFullError
@@ -23,13 +23,14 @@ from kvpool_sidecar.store import names
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kvpool.block import BlockHeader
 
 __all__ = ["SharedStore"]
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _STALE_TMP_S = 3600.0
 _RETIRED_S = 60.0
@@ -68,23 +69,12 @@ class SharedStore(Store):
         self._counted_at = -recount_s
 
     def has(self, key: bytes) -> bool:
-        try:
-            info = os.stat(names.block_path(key), dir_fd=self._dir(names.BLOCKS), follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return stat.S_ISREG(info.st_mode) and info.st_size > HEADER_BYTES
+        return self._anew_if_stale(lambda: self._has(self._dir(names.BLOCKS), names.block_path(key)))
 
     def open(self, key: bytes) -> Block | None:
-        for attempt in (1, 2):
-            try:
-                fd = safefs.open_beneath(self._dir("read"), names.block_path(key), os.O_RDONLY | os.O_NONBLOCK)
-                break
-            except OSError as e:
-                if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                    return None
-                if e.errno != errno.ESTALE or attempt == 2:  # a stale handle is opened anew once
-                    raise
-                self._reopen()
+        fd = self._anew_if_stale(lambda: self._open(self._dir("read"), names.block_path(key)))
+        if fd is None:
+            return None
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size <= HEADER_BYTES:
             os.close(fd)
@@ -92,21 +82,18 @@ class SharedStore(Store):
         return Block(fd, info.st_size - HEADER_BYTES)
 
     def quarantine(self, key: bytes) -> bool:
+        blocks, quarantine = self._dir(names.BLOCKS), self._dir(names.QUARANTINE)
         try:
-            os.rename(
-                names.block_path(key),
-                key.hex(),
-                src_dir_fd=self._dir(names.BLOCKS),
-                dst_dir_fd=self._dir(names.QUARANTINE),
-            )
+            os.rename(names.block_path(key), key.hex(), src_dir_fd=blocks, dst_dir_fd=quarantine)
         except FileNotFoundError:
             return False
         log.warning("block %s of the shared tier is corrupt: quarantined", key.hex()[:16])
         return True
 
     def remove(self, key: bytes) -> bool:
+        blocks = self._dir(names.BLOCKS)
         try:
-            os.unlink(names.block_path(key), dir_fd=self._dir(names.BLOCKS))
+            os.unlink(names.block_path(key), dir_fd=blocks)
         except FileNotFoundError:
             return False
         return True
@@ -153,6 +140,33 @@ class SharedStore(Store):
             self._fds, self._retired = {}, []
         for fd in fds:
             os.close(fd)
+
+    @staticmethod
+    def _has(dir_fd: int, path: str) -> bool:
+        try:
+            info = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return stat.S_ISREG(info.st_mode) and info.st_size > HEADER_BYTES
+
+    @staticmethod
+    def _open(dir_fd: int, path: str) -> int | None:
+        try:
+            return safefs.open_beneath(dir_fd, path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as e:
+            if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return None
+            raise
+
+    def _anew_if_stale(self, work: Callable[[], T]) -> T:
+        """Network file systems may disown a handle (ESTALE): open the directories anew, once."""
+        try:
+            return work()
+        except OSError as e:
+            if e.errno != errno.ESTALE:
+                raise
+        self._reopen()
+        return work()
 
     def _reopen(self) -> None:
         """Have the directories opened anew. Other threads may be using the old descriptors: those live on a while."""

@@ -1,0 +1,303 @@
+"""A shared file system that is slow, hung or broken costs its own blocks, and nothing waits for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+
+import pytest
+from sc_nodes import wait_for
+
+from kvpool import config
+from kvpool.errors import TierFullError
+from kvpool.wire import Flag, OpenStatus, Tier
+from kvpool_sidecar.breaker import Breaker
+from kvpool_sidecar.copier import Copier, copy_block
+from kvpool_sidecar.guard import Guard
+from kvpool_sidecar.index.announcer import Announcer
+from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.index.directory import PeerDirectory
+from kvpool_sidecar.index.memory import MemoryIndex
+from kvpool_sidecar.inspector import Inspector
+from kvpool_sidecar.node import NodeBlocks, Streams, close_files
+from kvpool_sidecar.server.auth import Tenant
+from kvpool_sidecar.shared_tier import SharedTier
+from kvpool_sidecar.stats import Stats
+from kvpool_sidecar.store.faulty import FaultyStore
+from kvpool_sidecar.store.memory import MemoryStore
+from kvpool_sidecar.store.shared import SharedStore
+from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
+
+
+class PlainTenant(Tenant):
+    """Names blocks as the other helpers do."""
+
+    def __init__(self):
+        self.tag = b"t" * 16
+
+    def key(self, ident):
+        return key(int.from_bytes(ident, "little"))
+
+
+def name(n):
+    return n.to_bytes(32, "little")
+
+
+def no_dial(*_):
+    raise AssertionError("there is no peer")
+
+
+class Setup:
+    def __init__(self):
+        self.local = MemoryStore(1 << 28)
+        self.far = FaultyStore(MemoryStore(1 << 28))
+        self.shared = SharedTier(self.far, cooldown_s=0.3)
+        self.stats = Stats()
+        index = MemoryIndex()
+        guard = Guard("index", 1, 8, Breaker(3, 1, time.monotonic))
+        peers = PeerDirectory(index, guard, lambda: 1, lease_s=5)
+        announcer = Announcer(index, NodeInfo("a", "127.0.0.1", 1, 1), self.local, scanned=lambda: True, lease_s=5)
+        self.copier = Copier(self.local, self.shared, self.stats)
+        inspector = Inspector(self.local, self.shared, peers, no_dial, self.stats)
+        pool = config.PoolConfig(
+            pool="p", namespace="n", uid="u", local=(config.LocalTier("l", "/x", 1),), index=config.IndexConfig("")
+        )
+        self.node = NodeBlocks(pool, self.local, self.shared, peers, announcer, self.copier, inspector, self.stats)
+
+    def tiers(self, *numbers, timeout=0.3, every=True):
+        return list(self.node.locate(PlainTenant(), [name(n) for n in numbers], timeout, every=every))
+
+    def opened(self, *numbers, timeout=0.3, flags=Flag.NONE):
+        streams = Streams(no_dial)
+        found = self.node.open(PlainTenant(), [name(n) for n in numbers], flags, timeout, streams)
+        close_files(found)
+        return [(entry.status, entry.tier) for entry in found]
+
+
+@pytest.fixture
+def setup():
+    one = Setup()
+    yield one
+    one.copier.stop()
+    for gate in one.far._gates.values():
+        gate.set()
+
+
+LOCAL = (OpenStatus.FILE, Tier.LOCAL)
+SHARED = (OpenStatus.FILE, Tier.SHARED)
+MISS = (OpenStatus.MISS, Tier.MISS)
+
+
+def test_blocks_of_both_tiers_are_found(setup):
+    put(setup.local, 1)
+    put(setup.far, 2)
+    assert setup.tiers(1, 2, 3) == [Tier.LOCAL, Tier.SHARED, Tier.MISS]
+    assert setup.opened(3, 2, 1) == [MISS, SHARED, LOCAL]
+    assert setup.opened(2, flags=Flag.VERIFY | Flag.LOCAL_ONLY) == [SHARED]
+
+
+def test_a_prompt_that_nobody_has_seen_costs_the_mount_one_question(setup):
+    setup.tiers(*range(100), every=False)
+    assert setup.far.calls["has"] == 1
+
+
+def test_what_was_seen_is_not_asked_again_and_what_has_gone_is_noticed(setup):
+    put(setup.far, 1)
+    setup.far.calls.clear()
+    for _ in range(5):
+        assert setup.tiers(1) == [Tier.SHARED]
+    assert setup.far.calls["has"] == 1
+    setup.far.remove(key(1))
+    assert setup.opened(1) == [MISS]
+    assert setup.tiers(1) == [Tier.MISS]
+
+
+@pytest.mark.parametrize("operation", ["has", "open"])
+def test_a_hung_mount_costs_one_deadline_and_then_nothing_until_it_answers_again(setup, operation):
+    put(setup.local, 1)
+    put(setup.far, 2)
+    gate = setup.far.hang(operation)
+    ask = setup.tiers if operation == "has" else setup.opened
+    own = Tier.LOCAL if operation == "has" else LOCAL
+    before = threading.active_count()
+    slow = 0
+    for _ in range(30):
+        started = time.monotonic()
+        answer = ask(1, 2, timeout=0.05)
+        assert answer[0] == own
+        assert answer[1] in (Tier.MISS, MISS)
+        slow += time.monotonic() - started > 0.04
+        assert time.monotonic() - started < 1
+    assert slow <= 12  # the first ones, and a trial now and then
+    assert threading.active_count() - before <= 8
+    assert not setup.shared.available
+    gate.set()
+    there = Tier.SHARED if operation == "has" else SHARED
+    wait_for(lambda: ask(1, 2, timeout=1) == [own, there], "it is used again")
+
+
+def test_descriptors_that_come_too_late_are_closed(setup):
+    put(setup.far, 2)
+    gate = setup.far.hang("open")
+    assert setup.opened(2, timeout=0.05) == [MISS]
+    before = len(os.listdir("/proc/self/fd"))
+    gate.set()
+    wait_for(lambda: setup.far.calls["open"] >= 1 and setup.opened(2, timeout=1) == [SHARED], "it answers")
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "nothing is left open")
+
+
+def test_errors_of_the_mount_are_misses_and_are_told(setup):
+    put(setup.local, 1)
+    for nth in range(1, 4):
+        setup.far.fail("has", nth, OSError(5, "Input/output error"))
+    for _ in range(3):
+        assert setup.tiers(1, 2) == [Tier.LOCAL, Tier.MISS]
+    assert "Input/output" in setup.shared.problem
+    assert not setup.shared.available
+
+
+def test_copies_are_made_in_the_background_and_stop_nobody_while_the_mount_hangs(setup):
+    setup.copier.start()
+    gate = setup.far.hang("create")
+    for n in range(10):
+        put(setup.local, n)
+        setup.copier.offer(key(n))
+    assert setup.opened(*range(10)) == [LOCAL] * 10
+    gate.set()
+    wait_for(lambda: setup.stats.whole("copies").get("copied") == 10, "copied")
+    assert [read(setup.far, n) for n in range(10)] == [payload(n) for n in range(10)]
+
+
+def test_while_the_shared_tier_is_absent_copies_wait_and_the_queue_is_bounded(setup, monkeypatch):
+    for _ in range(3):
+        setup.shared.guard.breaker.failure()
+    assert not setup.shared.available
+    setup.copier._queue.maxsize = 3
+    for n in range(6):
+        put(setup.local, n)
+        setup.copier.offer(key(n))
+    assert setup.copier.waiting == 3
+    assert setup.stats.whole("copies") == {"dropped": 3}
+    setup.copier.start()
+    wait_for(lambda: setup.stats.whole("copies").get("copied") == 3, "copied when it is back")
+
+
+def test_a_copy_of_a_block_that_went_is_no_copy(setup):
+    assert copy_block(setup.local, setup.far, key(1)) is None
+    put(setup.local, 1)
+    assert copy_block(setup.local, setup.far, key(1)) is True
+    assert copy_block(setup.local, setup.far, key(1)) is False
+
+
+def test_a_corrupt_header_is_not_copied(setup):
+    put(setup.local, 1)
+    fd = os.memfd_create("rotten")
+    os.write(fd, b"?" * 24_096)
+    os.close(setup.local._files[key(1)])
+    setup.local._files[key(1)] = fd
+    with pytest.raises(Exception, match="header"):
+        copy_block(setup.local, setup.far, key(1))
+    assert not setup.far.has(key(1))
+
+
+# -- the directory itself
+
+
+@pytest.fixture
+def directory(tmp_path):
+    made = []
+
+    def make(**kw):
+        made.append(SharedStore(str(tmp_path), **{"pool_uid": "u", **kw}))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+def test_where_there_are_no_links_blocks_are_renamed_into_place(directory, monkeypatch):
+    def no_link(*_args, **_kw):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_link)
+    store = directory()
+    put(store, 1)
+    assert read(store, 1) == payload(1)
+    assert os.listdir(f"{store._path}/tmp") == []
+
+
+def test_a_directory_that_appears_later_is_used_then(tmp_path):
+    store = SharedStore(str(tmp_path / "later"), pool_uid="u")
+    with pytest.raises(FileNotFoundError):
+        store.has(key(1))
+    (tmp_path / "later").mkdir()
+    put(store, 1)
+    assert read(store, 1) == payload(1)
+    store.close()
+
+
+class Disowned(SharedStore):
+    """Its handles have gone stale."""
+
+    stale = True
+
+    def _dir(self, which):
+        if self.stale:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return super()._dir(which)
+
+    def _reopen(self):
+        super()._reopen()
+        self.stale = False
+
+
+@pytest.mark.parametrize("ask", [lambda store: store.has(key(1)), lambda store: read(store, 1) == payload(1)])
+def test_stale_handles_are_opened_anew(tmp_path, ask):
+    store = Disowned(str(tmp_path), pool_uid="u")
+    store.stale = False
+    put(store, 1)
+    store.stale = True
+    assert ask(store)
+    assert read(store, 1) == payload(1)
+    store.close()
+
+
+def test_two_stores_in_one_directory_see_each_others_blocks(directory):
+    one, two = directory(), directory()
+    put(one, 1)
+    assert read(two, 1) == payload(1)
+    assert two.begin(key(1), 20_000) is None
+    data = payload(2)
+    first, second = one.begin(key(2), len(data)), two.begin(key(2), len(data))
+    for pending in (first, second):
+        write(pending, header(2, data), data)
+    assert {one.commit(first), two.commit(second)} == {1, 2}
+
+
+def test_what_crashed_writers_left_is_removed_after_an_hour_and_not_before(directory):
+    store = directory(recount_s=0)
+    store.has(key(1))
+    for file, age in (("old", 4000), ("young", 10)):
+        path = f"{store._path}/tmp/{file}"
+        open(path, "w").close()
+        os.utime(path, (time.time() - age,) * 2)
+    store.housekeep()
+    assert os.listdir(f"{store._path}/tmp") == ["young"]
+
+
+def test_what_others_stored_counts_against_the_capacity_after_a_recount(directory):
+    one, two = directory(), directory(capacity_bytes=100_000, recount_s=0)
+    for n in range(4):
+        put(one, n)
+    assert put(two, 10) == 1
+    two.housekeep()
+    assert two.usage().blocks == 5
+    with pytest.raises(TierFullError):
+        two.begin(key(11), 20_000)
+    for n in range(4):
+        one.remove(key(n))
+    two.housekeep()
+    assert put(two, 11) == 1
