@@ -183,7 +183,8 @@ def test_an_engine_starts_and_serves_while_its_nodes_sidecar_is_missing():
     kubectl("apply", "-f", str(MANIFESTS / "engine-volume.yaml"))
     kubectl("label", "node", NODE_A, "e2e.kvpool.dev/sidecar=yes", "--overwrite")
     only_node_a = {"nodes": {"selector": {"matchLabels": {"e2e.kvpool.dev/sidecar": "yes"}}}}
-    patient = {"failOpen": {"lookupDeadline": "1s", "loadDeadline": "10s"}}  # three nodes share this machine's cores
+    # three nodes share this machine's cores
+    patient = {"failOpen": {"lookupDeadline": "1s", "loadDeadline": "10s"}, "index": {"lookupTimeout": "1s"}}
     patch = json.dumps({"spec": only_node_a | patient})
     kubectl("-n", SYSTEM, "patch", "kvp", NAME, "--type=merge", "-p", patch)
     until("node B has no sidecar", lambda: sidecar(NODE_B) is None, 60)
@@ -269,6 +270,7 @@ def test_a_flushed_index_comes_back_from_the_nodes():
         return s["index"]["epoch"] != epoch and s["index"]["announced"] >= s["blocks"] > 0
 
     until("the nodes announced their blocks to the empty index", announced_again, 60)
+    until("node B knows that node A is alive", lambda: status(NODE_B)["index"]["peers"] >= 1, 30)
     before = status(NODE_B)["hits"]["peer"]
     second = ask("engine-b", FLUSHED.second_prompt)
     assert second.cached == FLUSHED.shared_prefix

@@ -268,6 +268,29 @@ def test_while_the_index_is_away_what_is_remembered_is_used_and_the_rest_is_a_mi
     assert not directory.available
 
 
+def test_a_slow_index_costs_its_own_timeout_and_not_the_callers(index):
+    guard = Guard("index", 2, 8, Breaker(3, 60, time.monotonic))
+    peers = PeerDirectory(index, guard, lambda: 9, lease_s=5, lookup_s=0.05)
+    index.locate = lambda keys: time.sleep(1)
+    started = time.monotonic()
+    assert peers.locate([key(1)], 30) == [None]
+    assert time.monotonic() - started < 0.9
+
+
+def test_how_many_peers_are_alive_follows_the_index(index, directory, clock):
+    own, other = 9, index.join(B)
+    index.announce([(key(1), Record(other, 777, 22)), (key(2), Record(own, 777, 11))])
+    assert directory.alive == 0
+    directory.locate([key(1), key(2)], 1)
+    assert directory.alive == 1
+    index.leave(other, B)
+    directory.refresh()
+    assert directory.alive == 0
+    index._leases[other] = (B, clock.now + 60)
+    directory.refresh()
+    assert directory.alive == 1
+
+
 def test_random_values_in_the_index_lead_nowhere(index, directory):
     for n in range(50):
         index.announce([(key(n), Record(int.from_bytes(os.urandom(2), "little") or 1, 5, 5))])

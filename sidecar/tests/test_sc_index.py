@@ -12,6 +12,8 @@ from redis.retry import Retry
 from sc_nodes import INDEX_PORT, Process, fresh_address, wait_for
 
 from kvpool.errors import ConfigError, RetryableError
+from kvpool_sidecar.breaker import Breaker
+from kvpool_sidecar.guard import Guard
 from kvpool_sidecar.index import embedded
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
@@ -167,6 +169,42 @@ def test_an_index_that_stands_still_costs_the_timeout_and_its_late_answers_are_n
         assert index.locate([key(n)]) == [[Record(1, 1000 + n, 7)]]
     index.close()
     patient.close()
+
+
+def test_a_warm_index_makes_no_connection_for_a_lookup(server, empty, monkeypatch):
+    empty()
+    index = connect(server)
+    index.warm(4)
+
+    def refused(*_args, **_kw):
+        raise AssertionError("a lookup pays for a connection")
+
+    monkeypatch.setattr(redis.connection.Connection, "_connect", refused)
+    assert index.locate([key(0)]) == [[]]
+    assert index.nodes([1]) == {}
+    with pytest.raises(AssertionError):
+        index.warm(5)
+    monkeypatch.undo()
+    index.close()
+
+
+def test_an_answer_that_comes_late_leaves_the_connection_whole(server, empty, monkeypatch):
+    """Else a busy moment would cost a new connection for each lookup, which makes it busier."""
+    empty()
+    index = connect(server, timeout_s=30)
+    index.warm(1)
+    monkeypatch.setattr(redis.connection.Connection, "_connect", lambda self: pytest.fail("connected anew"))
+    guard = Guard("index", 1, 8, Breaker(100, 1, time.monotonic))
+    server.send(signal.SIGSTOP)
+    try:
+        with pytest.raises(RetryableError):
+            guard.call(lambda: index.locate([key(0)]), 0.05)
+    finally:
+        server.send(signal.SIGCONT)
+    assert guard.call(lambda: index.locate([key(0)]), 30) == [[]]
+    guard.close()
+    monkeypatch.undo()
+    index.close()
 
 
 def test_an_address_where_nothing_answers_is_retryable():

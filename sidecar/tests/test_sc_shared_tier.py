@@ -55,7 +55,7 @@ class Setup:
         self.far = FaultyStore(MemoryStore(1 << 28))
         self.shared = SharedTier(self.far, cooldown_s=0.3)
         self.stats = Stats()
-        index = MemoryIndex()
+        self.index = index = MemoryIndex()
         guard = Guard("index", 1, 8, Breaker(3, 1, time.monotonic))
         peers = PeerDirectory(index, guard, lambda: 1, lease_s=5)
         announcer = Announcer(index, NodeInfo("a", "127.0.0.1", 1, 1), self.local, scanned=lambda: True, lease_s=5)
@@ -96,6 +96,12 @@ def test_blocks_of_both_tiers_are_found(setup):
     assert setup.tiers(1, 2, 3) == [Tier.LOCAL, Tier.SHARED, Tier.MISS]
     assert setup.opened(3, 2, 1) == [MISS, SHARED, LOCAL]
     assert setup.opened(2, flags=Flag.VERIFY | Flag.LOCAL_ONLY) == [SHARED]
+
+
+def test_a_slow_index_leaves_time_to_ask_the_shared_tier(setup):
+    put(setup.far, 2)
+    setup.index.locate = lambda keys: time.sleep(2)
+    assert setup.tiers(2, timeout=0.5) == [Tier.SHARED]
 
 
 def test_a_prompt_that_nobody_has_seen_costs_the_mount_one_question(setup):

@@ -124,8 +124,10 @@ class NodeBlocks:
     def _locate_window(self, keys: Sequence[bytes], deadline: float, *, every: bool) -> list[Tier]:
         tiers = [Tier.LOCAL if self.local.has(key) else Tier.MISS for key in keys]
         rest = [n for n, tier in enumerate(tiers) if tier == Tier.MISS]
+        has_shared = self.shared is not None and self.shared.available
         if rest and (left := deadline - time.monotonic()) > 0:
-            for n, found in zip(rest, self.peers.locate([keys[n] for n in rest], left), strict=True):
+            budget = left / 2 if has_shared else left  # a slow index leaves time to ask the shared tier
+            for n, found in zip(rest, self.peers.locate([keys[n] for n in rest], budget), strict=True):
                 if found is not None:
                     tiers[n] = Tier.PEER
         rest = [n for n in rest if tiers[n] == Tier.MISS]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvpool.config import PoolConfig
     from kvpool_sidecar.copier import Copier
     from kvpool_sidecar.index.announcer import Announcer
+    from kvpool_sidecar.index.directory import PeerDirectory
     from kvpool_sidecar.server.listener import PodListeners
     from kvpool_sidecar.server.usage import Fingerprints
     from kvpool_sidecar.shared_tier import SharedTier
@@ -34,6 +35,7 @@ class StatusReport:
         local: LocalStore,
         shared: SharedTier | None,
         announcer: Announcer,
+        peers: PeerDirectory,
         copier: Copier | None,
         listeners: PodListeners,
         fingerprints: Fingerprints,
@@ -46,6 +48,7 @@ class StatusReport:
         self._local = local
         self._shared = shared
         self._announcer = announcer
+        self._peers = peers
         self._copier = copier
         self._listeners = listeners
         self._fingerprints = fingerprints
@@ -71,6 +74,7 @@ class StatusReport:
                 "announced": index.announced,
                 "node_number": self._announcer.number,
                 "node_generation": self._local.generation,
+                "peers": self._peers.alive,
             },
             "shared": {
                 "configured": self._shared is not None,

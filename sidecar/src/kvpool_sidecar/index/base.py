@@ -77,5 +77,8 @@ class Index(abc.ABC):
     def nodes(self, numbers: Sequence[int]) -> Mapping[int, NodeInfo]:
         """Those of the nodes whose lease holds."""
 
+    def warm(self, connections: int) -> None:  # noqa: B027 - nothing to do is a fine default
+        """Have so many connections ready, so that no lookup pays for making one."""
+
     def close(self) -> None:  # noqa: B027 - nothing to do is a fine default
         """Let go of connections."""

@@ -27,6 +27,7 @@ _REMEMBER_S = 30.0
 _DOWN_S = 2.0
 _SHUNNED_S = 300.0
 _MAX_SHUNNED = 1 << 12
+_WARM = 4  # connections
 
 
 class Found(NamedTuple):
@@ -38,7 +39,7 @@ class Found(NamedTuple):
 
 
 class PeerDirectory:
-    """Thread-safe. `own_number` is this node's, which is never an answer."""
+    """Thread-safe. `own_number` is this node's, which is never an answer; no lookup waits longer than `lookup_s`."""
 
     def __init__(
         self,
@@ -47,12 +48,14 @@ class PeerDirectory:
         own_number: Callable[[], int],
         *,
         lease_s: float,
+        lookup_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
         self._guard = guard
         self._own_number = own_number
         self._lease_s = lease_s
+        self._lookup_s = lookup_s
         self._clock = clock
         self._lock = threading.Lock()
         self._blocks: OrderedDict[bytes, tuple[Record, float]] = OrderedDict()
@@ -65,9 +68,16 @@ class PeerDirectory:
         """False while the index is treated as absent."""
         return self._guard.available
 
+    @property
+    def alive(self) -> int:
+        """How many other nodes are known to be alive."""
+        now, own = self._clock(), self._own_number()
+        with self._lock:
+            return sum(1 for n, (info, until) in self._nodes.items() if info is not None and until > now and n != own)
+
     def locate(self, keys: Sequence[bytes], timeout_s: float) -> list[Found | None]:
         """A living peer for each block, in order; None if there is none or nobody could tell in time."""
-        deadline = self._clock() + timeout_s
+        deadline = self._clock() + min(timeout_s, self._lookup_s)
         answers = [self._cached(key) for key in keys]
         missing = [key for key, answer in zip(keys, answers, strict=True) if answer is None]
         if missing and (records := self._ask(missing, deadline)):
@@ -105,6 +115,7 @@ class PeerDirectory:
         with self._lock:
             numbers = list(self._nodes)
         try:
+            self._index.warm(_WARM)
             alive = self._index.nodes(numbers)
         except KVPoolError:
             return

@@ -33,11 +33,16 @@ __all__ = ["RedisIndex", "flush"]
 _T = TypeVar("_T")
 _NAME_TTL_S = 30 * 24 * 3600
 _MAX_TRIES = 64
+_TIMEOUT_S = 0.5
 _SLOW_TIMEOUT_S = 2.0
 
 
 class RedisIndex(Index):
-    """See Index. `timeout_s` is for lookups; what the background does may take 2 s. Connects at the first use."""
+    """See Index. Connects at the first use, or when warmed.
+
+    `timeout_s` is how long a connection that says nothing is kept, not how long a lookup may take: a caller in a hurry
+    stops waiting by itself, and an answer that is a little late leaves the connection whole.
+    """
 
     def __init__(
         self,
@@ -46,7 +51,7 @@ class RedisIndex(Index):
         username: str = "",
         password: str = "",
         lease_s: float = 15.0,
-        timeout_s: float = 0.02,
+        timeout_s: float = _TIMEOUT_S,
         slow_timeout_s: float = _SLOW_TIMEOUT_S,
     ) -> None:
         self._where = url.rpartition("@")[2]
@@ -60,7 +65,7 @@ class RedisIndex(Index):
             return redis.Redis.from_url(
                 url,
                 socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
+                socket_connect_timeout=_SLOW_TIMEOUT_S,
                 retry=Retry(NoBackoff(), 0),
                 retry_on_timeout=False,
                 protocol=2,
@@ -182,6 +187,19 @@ class RedisIndex(Index):
         values = self._do(lambda: self._fast.mget([f"n:{number}" for number in numbers]))
         found = {number: NodeInfo.loads(v) for number, v in zip(numbers, values, strict=True) if v is not None}
         return {number: info for number, info in found.items() if info is not None}
+
+    def warm(self, connections: int) -> None:
+        self._do(lambda: self._warm(connections))
+
+    def _warm(self, connections: int) -> None:
+        pool = self._fast.connection_pool
+        held = []
+        try:
+            for _ in range(connections):
+                held.append(pool.get_connection())
+        finally:
+            for connection in held:
+                pool.release(connection)
 
     def close(self) -> None:
         self._fast.close()

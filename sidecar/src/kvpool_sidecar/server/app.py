@@ -135,7 +135,13 @@ class App:
         lease_s = float(config.index.lease_s)
         guard = Guard("index", _INDEX_THREADS, _INDEX_BACKLOG, Breaker(3, 0.5, time.monotonic, longest_s=2.0))
         made.callback(guard.close)
-        self._peers = PeerDirectory(index, guard, lambda: self._announcer.number, lease_s=lease_s)
+        self._peers = PeerDirectory(
+            index,
+            guard,
+            lambda: self._announcer.number,
+            lease_s=lease_s,
+            lookup_s=config.index.lookup_timeout_ms / 1000,
+        )
         self._announcer = Announcer(
             index,
             info,
@@ -156,7 +162,6 @@ class App:
             username=config.username,
             password=self._settings.index_password,
             lease_s=config.lease_s,
-            timeout_s=config.lookup_timeout_ms / 1000,
         )
 
     def _open_clients(self, made: contextlib.ExitStack) -> None:
@@ -186,6 +191,7 @@ class App:
             local=self._local,
             shared=self._shared,
             announcer=self._announcer,
+            peers=self._peers,
             copier=self._copier,
             listeners=self._listeners,
             fingerprints=self._fingerprints,
