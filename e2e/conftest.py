@@ -53,10 +53,11 @@ def dump() -> None:
             save(
                 f"{ns}.{name}.previous.log", "-n", ns, "logs", name, "--all-containers", "--prefix", "-p", "--tail=500"
             )
+            pod_url = f"/api/v1/namespaces/{ns}/pods/{name}"
             if "-sidecar-" in name:
-                save(f"{ns}.{name}.status.txt", "get", "--raw", f"/api/v1/namespaces/{ns}/pods/{name}:7422/proxy/status")
+                save(f"{ns}.{name}.status.txt", "get", "--raw", f"{pod_url}:7422/proxy/status")
             if name.startswith("engine-"):
-                save(f"{ns}.{name}.metrics.txt", "get", "--raw", f"/api/v1/namespaces/{ns}/pods/{name}:8000/proxy/metrics")
+                save(f"{ns}.{name}.metrics.txt", "get", "--raw", f"{pod_url}:8000/proxy/metrics")
     print(f"\neverything of ours is in {OUT}; what sidecars and engines say of the pool:")
     for file in sorted([*OUT.glob("*.status.txt"), *OUT.glob("*-sidecar-*.log"), *OUT.glob("*.metrics.txt")]):
         lines = [line for line in file.read_text().splitlines() if "kvpool" in line or "node" in line]

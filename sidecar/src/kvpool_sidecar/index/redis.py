@@ -196,7 +196,7 @@ class RedisIndex(Index):
         held = []
         try:
             for _ in range(connections):
-                held.append(pool.get_connection())
+                held.append(pool.get_connection())  # noqa: PERF401 - those made before a failure are given back
         finally:
             for connection in held:
                 pool.release(connection)
