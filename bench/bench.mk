@@ -1,3 +1,3 @@
 .PHONY: bench
-bench: setup ## the data path beside the limit of this machine, with ratios (about 1 minute; out/bench/data.json)
-	$(PY) -m bench $(ARGS)
+bench: setup ## a measurement beside the limit of this machine, with ratios (BENCH=data; ARGS=--help; out/bench/*.json)
+	$(PY) -m bench $(or $(BENCH),data) $(ARGS)
