@@ -20,11 +20,12 @@ help: ## show this list
 
 setup: $(VENV)/.ready ## make .venv with the three distributions and the development tools (about 1 minute)
 
-$(VENV)/.ready: requirements/dev.txt client/pyproject.toml sidecar/pyproject.toml operator/pyproject.toml
+$(VENV)/.ready: requirements/dev.txt requirements/rdma.txt client/pyproject.toml sidecar/pyproject.toml operator/pyproject.toml
 	@[ -n "$(BASE_PYTHON)" ] || { echo "KVPool needs Python 3.11, 3.12 or 3.13 on PATH (set BASE_PYTHON=/path/to/python3.x)"; exit 2; }
 	@echo "setup: making $(VENV) with $(BASE_PYTHON)"
 	@[ -x $(PY) ] || $(BASE_PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
+	$(PY) -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements/rdma.txt
 	$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e client -e sidecar -e operator
 	@touch $@
 

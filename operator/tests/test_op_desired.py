@@ -44,7 +44,11 @@ FULL = inputs(
     },
     tiers=[LOCAL, {"name": "second", "local": {"path": "/mnt/b", "capacity": "1Ti", "reserveFree": "50Gi"}}, NFS],
     index={"managed": {"maxMemory": "1Gi"}, "lookupTimeout": "10ms"},
-    transport={"port": 7500},
+    transport={
+        "port": 7500,
+        "protocol": "RDMA",
+        "rdma": {"resources": [{"name": "rdma/hca_shared_devices_a"}], "memory": "1Gi"},
+    },
 )
 EXTERNAL = Inputs(
     pool(index={"external": {"urlSecretRef": {"name": "redis"}}}, tiers=[LOCAL, PVC]),
@@ -79,6 +83,19 @@ def test_manifests_are_as_reviewed(name: str):
     if os.environ.get("KVPOOL_WRITE_GOLDEN"):
         path.write_text(text)
     assert path.read_text() == text, f"{path} differs: look at the change, then `make golden`"
+
+
+def test_rdma_brings_its_device_and_its_memory_and_only_where_it_is_asked_for():
+    def server(made: list[Manifest]) -> dict[str, Any]:
+        pod = find(made, "DaemonSet")["spec"]["template"]["spec"]
+        return next(c for c in pod["containers"] if c["name"] == "server")["resources"]
+
+    plain, with_device = server(CASES["example"]), server(CASES["full"])
+    assert with_device["limits"]["rdma/hca_shared_devices_a"] == "1"
+    assert int(with_device["limits"]["memory"]) == (2 << 30) + (1 << 30)
+    assert set(plain["limits"]) == {"memory"}
+    transport = {"protocol": "TCP", "rdma": {"resources": [{"name": "rdma/a"}]}}
+    assert server(build(inputs(transport=transport))) == plain
 
 
 def test_there_is_no_golden_file_without_a_case():

@@ -117,6 +117,26 @@ def with_report(**kwargs: Any) -> Observed:
 
 
 @pytest.mark.parametrize(
+    ("asked", "used", "expected"),
+    [
+        ("RDMA", "TCP", ("False", "NodesDiffer")),
+        ("RDMA", "RDMA", ("True", "AsAsked")),
+        ("Auto", "RDMA", ("True", "AsAsked")),
+        ("TCP", "RDMA", ("False", "NodesDiffer")),
+    ],
+)
+def test_the_transport_that_is_used_is_compared_with_the_one_that_is_asked_for(
+    asked: str, used: str, expected: tuple[str, str]
+):
+    seen = with_report(transport=used, transport_reason="" if used == "RDMA" else "no device")
+    made = status(replace(seen, sidecars=seen.sidecars[1:]), transport={"protocol": asked})
+    assert told(made, "TransportReady") == expected
+    assert ("no device" in message(made, "TransportReady")) == (used == "TCP")
+    assert made["transport"]["effective"] == used
+    assert made["transport"].get("reason", "") == ("no device" if used == "TCP" else "")
+
+
+@pytest.mark.parametrize(
     ("seen", "kind", "expected", "words"),
     [
         (Observed(raw=pool_manifest()), "StorageReady", ("False", "NotCreated"), "being made"),
@@ -133,7 +153,12 @@ def with_report(**kwargs: Any) -> Observed:
         (with_report(index_connected=False), "IndexReady", ("False", "NodesNotConnected"), "1 of 2 nodes"),
         (observed(sidecars=()), "IndexReady", ("Unknown", "NoReports"), "no sidecar"),
         (observed(external_problem="Secret x is missing"), "IndexReady", ("False", "UrlNotUsable"), "Secret x"),
-        (with_report(transport="RDMA"), "TransportReady", ("False", "NodesDiffer"), "RDMA"),
+        (
+            with_report(transport="TCP", transport_reason="no device"),
+            "TransportReady",
+            ("True", "AsAsked"),
+            "no device",
+        ),
         (observed(sidecars=()), "TransportReady", ("Unknown", "NoReports"), "no sidecar"),
         (observed(webhook=Webhook("no replica is ready")), "InjectionReady", ("False", "WebhookDown"), "no replica"),
         (

@@ -86,7 +86,9 @@ class Process:
 class Node(Process):
     """One sidecar with a fixed socket for each tenant."""
 
-    def __init__(self, cluster, name: str, *, tenants=("team-a", "team-b"), arguments=(), prefix=(), **pool) -> None:
+    def __init__(
+        self, cluster, name: str, *, tenants=("team-a", "team-b"), arguments=(), prefix=(), env=None, **pool
+    ) -> None:
         self.name = name
         self.cluster = cluster
         self.home = cluster.directory / name
@@ -121,6 +123,7 @@ class Node(Process):
                 *arguments,
             ],
             prefix,
+            env,
         )
 
     def write_config(self) -> None:

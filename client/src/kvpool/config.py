@@ -93,6 +93,10 @@ class PeerConfig:
 
     port: int = _doc("TCP port of the sidecar on the pod's address.", default=7421)
     connect_timeout_ms: int = _doc("Longest wait for a connection to a peer in milliseconds.", default=250)
+    protocol: str = _doc("Auto (RDMA where a node can, else TCP), TCP or RDMA.", default="Auto")
+    rdma_bytes: int = _doc(
+        "Registered memory for RDMA on each node: half to read from, half to read into.", default=512 << 20
+    )
     congestion_control: str = _doc("TCP congestion control; empty: the node's default.", default="")
 
 
@@ -140,6 +144,10 @@ class PoolConfig:
             raise ConfigError("cache and local: sizes must be above 0")
         if c.write_policy not in ("WriteThrough", "LocalOnly"):
             raise ConfigError(f"cache.write_policy: unknown policy {c.write_policy!r}")
+        if self.peer.protocol not in ("Auto", "TCP", "RDMA"):
+            raise ConfigError(f"peer.protocol: unknown protocol {self.peer.protocol!r}")
+        if not 0 < self.peer.rdma_bytes <= 1 << 44:
+            raise ConfigError("peer.rdma_bytes: must be above 0 and at most 16 TiB")
         if c.eviction_policy != "LRU":
             raise ConfigError(f"cache.eviction_policy: unknown policy {c.eviction_policy!r}")
 

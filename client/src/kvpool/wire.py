@@ -57,6 +57,8 @@ __all__ = [
     "PEER_NONCE_BYTES",
     "PEER_REQUEST",
     "PEER_RESPONSE",
+    "PEER_STAGED",
+    "PEER_TOKEN",
     "PROTOCOL_VERSION",
     "REPLY",
     "BeginStatus",
@@ -100,6 +102,9 @@ class Op(enum.IntEnum):
     BEGIN = 4
     COMMIT = 5
     REPORT = 6
+    RDMA = 16  # between sidecars: what is needed to read from the peer's registered memory
+    STAGE = 17  # between sidecars: put the block there
+    RELEASE = 18  # between sidecars: it has been read; no answer
     ERROR = 127
 
 
@@ -316,12 +321,15 @@ PEER_MAGIC = b"KVPPEER1"
 PEER_NONCE_BYTES = 32
 PEER_CLIENT = struct.Struct("<32s32s")  # nonce_c, proof of the asking side
 PEER_REQUEST = struct.Struct("<4sBBHQ32s16s")  # magic, op (OPEN), flags, 0, sequence number, key, MAC
-PEER_RESPONSE = struct.Struct("<4sBBHQ")  # magic, PeerStatus, 0, 0, bytes of the block file that follow
+PEER_RESPONSE = struct.Struct("<4sBBHQ")  # magic, PeerStatus, 0, 0, bytes that follow: the block file, for OPEN
+PEER_STAGED = struct.Struct("<QQQ")  # STAGE: address and bytes of the block file, token
+PEER_TOKEN = struct.Struct("<Q24x")  # RELEASE: in the place of the key
 
 
 class PeerStatus(enum.IntEnum):
     MISS = 0
     OK = 1
+    BUSY = 2  # STAGE: no room now, ask for it by OPEN
 
 
 def peer_client_proof(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:

@@ -37,6 +37,8 @@ class Report:
     """Names of local tiers that return errors."""
     clients: int = 0
     transport: str = ""
+    transport_reason: str = ""
+    """Why RDMA is not used; empty where it is."""
     hits: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=dict)
@@ -62,6 +64,7 @@ class Report:
             failing_drives=tuple(sorted(str(k)[:64] for k, v in list(drives.items())[:64] if v == "failing")),
             clients=_count(r.get("clients")),
             transport=_text(r.get("transport")),
+            transport_reason=_text(r.get("transport_reason")),
             hits=_counts(r.get("hits")),
             bytes=_counts(r.get("bytes")),
             misses=_counts(r.get("misses")),

@@ -87,7 +87,10 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
             connected=f"{sum(r.index_connected for r in reports)}/{len(reports)}",
             announced=sum(r.index_announced for r in reports),
         ),
-        transport=TransportStatus(effective=", ".join(sorted({r.transport for r in reports if r.transport}))[:253]),
+        transport=TransportStatus(
+            effective=", ".join(sorted({r.transport for r in reports if r.transport}))[:253],
+            reason="; ".join(sorted({r.transport_reason for r in reports if r.transport_reason}))[:253],
+        ),
         fingerprints=_fingerprints(reports),
         pods=PodsStatus(
             selected=observed.engines.selected,
@@ -229,9 +232,18 @@ def _transport_ready(pool: KVCachePool, reports: Sequence[Report]) -> _Verdict:
     asked, used = pool.spec.transport.protocol, {r.transport for r in reports if r.transport}
     if not used:
         return _Verdict(None, Reason.NO_REPORTS, "no sidecar has told yet how it reads from others")
-    if used == {asked}:
-        return _Verdict(True, Reason.AS_ASKED, f"blocks travel between nodes over {asked}")
-    return _Verdict(False, Reason.NODES_DIFFER, f"{asked} is asked for, and used are: {', '.join(sorted(used))}")
+    why = _why_tcp(reports)
+    if asked == "Auto" or used == {asked}:
+        over = " and ".join(sorted(used))
+        return _Verdict(
+            True, Reason.AS_ASKED, f"blocks travel between nodes over {over}{why if asked == 'Auto' else ''}"
+        )
+    return _Verdict(False, Reason.NODES_DIFFER, f"{asked} is asked for, and used are: {', '.join(sorted(used))}{why}")
+
+
+def _why_tcp(reports: Sequence[Report]) -> str:
+    reasons = sorted({r.transport_reason for r in reports if r.transport_reason})
+    return f" ({'; '.join(reasons)})"[:500] if reasons else ""
 
 
 def _progressing(pool: KVCachePool, observed: Observed, nodes: NodesStatus, progress: Progress) -> _Verdict:

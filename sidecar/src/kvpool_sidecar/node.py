@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
 from kvpool.wire import BeginStatus, CommitStatus, Flag, OpenStatus, Tier
 from kvpool_sidecar.blockfile import Expect
+from kvpool_sidecar.transport.rdma.fetch import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from kvpool_sidecar.stats import Stats
     from kvpool_sidecar.store.base import Block, Pending, Store
     from kvpool_sidecar.transport.peer_link import PeerLink
+    from kvpool_sidecar.transport.rdma.fetch import Fetcher
+    from kvpool_sidecar.transport.rdma.slots import Slot
 
 __all__ = ["NodeBlocks", "Opened", "Streams", "close_files"]
 
@@ -49,8 +52,12 @@ class Opened(NamedTuple):
 class Streams:
     """The peer connections of one client connection, numbered. Not thread-safe."""
 
-    def __init__(self, dial: Callable[[NodeInfo, float], PeerLink]) -> None:
+    def __init__(
+        self, dial: Callable[[NodeInfo, float], PeerLink], give_back: Callable[[Slot], None] = lambda _slot: None
+    ) -> None:
         self._dial = dial
+        self._give_back = give_back
+        self._held: list[list[Slot]] = [[], []]
         self._links: dict[NodeInfo, tuple[int, PeerLink]] = {}
         self._last = 0
 
@@ -75,10 +82,22 @@ class Streams:
                 del self._links[peer]
                 link.close()
 
+    def hold(self, slot: Slot) -> None:
+        """Keep it while the client reads from it."""
+        self._held[-1].append(slot)
+
+    def turn(self) -> None:
+        """A request begins: what was handed over two requests ago has been read."""
+        for slot in self._held.pop(0):
+            self._give_back(slot)
+        self._held.append([])
+
     def close(self) -> None:
         """End all."""
         for number, _ in list(self._links.values()):
             self.drop(number)
+        for _ in range(len(self._held)):
+            self.turn()
 
 
 class NodeBlocks:
@@ -94,8 +113,10 @@ class NodeBlocks:
         copier: Copier | None,
         inspector: Inspector,
         stats: Stats,
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.config = config
+        self.fetcher = fetcher
         self.local = local
         self.shared = shared
         self.peers = peers
@@ -151,12 +172,13 @@ class NodeBlocks:
     ) -> list[Opened]:
         """Open blocks, in order; the receiver owns `fd` of FILE entries."""
         deadline = time.monotonic() + timeout_s
+        streams.turn()
         keys = [tenant.key(ident) for ident in idents]
         opened = [Opened(OpenStatus.MISS, key=key) for key in keys]
         try:
             self._open_local(keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
             if not flags & Flag.LOCAL_ONLY:
-                self._open_streams(keys, opened, deadline, streams)
+                self._open_peers(tenant, keys, opened, deadline, streams)
             self._open_shared(keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
         except BaseException:
             close_files(opened)
@@ -173,7 +195,9 @@ class NodeBlocks:
             if found is not None:
                 opened[n] = _file(key, Tier.LOCAL, found)
 
-    def _open_streams(self, keys: Sequence[bytes], opened: list[Opened], deadline: float, streams: Streams) -> None:
+    def _open_peers(
+        self, tenant: Tenant, keys: Sequence[bytes], opened: list[Opened], deadline: float, streams: Streams
+    ) -> None:
         rest = [n for n, entry in enumerate(opened) if entry.status == OpenStatus.MISS]
         left = deadline - time.monotonic()
         if not rest or left <= 0:
@@ -182,7 +206,10 @@ class NodeBlocks:
         for n, found in zip(rest, self.peers.locate([keys[n] for n in rest], left / 2), strict=True):
             if found is not None:
                 by_peer.setdefault(found.peer, []).append((n, found))
-        for peer, wanted in by_peer.items():
+        for peer, found_there in by_peer.items():
+            wanted = self._fetch(tenant, peer, found_there, keys, opened, deadline, streams)
+            if not wanted:
+                continue
             timeout = min(self.config.peer.connect_timeout_ms / 1000, (deadline - time.monotonic()) / 2)
             number = wanted[0][1].number
             stream = 0
@@ -198,6 +225,32 @@ class NodeBlocks:
             for place, (n, found) in enumerate(wanted):
                 status = OpenStatus.STREAM_NEW_CONN if is_new and place == 0 else OpenStatus.STREAM
                 opened[n] = Opened(status, Tier.PEER, stream, found.payload_len, keys[n], link.fileno())
+
+    def _fetch(
+        self,
+        tenant: Tenant,
+        peer: NodeInfo,
+        wanted: list[tuple[int, Found]],
+        keys: Sequence[bytes],
+        opened: list[Opened],
+        deadline: float,
+        streams: Streams,
+    ) -> list[tuple[int, Found]]:
+        """Read what RDMA can bring; the rest, for a stream."""
+        if self.fetcher is None:
+            return wanted
+        now = time.monotonic()
+        slots = self.fetcher.fetch(
+            peer, [Wanted(keys[n], f.payload_len) for n, f in wanted], tenant.tag, now + (deadline - now) / 2
+        )
+        rest = []
+        for (n, found), slot in zip(wanted, slots, strict=True):
+            if slot is None:
+                rest.append((n, found))
+                continue
+            streams.hold(slot)
+            opened[n] = Opened(OpenStatus.FILE, Tier.PEER, 0, found.payload_len, keys[n], os.dup(slot.descriptor))
+        return rest
 
     def _open_shared(self, keys: Sequence[bytes], opened: list[Opened], deadline: float, *, verify: bool) -> None:
         rest = [n for n, entry in enumerate(opened) if entry.status == OpenStatus.MISS]

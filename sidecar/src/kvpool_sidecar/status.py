@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.shared_tier import SharedTier
     from kvpool_sidecar.stats import Stats
     from kvpool_sidecar.store.local import LocalStore
+    from kvpool_sidecar.transport.rdma.parts import RdmaParts
 
 __all__ = ["StatusReport"]
 
@@ -40,6 +41,7 @@ class StatusReport:
         listeners: PodListeners,
         fingerprints: Fingerprints,
         congestion_control: str,
+        rdma: RdmaParts,
         stats: Stats,
         ready: Callable[[], bool],
     ) -> None:
@@ -53,6 +55,7 @@ class StatusReport:
         self._listeners = listeners
         self._fingerprints = fingerprints
         self._congestion_control = congestion_control
+        self._rdma = rdma
         self.stats = stats
         self.ready = ready
 
@@ -96,7 +99,9 @@ class StatusReport:
             "refused": self.stats.whole("refused"),
             "events": self.stats.whole("events"),
             "peer_served": self.stats.whole("peer_served"),
-            "transport": "TCP",
+            "transport": "RDMA" if self._rdma.fetcher is not None else "TCP",
+            "transport_reason": self._rdma.reason,
+            "rdma": self.stats.whole("rdma"),
             "congestion_control": self._congestion_control,
             "fingerprints": self._fingerprints.latest(),
         }

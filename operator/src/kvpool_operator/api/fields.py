@@ -43,7 +43,9 @@ __all__ = [
     "LocalPath",
     "LookupTime",
     "NfsServer",
+    "RdmaMemory",
     "Reserve",
+    "ResourceName",
     "SharedPath",
     "StoreTime",
     "TierName",
@@ -138,6 +140,12 @@ SELECTOR_FITS_FROM: Final = Rule(
 
 BlockSize = bytes_between("64Ki", "1Gi", "give maxBlockSize from 64Ki to 1Gi")
 IndexMemory = bytes_between("16Mi", "1Ti", "give maxMemory from 16Mi to 1Ti, such as 256Mi")
+RdmaMemory = bytes_between("16Mi", "1Ti", "give rdma.memory from 16Mi to 1Ti, such as 512Mi")
+ResourceName = matching(
+    r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
+    127,
+    "name an extended resource with its domain, such as rdma/hca_shared_devices_a",
+)
 HostMemory = bytes_between("16Mi", "16Ti", "give hostMemory from 16Mi to 16Ti, such as 4Gi")
 Bandwidth = bytes_between("1M", "1T", "give expectedBandwidth in bytes per second from 1M to 1T, such as 1G")
 LookupTime = duration_between("1ms", "1s", "give a time from 1ms to 1s, such as 20ms: the engine waits for it")

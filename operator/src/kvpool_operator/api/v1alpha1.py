@@ -296,11 +296,36 @@ class FailOpen(Model):
     """When a client stops asking."""
 
 
+class DeviceResource(Model):
+    """An extended resource."""
+
+    name: f.ResourceName
+    """Its name, such as rdma/hca_shared_devices_a; the cluster's device plugin gives it."""
+    count: Annotated[int, Field(ge=1, le=99)] = 1
+    """How many."""
+
+
+class Rdma(Model):
+    """What sidecars need for RDMA."""
+
+    resources: Annotated[list[DeviceResource], Field(max_length=8)] = Field(
+        default_factory=list,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """Extended resources that bring an RDMA device into the sidecars' pods."""
+    memory: f.RdmaMemory = "512Mi"
+    """Registered memory on each node: half holds blocks that peers read, half receives what this node reads. It is
+    added to the sidecar's memory limit where `resources` are given."""
+
+
 class Transport(Model):
     """How blocks travel between nodes."""
 
-    protocol: Literal["TCP"] = "TCP"
-    """TCP. What is really used shows in status.transport."""
+    protocol: Literal["Auto", "TCP", "RDMA"] = "Auto"
+    """Auto: RDMA between nodes that both can, else TCP. RDMA: the same, and TransportReady is False while a node
+    cannot. TCP: never RDMA. What is really used, and why, shows in status.transport."""
+    rdma: Rdma = section(Rdma)
+    """What sidecars need for RDMA."""
     port: Annotated[int, Field(ge=1024, le=65535, json_schema_extra=with_rules(f.PORT_IS_FREE))] = 7421
     """TCP port of the sidecars on their pods' addresses."""
 

@@ -95,6 +95,8 @@ class TransportStatus(Model):
 
     effective: Text = ""
     """What is really used; several, with a comma between them, while nodes differ."""
+    reason: Text = ""
+    """Why RDMA is not used, where it is not."""
 
 
 class FingerprintStatus(Model):

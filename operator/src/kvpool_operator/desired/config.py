@@ -75,7 +75,11 @@ def to_pool_config(
             high_watermark=eviction.high_watermark,
             low_watermark=eviction.low_watermark,
         ),
-        peer=PeerConfig(port=spec.transport.port),
+        peer=PeerConfig(
+            port=spec.transport.port,
+            protocol=spec.transport.protocol,
+            rdma_bytes=to_bytes(spec.transport.rdma.memory),
+        ),
         deadlines=deadlines(pool),
         allowed_namespaces=tuple(allowed_namespaces),
         http_port=HTTP_PORT,

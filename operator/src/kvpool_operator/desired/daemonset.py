@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.configmap import config_digest
 from kvpool_operator.desired.labels import labels, metadata, selector
@@ -100,7 +101,7 @@ def _server(pool: KVCachePool, env: Env) -> Manifest:
         ],
         readinessProbe=_probe("/readyz", period=2, failures=3),
         livenessProbe=_probe("/healthz", period=10, failures=6),
-        resources=resources("100m", "256Mi", "2Gi"),
+        resources=_server_resources(pool),
         securityContext=security(),
         volumeMounts=[
             CONFIG_MOUNT,
@@ -109,6 +110,16 @@ def _server(pool: KVCachePool, env: Env) -> Manifest:
             *tier_mounts(pool, read_only_too=True),
         ],
     )
+
+
+def _server_resources(pool: KVCachePool) -> Manifest:
+    """RDMA's devices are asked for as limits, which a scheduler takes for requests too; its memory is pinned."""
+    rdma = pool.spec.transport.rdma
+    if pool.spec.transport.protocol == "TCP" or not rdma.resources:
+        return resources("100m", "256Mi", "2Gi")
+    made = resources("100m", str((256 << 20) + to_bytes(rdma.memory)), str((2 << 30) + to_bytes(rdma.memory)))
+    made["limits"] |= {r.name: str(r.count) for r in rdma.resources}
+    return made
 
 
 def _rendezvous(pool: KVCachePool, env: Env) -> Manifest:

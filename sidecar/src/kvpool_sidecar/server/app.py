@@ -40,6 +40,7 @@ from kvpool_sidecar.store.root import Events
 from kvpool_sidecar.store.shared import SharedStore
 from kvpool_sidecar.transport.peer_link import PeerLink, dial
 from kvpool_sidecar.transport.peer_server import PeerServer
+from kvpool_sidecar.transport.rdma import parts as rdma
 from kvpool_sidecar.unixsock import listen_at
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ class App:
         secret = keys.peer_secret(settings.secret, config.uid)
         cc = config.peer.congestion_control
         self._dial = functools.partial(_dial, secret, cc)
+        self._rdma = rdma.make(config.peer, settings.node, self._local, self._dial, self._stats)
+        made.callback(self._rdma.close)
         self._peer_server = PeerServer(
             settings.address,
             config.peer.port,
@@ -126,6 +129,7 @@ class App:
             store=self._local,
             stats=self._stats,
             congestion_control=cc,
+            staging=self._rdma.staging,
             on_absent=lambda key: self._announcer.withdraw([key]),
         )
         made.callback(self._peer_server.stop)
@@ -177,6 +181,7 @@ class App:
             self._copier,
             self._inspector,
             self._stats,
+            self._rdma.fetcher,
         )
         self._listeners = PodListeners(self._new_session, self._stats)
         made.callback(self._listeners.stop, _DRAIN_S)
@@ -196,6 +201,7 @@ class App:
             listeners=self._listeners,
             fingerprints=self._fingerprints,
             congestion_control=self._peer_server.congestion_control,
+            rdma=self._rdma,
             stats=self._stats,
             ready=lambda: self._serving,
         )

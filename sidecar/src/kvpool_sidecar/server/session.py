@@ -72,7 +72,7 @@ class Session:
         self._hello: wire.ClientHello | None = None
         self._writes: dict[int, _Write] = {}
         self._next_token = 1
-        self._streams = Streams(dial)
+        self._streams = Streams(dial, node.fetcher.give) if node.fetcher is not None else Streams(dial)
 
     def run(self) -> None:
         """Serve until the client is gone, breaks the protocol, or `stop`."""
@@ -193,7 +193,7 @@ class Session:
             fds += [entry.fd for entry in opened if entry.status == wire.OpenStatus.STREAM_NEW_CONN]
             if not self._send_with(head, _open_body(opened), len(opened), fds):
                 for entry in opened:
-                    if entry.tier == wire.Tier.PEER:
+                    if entry.tier == wire.Tier.PEER and entry.stream:
                         self._streams.drop(entry.stream)  # asked for, and nobody will read the answer
                 self._reply(head, _open_body([Opened(wire.OpenStatus.MISS) for _ in opened]), count=len(opened))
         finally:

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool import wire
-from kvpool.errors import PoolUnavailableError
+from kvpool.errors import PoolUnavailableError, ProtocolError
 from kvpool_sidecar.transport import tcp
 
 if TYPE_CHECKING:
@@ -39,11 +39,14 @@ class PeerLink:
 
     def ask(self, keys: Sequence[bytes], *, verify: bool = False) -> None:
         """Send requests; the answers come in the same order. PoolUnavailableError if they do not go out at once."""
-        flags = wire.Flag.VERIFY if verify else wire.Flag.NONE
+        self.request(wire.Op.OPEN, keys, wire.Flag.VERIFY if verify else wire.Flag.NONE)
+
+    def request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
+        """Send one request of a kind for each of `keys` (32 bytes). PoolUnavailableError as for `ask`."""
         packet = bytearray()
         for key in keys:
             mac = wire.peer_request_mac(self._session_key, self._sequence, key)
-            packet += wire.PEER_REQUEST.pack(wire.MAGIC, wire.Op.OPEN, flags, 0, self._sequence, key, mac)
+            packet += wire.PEER_REQUEST.pack(wire.MAGIC, op, flags, 0, self._sequence, key, mac)
             self._sequence += 1
         try:
             sent = self._socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -58,6 +61,13 @@ class PeerLink:
             tcp.receive(self._socket, wire.PEER_RESPONSE.size, deadline)
         )
         return int(size) if magic == wire.MAGIC and status == wire.PeerStatus.OK else 0
+
+    def small_answer(self, limit: int, deadline: float) -> bytes | None:
+        """The whole answer to RDMA or STAGE, None for anything but OK. ProtocolError if it is longer than `limit`."""
+        size = self.answer(deadline)
+        if size > limit:
+            raise ProtocolError("the peer says too much")
+        return tcp.receive(self._socket, size, deadline) if size else None
 
     def close(self) -> None:
         """End the connection for both who hold it."""

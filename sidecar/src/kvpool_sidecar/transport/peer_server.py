@@ -15,12 +15,14 @@ from kvpool import wire
 from kvpool.block import HEADER_BYTES
 from kvpool.errors import CorruptBlockError, KVPoolError
 from kvpool_sidecar.transport import tcp
+from kvpool_sidecar.transport.peer_rdma import PeerRdma
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool_sidecar.stats import Stats
     from kvpool_sidecar.store.base import Store
+    from kvpool_sidecar.transport.rdma.staging import Staging
 
 __all__ = ["PeerServer"]
 
@@ -45,6 +47,7 @@ class PeerServer:
         store: Store,
         stats: Stats,
         congestion_control: str = "",
+        staging: Staging | None = None,
         on_absent: Callable[[bytes], None] = lambda _key: None,
     ) -> None:
         self._listener = tcp.listen(host, port)
@@ -55,6 +58,7 @@ class PeerServer:
         self._stats = stats
         self._wanted_cc = congestion_control
         self._on_absent = on_absent
+        self._staging = staging
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._unproven = 0
@@ -110,7 +114,8 @@ class PeerServer:
             with self._lock:
                 self._unproven -= 1
                 unproven = False
-            self._answer_all(sock, session_key)
+            with PeerRdma(self._staging, self._stats) as rdma:
+                self._answer_all(sock, session_key, rdma)
         except (KVPoolError, OSError) as e:
             if unproven:
                 self._stats.add("refused", "peer-proof")
@@ -125,19 +130,22 @@ class PeerServer:
                 self._unproven -= unproven
             sock.close()
 
-    def _answer_all(self, sock: socket.socket, session_key: bytes) -> None:
+    def _answer_all(self, sock: socket.socket, session_key: bytes, rdma: PeerRdma) -> None:
         sequence = 0
         while not self._stopped.is_set():
             request = tcp.receive(sock, wire.PEER_REQUEST.size, time.monotonic() + _IDLE_S)
             magic, op, flags, _, number, key, mac = wire.PEER_REQUEST.unpack(request)
             expected = wire.peer_request_mac(session_key, sequence, key)
             genuine = number == sequence and hmac.compare_digest(mac, expected)
-            if magic != wire.MAGIC or op != wire.Op.OPEN or not genuine:
+            if magic != wire.MAGIC or op not in (wire.Op.OPEN, *rdma.OPERATIONS) or not genuine:
                 self._stats.add("refused", "peer-request")
                 return
             sequence += 1
             sock.settimeout(None)  # sendfile needs a blocking socket; the kernel ends a stuck one
-            self._answer(sock, key, verify=bool(flags & wire.Flag.VERIFY))
+            if op == wire.Op.OPEN:
+                self._answer(sock, key, verify=bool(flags & wire.Flag.VERIFY))
+            elif answer := rdma.answer(op, key):
+                sock.sendall(answer)
 
     def _answer(self, sock: socket.socket, key: bytes, *, verify: bool) -> None:
         if verify:

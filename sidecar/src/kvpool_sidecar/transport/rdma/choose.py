@@ -1,0 +1,41 @@
+"""RDMA or TCP, and why. A silent fallback is the trap of the field, so there is always a reason to show."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import NamedTuple
+
+__all__ = ["Choice", "choose", "what_is_here"]
+
+_DEVICES = "/dev/infiniband"
+
+
+class Choice(NamedTuple):
+    """`rdma`: try it. `reason` says why not, empty otherwise."""
+
+    rdma: bool
+    reason: str = ""
+
+
+def choose(protocol: str, *, package: bool, devices: bool) -> Choice:
+    """Pure. `protocol`: Auto, TCP or RDMA, as the pool asks."""
+    if protocol == "TCP":
+        return Choice(False, "the pool asks for TCP")
+    if not devices:
+        return Choice(False, f"no RDMA device in this pod ({_DEVICES}/uverbs* is not there)")
+    if not package:
+        return Choice(False, "this image has no NIXL: build it with RDMA=1")
+    return Choice(True)
+
+
+def what_is_here() -> tuple[bool, bool]:
+    """Is the package here, is a device here (or what tests use in its place)."""
+    package = importlib.util.find_spec("nixl_cu12") is not None
+    if os.environ.get("KVPOOL_UCX_TLS"):
+        return package, True
+    try:
+        devices = any(name.startswith("uverbs") for name in os.listdir(_DEVICES))
+    except OSError:
+        devices = False
+    return package, devices
