@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Slot", "SlotPool"]
 
-_GRAIN = 1 << 20
+_GRAIN = 1 << 16
 _GRAVE_S = 60.0  # nothing that was started so long ago still arrives
 _F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, since Linux 5.1; Python 3.11 has no name for it
 _SEALS = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

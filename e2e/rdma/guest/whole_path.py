@@ -1,0 +1,137 @@
+"""In the guest: two sidecars, a real index, a shared tier over NFS over RDMA, and reads over soft-RoCE.
+
+Node a stores, node b reads over RDMA: UCX is allowed no other transport. Then node a goes and node b reads the blocks
+from the shared tier. Lines that begin with RDMA: are for the person who runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from kvpool import config
+from kvpool.client import Client
+from kvpool.keys import fingerprint, ident
+
+ADDRESS = os.environ["ADDRESS"]
+HOME = Path("/tmp/kvpool")
+MIB = 1 << 20
+SIZE, COUNT = 2 * MIB, 12
+PATIENT = config.Deadlines(lookup_ms=20_000, load_min_ms=60_000, store_ms=60_000)  # everything is emulated here
+FINGERPRINT = fingerprint({"e2e": "rdma"})
+PORTS = {"a": (7421, 7422), "b": (7431, 7432)}
+
+
+def say(text: str) -> None:
+    print(f"RDMA: {text}", flush=True)
+
+
+def until(what: str, condition, seconds: float = 90):
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if value := condition():
+                return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.2)
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    log = (HOME / f"{arguments[0]}.log").open("ab")
+    return subprocess.Popen([sys.executable, "-m", "kvpool_sidecar", *arguments], stdout=log, stderr=log)
+
+
+def node(name: str) -> subprocess.Popen[bytes]:
+    peer, http = PORTS[name]
+    made = config.PoolConfig(
+        pool="rdma",
+        namespace="e2e",
+        uid="pool-uid",
+        local=(config.LocalTier("nvme", f"/srv/{name}", 256 * MIB, reserve_free_percent=0),),
+        shared=config.SharedTier("shared", "/mnt/shared/pool"),
+        index=config.IndexConfig("redis://127.0.0.1:6379/0", username="kvpool", lookup_timeout_ms=5000, lease_s=20),
+        peer=config.PeerConfig(port=peer, connect_timeout_ms=10_000, protocol="RDMA", rdma_bytes=64 * MIB),
+        deadlines=PATIENT,
+        http_port=http,
+    )
+    (HOME / f"{name}.json").write_text(config.dumps(made))
+    return start(
+        "serve", f"--config={HOME / name}.json", f"--secret-dir={HOME / 'secret'}", f"--node={name}",
+        f"--address={ADDRESS}", f"--socket={HOME / name}.sock=tenant",
+    )  # fmt: skip
+
+
+def status(name: str) -> dict:
+    with urllib.request.urlopen(f"http://{ADDRESS}:{PORTS[name][1]}/status", timeout=20) as answer:
+        return json.load(answer)
+
+
+def client(name: str) -> Client:
+    made = Client(config.ClientConfig(socket=str(HOME / f"{name}.sock"), deadlines=PATIENT), fingerprint=FINGERPRINT)
+    assert made.wait_connected(60)
+    return made
+
+
+def payload(n: int) -> bytes:
+    return n.to_bytes(4, "little") * (SIZE // 4)
+
+
+def read_all(reader: Client, names: list[bytes]) -> list[str]:
+    buffers = [bytearray(SIZE) for _ in names]
+    began = time.monotonic()
+    results = reader.get_into(names, buffers)
+    assert all(r.ok for r in results), [r for r in results if not r.ok][:3]
+    assert buffers == [payload(n) for n in range(len(names))]
+    tiers = sorted({r.tier.name for r in results})
+    say(
+        f"{len(names)} blocks of {SIZE // MIB} MiB, bytes equal, tier {tiers}, {time.monotonic() - began:.1f} s emulated"
+    )
+    return tiers
+
+
+def main() -> None:
+    (HOME / "secret").mkdir(parents=True)
+    (HOME / "secret" / "pool-secret").write_bytes(os.urandom(32))
+    (HOME / "secret" / "index-password").write_text("index password")
+    for place in ("/srv/a", "/srv/b", "/mnt/shared/pool"):
+        Path(place).mkdir(mode=0o700)
+    start("index", "--bind=127.0.0.1", "--port=6379", f"--dir={HOME / 'index'}", f"--secret-dir={HOME / 'secret'}")
+    a, _ = node("a"), node("b")
+    for name in PORTS:
+        until(f"{name} serves", lambda name=name: (s := status(name))["ready"] and s["index"]["connected"])
+        s = status(name)
+        say(f"node {name}: transport {s['transport']} {s['transport_reason']}")
+        assert s["transport"] == "RDMA"
+    names = [ident(FINGERPRINT, f"block {n}".encode()) for n in range(COUNT)]
+    writer, reader = client("a"), client("b")
+    for n, name in enumerate(names):
+        (result,) = writer.put_from([name], [payload(n)])
+        assert result.stored, result
+    until("announced", lambda: status("a")["index"]["announced"] == COUNT)
+    until("copied to the shared tier", lambda: status("a")["shared"]["copies"].get("copied") == COUNT)
+    assert read_all(reader, names) == ["PEER"]
+    moved = status("b")["rdma"]
+    say(f"node b over RDMA: {moved}")
+    assert moved == {"blocks": COUNT}
+    a.send_signal(signal.SIGKILL)
+    a.wait(20)
+    assert set(read_all(reader, names)) <= {"SHARED", "LOCAL"}
+    say("the whole path: passed")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        for log in sorted(HOME.glob("*.log")):
+            print(f"-- {log.name}", log.read_text()[-4000:], sep="\n", flush=True)
+        raise
+    os._exit(0)  # the sidecars end with the machine
