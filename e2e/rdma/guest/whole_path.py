@@ -91,9 +91,8 @@ def read_all(reader: Client, names: list[bytes]) -> list[str]:
     assert all(r.ok for r in results), [r for r in results if not r.ok][:3]
     assert buffers == [payload(n) for n in range(len(names))]
     tiers = sorted({r.tier.name for r in results})
-    say(
-        f"{len(names)} blocks of {SIZE // MIB} MiB, bytes equal, tier {tiers}, {time.monotonic() - began:.1f} s emulated"
-    )
+    took = time.monotonic() - began
+    say(f"{len(names)} x {SIZE // MIB} MiB with equal bytes from {tiers} in {took:.1f} emulated seconds")
     return tiers
 
 
