@@ -29,17 +29,20 @@ class CountingIndex(MemoryIndex):
     def __init__(self, **kw):
         super().__init__(**kw)
         self.away = False
-        self.located = 0
+        self.asked = self.located = 0
+        self.questions: list[int] = []
         self.batches: list[int] = []
 
     def _check(self):
         if self.away:
             raise RetryableError("away")
 
-    def locate(self, keys):
+    def ask(self, keys, numbers):
         self._check()
-        self.located += 1
-        return super().locate(keys)
+        self.asked += 1
+        self.located += bool(keys)
+        self.questions.append(len(keys))
+        return super().ask(keys, numbers)
 
     def renew(self, number, info):
         self._check()
@@ -271,7 +274,7 @@ def test_while_the_index_is_away_what_is_remembered_is_used_and_the_rest_is_a_mi
 def test_a_slow_index_costs_its_own_timeout_and_not_the_callers(index):
     guard = Guard("index", 2, 8, Breaker(3, 60, time.monotonic))
     peers = PeerDirectory(index, guard, lambda: 9, lease_s=5, lookup_s=0.05)
-    index.locate = lambda keys: time.sleep(1)
+    index.ask = lambda keys, numbers: time.sleep(1)
     started = time.monotonic()
     assert peers.locate([key(1)], 30) == [None]
     assert time.monotonic() - started < 0.9

@@ -5,6 +5,7 @@ Every call ends by its deadline; what could not be found out by then is a miss.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeBlocks", "Opened", "Streams", "close_files"]
 
-_WINDOWS = (16, 64, 256)
+_WINDOWS = (1, 16, 64)  # the first questions to the shared tier
+_WINDOW = 256  # and all further ones
 _MAX_STREAMS = 0xFFFF
 _REASONS: dict[type[Exception], str] = {CorruptBlockError: "corrupt", RefusedError: "still-writable"}
 
@@ -126,46 +128,47 @@ class NodeBlocks:
         self._inspector = inspector
 
     def locate(self, tenant: Tenant, idents: Sequence[bytes], timeout_s: float, *, every: bool) -> bytes:
-        """The tier of each block; all 0 after the first miss unless `every`."""
-        deadline = time.monotonic() + timeout_s
-        tiers = bytearray(len(idents))
-        at = 0
-        for round_number in range(len(idents)):
-            window = idents[at : at + _WINDOWS[min(round_number, len(_WINDOWS) - 1)]]
-            found = self._locate_window([tenant.key(ident) for ident in window], deadline, every=every)
-            for tier in found:
-                if tier == Tier.MISS and not every:
-                    return bytes(tiers)
-                tiers[at] = tier
-                at += 1
-            if at >= len(idents):
-                break
-        return bytes(tiers)
+        """The tier of each block; all 0 after the first miss unless `every`.
 
-    def _locate_window(self, keys: Sequence[bytes], deadline: float, *, every: bool) -> list[Tier]:
-        tiers = [Tier.LOCAL if self.local.has(key) else Tier.MISS for key in keys]
+        The index is asked at most twice, whatever the number of blocks: PeerDirectory.reach.
+        """
+        deadline = time.monotonic() + timeout_s
+        keys = [tenant.key(ident) for ident in idents]
+        tiers = bytearray(Tier.LOCAL if self.local.has(key) else Tier.MISS for key in keys)
         rest = [n for n, tier in enumerate(tiers) if tier == Tier.MISS]
         has_shared = self.shared is not None and self.shared.available
         if rest and (left := deadline - time.monotonic()) > 0:
             budget = left / 2 if has_shared else left  # a slow index leaves time to ask the shared tier
-            for n, found in zip(rest, self.peers.locate([keys[n] for n in rest], budget), strict=True):
-                if found is not None:
+            wanted = [keys[n] for n in rest]
+            there: Sequence[object] = self.peers.locate(wanted, budget) if every else self.peers.reach(wanted, budget)
+            for n, is_there in zip(rest, there, strict=True):
+                if is_there:
                     tiers[n] = Tier.PEER
         rest = [n for n in rest if tiers[n] == Tier.MISS]
-        if not rest or self.shared is None or not self.shared.available:
-            return tiers
+        if rest and has_shared:
+            rest = self._look_in_shared(keys, rest, tiers, deadline, every=every)
+        return bytes(tiers) if every or not rest else bytes(tiers[: rest[0]]).ljust(len(tiers), b"\0")
+
+    def _look_in_shared(
+        self, keys: Sequence[bytes], rest: list[int], tiers: bytearray, deadline: float, *, every: bool
+    ) -> list[int]:
+        """What is still missing of `rest`. Unless `every`, the search ends with the first block that is nowhere."""
+        assert self.shared is not None  # noqa: S101
+        missing: list[int] = []
+        at = 0
         # a prompt that nobody has seen costs one question to the file system, not a window of them
-        for chunk in [rest] if every else [rest[:1], rest[1:]]:
+        for size in itertools.chain(() if every else _WINDOWS, itertools.repeat(_WINDOW)):
+            chunk = rest[at : at + size]
             left = deadline - time.monotonic()
-            if not chunk or left <= 0:
+            if not chunk or left <= 0 or (missing and not every):
                 break
-            there = self.shared.has_many([keys[n] for n in chunk], left)
-            for n, is_there in zip(chunk, there, strict=True):
+            at += len(chunk)
+            for n, is_there in zip(chunk, self.shared.has_many([keys[n] for n in chunk], left), strict=True):
                 if is_there:
                     tiers[n] = Tier.SHARED
-            if not there[0] and not every:
-                break
-        return tiers
+                else:
+                    missing.append(n)
+        return missing + rest[at:]
 
     def open(
         self, tenant: Tenant, idents: Sequence[bytes], flags: int, timeout_s: float, streams: Streams

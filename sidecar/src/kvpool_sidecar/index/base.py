@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.index.record import Record
 
-__all__ = ["MAX_NODE", "Index", "NodeInfo"]
+__all__ = ["MAX_NODE", "Answer", "Index", "NodeInfo"]
 
 MAX_NODE = 0xFFFF
 _MAX_TEXT = 253
@@ -46,6 +46,13 @@ class NodeInfo(NamedTuple):
         return info
 
 
+class Answer(NamedTuple):
+    """To Index.ask."""
+
+    records: list[list[Record]]
+    nodes: Mapping[int, NodeInfo]
+
+
 class Index(abc.ABC):
     """Soft state shared by the nodes of a pool."""
 
@@ -70,12 +77,19 @@ class Index(abc.ABC):
         """Node `number` no longer has these. Best effort: a reader finds out by itself."""
 
     @abc.abstractmethod
+    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> Answer:
+        """Where each block is said to be, in the order of `keys`, and those of the nodes whose lease holds.
+
+        One round trip for all of it.
+        """
+
     def locate(self, keys: Sequence[bytes]) -> list[list[Record]]:
         """Where each block is said to be, in the order of `keys`. One round trip."""
+        return self.ask(keys, ()).records
 
-    @abc.abstractmethod
     def nodes(self, numbers: Sequence[int]) -> Mapping[int, NodeInfo]:
-        """Those of the nodes whose lease holds."""
+        """Those of the nodes whose lease holds. One round trip."""
+        return self.ask((), numbers).nodes
 
     def warm(self, connections: int) -> None:  # noqa: B027 - nothing to do is a fine default
         """Have so many connections ready, so that no lookup pays for making one."""

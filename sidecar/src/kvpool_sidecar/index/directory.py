@@ -1,7 +1,8 @@
 """Which peer to ask for a block: the index through a local cache, and the peers that are alive.
 
 Blocks are immutable, so what was true once is kept for a while; whoever finds it wrong says so (`forget`) and the next
-question goes to the index. A peer that could not be reached is not asked for a moment.
+question goes to the index. A peer that could not be reached is not asked for a moment. No call asks the index more
+than twice, and both questions are put in one turn of the guard.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kvpool.errors import KVPoolError
+from kvpool_sidecar.index import prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvpool_sidecar.guard import Guard
     from kvpool_sidecar.index.base import Index, NodeInfo
@@ -22,11 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "PeerDirectory"]
 
+_T = TypeVar("_T")
+
 _REMEMBERED = 1 << 17
 _REMEMBER_S = 30.0
 _DOWN_S = 2.0
 _SHUNNED_S = 300.0
 _MAX_SHUNNED = 1 << 12
+_MAX_DOUBTS = 1 << 13
 _WARM = 4  # connections
 
 
@@ -62,6 +67,7 @@ class PeerDirectory:
         self._nodes: dict[int, tuple[NodeInfo | None, float]] = {}  # until when; None: known to be dead
         self._down: dict[int, float] = {}
         self._shunned: OrderedDict[tuple[bytes, int], float] = OrderedDict()
+        self._doubts: OrderedDict[bytes, float] = OrderedDict()  # asked for and not found, until when it matters
 
     @property
     def available(self) -> bool:
@@ -78,13 +84,31 @@ class PeerDirectory:
     def locate(self, keys: Sequence[bytes], timeout_s: float) -> list[Found | None]:
         """A living peer for each block, in order; None if there is none or nobody could tell in time."""
         deadline = self._clock() + min(timeout_s, self._lookup_s)
-        answers = [self._cached(key) for key in keys]
-        missing = [key for key, answer in zip(keys, answers, strict=True) if answer is None]
-        if missing and (records := self._ask(missing, deadline)):
-            self._learn_nodes({r.node for rs in records.values() for r in rs}, deadline)
-            for at, key in enumerate(keys):
-                if answers[at] is None:
-                    answers[at] = self._choose(key, records.get(key, []))
+        answers = self._remembered(keys)
+        rest = [n for n, answer in enumerate(answers) if answer is None]
+        asked = self._in_time(lambda: self._ask(keys, rest, deadline), deadline) if rest else {}
+        for n, found in asked.items():
+            answers[n] = found
+            self._doubt(keys[n], is_there=found is not None)
+        return answers
+
+    def reach(self, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
+        """For the blocks of a prompt, in order: is it said to be at a living peer?
+
+        True also for a block that nobody asked for because those around it are there (kvpool_sidecar.index.prefix):
+        `locate` tells when it is to be loaded.
+        """
+        deadline = self._clock() + min(timeout_s, self._lookup_s)
+        answers = [found is not None for found in self._remembered(keys)]
+        rest = [n for n, answer in enumerate(answers) if not answer]
+        if not rest:
+            return answers
+        found = self._in_time(lambda: self._search(keys, rest, deadline), deadline)
+        for n, is_found in found.items():
+            answers[n] = is_found
+        if len(found) < len(rest):
+            for n in prefix.presumed(rest, found):
+                answers[n] = True
         return answers
 
     def forget(self, key: bytes) -> None:
@@ -121,24 +145,66 @@ class PeerDirectory:
             return
         self._note_nodes(numbers, alive)
 
-    def _ask(self, keys: Sequence[bytes], deadline: float) -> dict[bytes, list[Record]]:
+    def _in_time(self, work: Callable[[], dict[int, _T]], deadline: float) -> dict[int, _T]:
         try:
-            found = self._guard.call(lambda: self._index.locate(keys), deadline - self._clock())
+            return self._guard.call(work, deadline - self._clock())
         except KVPoolError:
             return {}
-        return dict(zip(keys, found, strict=True))
 
-    def _learn_nodes(self, numbers: set[int], deadline: float) -> None:
+    def _ask(self, keys: Sequence[bytes], rest: Sequence[int], deadline: float) -> dict[int, Found | None]:
+        """Exactly these, in ascending order."""
+        records = dict(zip(rest, self._index.locate([keys[n] for n in rest]), strict=True))
+        strangers = self._strangers(records.values())
+        if strangers and self._clock() < deadline:
+            self._note_nodes(strangers, self._index.nodes(strangers))
+        return self._choose(keys, records)
+
+    def _search(self, keys: Sequence[bytes], rest: Sequence[int], deadline: float) -> dict[int, bool]:
+        """Those of `rest` that it takes to know how far the chain reaches, in ascending order."""
+        first = prefix.first_question(rest, self._doubtful(keys, rest))
+        records = dict(zip(first, self._index.locate([keys[n] for n in first]), strict=True))
+        strangers = self._strangers(records.values())
+        # a node that nobody has asked after yet may well be alive: the second question says so
+        hopeful = {n: self._hopeful(keys[n], rs, strangers) for n, rs in records.items()}
+        second = prefix.second_question(rest, hopeful) if len(first) < len(rest) else []
+        if (second or strangers) and self._clock() < deadline:
+            answer = self._index.ask([keys[n] for n in second], strangers)
+            self._note_nodes(strangers, answer.nodes)
+            records.update(zip(second, answer.records, strict=True))
+            self._note_strangers(answer.records)
+        return {n: found is not None for n, found in self._choose(keys, dict(sorted(records.items()))).items()}
+
+    def _hopeful(self, key: bytes, records: Sequence[Record], strangers: Sequence[int]) -> bool:
         now = self._clock()
         with self._lock:
-            unknown = [n for n in numbers if n not in self._nodes or self._nodes[n][1] <= now]
-        if not unknown:
-            return
-        try:
-            alive = self._guard.call(lambda: self._index.nodes(unknown), deadline - now)
-        except KVPoolError:
-            return
-        self._note_nodes(unknown, alive)
+            return any(r.node in strangers or self._alive(key, r, now) is not None for r in records)
+
+    def _strangers(self, records: Iterable[Sequence[Record]]) -> list[int]:
+        """Nodes among `records` of which it is not known whether they are alive."""
+        now = self._clock()
+        numbers = {r.node for rs in records for r in rs}
+        with self._lock:
+            return [n for n in numbers if n not in self._nodes or self._nodes[n][1] <= now]
+
+    def _note_strangers(self, records: Iterable[Sequence[Record]]) -> None:
+        """Ask after them at the next heartbeat; until then they count as dead."""
+        strangers = self._strangers(records)
+        with self._lock:
+            for number in strangers:
+                self._nodes.setdefault(number, (None, self._clock()))
+
+    def _doubt(self, key: bytes, *, is_there: bool) -> None:
+        with self._lock:
+            self._doubts.pop(key, None)
+            if not is_there:
+                self._doubts[key] = self._clock() + _REMEMBER_S
+                if len(self._doubts) > _MAX_DOUBTS:
+                    self._doubts.popitem(last=False)
+
+    def _doubtful(self, keys: Sequence[bytes], rest: Sequence[int]) -> list[int]:
+        now = self._clock()
+        with self._lock:
+            return [n for n in rest if self._doubts.get(keys[n], 0.0) > now] if self._doubts else []
 
     def _note_nodes(self, numbers: Sequence[int], alive: Mapping[int, NodeInfo]) -> None:
         now = self._clock()
@@ -151,29 +217,34 @@ class PeerDirectory:
             for number in dead:
                 del self._nodes[number]
 
-    def _cached(self, key: bytes) -> Found | None:
+    def _remembered(self, keys: Sequence[bytes]) -> list[Found | None]:
         now = self._clock()
+        answers: list[Found | None] = []
         with self._lock:
-            record, until = self._blocks.get(key, (None, 0.0))
-            if record is None:
-                return None
-            found = self._alive(key, record, now) if until > now else None
-            if found is None:
-                del self._blocks[key]
-            return found
+            for key in keys:
+                record, until = self._blocks.get(key, (None, 0.0))
+                found = self._alive(key, record, now) if record is not None and until > now else None
+                if found is None and record is not None:
+                    del self._blocks[key]
+                answers.append(found)
+        return answers
 
-    def _choose(self, key: bytes, records: Sequence[Record]) -> Found | None:
+    def _choose(self, keys: Sequence[bytes], records: Mapping[int, Sequence[Record]]) -> dict[int, Found | None]:
         now = self._clock()
+        chosen: dict[int, Found | None] = {}
         with self._lock:
-            for record in records:
-                found = self._alive(key, record, now)
-                if found is not None:
-                    self._blocks[key] = (record, now + _REMEMBER_S)
-                    self._blocks.move_to_end(key)
-                    if len(self._blocks) > _REMEMBERED:
-                        self._blocks.popitem(last=False)
-                    return found
-        return None
+            for n, candidates in records.items():
+                key = keys[n]
+                chosen[n] = None
+                for record in candidates:
+                    chosen[n] = found = self._alive(key, record, now)
+                    if found is not None:
+                        self._blocks[key] = (record, now + _REMEMBER_S)
+                        self._blocks.move_to_end(key)
+                        break
+            while len(self._blocks) > _REMEMBERED:
+                self._blocks.popitem(last=False)
+        return chosen
 
     def _alive(self, key: bytes, record: Record, now: float) -> Found | None:
         info, until = self._nodes.get(record.node, (None, 0.0))

@@ -7,11 +7,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.index.base import MAX_NODE, Index, NodeInfo
+from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
 from kvpool_sidecar.index.record import Record, entry_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["MemoryIndex"]
 
@@ -71,15 +71,12 @@ class MemoryIndex(Index):
                 else:
                     self._blocks.pop(entry_name(key), None)
 
-    def locate(self, keys: Sequence[bytes]) -> list[list[Record]]:
-        with self._lock:
-            return [list(self._blocks.get(entry_name(key), [])) for key in keys]
-
-    def nodes(self, numbers: Sequence[int]) -> Mapping[int, NodeInfo]:
+    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> Answer:
         now = self._clock()
         with self._lock:
+            records = [list(self._blocks.get(entry_name(key), [])) for key in keys]
             held = {n: self._leases[n] for n in numbers if n in self._leases}
-        return {number: info for number, (info, until) in held.items() if until > now}
+        return Answer(records, {number: info for number, (info, until) in held.items() if until > now})
 
     def _other(self, number: int, info: NodeInfo) -> bool:
         holder = self._leases.get(number)

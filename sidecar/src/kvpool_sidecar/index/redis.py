@@ -22,11 +22,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kvpool.errors import ConfigError, RetryableError
-from kvpool_sidecar.index.base import MAX_NODE, Index, NodeInfo
+from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
 from kvpool_sidecar.index.record import Record, entry_name, pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["RedisIndex", "flush"]
 
@@ -176,17 +176,14 @@ class RedisIndex(Index):
             if changes:
                 pipe.execute()
 
-    def locate(self, keys: Sequence[bytes]) -> list[list[Record]]:
-        if not keys:
-            return []
-        return self._do(lambda: [unpack(_bytes(v)) for v in self._fast.mget([entry_name(key) for key in keys])])
-
-    def nodes(self, numbers: Sequence[int]) -> Mapping[int, NodeInfo]:
-        if not numbers:
-            return {}
-        values = self._do(lambda: self._fast.mget([f"n:{number}" for number in numbers]))
-        found = {number: NodeInfo.loads(v) for number, v in zip(numbers, values, strict=True) if v is not None}
-        return {number: info for number, info in found.items() if info is not None}
+    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> Answer:
+        names = [entry_name(key) for key in keys] + [b"n:%d" % number for number in numbers]
+        if not names:
+            return Answer([], {})
+        values = self._do(lambda: self._fast.mget(names))
+        records = [unpack(_bytes(value)) for value in values[: len(keys)]]
+        leases = {n: NodeInfo.loads(v) for n, v in zip(numbers, values[len(keys) :], strict=True) if v is not None}
+        return Answer(records, {number: info for number, info in leases.items() if info is not None})
 
     def warm(self, connections: int) -> None:
         self._do(lambda: self._warm(connections))

@@ -67,6 +67,18 @@ class IndexContract:
         assert sorted(found[2]) == [Record(1, 1001, 7), Record(2, 1001, 8)]
         assert found[3] == [Record(1, 1002, 7)]
 
+    def test_one_question_may_be_about_blocks_and_nodes(self, index: Index) -> None:
+        a, b = index.join(A), index.join(B)
+        index.announce([(key(1), Record(a, 1000, 7))])
+        answer = index.ask([key(1), key(2)], [b, 4711, a])
+        assert answer.records == [[Record(a, 1000, 7)], []]
+        assert answer.nodes == {a: A, b: B}
+
+    def test_many_blocks_are_found_in_their_order(self, index: Index) -> None:
+        index.announce([(key(n), Record(1, 1000 + n, 7)) for n in range(0, 700, 2)])
+        found = index.locate([key(n) for n in range(700)])
+        assert found == [[] if n % 2 else [Record(1, 1000 + n, 7)] for n in range(700)]
+
     def test_announcing_again_changes_nothing(self, index: Index) -> None:
         for _ in range(3):
             index.announce([(key(0), Record(1, 1000, 7)), (key(0), Record(1, 1000, 7))])
