@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from kvpool import wire
 from kvpool_sidecar.transport.rdma.staging import Staged
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from kvpool_sidecar.stats import Stats
     from kvpool_sidecar.transport.rdma.staging import Staging
 
@@ -24,15 +22,6 @@ class PeerRdma:
     def __init__(self, staging: Staging | None, stats: Stats) -> None:
         self._lease = staging.lease() if staging is not None else None
         self._stats = stats
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._lease is not None:
-            self._lease.close()
 
     def answer(self, op: int, key: bytes) -> bytes:
         """What to send; empty for RELEASE."""

@@ -114,8 +114,7 @@ class PeerServer:
             with self._lock:
                 self._unproven -= 1
                 unproven = False
-            with PeerRdma(self._staging, self._stats) as rdma:
-                self._answer_all(sock, session_key, rdma)
+            self._answer_all(sock, session_key, PeerRdma(self._staging, self._stats))
         except (KVPoolError, OSError) as e:
             if unproven:
                 self._stats.add("refused", "peer-proof")

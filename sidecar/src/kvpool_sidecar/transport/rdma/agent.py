@@ -48,18 +48,17 @@ class Transfer:
                 raise PoolUnavailableError("the read failed", where="rdma")
         return True
 
-    def abandon(self) -> bool:
-        """Stop it. False if bytes may still arrive, so that the memory must not be used for anything else."""
-        if self._over:
-            return True
-        return self._release()
+    def abandon(self) -> None:
+        """Stop it if that can be done. Bytes may still arrive."""
+        if not self._over:
+            self._over = True
+            self._release()
 
-    def _release(self) -> bool:
+    def _release(self) -> None:
         try:
             self._agent.call("release_xfer_handle", self._handle)
-        except PoolUnavailableError:
-            return False
-        return True
+        except PoolUnavailableError as e:
+            log.debug("%s", e)
 
 
 class Agent:

@@ -13,9 +13,10 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool import wire
-from kvpool.block import HEADER_BYTES
+from kvpool.block import HEADER_BYTES, decode_header, require
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool_sidecar.transport.rdma.agent import MAX_METADATA, wait_all
+from kvpool_sidecar.transport.rdma.staging import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _IDLE_LINKS = 2
 _DOWN_S = 5.0
+_LONGEST_S = LONGEST_S * 2 / 3  # from before the peer staged: what is here by then was not yet anything else
 _NOTHING = bytes(32)
 
 
@@ -73,9 +75,10 @@ class Fetcher:
     def fetch(self, peer: NodeInfo, wanted: Sequence[Wanted], tenant: bytes, deadline: float) -> list[Slot | None]:
         """Whole block files in slots, in the order of `wanted`; None for what did not come. Back by `deadline`.
 
-        The receiver gives each slot back (`give`). The bytes are not checked: the reader of a block does that.
+        The receiver gives each slot back (`give`). Only the key is checked: the reader of a block checks the rest.
         """
         slots: list[Slot | None] = [None] * len(wanted)
+        deadline = min(deadline, self._clock() + _LONGEST_S)
         with self._lock:
             if self._down.get(peer, 0.0) > self._clock():
                 return slots
@@ -145,14 +148,16 @@ class Fetcher:
                 reads.append(_Read(at, slot, token, transfer))
             wait_all([read.transfer for read in reads], deadline)
             for read in reads:
+                require(decode_header(read.slot.memory[:HEADER_BYTES]), key=wanted[read.at].key)
+            for read in reads:
                 slots[read.at] = read.slot
             link.request(wire.Op.RELEASE, [wire.PEER_TOKEN.pack(read.token) for read in reads])
             self._stats.add("rdma", "blocks", len(reads))
         except BaseException:
             for read in reads:
                 if slots[read.at] is None:
-                    whole = read.transfer.abandon()
-                    (self._slots.give if whole else self._slots.drop)(read.slot)
+                    read.transfer.abandon()
+                    self._slots.drop(read.slot)  # whatever it holds, no client may see it
             raise
         finally:
             for _, slot in room:

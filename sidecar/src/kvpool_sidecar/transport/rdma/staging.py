@@ -1,7 +1,8 @@
 """The serving side: blocks in registered memory, for as long as a peer reads them.
 
-What is staged is bounded, belongs to one peer connection and goes with it, and after some seconds in any case: a peer
-that reads later than that reads something else, which its checksum tells.
+What is staged is bounded and stays until the peer says that it has read it, or for LONGEST_S. It must not go earlier,
+not even with the connection: the peer's device may still be reading, and would bring it bytes of another tenant's
+block. For the same reason the peer believes no read that took nearly so long (`fetch`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from kvpool_sidecar.store.base import Store
     from kvpool_sidecar.transport.rdma.agent import Agent
 
-__all__ = ["Staged", "Staging", "StagingLease"]
+__all__ = ["LONGEST_S", "Staged", "Staging", "StagingLease"]
 
-_LONGEST_S = 15.0
+LONGEST_S = 15.0
 _MAX_STAGED = 4096
 
 
@@ -82,7 +83,7 @@ class Staging:
                 self._arena.give(offset)
                 return PeerStatus.MISS
             self._last += 1
-            self._staged[self._last] = offset, self._clock() + _LONGEST_S
+            self._staged[self._last] = offset, self._clock() + LONGEST_S
             return Staged(self._address + offset, size, self._last)
 
     def release(self, token: int) -> None:
@@ -109,7 +110,7 @@ class Staging:
 
 
 class StagingLease:
-    """Of one peer connection, used by its thread."""
+    """Of one peer connection, used by its thread: nobody can release what another connection staged."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
@@ -131,8 +132,3 @@ class StagingLease:
         if token in self._tokens:
             self._tokens.discard(token)
             self._staging.release(token)
-
-    def close(self) -> None:
-        """The connection is over."""
-        for token in list(self._tokens):
-            self.release(token)
