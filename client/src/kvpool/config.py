@@ -85,6 +85,9 @@ class CacheConfig:
     eviction_policy: str = _doc("LRU.", default="LRU")
     high_watermark: int = _doc("Percent of the capacity at which eviction starts.", default=85)
     low_watermark: int = _doc("Percent of the capacity at which eviction stops.", default=75)
+    prefetch_bytes: int = _doc(
+        "Most bytes that are read ahead after lookups and not yet loaded; 0: nothing is read ahead.", default=512 << 20
+    )
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ class PoolConfig:
             raise ConfigError("cache: 0 < low_watermark < high_watermark <= 100 must hold")
         if c.max_block_bytes <= 0 or c.block_tokens <= 0 or any(t.capacity_bytes <= 0 for t in self.local):
             raise ConfigError("cache and local: sizes must be above 0")
+        if c.prefetch_bytes < 0:
+            raise ConfigError("cache.prefetch_bytes: must not be below 0")
         if c.write_policy not in ("WriteThrough", "LocalOnly"):
             raise ConfigError(f"cache.write_policy: unknown policy {c.write_policy!r}")
         if self.peer.protocol not in ("Auto", "TCP", "RDMA"):

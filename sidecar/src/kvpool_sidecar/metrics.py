@@ -13,6 +13,9 @@ kvpool_sidecar_events_total              {event} evicted, quarantined, junk, io_
 kvpool_sidecar_copies_total              {result} copies to the shared tier
 kvpool_sidecar_peer_total                {what} blocks and bytes sent to peers, and asked for in vain
 kvpool_sidecar_peer_errors_total         {reason} peers that could not be reached
+kvpool_sidecar_prefetch_total            {result} blocks and bytes read ahead after lookups; of these blocks `used` were
+                                         loaded and `unused` not; `cached` were in memory already; `late`, `busy`,
+                                         `dropped` were passed over
 kvpool_sidecar_reports_total             {result} blocks that clients reported corrupt
 kvpool_sidecar_capacity_bytes ... _index_connected   gauges, see /status
 ======================================== ===================================================================
@@ -50,6 +53,12 @@ _COUNTERS = (
     ("copies", "kvpool_sidecar_copies", "result", "Copies to the shared tier."),
     ("peer_served", "kvpool_sidecar_peer", "what", "Blocks and bytes sent to peers, and asked for in vain."),
     ("peer_errors", "kvpool_sidecar_peer_errors", "reason", "Peers that could not be reached."),
+    (
+        "prefetch",
+        "kvpool_sidecar_prefetch",
+        "result",
+        "Blocks and bytes read ahead after lookups, and what came of it.",
+    ),
     ("reports", "kvpool_sidecar_reports", "result", "Blocks that clients reported as corrupt."),
 )
 _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (

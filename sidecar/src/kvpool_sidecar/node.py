@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.index.directory import Found, PeerDirectory
     from kvpool_sidecar.inspector import Inspector
+    from kvpool_sidecar.prefetch import Prefetcher
     from kvpool_sidecar.server.auth import Tenant
     from kvpool_sidecar.shared_tier import SharedTier
     from kvpool_sidecar.stats import Stats
@@ -116,6 +117,7 @@ class NodeBlocks:
         inspector: Inspector,
         stats: Stats,
         fetcher: Fetcher | None = None,
+        prefetcher: Prefetcher | None = None,
     ) -> None:
         self.config = config
         self.fetcher = fetcher
@@ -126,6 +128,7 @@ class NodeBlocks:
         self._announcer = announcer
         self._copier = copier
         self._inspector = inspector
+        self._prefetcher = prefetcher
 
     def locate(self, tenant: Tenant, idents: Sequence[bytes], timeout_s: float, *, every: bool) -> bytes:
         """The tier of each block; all 0 after the first miss unless `every`.
@@ -170,6 +173,11 @@ class NodeBlocks:
                     missing.append(n)
         return missing + rest[at:]
 
+    def looked_up(self, tenant: Tenant, idents: Sequence[bytes], tiers: bytes) -> None:
+        """The answer of a lookup is out: its blocks will be asked for next. Returns at once."""
+        if self._prefetcher is not None:
+            self._prefetcher.offer(tenant.key, tenant.tag, idents, tiers)
+
     def open(
         self, tenant: Tenant, idents: Sequence[bytes], flags: int, timeout_s: float, streams: Streams
     ) -> list[Opened]:
@@ -178,6 +186,8 @@ class NodeBlocks:
         streams.turn()
         keys = [tenant.key(ident) for ident in idents]
         opened = [Opened(OpenStatus.MISS, key=key) for key in keys]
+        if self._prefetcher is not None:
+            self._prefetcher.opened(keys)
         try:
             self._open_local(keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
             if not flags & Flag.LOCAL_ONLY:

@@ -102,6 +102,7 @@ class StatusReport:
             "transport": "RDMA" if self._rdma.fetcher is not None else "TCP",
             "transport_reason": self._rdma.reason,
             "rdma": self.stats.whole("rdma"),
+            "prefetch": self.stats.whole("prefetch"),
             "congestion_control": self._congestion_control,
             "fingerprints": self._fingerprints.latest(),
         }

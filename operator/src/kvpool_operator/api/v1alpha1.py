@@ -255,6 +255,14 @@ class Eviction(Model):
         return self
 
 
+class Prefetch(Model):
+    """Reading ahead after a lookup, so that the load that follows finds its blocks in the node's memory."""
+
+    limit: f.ReadAhead = "512Mi"
+    """Most bytes on each node that are read ahead and not yet loaded, such as 512Mi; a namespace may take half of it.
+    0 turns reading ahead off."""
+
+
 class Cache(Model):
     """What a block is, where it goes and when it leaves."""
 
@@ -270,6 +278,8 @@ class Cache(Model):
     """Where a new block goes."""
     eviction: Eviction = section(Eviction)
     """How room is made on each node."""
+    prefetch: Prefetch = section(Prefetch)
+    """What is read ahead after a lookup."""
 
 
 class Breaker(Model):

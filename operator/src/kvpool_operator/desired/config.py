@@ -74,6 +74,7 @@ def to_pool_config(
             eviction_policy=eviction.policy,
             high_watermark=eviction.high_watermark,
             low_watermark=eviction.low_watermark,
+            prefetch_bytes=to_bytes(spec.cache.prefetch.limit),
         ),
         peer=PeerConfig(
             port=spec.transport.port,

@@ -26,6 +26,7 @@ from kvpool_sidecar.index.redis import RedisIndex
 from kvpool_sidecar.inspector import Inspector
 from kvpool_sidecar.metrics import Metrics
 from kvpool_sidecar.node import NodeBlocks
+from kvpool_sidecar.prefetch import Prefetcher
 from kvpool_sidecar.server.auth import Identity, Tenant, is_allowed, tenant_of
 from kvpool_sidecar.server.handoff import Handoff
 from kvpool_sidecar.server.listener import PodListeners
@@ -172,6 +173,10 @@ class App:
         settings = self._settings
         self._inspector = Inspector(self._local, self._shared, self._peers, self._dial, self._stats)
         made.callback(self._inspector.stop)
+        self._prefetcher: Prefetcher | None = None
+        if self._config.cache.prefetch_bytes:
+            self._prefetcher = Prefetcher(self._local, self._shared, self._config.cache.prefetch_bytes, self._stats)
+            made.callback(self._prefetcher.stop)
         self._node = NodeBlocks(
             self._config,
             self._local,
@@ -182,6 +187,7 @@ class App:
             self._inspector,
             self._stats,
             self._rdma.fetcher,
+            self._prefetcher,
         )
         self._listeners = PodListeners(self._new_session, self._stats)
         made.callback(self._listeners.stop, _DRAIN_S)
@@ -216,6 +222,8 @@ class App:
         self._inspector.start()
         if self._copier is not None:
             self._copier.start()
+        if self._prefetcher is not None:
+            self._prefetcher.start()
         threading.Thread(target=self._housekeep, name="housekeeping", daemon=True).start()
         if self._shared is not None:
             threading.Thread(target=self._housekeep_shared, name="housekeeping-shared", daemon=True).start()

@@ -179,6 +179,7 @@ class Session:
         self._node.stats.add("lookup", "asked", len(idents))
         self._node.stats.add("lookup", "found", len(tiers) - tiers.count(wire.Tier.MISS))
         self._reply(head, tiers, count=len(tiers))
+        self._node.looked_up(self._pod.tenant, idents, tiers)
 
     def _open(self, head: wire.Head, body: memoryview) -> None:
         timeout, rest = _deadline(body)

@@ -54,6 +54,11 @@ class LocalStore(Store):
                 return found
         return None
 
+    def root_of(self, key: bytes) -> Root | None:
+        """The drive that has the block, as far as the tables know."""
+        home = self._home(key)
+        return next((root for root in (home, *self.roots) if root.has(key)), None)
+
     def quarantine(self, key: bytes) -> bool:
         return sum(root.quarantine(key) for root in self.roots) > 0  # all of them, not any
 

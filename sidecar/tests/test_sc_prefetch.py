@@ -1,0 +1,285 @@
+"""Reading ahead: what a lookup promised, in order, within bounds, and never in the way of those who really read."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sc_nodes import MIB, wait_for
+from sc_raw import ident, payload
+
+from kvpool import config, wire
+from kvpool_sidecar import prefetch, quota
+from kvpool_sidecar.prefetch import Prefetcher
+from kvpool_sidecar.prefetch_window import Verdict, Window
+from kvpool_sidecar.stats import Stats
+from kvpool_sidecar.store.local import LocalStore
+from kvpool_sidecar.store.root import MAX_BLOCKS, Root
+from kvpool_sidecar.testing.blocks import key, put
+
+A, B = b"a" * 16, b"b" * 16
+SIZE = 1 << 20
+
+
+def number(ident: bytes) -> int:
+    return int.from_bytes(ident, "little")
+
+
+def idents(*numbers: int) -> list[bytes]:
+    return [n.to_bytes(32, "little") for n in numbers]
+
+
+def test_what_is_read_ahead_is_bounded_and_opening_makes_room():
+    window = Window(100, keep_s=5)
+    assert window.take(A, key(1), 40, 0, 0) == Verdict.READ
+    assert window.take(A, key(2), 40, 0, 0) == Verdict.WAIT  # half of it is for one tenant
+    assert window.take(B, key(3), 50, 0, 0) == Verdict.READ
+    assert window.take(b"c", key(4), 20, 0, 0) == Verdict.WAIT
+    assert window.take(A, key(5), 101, 0, 0) == Verdict.SKIP
+    assert window.opened(key(1), 1)
+    assert window.take(A, key(2), 40, 0, 1) == Verdict.READ
+
+
+def test_a_block_that_was_opened_since_the_lookup_is_not_read_ahead():
+    window = Window(100, keep_s=5)
+    assert not window.opened(key(1), 3)
+    assert window.take(A, key(1), 10, 2, 4) == Verdict.SKIP
+    assert window.take(A, key(1), 10, 4, 4) == Verdict.READ
+    assert window.take(B, key(1), 10, 4, 4) == Verdict.SKIP  # held already
+
+
+def test_what_nobody_opens_makes_room_after_a_while():
+    window = Window(100, keep_s=5)
+    window.take(A, key(1), 100, 0, 0)
+    assert window.expire(4.9) == 0
+    assert window.expire(5) == 1
+    assert window.held_bytes == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(1, 60), st.booleans()), max_size=80))
+def test_never_more_than_the_limit_whatever_happens(steps):
+    window = Window(100, keep_s=10)
+    held: dict[bytes, tuple[int, int]] = {}
+    for now, (tenant, n, size, opens) in enumerate(steps):
+        window.expire(now)
+        held = {k: v for k, v in held.items() if v[1] > now}
+        if opens:
+            assert window.opened(key(n), now) == (held.pop(key(n), None) is not None)
+        elif window.take(bytes([tenant]) * 16, key(n), size, now, now) == Verdict.READ:
+            held[key(n)] = (size, now + 10)
+        assert window.held_bytes == sum(size for size, _ in held.values()) <= 100
+
+
+class Drives:
+    """Two real drives, a prefetcher over both, and what it read."""
+
+    def __init__(self, directory, limit: int, **kw) -> None:
+        limits = quota.Limits(1 << 30, 85, 75, MAX_BLOCKS, 0, 0)
+        self.roots = [Root(n, str(directory / n), limits, pool_uid="uid") for n in ("one", "two")]
+        for root in self.roots:
+            root.scan()
+        self.store = LocalStore(self.roots)
+        self.stats = Stats()
+        self.read: list[int] = []
+        self.numbers = {}
+        self.pause = threading.Event()
+        self.pause.set()
+        self.prefetcher = Prefetcher(self.store, None, limit, self.stats, **{"read": self._note, **kw})
+
+    def put(self, *numbers: int) -> None:
+        for n in numbers:
+            put(self.store, n, SIZE)
+            fd = self.store.root_of(key(n)).peek(key(n))
+            self.numbers[os.fstat(fd).st_ino] = n
+            os.close(fd)
+
+    def drive_of(self, n: int) -> str:
+        return self.store.root_of(key(n)).name
+
+    def look_up(self, *numbers: int, tenant: bytes = A, tiers: bytes | None = None) -> None:
+        self.prefetcher.offer(
+            lambda ident: key(number(ident)), tenant, idents(*numbers), tiers or bytes([wire.Tier.LOCAL]) * len(numbers)
+        )
+
+    def counted(self, what: str) -> int:
+        return self.stats.whole("prefetch").get(what, 0)
+
+    def _note(self, fd: int, offset: int, size: int) -> None:
+        self.pause.wait(10)
+        if offset == 0:
+            self.read.append(self.numbers[os.fstat(fd).st_ino])
+
+
+@pytest.fixture
+def drives(tmp_path, monkeypatch):
+    monkeypatch.setattr(prefetch, "in_memory", lambda fd, size: False)
+    made = []
+
+    def make(limit: int = 1 << 30, **kw) -> Drives:
+        made.append(Drives(tmp_path, limit, **kw))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.pause.set()
+        one.prefetcher.stop()
+        one.store.close()
+
+
+def test_blocks_are_read_in_the_prompts_order_on_each_drive(drives):
+    d = drives()
+    d.put(*range(24))
+    d.prefetcher.start()
+    d.look_up(*range(24))
+    wait_for(lambda: len(d.read) == 24, "all read ahead")
+    for drive in ("one", "two"):
+        there = [n for n in range(24) if d.drive_of(n) == drive]
+        assert there, "both drives have some"
+        assert [n for n in d.read if n in there] == there
+
+
+def test_nothing_behind_the_first_miss_is_read(drives):
+    d = drives()
+    d.put(*range(8))
+    d.prefetcher.start()
+    d.look_up(*range(8), tiers=bytes([1, 1, 1, 0, 1, 1, 1, 1]))
+    d.look_up(7)  # comes last, so all before it is done
+    wait_for(lambda: 7 in d.read and len(d.read) == 4, "the promised ones and the last")
+    assert sorted(d.read) == [0, 1, 2, 7]
+
+
+def test_over_the_limit_it_waits_for_the_load(drives):
+    d = drives(limit=4 * SIZE)
+    d.put(*range(6))
+    d.prefetcher.start()
+    d.look_up(*range(6))
+    wait_for(lambda: len(d.read) == 1, "one fits: half the limit is for one tenant, and a block has a header too")
+    d.look_up(5, tenant=B)
+    wait_for(lambda: len(d.read) == 2, "room for another tenant")
+    assert d.prefetcher.held_bytes <= 4 * SIZE
+    first = d.read[0]
+    d.prefetcher.opened([key(first)])
+    wait_for(lambda: len(d.read) == 3, "a load makes room")
+    assert d.counted("used") == 1
+
+
+def test_a_lookup_never_waits_however_much_is_queued(drives):
+    d = drives()
+    d.put(1, 2)
+    d.pause.clear()
+    d.prefetcher.start()
+    for _ in range(500):
+        d.look_up(1, 2)
+    wait_for(lambda: d.counted("dropped"), "the rest is dropped")
+    assert all(len(lane.prompts) <= 64 for lane in d.prefetcher._lanes.values())
+    assert len(d.prefetcher._asked) <= 64
+
+
+def test_a_slow_drive_is_left_alone(drives):
+    now = [0.0]
+
+    def slow(fd: int, offset: int, size: int) -> None:
+        now[0] += 0.3
+        d.read.append(d.numbers[os.fstat(fd).st_ino])
+
+    d = drives(read=slow, clock=lambda: now[0])
+    d.put(*range(16))
+    d.look_up(*range(16))
+    d.prefetcher._sort(None)
+    d.prefetcher._serve(d.prefetcher._lanes["one"])
+    assert len(d.read) == 1
+    assert not d.prefetcher._lanes["one"].prompts
+    assert d.counted("busy") == len([n for n in range(16) if d.drive_of(n) == "one"]) - 1
+
+
+def test_what_waited_too_long_is_not_read(drives):
+    now = [0.0]
+    d = drives(clock=lambda: now[0])
+    d.put(1)
+    d.look_up(1)
+    d.prefetcher._sort(None)
+    now[0] = 3.0
+    d.prefetcher._serve(d.prefetcher._lanes[d.drive_of(1)])
+    assert d.read == []
+    assert d.counted("late") == 1
+
+
+def test_reading_ahead_does_not_count_as_use(drives):
+    d = drives()
+    d.put(*range(8))
+    order = {root.name: list(root._table) for root in d.roots}
+    d.prefetcher.start()
+    d.look_up(*range(8))
+    wait_for(lambda: len(d.read) == 8, "all read ahead")
+    assert {root.name: list(root._table) for root in d.roots} == order
+
+
+# -- with real sidecars
+
+
+def share_in_memory(file) -> float:
+    """Share of the file's pages in the page cache, by mincore(2): it looks without touching."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+        first = ctypes.c_char.from_buffer(mapped)
+        failed = libc.mincore(ctypes.byref(first), ctypes.c_size_t(len(mapped)), pages)
+        del first
+    assert not failed, os.strerror(ctypes.get_errno())
+    return sum(page & 1 for page in pages) / len(pages)
+
+
+def make_cold(files) -> None:
+    for file in files:
+        fd = os.open(file, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+    if any(share_in_memory(file) == 1.0 for file in files):
+        pytest.skip("this file system keeps files in memory (tmpfs): there is nothing to read ahead")
+
+
+def stored_cold(node, count: int = 6, size: int = 4 * MIB) -> list[bytes]:
+    with node.connect() as raw:
+        assert set(raw.put({ident(n): payload(n, size) for n in range(count)})) == {wire.CommitStatus.STORED}
+    make_cold(node.files())
+    return [ident(n) for n in range(count)]
+
+
+def test_after_a_lookup_the_blocks_are_in_memory_before_they_are_loaded(cluster):
+    a = cluster(index=False).node("a")
+    wanted = stored_cold(a)
+    with a.connect() as raw:
+        assert raw.lookup(wanted) == [wire.Tier.LOCAL] * 6
+        wait_for(lambda: a.status()["prefetch"].get("blocks", 0) == 6, "all read ahead")
+        wait_for(lambda: all(share_in_memory(f) == 1.0 for f in a.files()), "all in memory")
+        assert raw.get(wanted) == [payload(n, 4 * MIB) for n in range(6)]
+    assert a.status()["prefetch"]["used"] == 6
+    assert b'kvpool_sidecar_prefetch_total{result="blocks"} 6.0' in a.get("/metrics")
+
+
+def test_blocks_of_the_shared_tier_are_read_ahead_too(cluster):
+    c = cluster(shared=True, index=False)
+    a, b = c.node("a"), c.node("b")
+    with a.connect() as raw:
+        raw.put({ident(n): payload(n) for n in range(4)})
+    wait_for(lambda: a.status()["shared"]["copies"].get("copied", 0) == 4, "copied")
+    make_cold([f for f in (c.shared / "blocks").rglob("*") if f.is_file()])
+    with b.connect() as raw:
+        assert raw.lookup([ident(n) for n in range(4)]) == [wire.Tier.SHARED] * 4
+        wait_for(lambda: b.status()["prefetch"].get("blocks", 0) == 4, "all read ahead")
+        assert raw.get([ident(n) for n in range(4)]) == [payload(n) for n in range(4)]
+
+
+def test_switched_off_nothing_is_read_ahead(cluster):
+    a = cluster(index=False).node("a", cache=config.CacheConfig(prefetch_bytes=0))
+    wanted = stored_cold(a)
+    with a.connect() as raw:
+        raw.lookup(wanted)
+        assert raw.get(wanted) == [payload(n, 4 * MIB) for n in range(6)]
+    assert a.status()["prefetch"] == {}
