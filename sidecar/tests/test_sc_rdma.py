@@ -271,7 +271,7 @@ def test_a_peers_blocks_come_by_rdma_and_the_status_says_so(rdma_pair):
     a.wait_announced()
     with b.connect() as raw:
         for _ in range(3):  # slots are used again
-            entries = raw.open(names)
+            entries = raw.open(names, ms=30_000)
             assert {(e.status, e.tier) for e in entries} == {(Status.FILE, Tier.PEER)}
             assert [raw.read(e)[4096:] for e in entries] == list(items.values())
     status = b.status()
@@ -313,7 +313,7 @@ def test_more_than_fits_the_memory_comes_over_tcp(tmp_path):
             raw.put(items)
         a.wait_announced()
         with b.connect() as raw:
-            entries = raw.open(list(items))
+            entries = raw.open(list(items), ms=30_000)
             kinds = {e.status for e in entries}
             assert kinds == {Status.FILE, Status.STREAM_NEW_CONN, Status.STREAM}
             assert [raw.read(e)[4096:] for e in entries] == list(items.values())
@@ -330,7 +330,7 @@ def test_a_node_without_rdma_is_read_from_over_tcp(tmp_path, who):
             raw.put(items)
         a.wait_announced()
         with b.connect() as raw:
-            entries = raw.open(list(items))
+            entries = raw.open(list(items), ms=30_000)
             assert {e.status for e in entries} == {Status.STREAM_NEW_CONN, Status.STREAM}
             assert [raw.read(e)[4096:] for e in entries] == list(items.values())
         status = other.status()
@@ -348,7 +348,7 @@ def test_a_peer_that_dies_or_hangs_costs_no_more_than_the_deadline_and_rdma_come
             raw.put(items)
         a.wait_announced()
         with b.connect(timeout=60) as raw:
-            assert raw.get(names) == list(items.values())
+            assert raw.get(names, ms=30_000) == list(items.values())
             if fault == signal.SIGKILL:
                 a.kill()
             else:
@@ -365,7 +365,7 @@ def test_a_peer_that_dies_or_hangs_costs_no_more_than_the_deadline_and_rdma_come
 
         def read_again() -> bool:
             with b.connect() as raw:
-                found = raw.get(names)
+                found = raw.get(names, ms=30_000)
                 assert all(got in (None, data) for got, data in zip(found, items.values(), strict=True))
             return b.status()["rdma"]["blocks"] > before
 
