@@ -41,6 +41,7 @@ class FakeSidecar:
         self.hellos: list[wire.ClientHello] = []
         self.requests: list[int] = []
         self.delay_s = 0.0
+        self.open_flags = 0  # of the answers to OPEN
         self.peer_blocks: set[bytes] = set()  # idents that are served as streams
         self.corrupt_stream: Callable[[bytes], bytes] | None = None
         self._connections: list[socket.socket] = []
@@ -133,7 +134,8 @@ class FakeSidecar:
     def send(
         self, connection: socket.socket, head: wire.Head, body: bytes, count: int, fds: list[int] | None = None
     ) -> None:
-        packet = wire.pack(head.op | wire.REPLY, body, count=count, request=head.request)
+        flags = self.open_flags if head.op == wire.Op.OPEN else 0
+        packet = wire.pack(head.op | wire.REPLY, body, count=count, request=head.request, flags=flags)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         connection.sendmsg([packet], rights)
         for descriptor in fds or []:

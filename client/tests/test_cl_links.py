@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -13,9 +14,11 @@ from cl_fake_sidecar import FakeSidecar, ident_of
 
 from kvpool.client import Client
 from kvpool.config import ClientConfig
-from kvpool.wire import Op, Tier
+from kvpool.errors import BusyError, PoolUnavailableError
+from kvpool.wire import MISS_BUSY, OPEN_REPLY, Flag, Op, Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 FP = b"f" * 32
@@ -28,6 +31,14 @@ def until(condition: Any, seconds: float = 5.0) -> bool:
             return True
         time.sleep(0.005)
     return False
+
+
+@pytest.fixture
+def client(fake: FakeSidecar) -> Iterator[Client]:
+    client = Client(ClientConfig(socket=fake.path, connect_retry_ms=50), fingerprint=FP)
+    assert client.wait_connected(5)
+    yield client
+    client.close()
 
 
 def test_connects_within_five_seconds_of_the_sidecars_arrival_with_default_settings(tmp_path: Path) -> None:
@@ -171,3 +182,105 @@ def test_a_forked_child_gets_connections_of_its_own(fake: FakeSidecar) -> None:
     assert client.get_into([ident], [bytearray(100)])[0].ok  # the parent's are untouched
     assert len(fake.hellos) == before + 4
     client.close()
+
+
+def held(client: Client, role: str, deadline: float = 60.0) -> Any:
+    return client._links.lease(role, time.monotonic() + deadline)
+
+
+def test_connections_are_handed_out_in_the_order_of_asking(client: Client) -> None:
+    order: list[int] = []
+
+    def ask(n: int) -> None:
+        with held(client, "lookup"):
+            order.append(n)
+
+    with held(client, "lookup"):
+        threads = []
+        for n in range(12):
+            threads.append(threading.Thread(target=ask, args=(n,)))
+            threads[-1].start()
+            assert until(lambda n=n: len(client._links._waiters) == n + 1)
+    for thread in threads:
+        thread.join()
+    assert order == list(range(12))
+
+
+def test_who_cannot_have_a_connection_in_time_is_turned_away_and_the_breaker_stays_shut(
+    fake: FakeSidecar, client: Client
+) -> None:
+    fake.plant(ident_of("x"), FP, b"x" * 100)
+    loads = sum("load" in slot.roles for slot in client._links._slots)
+    with contextlib.ExitStack() as all_of_them:
+        for _ in range(loads):
+            all_of_them.enter_context(held(client, "load"))
+        for _ in range(20):
+            (result,) = client.get_into([ident_of("x")], [bytearray(100)], time.monotonic() + 0.01)
+            assert (result.ok, result.reason) == (False, "busy")
+    assert client.get_into([ident_of("x")], [bytearray(100)])[0].ok
+    assert client.stats()["misses"] == {"busy": 20}
+
+
+def test_who_would_wait_too_long_by_what_the_last_ones_took_does_not_wait(client: Client) -> None:
+    def take_turns() -> None:
+        with held(client, "lookup", 1e6):
+            pass
+
+    lanes = [slot for slot in client._links._slots if "lookup" in slot.roles]
+    client._links._held_s["lookup"] = 30.0
+    with contextlib.ExitStack() as busy:
+        for _ in lanes:
+            busy.enter_context(held(client, "lookup"))
+        waiting = [threading.Thread(target=take_turns) for _ in lanes]
+        for thread in waiting:
+            thread.start()
+        assert until(lambda: len(client._links._waiters) == len(lanes))
+        with pytest.raises(BusyError, match="too many"), held(client, "lookup", 60):
+            pass
+        assert len(client._links._waiters) == len(lanes)  # it did not even queue
+    for thread in waiting:
+        thread.join()
+
+
+def test_those_who_wait_are_told_when_the_sidecar_goes(fake: FakeSidecar, client: Client) -> None:
+    outcome: list[str] = []
+
+    def ask() -> None:
+        try:
+            with held(client, "lookup"):
+                outcome.append("got it")
+        except PoolUnavailableError:
+            outcome.append("gone")
+
+    with held(client, "lookup"):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert until(lambda: client._links._waiters)
+        fake.stop()
+    thread.join(10)
+    assert outcome in (["gone"], ["got it"])  # the dead connection may be handed on before it is known to be dead
+    assert not thread.is_alive()
+
+
+def test_done_is_told_only_if_the_answer_asks_for_it(fake: FakeSidecar, client: Client) -> None:
+    fake.plant(ident_of("x"), FP, b"x" * 100)
+    assert client.get_into([ident_of("x")], [bytearray(100)])[0].ok
+    assert client.lookup([ident_of("x")]) == [Tier.LOCAL]
+    assert Op.DONE not in fake.requests
+    fake.open_flags = Flag.TELL
+    assert client.get_into([ident_of("x")], [bytearray(100)])[0].ok
+    assert until(lambda: Op.DONE in fake.requests)
+    assert client.get_into([ident_of("x")], [bytearray(100)])[0].ok
+
+
+def test_a_block_that_nobody_looked_for_is_a_miss_with_a_reason(fake: FakeSidecar, client: Client) -> None:
+    def busy(connection: Any, head: Any, _: Any) -> bool:
+        fake.send(connection, head, OPEN_REPLY.pack(0, 0, 0, MISS_BUSY, 0, bytes(32)), 1)
+        return True
+
+    fake.faults[Op.OPEN] = busy
+    for _ in range(20):
+        assert client.get_into([ident_of("x")], [bytearray(100)])[0].reason == "busy"
+    del fake.faults[Op.OPEN]
+    fake.plant(ident_of("x"), FP, b"x" * 100)
+    assert client.get_into([ident_of("x")], [bytearray(100)])[0].ok

@@ -58,13 +58,13 @@ def _open_entries(
         raise ProtocolError("an OPEN answer of another length")
     fresh_streams = []
     for n, (index, ident, view) in enumerate(window):
-        status, tier, number, _, length, key = wire.OPEN_REPLY.unpack_from(reply.body, n * size)
+        status, tier, number, why, length, key = wire.OPEN_REPLY.unpack_from(reply.body, n * size)
         if tier > _MAX_TIER:
             raise ProtocolError(f"an OPEN answer with tier {tier}")
         load = Load(index, ident, key, wire.Tier(tier), view)
         loads.append(load)
         if status == wire.OpenStatus.MISS:
-            load.reason = Reason.ABSENT
+            load.reason = Reason.BUSY if why == wire.MISS_BUSY else Reason.ABSENT
         elif status == wire.OpenStatus.FILE:
             load.descriptor = _take(left)
             if length != len(view):

@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool import answers, block, transfer, wire
 from kvpool.breaker import Breaker
 from kvpool.config import ClientConfig, Deadlines
-from kvpool.errors import ConfigError, DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
+from kvpool.errors import (
+    BusyError,
+    ConfigError,
+    DeadlineExceededError,
+    PoolUnavailableError,
+    ProtocolError,
+    RefusedError,
+)
 from kvpool.keys import FINGERPRINT_BYTES
 from kvpool.links import Links
 from kvpool.loading import BatchLoad
@@ -246,6 +253,8 @@ class Client:
             return Reason.BREAKER
         try:
             reason = work()
+        except BusyError:
+            return Reason.BUSY  # our own queue: no news for the breaker
         except DeadlineExceededError:
             reason = Reason.DEADLINE
         except PoolUnavailableError:

@@ -30,6 +30,7 @@ class Reply(NamedTuple):
     items: int
     body: bytes
     descriptors: list[int]
+    flags: int = 0
 
 
 class Connection:
@@ -102,6 +103,11 @@ class Connection:
             raise PoolUnavailableError(f"connection lost: {e.strerror or e}", where=self._path) from None
         return self._checked(op, head, answer, descriptors, max_descriptors)
 
+    def tell(self, op: wire.Op) -> None:
+        """Say something that has no answer, if that is possible at once."""
+        with contextlib.suppress(OSError):
+            self._socket.send(wire.pack(op), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
     def close(self) -> None:
         """Close the socket and the peer streams; safe to call twice."""
         self.broken = True
@@ -148,7 +154,7 @@ class Connection:
         self, op: wire.Op, head: wire.Head, body: bytes, descriptors: list[int], max_descriptors: int
     ) -> Reply:
         if head.op == op | wire.REPLY and len(descriptors) <= max_descriptors:
-            return Reply(head.items, body, descriptors)
+            return Reply(head.items, body, descriptors, head.flags)
         _close_all(descriptors)
         if head.op == wire.Op.ERROR | wire.REPLY or head.op == wire.Op.ERROR:
             code = int.from_bytes(body[:2], "little")

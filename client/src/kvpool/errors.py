@@ -7,6 +7,7 @@
     |   +-- PoolUnavailableError     no sidecar answers (also ConnectionError)
     |   +-- DeadlineExceededError    the caller's deadline passed (also TimeoutError)
     |   +-- TierFullError            no space, or the tenant is over its quota
+    |   +-- BusyError                too much is under way; nothing was tried
     +-- PermanentError               the same call will never work
     |   +-- ProtocolError            the other side broke the protocol; its connection is closed
     |   +-- ConfigError              a configuration cannot be used (also ValueError)
@@ -19,6 +20,7 @@ Engine plug-ins let none of these escape: at an engine's boundary every error is
 from __future__ import annotations
 
 __all__ = [
+    "BusyError",
     "ConfigError",
     "CorruptBlockError",
     "DeadlineExceededError",
@@ -56,6 +58,10 @@ class DeadlineExceededError(RetryableError, TimeoutError):
 
 class TierFullError(RetryableError):
     """No space left in the tier, or the tenant is over its quota."""
+
+
+class BusyError(RetryableError):
+    """Too much is under way; nothing was tried."""
 
 
 class PermanentError(KVPoolError):

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.connection import Connection
-from kvpool.errors import DeadlineExceededError, KVPoolError, PoolUnavailableError
+from kvpool.errors import BusyError, KVPoolError, PoolUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +29,8 @@ __all__ = ["MAX_CONNECTIONS", "Links"]
 _log = logging.getLogger("kvpool")
 
 MAX_CONNECTIONS = 8
+MAX_WAITING = 1024  # for a connection of one kind; the next is turned away at once
+_PATIENCE = 0.2  # of the time to the deadline may go by in this queue; the node has one, too, and reading takes time
 _HELLO_TIMEOUT_S = 1.0
 _LONGEST_RETRY_S = 2.5  # a sidecar that returns is found within 5 s, whatever is configured
 _TICK_S = 10.0
@@ -40,6 +42,13 @@ class _Slot:
         self.connection: Connection | None = None
         self.busy = False
         self.tried_at = float("-inf")
+
+
+class _Waiter:
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.woken = threading.Event()
+        self.slot: _Slot | None = None
 
 
 def _slots(connections: int) -> list[_Slot]:
@@ -61,6 +70,8 @@ class Links:
         self._retry_s = min(max(config.connect_retry_ms, 10) / 1000, _LONGEST_RETRY_S)
         self._slots = _slots(config.connections)
         self._condition = threading.Condition()
+        self._waiters: list[_Waiter] = []  # in the order of their arrival
+        self._held_s: dict[str, float] = {}  # how long a connection of this kind is held, of late
         self._graveyard: list[Connection] = []
         self._closed = False
         self._nudged = False
@@ -90,18 +101,24 @@ class Links:
 
     @contextlib.contextmanager
     def lease(self, role: str, deadline: float) -> Iterator[Connection]:
-        """A connection for one thread. PoolUnavailableError at once if there is none, else waits until `deadline`."""
+        """A connection for one thread, first come, first served.
+
+        PoolUnavailableError at once if there is none. Waits for one that is in use while enough of the time to
+        `deadline` is left to do something with it; BusyError then, or at once if its turn cannot come so soon.
+        """
         slot, connection = self._take(role, deadline)
+        began = time.monotonic()
         try:
             yield connection
         finally:
+            held = time.monotonic() - began
             with self._condition:
-                slot.busy = False
+                self._held_s[role] = (3 * self._held_s.get(role, held) + held) / 4
                 if self._closed:
                     connection.close()  # no keeper is left to do it
                 elif connection.broken and slot.connection is connection:
                     self._bury(slot)
-                self._condition.notify_all()
+                self._vacate(slot)
 
     def nudge(self) -> None:
         """Have the keeper call `on_tick` soon."""
@@ -112,7 +129,7 @@ class Links:
         """Close all; the keeper ends. Waits at most two seconds for it."""
         with self._condition:
             self._closed = True
-            self._condition.notify_all()
+            self._wake_waiters()
         self._wake()
         if threading.current_thread() is not self._keeper:
             self._keeper.join(2.0)
@@ -131,20 +148,63 @@ class Links:
                 os.close(descriptor)
         self._wake_r = self._wake_w = -1
         self._condition = threading.Condition()  # another thread of the parent may have held it
+        self._waiters = []
 
     def _take(self, role: str, deadline: float) -> tuple[_Slot, Connection]:
         with self._condition:
-            while True:
-                live = [slot for slot in self._slots if role in slot.roles and slot.connection is not None]
-                if not live or self._closed:
-                    raise PoolUnavailableError("no connection to the sidecar", where=self._path)
-                for slot in live:
-                    if not slot.busy and slot.connection is not None:
-                        slot.busy = True
-                        return slot, slot.connection
-                remaining = deadline - time.monotonic()
-                if remaining <= 0 or not self._condition.wait(remaining):
-                    raise DeadlineExceededError("all connections are in use", where=self._path)
+            live = self._live(role)
+            free = next((slot for slot in live if not slot.busy), None)
+            if free is not None and not any(waiter.role == role for waiter in self._waiters):
+                return self._occupy(free)
+            patience = (deadline - time.monotonic()) * _PATIENCE
+            self._refuse_if_too_late(role, len(live), patience)
+            waiter = _Waiter(role)
+            self._waiters.append(waiter)
+        waiter.woken.wait(max(0.0, patience))
+        with self._condition:
+            if waiter.slot is not None and waiter.slot.connection is not None:
+                return waiter.slot, waiter.slot.connection
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            elif waiter.slot is not None:  # its connection died meanwhile
+                self._vacate(waiter.slot)
+            self._live(role)
+            raise BusyError("all connections are in use", where=self._path)
+
+    def _live(self, role: str) -> list[_Slot]:
+        live = [slot for slot in self._slots if role in slot.roles and slot.connection is not None]
+        if not live or self._closed:
+            raise PoolUnavailableError("no connection to the sidecar", where=self._path)
+        return live
+
+    def _refuse_if_too_late(self, role: str, lanes: int, patience: float) -> None:
+        """By how long the last ones took: who cannot have its turn before the deadline does not wait for it."""
+        ahead = sum(1 for waiter in self._waiters if waiter.role == role)
+        expected = (ahead + 1) * self._held_s.get(role, 0.0) / lanes
+        if ahead >= MAX_WAITING or (ahead >= lanes and expected > patience):
+            raise BusyError("too many wait for a connection", where=self._path)
+
+    def _occupy(self, slot: _Slot) -> tuple[_Slot, Connection]:
+        assert slot.connection is not None  # noqa: S101
+        slot.busy = True
+        return slot, slot.connection
+
+    def _vacate(self, slot: _Slot) -> None:
+        slot.busy = False
+        self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        """Hand free connections to those who wait, in their order; nobody waits for what is not there."""
+        self._condition.notify_all()
+        for waiter in list(self._waiters):
+            live = [slot for slot in self._slots if waiter.role in slot.roles and slot.connection is not None]
+            free = next((slot for slot in live if not slot.busy), None)
+            if free is not None and not self._closed:
+                self._occupy(free)
+                waiter.slot = free
+            if waiter.slot is not None or not live or self._closed:
+                self._waiters.remove(waiter)
+                waiter.woken.set()
 
     def _bury(self, slot: _Slot) -> None:
         # the keeper may be polling this descriptor, so only the keeper closes it
@@ -205,7 +265,7 @@ class Links:
                 else:
                     with self._condition:
                         slot.connection = fresh
-                        self._condition.notify_all()
+                        self._wake_waiters()
                     continue
             due = slot.tried_at + self._retry_s
             next_try = due if next_try is None else min(next_try, due)
@@ -233,7 +293,7 @@ class Links:
                     connection.shut()  # a thread that waits for an answer on it is woken
                     if not slot.busy:
                         self._bury(slot)
-                    self._condition.notify_all()
+                    self._wake_waiters()
         self._empty_graveyard()
 
     def _empty_graveyard(self) -> None:

@@ -38,6 +38,7 @@ class BatchLoad:
         self.loads: list[transfer.Load] = []
         self._workers = workers
         self._on_corrupt = on_corrupt
+        self._tell = False
 
     def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[Wanted]) -> bool:
         """Load all; False if the deadline came first. After it returns or raises nobody writes into the buffers."""
@@ -50,6 +51,8 @@ class BatchLoad:
             return self.batch.wait()
         finally:
             self._give_up(connection)
+            if self._tell and not connection.broken:
+                connection.tell(wire.Op.DONE)
 
     def _open(
         self, connection: Connection, expect: transfer.Expectation, window: Sequence[Wanted]
@@ -68,6 +71,7 @@ class BatchLoad:
         except BaseException:
             connection.broken = True
             raise
+        self._tell = bool(reply.flags & wire.Flag.TELL)
         self.loads.extend(fresh)
         files = [load for load in fresh if load.descriptor >= 0]
         streams: dict[int, list[transfer.Load]] = {}

@@ -27,7 +27,7 @@ class Reason:
     INTERNAL = "internal"  # a defect of ours; the log has it
     REFUSED = "refused"  # store: no space, over quota or too large
     REJECTED = "rejected"  # store: the sidecar did not accept the block
-    BUSY = "busy"  # store: too many under way
+    BUSY = "busy"  # too many under way, here or on the node
 
 
 class Stats:

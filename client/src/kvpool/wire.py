@@ -13,6 +13,7 @@ op     name    request body                                   reply body
 4      BEGIN   count x (ident[32], u64 payload_len)           count x BEGIN_REPLY; one descriptor for each WRITE
 5      COMMIT  count x u32 token                              count x u8 CommitStatus
 6      REPORT  JSON (counters, corrupt idents)                empty
+7      DONE    -                                              none: no answer is sent
 127    ERROR   -                                              u16 code, UTF-8 text
 ====== ======= ============================================== ==================================================
 
@@ -20,6 +21,10 @@ Sidecar to sidecar: TCP, mutual proof of the pool's secret, then fixed-size requ
 PEER_RESPONSE and then the block file (header and payload) by sendfile. The side that asks hands the connected socket to
 its client (OPEN, STREAM), which reads the answers straight into the engine's buffer; the client can neither ask
 (it has no session key) nor see another tenant's bytes (a connection serves one client connection only).
+
+A node admits a bounded number of bytes at once. An OPEN that it turned away is answered by MISS entries that say
+MISS_BUSY. The answer to an OPEN may carry TELL: the client then sends DONE when it has read the blocks, unless another
+request comes first, so that the next in line can start.
 
 LOOKUP answers up to the first miss (the rest is 0) unless EVERY is set. OPEN keeps the order of the idents. For a
 block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the sidecar fills it in.
@@ -51,6 +56,7 @@ __all__ = [
     "MAX_JSON",
     "MAX_LOOKUP",
     "MAX_PACKET",
+    "MISS_BUSY",
     "OPEN_REPLY",
     "PEER_CLIENT",
     "PEER_MAGIC",
@@ -102,6 +108,7 @@ class Op(enum.IntEnum):
     BEGIN = 4
     COMMIT = 5
     REPORT = 6
+    DONE = 7
     RDMA = 16  # between sidecars: what is needed to read from the peer's registered memory
     STAGE = 17  # between sidecars: put the block there
     RELEASE = 18  # between sidecars: it has been read; no answer
@@ -113,6 +120,7 @@ class Flag(enum.IntFlag):
     EVERY = 1  # LOOKUP: answer for every ident, not only up to the first miss
     VERIFY = 2  # OPEN: the sidecar checks payloads first; COMMIT: the sidecar computes the payload checksum
     LOCAL_ONLY = 4  # OPEN: no STREAM entries, for a client that cannot verify streams
+    TELL = 8  # in the answer to an OPEN: say DONE
 
 
 class Tier(enum.IntEnum):
@@ -148,7 +156,8 @@ class ErrorCode(enum.IntEnum):
     INTERNAL = 4
 
 
-OPEN_REPLY = struct.Struct("<BBHIQ32s")  # OpenStatus, Tier, conn, 0, payload_len, key
+OPEN_REPLY = struct.Struct("<BBHIQ32s")  # OpenStatus, Tier, conn, why it is a MISS, payload_len, key
+MISS_BUSY = 1  # nobody looked: too much is under way
 BEGIN_REQUEST = struct.Struct("<32sQ")  # ident, payload_len
 BEGIN_REPLY = struct.Struct("<B3xI32s")  # BeginStatus, token, key
 

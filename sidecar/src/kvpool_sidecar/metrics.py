@@ -70,6 +70,10 @@ _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
     ("pods", "Pods that are served.", lambda s: s["pods"]),
     ("index_connected", "1 if the index answers.", lambda s: s["index"]["connected"]),
     ("index_announced_blocks", "Blocks that the index has been told of.", lambda s: s["index"]["announced"]),
+    ("waiting_reads", "Loads that wait for their turn.", lambda s: s["admission"]["reads"]["waiting"]),
+    ("waiting_writes", "Stores that wait for their turn.", lambda s: s["admission"]["writes"]["waiting"]),
+    ("granted_read_bytes", "Bytes of the loads under way.", lambda s: s["admission"]["reads"]["granted_bytes"]),
+    ("granted_write_bytes", "Bytes of the stores under way.", lambda s: s["admission"]["writes"]["granted_bytes"]),
     ("shared_available", "1 if the shared tier answers.", lambda s: s["shared"]["available"]),
     ("shared_waiting_copies", "Blocks that wait to be copied to the shared tier.", lambda s: s["shared"]["waiting"]),
 )

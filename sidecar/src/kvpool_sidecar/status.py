@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool.config import PoolConfig
+    from kvpool_sidecar.admission import Admission
     from kvpool_sidecar.copier import Copier
     from kvpool_sidecar.index.announcer import Announcer
     from kvpool_sidecar.index.directory import PeerDirectory
@@ -42,6 +43,7 @@ class StatusReport:
         fingerprints: Fingerprints,
         congestion_control: str,
         rdma: RdmaParts,
+        admission: Admission,
         stats: Stats,
         ready: Callable[[], bool],
     ) -> None:
@@ -56,6 +58,7 @@ class StatusReport:
         self._fingerprints = fingerprints
         self._congestion_control = congestion_control
         self._rdma = rdma
+        self._admission = admission
         self.stats = stats
         self.ready = ready
 
@@ -103,6 +106,7 @@ class StatusReport:
             "transport_reason": self._rdma.reason,
             "rdma": self.stats.whole("rdma"),
             "prefetch": self.stats.whole("prefetch"),
+            "admission": self._admission.status(),
             "congestion_control": self._congestion_control,
             "fingerprints": self._fingerprints.latest(),
         }

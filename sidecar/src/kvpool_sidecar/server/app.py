@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvpool import keys
 from kvpool.errors import ConfigError, RefusedError
+from kvpool_sidecar.admission import Admission
 from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.copier import Copier
 from kvpool_sidecar.guard import Guard
@@ -83,6 +84,7 @@ class App:
         self._config = settings.config
         self._stats = Stats()
         self._fingerprints = Fingerprints()
+        self._admission = Admission(len(self._config.local))
         self._stopping = threading.Event()
         self._serving = False
         self._handoff: Handoff | None = None
@@ -208,6 +210,7 @@ class App:
             fingerprints=self._fingerprints,
             congestion_control=self._peer_server.congestion_control,
             rdma=self._rdma,
+            admission=self._admission,
             stats=self._stats,
             ready=lambda: self._serving,
         )
@@ -267,7 +270,7 @@ class App:
                 self._listeners.remove(uid)
 
     def _new_session(self, sock: socket.socket, pod: Pod) -> Session:
-        return Session(sock, pod, self._node, self._settings.node, self._dial, self._fingerprints)
+        return Session(sock, pod, self._node, self._settings.node, self._dial, self._fingerprints, self._admission)
 
     def _housekeep(self) -> None:
         while not self._stopping.wait(_HOUSEKEEPING_S):

@@ -22,6 +22,7 @@ from kvpool_sidecar.transport.tcp import set_send_timeout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvpool_sidecar.admission import Admission, Grant
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.node import NodeBlocks
     from kvpool_sidecar.server.pod import Pod
@@ -39,6 +40,10 @@ _SEND_S = 5.0
 _DRAIN_S = 0.2
 _MIN_DEADLINE_S, _MAX_DEADLINE_S = 0.001, 60.0
 _MAX_COUNT = 1 << 53
+_FIRST_GUESS = 2 << 20  # bytes of a block, before this client has asked for one
+_TELL_BYTES = 8 << 20  # of a load whose end is worth a message in any case
+_READ_PATIENCE = 0.4  # of the deadline may go by in the queue; the rest is for reading
+_WRITE_PATIENCE_S = 1.0
 _TOKEN = struct.Struct("<I")
 _DEADLINE = struct.Struct("<I")
 
@@ -63,12 +68,17 @@ class Session:
         node_name: str,
         dial: Callable[[NodeInfo, float], PeerLink],
         fingerprints: Fingerprints,
+        admission: Admission,
     ) -> None:
         self._socket = sock
         self._pod = pod
         self._node = node
         self._node_name = node_name
         self._fingerprints = fingerprints
+        self._admission = admission
+        self._reading: Grant | None = None
+        self._writing: Grant | None = None
+        self._typical_bytes = _FIRST_GUESS
         self._hello: wire.ClientHello | None = None
         self._writes: dict[int, _Write] = {}
         self._next_token = 1
@@ -107,6 +117,8 @@ class Session:
             self._pod.give_room(write.pending.file_bytes)
         self._writes.clear()
         self._streams.close()
+        self._end_read()
+        self._end_write()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -117,6 +129,7 @@ class Session:
         try:
             head, body = wire.unpack(packet)
             request = head.request
+            self._end_read()
             self._operation(head.op)(head, body)
         except ProtocolError as e:
             code = wire.ErrorCode.VERSION if isinstance(e, _VersionError) else wire.ErrorCode.BAD_REQUEST
@@ -141,6 +154,7 @@ class Session:
             wire.Op.BEGIN: self._begin,
             wire.Op.COMMIT: self._commit,
             wire.Op.REPORT: self._report,
+            wire.Op.DONE: self._done,
         }
         if op not in operations:
             raise ProtocolError(f"unknown operation {op}")
@@ -184,15 +198,24 @@ class Session:
     def _open(self, head: wire.Head, body: memoryview) -> None:
         timeout, rest = _deadline(body)
         idents = wire.split_idents(rest, head.items, wire.MAX_BATCH)
+        began = time.monotonic()
         if not self._drained():
             self._node.stats.add("refused", "unread-descriptors")
             opened = [Opened(wire.OpenStatus.MISS) for _ in idents]
+        elif not self._may_read(len(idents), began + timeout * _READ_PATIENCE):
+            self._node.stats.add("refused", "busy-reads", len(idents))
+            busy = wire.OPEN_REPLY.pack(wire.OpenStatus.MISS, wire.Tier.MISS, 0, wire.MISS_BUSY, 0, bytes(32))
+            self._reply(head, busy * len(idents), count=len(idents))
+            return
         else:
-            opened = self._node.open(self._pod.tenant, idents, head.flags, timeout, self._streams)
+            left = max(began + timeout - time.monotonic(), _MIN_DEADLINE_S)
+            opened = self._node.open(self._pod.tenant, idents, head.flags, left, self._streams)
+        flags = self._opened(opened)
         try:
             fds = [entry.fd for entry in opened if entry.status == wire.OpenStatus.FILE]
             fds += [entry.fd for entry in opened if entry.status == wire.OpenStatus.STREAM_NEW_CONN]
-            if not self._send_with(head, _open_body(opened), len(opened), fds):
+            if not self._send_with(head, _open_body(opened), len(opened), fds, flags):
+                self._end_read()
                 for entry in opened:
                     if entry.tier == wire.Tier.PEER and entry.stream:
                         self._streams.drop(entry.stream)  # asked for, and nobody will read the answer
@@ -200,19 +223,60 @@ class Session:
         finally:
             close_files(opened)
 
+    def _may_read(self, count: int, deadline: float) -> bool:
+        """Take a grant for as many blocks, by the size of this client's last ones."""
+        self._reading = self._admission.reads.take(self._pod.tenant.tag, count * self._typical_bytes, deadline)
+        return self._reading is not None
+
+    def _opened(self, opened: list[Opened]) -> wire.Flag:
+        """Now the sizes are known: correct the grant; TELL if its end is to be told."""
+        if self._reading is None:
+            return wire.Flag.NONE
+        sizes = [entry.payload_len for entry in opened if entry.status != wire.OpenStatus.MISS]
+        if not sizes:
+            self._end_read()
+            return wire.Flag.NONE
+        self._typical_bytes = max(sizes)
+        tell = sum(sizes) >= _TELL_BYTES or self._admission.reads.is_busy
+        self._admission.reads.resize(self._reading, sum(sizes), told=tell)
+        return wire.Flag.TELL if tell else wire.Flag.NONE
+
+    def _end_read(self) -> None:
+        if self._reading is not None:
+            self._admission.reads.give(self._reading)
+            self._reading = None
+
+    def _why_not_write(self, body: memoryview) -> str:
+        """Empty if there is a grant for these blocks now."""
+        if not self._drained():
+            return "unread-descriptors"
+        self._end_write()
+        wanted = sum(length for _, length in wire.BEGIN_REQUEST.iter_unpack(body))
+        until = time.monotonic() + _WRITE_PATIENCE_S
+        self._writing = self._admission.writes.take(self._pod.tenant.tag, wanted, until)
+        return "" if self._writing is not None else "busy-writes"
+
+    def _end_write(self) -> None:
+        if self._writing is not None:
+            self._admission.writes.give(self._writing)
+            self._writing = None
+
+    def _done(self, _head: wire.Head, _body: memoryview) -> None:
+        """The grant has ended already: any message ends it."""
+
     def _begin(self, head: wire.Head, body: memoryview) -> None:
         size = wire.BEGIN_REQUEST.size
         if not 0 < head.items <= wire.MAX_BATCH or len(body) != head.items * size:
             raise ProtocolError(f"{head.items} blocks in {len(body)} bytes")
         answers: list[bytes] = []
         begun: list[tuple[int, _Write]] = []
-        ready = self._drained()
+        refusal = self._why_not_write(body)
         for at in range(0, len(body), size):
             ident, payload_len = wire.BEGIN_REQUEST.unpack_from(body, at)
             status, key, pending = wire.BeginStatus.REFUSED, bytes(32), None
             size_there = HEADER_BYTES + payload_len
-            if not ready or len(self._writes) >= MAX_TOKENS or not self._pod.take_room(size_there):
-                self._node.stats.add("refused", "too-many-writes")
+            if refusal or len(self._writes) >= MAX_TOKENS or not self._pod.take_room(size_there):
+                self._node.stats.add("refused", refusal or "too-many-writes")
             else:
                 status, key, pending = self._node.begin(self._pod.tenant, ident, payload_len)
                 if pending is None:
@@ -235,6 +299,8 @@ class Session:
         if not sent:
             refused = wire.BEGIN_REPLY.pack(wire.BeginStatus.REFUSED, 0, bytes(32))
             self._reply(head, refused * head.items, count=head.items)
+        if not self._writes:
+            self._end_write()
 
     def _commit(self, head: wire.Head, body: memoryview) -> None:
         if not 0 < head.items <= wire.MAX_BATCH or len(body) != head.items * _TOKEN.size:
@@ -254,6 +320,8 @@ class Session:
             if status == wire.CommitStatus.STORED and self._hello is not None:
                 self._fingerprints.stored(self._hello, write.pending.payload_len)
             statuses.append(status)
+        if not self._writes:
+            self._end_write()
         self._reply(head, bytes(statuses), count=head.items)
 
     def _report(self, head: wire.Head, body: memoryview) -> None:
@@ -286,9 +354,9 @@ class Session:
                 return False
             time.sleep(0.001)
 
-    def _send_with(self, head: wire.Head, body: bytes, count: int, fds: list[int]) -> bool:
+    def _send_with(self, head: wire.Head, body: bytes, count: int, fds: list[int], flags: int = 0) -> bool:
         """Send with descriptors; False if the kernel has too many in flight already, and nothing was sent."""
-        packet = wire.pack(head.op | wire.REPLY, body, count=count, request=head.request)
+        packet = wire.pack(head.op | wire.REPLY, body, count=count, request=head.request, flags=flags)
         if not fds:
             self._socket.sendall(packet)
             return True

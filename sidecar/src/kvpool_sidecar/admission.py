@@ -1,0 +1,263 @@
+"""How many bytes of blocks may be under way at once, and whose turn is next.
+
+A drive serves eight readers as fast as it serves a hundred and sixty, and each of the eight is done far sooner. So a
+request takes a grant before it gets descriptors; when the lane is full it waits, fairly between tenants, and when it
+would wait too long it is turned away at once: a miss that comes early is worth more than a block that comes late.
+
+Reads and writes have a lane each, so neither ever waits for the other. Within a lane the order is start-time fair
+queueing (Goyal, Vin, Cheng, SIGCOMM 1996): every request gets a tag, the tenant's bytes so far, and the smallest tag
+goes first. One tenant holds at most three quarters of a lane, so one that keeps what it got never stops the others.
+
+Grants are advice, not locks: who holds one longer than its bytes can take loses it, and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+__all__ = ["Admission", "Grant", "Lane"]
+
+MIB = 1 << 20
+READ_BYTES = 256 * MIB  # per drive: six blocks of 32 MiB for one tenant, eight for several
+WRITE_BYTES = 256 * MIB
+MAX_WAITING = 256
+MAX_WAITING_PER_TENANT = 32
+_LARGEST = 4  # a request counts as a quarter of the lane at most: its reader reads only a few blocks at once
+_TENANT_SHARE = 0.75
+_GRACE_S, _SLOWEST = 0.1, 50e6  # a grant ends by itself: so many seconds, and its bytes at so many a second
+_SHORT_GRACE_S, _SHORT_SLOWEST = 0.002, 500e6  # one whose end nobody was asked to tell
+_SAMPLES = 8  # grants that must have ended in one jam before its pace is believed
+
+
+class Grant:
+    """Leave to move `size` bytes, until it is given back or runs out."""
+
+    __slots__ = ("cost", "ended", "since", "size", "tenant", "until")
+
+    def __init__(self, tenant: Hashable, size: int, cost: int, now: float) -> None:
+        self.tenant = tenant
+        self.size = size
+        self.cost = cost
+        self.since = now
+        self.until = now + _GRACE_S + cost / _SLOWEST
+        self.ended = False
+
+
+class _Waiter:
+    __slots__ = ("grant", "size", "tag", "tenant", "woken")
+
+    def __init__(self, tenant: Hashable, size: int, tag: float) -> None:
+        self.tenant = tenant
+        self.size = size
+        self.tag = tag
+        self.woken = threading.Event()
+        self.grant: Grant | None = None
+
+
+class _Account:
+    """What the lane knows of one tenant while it has anything there."""
+
+    __slots__ = ("held", "tag", "waiting")
+
+    def __init__(self, tag: float) -> None:
+        self.tag = tag
+        self.held = 0
+        self.waiting = 0
+
+
+class Lane:
+    """Bounded, fair between tenants. Thread-safe; `take` may wait, everything else does not."""
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        max_waiting: int = MAX_WAITING,
+        max_waiting_per_tenant: int = MAX_WAITING_PER_TENANT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limit = limit
+        self._max_waiting = max_waiting
+        self._max_waiting_per_tenant = max_waiting_per_tenant
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._accounts: dict[Hashable, _Account] = {}
+        self._grants: set[Grant] = set()
+        self._waiters: list[_Waiter] = []
+        self._held = 0
+        self._turn = 0.0  # tag of the request that was let in last
+        self._jam: list[float] = [0.0, 0.0, 0.0]  # since when somebody waits; grants and bytes that ended since
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiters)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the grants in force; a large request counts as a quarter of the lane."""
+        return self._held
+
+    def take(self, tenant: Hashable, size: int, deadline: float) -> Grant | None:
+        """A grant, at once or after a wait until `deadline`; None if the request is turned away."""
+        with self._lock:
+            waiter = self._enter(tenant, size, deadline)
+            if not isinstance(waiter, _Waiter):
+                return waiter
+        while True:
+            now = self._clock()
+            with self._lock:
+                pause = min([deadline, *(grant.until for grant in self._grants)]) - now
+            if waiter.woken.wait(max(0.0, min(pause, 1.0)) + 0.001):
+                return waiter.grant
+            with self._lock:
+                self._let_in(self._clock())
+                if waiter.grant is not None:
+                    return waiter.grant
+                if self._clock() >= deadline:
+                    self._leave(waiter)
+                    return None
+
+    def _enter(self, tenant: Hashable, size: int, deadline: float) -> Grant | _Waiter | None:
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account(self._turn)
+        tag = max(self._turn, account.tag)
+        cost = min(size, self.limit // _LARGEST)
+        now = self._clock()
+        if not self._fits(account, cost):
+            self._expire(now)
+        if not self._waiters and self._fits(account, cost):
+            account.tag = tag + cost
+            self._turn = tag
+            return self._grant(tenant, account, size, cost, now)
+        if self._turned_away(account, cost, deadline - now):
+            self._forget(tenant, account)
+            return None
+        waiter = _Waiter(tenant, size, tag)
+        account.tag = tag + cost
+        account.waiting += 1
+        if not self._waiters:
+            self._jam = [now, 0.0, 0.0]
+        self._waiters.append(waiter)
+        self._let_in(now)  # a tenant below its share need not wait for one that is not
+        return waiter
+
+    def _turned_away(self, account: _Account, cost: int, patience: float) -> bool:
+        if len(self._waiters) >= self._max_waiting or account.waiting >= self._max_waiting_per_tenant or patience <= 0:
+            return True
+        since, grants, ended = self._jam
+        if not self._waiters or grants < _SAMPLES:
+            return False
+        pace = ended / max(self._clock() - since, 1e-6)
+        tenants = len({waiter.tenant for waiter in self._waiters})
+        return account.waiting * cost * tenants > pace * patience  # its turn would come too late
+
+    def resize(self, grant: Grant, size: int, *, told: bool) -> None:
+        """The request turned out to be of `size` bytes. `told`: its holder was asked to tell when it is done."""
+        cost = min(size, self.limit // _LARGEST)
+        with self._lock:
+            if grant.ended:
+                return
+            account = self._accounts[grant.tenant]
+            more = cost - grant.cost
+            grant.size, grant.cost = size, cost
+            account.held += more
+            account.tag += more
+            self._held += more
+            grace, slowest = (_GRACE_S, _SLOWEST) if told else (_SHORT_GRACE_S, _SHORT_SLOWEST)
+            grant.until = grant.since + grace + cost / slowest
+            if more < 0 and self._waiters:
+                self._let_in(self._clock())
+
+    def give(self, grant: Grant) -> None:
+        """The request is over. Safe to call twice."""
+        with self._lock:
+            if grant.ended:
+                return
+            self._end(grant)
+            if self._waiters:
+                self._let_in(self._clock())
+
+    @property
+    def is_busy(self) -> bool:
+        """True while it matters to know when a grant is over: somebody waits, or half of the lane is taken."""
+        return bool(self._waiters) or 2 * self._held > self.limit
+
+    def _fits(self, account: _Account, cost: int) -> bool:
+        return self._held + cost <= self.limit and account.held + cost <= self.limit * _TENANT_SHARE
+
+    def _grant(self, tenant: Hashable, account: _Account, size: int, cost: int, now: float) -> Grant:
+        grant = Grant(tenant, size, cost, now)
+        account.held += cost
+        self._held += cost
+        self._grants.add(grant)
+        return grant
+
+    def _end(self, grant: Grant) -> None:
+        grant.ended = True
+        self._grants.discard(grant)
+        self._held -= grant.cost
+        account = self._accounts[grant.tenant]
+        account.held -= grant.cost
+        self._jam[1] += 1
+        self._jam[2] += grant.cost
+        self._forget(grant.tenant, account)
+
+    def _expire(self, now: float) -> None:
+        for grant in [grant for grant in self._grants if grant.until <= now]:
+            self._end(grant)
+
+    def _let_in(self, now: float) -> None:
+        self._expire(now)
+        while self._waiters:
+            turn = [w for w in self._waiters if self._below_share(w)]
+            if not turn:
+                return
+            first = min(turn, key=lambda w: w.tag)
+            cost = min(first.size, self.limit // _LARGEST)
+            if self._held + cost > self.limit:
+                return  # it goes next: smaller ones do not overtake it
+            self._waiters.remove(first)
+            account = self._accounts[first.tenant]
+            account.waiting -= 1
+            self._turn = max(self._turn, first.tag)
+            first.grant = self._grant(first.tenant, account, first.size, cost, now)
+            first.woken.set()
+
+    def _below_share(self, waiter: _Waiter) -> bool:
+        cost = min(waiter.size, self.limit // _LARGEST)
+        return self._accounts[waiter.tenant].held + cost <= self.limit * _TENANT_SHARE
+
+    def _leave(self, waiter: _Waiter) -> None:
+        self._waiters.remove(waiter)
+        account = self._accounts[waiter.tenant]
+        account.waiting -= 1
+        self._forget(waiter.tenant, account)
+
+    def _forget(self, tenant: Hashable, account: _Account) -> None:
+        if not self._grants and not self._waiters:
+            self._accounts.clear()
+            self._turn = 0.0
+        elif not account.held and not account.waiting and account.tag <= self._turn:
+            del self._accounts[tenant]
+
+
+class Admission:
+    """The two lanes of a node with `drives` drives."""
+
+    def __init__(self, drives: int = 1) -> None:
+        self.reads = Lane(READ_BYTES * drives)
+        self.writes = Lane(WRITE_BYTES * drives)
+
+    def status(self) -> dict[str, dict[str, int]]:
+        """For /status."""
+        return {
+            name: {"limit_bytes": lane.limit, "granted_bytes": lane.held_bytes, "waiting": lane.waiting}
+            for name, lane in (("reads", self.reads), ("writes", self.writes))
+        }
