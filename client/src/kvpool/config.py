@@ -100,6 +100,7 @@ class PeerConfig:
     rdma_bytes: int = _doc(
         "Registered memory for RDMA on each node: half to read from, half to read into.", default=512 << 20
     )
+    streams: int = _doc("Connections over which one large load comes from one peer, 1 to 4.", default=2)
     congestion_control: str = _doc("TCP congestion control; empty: the node's default.", default="")
 
 
@@ -147,6 +148,8 @@ class PoolConfig:
             raise ConfigError("cache and local: sizes must be above 0")
         if c.prefetch_bytes < 0:
             raise ConfigError("cache.prefetch_bytes: must not be below 0")
+        if not 1 <= self.peer.streams <= 4:
+            raise ConfigError("peer.streams: 1 to 4")
         if c.write_policy not in ("WriteThrough", "LocalOnly"):
             raise ConfigError(f"cache.write_policy: unknown policy {c.write_policy!r}")
         if self.peer.protocol not in ("Auto", "TCP", "RDMA"):

@@ -4,9 +4,10 @@ A drive serves eight readers as fast as it serves a hundred and sixty, and each 
 request takes a grant before it gets descriptors; when the lane is full it waits, fairly between tenants, and when it
 would wait too long it is turned away at once: a miss that comes early is worth more than a block that comes late.
 
-Reads and writes have a lane each, so neither ever waits for the other. Within a lane the order is start-time fair
-queueing (Goyal, Vin, Cheng, SIGCOMM 1996): every request gets a tag, the tenant's bytes so far, and the smallest tag
-goes first. One tenant holds at most three quarters of a lane, so one that keeps what it got never stops the others.
+Reads, writes and what goes to peers have a lane each, so none ever waits for another. Within a lane the order is
+start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): every request gets a tag, the tenant's bytes so far, and the
+smallest tag goes first. One tenant holds at most three quarters of a lane, so one that keeps what it got never stops
+the others.
 
 Grants are advice, not locks: who holds one longer than its bytes can take loses it, and nothing else happens.
 """
@@ -25,6 +26,7 @@ __all__ = ["Admission", "Grant", "Lane"]
 MIB = 1 << 20
 READ_BYTES = 256 * MIB  # per drive: six blocks of 32 MiB for one tenant, eight for several
 WRITE_BYTES = 256 * MIB
+PEER_BYTES = 256 * MIB  # on the way to peers, who take the place of tenants in this lane
 MAX_WAITING = 256
 MAX_WAITING_PER_TENANT = 32
 _LARGEST = 4  # a request counts as a quarter of the lane at most: its reader reads only a few blocks at once
@@ -249,15 +251,16 @@ class Lane:
 
 
 class Admission:
-    """The two lanes of a node with `drives` drives."""
+    """The lanes of a node with `drives` drives."""
 
     def __init__(self, drives: int = 1) -> None:
         self.reads = Lane(READ_BYTES * drives)
         self.writes = Lane(WRITE_BYTES * drives)
+        self.peers = Lane(PEER_BYTES * drives)
 
     def status(self) -> dict[str, dict[str, int]]:
         """For /status."""
         return {
             name: {"limit_bytes": lane.limit, "granted_bytes": lane.held_bytes, "waiting": lane.waiting}
-            for name, lane in (("reads", self.reads), ("writes", self.writes))
+            for name, lane in (("reads", self.reads), ("writes", self.writes), ("peers", self.peers))
         }

@@ -72,6 +72,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
     ("index_announced_blocks", "Blocks that the index has been told of.", lambda s: s["index"]["announced"]),
     ("waiting_reads", "Loads that wait for their turn.", lambda s: s["admission"]["reads"]["waiting"]),
     ("waiting_writes", "Stores that wait for their turn.", lambda s: s["admission"]["writes"]["waiting"]),
+    ("waiting_peer_reads", "Blocks for peers that wait for their turn.", lambda s: s["admission"]["peers"]["waiting"]),
     ("granted_read_bytes", "Bytes of the loads under way.", lambda s: s["admission"]["reads"]["granted_bytes"]),
     ("granted_write_bytes", "Bytes of the stores under way.", lambda s: s["admission"]["writes"]["granted_bytes"]),
     ("shared_available", "1 if the shared tier answers.", lambda s: s["shared"]["available"]),

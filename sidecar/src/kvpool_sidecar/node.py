@@ -38,6 +38,7 @@ __all__ = ["NodeBlocks", "Opened", "Streams", "close_files"]
 _WINDOWS = (1, 16, 64)  # the first questions to the shared tier
 _WINDOW = 256  # and all further ones
 _MAX_STREAMS = 0xFFFF
+_STREAM_BYTES = 8 << 20  # of a load are worth a connection of their own
 _REASONS: dict[type[Exception], str] = {CorruptBlockError: "corrupt", RefusedError: "still-writable"}
 
 
@@ -61,12 +62,12 @@ class Streams:
         self._dial = dial
         self._give_back = give_back
         self._held: list[list[Slot]] = [[], []]
-        self._links: dict[NodeInfo, tuple[int, PeerLink]] = {}
+        self._links: dict[tuple[NodeInfo, int], tuple[int, PeerLink]] = {}
         self._last = 0
 
-    def get(self, peer: NodeInfo, timeout_s: float) -> tuple[int, PeerLink, bool]:
-        """Number, link, and whether it is new. KVPoolError if the peer cannot be reached."""
-        number, link = self._links.get(peer, (0, None))
+    def get(self, peer: NodeInfo, timeout_s: float, lane: int = 0) -> tuple[int, PeerLink, bool]:
+        """Number, link, and whether it is new; each `lane` is a connection. KVPoolError if the peer is not reached."""
+        number, link = self._links.get((peer, lane), (0, None))
         if link is not None and link.alive:
             return number, link, False
         if link is not None:
@@ -75,14 +76,14 @@ class Streams:
             raise RefusedError("this connection has used up its streams")
         link = self._dial(peer, timeout_s)
         self._last += 1
-        self._links[peer] = (self._last, link)
+        self._links[peer, lane] = (self._last, link)
         return self._last, link, True
 
     def drop(self, number: int) -> None:
         """End one; its number is not used again."""
-        for peer, (known, link) in list(self._links.items()):
+        for place, (known, link) in list(self._links.items()):
             if known == number:
-                del self._links[peer]
+                del self._links[place]
                 link.close()
 
     def hold(self, slot: Slot) -> None:
@@ -223,21 +224,39 @@ class NodeBlocks:
             wanted = self._fetch(tenant, peer, found_there, keys, opened, deadline, streams)
             if not wanted:
                 continue
-            timeout = min(self.config.peer.connect_timeout_ms / 1000, (deadline - time.monotonic()) / 2)
-            number = wanted[0][1].number
-            stream = 0
-            try:
-                stream, link, is_new = streams.get(peer, max(timeout, 0.001))
-                link.ask([keys[n] for n, _ in wanted])
-            except (KVPoolError, OSError):
-                streams.drop(stream)
-                self.peers.mark_down(number)
-                self.stats.add("peer_errors", "unreachable")
-                continue
-            self.peers.mark_up(number)
-            for place, (n, found) in enumerate(wanted):
-                status = OpenStatus.STREAM_NEW_CONN if is_new and place == 0 else OpenStatus.STREAM
-                opened[n] = Opened(status, Tier.PEER, stream, found.payload_len, keys[n], link.fileno())
+            total = sum(found.payload_len for _, found in wanted)
+            lanes = max(1, min(self.config.peer.streams, len(wanted), total // _STREAM_BYTES))
+            for lane in range(lanes):
+                if not self._ask(peer, lane, wanted[lane::lanes], keys, opened, deadline, streams):
+                    break
+
+    def _ask(
+        self,
+        peer: NodeInfo,
+        lane: int,
+        wanted: list[tuple[int, Found]],
+        keys: Sequence[bytes],
+        opened: list[Opened],
+        deadline: float,
+        streams: Streams,
+    ) -> bool:
+        """Have a connection to the peer bring these blocks; False if it cannot be reached."""
+        timeout = min(self.config.peer.connect_timeout_ms / 1000, (deadline - time.monotonic()) / 2)
+        number = wanted[0][1].number
+        stream = 0
+        try:
+            stream, link, is_new = streams.get(peer, max(timeout, 0.001), lane)
+            link.ask([keys[n] for n, _ in wanted])
+        except (KVPoolError, OSError):
+            streams.drop(stream)
+            self.peers.mark_down(number)
+            self.stats.add("peer_errors", "unreachable")
+            return False
+        self.peers.mark_up(number)
+        for place, (n, found) in enumerate(wanted):
+            status = OpenStatus.STREAM_NEW_CONN if is_new and place == 0 else OpenStatus.STREAM
+            opened[n] = Opened(status, Tier.PEER, stream, found.payload_len, keys[n], link.fileno())
+        return True
 
     def _fetch(
         self,

@@ -336,6 +336,8 @@ class Transport(Model):
     cannot. TCP: never RDMA. What is really used, and why, shows in status.transport."""
     rdma: Rdma = section(Rdma)
     """What sidecars need for RDMA."""
+    streams: Annotated[int, Field(ge=1, le=4)] = 2
+    """TCP connections over which one large load comes from one peer. So many lie dialled ahead for each peer, too."""
     port: Annotated[int, Field(ge=1024, le=65535, json_schema_extra=with_rules(f.PORT_IS_FREE))] = 7421
     """TCP port of the sidecars on their pods' addresses."""
 

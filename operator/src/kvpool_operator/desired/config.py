@@ -79,6 +79,7 @@ def to_pool_config(
         peer=PeerConfig(
             port=spec.transport.port,
             protocol=spec.transport.protocol,
+            streams=spec.transport.streams,
             rdma_bytes=to_bytes(spec.transport.rdma.memory),
         ),
         deadlines=deadlines(pool),

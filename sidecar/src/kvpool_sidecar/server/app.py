@@ -43,6 +43,7 @@ from kvpool_sidecar.store.shared import SharedStore
 from kvpool_sidecar.transport.peer_link import PeerLink, dial
 from kvpool_sidecar.transport.peer_server import PeerServer
 from kvpool_sidecar.transport.rdma import parts as rdma
+from kvpool_sidecar.transport.spares import Spares
 from kvpool_sidecar.unixsock import listen_at
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ class App:
         config, settings = self._config, self._settings
         secret = keys.peer_secret(settings.secret, config.uid)
         cc = config.peer.congestion_control
-        self._dial = functools.partial(_dial, secret, cc)
+        self._dial = Spares(functools.partial(_dial, secret, cc), config.peer.streams)
+        made.callback(self._dial.close)
         self._rdma = rdma.make(config.peer, settings.node, self._local, self._dial, self._stats)
         made.callback(self._rdma.close)
         self._peer_server = PeerServer(
@@ -132,6 +134,7 @@ class App:
             store=self._local,
             stats=self._stats,
             congestion_control=cc,
+            lane=self._admission.peers,
             staging=self._rdma.staging,
             on_absent=lambda key: self._announcer.withdraw([key]),
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvpool import wire
 from kvpool.block import HEADER_BYTES
 from kvpool.errors import CorruptBlockError, KVPoolError
+from kvpool_sidecar.admission import PEER_BYTES, Lane
 from kvpool_sidecar.transport import tcp
 from kvpool_sidecar.transport.peer_rdma import PeerRdma
 
@@ -33,6 +34,7 @@ MAX_UNPROVEN = 64
 _HANDSHAKE_S = 5.0
 _IDLE_S = 120.0
 _SEND_S = 10.0
+_PATIENCE_S = 1.0  # of a request in the queue
 
 
 class PeerServer:
@@ -48,6 +50,7 @@ class PeerServer:
         stats: Stats,
         congestion_control: str = "",
         staging: Staging | None = None,
+        lane: Lane | None = None,
         on_absent: Callable[[bytes], None] = lambda _key: None,
     ) -> None:
         self._listener = tcp.listen(host, port)
@@ -58,6 +61,7 @@ class PeerServer:
         self._stats = stats
         self._wanted_cc = congestion_control
         self._on_absent = on_absent
+        self._lane = lane if lane is not None else Lane(PEER_BYTES)
         self._staging = staging
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
@@ -114,7 +118,7 @@ class PeerServer:
             with self._lock:
                 self._unproven -= 1
                 unproven = False
-            self._answer_all(sock, session_key, PeerRdma(self._staging, self._stats))
+            self._answer_all(sock, host, session_key, PeerRdma(self._staging, self._stats))
         except (KVPoolError, OSError) as e:
             if unproven:
                 self._stats.add("refused", "peer-proof")
@@ -129,7 +133,7 @@ class PeerServer:
                 self._unproven -= unproven
             sock.close()
 
-    def _answer_all(self, sock: socket.socket, session_key: bytes, rdma: PeerRdma) -> None:
+    def _answer_all(self, sock: socket.socket, host: str, session_key: bytes, rdma: PeerRdma) -> None:
         sequence = 0
         while not self._stopped.is_set():
             request = tcp.receive(sock, wire.PEER_REQUEST.size, time.monotonic() + _IDLE_S)
@@ -142,11 +146,11 @@ class PeerServer:
             sequence += 1
             sock.settimeout(None)  # sendfile needs a blocking socket; the kernel ends a stuck one
             if op == wire.Op.OPEN:
-                self._answer(sock, key, verify=bool(flags & wire.Flag.VERIFY))
+                self._answer(sock, host, key, verify=bool(flags & wire.Flag.VERIFY))
             elif answer := rdma.answer(op, key):
                 sock.sendall(answer)
 
-    def _answer(self, sock: socket.socket, key: bytes, *, verify: bool) -> None:
+    def _answer(self, sock: socket.socket, host: str, key: bytes, *, verify: bool) -> None:
         if verify:
             self._store.check(key)
         found = self._store.open(key)
@@ -155,8 +159,13 @@ class PeerServer:
             self._on_absent(key)  # the index says otherwise, else nobody would ask
             sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0))
             return
+        size = HEADER_BYTES + found.payload_len
+        grant = self._lane.take(host, size, time.monotonic() + _PATIENCE_S)
         try:
-            size = HEADER_BYTES + found.payload_len
+            if grant is None:
+                self._stats.add("refused", "busy-peers")
+                sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0))
+                return
             sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, size), socket.MSG_MORE)
             sent = 0
             while sent < size:
@@ -166,5 +175,7 @@ class PeerServer:
                 sent += n
         finally:
             os.close(found.fd)
+            if grant is not None:
+                self._lane.give(grant)
         self._stats.add("peer_served", "blocks")
         self._stats.add("peer_served", "bytes", size)
