@@ -57,9 +57,13 @@ class Streams:
     """The peer connections of one client connection, numbered. Not thread-safe."""
 
     def __init__(
-        self, dial: Callable[[NodeInfo, float], PeerLink], give_back: Callable[[Slot], None] = lambda _slot: None
+        self,
+        dial: Callable[[NodeInfo, float], PeerLink],
+        give_back: Callable[[Slot], None] = lambda _slot: None,
+        on_silent: Callable[[NodeInfo], None] = lambda _peer: None,
     ) -> None:
         self._dial = dial
+        self._on_silent = on_silent
         self._give_back = give_back
         self._held: list[list[Slot]] = [[], []]
         self._links: dict[tuple[NodeInfo, int], tuple[int, PeerLink]] = {}
@@ -84,6 +88,8 @@ class Streams:
         for place, (known, link) in list(self._links.items()):
             if known == number:
                 del self._links[place]
+                if link.is_silent:
+                    self._on_silent(place[0])
                 link.close()
 
     def hold(self, slot: Slot) -> None:

@@ -129,6 +129,13 @@ class PeerDirectory:
         with self._lock:
             self._down[number] = self._clock() + _DOWN_S
 
+    def mark_silent(self, peer: NodeInfo) -> None:
+        """That peer was asked and said nothing, though its connection stands."""
+        with self._lock:
+            for number, (info, _) in self._nodes.items():
+                if info == peer:
+                    self._down[number] = self._clock() + _DOWN_S
+
     def mark_up(self, number: int) -> None:
         """It was reached."""
         with self._lock:

@@ -82,7 +82,8 @@ class Session:
         self._hello: wire.ClientHello | None = None
         self._writes: dict[int, _Write] = {}
         self._next_token = 1
-        self._streams = Streams(dial, node.fetcher.give) if node.fetcher is not None else Streams(dial)
+        give_back = node.fetcher.give if node.fetcher is not None else lambda _slot: None
+        self._streams = Streams(dial, give_back, node.peers.mark_silent)
 
     def run(self) -> None:
         """Serve until the client is gone, breaks the protocol, or `stop`."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["PeerLink", "dial"]
 
 
+_SILENT_S = 0.05  # a peer that is alive has sent something by then
+
+
 class PeerLink:
     """One proven connection. Not thread-safe: it belongs to one client connection."""
 
@@ -25,6 +28,7 @@ class PeerLink:
         self._socket = sock
         self._session_key = session_key
         self._sequence = 0
+        self._asked: tuple[float, int] | None = None  # when last, and what had been received by then
 
     def fileno(self) -> int:
         """To be handed to the client, who reads from it and must not change its mode."""
@@ -37,12 +41,21 @@ class PeerLink:
         poller.register(self._socket, select.POLLRDHUP)
         return not poller.poll(0)
 
+    @property
+    def is_silent(self) -> bool:
+        """True if the peer was asked a while ago and has not sent a byte since."""
+        if self._asked is None or self._socket.fileno() < 0:
+            return False
+        at, received = self._asked
+        return time.monotonic() - at >= _SILENT_S and tcp.received(self._socket) <= received
+
     def ask(self, keys: Sequence[bytes], *, verify: bool = False) -> None:
         """Send requests; the answers come in the same order. PoolUnavailableError if they do not go out at once."""
         self.request(wire.Op.OPEN, keys, wire.Flag.VERIFY if verify else wire.Flag.NONE)
 
     def request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
         """Send one request of a kind for each of `keys` (32 bytes). PoolUnavailableError as for `ask`."""
+        self._asked = (time.monotonic(), tcp.received(self._socket))
         packet = bytearray()
         for key in keys:
             mac = wire.peer_request_mac(self._session_key, self._sequence, key)

@@ -24,6 +24,7 @@ __all__ = [
     "prove_as_client",
     "prove_as_server",
     "receive",
+    "received",
     "set_send_timeout",
 ]
 
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 PROOF_BYTES = 32
 _USER_TIMEOUT_MS = 15_000
+_RECEIVED_AT = 128  # offset of tcpi_bytes_received
 
 
 def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
@@ -56,6 +58,15 @@ def configure(sock: socket.socket, wanted: str) -> None:
 def congestion_control(sock: socket.socket) -> str:
     """The one that is really in force."""
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
+
+
+def received(sock: socket.socket) -> int:
+    """Bytes that have come in on this connection, read or not; 0 if that cannot be told (struct tcp_info)."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
+    except OSError:
+        return 0
+    return int.from_bytes(info[_RECEIVED_AT:], "little")
 
 
 def set_send_timeout(sock: socket.socket, seconds: float) -> None:
