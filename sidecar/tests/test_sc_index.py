@@ -117,7 +117,7 @@ def test_a_number_whose_holder_is_another_node_is_not_taken(server, empty):
     empty()
     index = connect(server)
     a = index.join(A)
-    index._slow.set(f"n:{a}", B.dumps())  # as after an index that came back with older data
+    index._servers.run([("SET", f"n:{a}", B.dumps())])  # as after an index that came back with older data
     assert index.renew(a, A) is None
     assert index.join(A) != a
     index.close()

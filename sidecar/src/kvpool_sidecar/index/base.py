@@ -9,12 +9,14 @@ import abc
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool.errors import RetryableError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvpool_sidecar.index.record import Record
 
-__all__ = ["MAX_NODE", "Answer", "Index", "NodeInfo"]
+__all__ = ["MAX_NODE", "Answer", "Index", "IndexFullError", "NodeInfo"]
 
 MAX_NODE = 0xFFFF
 _MAX_TEXT = 253
@@ -46,11 +48,16 @@ class NodeInfo(NamedTuple):
         return info
 
 
+class IndexFullError(RetryableError):
+    """The index has no memory left for anything new; it still answers."""
+
+
 class Answer(NamedTuple):
-    """To Index.ask."""
+    """To Index.ask. `untold`: nodes of which nobody could tell just now whether their lease holds."""
 
     records: list[list[Record]]
     nodes: Mapping[int, NodeInfo]
+    untold: frozenset[int] = frozenset()
 
 
 class Index(abc.ABC):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvpool_sidecar.guard import Guard
-    from kvpool_sidecar.index.base import Index, NodeInfo
+    from kvpool_sidecar.index.base import Answer, Index, NodeInfo
     from kvpool_sidecar.index.record import Record
 
 __all__ = ["Found", "PeerDirectory"]
@@ -147,10 +147,10 @@ class PeerDirectory:
             numbers = list(self._nodes)
         try:
             self._index.warm(_WARM)
-            alive = self._index.nodes(numbers)
+            answer = self._index.ask((), numbers)
         except KVPoolError:
             return
-        self._note_nodes(numbers, alive)
+        self._note_nodes(numbers, answer)
 
     def _in_time(self, work: Callable[[], dict[int, _T]], deadline: float) -> dict[int, _T]:
         try:
@@ -163,7 +163,7 @@ class PeerDirectory:
         records = dict(zip(rest, self._index.locate([keys[n] for n in rest]), strict=True))
         strangers = self._strangers(records.values())
         if strangers and self._clock() < deadline:
-            self._note_nodes(strangers, self._index.nodes(strangers))
+            self._note_nodes(strangers, self._index.ask((), strangers))
         return self._choose(keys, records)
 
     def _search(self, keys: Sequence[bytes], rest: Sequence[int], deadline: float) -> dict[int, bool]:
@@ -176,7 +176,7 @@ class PeerDirectory:
         second = prefix.second_question(rest, hopeful) if len(first) < len(rest) else []
         if (second or strangers) and self._clock() < deadline:
             answer = self._index.ask([keys[n] for n in second], strangers)
-            self._note_nodes(strangers, answer.nodes)
+            self._note_nodes(strangers, answer)
             records.update(zip(second, answer.records, strict=True))
             self._note_strangers(answer.records)
         return {n: found is not None for n, found in self._choose(keys, dict(sorted(records.items()))).items()}
@@ -213,11 +213,13 @@ class PeerDirectory:
         with self._lock:
             return [n for n in rest if self._doubts.get(keys[n], 0.0) > now] if self._doubts else []
 
-    def _note_nodes(self, numbers: Sequence[int], alive: Mapping[int, NodeInfo]) -> None:
+    def _note_nodes(self, numbers: Sequence[int], answer: Answer) -> None:
         now = self._clock()
         with self._lock:
             for number in numbers:
-                info = alive.get(number)
+                if number in answer.untold:
+                    continue
+                info = answer.nodes.get(number)
                 # a dead node is asked after again soon: it may be on its way back
                 self._nodes[number] = (info, now + (self._lease_s if info else 1.0))
             dead = [n for n, (info, until) in self._nodes.items() if info is None and until < now - self._lease_s]

@@ -26,7 +26,7 @@ _ACL_FILE = "users.acl"
 _KEYS = "~b* ~n:* ~N:* ~nodes ~epoch"
 _COMMANDS = (
     "auth", "hello", "ping", "select",
-    "get", "mget", "set", "append", "del", "incrby",
+    "get", "mget", "set", "append", "del", "incrby", "pexpire",
     "watch", "unwatch", "multi", "exec", "discard",
 )  # fmt: skip
 
@@ -94,7 +94,7 @@ def run_index(directory: str, *, bind: str, port: int, max_memory: int, password
 
 def flush_index(directory: str) -> None:
     """Empty the index that runs in `directory` on this machine. KVPoolError if it does not answer."""
-    from kvpool_sidecar.index.redis import flush
+    from kvpool_sidecar.index.link import flush
 
     try:
         admin_password = Path(directory, _ADMIN_PASSWORD).read_text()
