@@ -6,6 +6,8 @@ import ctypes
 import mmap
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -279,6 +281,21 @@ def test_a_peers_blocks_come_by_rdma_and_the_status_says_so(rdma_pair):
     assert status["rdma"] == {"blocks": 60}
     assert status["served"]["peer"] == 60
     assert a.status()["peer_served"]["blocks"] == 60
+
+
+def test_a_process_that_used_an_agent_ends_with_its_own_exit_code(tmp_path):
+    with Cluster(tmp_path) as c:
+        a = c.node("a", env=LOOPBACK)
+        assert a.status()["transport"] == "RDMA"
+        assert a.stop() == 0
+    program = (
+        "import atexit, sys; from kvpool_sidecar.transport.rdma.agent import Agent; agent = Agent('x');"
+        "atexit.register(print, 'at exit'); sys.exit(7)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **LOOPBACK}, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (7, "at exit")
 
 
 def test_tenants_stay_apart_over_rdma(rdma_pair):
