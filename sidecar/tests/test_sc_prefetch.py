@@ -15,6 +15,7 @@ from sc_raw import ident, payload
 
 from kvpool import config, wire
 from kvpool_sidecar import prefetch, quota
+from kvpool_sidecar.after_lookup import AfterLookup
 from kvpool_sidecar.prefetch import Prefetcher
 from kvpool_sidecar.prefetch_window import Verdict, Window
 from kvpool_sidecar.stats import Stats
@@ -24,10 +25,6 @@ from kvpool_sidecar.testing.blocks import key, put
 
 A, B = b"a" * 16, b"b" * 16
 SIZE = 1 << 20
-
-
-def number(ident: bytes) -> int:
-    return int.from_bytes(ident, "little")
 
 
 def idents(*numbers: int) -> list[bytes]:
@@ -75,6 +72,16 @@ def test_never_more_than_the_limit_whatever_happens(steps):
         assert window.held_bytes == sum(size for size, _ in held.values()) <= 100
 
 
+class Namer:
+    """A tenant whose ident of block n is n."""
+
+    def __init__(self, tag: bytes) -> None:
+        self.tag = tag
+
+    def key(self, ident: bytes) -> bytes:
+        return key(int.from_bytes(ident, "little"))
+
+
 class Drives:
     """Two real drives, a prefetcher over both, and what it read."""
 
@@ -90,6 +97,11 @@ class Drives:
         self.pause = threading.Event()
         self.pause.set()
         self.prefetcher = Prefetcher(self.store, None, limit, self.stats, **{"read": self._note, **kw})
+        self.after = AfterLookup([self.prefetcher.promised], self.stats)
+
+    def start(self) -> None:
+        self.prefetcher.start()
+        self.after.start()
 
     def put(self, *numbers: int) -> None:
         for n in numbers:
@@ -102,9 +114,10 @@ class Drives:
         return self.store.root_of(key(n)).name
 
     def look_up(self, *numbers: int, tenant: bytes = A, tiers: bytes | None = None) -> None:
-        self.prefetcher.offer(
-            lambda ident: key(number(ident)), tenant, idents(*numbers), tiers or bytes([wire.Tier.LOCAL]) * len(numbers)
-        )
+        self.after.offer(Namer(tenant), idents(*numbers), tiers or bytes([wire.Tier.LOCAL]) * len(numbers))
+
+    def promise(self, *numbers: int) -> None:
+        self.prefetcher.promised(A, [key(n) for n in numbers], bytes([wire.Tier.LOCAL]) * len(numbers), 0.0)
 
     def counted(self, what: str) -> int:
         return self.stats.whole("prefetch").get(what, 0)
@@ -127,6 +140,7 @@ def drives(tmp_path, monkeypatch):
     yield make
     for one in made:
         one.pause.set()
+        one.after.stop()
         one.prefetcher.stop()
         one.store.close()
 
@@ -134,7 +148,7 @@ def drives(tmp_path, monkeypatch):
 def test_blocks_are_read_in_the_prompts_order_on_each_drive(drives):
     d = drives()
     d.put(*range(24))
-    d.prefetcher.start()
+    d.start()
     d.look_up(*range(24))
     wait_for(lambda: len(d.read) == 24, "all read ahead")
     for drive in ("one", "two"):
@@ -146,7 +160,7 @@ def test_blocks_are_read_in_the_prompts_order_on_each_drive(drives):
 def test_nothing_behind_the_first_miss_is_read(drives):
     d = drives()
     d.put(*range(8))
-    d.prefetcher.start()
+    d.start()
     d.look_up(*range(8), tiers=bytes([1, 1, 1, 0, 1, 1, 1, 1]))
     d.look_up(7)  # comes last, so all before it is done
     wait_for(lambda: 7 in d.read and len(d.read) == 4, "the promised ones and the last")
@@ -156,7 +170,7 @@ def test_nothing_behind_the_first_miss_is_read(drives):
 def test_over_the_limit_it_waits_for_the_load(drives):
     d = drives(limit=4 * SIZE)
     d.put(*range(6))
-    d.prefetcher.start()
+    d.start()
     d.look_up(*range(6))
     wait_for(lambda: len(d.read) == 1, "one fits: half the limit is for one tenant, and a block has a header too")
     d.look_up(5, tenant=B)
@@ -172,12 +186,12 @@ def test_a_lookup_never_waits_however_much_is_queued(drives):
     d = drives()
     d.put(1, 2)
     d.pause.clear()
-    d.prefetcher.start()
+    d.start()
     for _ in range(500):
         d.look_up(1, 2)
     wait_for(lambda: d.counted("dropped"), "the rest is dropped")
     assert all(len(lane.prompts) <= 64 for lane in d.prefetcher._lanes.values())
-    assert len(d.prefetcher._asked) <= 64
+    assert d.after.queued <= 64
 
 
 def test_a_slow_drive_is_left_alone(drives):
@@ -189,8 +203,7 @@ def test_a_slow_drive_is_left_alone(drives):
 
     d = drives(read=slow, clock=lambda: now[0])
     d.put(*range(16))
-    d.look_up(*range(16))
-    d.prefetcher._sort(None)
+    d.promise(*range(16))
     d.prefetcher._serve(d.prefetcher._lanes["one"])
     assert len(d.read) == 1
     assert not d.prefetcher._lanes["one"].prompts
@@ -201,8 +214,7 @@ def test_what_waited_too_long_is_not_read(drives):
     now = [0.0]
     d = drives(clock=lambda: now[0])
     d.put(1)
-    d.look_up(1)
-    d.prefetcher._sort(None)
+    d.promise(1)
     now[0] = 3.0
     d.prefetcher._serve(d.prefetcher._lanes[d.drive_of(1)])
     assert d.read == []
@@ -213,7 +225,7 @@ def test_reading_ahead_does_not_count_as_use(drives):
     d = drives()
     d.put(*range(8))
     order = {root.name: list(root._table) for root in d.roots}
-    d.prefetcher.start()
+    d.start()
     d.look_up(*range(8))
     wait_for(lambda: len(d.read) == 8, "all read ahead")
     assert {root.name: list(root._table) for root in d.roots} == order

@@ -88,6 +88,10 @@ class CacheConfig:
     prefetch_bytes: int = _doc(
         "Most bytes that are read ahead after lookups and not yet loaded; 0: nothing is read ahead.", default=512 << 20
     )
+    warm_up_bytes_per_s: int = _doc(
+        "A node that joins copies the hottest blocks of its peers at so many bytes per second; 0: it does not.",
+        default=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -146,10 +150,10 @@ class PoolConfig:
             raise ConfigError("cache: 0 < low_watermark < high_watermark <= 100 must hold")
         if c.max_block_bytes <= 0 or c.block_tokens <= 0 or any(t.capacity_bytes <= 0 for t in self.local):
             raise ConfigError("cache and local: sizes must be above 0")
-        if c.prefetch_bytes < 0:
-            raise ConfigError("cache.prefetch_bytes: must not be below 0")
         if not 1 <= self.peer.streams <= 4:
             raise ConfigError("peer.streams: 1 to 4")
+        if c.prefetch_bytes < 0 or c.warm_up_bytes_per_s < 0:
+            raise ConfigError("cache: prefetch_bytes and warm_up_bytes_per_s must not be below 0")
         if c.write_policy not in ("WriteThrough", "LocalOnly"):
             raise ConfigError(f"cache.write_policy: unknown policy {c.write_policy!r}")
         if self.peer.protocol not in ("Auto", "TCP", "RDMA"):

@@ -21,6 +21,7 @@ Sidecar to sidecar: TCP, mutual proof of the pool's secret, then fixed-size requ
 PEER_RESPONSE and then the block file (header and payload) by sendfile. The side that asks hands the connected socket to
 its client (OPEN, STREAM), which reads the answers straight into the engine's buffer; the client can neither ask
 (it has no session key) nor see another tenant's bytes (a connection serves one client connection only).
+A node that joins asks its peers by HOTTEST which blocks it should copy first (kvpool_sidecar.transport.hottest).
 
 A node admits a bounded number of bytes at once. An OPEN that it turned away is answered by MISS entries that say
 MISS_BUSY. The answer to an OPEN may carry TELL: the client then sends DONE when it has read the blocks, unless another
@@ -112,6 +113,7 @@ class Op(enum.IntEnum):
     RDMA = 16  # between sidecars: what is needed to read from the peer's registered memory
     STAGE = 17  # between sidecars: put the block there
     RELEASE = 18  # between sidecars: it has been read; no answer
+    HOTTEST = 32  # between sidecars: the blocks that are asked for most (kvpool_sidecar.transport.hottest)
     ERROR = 127
 
 

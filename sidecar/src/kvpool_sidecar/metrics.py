@@ -16,6 +16,8 @@ kvpool_sidecar_peer_errors_total         {reason} peers that could not be reache
 kvpool_sidecar_prefetch_total            {result} blocks and bytes read ahead after lookups; of these blocks `used` were
                                          loaded and `unused` not; `cached` were in memory already; `late`, `busy`,
                                          `dropped` were passed over
+kvpool_sidecar_warm_up_total             {result} blocks and bytes copied from peers after joining; `corrupt`,
+                                         `missing`, `refused` were not
 kvpool_sidecar_reports_total             {result} blocks that clients reported corrupt
 kvpool_sidecar_capacity_bytes ... _index_connected   gauges, see /status
 ======================================== ===================================================================
@@ -59,6 +61,7 @@ _COUNTERS = (
         "result",
         "Blocks and bytes read ahead after lookups, and what came of it.",
     ),
+    ("warm_up", "kvpool_sidecar_warm_up", "result", "Blocks and bytes copied from peers after joining."),
     ("reports", "kvpool_sidecar_reports", "result", "Blocks that clients reported as corrupt."),
 )
 _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool.config import PoolConfig
+    from kvpool_sidecar.after_lookup import AfterLookup
     from kvpool_sidecar.copier import Copier
     from kvpool_sidecar.index.announcer import Announcer
     from kvpool_sidecar.index.base import NodeInfo
@@ -125,6 +126,7 @@ class NodeBlocks:
         stats: Stats,
         fetcher: Fetcher | None = None,
         prefetcher: Prefetcher | None = None,
+        after_lookup: AfterLookup | None = None,
     ) -> None:
         self.config = config
         self.fetcher = fetcher
@@ -136,6 +138,7 @@ class NodeBlocks:
         self._copier = copier
         self._inspector = inspector
         self._prefetcher = prefetcher
+        self._after_lookup = after_lookup
 
     def locate(self, tenant: Tenant, idents: Sequence[bytes], timeout_s: float, *, every: bool) -> bytes:
         """The tier of each block; all 0 after the first miss unless `every`.
@@ -182,8 +185,8 @@ class NodeBlocks:
 
     def looked_up(self, tenant: Tenant, idents: Sequence[bytes], tiers: bytes) -> None:
         """The answer of a lookup is out: its blocks will be asked for next. Returns at once."""
-        if self._prefetcher is not None:
-            self._prefetcher.offer(tenant.key, tenant.tag, idents, tiers)
+        if self._after_lookup is not None:
+            self._after_lookup.offer(tenant, idents, tiers)
 
     def open(
         self, tenant: Tenant, idents: Sequence[bytes], flags: int, timeout_s: float, streams: Streams

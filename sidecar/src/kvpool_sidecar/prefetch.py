@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 STEP_BYTES = 128 << 10
 _LOOK_EVERY = 16  # steps: 2 MiB
 _MAX_PROMPTS = 64  # waiting in one queue
-_MAX_BLOCKS = 256  # of one prompt
 _KEEP_S = 5.0
 _STALE_S = 2.0
 _BUSY_S = 0.25  # a hint of 2 MiB that takes so long: the drive has enough to do
@@ -102,24 +101,17 @@ class Prefetcher:
         self._stopping = threading.Event()
         self._lanes = {root.name: _Lane(root.name, root.peek) for root in local.roots}
         self._shared_lane = None if shared is None else _Lane("shared", lambda key: _open_shared(shared, key))
-        self._asked: collections.deque[tuple[Callable[[bytes], bytes], bytes, list[bytes], bytes, float]] = (
-            collections.deque()
-        )
-        self._wake = threading.Condition()
 
     def start(self) -> None:
-        threading.Thread(target=self._run, args=(self._sort, None), name="prefetch", daemon=True).start()
         for lane in self._all_lanes():
-            threading.Thread(
-                target=self._run, args=(self._serve, lane), name=f"prefetch-{lane.name}", daemon=True
-            ).start()
+            threading.Thread(target=self._run, args=(lane,), name=f"prefetch-{lane.name}", daemon=True).start()
 
     def stop(self) -> None:
         """Read no more. A thread may hang on a shared tier that hangs."""
         self._stopping.set()
-        for condition in (self._wake, *(lane.ready for lane in self._all_lanes())):
-            with condition:
-                condition.notify_all()
+        for lane in self._all_lanes():
+            with lane.ready:
+                lane.ready.notify_all()
 
     @property
     def held_bytes(self) -> int:
@@ -127,21 +119,20 @@ class Prefetcher:
         with self._lock:
             return self._window.held_bytes
 
-    def offer(self, key_of: Callable[[bytes], bytes], tenant: bytes, idents: Sequence[bytes], tiers: bytes) -> None:
-        """These were just looked up: `tiers` was the answer. Returns at once.
-
-        Only the blocks before the first miss count, `_MAX_BLOCKS` at most; `key_of` makes a block's key of its ident.
-        """
-        promised = tiers.find(Tier.MISS)
-        count = min(len(tiers) if promised < 0 else promised, _MAX_BLOCKS)
-        if not count:
-            return
-        with self._wake:
-            if len(self._asked) >= _MAX_PROMPTS:
-                self._stats.add("prefetch", "dropped", count)
-                return
-            self._asked.append((key_of, tenant, list(idents[:count]), tiers[:count], self._clock()))
-            self._wake.notify()
+    def promised(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float) -> None:
+        """These will be asked for next, in this order; `tiers` says where they are. See AfterLookup.Listener."""
+        by_lane: dict[str, tuple[_Lane, list[bytes]]] = {}
+        for key, tier in zip(keys, tiers, strict=True):
+            lane = self._lane_of(key, tier)
+            if lane is not None:
+                by_lane.setdefault(lane.name, (lane, []))[1].append(key)
+        for lane, there in by_lane.values():
+            with lane.ready:
+                if len(lane.prompts) >= _MAX_PROMPTS:
+                    self._stats.add("prefetch", "dropped", len(there))
+                    continue
+                lane.prompts.append(_Prompt(tenant, there, asked_at))
+                lane.ready.notify()
 
     def opened(self, keys: Sequence[bytes]) -> None:
         """These are being loaded now: what waits of them is not read ahead any more."""
@@ -154,36 +145,13 @@ class Prefetcher:
     def _all_lanes(self) -> list[_Lane]:
         return [*self._lanes.values(), *([self._shared_lane] if self._shared_lane else [])]
 
-    def _run(self, work: Callable[[_Lane | None], None], lane: _Lane | None) -> None:
+    def _run(self, lane: _Lane) -> None:
         while not self._stopping.is_set():
             try:
-                work(lane)
+                self._serve(lane)
             except Exception:
                 log.exception("reading ahead")
                 self._stopping.wait(1.0)
-
-    # -- which drive
-
-    def _sort(self, _: _Lane | None) -> None:
-        with self._wake:
-            while not self._asked and not self._stopping.is_set():
-                self._wake.wait()
-            if self._stopping.is_set():
-                return
-            key_of, tenant, idents, tiers, asked_at = self._asked.popleft()
-        by_lane: dict[str, tuple[_Lane, list[bytes]]] = {}
-        for ident, tier in zip(idents, tiers, strict=True):
-            key = key_of(ident)
-            lane = self._lane_of(key, tier)
-            if lane is not None:
-                by_lane.setdefault(lane.name, (lane, []))[1].append(key)
-        for lane, keys in by_lane.values():
-            with lane.ready:
-                if len(lane.prompts) >= _MAX_PROMPTS:
-                    self._stats.add("prefetch", "dropped", len(keys))
-                    continue
-                lane.prompts.append(_Prompt(tenant, keys, asked_at))
-                lane.ready.notify()
 
     def _lane_of(self, key: bytes, tier: int) -> _Lane | None:
         if tier == Tier.SHARED:
@@ -191,11 +159,8 @@ class Prefetcher:
         root = self._local.root_of(key) if tier == Tier.LOCAL else None
         return None if root is None else self._lanes[root.name]
 
-    # -- one drive
-
-    def _serve(self, lane: _Lane | None) -> None:
+    def _serve(self, lane: _Lane) -> None:
         """Read the next block, or wait."""
-        assert lane is not None  # noqa: S101
         with lane.ready:
             while not lane.prompts and not self._stopping.is_set():
                 lane.ready.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Limits", "excess", "overshoot", "pending_limit", "reserve", "shortage"]
+__all__ = ["Limits", "excess", "overshoot", "pending_limit", "reserve", "shortage", "spare"]
 
 
 class Limits(NamedTuple):
@@ -38,6 +38,11 @@ def reserve(fs_total: int, limits: Limits) -> int:
 def shortage(fs_free: int, fs_total: int, need: int, limits: Limits) -> int:
     """Bytes to evict so that the reserve is still free after `need` more."""
     return max(0, need + reserve(fs_total, limits) - fs_free)
+
+
+def spare(used: int, fs_free: int, fs_total: int, limits: Limits) -> int:
+    """Bytes that may come, and nothing need go for long; below 0: too much is there. `used`: with what is promised."""
+    return min(limits.capacity * limits.low_percent // 100 - used, fs_free - reserve(fs_total, limits))
 
 
 def pending_limit(capacity: int) -> int:

@@ -44,6 +44,7 @@ class StatusReport:
         congestion_control: str,
         rdma: RdmaParts,
         admission: Admission,
+        warm_up: Callable[[], dict[str, Any]],
         stats: Stats,
         ready: Callable[[], bool],
     ) -> None:
@@ -59,6 +60,7 @@ class StatusReport:
         self._congestion_control = congestion_control
         self._rdma = rdma
         self._admission = admission
+        self._warm_up = warm_up
         self.stats = stats
         self.ready = ready
 
@@ -107,6 +109,7 @@ class StatusReport:
             "rdma": self.stats.whole("rdma"),
             "prefetch": self.stats.whole("prefetch"),
             "admission": self._admission.status(),
+            "warm_up": self._warm_up(),
             "congestion_control": self._congestion_control,
             "fingerprints": self._fingerprints.latest(),
         }

@@ -50,6 +50,7 @@ __all__ = [
     "SharedPath",
     "StoreTime",
     "TierName",
+    "WarmUpBandwidth",
 ]
 
 HTTP_PORT: Final = 7422
@@ -150,6 +151,9 @@ ResourceName = matching(
 HostMemory = bytes_between("16Mi", "16Ti", "give hostMemory from 16Mi to 16Ti, such as 4Gi")
 Bandwidth = bytes_between("1M", "1T", "give expectedBandwidth in bytes per second from 1M to 1T, such as 1G")
 ReadAhead = bytes_between("0", "64Gi", "give prefetch.limit from 0 (off) to 64Gi, such as 512Mi")
+WarmUpBandwidth = bytes_between(
+    "0", "100Gi", "give warmUp.bandwidth in bytes per second from 0 (off) to 100Gi, such as 100Mi"
+)
 LookupTime = duration_between("1ms", "1s", "give a time from 1ms to 1s, such as 20ms: the engine waits for it")
 LoadTime = duration_between("1ms", "1m", "give loadDeadline from 1ms to 1m, such as 100ms: the engine waits for it")
 StoreTime = duration_between("100ms", "10m", "give storeDeadline from 100ms to 10m, such as 10s")

@@ -75,6 +75,7 @@ def to_pool_config(
             high_watermark=eviction.high_watermark,
             low_watermark=eviction.low_watermark,
             prefetch_bytes=to_bytes(spec.cache.prefetch.limit),
+            warm_up_bytes_per_s=to_bytes(spec.cache.warm_up.bandwidth),
         ),
         peer=PeerConfig(
             port=spec.transport.port,

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.index.record import Record
 
-__all__ = ["MAX_NODE", "Answer", "Index", "IndexFullError", "NodeInfo"]
+__all__ = ["MAX_MEMBERS", "MAX_NODE", "Answer", "Index", "IndexFullError", "NodeInfo"]
 
 MAX_NODE = 0xFFFF
+MAX_MEMBERS = 1024
 _MAX_TEXT = 253
 
 
@@ -97,6 +98,10 @@ class Index(abc.ABC):
     def nodes(self, numbers: Sequence[int]) -> Mapping[int, NodeInfo]:
         """Those of the nodes whose lease holds. One round trip."""
         return self.ask((), numbers).nodes
+
+    def members(self) -> list[NodeInfo]:
+        """The nodes whose lease holds, this one too, at most MAX_MEMBERS. Slow: for the background."""
+        return list(self.nodes(range(1, MAX_MEMBERS + 1)).values())
 
     def warm(self, connections: int) -> None:  # noqa: B027 - nothing to do is a fine default
         """Have so many connections ready, so that no lookup pays for making one."""

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
+from kvpool_sidecar.index.base import MAX_MEMBERS, MAX_NODE, Answer, Index, NodeInfo
 from kvpool_sidecar.index.record import Record, entry_name
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ class MemoryIndex(Index):
             self._leases[number] = (info, self._clock() + self._lease_s)
             self._epoch = self._epoch or secrets.token_hex(8)
             return self._epoch
+
+    def members(self) -> list[NodeInfo]:
+        with self._lock:
+            alive = [info for info, until in self._leases.values() if until > self._clock()]
+        return alive[:MAX_MEMBERS]
 
     def leave(self, number: int, info: NodeInfo) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from kvpool import index_url
 from kvpool.errors import RetryableError
-from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
+from kvpool_sidecar.index.base import MAX_MEMBERS, MAX_NODE, Answer, Index, NodeInfo
 from kvpool_sidecar.index.link import Broken, Login, Refusal
 from kvpool_sidecar.index.record import Record, entry_name, pack, unpack
 from kvpool_sidecar.index.servers import Servers
@@ -36,6 +36,7 @@ __all__ = ["RedisIndex"]
 
 _NAME_TTL_MS = 30 * 24 * 3600 * 1000
 _MAX_TRIES = 64
+_MEMBERS_AT_ONCE = 1024
 _TIMEOUT_S = 0.5
 _SLOW_TIMEOUT_S = 2.0
 
@@ -214,6 +215,18 @@ class RedisIndex(Index):
             elif value is not None and (info := NodeInfo.loads(value)) is not None:
                 nodes[number] = info
         return Answer(records, nodes, frozenset(untold))
+
+    def members(self) -> list[NodeInfo]:
+        """See Index. Numbers are taken one after the other, so the counter bounds them."""
+        (count,) = self._servers.run([(b"GET", b"nodes")])
+        last = int(count or 0)
+        numbers = range(1, MAX_NODE + 1) if last >= MAX_NODE else range(1, last + 2)
+        found: list[NodeInfo] = []
+        for at in range(0, len(numbers), _MEMBERS_AT_ONCE):
+            found += self.nodes(numbers[at : at + _MEMBERS_AT_ONCE]).values()
+            if len(found) >= MAX_MEMBERS:
+                break
+        return found[:MAX_MEMBERS]
 
     def warm(self, connections: int) -> None:
         self._servers.warm(connections)

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from kvpool import keys
 from kvpool.errors import ConfigError, RefusedError
 from kvpool_sidecar.admission import Admission
+from kvpool_sidecar.after_lookup import AfterLookup, Listener
 from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.copier import Copier
 from kvpool_sidecar.guard import Guard
 from kvpool_sidecar.health import HealthServer
+from kvpool_sidecar.heat import Heat
 from kvpool_sidecar.index.announcer import Announcer
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.directory import PeerDirectory
@@ -40,11 +42,13 @@ from kvpool_sidecar.status import StatusReport
 from kvpool_sidecar.store.local import open_local
 from kvpool_sidecar.store.root import Events
 from kvpool_sidecar.store.shared import SharedStore
+from kvpool_sidecar.transport import hottest
 from kvpool_sidecar.transport.peer_link import PeerLink, dial
 from kvpool_sidecar.transport.peer_server import PeerServer
 from kvpool_sidecar.transport.rdma import parts as rdma
 from kvpool_sidecar.transport.spares import Spares
 from kvpool_sidecar.unixsock import listen_at
+from kvpool_sidecar.warm_up import WarmUp
 
 if TYPE_CHECKING:
     import socket
@@ -57,6 +61,7 @@ __all__ = ["App", "serve"]
 log = logging.getLogger(__name__)
 
 _HOUSEKEEPING_S = 2.0
+_DATA_REQUESTS = ("open", "begin")
 _DRAIN_S = 2.0
 _INDEX_THREADS, _INDEX_BACKLOG = 8, 64
 _POD_SHARE = 4  # one pod's unfinished writes may take a quarter of the capacity
@@ -125,6 +130,7 @@ class App:
         cc = config.peer.congestion_control
         self._dial = Spares(functools.partial(_dial, secret, cc), config.peer.streams)
         made.callback(self._dial.close)
+        self._heat = Heat() if config.cache.warm_up_bytes_per_s else None
         self._rdma = rdma.make(config.peer, settings.node, self._local, self._dial, self._stats)
         made.callback(self._rdma.close)
         self._peer_server = PeerServer(
@@ -136,6 +142,7 @@ class App:
             congestion_control=cc,
             lane=self._admission.peers,
             staging=self._rdma.staging,
+            hottest=self._tell_hottest,
             on_absent=lambda key: self._announcer.withdraw([key]),
         )
         made.callback(self._peer_server.stop)
@@ -161,7 +168,31 @@ class App:
             on_renewed=self._peers.refresh,
         )
         made.callback(self._announcer.stop)
+        self._warm_up = self._make_warm_up(index, info)
         self._events.announcer = self._announcer
+
+    def _make_warm_up(self, index: Index, own: NodeInfo) -> WarmUp | None:
+        config = self._config
+        if not config.cache.warm_up_bytes_per_s or not config.index.url:
+            return None
+        return WarmUp(
+            self._local,
+            own,
+            index.members,
+            self._peers.locate,
+            self._dial,
+            bytes_per_s=config.cache.warm_up_bytes_per_s,
+            max_block_bytes=config.cache.max_block_bytes,
+            ready=lambda: self._local.scanned and self._announcer.status().connected,
+            requests=lambda: sum(n for op, n in self._stats.family("requests").items() if op in _DATA_REQUESTS),
+            stats=self._stats,
+            on_stored=self._announcer.announce,
+            on_corrupt=lambda key: self._inspector.offer(key),
+        )
+
+    def _tell_hottest(self, request: bytes) -> bytes:
+        heat = self._heat.hottest if self._heat is not None else lambda _count, _now: []
+        return hottest.answer(heat, self._local.payload_len, self._local.usage, request)
 
     def _make_index(self) -> Index:
         config = self._config.index
@@ -182,6 +213,10 @@ class App:
         if self._config.cache.prefetch_bytes:
             self._prefetcher = Prefetcher(self._local, self._shared, self._config.cache.prefetch_bytes, self._stats)
             made.callback(self._prefetcher.stop)
+        self._after_lookup = AfterLookup(self._lookup_listeners(), self._stats)
+        made.callback(self._after_lookup.stop)
+        if self._warm_up is not None:
+            made.callback(self._warm_up.stop)
         self._node = NodeBlocks(
             self._config,
             self._local,
@@ -193,6 +228,7 @@ class App:
             self._stats,
             self._rdma.fetcher,
             self._prefetcher,
+            self._after_lookup,
         )
         self._listeners = PodListeners(self._new_session, self._stats)
         made.callback(self._listeners.stop, _DRAIN_S)
@@ -214,11 +250,20 @@ class App:
             congestion_control=self._peer_server.congestion_control,
             rdma=self._rdma,
             admission=self._admission,
+            warm_up=self._warm_up.status if self._warm_up is not None else lambda: {"state": "off"},
             stats=self._stats,
             ready=lambda: self._serving,
         )
         self._health = HealthServer(settings.address, self._config.http_port, report, Metrics(report))
         made.callback(self._health.stop)
+
+    def _lookup_listeners(self) -> list[Listener]:
+        listeners: list[Listener] = []
+        if self._prefetcher is not None:
+            listeners.append(self._prefetcher.promised)
+        if (heat := self._heat) is not None:
+            listeners.append(lambda _tenant, keys, _tiers, asked_at: heat.found(keys, asked_at))
+        return listeners
 
     def start(self) -> None:
         """Serve. Returns at once."""
@@ -230,6 +275,9 @@ class App:
             self._copier.start()
         if self._prefetcher is not None:
             self._prefetcher.start()
+        self._after_lookup.start()
+        if self._warm_up is not None:
+            self._warm_up.start()
         threading.Thread(target=self._housekeep, name="housekeeping", daemon=True).start()
         if self._shared is not None:
             threading.Thread(target=self._housekeep_shared, name="housekeeping-shared", daemon=True).start()

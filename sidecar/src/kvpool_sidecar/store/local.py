@@ -59,6 +59,14 @@ class LocalStore(Store):
         home = self._home(key)
         return next((root for root in (home, *self.roots) if root.has(key)), None)
 
+    def payload_len(self, key: bytes) -> int:
+        """Of a block whose drive has been scanned; 0 if it is not here."""
+        return next((n for root in self.roots if (n := root.payload_len(key))), 0)
+
+    def spare_for(self, key: bytes) -> int:
+        """Bytes that the block's drive can take before anything must go."""
+        return self._home(key).spare_bytes()
+
     def quarantine(self, key: bytes) -> bool:
         return sum(root.quarantine(key) for root in self.roots) > 0  # all of them, not any
 

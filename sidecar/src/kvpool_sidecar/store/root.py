@@ -133,6 +133,21 @@ class Root(Store):
         except OSError:
             return -1
 
+    def payload_len(self, key: bytes) -> int:
+        """As the table knows it; 0 if the block is not here."""
+        with self._lock:
+            entry = self._table.get(key)
+        return 0 if entry is None or self.breaker.is_open else entry.payload_len
+
+    def spare_bytes(self) -> int:
+        """Bytes that fit below the low watermark and beside the file system's reserve; 0 or less: none."""
+        if self.breaker.is_open or not self.scanned:
+            return 0
+        info = os.fstatvfs(self._dir.blocks)
+        with self._lock:
+            used = self._used_bytes() + self._pending_bytes
+        return quota.spare(used, info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, self._limits)
+
     def usage(self) -> Usage:
         with self._lock:
             return Usage(self._limits.capacity, self._used_bytes(), len(self._table))

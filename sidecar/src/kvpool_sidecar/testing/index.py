@@ -32,6 +32,14 @@ class IndexContract:
         assert index.join(A._replace(host="127.0.0.9")) == a
         assert index.nodes([a])[a].host == "127.0.0.9"
 
+    def test_the_members_are_those_whose_lease_holds(self, index: Index) -> None:
+        assert index.members() == []
+        index.join(A)
+        b = index.join(B)
+        assert sorted(index.members()) == [A, B]
+        index.leave(b, B)
+        assert index.members() == [A]
+
     def test_a_number_that_another_node_holds_cannot_be_renewed(self, index: Index) -> None:
         a, b = index.join(A), index.join(B)
         assert index.renew(a, A)

@@ -82,6 +82,10 @@ class PeerLink:
             raise ProtocolError("the peer says too much")
         return tcp.receive(self._socket, size, deadline) if size else None
 
+    def receive_into(self, view: memoryview, deadline: float) -> None:
+        """Fill `view` with what comes next; for who reads by itself. DeadlineExceededError, ProtocolError, OSError."""
+        tcp.receive_into(self._socket, view, deadline)
+
     def close(self) -> None:
         """End the connection for both who hold it."""
         with contextlib.suppress(OSError):

@@ -51,6 +51,7 @@ class PeerServer:
         congestion_control: str = "",
         staging: Staging | None = None,
         lane: Lane | None = None,
+        hottest: Callable[[bytes], bytes] = lambda _request: b"",
         on_absent: Callable[[bytes], None] = lambda _key: None,
     ) -> None:
         self._listener = tcp.listen(host, port)
@@ -63,6 +64,7 @@ class PeerServer:
         self._on_absent = on_absent
         self._lane = lane if lane is not None else Lane(PEER_BYTES)
         self._staging = staging
+        self._hottest = hottest
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._unproven = 0
@@ -140,15 +142,22 @@ class PeerServer:
             magic, op, flags, _, number, key, mac = wire.PEER_REQUEST.unpack(request)
             expected = wire.peer_request_mac(session_key, sequence, key)
             genuine = number == sequence and hmac.compare_digest(mac, expected)
-            if magic != wire.MAGIC or op not in (wire.Op.OPEN, *rdma.OPERATIONS) or not genuine:
+            if magic != wire.MAGIC or op not in (wire.Op.OPEN, wire.Op.HOTTEST, *rdma.OPERATIONS) or not genuine:
                 self._stats.add("refused", "peer-request")
                 return
             sequence += 1
             sock.settimeout(None)  # sendfile needs a blocking socket; the kernel ends a stuck one
             if op == wire.Op.OPEN:
                 self._answer(sock, host, key, verify=bool(flags & wire.Flag.VERIFY))
+            elif op == wire.Op.HOTTEST:
+                self._tell_hottest(sock, key)
             elif answer := rdma.answer(op, key):
                 sock.sendall(answer)
+
+    def _tell_hottest(self, sock: socket.socket, request: bytes) -> None:
+        body = self._hottest(request)
+        status = wire.PeerStatus.OK if body else wire.PeerStatus.MISS
+        sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body)
 
     def _answer(self, sock: socket.socket, host: str, key: bytes, *, verify: bool) -> None:
         if verify:

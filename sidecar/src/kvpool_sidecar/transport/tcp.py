@@ -24,6 +24,7 @@ __all__ = [
     "prove_as_client",
     "prove_as_server",
     "receive",
+    "receive_into",
     "received",
     "set_send_timeout",
 ]
@@ -78,9 +79,14 @@ def set_send_timeout(sock: socket.socket, seconds: float) -> None:
 def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
     """Exactly `size` bytes by `deadline` (monotonic). DeadlineExceededError, ProtocolError at an early end."""
     data = bytearray(size)
-    view = memoryview(data)
+    receive_into(sock, memoryview(data), deadline)
+    return bytes(data)
+
+
+def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None:
+    """Fill `view`, like `receive`."""
     got = 0
-    while got < size:
+    while got < len(view):
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise DeadlineExceededError("the peer is silent")
@@ -92,7 +98,6 @@ def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
         if n == 0:
             raise ProtocolError("the peer closed the connection")
         got += n
-    return bytes(data)
 
 
 def prove_as_client(sock: socket.socket, secret: bytes, deadline: float) -> bytes:

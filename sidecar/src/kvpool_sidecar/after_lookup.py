@@ -1,0 +1,87 @@
+"""What follows a lookup, off its path: a thread that tells others which blocks of a prompt were found.
+
+The queue is short; what does not fit is left out. Only the blocks before the first miss count, and of a long prompt the
+first `MAX_BLOCKS`.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from kvpool.wire import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvpool_sidecar.server.auth import Tenant
+    from kvpool_sidecar.stats import Stats
+
+__all__ = ["MAX_BLOCKS", "AfterLookup", "Listener"]
+
+log = logging.getLogger(__name__)
+
+MAX_BLOCKS = 256
+_MAX_QUEUED = 64
+
+
+class Listener(Protocol):
+    """`keys` in the prompt's order, the tier of each, and when the answer went out (monotonic). Must not block."""
+
+    def __call__(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float, /) -> None: ...
+
+
+class AfterLookup:
+    """Thread-safe."""
+
+    def __init__(self, listeners: Sequence[Listener], stats: Stats) -> None:
+        self._listeners = listeners
+        self._stats = stats
+        self._queue: collections.deque[tuple[Tenant, list[bytes], bytes, float]] = collections.deque()
+        self._ready = threading.Condition()
+        self._stopping = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="after-lookup", daemon=True).start()
+
+    def stop(self) -> None:
+        """What is queued is forgotten."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify_all()
+
+    @property
+    def queued(self) -> int:
+        with self._ready:
+            return len(self._queue)
+
+    def offer(self, tenant: Tenant, idents: Sequence[bytes], tiers: bytes) -> None:
+        """These were just looked up, and `tiers` was the answer. Returns at once."""
+        promised = tiers.find(Tier.MISS)
+        count = min(len(tiers) if promised < 0 else promised, MAX_BLOCKS)
+        if not count:
+            return
+        with self._ready:
+            if len(self._queue) < _MAX_QUEUED:
+                self._queue.append((tenant, list(idents[:count]), tiers[:count], time.monotonic()))
+                self._ready.notify()
+                return
+        self._stats.add("prefetch", "dropped", count)
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                while not self._queue and not self._stopping:
+                    self._ready.wait()
+                if self._stopping:
+                    return
+                tenant, idents, tiers, asked_at = self._queue.popleft()
+            try:
+                keys = [tenant.key(ident) for ident in idents]
+                for listener in self._listeners:
+                    listener(tenant.tag, keys, tiers, asked_at)
+            except Exception:
+                log.exception("after a lookup")
