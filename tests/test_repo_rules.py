@@ -74,7 +74,8 @@ def test_nothing_from_outside_can_execute(pattern: str):
     [
         ("kopf", "operator/src/kvpool_operator/handlers.py"),
         ("kubernetes", "operator/src/kvpool_operator/kube.py"),
-        ("redis", "sidecar/src/kvpool_sidecar/index/redis.py"),
+        ("nixl_cu12", "sidecar/src/kvpool_sidecar/transport/rdma/agent.py"),
+        ("redis", "sidecar/src/kvpool_sidecar/index/link.py"),
     ],
 )
 def test_each_big_dependency_is_imported_in_one_module(module: str, home: str):
