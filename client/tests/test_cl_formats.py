@@ -161,6 +161,7 @@ def test_config_fills_in_defaults() -> None:
         ({"http_port": True}, "http_port"),
         ({"cache": {"low_watermark": 90}}, "watermark"),
         ({"cache": {"write_policy": "Never"}}, "write_policy"),
+        ({"cache": {"compression": "Gzip"}}, "compression"),
         ({"version": 2}, "version"),
     ],
 )

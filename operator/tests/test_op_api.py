@@ -30,6 +30,7 @@ BY_SCHEMA = {
     "no_tier": "at least 1 item",
     "tier_name_twice": "a name of its own",
     "tier_of_unknown_kind": "no such field",
+    "codec_unknown": "'None', 'Zstd' or 'LZ4'",
     "write_policy_unknown": "'WriteThrough' or 'LocalOnly'",
 }
 

@@ -8,17 +8,17 @@ offset bytes field
 ====== ===== ==========================================================================
      0     8 magic `KVPOOLB1`
      8     2 format version (1)
-    10     1 codec (0 = none)
+    10     1 codec (0 = none, 1 = zstd frame, 2 = lz4 frame; only on shared tiers, and never seen by a client)
     11     1 payload checksum algorithm (1 = xxh3_128)
     12     4 flags (0)
     16     8 payload length in bytes
-    24     8 stored length in bytes (equals the payload length while codec is 0)
+    24     8 stored length in bytes (equals the payload length while codec is 0, else it is less)
     32     8 created at, Unix milliseconds
     40    32 key        (kvpool.keys.key)
     72    32 ident      (kvpool.keys.ident)
    104    32 fingerprint
    136    16 tenant tag
-   152    16 payload checksum, big-endian digest of the payload bytes
+   152    16 payload checksum, big-endian digest of the payload bytes as they were before the codec
   4080    16 BLAKE2b-128 of bytes 0..4079
 ====== ===== ==========================================================================
 
@@ -46,7 +46,9 @@ except ImportError:  # the sidecar verifies for a client that cannot (kvpool.wir
 __all__ = [
     "CAN_CHECKSUM",
     "CHECKSUM_XXH3_128",
+    "CODEC_LZ4",
     "CODEC_NONE",
+    "CODEC_ZSTD",
     "FORMAT_VERSION",
     "HEADER_BYTES",
     "MAGIC",
@@ -63,6 +65,8 @@ MAGIC = b"KVPOOLB1"
 FORMAT_VERSION = 1
 HEADER_BYTES = 4096
 CODEC_NONE = 0
+CODEC_ZSTD = 1
+CODEC_LZ4 = 2
 CHECKSUM_XXH3_128 = 1
 CAN_CHECKSUM: bool = _xxh3_128 is not None
 
@@ -130,8 +134,11 @@ def encode_header(header: BlockHeader) -> bytes:
     return body + hashlib.blake2b(body, digest_size=16).digest()
 
 
-def decode_header(data: bytes | bytearray | memoryview, *, where: str = "") -> BlockHeader:
-    """Read a header back. CorruptBlockError if it is torn, foreign or of a version this build cannot read."""
+def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", packed: bool = False) -> BlockHeader:
+    """Read a header back. CorruptBlockError if it is torn, foreign or of a version this build cannot read.
+
+    `packed`: the reader can decompress; without it a compressed block is one that this build cannot read.
+    """
     if len(data) != HEADER_BYTES:
         raise CorruptBlockError("block header is truncated", where=where)
     if hashlib.blake2b(data[:_SUM_AT], digest_size=16).digest() != bytes(data[_SUM_AT:]):
@@ -141,7 +148,9 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "") -> B
     )
     if magic != MAGIC or version != FORMAT_VERSION or flags != 0:
         raise CorruptBlockError(f"not a block of format {FORMAT_VERSION}", where=where)
-    if codec != CODEC_NONE or alg != CHECKSUM_XXH3_128 or stored_len != payload_len:
+    plain = codec == CODEC_NONE and stored_len == payload_len
+    squeezed = packed and codec in (CODEC_ZSTD, CODEC_LZ4) and 0 < stored_len < payload_len
+    if alg != CHECKSUM_XXH3_128 or not (plain or squeezed):
         raise CorruptBlockError("block uses a codec or checksum this build cannot read", key=key.hex(), where=where)
     return BlockHeader(key, ident, fp, tag, payload_len, psum, created, stored_len, codec, alg)
 

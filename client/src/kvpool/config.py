@@ -88,6 +88,10 @@ class CacheConfig:
     prefetch_bytes: int = _doc(
         "Most bytes that are read ahead after lookups and not yet loaded; 0: nothing is read ahead.", default=512 << 20
     )
+    compression: str = _doc(
+        "None, Zstd or LZ4: how new blocks are compressed on a shared directory. Blocks of every codec are read.",
+        default="None",
+    )
     warm_up_bytes_per_s: int = _doc(
         "A node that joins copies the hottest blocks of its peers at so many bytes per second; 0: it does not.",
         default=0,
@@ -154,6 +158,8 @@ class PoolConfig:
             raise ConfigError("peer.streams: 1 to 4")
         if c.prefetch_bytes < 0 or c.warm_up_bytes_per_s < 0:
             raise ConfigError("cache: prefetch_bytes and warm_up_bytes_per_s must not be below 0")
+        if c.compression not in ("None", "Zstd", "LZ4"):
+            raise ConfigError(f"cache.compression: unknown codec {c.compression!r}")
         if c.write_policy not in ("WriteThrough", "LocalOnly"):
             raise ConfigError(f"cache.write_policy: unknown policy {c.write_policy!r}")
         if self.peer.protocol not in ("Auto", "TCP", "RDMA"):

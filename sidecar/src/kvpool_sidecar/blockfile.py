@@ -28,22 +28,29 @@ _buffers = threading.local()
 
 
 class Expect(NamedTuple):
-    """What a block must say of itself; None: anything."""
+    """What a block must say of itself; None: anything. `packed`: it may be compressed."""
 
     ident: bytes | None = None
     tenant_tag: bytes | None = None
+    packed: bool = False
 
 
 ANYTHING = Expect()
 
 
-def read_header(fd: int, key: bytes, payload_len: int, expect: Expect = ANYTHING) -> block.BlockHeader:
-    """Header of the file `fd`, which must be of `key` and have exactly `payload_len`. CorruptBlockError otherwise."""
+def read_header(fd: int, key: bytes, stored_len: int, expect: Expect = ANYTHING) -> block.BlockHeader:
+    """Header of the file `fd`, which must be of `key` and have exactly `stored_len` bytes behind it.
+
+    That is the payload's length unless the block is compressed. CorruptBlockError otherwise.
+    """
     size = os.fstat(fd).st_size
-    if size != block.HEADER_BYTES + payload_len:
+    if size != block.HEADER_BYTES + stored_len:
         raise CorruptBlockError(f"block file has {size} bytes", key=key.hex())
-    header = block.decode_header(os.pread(fd, block.HEADER_BYTES, 0), where=key.hex()[:16])
-    block.require(header, key=key, ident=expect.ident, tenant_tag=expect.tenant_tag, payload_len=payload_len)
+    where = key.hex()[:16]
+    header = block.decode_header(os.pread(fd, block.HEADER_BYTES, 0), where=where, packed=expect.packed)
+    block.require(header, key=key, ident=expect.ident, tenant_tag=expect.tenant_tag)
+    if header.stored_len != stored_len:
+        raise CorruptBlockError("block has another length", key=key.hex(), where=where)
     return header
 
 

@@ -18,6 +18,8 @@ kvpool_sidecar_prefetch_total            {result} blocks and bytes read ahead af
                                          `dropped` were passed over
 kvpool_sidecar_warm_up_total             {result} blocks and bytes copied from peers after joining; `corrupt`,
                                          `missing`, `refused` were not
+kvpool_sidecar_compression_total         {what} blocks compressed, incompressible and decompressed; raw-bytes became
+                                         stored-bytes
 kvpool_sidecar_reports_total             {result} blocks that clients reported corrupt
 kvpool_sidecar_capacity_bytes ... _index_connected   gauges, see /status
 ======================================== ===================================================================
@@ -62,6 +64,7 @@ _COUNTERS = (
         "Blocks and bytes read ahead after lookups, and what came of it.",
     ),
     ("warm_up", "kvpool_sidecar_warm_up", "result", "Blocks and bytes copied from peers after joining."),
+    ("compression", "kvpool_sidecar_compression", "what", "Blocks and bytes compressed for the shared tier."),
     ("reports", "kvpool_sidecar_reports", "result", "Blocks that clients reported as corrupt."),
 )
 _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (

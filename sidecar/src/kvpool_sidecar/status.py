@@ -110,6 +110,7 @@ class StatusReport:
             "prefetch": self.stats.whole("prefetch"),
             "admission": self._admission.status(),
             "warm_up": self._warm_up(),
+            "compression": self.stats.whole("compression"),
             "congestion_control": self._congestion_control,
             "fingerprints": self._fingerprints.latest(),
         }

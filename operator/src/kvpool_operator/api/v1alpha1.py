@@ -273,6 +273,16 @@ class WarmUp(Model):
     it off."""
 
 
+class Compression(Model):
+    """Whether blocks are compressed where they are shared."""
+
+    codec: Literal["None", "Zstd", "LZ4"] = "None"
+    """How new blocks are compressed on their way to a shared directory. Drives of nodes and the way between nodes are
+    never compressed. It saves space and bandwidth there and costs processor time on the nodes; KV cache shrinks little:
+    docs/compression.md has figures. It can be changed at any time: blocks of every codec are read. A compressed block
+    that is asked for is decompressed into the node's local tier."""
+
+
 class Cache(Model):
     """What a block is, where it goes and when it leaves."""
 
@@ -288,6 +298,8 @@ class Cache(Model):
     """Where a new block goes."""
     eviction: Eviction = section(Eviction)
     """How room is made on each node."""
+    compression: Compression = section(Compression)
+    """Whether blocks are compressed where they are shared."""
     prefetch: Prefetch = section(Prefetch)
     """What is read ahead after a lookup."""
     warm_up: WarmUp = section(WarmUp)

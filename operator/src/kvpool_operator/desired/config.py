@@ -74,6 +74,7 @@ def to_pool_config(
             eviction_policy=eviction.policy,
             high_watermark=eviction.high_watermark,
             low_watermark=eviction.low_watermark,
+            compression=spec.cache.compression.codec,
             prefetch_bytes=to_bytes(spec.cache.prefetch.limit),
             warm_up_bytes_per_s=to_bytes(spec.cache.warm_up.bandwidth),
         ),

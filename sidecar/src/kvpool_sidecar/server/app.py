@@ -17,6 +17,7 @@ from kvpool.errors import ConfigError, RefusedError
 from kvpool_sidecar.admission import Admission
 from kvpool_sidecar.after_lookup import AfterLookup, Listener
 from kvpool_sidecar.breaker import Breaker
+from kvpool_sidecar.codec import CODECS
 from kvpool_sidecar.copier import Copier
 from kvpool_sidecar.guard import Guard
 from kvpool_sidecar.health import HealthServer
@@ -40,6 +41,7 @@ from kvpool_sidecar.shared_tier import SharedTier
 from kvpool_sidecar.stats import Stats
 from kvpool_sidecar.status import StatusReport
 from kvpool_sidecar.store.local import open_local
+from kvpool_sidecar.store.packed import PackedStore
 from kvpool_sidecar.store.root import Events
 from kvpool_sidecar.store.shared import SharedStore
 from kvpool_sidecar.transport import hottest
@@ -112,11 +114,18 @@ class App:
         if config.shared is not None:
             path = config.shared.path
             self._shared = SharedTier(
-                SharedStore(
-                    path,
-                    pool_uid=config.uid,
-                    capacity_bytes=config.shared.capacity_bytes,
-                    read_path=settings.read_path(path),
+                PackedStore(
+                    SharedStore(
+                        path,
+                        pool_uid=config.uid,
+                        capacity_bytes=config.shared.capacity_bytes,
+                        read_path=settings.read_path(path),
+                    ),
+                    self._local,
+                    codec=CODECS[config.cache.compression],
+                    max_payload=config.cache.max_block_bytes,
+                    kept=lambda key, payload_len: self._announcer.announce(key, payload_len),
+                    count=functools.partial(self._stats.add, "compression"),
                 )
             )
             made.callback(self._shared.close)
