@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 PORT, SENTINEL_PORT = 16379, 16380
 PASSWORD = "index password"
 ACL = (
-    "on >{password} resetchannels ~b* ~n:* ~N:* ~nodes ~epoch* -@all +auth +select +ping +get +mget +set +append +del "
-    "+incrby +pexpire +watch +unwatch +multi +exec +discard +info +asking +cluster|slots"
+    "on >{password} resetchannels ~b* ~n:* ~N:* ~s:* ~nodes ~epoch* -@all +auth +select +ping +get +mget +set +append "
+    "+del +incrby +pexpire +watch +unwatch +multi +exec +discard +scan +info +asking +cluster|slots"
 )
 """The rights that docs/index.md tells users to give."""
 

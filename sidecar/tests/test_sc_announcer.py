@@ -12,7 +12,7 @@ from kvpool.errors import RetryableError
 from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.guard import Guard
 from kvpool_sidecar.index.announcer import Announcer
-from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.index.base import IndexFullError, NodeInfo
 from kvpool_sidecar.index.directory import PeerDirectory
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
@@ -28,7 +28,7 @@ class CountingIndex(MemoryIndex):
 
     def __init__(self, **kw):
         super().__init__(**kw)
-        self.away = False
+        self.away = self.full = False
         self.asked = self.located = 0
         self.questions: list[int] = []
         self.batches: list[int] = []
@@ -50,6 +50,8 @@ class CountingIndex(MemoryIndex):
 
     def announce(self, blocks):
         self._check()
+        if blocks and self.full:
+            raise IndexFullError("full")
         if blocks:
             self.batches.append(len(blocks))
         super().announce(blocks)
@@ -155,6 +157,37 @@ def test_announcing_everything_goes_at_a_bounded_rate(index, store, announcer):
     wait_for(lambda: sum(index.batches) >= 600, "all announced")
     assert max(index.batches) <= 256
     assert time.monotonic() - started >= 0.19  # two pauses of a tenth
+
+
+def test_the_more_nodes_the_slower_each_announces(index, store, announcer):
+    for n in range(600):
+        put(store, n, 100)
+    started = time.monotonic()
+    announcer(keys_per_s=25600, nodes=lambda: 10)
+    wait_for(lambda: sum(index.batches) >= 600, "all announced")
+    assert time.monotonic() - started >= 0.19
+
+
+def test_while_the_index_is_full_what_goes_is_told_and_what_comes_is_told_later(index, store, announcer, monkeypatch):
+    monkeypatch.setattr("kvpool_sidecar.index.announcer._FULL_S", 0.2)
+    put(store, 1)
+    one = announcer()
+    wait_for(lambda: one.status().announced == 1, "announced")
+    index.full = True
+    put(store, 2)
+    one.announce(key(2), 20_000)
+    wait_for(lambda: one.status().full, "noticed")
+    assert one.status().connected
+    store.remove(key(1))
+    one.withdraw([key(1)])
+    wait_for(lambda: found(index, 1) == [False], "withdrawn")
+    epoch = one.status().epoch
+    number = one.number
+    time.sleep(0.5)  # some heartbeats
+    assert index.nodes([number])
+    index.full = False
+    wait_for(lambda: found(index, 2) == [True] and not one.status().full, "told")
+    assert one.status().epoch == epoch
 
 
 def test_a_node_whose_number_was_taken_gets_another_and_announces_again(index, store, announcer):

@@ -15,7 +15,7 @@ from kvpool.errors import ConfigError, RetryableError
 from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.guard import Guard
 from kvpool_sidecar.index import embedded
-from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.index.base import IndexFullError, NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record, entry_name, pack, unpack
 from kvpool_sidecar.index.redis import RedisIndex
@@ -75,11 +75,23 @@ class TestRedis(IndexContract):
         index.close()
         empty()
 
+    @pytest.fixture
+    def forgetting(self, server, empty):
+        empty()
+        index = connect(server, lease_s=0.5, forget_s=1)
+        yield index
+        index.close()
+        empty()
+
 
 class TestMemory(IndexContract):
     @pytest.fixture
     def index(self):
         return MemoryIndex(lease_s=30)
+
+    @pytest.fixture
+    def forgetting(self):
+        return MemoryIndex(lease_s=0.5, forget_s=1)
 
     @pytest.fixture
     def empty(self, index):
@@ -127,7 +139,7 @@ def test_a_number_whose_holder_is_another_node_is_not_taken(server, empty):
     "command",
     [
         ("FLUSHALL",), ("KEYS", "*"), ("EVAL", "return 1", 0), ("CONFIG", "GET", "*"), ("SET", "other", "1"),
-        ("GET", "other"), ("SCAN", "0"), ("SUBSCRIBE", "x"), ("DEBUG", "SLEEP", "0"), ("SHUTDOWN",), ("ACL", "LIST"),
+        ("GET", "other"), ("SUBSCRIBE", "x"), ("DEBUG", "SLEEP", "0"), ("SHUTDOWN",), ("ACL", "LIST"),
         ("SCRIPT", "LOAD", "return 1"), ("REPLICAOF", "localhost", "1"), ("MODULE", "LIST"), ("CLIENT", "LIST"),
     ],
 )  # fmt: skip
@@ -232,24 +244,30 @@ def test_a_full_index_refuses_news_and_still_answers(tmp_path):
     address = fresh_address()
     process = Process(
         tmp_path / "log",
-        ["index", f"--bind={address}", f"--port={INDEX_PORT}", f"--dir={tmp_path}", "--max-memory=2097152"],
+        ["index", f"--bind={address}", f"--port={INDEX_PORT}", f"--dir={tmp_path}", "--max-memory=6291456"],
     ).start()
     process.address = address
     index = connect(process, username="", password="")
     try:
         wait_for(lambda: _answers(index), "the index answers")
         index.announce([(key(0), Record(1, 1000, 7))])
-        with pytest.raises(RetryableError):
+        with pytest.raises(IndexFullError, match="nearly full"):
             _fill(index)
         assert index.locate([key(0)]) == [[Record(1, 1000, 7)]]
+        # what is left is for the nodes themselves: one that starts now is known to the others
+        a, b = index.join(A), index.join(B)
+        assert index.renew(a, A) == index.renew(b, B)
+        assert index.roster().nodes == {a: A, b: B}
+        index.withdraw(1, [key(0)])
+        assert index.locate([key(0)]) == [[]]
     finally:
         index.close()
         process.kill()
 
 
 def _fill(index) -> None:
-    for start in range(0, 100_000, 1000):
-        index.announce([(key(n), Record(1, 1000, 7)) for n in range(start, start + 1000)])
+    for start in range(0, 200_000, 256):
+        index.announce([(key(n), Record(1, 1000, 7)) for n in range(start, start + 256)])
 
 
 def _answers(index) -> bool:

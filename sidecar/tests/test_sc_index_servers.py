@@ -83,6 +83,14 @@ class TestTls(IndexContract):
         yield index
         index.close()
 
+    @pytest.fixture
+    def forgetting(self, tls, empty):
+        empty()
+        index = connect(f"rediss://{tls.endpoint}", password=PASSWORD, **tls.files, lease_s=0.5, forget_s=1)
+        yield index
+        index.close()
+        empty()
+
 
 @pytest.mark.parametrize("without", ["ca", "cert", "password"])
 def test_without_the_right_papers_there_is_no_index_behind_tls(tls, without):
@@ -127,6 +135,14 @@ class TestSentinel(IndexContract):
     def index(self, sentinels, empty):
         empty()
         index = connect(sentinels.url, password=PASSWORD)
+        yield index
+        index.close()
+        empty()
+
+    @pytest.fixture
+    def forgetting(self, sentinels, empty):
+        empty()
+        index = connect(sentinels.url, password=PASSWORD, lease_s=0.5, forget_s=1)
         yield index
         index.close()
         empty()
@@ -183,6 +199,14 @@ class TestCluster(IndexContract):
     def index(self, cluster, empty):
         empty()
         index = connect(cluster.url, **USER)
+        yield index
+        index.close()
+        empty()
+
+    @pytest.fixture
+    def forgetting(self, cluster, empty):
+        empty()
+        index = connect(cluster.url, **USER, lease_s=0.5, forget_s=1)
         yield index
         index.close()
         empty()

@@ -67,10 +67,29 @@ class SharedTier:
 class IndexConfig:
     """Where the prefix index is. It is a hint: losing it costs hits on peers until the nodes have announced again."""
 
-    url: str = _doc("redis://host:port/db or rediss://...; empty: no index, each node finds its own and shared blocks.")
-    username: str = _doc("ACL user; the password is in the file `index-password` of the secret directory.", default="")
+    url: str = _doc(
+        "redis://host:port/db, redis+sentinel://host:port,.../service/db or redis+cluster://host:port,...; rediss for "
+        "TLS. Empty: no index, each node finds its own and shared blocks."
+    )
+    username: str = _doc(
+        "ACL user; the password is in the file `index-password` of the secret directory, and for TLS there may be "
+        "`index-ca.crt`, `index-client.crt` and `index-client.key`.",
+        default="",
+    )
     lookup_timeout_ms: int = _doc("Longest wait for one lookup in milliseconds.", default=20)
     lease_s: int = _doc("A node that has not been heard of for so many seconds is gone.", default=15)
+    rebuild_per_s: int = _doc(
+        "Blocks per second that all nodes together announce after the index was emptied; entries of forgotten nodes "
+        "are looked for at a fifth of it.",
+        default=50_000,
+    )
+    forget_after_s: int = _doc(
+        "Entries of a node that has not been heard of for so many seconds are removed.", default=3600
+    )
+
+    def __post_init__(self) -> None:
+        if self.rebuild_per_s <= 0 or self.forget_after_s < max(1, self.lease_s):
+            raise ConfigError("index: rebuild_per_s must be above 0, forget_after_s at least lease_s")
 
 
 @dataclass(frozen=True)

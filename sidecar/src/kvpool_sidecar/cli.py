@@ -157,7 +157,8 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secret-dir",
         default=_env("KVPOOL_SECRET_DIR", "/etc/kvpool-secret"),
-        help="directory with the files pool-secret and index-password (default /etc/kvpool-secret)",
+        help="directory with the files pool-secret and, for the index, index-password, index-ca.crt, index-client.crt "
+        "and index-client.key (default /etc/kvpool-secret)",
     )
 
 
@@ -181,6 +182,7 @@ def _serve(args: argparse.Namespace) -> int:
             node=args.node,
             address=args.address,
             index_password=password.decode("ascii", "replace"),
+            index_files=settings.index_files(args.secret_dir),
             handoff=args.handoff,
             sockets=settings.fixed_sockets(args.socket),
             tiers_ro=(here.rstrip("/"), there.rstrip("/")),

@@ -10,10 +10,19 @@ from pathlib import Path
 from kvpool.config import PoolConfig, loads
 from kvpool.errors import ConfigError
 
-__all__ = ["INDEX_PASSWORD", "POOL_SECRET", "ServeSettings", "fixed_sockets", "read_config", "read_secret"]
+__all__ = [
+    "INDEX_PASSWORD",
+    "POOL_SECRET",
+    "ServeSettings",
+    "fixed_sockets",
+    "index_files",
+    "read_config",
+    "read_secret",
+]
 
 POOL_SECRET = "pool-secret"  # noqa: S105 - the name of a file
 INDEX_PASSWORD = "index-password"  # noqa: S105
+_INDEX_FILES = {"ca": "index-ca.crt", "cert": "index-client.crt", "key": "index-client.key"}
 _MIN_SECRET = 16
 _MAX_FILE = 1 << 20
 
@@ -27,6 +36,7 @@ class ServeSettings:
     node: str
     address: str
     index_password: str = ""
+    index_files: dict[str, str] = field(default_factory=dict)  # of index_files()
     handoff: str = ""
     sockets: dict[str, str] = field(default_factory=dict)  # path of a socket: tenant
     tiers_ro: tuple[str, str] = ("/tiers", "/tiers-ro")
@@ -66,6 +76,14 @@ def read_secret(directory: str, name: str, *, optional: bool = False) -> bytes:
     if optional and not path.exists():
         return b""
     return _read(str(path)).strip()
+
+
+def index_files(directory: str) -> dict[str, str]:
+    """Paths of those files for TLS to the index that are there: `ca`, `cert`, `key`. Without `ca`, the system's CAs."""
+    found = {what: str(Path(directory, name)) for what, name in _INDEX_FILES.items() if Path(directory, name).exists()}
+    if ("cert" in found) != ("key" in found):
+        raise ConfigError("index-client.crt and index-client.key are needed together", where=directory)
+    return found
 
 
 def fixed_sockets(pairs: list[str]) -> dict[str, str]:

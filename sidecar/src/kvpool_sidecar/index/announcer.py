@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import KVPoolError
+from kvpool_sidecar.index.base import IndexFullError
 from kvpool_sidecar.index.record import Record
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _BATCH = 256
 _MAX_QUEUED = 1 << 16
 _MAX_PAYLOAD = 1 << 32
 _RETRY_S = 0.5
+_FULL_S = 5.0
 _SCAN_POLL_S = 0.05
 
 
@@ -36,6 +38,7 @@ class IndexStatus(NamedTuple):
     connected: bool
     epoch: str
     announced: int  # blocks that the index of this epoch has been told
+    full: bool = False  # it has no memory for more
 
 
 class Announcer:
@@ -49,7 +52,8 @@ class Announcer:
         *,
         scanned: Callable[[], bool],
         lease_s: float,
-        keys_per_s: float = 5000.0,
+        keys_per_s: float = 50_000.0,
+        nodes: Callable[[], int] = lambda: 1,
         on_renewed: Callable[[], None] = lambda: None,
     ) -> None:
         self.number = 0
@@ -58,7 +62,9 @@ class Announcer:
         self._store = store
         self._scanned = scanned
         self._beat_s = lease_s / 3
-        self._pause_s = _BATCH / keys_per_s
+        self._keys_per_s = keys_per_s  # of all nodes together
+        self._nodes = nodes
+        self._full_until = 0.0
         self._on_renewed = on_renewed
         self._changed = threading.Condition()
         self._queue: dict[bytes, int | None] = {}  # payload length; None: withdraw
@@ -96,8 +102,9 @@ class Announcer:
         with self._changed:
             coming = sum(1 for length in self._queue.values() if length is not None)
             connected, epoch, complete, done = self._connected, self._epoch, self._complete, self._all_done
+            full = self._full_until > 0
         announced = max(0, self._store.usage().blocks - coming) if complete else done
-        return IndexStatus(connected, epoch, announced)
+        return IndexStatus(connected, epoch, announced, full)
 
     def _put(self, items: dict[bytes, int | None]) -> None:
         with self._changed:
@@ -134,7 +141,7 @@ class Announcer:
                 self._stop.wait(_RETRY_S)
                 continue
             if worked:
-                self._stop.wait(self._pause_s)
+                self._stop.wait(_BATCH * max(1, self._nodes()) / self._keys_per_s)
             else:
                 self._wait_for_news(beat_at - time.monotonic() if self._complete else _SCAN_POLL_S)
         self._leave()
@@ -158,8 +165,25 @@ class Announcer:
 
     def _work(self) -> bool:
         """One batch of news, else one of everything. False if there was nothing to do."""
+        try:
+            worked = self._work_on(only_withdrawals=time.monotonic() < self._full_until)
+        except IndexFullError as e:
+            if not self._full_until:
+                log.warning("new blocks are not announced until there is room: %s", e)
+            self._full_until = time.monotonic() + _FULL_S
+            return False
+        if worked and 0 < self._full_until < time.monotonic():
+            log.info("the index has room again: announcing all blocks")
+            self._full_until = 0.0
+            with self._changed:
+                self._announce_all_again()
+        return worked
+
+    def _work_on(self, *, only_withdrawals: bool) -> bool:
         with self._changed:
-            news = dict(itertools.islice(self._queue.items(), _BATCH))
+            queued = self._queue.items()
+            wanted = (item for item in queued if item[1] is None) if only_withdrawals else iter(queued)
+            news = dict(itertools.islice(wanted, _BATCH))
         if news:
             self._tell(news)
             with self._changed:
@@ -167,6 +191,8 @@ class Announcer:
                     if self._queue.get(key, -1) == length:
                         del self._queue[key]
             return True
+        if only_withdrawals:
+            return False
         if self._complete or not self._scanned():
             return False
         with self._changed:
@@ -197,7 +223,11 @@ class Announcer:
 
     def _wait_for_news(self, seconds: float) -> None:
         with self._changed:
-            if not self._stop.is_set() and not self._queue:
+            if self._stop.is_set():
+                return
+            if self._full_until:
+                seconds = min(seconds, max(_SCAN_POLL_S, self._full_until - time.monotonic()))
+            if not self._queue or self._full_until:
                 self._changed.wait(max(0.0, seconds))
 
     def _leave(self) -> None:

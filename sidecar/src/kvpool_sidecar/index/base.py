@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool.errors import RetryableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvpool_sidecar.index.record import Record
 
-__all__ = ["MAX_MEMBERS", "MAX_NODE", "Answer", "Index", "IndexFullError", "NodeInfo"]
+__all__ = ["MAX_NODE", "Answer", "Index", "IndexFullError", "NodeInfo"]
 
 MAX_NODE = 0xFFFF
-MAX_MEMBERS = 1024
 _MAX_TEXT = 253
 
 
@@ -99,9 +98,21 @@ class Index(abc.ABC):
         """Those of the nodes whose lease holds. One round trip."""
         return self.ask((), numbers).nodes
 
+    @abc.abstractmethod
+    def roster(self) -> Answer:
+        """All nodes whose lease holds; not for the path of requests."""
+
+    @abc.abstractmethod
+    def sweep(self, number: int, pace: Callable[[int], bool]) -> int:
+        """Remove the entries of nodes that have not been heard of for `forget_s`; how many were removed.
+
+        One node at a time does it, and it is done once in `forget_s`; else 0. `pace(n)` is called after every n entries
+        that were looked at; it may sleep, and False ends it.
+        """
+
     def members(self) -> list[NodeInfo]:
-        """The nodes whose lease holds, this one too, at most MAX_MEMBERS. Slow: for the background."""
-        return list(self.nodes(range(1, MAX_MEMBERS + 1)).values())
+        """The nodes whose lease holds, this one too. Slow: for the background."""
+        return list(self.roster().nodes.values())
 
     def warm(self, connections: int) -> None:  # noqa: B027 - nothing to do is a fine default
         """Have so many connections ready, so that no lookup pays for making one."""

@@ -142,15 +142,17 @@ class PeerDirectory:
             self._down.pop(number, None)
 
     def refresh(self) -> None:
-        """Ask anew which of the known nodes are alive; called at each heartbeat, off the path of requests."""
-        with self._lock:
-            numbers = list(self._nodes)
+        """Ask anew which nodes are alive; called at each heartbeat, off the path of requests."""
         try:
             self._index.warm(_WARM)
-            answer = self._index.ask((), numbers)
+            answer = self._index.roster()
+            with self._lock:
+                others = [n for n in self._nodes if n not in answer.nodes]
+            rest = self._index.ask((), others)
         except KVPoolError:
             return
-        self._note_nodes(numbers, answer)
+        self._note_nodes(list(answer.nodes), answer)
+        self._note_nodes(others, rest)
 
     def _in_time(self, work: Callable[[], dict[int, _T]], deadline: float) -> dict[int, _T]:
         try:

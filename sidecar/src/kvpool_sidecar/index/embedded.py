@@ -23,11 +23,11 @@ ADMIN = "admin"
 SOCKET = "redis.sock"
 _ADMIN_PASSWORD = "admin-password"  # noqa: S105 - the name of a file
 _ACL_FILE = "users.acl"
-_KEYS = "~b* ~n:* ~N:* ~nodes ~epoch"
+_KEYS = "~b* ~n:* ~N:* ~s:* ~nodes ~epoch"
 _COMMANDS = (
     "auth", "hello", "ping", "select",
     "get", "mget", "set", "append", "del", "incrby", "pexpire",
-    "watch", "unwatch", "multi", "exec", "discard",
+    "watch", "unwatch", "multi", "exec", "discard", "scan", "info",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.index.base import MAX_MEMBERS, MAX_NODE, Answer, Index, NodeInfo
+from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
 from kvpool_sidecar.index.record import Record, entry_name
 
 if TYPE_CHECKING:
@@ -19,8 +19,11 @@ __all__ = ["MemoryIndex"]
 class MemoryIndex(Index):
     """See Index. Nodes that share one object share the index."""
 
-    def __init__(self, lease_s: float = 15.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, lease_s: float = 15.0, clock: Callable[[], float] = time.monotonic, *, forget_s: float = 3600.0
+    ) -> None:
         self._lease_s = lease_s
+        self._forget_s = forget_s
         self._clock = clock
         self._lock = threading.Lock()
         self.flush()
@@ -31,6 +34,8 @@ class MemoryIndex(Index):
             self._blocks: dict[bytes, list[Record]] = {}
             self._numbers: dict[str, int] = {}
             self._leases: dict[int, tuple[NodeInfo, float]] = {}
+            self._seen: dict[int, float] = {}  # until when a node is not forgotten
+            self._sweep_at = float("-inf")
             self._epoch = ""
 
     def join(self, info: NodeInfo) -> int:
@@ -40,6 +45,7 @@ class MemoryIndex(Index):
                 number = secrets.randbelow(MAX_NODE) + 1
             self._numbers[info.node] = number
             self._leases[number] = (info, self._clock() + self._lease_s)
+            self._seen[number] = self._clock() + self._forget_s
             return number
 
     def renew(self, number: int, info: NodeInfo) -> str | None:
@@ -48,13 +54,9 @@ class MemoryIndex(Index):
                 return None
             self._numbers[info.node] = number
             self._leases[number] = (info, self._clock() + self._lease_s)
+            self._seen[number] = self._clock() + self._forget_s
             self._epoch = self._epoch or secrets.token_hex(8)
             return self._epoch
-
-    def members(self) -> list[NodeInfo]:
-        with self._lock:
-            alive = [info for info, until in self._leases.values() if until > self._clock()]
-        return alive[:MAX_MEMBERS]
 
     def leave(self, number: int, info: NodeInfo) -> None:
         with self._lock:
@@ -82,6 +84,33 @@ class MemoryIndex(Index):
             records = [list(self._blocks.get(entry_name(key), [])) for key in keys]
             held = {n: self._leases[n] for n in numbers if n in self._leases}
         return Answer(records, {number: info for number, (info, until) in held.items() if until > now})
+
+    def roster(self) -> Answer:
+        with self._lock:
+            numbers = list(self._leases)
+        return self.ask((), numbers)
+
+    def sweep(self, number: int, pace: Callable[[int], bool]) -> int:
+        with self._lock:
+            now = self._clock()
+            if now < self._sweep_at:
+                return 0
+            self._sweep_at = now + self._forget_s
+            names = list(self._blocks)
+        removed = 0
+        for name in names:
+            with self._lock:
+                now = self._clock()
+                records = self._blocks.get(name, [])
+                left = [r for r in records if self._seen.get(r.node, 0.0) > now]
+                removed += len(records) - len(left)
+                if left:
+                    self._blocks[name] = left
+                else:
+                    self._blocks.pop(name, None)
+            if not pace(1):
+                break
+        return removed
 
     def _other(self, number: int, info: NodeInfo) -> bool:
         holder = self._leases.get(number)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvpool.wire import Tier
 
-__all__ = ["MAX_RECORDS", "PREFIX", "RECORD_BYTES", "Record", "entry_name", "pack", "unpack"]
+__all__ = ["MAX_RECORDS", "PREFIX", "RECORD_BYTES", "Record", "entry_name", "is_entry_name", "pack", "unpack"]
 
 PREFIX = b"b"
 MAX_RECORDS = 32
@@ -25,6 +25,11 @@ class Record(NamedTuple):
 def entry_name(key: bytes) -> bytes:
     """Name of a block's entry: half of the key is plenty for a hint."""
     return PREFIX + key[:16]
+
+
+def is_entry_name(name: bytes) -> bool:
+    """Is this the name of some block's entry?"""
+    return len(name) == len(PREFIX) + 16 and name.startswith(PREFIX)
 
 
 def pack(record: Record) -> bytes:

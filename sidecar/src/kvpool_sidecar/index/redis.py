@@ -6,6 +6,9 @@
 `N:<node name>`        the node's number
 `nodes`                counter that numbers are taken from
 `epoch` + tag          random, one on each server; whoever finds one missing sets it
+`s:<number>`           the node was heard of; expires when its entries are to be forgotten
+`s:sweeper` + tag      who looks for forgotten entries on this server, a lease
+`s:swept` + tag        expires when they are to be looked for again
 ====================== ==========================================================================
 
 A node appends its record to an entry (APPEND is atomic) and takes it out under WATCH. The epoch that nodes are told
@@ -15,19 +18,20 @@ A lease is extended by commands that need no memory, so that nodes stay alive in
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 from typing import TYPE_CHECKING
 
 from kvpool import index_url
 from kvpool.errors import RetryableError
-from kvpool_sidecar.index.base import MAX_MEMBERS, MAX_NODE, Answer, Index, NodeInfo
+from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
 from kvpool_sidecar.index.link import Broken, Login, Refusal
-from kvpool_sidecar.index.record import Record, entry_name, pack, unpack
+from kvpool_sidecar.index.record import Record, entry_name, is_entry_name, pack, unpack
 from kvpool_sidecar.index.servers import Servers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from kvpool_sidecar.index.link import Command, Reply, Target
     from kvpool_sidecar.index.servers import Server
@@ -36,7 +40,9 @@ __all__ = ["RedisIndex"]
 
 _NAME_TTL_MS = 30 * 24 * 3600 * 1000
 _MAX_TRIES = 64
-_MEMBERS_AT_ONCE = 1024
+_MAX_ROSTER = 4096
+_SWEEPER_MS = 30_000
+_SWEEP_BATCH = 512
 _TIMEOUT_S = 0.5
 _SLOW_TIMEOUT_S = 2.0
 
@@ -58,12 +64,14 @@ class RedisIndex(Index):
         cert: str = "",
         key: str = "",
         lease_s: float = 15.0,
+        forget_s: float = 3600.0,
         timeout_s: float = _TIMEOUT_S,
         slow_timeout_s: float = _SLOW_TIMEOUT_S,
     ) -> None:
         parsed = index_url.parse(url)
         login = Login(username or parsed.username, password or parsed.password, parsed.db, parsed.tls, ca, cert, key)
         self._lease_ms = max(1, int(lease_s * 1000))
+        self._forget_ms = max(1, int(forget_s * 1000))
         self._servers = Servers(parsed, login, timeout_s, slow_timeout_s)
         self._heard: dict[Target, str] = {}  # what tells a server's data apart
         self._untold: set[Target] = set()  # servers that missed announcements
@@ -80,6 +88,7 @@ class RedisIndex(Index):
             if self._take(number, info):
                 if known != b"%d" % number:
                     self._servers.run([(b"SET", name, number, b"PX", _NAME_TTL_MS)])
+                self._servers.run([(b"SET", b"s:%d" % number, b"", b"PX", self._forget_ms)])
                 return number
             number = 0
         raise RetryableError("no free node number", where=self._servers.where)
@@ -104,10 +113,13 @@ class RedisIndex(Index):
                 return None
         elif not self._servers.run([(b"PEXPIRE", lease, self._lease_ms)])[0]:
             raise RetryableError("the lease ended just now", where=self._servers.where)
-        if known == b"%d" % number:
-            self._servers.run([(b"PEXPIRE", name, _NAME_TTL_MS)])
-        else:
+        if known != b"%d" % number:
             self._servers.run([(b"SET", name, number, b"PX", _NAME_TTL_MS)])
+        _, is_seen = self._servers.run(
+            [(b"PEXPIRE", name, _NAME_TTL_MS), (b"PEXPIRE", b"s:%d" % number, self._forget_ms)]
+        )
+        if not is_seen:
+            self._servers.run([(b"SET", b"s:%d" % number, b"", b"PX", self._forget_ms)])
         return self._epoch()
 
     def _epoch(self) -> str:
@@ -178,6 +190,7 @@ class RedisIndex(Index):
         for node, names in stale.items():
             self._take_out(node, names)
         if append:
+            self._servers.want_room(append)
             for name, reply in zip(append, self._servers.run(list(append.values()), partly=True), strict=True):
                 if isinstance(reply, Broken):
                     self._leave_untold(name)
@@ -194,13 +207,7 @@ class RedisIndex(Index):
 
     def _take_out(self, number: int, names: Sequence[bytes]) -> None:
         """What a server that is away is not told, a reader finds out by itself."""
-
-        def without(value: bytes) -> bytes:
-            records = unpack(value)
-            left = [r for r in records if r.node != number]
-            return b"".join(pack(r) for r in left) if len(left) < len(records) else value
-
-        self._servers.change(names, without)
+        self._servers.change(names, functools.partial(_without, {number}))
 
     def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> Answer:
         names = [entry_name(key) for key in keys] + [b"n:%d" % number for number in numbers]
@@ -216,20 +223,62 @@ class RedisIndex(Index):
                 nodes[number] = info
         return Answer(records, nodes, frozenset(untold))
 
-    def members(self) -> list[NodeInfo]:
-        """See Index. Numbers are taken one after the other, so the counter bounds them."""
+    def roster(self) -> Answer:
         (count,) = self._servers.run([(b"GET", b"nodes")])
-        last = int(count or 0)
-        numbers = range(1, MAX_NODE + 1) if last >= MAX_NODE else range(1, last + 2)
-        found: list[NodeInfo] = []
-        for at in range(0, len(numbers), _MEMBERS_AT_ONCE):
-            found += self.nodes(numbers[at : at + _MEMBERS_AT_ONCE]).values()
-            if len(found) >= MAX_MEMBERS:
-                break
-        return found[:MAX_MEMBERS]
+        last = int(count) if count is not None and count.isdigit() else 0
+        numbers = sorted({n % MAX_NODE + 1 for n in range(max(0, last - _MAX_ROSTER), last + 1)})
+        return self.ask((), numbers)
+
+    def sweep(self, number: int, pace: Callable[[int], bool]) -> int:
+        removed = 0
+        for server, tag in self._servers.servers():
+            lease, done = f"s:sweeper{tag}", f"s:swept{tag}"
+            if self._servers.run([(b"GET", done)])[0] is not None:
+                continue
+            if self._servers.run([(b"SET", lease, number, b"NX", b"PX", _SWEEPER_MS)])[0] is None:
+                continue
+            count, is_whole = self._sweep(server, lease, number, pace)
+            removed += count
+            if is_whole:
+                self._servers.run([(b"SET", done, b"", b"PX", self._forget_ms)])
+            self._servers.run([(b"DEL", lease)])
+        return removed
+
+    def _sweep(self, server: Server, lease: str, number: int, pace: Callable[[int], bool]) -> tuple[int, bool]:
+        removed, cursor = 0, b"0"
+        while True:
+            cursor, names = self._servers.scan(server, cursor, _SWEEP_BATCH)
+            entries = [name for name in names if is_entry_name(name)]
+            values = self._servers.run([(b"GET", name) for name in entries]) if entries else []
+            numbers = {r.node for value in values for r in unpack(value)}
+            gone = self._gone(numbers)
+            if gone:
+                hit = [n for n, v in zip(entries, values, strict=True) if any(r.node in gone for r in unpack(v))]
+                removed += sum(r.node in gone for v in values for r in unpack(v))
+                self._servers.change(hit, functools.partial(_without, gone))
+            holder, _ = self._servers.run([(b"GET", lease), (b"PEXPIRE", lease, _SWEEPER_MS)])
+            if holder != b"%d" % number or not pace(len(names)):
+                return removed, False
+            if cursor == b"0":
+                return removed, True
+
+    def _gone(self, numbers: Collection[int]) -> set[int]:
+        """Those that neither have a lease nor were heard of."""
+        asked = list(numbers)
+        if not asked:
+            return set()
+        replies = self._servers.run([(b"GET", name % n) for n in asked for name in (b"n:%d", b"s:%d")])
+        return {n for at, n in enumerate(asked) if replies[2 * at] is None and replies[2 * at + 1] is None}
 
     def warm(self, connections: int) -> None:
         self._servers.warm(connections)
 
     def close(self) -> None:
         self._servers.close()
+
+
+def _without(numbers: Collection[int], value: bytes) -> bytes:
+    """An entry's value without the records of these nodes; unchanged if there are none."""
+    records = unpack(value)
+    left = [r for r in records if r.node not in numbers]
+    return b"".join(pack(r) for r in left) if len(left) < len(records) else value

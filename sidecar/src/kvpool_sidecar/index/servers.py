@@ -28,6 +28,7 @@ SLOTS = 16384
 _LOOK_AGAIN_S = 30.0
 _MOVING = {"READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED"}
 _CLUSTERED = {"MOVED", "CROSSSLOT"}
+_HEADROOM = 0.03
 _MAX_SERVERS = 1024
 _MAX_TAGS = 1 << 16
 
@@ -51,6 +52,7 @@ class Server:
         self.slow = Link(target, login, slow_s)
         self.down = False
         self.may_info = True
+        self.free = 1.0  # part of its memory, when last measured
 
     def close(self) -> None:
         self.fast.close()
@@ -137,6 +139,28 @@ class Servers:
         if away and all(server in away for server, _ in groups):
             raise next(iter(away.values()))
         return list(away)
+
+    def want_room(self, names: Iterable[bytes]) -> None:
+        """IndexFullError if a server of these keys has little memory left: that is for leases, not for entries."""
+        known = self._current()
+        servers = {_owner(known, (b"", name)) for name in names} if known.owners else {known.servers[0]}
+        asked = [s for s in servers if s is not None and s.may_info]
+        for server, answer in zip(asked, exchange([(s.slow, [(b"INFO", b"memory")]) for s in asked]), strict=True):
+            if isinstance(answer, Broken):
+                continue
+            server.may_info = not isinstance(answer[0], Refusal)
+            server.free = _free(answer[0]) if server.may_info else 1.0
+        if any(s is not None and s.free < _HEADROOM for s in servers):
+            raise IndexFullError("index: its memory is nearly full", where=self.where)
+
+    def scan(self, server: Server, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
+        """The next cursor and about so many keys of one server. RetryableError."""
+        answer = server.slow.ask([(b"SCAN", cursor, b"COUNT", count)])
+        if isinstance(answer, Broken):
+            self._note(server, is_down=True)
+            raise RetryableError(answer.reason)
+        self._check(answer)
+        return answer[0][0], answer[0][1]
 
     def servers(self) -> list[tuple[Server, str]]:
         """Every server, with something that makes `name + tag` a key of its own."""
@@ -370,6 +394,13 @@ def _owner(known: _Map, command: Command) -> Server | None:
     name = command[1]
     owner = known.owners[key_slot(name if isinstance(name, bytes) else str(name).encode())]
     return known.servers[owner] if owner >= 0 else None
+
+
+def _free(info: bytes) -> float:
+    """Of INFO memory: the part of the server's memory that is free; 1 where there is no limit."""
+    found = dict(line.split(b":", 1) for line in info.split(b"\r\n") if line.count(b":") == 1)
+    used, most = found.get(b"used_memory", b""), found.get(b"maxmemory", b"")
+    return 1 - int(used) / int(most) if used.isdigit() and most.isdigit() and int(most) else 1.0
 
 
 def _read_slots(answer: Sequence[Reply], asked: str) -> dict[Target, list[range]]:

@@ -27,6 +27,7 @@ from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.directory import PeerDirectory
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.redis import RedisIndex
+from kvpool_sidecar.index.sweeper import Sweeper
 from kvpool_sidecar.inspector import Inspector
 from kvpool_sidecar.metrics import Metrics
 from kvpool_sidecar.node import NodeBlocks
@@ -174,9 +175,13 @@ class App:
             self._local,
             scanned=lambda: self._local.scanned,
             lease_s=lease_s,
+            keys_per_s=config.index.rebuild_per_s,
+            nodes=lambda: self._peers.alive + 1,
             on_renewed=self._peers.refresh,
         )
         made.callback(self._announcer.stop)
+        self._sweeper = Sweeper(index, lambda: self._announcer.number, keys_per_s=config.index.rebuild_per_s / 5)
+        made.callback(self._sweeper.stop)
         self._warm_up = self._make_warm_up(index, info)
         self._events.announcer = self._announcer
 
@@ -206,12 +211,17 @@ class App:
     def _make_index(self) -> Index:
         config = self._config.index
         if not config.url:
-            return MemoryIndex(config.lease_s)
+            return MemoryIndex(config.lease_s, forget_s=config.forget_after_s)
+        files = self._settings.index_files
         return RedisIndex(
             config.url,
             username=config.username,
             password=self._settings.index_password,
             lease_s=config.lease_s,
+            forget_s=config.forget_after_s,
+            ca=files.get("ca", ""),
+            cert=files.get("cert", ""),
+            key=files.get("key", ""),
         )
 
     def _open_clients(self, made: contextlib.ExitStack) -> None:
@@ -279,6 +289,7 @@ class App:
         self._local.start()
         self._peer_server.start()
         self._announcer.start()
+        self._sweeper.start()
         self._inspector.start()
         if self._copier is not None:
             self._copier.start()

@@ -1,8 +1,13 @@
-"""What every Index must do. Subclass IndexContract; fixtures: `index` (empty) and `empty` (a call that flushes it)."""
+"""What every Index must do. Subclass IndexContract.
+
+Fixtures: `index` (empty), `empty` (a call that flushes it), and `forgetting`, a second view of the same empty index
+whose leases last half a second and whose nodes are forgotten after one.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.index.base import Index, NodeInfo
@@ -114,3 +119,50 @@ class IndexContract:
         assert index.locate([]) == []
         assert index.nodes([]) == {}
         assert index.nodes([5, 6]) == {}
+
+    def test_the_roster_has_all_living_nodes(self, index: Index) -> None:
+        assert index.roster().nodes == {}
+        a, b = index.join(A), index.join(B)
+        assert index.roster().nodes == {a: A, b: B}
+        index.leave(a, A)
+        assert index.roster().nodes == {b: B}
+
+    def test_entries_of_a_node_that_never_returns_are_swept_once(self, forgetting: Index) -> None:
+        index = forgetting
+        a, b = index.join(A), index.join(B)
+        looked: list[int] = []
+
+        def pace(count: int) -> bool:
+            looked.append(count)
+            return True
+
+        for node, numbers in ((a, range(700)), (b, range(650, 720))):
+            index.announce([(key(n), Record(node, 1000, 7)) for n in numbers])
+        assert index.sweep(b, pace) == 0  # everybody is alive
+        assert sum(looked) >= 720
+        removed = 0
+        until = time.monotonic() + 20
+        while not removed and time.monotonic() < until:
+            if index.renew(b, B) is None:
+                b = index.join(B)
+            removed = index.sweep(b, pace)
+            time.sleep(0.05)
+        assert removed == 700
+        assert index.locate([key(n) for n in range(720)]) == [[]] * 650 + [[Record(b, 1000, 7)]] * 70
+        looked.clear()
+        assert index.sweep(b, pace) == 0
+        assert looked == []  # not again so soon
+
+    def test_a_sweep_can_be_ended_and_is_taken_up_by_another_node(self, forgetting: Index) -> None:
+        index = forgetting
+        b = index.join(B)
+        index.announce([(key(n), Record(4711, 1000, 7)) for n in range(2000)])  # of a node that never was
+        first = index.sweep(b, lambda _: False)
+        assert 0 < first < 2000
+        removed = first
+        until = time.monotonic() + 20
+        while removed < 2000 and time.monotonic() < until:
+            removed += index.sweep(b, lambda _: True)
+            time.sleep(0.05)
+        assert removed == 2000
+        assert index.locate([key(0), key(1999)]) == [[], []]
