@@ -43,7 +43,7 @@ FULL = inputs(
         "priorityClassName": "system-node-critical",
     },
     tiers=[LOCAL, {"name": "second", "local": {"path": "/mnt/b", "capacity": "1Ti", "reserveFree": "50Gi"}}, NFS],
-    index={"managed": {"maxMemory": "1Gi"}, "lookupTimeout": "10ms"},
+    index={"managed": {"maxMemory": "1Gi"}, "lookupTimeout": "10ms", "rebuildRate": 1000, "forgetAfter": "10m"},
     transport={
         "port": 7500,
         "protocol": "RDMA",
@@ -55,7 +55,12 @@ EXTERNAL = Inputs(
     Env(sidecar_image="i", image_pull_secrets=("pull",)),
     SECRET,
     ("kvpool-system", "team-a"),
-    ExternalUrl("rediss://r:6380/2", "me", "their-password"),
+    ExternalUrl(
+        "rediss://r:6380/2",
+        "me",
+        "their-password",
+        {"index-ca.crt": "their-ca", "index-client.crt": "their-cert", "index-client.key": "their-key"},
+    ),
 )
 CASES = {
     "minimal": build(Inputs(example("minimal.yaml"), ENV, SECRET)),
@@ -198,6 +203,7 @@ def test_passwords_are_in_the_secret_and_nowhere_else():
     for manifest in CASES["external"]:
         text = yaml.safe_dump(manifest)
         if manifest["kind"] != "Secret":
+            assert "their-key" not in text
             assert "their-password" not in text
             assert base64.b64encode(b"their-password").decode() not in text
 

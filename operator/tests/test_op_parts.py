@@ -11,11 +11,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool_operator.api.v1alpha1 import LabelSelector
+from kvpool_operator.api.v1alpha1 import ExternalIndex, LabelSelector
 from kvpool_operator.cli import main
 from kvpool_operator.desired.env import ExternalUrl
 from kvpool_operator.engines import count
-from kvpool_operator.external import read_external
+from kvpool_operator.external import read_external, secret_names
 from kvpool_operator.podview import node, problem, selector_text
 from kvpool_operator.queue import Backoff, KeyQueue
 from kvpool_operator.report import Report
@@ -60,16 +60,22 @@ def secret(**data: bytes) -> dict[str, Any]:
     return {"data": {k: base64.b64encode(v).decode() for k, v in data.items()}}
 
 
+def external(**more: Any) -> ExternalIndex:
+    return ExternalIndex.model_validate({"urlSecretRef": {"name": "s"}, **more})
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
         (b"redis://h", ExternalUrl("redis://h:6379/0", "", "")),
         (b"redis://:pw@h:1/2\n", ExternalUrl("redis://h:1/2", "", "pw")),
         (b"rediss://u:p%3A%2F@[fd00::1]:7/1?x=y#z", ExternalUrl("rediss://[fd00::1]:7/1", "u", "p:/")),
+        (b"redis+sentinel://:pw@a:1,b/main/2", ExternalUrl("redis+sentinel://a:1,b:26379/main/2", "", "pw")),
+        (b"rediss+cluster://a,b:7", ExternalUrl("rediss+cluster://a:6379,b:7", "", "")),
     ],
 )
 def test_a_url_is_taken_apart(url: bytes, expected: ExternalUrl):
-    found = read_external(secret(url=url), "s", "url")
+    found = read_external(external(), {"s": secret(url=url)})
     assert found == expected
     assert isinstance(found, ExternalUrl)
     assert found.password == expected.password
@@ -85,14 +91,58 @@ def test_a_url_is_taken_apart(url: bytes, expected: ExternalUrl):
         secret(url=b"http://hunter2@h"),
         secret(url=b"redis://h:hunter2/0"),
         secret(url=b"redis:///0"),
+        secret(url=b"unix:///hunter2"),
+        secret(url=b"redis+sentinel://hunter2"),
         secret(url=b"redis://" + b"hunter2" * 1000),
         {"data": {"url": "hunter2%%%"}},
     ],
 )
 def test_a_url_that_cannot_be_used_is_explained_without_repeating_it(manifest: Any):
-    found = read_external(manifest, "s", "url")
+    found = read_external(external(), {"s": manifest})
     assert isinstance(found, str)
     assert "Secret s" in found
+    assert "hunter2" not in found
+
+
+PEM = b"-----BEGIN CERTIFICATE-----\nhunter2\n-----END CERTIFICATE-----\n"
+PARTS = {
+    "usernameSecretRef": {"name": "login"},
+    "passwordSecretRef": {"name": "login"},
+    "caSecretRef": {"name": "authority"},
+    "clientCertificateSecretRef": {"name": "pair"},
+}
+SECRETS = {
+    "s": secret(url=b"rediss://me:old@h"),
+    "login": secret(username=b"kvpool", password=b"pw\n"),
+    "authority": secret(**{"ca.crt": PEM}),
+    "pair": secret(**{"tls.crt": PEM, "tls.key": PEM}),
+}
+
+
+def test_login_and_certificates_may_be_in_secrets_of_their_own():
+    wanted = external(**PARTS)
+    assert secret_names(wanted) == set(SECRETS)
+    found = read_external(wanted, SECRETS)
+    assert isinstance(found, ExternalUrl)
+    assert (found.url, found.username, found.password) == ("rediss://h:6379/0", "kvpool", "pw")
+    assert found.files == dict.fromkeys(("index-ca.crt", "index-client.crt", "index-client.key"), PEM.decode())
+    assert "hunter2" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "manifest", "told"),
+    [
+        ("login", secret(username=b"kvpool"), "key password"),
+        ("authority", None, "Secret authority does not exist"),
+        ("authority", secret(**{"ca.crt": b"hunter2"}), "should hold PEM"),
+        ("pair", secret(**{"tls.crt": PEM}), "tls.key"),
+        ("s", secret(url=b"redis://h"), "rediss"),
+    ],
+)
+def test_a_part_that_is_missing_is_named(name: str, manifest: Any, told: str):
+    found = read_external(external(**PARTS), SECRETS | {name: manifest})
+    assert isinstance(found, str)
+    assert told in found
     assert "hunter2" not in found
 
 

@@ -12,7 +12,7 @@ from kvpool_operator.cluster import Ref, ref
 from kvpool_operator.desired import labels, names
 from kvpool_operator.engines import OPTED_IN, count
 from kvpool_operator.errors import RejectedError
-from kvpool_operator.external import read_external
+from kvpool_operator.external import read_external, secret_names
 from kvpool_operator.observed import Observed, Sidecar, Webhook
 
 if TYPE_CHECKING:
@@ -108,9 +108,11 @@ class Observer:
         external = pool.spec.index.external
         if external is None:
             return None
-        source = external.url_secret_ref
-        secret = await self._cluster.get(Ref("Secret", pool.metadata.namespace, source.name))
-        return read_external(secret, source.name, source.key)
+        wanted = sorted(secret_names(external))
+        found = await asyncio.gather(
+            *(self._cluster.get(Ref("Secret", pool.metadata.namespace, name)) for name in wanted)
+        )
+        return read_external(external, dict(zip(wanted, found, strict=True)))
 
     async def _allowed(self, pool: KVCachePool) -> tuple[str, ...]:
         """Names of the namespaces whose pods are served; the pool's own always is."""

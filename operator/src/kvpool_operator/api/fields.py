@@ -37,6 +37,7 @@ __all__ = [
     "CleanupTime",
     "Cooldown",
     "ExportPath",
+    "ForgetTime",
     "HostMemory",
     "IndexMemory",
     "LoadTime",
@@ -155,6 +156,7 @@ WarmUpBandwidth = bytes_between(
     "0", "100Gi", "give warmUp.bandwidth in bytes per second from 0 (off) to 100Gi, such as 100Mi"
 )
 LookupTime = duration_between("1ms", "1s", "give a time from 1ms to 1s, such as 20ms: the engine waits for it")
+ForgetTime = duration_between("1m", "720h", "give forgetAfter from 1m to 720h, such as 1h")
 LoadTime = duration_between("1ms", "1m", "give loadDeadline from 1ms to 1m, such as 100ms: the engine waits for it")
 StoreTime = duration_between("100ms", "10m", "give storeDeadline from 100ms to 10m, such as 10s")
 Cooldown = duration_between("10ms", "10m", "give cooldown from 10ms to 10m, such as 1s")

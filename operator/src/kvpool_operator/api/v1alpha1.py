@@ -203,12 +203,49 @@ class SecretKey(Model):
     """Key in the Secret."""
 
 
+class UsernameKey(SecretKey):
+    """The user name in a Secret of the pool's namespace."""
+
+    key: Annotated[str, Field(min_length=1, max_length=253)] = "username"
+    """Key in the Secret."""
+
+
+class PasswordKey(SecretKey):
+    """The password in a Secret of the pool's namespace."""
+
+    key: Annotated[str, Field(min_length=1, max_length=253)] = "password"
+    """Key in the Secret."""
+
+
+class CaKey(SecretKey):
+    """The certificates of authorities, in PEM, in a Secret of the pool's namespace."""
+
+    key: Annotated[str, Field(min_length=1, max_length=253)] = "ca.crt"
+    """Key in the Secret."""
+
+
+class TlsSecret(Model):
+    """A Secret of the pool's namespace of type kubernetes.io/tls."""
+
+    name: ObjectName
+    """Name of the Secret; it has the keys tls.crt and tls.key."""
+
+
 class ExternalIndex(Model):
-    """A Redis or Valkey of your own (6.2 or newer)."""
+    """A Redis or Valkey of your own (6.2 or newer): one server, the master that Sentinels name, or a Cluster."""
 
     url_secret_ref: SecretKey
-    """Where the URL is: redis://user:password@host:port/db or rediss://... for TLS; the user may be left out. The
-    pool needs a database of its own. The password never appears in a ConfigMap or in the status."""
+    """Where the URL is: redis://host:port/db, redis+sentinel://host:port,host:port/service/db or
+    redis+cluster://host:port,host:port; rediss in the place of redis for TLS. user:password@ may stand before the first
+    host. The pool needs a database of its own. The password never appears in a ConfigMap or in the status."""
+    username_secret_ref: UsernameKey | None = None
+    """Where the name of the ACL user is, if it is not in the URL."""
+    password_secret_ref: PasswordKey | None = None
+    """Where the password is, if it is not in the URL."""
+    ca_secret_ref: CaKey | None = None
+    """Where the certificates are that the server's is checked with. Left out: the authorities that systems trust."""
+    client_certificate_secret_ref: TlsSecret | None = None
+    """The certificate and key with which the sidecars show who they are, where the server wants that."""
 
 
 class Index(Model):
@@ -222,6 +259,11 @@ class Index(Model):
     """A Redis or Valkey of your own."""
     lookup_timeout: f.LookupTime = "20ms"
     """Longest wait for the index in one lookup; past it the peers' blocks count as missing."""
+    rebuild_rate: Annotated[int, Field(ge=100, le=10_000_000)] = 50_000
+    """Blocks per second that all nodes together announce after the index was emptied or replaced. Entries of nodes that
+    are gone are looked for at a fifth of it."""
+    forget_after: f.ForgetTime = "1h"
+    """When the entries of a node that is gone are removed. They are no answers any more seconds after it has gone."""
 
     @model_validator(mode="after")
     def _one_index(self) -> Index:

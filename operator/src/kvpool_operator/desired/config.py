@@ -66,6 +66,8 @@ def to_pool_config(
             url=index_url,
             username=index_username if index_url else "",
             lookup_timeout_ms=to_ms(spec.index.lookup_timeout),
+            rebuild_per_s=spec.index.rebuild_rate,
+            forget_after_s=to_ms(spec.index.forget_after) // 1000,
         ),
         cache=CacheConfig(
             block_tokens=spec.cache.block_tokens,

@@ -63,7 +63,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
                     **pull_secrets(env),
                     "initContainers": [_prepare(pool, env)],
                     "containers": [_server(pool, env), _rendezvous(pool, env)],
-                    "volumes": [*tier_volumes(pool), *_volumes(pool, env)],
+                    "volumes": [*tier_volumes(pool), *_volumes(inputs)],
                 },
             },
         },
@@ -145,9 +145,10 @@ def _rendezvous(pool: KVCachePool, env: Env) -> Manifest:
     )
 
 
-def _volumes(pool: KVCachePool, env: Env) -> list[Manifest]:
+def _volumes(inputs: Inputs) -> list[Manifest]:
+    pool, env = inputs.pool, inputs.env
     name = pool.metadata.name
-    wanted = ("pool-secret", "index-password")
+    wanted = ("pool-secret", "index-password", *sorted(inputs.index_files))
     return [
         {"name": "config", "configMap": {"name": names.config(name)}},
         {

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvpool_operator.api.v1alpha1 import KVCachePool
 
 __all__ = ["Env", "ExternalUrl", "Inputs", "Manifest", "PoolSecret"]
@@ -44,6 +46,8 @@ class ExternalUrl:
     url: str
     username: str
     password: str = field(repr=False)
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What the sidecars find beside the password: `index-ca.crt`, `index-client.crt`, `index-client.key`, in PEM."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +63,7 @@ class Inputs:
     @property
     def index_password(self) -> str:
         return self.external.password if self.external else self.secret.managed_index_password
+
+    @property
+    def index_files(self) -> Mapping[str, str]:
+        return self.external.files if self.external else {}

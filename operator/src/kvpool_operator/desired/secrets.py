@@ -31,13 +31,14 @@ def read_secret(manifest: Manifest, fresh: PoolSecret) -> PoolSecret:
 
 
 def secret(inputs: Inputs) -> Manifest:
-    """Secret `NAME-secret`: `pool-secret` and `index-password` are read by the sidecars."""
+    """Secret `NAME-secret`; the sidecars read `pool-secret`, `index-password` and the files for TLS to the index."""
     s = inputs.secret
     values = {
         "pool-id": s.pool_id,
         "pool-secret": s.pool_secret,
         "managed-index-password": s.managed_index_password,
         "index-password": inputs.index_password,
+        **inputs.index_files,
     }
     return {
         "apiVersion": "v1",

@@ -180,7 +180,12 @@ class App:
             on_renewed=self._peers.refresh,
         )
         made.callback(self._announcer.stop)
-        self._sweeper = Sweeper(index, lambda: self._announcer.number, keys_per_s=config.index.rebuild_per_s / 5)
+        self._sweeper = Sweeper(
+            index,
+            lambda: self._announcer.number,
+            keys_per_s=config.index.rebuild_per_s / 5,
+            look_s=min(60.0, config.index.forget_after_s / 4),
+        )
         made.callback(self._sweeper.stop)
         self._warm_up = self._make_warm_up(index, info)
         self._events.announcer = self._announcer
