@@ -134,6 +134,31 @@ def test_corrupt_blocks_are_misses_and_are_reported(fake: FakeSidecar, client: C
     assert until(lambda: any(names[1].hex() in r.get("corrupt", []) for r in fake.reports))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_block_of_another_length_is_a_miss_is_reported_and_costs_no_other(
+    fake: FakeSidecar, client: Client, stream: bool
+) -> None:
+    names = plant(fake, 3)
+    data = fake.file_of(names[1]).read_bytes()
+    fake.file_of(names[1]).write_bytes(data[:-7])
+    if stream:
+        fake.peer_blocks = {names[1]}
+    assert [r.reason for r in client.get_into(names, buffers(3))] == ["", Reason.LENGTH, ""]
+    assert until(lambda: any(names[1].hex() in r.get("corrupt", []) for r in fake.reports))
+    assert client.wait_connected(5)
+    assert [r.reason for r in client.get_into(names[2:], buffers(1))] == [""]
+
+
+def test_a_peer_that_sends_another_length_than_was_announced_is_a_miss_and_is_reported(
+    fake: FakeSidecar, client: Client
+) -> None:
+    names = plant(fake, 3)
+    fake.peer_blocks = {names[1]}
+    fake.corrupt_stream = lambda answer: answer[:8] + (len(answer) - 100).to_bytes(8, "little") + answer[16:]
+    assert [r.reason for r in client.get_into(names, buffers(3))] == ["", Reason.PROTOCOL, ""]
+    assert until(lambda: any(names[1].hex() in r.get("corrupt", []) for r in fake.reports))
+
+
 def test_blocks_of_another_fingerprint_tenant_or_name_are_misses(fake: FakeSidecar, client: Client) -> None:
     names = idents(4)
     fake.plant(names[0], b"g" * 32, payload(0))

@@ -204,6 +204,21 @@ def test_whatever_is_planted_in_a_blocks_place_is_a_miss(make, tmp_path, kind):
     assert secret.exists()
 
 
+@pytest.mark.parametrize("change", [-5000, -1, 1, 4096])
+def test_a_block_of_another_length_than_it_was_stored_with_is_quarantined_when_it_is_opened(make, tmp_path, change):
+    one = make()
+    put(one, 1)
+    place = tmp_path / "r" / "blocks" / block_path(key(1))
+    place.chmod(0o600)
+    os.truncate(place, place.stat().st_size + change)
+    assert one.open(key(1)) is None
+    assert not one.has(key(1))
+    assert not place.exists()
+    assert one.usage().blocks == 0
+    put(one, 1)
+    assert read(one, 1) is not None
+
+
 def test_a_fan_out_directory_replaced_by_a_link_is_a_miss(make, tmp_path):
     one = make()
     put(one, 1)

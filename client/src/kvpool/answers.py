@@ -57,6 +57,7 @@ def _open_entries(
     if reply.items != len(window) or len(reply.body) != len(window) * size:
         raise ProtocolError("an OPEN answer of another length")
     fresh_streams = []
+    named: set[int] = set()
     for n, (index, ident, view) in enumerate(window):
         status, tier, number, why, length, key = wire.OPEN_REPLY.unpack_from(reply.body, n * size)
         if tier > _MAX_TIER:
@@ -71,9 +72,12 @@ def _open_entries(
                 load.reason = Reason.LENGTH
                 load.close()
         elif status in (wire.OpenStatus.STREAM, wire.OpenStatus.STREAM_NEW_CONN):
-            if length != len(view):
-                raise ProtocolError(f"a stream of {length} bytes for a buffer of {len(view)}")
-            load.stream = number
+            named.add(number)
+            if length == len(view):
+                load.stream = number
+            else:
+                load.reason = Reason.LENGTH
+                connection.broken = True  # the bytes that nobody wants will come all the same
             if status == wire.OpenStatus.STREAM_NEW_CONN:
                 fresh_streams.append(number)
         else:
@@ -83,7 +87,7 @@ def _open_entries(
             raise ProtocolError(f"stream {number} is open already")
         stream = connection.streams[number] = socket.socket(fileno=_take(left))
         stream.setblocking(True)
-    if any(load.stream >= 0 and load.stream not in connection.streams for load in loads):
+    if not named <= connection.streams.keys():
         raise ProtocolError("a stream that was never opened")
     if left:
         raise ProtocolError("an OPEN answer with too many descriptors")

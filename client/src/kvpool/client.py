@@ -168,7 +168,7 @@ class Client:
             views = [None] * len(idents)
         wanted = [(i, idents[i], view) for i, view in enumerate(views) if view is not None]
         if deadline is None:
-            deadline = time.monotonic() + self._deadlines.store_ms / 1000
+            deadline = time.monotonic() + self.store_seconds
         job = BatchStore(deadline, self._writers)
         reason = Reason.BUFFER
         if wanted:
@@ -217,6 +217,11 @@ class Client:
     def lookup_seconds(self) -> float:
         """How long a lookup may take."""
         return self._deadlines.lookup_ms / 1000
+
+    @property
+    def store_seconds(self) -> float:
+        """How long a store may take."""
+        return self._deadlines.store_ms / 1000
 
     @property
     def connected(self) -> bool:

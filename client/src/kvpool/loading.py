@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kvpool import answers, transfer, wire
-from kvpool.errors import CorruptBlockError, DeadlineExceededError
+from kvpool.errors import CorruptBlockError, DeadlineExceededError, ProtocolError
 from kvpool.stats import Reason
 
 if TYPE_CHECKING:
@@ -73,6 +73,9 @@ class BatchLoad:
             raise
         self._tell = bool(reply.flags & wire.Flag.TELL)
         self.loads.extend(fresh)
+        for load in fresh:
+            if load.reason == Reason.LENGTH:
+                self._on_corrupt(load.ident)  # perhaps a file that was cut short: the sidecar will look
         files = [load for load in fresh if load.descriptor >= 0]
         streams: dict[int, list[transfer.Load]] = {}
         for load in fresh:
@@ -123,6 +126,10 @@ class BatchLoad:
             self._on_corrupt(load.ident)
         except transfer.PeerMissError:
             load.reason = Reason.PEER_ABSENT
+        except ProtocolError as e:
+            load.reason = Reason.PROTOCOL
+            _log.warning("kvpool: %s", e)
+            self._on_corrupt(load.ident)  # a peer's file of another length, most likely: the sidecar will look
         except DeadlineExceededError:
             load.reason = Reason.DEADLINE
         except OSError as e:

@@ -121,6 +121,11 @@ class Root(Store):
             os.close(fd)
             self._forget(key)
             return None
+        known = self.payload_len(key)
+        if known and known != info.st_size - HEADER_BYTES:
+            os.close(fd)
+            self.quarantine(key)  # blocks never change: this one was cut short, or something was put in its place
+            return None
         self._used_now(key, info)
         return Block(fd, info.st_size - HEADER_BYTES)
 

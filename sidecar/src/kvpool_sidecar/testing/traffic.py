@@ -1,0 +1,108 @@
+"""The reference mix against real sidecars: 92 % reads, 8 % writes, whole blocks, so many requests at once.
+
+Source of the mix: published measurements of KV cache I/O, DESIGN section 2. A read looks a prompt up and then loads
+blocks of what was found; what is missing is computed and stored, as an engine does, within the share of writes. Blocks
+are named by number; their bytes follow from tenant and number, so any process can tell whether they are right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import random
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool import keys
+
+if TYPE_CHECKING:
+    from kvpool_sidecar.testing.history import RecordingClient
+
+__all__ = ["PAGE", "Mix", "Traffic", "ident_of", "payload_into", "payload_of"]
+
+PAGE = 4096
+
+
+class Mix(NamedTuple):
+    """`prompt`: blocks in one lookup; `universe`: how many different blocks there are for each tenant."""
+
+    block_bytes: int = 256 << 10
+    universe: int = 200
+    prompt: int = 8
+    reads: float = 0.92
+    pause_s: float = 0.0  # between a thread's requests
+
+
+def ident_of(fingerprint: bytes, number: int) -> bytes:
+    return keys.ident(fingerprint, number.to_bytes(8, "little"))
+
+
+def payload_into(buffer: memoryview, tenant: str, ident: bytes) -> None:
+    """Fill `buffer`: each page tells its place, the block and the tenant."""
+    seed = hashlib.sha256(tenant.encode() + b"\0" + ident).digest()
+    page = bytearray(seed * (PAGE // len(seed)))
+    for at in range(0, len(buffer), PAGE):
+        page[:8] = at.to_bytes(8, "little")
+        left = min(PAGE, len(buffer) - at)
+        buffer[at : at + left] = page[:left]
+
+
+def payload_of(tenant: str, ident: bytes, size: int) -> bytes:
+    """The same as bytes."""
+    data = bytearray(size)
+    payload_into(memoryview(data), tenant, ident)
+    return bytes(data)
+
+
+class Traffic:
+    """Threads that read and write until `stop`; `resize` changes how many of them there are."""
+
+    def __init__(self, client: RecordingClient, fingerprint: bytes, mix: Mix, seed: int) -> None:
+        self._client = client
+        self._fingerprint = fingerprint
+        self._mix = mix
+        self._seed = seed
+        self._threads: list[threading.Thread] = []
+        self._wanted = 0
+        self._stopped = threading.Event()
+
+    def resize(self, depth: int) -> None:
+        """So many requests at once from now on; those beyond end after the one they are at."""
+        self._wanted = depth
+        self._threads = [t for t in self._threads if t.is_alive()]
+        running = {t.name for t in self._threads}
+        for place in range(depth):
+            name = f"traffic-{place}"
+            if name not in running:
+                thread = threading.Thread(target=self._run, args=(place,), name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """End; False if a thread did not (a call has not returned)."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, place: int) -> None:
+        rng = random.Random(f"{self._seed}/{place}")  # noqa: S311
+        with mmap.mmap(-1, self._mix.block_bytes) as memory, memoryview(memory) as view:
+            while not self._stopped.is_set() and place < self._wanted:
+                self._one(rng, view)
+                memory.madvise(mmap.MADV_DONTNEED)  # so many buffers at once would not fit: keep none
+                if self._mix.pause_s:
+                    self._stopped.wait(self._mix.pause_s * rng.random())
+
+    def _one(self, rng: random.Random, view: memoryview) -> None:
+        # an early block is in many prompts, a late one in few
+        first = int(self._mix.universe * rng.random() ** 2)
+        names = [ident_of(self._fingerprint, (first + i) % self._mix.universe) for i in range(self._mix.prompt)]
+        if rng.random() < self._mix.reads:
+            tiers = self._client.lookup(names)
+            found = next((i for i, tier in enumerate(tiers) if not tier), len(tiers))
+            self._client.get_into([names[rng.randrange(max(found, 1))]], [view])
+        else:
+            name = rng.choice(names)
+            payload_into(view, self._client.tenant, name)
+            self._client.put_from([name], [view])
