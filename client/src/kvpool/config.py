@@ -25,6 +25,7 @@ __all__ = [
     "CacheConfig",
     "ClientConfig",
     "Deadlines",
+    "FsspecTier",
     "IndexConfig",
     "LocalTier",
     "PeerConfig",
@@ -60,6 +61,17 @@ class SharedTier:
 
     name: str = _doc("The tier's name in the pool's spec.")
     path: str = _doc("Directory as the sidecar sees it.")
+    capacity_bytes: int = _doc("Most bytes that this pool's blocks may take there; 0: no limit of ours.", default=0)
+
+
+@dataclass(frozen=True)
+class FsspecTier:
+    """An object store (tier G4). Credentials are files of the sidecar's object-store directory, never here."""
+
+    name: str = _doc("The tier's name in the pool's spec.")
+    url: str = _doc("s3://bucket/prefix, or another URL that fsspec knows; blocks are below the pool's id there.")
+    endpoint: str = _doc("URL of an S3 endpoint other than AWS's; empty: AWS.", default="")
+    region: str = _doc("S3 region; empty: the client library's default.", default="")
     capacity_bytes: int = _doc("Most bytes that this pool's blocks may take there; 0: no limit of ours.", default=0)
 
 
@@ -153,6 +165,9 @@ class PoolConfig:
     local: tuple[LocalTier, ...] = _doc("Local tiers in order; several drives are striped by key.")
     index: IndexConfig = _doc("The prefix index.")
     shared: SharedTier | None = _doc("The shared tier.", default=None)
+    fsspec: FsspecTier | None = _doc(
+        "The shared tier, where it is an object store; then `shared` is null.", default=None
+    )
     cache: CacheConfig = _doc("Block sizes, write policy, eviction.", default_factory=CacheConfig)
     peer: PeerConfig = _doc("Reads from other nodes.", default_factory=PeerConfig)
     deadlines: Deadlines = _doc("Deadlines that the sidecar tells its clients.", default_factory=Deadlines)
@@ -169,6 +184,8 @@ class PoolConfig:
             raise ConfigError(f"version is {self.version}, this build reads {CONFIG_VERSION}: upgrade the older side")
         if not self.local:
             raise ConfigError("local: at least one local tier is needed")
+        if self.shared is not None and self.fsspec is not None:
+            raise ConfigError("shared and fsspec: there is one shared tier; give one of them")
         if not 0 < c.low_watermark < c.high_watermark <= 100:
             raise ConfigError("cache: 0 < low_watermark < high_watermark <= 100 must hold")
         if c.max_block_bytes <= 0 or c.block_tokens <= 0 or any(t.capacity_bytes <= 0 for t in self.local):
@@ -254,7 +271,17 @@ def _reference() -> str:
         f"client (`ClientConfig`, environment variable `{CLIENT_CONFIG_ENV}`). Users do not write them: they follow",
         "from the KVCachePool. Generated from `kvpool.config` by `make gen`.",
     ]
-    for kind in (PoolConfig, LocalTier, SharedTier, IndexConfig, CacheConfig, PeerConfig, Deadlines, ClientConfig):
+    for kind in (
+        PoolConfig,
+        LocalTier,
+        SharedTier,
+        FsspecTier,
+        IndexConfig,
+        CacheConfig,
+        PeerConfig,
+        Deadlines,
+        ClientConfig,
+    ):
         out += [
             "",
             f"## {kind.__name__}",

@@ -76,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FROM=TO",
         help="tiers below FROM are also mounted, read-only, below TO; readers' descriptors are opened there",
     )
+    serve.add_argument(
+        "--object-secret-dir",
+        default=_env("KVPOOL_OBJECT_SECRET_DIR"),
+        metavar="DIR",
+        help="credentials of the object store, one file each: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY ...",
+    )
     serve.add_argument("--peer-port", type=int, help="instead of peer.port of the configuration")
     serve.add_argument("--http-port", type=int, help="instead of http_port of the configuration")
 
@@ -186,6 +192,7 @@ def _serve(args: argparse.Namespace) -> int:
             handoff=args.handoff,
             sockets=settings.fixed_sockets(args.socket),
             tiers_ro=(here.rstrip("/"), there.rstrip("/")),
+            object_secret_dir=args.object_secret_dir,
         )
     )
 

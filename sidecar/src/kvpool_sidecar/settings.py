@@ -40,6 +40,7 @@ class ServeSettings:
     handoff: str = ""
     sockets: dict[str, str] = field(default_factory=dict)  # path of a socket: tenant
     tiers_ro: tuple[str, str] = ("/tiers", "/tiers-ro")
+    object_secret_dir: str = ""  # credentials of the object store, one file each
 
     def __post_init__(self) -> None:
         try:

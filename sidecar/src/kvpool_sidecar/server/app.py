@@ -17,7 +17,6 @@ from kvpool.errors import ConfigError, RefusedError
 from kvpool_sidecar.admission import Admission
 from kvpool_sidecar.after_lookup import AfterLookup, Listener
 from kvpool_sidecar.breaker import Breaker
-from kvpool_sidecar.codec import CODECS
 from kvpool_sidecar.copier import Copier
 from kvpool_sidecar.guard import Guard
 from kvpool_sidecar.health import HealthServer
@@ -33,6 +32,7 @@ from kvpool_sidecar.metrics import Metrics
 from kvpool_sidecar.node import NodeBlocks
 from kvpool_sidecar.prefetch import Prefetcher
 from kvpool_sidecar.server.auth import Identity, Tenant, is_allowed, tenant_of
+from kvpool_sidecar.server.g4 import open_shared
 from kvpool_sidecar.server.handoff import Handoff
 from kvpool_sidecar.server.listener import PodListeners
 from kvpool_sidecar.server.pod import Pod
@@ -42,9 +42,7 @@ from kvpool_sidecar.shared_tier import SharedTier
 from kvpool_sidecar.stats import Stats
 from kvpool_sidecar.status import StatusReport
 from kvpool_sidecar.store.local import open_local
-from kvpool_sidecar.store.packed import PackedStore
 from kvpool_sidecar.store.root import Events
-from kvpool_sidecar.store.shared import SharedStore
 from kvpool_sidecar.transport import hottest
 from kvpool_sidecar.transport.peer_link import PeerLink, dial
 from kvpool_sidecar.transport.peer_server import PeerServer
@@ -112,23 +110,9 @@ class App:
         made.callback(self._local.close)
         self._shared: SharedTier | None = None
         self._copier: Copier | None = None
-        if config.shared is not None:
-            path = config.shared.path
-            self._shared = SharedTier(
-                PackedStore(
-                    SharedStore(
-                        path,
-                        pool_uid=config.uid,
-                        capacity_bytes=config.shared.capacity_bytes,
-                        read_path=settings.read_path(path),
-                    ),
-                    self._local,
-                    codec=CODECS[config.cache.compression],
-                    max_payload=config.cache.max_block_bytes,
-                    kept=lambda key, payload_len: self._announcer.announce(key, payload_len),
-                    count=functools.partial(self._stats.add, "compression"),
-                )
-            )
+        shared = open_shared(settings, self._local, lambda key, n: self._announcer.announce(key, n), self._stats)
+        if shared is not None:
+            self._shared = SharedTier(shared)
             made.callback(self._shared.close)
             if config.cache.write_policy == "WriteThrough":
                 self._copier = Copier(self._local, self._shared, self._stats)

@@ -1,0 +1,49 @@
+"""What an object store is asked for: objects by name below one prefix. The block format and its checks are `objects`.
+
+Names are made by us alone (digits, letters, `/`, `-`, `.`). An object appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["PIECE", "Bucket"]
+
+PIECE = 4 << 20  # most bytes of an object that are in memory at a time, for each call
+
+
+class Bucket(abc.ABC):
+    """Thread-safe. OSError where the other side fails, its text free of secrets; every call ends in bounded time."""
+
+    where: str  # for messages
+
+    @abc.abstractmethod
+    def size(self, name: str) -> int | None:
+        """Bytes of the object; None if there is none."""
+
+    @abc.abstractmethod
+    def fetch(self, name: str, fd: int, size: int) -> None:
+        """Write the object's `size` bytes to `fd` from its start. FileNotFoundError; OSError if it is cut short."""
+
+    @abc.abstractmethod
+    def put(self, name: str, fd: int, size: int) -> bool:
+        """Make an object of the first `size` bytes of `fd`; False if there was one, where that can be told."""
+
+    @abc.abstractmethod
+    def copy(self, name: str, to: str) -> None:
+        """Copy an object, without its bytes coming here where that can be had."""
+
+    @abc.abstractmethod
+    def remove(self, name: str) -> bool:
+        """False if there was none."""
+
+    @abc.abstractmethod
+    def names(self, folder: str) -> Iterator[tuple[str, int]]:
+        """Name below `folder` (`ab/abcd`), and size, of each object there and one folder further down, in no order."""
+
+    def close(self) -> None:  # noqa: B027 - nothing to do is a fine default
+        """Let go of connections."""

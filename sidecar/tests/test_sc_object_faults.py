@@ -1,0 +1,331 @@
+"""An object store that is away, hung, slow, full of errors or lying costs its own blocks, and nothing waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from sc_nodes import fresh_address, wait_for
+from sc_s3 import KEY, PORT, SECRET, S3Server, s3_bucket, storage_options
+
+from kvpool import config
+from kvpool.errors import ConfigError
+from kvpool_sidecar.copier import copy_block
+from kvpool_sidecar.shared_tier import SharedTier
+from kvpool_sidecar.store.fsspec_options import open_bucket, read_options
+from kvpool_sidecar.store.memory import MemoryStore
+from kvpool_sidecar.store.objects import ObjectStore
+from kvpool_sidecar.store.rotating import RotatingBucket
+from kvpool_sidecar.testing.blocks import key, payload, put, read
+
+MAX = 16 << 20
+SIZE = 6 << 20  # two pieces
+
+
+class Proxy:
+    """Passes bytes on to the S3 server until it is told otherwise, connection by connection."""
+
+    def __init__(self, target: str) -> None:
+        self._target = (target, PORT)
+        self._listener = socket.create_server((fresh_address(), 0))
+        self.url = "http://{}:{}".format(*self._listener.getsockname())
+        self.answer: bytes | None = None  # instead of the server's
+        self.cut_after: int | None = None  # bytes of the server's answers, then the connection ends
+        self.stall_after: int | None = None  # then nothing more comes
+        self.flip_at: int | None = None  # a bit of that byte of each answer's body that is large
+        self._ended = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def heal(self) -> None:
+        self.answer = self.cut_after = self.stall_after = self.flip_at = None
+
+    def close(self) -> None:
+        self._ended.set()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError), socket.create_connection(self._target) as server:
+            client.settimeout(30)
+            server.settimeout(30)
+            threading.Thread(target=self._back, args=(server, client), daemon=True).start()
+            while data := client.recv(1 << 16):
+                if self.answer is not None:
+                    client.sendall(self.answer)
+                    return
+                server.sendall(data)
+
+    def _back(self, server: socket.socket, client: socket.socket) -> None:
+        passed = 0
+        try:
+            while data := server.recv(1 << 16):
+                if self.flip_at is not None and passed <= self.flip_at < passed + len(data):
+                    data = bytearray(data)
+                    data[self.flip_at - passed] ^= 1
+                if self.stall_after is not None and passed + len(data) > self.stall_after:
+                    self._ended.wait(20)
+                    return
+                if self.cut_after is not None and passed + len(data) > self.cut_after:
+                    client.sendall(data[: max(0, self.cut_after - passed)])
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
+                client.sendall(data)
+                passed += len(data)
+        except OSError:
+            pass
+
+
+def status(code: int, name: str) -> bytes:
+    body = f'<?xml version="1.0"?><Error><Code>{name}</Code><Message>{name}</Message></Error>'.encode()
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (code, len(body), body)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    server = S3Server(tmp_path_factory.mktemp("s3") / "s3.log").start()
+    server.make_bucket("kvpool")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(s3):
+    one = Proxy(s3.address)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def tier(s3, proxy):
+    """A tier behind the proxy with blocks 1 and 2 in it."""
+    store = ObjectStore(s3_bucket(proxy.url, "s3://kvpool/faults", read_timeout_s=1), pool_uid="u", max_payload=MAX)
+    for n in (1, 2):
+        wait_for(lambda n=n: there(store, n), "stored")
+    shared = SharedTier(store, cooldown_s=0.2)
+    yield shared
+    shared.close()
+    store.close()
+
+
+def there(store, n):
+    with contextlib.suppress(OSError):  # a busy machine
+        return store.has(key(n)) or put(store, n, SIZE)
+    return False
+
+
+def opened(tier, n, timeout_s=1.0):
+    (found,) = tier.open_many([key(n)], timeout_s)
+    if found is None:
+        return None
+    return read(Opened(found), n)
+
+
+class Opened:
+    """A block that is open already, as `read` wants it."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def open(self, _key):
+        return self.found
+
+
+FAULTS = {
+    "500": lambda p: setattr(p, "answer", status(500, "InternalError")),
+    "503 slow down": lambda p: setattr(p, "answer", status(503, "SlowDown")),
+    "access denied": lambda p: setattr(p, "answer", status(403, "AccessDenied")),
+    "not HTTP": lambda p: setattr(p, "answer", b"\x00\xff" * 50),
+    "cut mid-read": lambda p: setattr(p, "cut_after", 2 << 20),
+    "stalled mid-read": lambda p: setattr(p, "stall_after", 2 << 20),
+    "an answer without an end": lambda p: setattr(p, "answer", b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\nabc"),
+    "a length that is a lie": lambda p: setattr(
+        p, "answer", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\nETag: x\r\n\r\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_a_miss_within_the_deadline_and_heals(tier, proxy, fault):
+    FAULTS[fault](proxy)
+    for _ in range(4):
+        started = time.monotonic()
+        assert opened(tier, 1) is None
+        assert time.monotonic() - started < 10  # on a busy machine; the deadline is 1 s
+    assert fault == "a length that is a lie" or tier.problem
+    assert SECRET not in tier.problem
+    proxy.heal()
+    wait_for(lambda: opened(tier, 1, 10) == payload(1, SIZE), "it is used again", timeout=30)
+    assert tier.problem == ""
+    wait_for(lambda: tier.store._in_hand == 0, "nothing is on its way any more")
+
+
+def test_wrong_bytes_are_a_miss_and_the_block_is_gone(tier, proxy, s3):
+    put_again = s3_bucket(s3.url, "s3://kvpool/faults")
+    proxy.flip_at = 3 << 20
+    assert opened(tier, 2, 10) is None
+    proxy.heal()
+    assert opened(tier, 2, 10) is None
+    put_again.close()
+
+
+def test_bytes_that_the_network_spoilt_once_take_no_block_away(tier, proxy, monkeypatch):
+    fetch, trials = tier.store._bucket.fetch, []
+
+    def spoilt_once(name, fd, size):
+        fetch(name, fd, size)
+        trials.append(1)
+        if len(trials) == 1:
+            os.pwrite(fd, b"rot", 5000)
+
+    monkeypatch.setattr(tier.store._bucket, "fetch", spoilt_once)
+    assert opened(tier, 1, 10) == payload(1, SIZE)
+    assert len(trials) == 2
+
+
+def test_a_stopped_server_is_an_absent_tier_and_comes_back(s3, proxy):
+    store = ObjectStore(s3_bucket(s3.url, "s3://kvpool/stopped", read_timeout_s=1), pool_uid="u", max_payload=MAX)
+    put(store, 1, SIZE)
+    tier = SharedTier(store, cooldown_s=0.2)
+    s3.send(signal.SIGSTOP)
+    try:
+        slow = 0
+        for _ in range(20):
+            started = time.monotonic()
+            assert tier.has_many([key(5)], 0.05) == [False]
+            slow += time.monotonic() - started > 0.04
+        assert slow < 20  # the breaker opens: most calls cost nothing
+        assert not tier.available
+        local = MemoryStore(64 << 20)
+        put(local, 3, SIZE)
+        started = time.monotonic()
+        with pytest.raises(OSError, match="s3://kvpool"):
+            copy_block(local, store, key(3))
+        assert time.monotonic() - started < 30
+    finally:
+        s3.send(signal.SIGCONT)
+    wait_for(lambda: opened(tier, 1, 5) == payload(1, SIZE), "it is used again", timeout=30)
+    wait_for(lambda: copy_block(local, store, key(3)) is True or store.has(key(3)), "copied", timeout=30)
+    assert read(store, 3) == payload(3, SIZE)
+    local.close()
+    tier.close()
+
+
+def test_a_server_that_is_killed_mid_read_and_mid_write_leaves_nothing_half_done(tmp_path):
+    server = S3Server(tmp_path / "s3.log").start()
+    server.make_bucket("kvpool")
+    proxy = Proxy(server.address)
+    store = ObjectStore(s3_bucket(proxy.url, "s3://kvpool/x", read_timeout_s=1), pool_uid="u", max_payload=MAX)
+    local = MemoryStore(64 << 20)
+    try:
+        for n in (1, 2):
+            put(local, n, SIZE)
+        copy_block(local, store, key(1))
+        proxy.stall_after = 2 << 20
+        tier = SharedTier(store, cooldown_s=0.2)
+        assert tier.open_many([key(1)], 0.3) == [None]
+        server.stop()
+        proxy.heal()
+        with pytest.raises(OSError, match="s3://kvpool"):
+            copy_block(local, store, key(2))
+        assert tier.has_many([key(2)], 5) == [False]
+        assert tier.problem
+        server.start()  # empty: it keeps its objects in memory
+        with pytest.raises(OSError, match="bucket"):
+            copy_block(local, store, key(2))
+        server.make_bucket("kvpool")
+        wait_for(lambda: copy_block(local, store, key(2)), "stored once the server is back", timeout=30)
+        wait_for(lambda: opened(tier, 2, 10) == payload(2, SIZE), "read", timeout=30)
+        wait_for(lambda: store._in_hand == 0, "nothing is on its way any more")
+        assert store._promised == 0
+        tier.close()
+    finally:
+        proxy.close()
+        server.stop()
+        store.close()
+        local.close()
+
+
+def test_a_bucket_that_is_missing_is_told_and_used_when_it_is_made(s3):
+    store = ObjectStore(s3_bucket(s3.url, "s3://not-there/x"), pool_uid="u", max_payload=MAX)
+    tier = SharedTier(store, cooldown_s=0.1)
+    assert tier.has_many([key(1)], 10) == [False]
+    assert "bucket" in tier.problem.lower()
+    s3.make_bucket("not-there")
+    wait_for(lambda: tier.has_many([key(1)], 10) == [False] and not tier.problem, "it is used")
+    tier.close()
+    store.close()
+
+
+# -- options
+
+
+def tier_config(url="s3://bucket/x", **kw):
+    return config.FsspecTier("far", url, **kw)
+
+
+def test_a_secret_with_the_names_of_aws_or_of_fsspec(tmp_path):
+    for name, text in {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET + "\n", "AWS_REGION": "eu-1"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "..data").mkdir()
+    options = read_options(tier_config(endpoint="http://s3.example"), str(tmp_path))
+    assert options.storage["key"] == KEY
+    assert options.storage["secret"] == SECRET
+    assert options.storage["client_kwargs"] == {"region_name": "eu-1"}
+    assert options.storage["endpoint_url"] == "http://s3.example"
+    assert set(options.hidden) == {KEY, SECRET}
+
+
+@pytest.mark.parametrize("name", ["session", "asynchronous", "AWS_PROFILE"])
+def test_a_key_of_the_secret_that_means_nothing_is_named_and_its_value_is_not(tmp_path, name):
+    (tmp_path / name).write_text(SECRET)
+    with pytest.raises(ConfigError, match=name) as told:
+        read_options(tier_config(), str(tmp_path))
+    assert SECRET not in str(told.value)
+
+
+def test_a_secret_that_is_too_large_is_refused(tmp_path):
+    (tmp_path / "key").write_text("x" * 70_000)
+    with pytest.raises(ConfigError, match="larger"):
+        read_options(tier_config(), str(tmp_path))
+
+
+def test_no_secret_in_what_a_client_library_says(s3):
+    from kvpool_sidecar.store.fsspec_bucket import FsspecBucket
+
+    bucket = FsspecBucket("s3://kvpool/x", storage_options(s3.url), hidden=(SECRET,))
+
+    def leak(*_a, **_kw):
+        raise RuntimeError(f"the key {SECRET} is wrong")
+
+    bucket._fs._info = leak
+    with pytest.raises(OSError, match=r"the key \*\*\* is wrong"):
+        bucket.size("x")
+
+
+def test_a_rotated_secret_is_used_and_a_broken_one_is_not(tmp_path, s3):
+    (tmp_path / "key").write_text(KEY)
+    (tmp_path / "secret").write_text(SECRET)
+    one = tier_config("s3://kvpool/rotated", endpoint=s3.url, region="us-east-1")
+    assert isinstance(open_bucket(one, str(tmp_path)), RotatingBucket)
+    made = []
+    bucket = RotatingBucket(
+        "x", lambda: read_options(one, str(tmp_path)), lambda o: made.append(o) or o, look_every_s=0
+    )
+    bucket._now()
+    assert len(made) == 1
+    (tmp_path / "secret").write_text("another secret")
+    assert bucket._now().storage["secret"] == "another secret"
+    (tmp_path / "nonsense").write_text("x")
+    assert bucket._now().storage["secret"] == "another secret"

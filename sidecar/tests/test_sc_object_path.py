@@ -1,0 +1,127 @@
+"""The whole path with an object store as the shared tier: real sidecars, a real S3-speaking server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sc_nodes import wait_for
+from sc_raw import ident, payload
+from sc_s3 import KEY, SECRET, S3Server
+
+from kvpool import config
+from kvpool.wire import Tier
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    server = S3Server(tmp_path_factory.mktemp("s3") / "s3.log").start()
+    server.make_bucket("kvpool")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def secret(tmp_path):
+    directory = tmp_path / "object-secret"
+    directory.mkdir()
+    (directory / "AWS_ACCESS_KEY_ID").write_text(KEY)
+    (directory / "AWS_SECRET_ACCESS_KEY").write_text(SECRET)
+    return directory
+
+
+def far(s3, prefix, **kw):
+    return config.FsspecTier("far", f"s3://kvpool/{prefix}", endpoint=s3.url, region="us-east-1", **kw)
+
+
+def get(connection, one):
+    """A first read may take longer than its deadline; it goes on, and the next finds the block on this node."""
+    return wait_for(lambda: connection.get([one], ms=10_000)[0], "read from the object store", timeout=30)
+
+
+def test_a_block_outlives_its_node_in_the_object_store(cluster, s3, secret):
+    c = cluster()
+    tier = {"fsspec": far(s3, "path"), "arguments": (f"--object-secret-dir={secret}",)}
+    a = c.node("a", **tier)
+    data = {ident(n): payload(n, (n + 1) << 20) for n in range(3)}
+    with a.connect("team-a") as connection:
+        assert connection.put(data) == [1, 1, 1]
+        wait_for(lambda: a.status()["shared"]["copies"].get("copied") == 3, "copied to the object store", timeout=60)
+    a.stop()
+    shutil.rmtree(a.nvme)
+    b = c.node("b", **tier)
+    with b.connect("team-b") as other:  # the same idents in another namespace: nothing of theirs
+        assert other.lookup(list(data), ms=5000) == [Tier.MISS] * 3
+        assert other.get(list(data), ms=5000) == [None] * 3
+    with b.connect("team-a") as connection:
+        wait_for(lambda: connection.lookup(list(data), ms=5000) == [Tier.SHARED] * 3, "found in the object store")
+        for one, bytes_there in data.items():
+            assert get(connection, one) == bytes_there
+        assert connection.lookup(list(data)) == [Tier.LOCAL] * 3  # and stays here
+        b.wait_announced()
+        assert b.status()["index"]["announced"] == 3  # for peers too
+    status = b.status()
+    assert status["shared"] | {"copies": 0} == {
+        "configured": True,
+        "available": True,
+        "problem": "",
+        "waiting": 0,
+        "copies": 0,
+    }
+    told = json.dumps(status) + a.log.read_text() + b.log.read_text() + (b.home / "pool.json").read_text()
+    assert SECRET not in told
+    for part in ("cmdline", "environ"):
+        assert SECRET.encode() not in Path(f"/proc/{b.process.pid}/{part}").read_bytes()
+
+
+def test_the_reason_why_the_object_store_is_not_used_shows_in_the_status(cluster, s3, secret):
+    c = cluster(index=False)
+    node = c.node(
+        "a",
+        fsspec=config.FsspecTier("far", "s3://no-such-bucket/x", endpoint=s3.url, region="us-east-1"),
+        arguments=(f"--object-secret-dir={secret}",),
+    )
+    with node.connect() as connection:
+        assert connection.put({ident(1): payload(1)}) == [1]
+        assert connection.get([ident(1)]) == [payload(1)]
+        assert connection.lookup([ident(2)], ms=3000) == [Tier.MISS]
+        wait_for(lambda: "bucket" in node.status()["shared"]["problem"].lower(), "it says why")
+
+
+def test_capacity_stops_copies_and_nothing_else(cluster, s3, secret):
+    c = cluster(index=False)
+    node = c.node("a", fsspec=far(s3, "small", capacity_bytes=300_000), arguments=(f"--object-secret-dir={secret}",))
+    with node.connect() as connection:
+        data = {ident(n): payload(n, 100_000) for n in range(4)}
+        assert connection.put(data) == [1] * 4
+        copies = lambda: node.status()["shared"]["copies"]  # noqa: E731
+        wait_for(lambda: copies().get("full", 0) + copies().get("copied", 0) == 4, "all were tried", timeout=60)
+        assert copies() == {"copied": 2, "full": 2}
+        assert connection.get(list(data)) == list(data.values())
+
+
+@pytest.mark.parametrize(("url", "words"), [("gs://x/y", "gcsfs"), ("ftp://x/y", "unknown scheme")])
+def test_what_cannot_be_used_is_said_at_the_start(cluster, url, words):
+    c = cluster(index=False)
+    directory = c.directory / "bad"
+    directory.mkdir()
+    pool = config.PoolConfig(
+        pool="p",
+        namespace="n",
+        uid="u",
+        local=(config.LocalTier("l", str(directory / "nvme"), 1 << 20),),
+        index=config.IndexConfig(""),
+        fsspec=config.FsspecTier("far", url),
+    )
+    (directory / "pool.json").write_text(config.dumps(pool))
+    ended = subprocess.run(
+        [sys.executable, "-m", "kvpool_sidecar", "serve", f"--config={directory}/pool.json", "--node=a",
+         f"--secret-dir={c.secret}", f"--socket={directory}/s=t", "--address=127.0.0.1"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert words in ended.stderr

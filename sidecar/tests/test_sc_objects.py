@@ -1,0 +1,236 @@
+"""Object stores keep the contract of every store: a directory, memory and a real S3-speaking server behind fsspec."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+from sc_s3 import S3Server, s3_bucket
+
+from kvpool.block import HEADER_BYTES
+from kvpool.errors import ConfigError, TierFullError
+from kvpool_sidecar.store.fsspec_bucket import FsspecBucket
+from kvpool_sidecar.store.memory import MemoryStore
+from kvpool_sidecar.store.objects import ObjectStore
+from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
+from kvpool_sidecar.testing.store import StoreContract
+
+_fresh = itertools.count(1)
+MAX = 4 << 20
+
+
+def make_store(bucket, **kw):
+    return ObjectStore(bucket, **{"pool_uid": "uid-1", "max_payload": MAX, **kw})
+
+
+def object_name(one: bytes, pool: str = "uid-1") -> str:
+    return f"{pool}/blocks/{one.hex()[:2]}/{one.hex()}"
+
+
+class ObjectContract(StoreContract):
+    detects_writers = False
+    verifies = True
+    bad_blocks = 20
+
+    def bucket(self) -> FsspecBucket:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self):
+        store = make_store(self.bucket())
+        yield store
+        store.close()
+
+    def content(self, one: bytes) -> bytearray:
+        bucket, name = self.bucket(), object_name(one)
+        size = bucket.size(name)
+        fd = os.memfd_create("content")
+        bucket.fetch(name, fd, size)
+        data = os.pread(fd, size, 0)
+        os.close(fd)
+        bucket.close()
+        return bytearray(data)
+
+    def replace(self, name: str, data: bytes) -> None:
+        bucket = self.bucket()
+        bucket.remove(name)
+        fd = os.memfd_create("content")
+        os.write(fd, data)
+        assert bucket.put(name, fd, len(data))
+        os.close(fd)
+        bucket.close()
+
+    def corrupt(self, store, key, offset):
+        data = self.content(key)
+        data[offset] ^= 1
+        self.replace(object_name(key), data)
+
+    def truncate(self, store, key, size):
+        self.replace(object_name(key), self.content(key)[:size])
+
+    def test_a_bad_block_is_kept_for_a_look_and_only_a_few_are(self, store):
+        for n in range(self.bad_blocks):
+            put(store, n, 100)
+            self.corrupt(store, key(n), HEADER_BYTES)
+            assert store.open(key(n)) is None
+        kept = list(self.bucket().names("uid-1/quarantine"))
+        assert 1 <= len(kept) <= 8
+
+    def test_foreign_objects_are_nobodys_blocks(self, store):
+        put(store, 1)
+        for name in ("x", key(2).hex().upper(), key(3).hex() + "0", f"{key(4).hex()[:63]}/"):
+            self.replace(f"uid-1/blocks/{key(2).hex()[:2]}/{name}".rstrip("/"), b"x" * 5000)
+        self.replace(object_name(key(5)), b"y" * (HEADER_BYTES + MAX + 1))
+        self.replace(object_name(key(6)), b"z" * 5000)
+        assert set(dict(store.keys())) == {key(1), key(6)}
+        assert not store.has(key(5))
+        assert store.open(key(5)) is None
+        assert store.open(key(6)) is None
+
+    def test_pools_in_one_bucket_do_not_meet(self, store):
+        put(store, 1)
+        other = make_store(self.bucket(), pool_uid="uid-2")
+        assert not other.has(key(1))
+        assert other.open(key(1)) is None
+        assert list(other.keys()) == []
+        put(other, 1, 999)
+        assert read(store, 1) == payload(1)
+        assert read(other, 1) == payload(1, 999)
+        other.close()
+
+    def test_a_format_of_the_future_is_refused(self, store):
+        put(store, 1)
+        self.replace("uid-1/POOL", b'{"format": 2, "pool_uid": "uid-1"}')
+        later = make_store(self.bucket())
+        with pytest.raises(ConfigError, match="format"):
+            later.has(key(1))
+        later.close()
+
+    def test_a_block_that_is_brought_here_is_kept_here(self, store):
+        put(store, 1)
+        local, told = MemoryStore(1 << 20), []
+        near = make_store(self.bucket(), keep=local, kept=lambda *a: told.append(a))
+        assert read(near, 1) == payload(1)
+        assert read(local, 1) == payload(1)
+        assert told == [(key(1), 20_000)]
+        self.replace(object_name(key(1)), b"x" * 24_096)
+        assert not near.check(key(1))  # the object itself is looked at, not what is here
+        near.close()
+        local.close()
+
+    def test_where_the_drive_is_full_a_block_is_read_all_the_same(self, store):
+        put(store, 1)
+        local = MemoryStore(100)
+        near = make_store(self.bucket(), keep=local)
+        assert read(near, 1) == payload(1)
+        assert local.usage().blocks == 0
+        near.close()
+
+    def test_a_rotten_block_is_not_brought_here(self, store):
+        put(store, 1)
+        self.corrupt(store, key(1), 20_000)
+        local = MemoryStore(1 << 20)
+        near = make_store(self.bucket(), keep=local)
+        assert near.open(key(1)) is None
+        assert local.usage() == (1 << 20, 0, 0)
+        near.close()
+
+    def test_a_block_that_rotted_on_its_way_out_is_not_stored(self, store):
+        pending = store.begin(key(1), 20_000)
+        write(pending, header(1, payload(1)), payload(1))
+        os.pwrite(pending.writer, b"rot", 20_000)
+        with pytest.raises(Exception, match="checksum"):
+            store.commit(pending)
+        assert not store.has(key(1))
+
+    def test_capacity_counts_what_others_stored(self, store):
+        for n in range(4):
+            put(store, n)
+        small = make_store(self.bucket(), capacity_bytes=120_000, recount_s=0)
+        small.housekeep()
+        assert small.usage()[1:] == (4 * 24_096, 4)
+        with pytest.raises(TierFullError):
+            small.begin(key(9), 30_000)
+        store.remove(key(0))
+        small.housekeep()
+        assert put(small, 9) == 1
+        small.close()
+
+    def test_what_is_on_its_way_is_bounded_and_given_back(self, store):
+        small = make_store(self.bucket(), in_hand_bytes=1)  # so: one largest block at a time
+        first = small.begin(key(1), MAX)
+        with pytest.raises(TierFullError):
+            small.begin(key(2), MAX)
+        small.abort(first)
+        assert put(small, 2) == 1
+        assert read(small, 2) == payload(2)
+        assert small._in_hand == 0
+        assert small._promised == 0
+        small.close()
+
+
+class TestDirectory(ObjectContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path):
+        self.directory = tmp_path
+
+    def bucket(self):
+        return FsspecBucket(f"file://{self.directory}/prefix")
+
+    def test_nothing_half_written_stays(self, store):
+        put(store, 1)
+        put(store, 2)
+        assert not list(self.directory.glob("prefix/tmp*"))
+
+
+class TestMemory(ObjectContract):
+    @pytest.fixture(autouse=True)
+    def _place(self):
+        self.name = f"test-{os.getpid()}-{next(_fresh)}"
+
+    def bucket(self):
+        return FsspecBucket(f"memory://{self.name}")
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    server = S3Server(tmp_path_factory.mktemp("s3") / "s3.log").start()
+    yield server
+    server.stop()
+
+
+class TestS3(ObjectContract):
+    bad_blocks = 2
+
+    @pytest.fixture(autouse=True)
+    def _place(self, s3):
+        self.server = s3
+        self.name = f"kv-{next(_fresh)}"
+        s3.make_bucket(self.name)
+
+    def bucket(self):
+        return s3_bucket(self.server.url, f"s3://{self.name}/pools/a")
+
+
+def test_blocks_in_several_pieces_are_whole(s3):
+    s3.make_bucket("large")
+    store = make_store(s3_bucket(s3.url, "s3://large"), max_payload=64 << 20)
+    size = (20 << 20) + 1
+    assert put(store, 1, size) == 1
+    assert read(store, 1) == payload(1, size)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x/y", "s3://key:secret@bucket/x", "s3://bucket?x=1", "bucket", "file:///a/../b", "s3://a b", "s3://x#y"],
+)
+def test_urls_that_are_refused(url):
+    with pytest.raises(ConfigError, match="fsspec"):
+        FsspecBucket(url)
+
+
+def test_a_missing_package_is_named():
+    with pytest.raises(ConfigError, match="gcsfs"):
+        FsspecBucket("gs://bucket/x")
