@@ -187,7 +187,7 @@ def test_any_flipped_byte_is_a_miss_and_the_block_is_quarantined(solid, offset, 
             raw.get([ident(n)])
         raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [ident(n).hex()]}))
         wait_for(lambda: raw.lookup([ident(n)]) == [0], "taken out of service")
-        assert not file.exists()
+        wait_for(lambda: not file.exists(), "moved away")
         assert raw.put({ident(n): payload(n, 5000)}) == [Commit.STORED]
         assert raw.get([ident(n)]) == [payload(n, 5000)]
 

@@ -202,7 +202,7 @@ class LyingPeer:
                 return
             self.held.append(sock)
             with contextlib.suppress(OSError, KVPoolError):
-                tcp.prove_as_server(sock, SECRET, time.monotonic() + 5)
+                tcp.prove_as_server(sock, SECRET, tcp.greet(sock, time.monotonic() + 5))
                 tcp.receive(sock, wire.PEER_REQUEST.size, time.monotonic() + 5)
                 sock.sendall(answer)
 

@@ -139,6 +139,7 @@ class PeerConfig:
     rdma_bytes: int = _doc(
         "Registered memory for RDMA on each node: half to read from, half to read into.", default=512 << 20
     )
+    encryption: str = _doc("ControlOnly (control by TLS, data in the clear) or Always.", default="ControlOnly")
     streams: int = _doc("Connections over which one large load comes from one peer, 1 to 4.", default=2)
     congestion_control: str = _doc("TCP congestion control; empty: the node's default.", default="")
 
@@ -190,6 +191,8 @@ class PoolConfig:
             raise ConfigError("cache: 0 < low_watermark < high_watermark <= 100 must hold")
         if c.max_block_bytes <= 0 or c.block_tokens <= 0 or any(t.capacity_bytes <= 0 for t in self.local):
             raise ConfigError("cache and local: sizes must be above 0")
+        if self.peer.encryption not in ("ControlOnly", "Always"):
+            raise ConfigError(f"peer.encryption: unknown {self.peer.encryption!r}")
         if not 1 <= self.peer.streams <= 4:
             raise ConfigError("peer.streams: 1 to 4")
         if c.prefetch_bytes < 0 or c.warm_up_bytes_per_s < 0:

@@ -17,7 +17,8 @@ op     name    request body                                   reply body
 127    ERROR   -                                              u16 code, UTF-8 text
 ====== ======= ============================================== ==================================================
 
-Sidecar to sidecar: TCP, mutual proof of the pool's secret, then fixed-size requests with a MAC each; the answer is
+Sidecar to sidecar: TLS with certificates of both for control, which gives tickets; a ticket opens a data connection
+by TCP, on which both sides prove it. Then fixed-size requests with a MAC each; the answer is
 PEER_RESPONSE and then the block file (header and payload) by sendfile. The side that asks hands the connected socket to
 its client (OPEN, STREAM), which reads the answers straight into the engine's buffer; the client can neither ask
 (it has no session key) nor see another tenant's bytes (a connection serves one client connection only).
@@ -57,6 +58,7 @@ __all__ = [
     "MAX_JSON",
     "MAX_LOOKUP",
     "MAX_PACKET",
+    "MAX_TICKETS",
     "MISS_BUSY",
     "OPEN_REPLY",
     "PEER_CLIENT",
@@ -65,6 +67,8 @@ __all__ = [
     "PEER_REQUEST",
     "PEER_RESPONSE",
     "PEER_STAGED",
+    "PEER_TICKETS",
+    "PEER_TICKET_BYTES",
     "PEER_TOKEN",
     "PROTOCOL_VERSION",
     "REPLY",
@@ -76,6 +80,7 @@ __all__ = [
     "Head",
     "Op",
     "OpenStatus",
+    "PeerKind",
     "PeerStatus",
     "ServerHello",
     "Tier",
@@ -327,10 +332,24 @@ def _int_field(value: dict[str, Any], name: str, limit: int) -> int:
     return number
 
 
-# Sidecar to sidecar. s -> c: PEER_MAGIC, nonce_s[32]. c -> s: PEER_CLIENT. s -> c: proof[32]. Then requests.
-PEER_MAGIC = b"KVPPEER1"
+# Sidecar to sidecar. s -> c: PEER_MAGIC, nonce_s[32]. c -> s: PEER_CLIENT. Then, by its kind:
+# CONTROL: TLS; each PEER_TICKETS is answered by so many tickets (name[16], key[32]).
+# DATA: ticket and proof in PEER_CLIENT; s -> c: proof[32]; then requests.
+# TLS_DATA: TLS; c -> s: session key[32]; then requests.
+PEER_MAGIC = b"KVPPEER2"  # version 1 had no tickets; its sidecars are told apart by this
 PEER_NONCE_BYTES = 32
-PEER_CLIENT = struct.Struct("<32s32s")  # nonce_c, proof of the asking side
+PEER_TICKET_BYTES = 16
+PEER_CLIENT = struct.Struct("<B7x16s32s32s")  # PeerKind, name of the ticket, nonce_c, proof of the asking side
+PEER_TICKETS = struct.Struct("<4sI")  # magic, how many
+MAX_TICKETS = 16
+
+
+class PeerKind(enum.IntEnum):
+    CONTROL = 1
+    DATA = 2
+    TLS_DATA = 3
+
+
 PEER_REQUEST = struct.Struct("<4sBBHQ32s16s")  # magic, op (OPEN), flags, 0, sequence number, key, MAC
 PEER_RESPONSE = struct.Struct("<4sBBHQ")  # magic, PeerStatus, 0, 0, bytes that follow: the block file, for OPEN
 PEER_STAGED = struct.Struct("<QQQ")  # STAGE: address and bytes of the block file, token

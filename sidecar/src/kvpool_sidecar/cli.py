@@ -187,6 +187,7 @@ def _serve(args: argparse.Namespace) -> int:
             secret=settings.read_secret(args.secret_dir, settings.POOL_SECRET),
             node=args.node,
             address=args.address,
+            secret_dir=args.secret_dir,
             index_password=password.decode("ascii", "replace"),
             index_files=settings.index_files(args.secret_dir),
             handoff=args.handoff,

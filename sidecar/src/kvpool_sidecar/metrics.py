@@ -76,6 +76,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
     ("pods", "Pods that are served.", lambda s: s["pods"]),
     ("index_connected", "1 if the index answers.", lambda s: s["index"]["connected"]),
     ("index_announced_blocks", "Blocks that the index has been told of.", lambda s: s["index"]["announced"]),
+    (
+        "peer_certificate_seconds_left",
+        "Until this node's certificate runs out.",
+        lambda s: s["peers"]["certificate_seconds_left"],
+    ),
     ("waiting_reads", "Loads that wait for their turn.", lambda s: s["admission"]["reads"]["waiting"]),
     ("waiting_writes", "Stores that wait for their turn.", lambda s: s["admission"]["writes"]["waiting"]),
     ("waiting_peer_reads", "Blocks for peers that wait for their turn.", lambda s: s["admission"]["peers"]["waiting"]),

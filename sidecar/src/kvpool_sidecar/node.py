@@ -256,10 +256,10 @@ class NodeBlocks:
         try:
             stream, link, is_new = streams.get(peer, max(timeout, 0.001), lane)
             link.ask([keys[n] for n, _ in wanted])
-        except (KVPoolError, OSError):
+        except (KVPoolError, OSError) as e:
             streams.drop(stream)
             self.peers.mark_down(number)
-            self.stats.add("peer_errors", "unreachable")
+            self.stats.add("peer_errors", "refused" if isinstance(e, RefusedError) else "unreachable")
             return False
         self.peers.mark_up(number)
         for place, (n, found) in enumerate(wanted):

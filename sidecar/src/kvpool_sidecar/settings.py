@@ -37,6 +37,7 @@ class ServeSettings:
     address: str
     index_password: str = ""
     index_files: dict[str, str] = field(default_factory=dict)  # of index_files()
+    secret_dir: str = ""
     handoff: str = ""
     sockets: dict[str, str] = field(default_factory=dict)  # path of a socket: tenant
     tiers_ro: tuple[str, str] = ("/tiers", "/tiers-ro")
@@ -55,6 +56,10 @@ class ServeSettings:
             raise ConfigError("give --handoff (in Kubernetes) or at least one --socket PATH=TENANT")
         if len(self.secret) < _MIN_SECRET:
             raise ConfigError(f"the pool's secret is shorter than {_MIN_SECRET} bytes")
+
+    def secret_file(self, name: str) -> bytes:
+        """A file of the secret's directory as it is now; empty if it is not there."""
+        return read_secret(self.secret_dir, name, optional=True) if self.secret_dir else b""
 
     def read_path(self, path: str) -> str | None:
         """Where the tier at `path` is mounted read-only; None if it is not."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.stats import Stats
     from kvpool_sidecar.store.local import LocalStore
     from kvpool_sidecar.transport.rdma.parts import RdmaParts
+    from kvpool_sidecar.transport.security import Security
 
 __all__ = ["StatusReport"]
 
@@ -45,6 +46,7 @@ class StatusReport:
         rdma: RdmaParts,
         admission: Admission,
         warm_up: Callable[[], dict[str, Any]],
+        security: Security,
         stats: Stats,
         ready: Callable[[], bool],
     ) -> None:
@@ -61,6 +63,7 @@ class StatusReport:
         self._rdma = rdma
         self._admission = admission
         self._warm_up = warm_up
+        self._security = security
         self.stats = stats
         self.ready = ready
 
@@ -111,6 +114,7 @@ class StatusReport:
             "admission": self._admission.status(),
             "warm_up": self._warm_up(),
             "compression": self.stats.whole("compression"),
+            "peers": self._security.status(),
             "congestion_control": self._congestion_control,
             "fingerprints": self._fingerprints.latest(),
         }

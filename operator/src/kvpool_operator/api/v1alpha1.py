@@ -402,6 +402,9 @@ class Transport(Model):
     cannot. TCP: never RDMA. What is really used, and why, shows in status.transport."""
     rdma: Rdma = section(Rdma)
     """What sidecars need for RDMA."""
+    encryption: Literal["ControlOnly", "Always"] = "ControlOnly"
+    """ControlOnly: sidecars prove themselves by certificates over TLS, blocks travel in the clear. Always: blocks are
+    encrypted, too, at several times the processor time, and RDMA is not used."""
     streams: Annotated[int, Field(ge=1, le=4)] = 2
     """TCP connections over which one large load comes from one peer. So many lie dialled ahead for each peer, too."""
     port: Annotated[int, Field(ge=1024, le=65535, json_schema_extra=with_rules(f.PORT_IS_FREE))] = 7421

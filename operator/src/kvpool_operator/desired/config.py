@@ -84,6 +84,7 @@ def to_pool_config(
             port=spec.transport.port,
             protocol=spec.transport.protocol,
             streams=spec.transport.streams,
+            encryption=spec.transport.encryption,
             rdma_bytes=to_bytes(spec.transport.rdma.memory),
         ),
         deadlines=deadlines(pool),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import resource
@@ -43,10 +42,11 @@ from kvpool_sidecar.stats import Stats
 from kvpool_sidecar.status import StatusReport
 from kvpool_sidecar.store.local import open_local
 from kvpool_sidecar.store.root import Events
-from kvpool_sidecar.transport import hottest
-from kvpool_sidecar.transport.peer_link import PeerLink, dial
+from kvpool_sidecar.transport import authority, hottest
+from kvpool_sidecar.transport.identity import NodeIdentity
 from kvpool_sidecar.transport.peer_server import PeerServer
 from kvpool_sidecar.transport.rdma import parts as rdma
+from kvpool_sidecar.transport.security import Security
 from kvpool_sidecar.transport.spares import Spares
 from kvpool_sidecar.unixsock import listen_at
 from kvpool_sidecar.warm_up import WarmUp
@@ -122,7 +122,10 @@ class App:
         config, settings = self._config, self._settings
         secret = keys.peer_secret(settings.secret, config.uid)
         cc = config.peer.congestion_control
-        self._dial = Spares(functools.partial(_dial, secret, cc), config.peer.streams)
+        identity = NodeIdentity(lambda: authority.read(settings.secret_file, secret), config.uid, settings.node)
+        self._security = Security(identity, config.peer.encryption, cc)
+        made.callback(self._security.close)
+        self._dial = Spares(self._security.dial, config.peer.streams)
         made.callback(self._dial.close)
         self._heat = Heat() if config.cache.warm_up_bytes_per_s else None
         self._rdma = rdma.make(config.peer, settings.node, self._local, self._dial, self._stats)
@@ -130,7 +133,7 @@ class App:
         self._peer_server = PeerServer(
             settings.address,
             config.peer.port,
-            secret=secret,
+            security=self._security,
             store=self._local,
             stats=self._stats,
             congestion_control=cc,
@@ -259,6 +262,7 @@ class App:
             rdma=self._rdma,
             admission=self._admission,
             warm_up=self._warm_up.status if self._warm_up is not None else lambda: {"state": "off"},
+            security=self._security,
             stats=self._stats,
             ready=lambda: self._serving,
         )
@@ -276,6 +280,7 @@ class App:
     def start(self) -> None:
         """Serve. Returns at once."""
         self._local.start()
+        self._security.identity.start()
         self._peer_server.start()
         self._announcer.start()
         self._sweeper.start()
@@ -349,10 +354,6 @@ class App:
                 self._shared.store.housekeep()
             except Exception as e:
                 log.warning("the shared tier: %s", e)
-
-
-def _dial(secret: bytes, congestion_control: str, peer: NodeInfo, timeout_s: float) -> PeerLink:
-    return dial(peer.host, peer.port, secret=secret, timeout_s=timeout_s, congestion_control=congestion_control)
 
 
 def serve(settings: ServeSettings) -> int:

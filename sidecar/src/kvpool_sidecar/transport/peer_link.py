@@ -47,7 +47,11 @@ class PeerLink:
         if self._asked is None or self._socket.fileno() < 0:
             return False
         at, received = self._asked
-        return time.monotonic() - at >= _SILENT_S and tcp.received(self._socket) <= received
+        return time.monotonic() - at >= _SILENT_S and self.received() <= received
+
+    def received(self) -> int:
+        """Bytes that have come in."""
+        return tcp.received(self._socket)
 
     def ask(self, keys: Sequence[bytes], *, verify: bool = False) -> None:
         """Send requests; the answers come in the same order. PoolUnavailableError if they do not go out at once."""
@@ -55,18 +59,22 @@ class PeerLink:
 
     def request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
         """Send one request of a kind for each of `keys` (32 bytes). PoolUnavailableError as for `ask`."""
-        self._asked = (time.monotonic(), tcp.received(self._socket))
-        packet = bytearray()
-        for key in keys:
-            mac = wire.peer_request_mac(self._session_key, self._sequence, key)
-            packet += wire.PEER_REQUEST.pack(wire.MAGIC, op, flags, 0, self._sequence, key, mac)
-            self._sequence += 1
+        packet = self._packed(op, keys, flags)
         try:
             sent = self._socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as e:
             raise PoolUnavailableError(f"peer: {e.strerror}") from None
         if sent != len(packet):
             raise PoolUnavailableError("peer takes no requests")
+
+    def _packed(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag) -> bytes:
+        self._asked = (time.monotonic(), self.received())
+        packet = bytearray()
+        for key in keys:
+            mac = wire.peer_request_mac(self._session_key, self._sequence, key)
+            packet += wire.PEER_REQUEST.pack(wire.MAGIC, op, flags, 0, self._sequence, key, mac)
+            self._sequence += 1
+        return bytes(packet)
 
     def answer(self, deadline: float) -> int:
         """Bytes of the block file that come next, 0 for a miss; for who reads by itself."""
@@ -93,21 +101,23 @@ class PeerLink:
         self._socket.close()
 
 
-def dial(host: str, port: int, *, secret: bytes, timeout_s: float, congestion_control: str = "") -> PeerLink:
-    """Connect to a peer and prove the secret to each other, within `timeout_s`.
+def dial(
+    host: str,
+    port: int,
+    *,
+    secret: bytes,
+    timeout_s: float,
+    congestion_control: str = "",
+    ticket: bytes = tcp.NO_TICKET,
+) -> PeerLink:
+    """Connect to a peer and prove the secret (of a ticket) to each other, within `timeout_s`.
 
     Raises PoolUnavailableError, DeadlineExceededError, ProtocolError or RefusedError.
     """
     deadline = time.monotonic() + timeout_s
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock = tcp.connect(host, port, deadline, congestion_control)
     try:
-        tcp.configure(sock, congestion_control)
-        sock.settimeout(timeout_s)
-        try:
-            sock.connect((host, port))
-        except OSError as e:
-            raise PoolUnavailableError(f"peer: {e.strerror or e}", where=f"{host}:{port}") from None
-        session_key = tcp.prove_as_client(sock, secret, deadline)
+        session_key = tcp.prove_as_client(sock, secret, deadline, ticket)
         sock.settimeout(None)  # the file description is shared with the client, who wants it blocking
     except BaseException:
         sock.close()

@@ -1,4 +1,7 @@
-"""Serves this node's blocks to its peers: a thread per connection, sendfile, nothing before the proof."""
+"""Serves this node's blocks to its peers: a thread per connection, sendfile, nothing before the proof.
+
+With `security` that is a certificate, or a ticket that was given for one; without it, the bare secret.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ import hmac
 import logging
 import os
 import socket
+import ssl
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from kvpool import wire
 from kvpool.block import HEADER_BYTES
-from kvpool.errors import CorruptBlockError, KVPoolError
+from kvpool.errors import CorruptBlockError, KVPoolError, ProtocolError, RefusedError
 from kvpool_sidecar.admission import PEER_BYTES, Lane
 from kvpool_sidecar.transport import tcp
 from kvpool_sidecar.transport.peer_rdma import PeerRdma
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.stats import Stats
     from kvpool_sidecar.store.base import Store
     from kvpool_sidecar.transport.rdma.staging import Staging
+    from kvpool_sidecar.transport.security import Security
 
 __all__ = ["PeerServer"]
 
@@ -34,6 +39,8 @@ MAX_UNPROVEN = 64
 _HANDSHAKE_S = 5.0
 _IDLE_S = 120.0
 _SEND_S = 10.0
+_PIECE_BYTES = 1 << 20
+_thread = threading.local()
 _PATIENCE_S = 1.0  # of a request in the queue
 
 
@@ -45,9 +52,10 @@ class PeerServer:
         host: str,
         port: int,
         *,
-        secret: bytes,
+        secret: bytes = b"",
         store: Store,
         stats: Stats,
+        security: Security | None = None,
         congestion_control: str = "",
         staging: Staging | None = None,
         lane: Lane | None = None,
@@ -58,6 +66,7 @@ class PeerServer:
         self.port: int = self._listener.getsockname()[1]
         self.congestion_control = ""
         self._secret = secret
+        self._security = security
         self._store = store
         self._stats = stats
         self._wanted_cc = congestion_control
@@ -116,14 +125,25 @@ class PeerServer:
         try:
             tcp.configure(sock, self._wanted_cc)
             tcp.set_send_timeout(sock, _SEND_S)
-            session_key = tcp.prove_as_server(sock, self._secret, time.monotonic() + _HANDSHAKE_S)
+            deadline = time.monotonic() + _HANDSHAKE_S
+            asked = tcp.greet(sock, deadline)
+            if asked.kind == wire.PeerKind.DATA:
+                session_key = tcp.prove_as_server(sock, self._key_of(asked.ticket, host), asked)
+            else:
+                sock = self._wrapped(sock, asked.kind)
+                self._handshake(sock, deadline)
+                session_key = tcp.receive(sock, 32, deadline) if asked.kind == wire.PeerKind.TLS_DATA else b""
             with self._lock:
                 self._unproven -= 1
                 unproven = False
-            self._answer_all(sock, host, session_key, PeerRdma(self._staging, self._stats))
+            if self._security is not None and isinstance(sock, ssl.SSLSocket) and not session_key:
+                self._security.give_tickets(sock, host)
+            else:
+                self._answer_all(sock, host, session_key, PeerRdma(self._staging, self._stats))
         except (KVPoolError, OSError) as e:
             if unproven:
-                self._stats.add("refused", "peer-proof")
+                bad_certificate = isinstance(e, ssl.SSLCertVerificationError)
+                self._stats.add("refused", "peer-certificate" if bad_certificate else "peer-proof")
                 log.warning("peer %s: %s", host, e)
             else:
                 log.debug("peer %s: %s", host, e)
@@ -134,6 +154,29 @@ class PeerServer:
                 self._connections.discard(sock)
                 self._unproven -= unproven
             sock.close()
+
+    def _key_of(self, ticket: bytes, host: str) -> bytes:
+        """What opens a connection for plain data."""
+        if self._security is None:
+            return self._secret
+        key = None if self._security.always else self._security.office.redeem(ticket, host)
+        if key is None:
+            raise RefusedError("no such ticket")
+        return key
+
+    def _wrapped(self, sock: socket.socket, kind: int) -> ssl.SSLSocket:
+        if self._security is None or kind not in (wire.PeerKind.CONTROL, wire.PeerKind.TLS_DATA):
+            raise ProtocolError(f"a connection of kind {kind}")
+        with self._lock:
+            self._connections.discard(sock)
+            tls = self._security.accept(sock)
+            self._connections.add(tls)
+        return tls
+
+    def _handshake(self, tls: socket.socket, deadline: float) -> None:
+        assert isinstance(tls, ssl.SSLSocket)  # noqa: S101
+        tls.settimeout(max(0.001, deadline - time.monotonic()))
+        tls.do_handshake()
 
     def _answer_all(self, sock: socket.socket, host: str, session_key: bytes, rdma: PeerRdma) -> None:
         sequence = 0
@@ -175,16 +218,42 @@ class PeerServer:
                 self._stats.add("refused", "busy-peers")
                 sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0))
                 return
-            sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, size), socket.MSG_MORE)
-            sent = 0
-            while sent < size:
-                n = os.sendfile(sock.fileno(), found.fd, sent, size - sent)
-                if n == 0:  # the file is shorter than it was: there is no way to say so in the middle of an answer
-                    raise CorruptBlockError("block shrank while it was sent", key=key.hex())
-                sent += n
+            response = wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, size)
+            send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else _send_file
+            if not send(sock, response, found.fd, size):
+                # there is no way to say so in the middle of an answer
+                raise CorruptBlockError("block shrank while it was sent", key=key.hex())
         finally:
             os.close(found.fd)
             if grant is not None:
                 self._lane.give(grant)
         self._stats.add("peer_served", "blocks")
         self._stats.add("peer_served", "bytes", size)
+
+
+def _send_file(sock: socket.socket, response: bytes, fd: int, size: int) -> bool:
+    """False if the file is shorter than it was."""
+    sock.sendall(response, socket.MSG_MORE)
+    sent = 0
+    while sent < size:
+        n = os.sendfile(sock.fileno(), fd, sent, size - sent)
+        if n == 0:
+            return False
+        sent += n
+    return True
+
+
+def _send_encrypted(sock: socket.socket, response: bytes, fd: int, size: int) -> bool:
+    """The same through TLS: by way of this thread's buffer."""
+    buffer: memoryview | None = getattr(_thread, "buffer", None)
+    if buffer is None:
+        buffer = _thread.buffer = memoryview(bytearray(_PIECE_BYTES))
+    sock.sendall(response)
+    sent = 0
+    while sent < size:
+        n = os.preadv(fd, [buffer[: min(size - sent, _PIECE_BYTES)]], sent)
+        if n == 0:
+            return False
+        sock.sendall(buffer[:n])
+        sent += n
+    return True

@@ -1,7 +1,7 @@
 """What both ends of a peer connection share: socket options, and the mutual proof of the pool's secret.
 
-s -> c: PEER_MAGIC, nonce_s. c -> s: nonce_c, client proof. s -> c: server proof. Then requests with a MAC each.
-The layouts are in kvpool.wire.
+s -> c: PEER_MAGIC, nonce_s. c -> s: kind, ticket, nonce_c, client proof. s -> c: server proof. Then requests with a MAC
+each. What is proven is a ticket's key. The layouts are in kvpool.wire.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ import secrets
 import socket
 import struct
 import time
+from typing import NamedTuple
 
 from kvpool import wire
-from kvpool.errors import DeadlineExceededError, ProtocolError, RefusedError
+from kvpool.errors import DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
 
 __all__ = [
+    "NO_TICKET",
     "PROOF_BYTES",
+    "Asked",
+    "ask_for",
     "configure",
     "congestion_control",
+    "connect",
+    "greet",
     "listen",
     "prove_as_client",
     "prove_as_server",
@@ -32,6 +38,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 PROOF_BYTES = 32
+NO_TICKET = bytes(wire.PEER_TICKET_BYTES)
 _USER_TIMEOUT_MS = 15_000
 _RECEIVED_AT = 128  # offset of tcpi_bytes_received
 
@@ -100,26 +107,69 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None
         got += n
 
 
-def prove_as_client(sock: socket.socket, secret: bytes, deadline: float) -> bytes:
-    """Run the asking side of the proof; the session key. RefusedError if the other side does not hold the secret."""
+def connect(host: str, port: int, deadline: float, congestion_control: str = "") -> socket.socket:
+    """A connection to a peer's port. PoolUnavailableError."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        configure(sock, congestion_control)
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        sock.connect((host, port))
+    except OSError as e:
+        sock.close()
+        raise PoolUnavailableError(f"peer: {e.strerror or e}", where=f"{host}:{port}") from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _greeting(sock: socket.socket, deadline: float) -> bytes:
+    """The serving side's nonce. ProtocolError if it speaks something else, or another version of this."""
     hello = receive(sock, len(wire.PEER_MAGIC) + wire.PEER_NONCE_BYTES, deadline)
     if not hello.startswith(wire.PEER_MAGIC):
         raise ProtocolError("not a KVPool sidecar of this version")
-    nonce_s, nonce_c = hello[len(wire.PEER_MAGIC) :], secrets.token_bytes(wire.PEER_NONCE_BYTES)
-    sock.sendall(wire.PEER_CLIENT.pack(nonce_c, wire.peer_client_proof(secret, nonce_s, nonce_c)))
+    return hello[len(wire.PEER_MAGIC) :]
+
+
+def ask_for(sock: socket.socket, kind: wire.PeerKind, deadline: float) -> None:
+    """The asking side, before TLS on this connection."""
+    _greeting(sock, deadline)
+    sock.sendall(wire.PEER_CLIENT.pack(kind, bytes(wire.PEER_TICKET_BYTES), bytes(32), bytes(32)))
+
+
+def prove_as_client(sock: socket.socket, secret: bytes, deadline: float, ticket: bytes = NO_TICKET) -> bytes:
+    """Run the asking side of the proof; the session key. RefusedError if the other side does not hold the secret."""
+    nonce_s, nonce_c = _greeting(sock, deadline), secrets.token_bytes(wire.PEER_NONCE_BYTES)
+    proof = wire.peer_client_proof(secret, nonce_s, nonce_c)
+    sock.sendall(wire.PEER_CLIENT.pack(wire.PeerKind.DATA, ticket, nonce_c, proof))
     proof = receive(sock, PROOF_BYTES, deadline)
     if not hmac.compare_digest(proof, wire.peer_server_proof(secret, nonce_s, nonce_c)):
         raise RefusedError("the peer does not hold this pool's secret")
     return wire.peer_session_key(secret, nonce_s, nonce_c)
 
 
-def prove_as_server(sock: socket.socket, secret: bytes, deadline: float) -> bytes:
-    """Run the serving side of the proof; the session key. RefusedError if the other side does not hold the secret."""
+class Asked(NamedTuple):
+    """What the asking side wants, not believed yet."""
+
+    kind: int
+    ticket: bytes
+    nonce_s: bytes
+    nonce_c: bytes
+    proof: bytes
+
+
+def greet(sock: socket.socket, deadline: float) -> Asked:
+    """Run the serving side up to the point where it knows what is wanted."""
     nonce_s = secrets.token_bytes(wire.PEER_NONCE_BYTES)
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     sock.sendall(wire.PEER_MAGIC + nonce_s)
-    nonce_c, proof = wire.PEER_CLIENT.unpack(receive(sock, wire.PEER_CLIENT.size, deadline))
-    if not hmac.compare_digest(proof, wire.peer_client_proof(secret, nonce_s, nonce_c)):
+    kind, ticket, nonce_c, proof = wire.PEER_CLIENT.unpack(receive(sock, wire.PEER_CLIENT.size, deadline))
+    return Asked(kind, ticket, nonce_s, nonce_c, proof)
+
+
+def prove_as_server(sock: socket.socket, secret: bytes, asked: Asked) -> bytes:
+    """The session key of a data connection. RefusedError if the other side does not hold the secret."""
+    if not hmac.compare_digest(asked.proof, wire.peer_client_proof(secret, asked.nonce_s, asked.nonce_c)):
         raise RefusedError("the asking side does not hold this pool's secret")
-    sock.sendall(wire.peer_server_proof(secret, nonce_s, nonce_c))
-    return wire.peer_session_key(secret, nonce_s, nonce_c)
+    sock.sendall(wire.peer_server_proof(secret, asked.nonce_s, asked.nonce_c))
+    return wire.peer_session_key(secret, asked.nonce_s, asked.nonce_c)

@@ -43,6 +43,8 @@ def make(
     config: PeerConfig, node: str, store: Store, dial: Callable[[NodeInfo, float], PeerLink], stats: Stats
 ) -> RdmaParts:
     """Try what the pool asks for. Takes some seconds where NIXL is used; never raises for what is missing."""
+    if config.encryption == "Always":
+        return RdmaParts(reason="TCP: encryption is Always, which RDMA cannot do")
     package, devices = what_is_here()
     choice = choose(config.protocol, package=package, devices=devices)
     if not choice.rdma:
