@@ -105,8 +105,11 @@ class Network:
 class Nodes:
     """Two nodes until `close`. `socket_of("a" | "b")` is where a client connects."""
 
-    def __init__(self, directory: Path, network: Network, capacity_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, network: Network, capacity_bytes: int, *, encryption: str = "ControlOnly"
+    ) -> None:
         self.directory = directory
+        self._encryption = encryption
         self.network = network
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports = {"index": _free_port(), "a": _free_port(), "b": _free_port()}
@@ -154,7 +157,7 @@ class Nodes:
                 index=config.IndexConfig(
                     f"redis://{self.network.a}:{port}/0", username="kvpool", lookup_timeout_ms=500
                 ),
-                peer=config.PeerConfig(port=self._ports[node], connect_timeout_ms=1000),
+                peer=config.PeerConfig(port=self._ports[node], connect_timeout_ms=1000, encryption=self._encryption),
                 http_port=self._http[node],
             )
             (home / "pool.json").write_text(config.dumps(pool))
