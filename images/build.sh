@@ -7,6 +7,7 @@
 # BASE_IMAGE   base of both images: Debian bookworm with python3.11     (python:3.11-slim-bookworm)
 # REGISTRY     prefix of the tags, such as registry.example/team        (none)
 # RDMA         1: the sidecar's image gets NIXL, 240 MB; its base must have libibverbs1 and ibverbs-providers   (no)
+# S3           1: the sidecar's image gets s3fs and what it needs, for spec.tiers[].fsspec with s3://   (no)
 # ARCH         machine of the image: x86_64 or aarch64                  (this machine's)
 # KVPOOL_CACHE where fetched wheels are kept, outside the clone         (~/.cache/kvpool)
 set -euo pipefail
@@ -54,6 +55,10 @@ build() {
     cp "$rdma"/*.whl "$context/wheels"
     cat requirements/rdma.txt >> "$context/requirements.txt"
   fi
+  if [ "$name" = sidecar ] && [ "${S3:-}" = 1 ]; then
+    cp -n "$s3"/*.whl "$context/wheels"
+    cat requirements/s3.txt >> "$context/requirements.txt"
+  fi
   cp dist/wheels/kvpool-[0-9]*.whl "dist/wheels/kvpool_$name"-*.whl "$context/own"
   [ "$name" != sidecar ] || cp -r "$extras" "$context/extras"
   docker build -q --network none "${platform[@]}" --build-arg "BASE_IMAGE=$BASE_IMAGE" \
@@ -64,6 +69,7 @@ build() {
 pip=$(fetch requirements/images.txt 3.11)
 operator=$(fetch requirements/operator.txt 3.11)
 sidecar=$(fetch requirements/sidecar.txt 3.11)
+[ "${S3:-}" != 1 ] || s3=$(fetch requirements/s3.txt 3.11)
 [ "${RDMA:-}" != 1 ] || rdma=$(fetch requirements/rdma.txt 3.11)
 extras=$(fetch requirements/client-extras.txt 3.10 3.11 3.12 3.13)
 rm -rf dist/wheels

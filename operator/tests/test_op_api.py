@@ -72,7 +72,7 @@ def test_every_rule_has_a_bad_example_or_is_about_a_change():
     }
 
 
-@pytest.mark.parametrize("name", ["minimal.yaml", "kvcachepool.yaml"])
+@pytest.mark.parametrize("name", ["minimal.yaml", "kvcachepool.yaml", "object-store.yaml"])
 def test_examples_are_valid(name: str):
     KVCachePool.parse(yaml.safe_load((ROOT / "examples" / name).read_text()))
 

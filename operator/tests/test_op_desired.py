@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_samples import ENV, LOCAL, ROOT, SECRET, example, inputs, pool
 
-from kvpool.config import PoolConfig, loads
+from kvpool.config import FsspecTier, PoolConfig, loads
 from kvpool_operator.api.crdgen import render
 from kvpool_operator.cluster import KINDS, ref
 from kvpool_operator.desired import Env, ExternalUrl, Inputs, build
@@ -21,6 +21,7 @@ from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.desired.config import to_client_config, to_pool_config
 from kvpool_operator.desired.configmap import config_digest
 from kvpool_operator.desired.secrets import read_secret, secret
+from kvpool_operator.desired.wipe import wipe_daemonset
 from kvpool_operator.randomness import make_secret
 
 if TYPE_CHECKING:
@@ -249,6 +250,30 @@ def test_tiers_can_be_mapped_to_other_directories():
         example("kvcachepool.yaml"), pool_id="x", index_url="", tier_path={"nvme": "/a", "shared": "/b"}.__getitem__
     )
     assert (config.local[0].path, config.shared and config.shared.path, config.index.username) == ("/a", "/b", "")
+
+
+def test_an_object_store_needs_no_mount_and_its_credentials_are_only_mounted():
+    ours = Inputs(example("object-store.yaml"), ENV, SECRET)
+    made = build(ours)
+    config = loads(PoolConfig, find(made, "ConfigMap")["data"]["pool.json"])
+    assert config.shared is None
+    assert config.fsspec == FsspecTier(
+        "objects", "s3://kv-blocks/chat", "http://minio.storage:9000", "us-east-1", 20 * 2**40
+    )
+    for manifest, container in (
+        (find(made, "DaemonSet"), "server"),
+        (wipe_daemonset(ours.pool, ENV), "wipe"),
+    ):
+        pod = manifest["spec"]["template"]["spec"]
+        (volume,) = (v for v in pod["volumes"] if v["name"] == "object-store")
+        assert volume["secret"]["secretName"] == "chat-object-store"
+        users = [
+            c for c in pod["initContainers"] + pod["containers"]
+            if any(m["name"] == "object-store" for m in c.get("volumeMounts", []))
+        ]  # fmt: skip
+        assert [c["name"] for c in users] == [container]
+        assert {"name": "KVPOOL_OBJECT_SECRET_DIR", "value": "/etc/kvpool-object-store"} in users[0]["env"]
+        assert "tier-objects" not in str(pod)
 
 
 def test_clients_get_the_pools_deadlines():

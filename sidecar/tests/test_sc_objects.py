@@ -88,6 +88,18 @@ class ObjectContract(StoreContract):
         assert store.open(key(5)) is None
         assert store.open(key(6)) is None
 
+    def test_a_wipe_takes_this_pools_objects_and_no_others(self, store):
+        other = make_store(self.bucket(), pool_uid="uid-2")
+        for n in range(3):
+            put(store, n, 100)
+            put(other, n, 100)
+        store.quarantine(key(2))
+        assert store.wipe() == 4  # two blocks, a bad one, the mark
+        assert list(store._bucket.names("uid-1")) == []
+        assert len(dict(other.keys())) == 3
+        assert put(store, 1) == 1  # and the pool can begin anew
+        other.close()
+
     def test_pools_in_one_bucket_do_not_meet(self, store):
         put(store, 1)
         other = make_store(self.bucket(), pool_uid="uid-2")

@@ -151,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _config_arguments(wipe)
     wipe.add_argument("--tier", choices=("all", "local", "shared"), default="all")
+    wipe.add_argument("--object-secret-dir", default=_env("KVPOOL_OBJECT_SECRET_DIR"), metavar="DIR")
     return parser
 
 
@@ -247,7 +248,9 @@ def _wipe(args: argparse.Namespace) -> int:
     from kvpool_sidecar.wipe import wipe
 
     config = read_config(args.config)
-    print(f"{wipe(config, local=args.tier != 'shared', shared=args.tier != 'local')} files removed")
+    local, shared = args.tier != "shared", args.tier != "local"
+    removed = wipe(config, local=local, shared=shared, object_secret_dir=args.object_secret_dir)
+    print(f"{removed} files removed")
     return 0
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from kvpool.errors import RetryableError
 from kvpool_sidecar import safefs
 from kvpool_sidecar.store import names
+from kvpool_sidecar.store.fsspec_options import open_bucket
+from kvpool_sidecar.store.objects import ObjectStore
 
 if TYPE_CHECKING:
     from kvpool.config import PoolConfig
@@ -22,13 +24,19 @@ log = logging.getLogger(__name__)
 _LOCK_WAIT_S = 30.0
 
 
-def wipe(config: PoolConfig, *, local: bool = True, shared: bool = True) -> int:
+def wipe(config: PoolConfig, *, local: bool = True, shared: bool = True, object_secret_dir: str = "") -> int:
     """How many files went. Safe to run twice, and on several nodes at once. RetryableError while a sidecar runs."""
     removed = 0
     if local:
         removed += sum(_wipe_directory(tier.path, config.uid, alone=True) for tier in config.local)
     if shared and config.shared is not None:
         removed += _wipe_directory(config.shared.path, config.uid, alone=False)
+    if shared and config.fsspec is not None:
+        store = ObjectStore(
+            open_bucket(config.fsspec, object_secret_dir), pool_uid=config.uid, max_payload=config.cache.max_block_bytes
+        )
+        removed += store.wipe()
+        store.close()
     return removed
 
 

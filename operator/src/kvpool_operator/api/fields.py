@@ -44,6 +44,9 @@ __all__ = [
     "LocalPath",
     "LookupTime",
     "NfsServer",
+    "ObjectEndpoint",
+    "ObjectRegion",
+    "ObjectUrl",
     "RdmaMemory",
     "ReadAhead",
     "Reserve",
@@ -94,13 +97,28 @@ ExportPath = matching(
     immutable("the export of a tier", _NEW_TIER),
 )
 
+ObjectUrl = matching(
+    r"^(s3|gs|abfs)://[A-Za-z0-9][A-Za-z0-9._-]{1,251}(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*$",
+    512,
+    "give the object store as s3://bucket/prefix (or gs://, abfs://), without user, password or query: credentials go "
+    "into the Secret that secretRef names",
+    immutable("the url of a tier", _NEW_TIER),
+)
+ObjectEndpoint = matching(
+    r"^https?://[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?$",
+    270,
+    "give the endpoint as http(s)://host:port, without user, password or path",
+)
+ObjectRegion = matching(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", 63, "give the region as in eu-central-1")
+
 ONE_SOURCE: Final = Rule(
-    "has(self.local) != has(self.shared)",
-    "give each tier exactly one source: local (a directory on each node's own drive) or shared (a file system that "
-    "every node sees); no other kind is known",
+    "[has(self.local), has(self.shared), has(self.fsspec)].exists_one(given, given)",
+    "give each tier exactly one source: local (a directory on each node's own drive), shared (a file system that "
+    "every node sees) or fsspec (an object store); no other kind is known",
 )
 SOURCE_STAYS: Final = Rule(
-    "has(self.local) == has(oldSelf.local)", f"the kind of a tier cannot be changed: {_NEW_TIER}"
+    "has(self.local) == has(oldSelf.local) && has(self.shared) == has(oldSelf.shared)",
+    f"the kind of a tier cannot be changed: {_NEW_TIER}",
 )
 ONE_SHARE: Final = Rule(
     "[has(self.hostPath), has(self.pvc), has(self.nfs)].exists_one(given, given)",
@@ -114,7 +132,8 @@ SOME_LOCAL: Final = Rule(
     "self.exists(t, has(t.local))", "give at least one local tier: engines write to their own node's drive first"
 )
 ONE_SHARED: Final = Rule(
-    "self.filter(t, has(t.shared)).size() <= 1", "give at most one shared tier: a block is copied to one place"
+    "self.filter(t, has(t.shared) || has(t.fsspec)).size() <= 1",
+    "give at most one shared tier: a block is copied to one place",
 )
 PATHS_DIFFER: Final = Rule(
     "self.all(t, !has(t.local) || self.filter(u, has(u.local) && "

@@ -161,8 +161,33 @@ class SharedTier(Model):
         return self
 
 
+class SecretName(Model):
+    """A Secret of the pool's namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+
+
+class FsspecTier(Model):
+    """An object store (tier G4): blocks are objects below the pool's id. A block that is read is kept on the node."""
+
+    url: f.ObjectUrl
+    """Where: s3://bucket/prefix. The bucket must exist. gs:// and abfs:// need an image of your own with gcsfs or
+    adlfs. It cannot be changed later."""
+    secret_ref: SecretName | None = None
+    """Secret with the credentials, one key each: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and as needed
+    AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL, AWS_CA_BUNDLE (PEM). Left out: what the node or the sidecars'
+    service account gives. A changed Secret is used without a restart."""
+    endpoint: f.ObjectEndpoint | None = None
+    """Endpoint of an S3 server that is not AWS's, such as http://minio.storage:9000."""
+    region: f.ObjectRegion | None = None
+    """Region of the bucket."""
+    capacity: f.Capacity
+    """Room for this pool's blocks in the whole object store, such as 20Ti."""
+
+
 class Tier(Model):
-    """One place for blocks: a name and exactly one of local and shared."""
+    """One place for blocks: a name and exactly one of local, shared and fsspec."""
 
     # Unknown kinds are let through to ONE_SOURCE, which answers with a sentence instead of a decoding error; an unknown
     # field beside a valid source is refused by this model (extra="forbid") and shows as a condition.
@@ -179,10 +204,12 @@ class Tier(Model):
     """A directory on each node's own drive (tier G3)."""
     shared: SharedTier | None = None
     """A file system that every node sees (tier G4)."""
+    fsspec: FsspecTier | None = None
+    """An object store (tier G4)."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Tier:
-        f.ONE_SOURCE.check((self.local is None) != (self.shared is None))
+        f.ONE_SOURCE.check(sum(s is not None for s in (self.local, self.shared, self.fsspec)) == 1)
         return self
 
 

@@ -8,6 +8,7 @@ from kvpool.config import (
     CacheConfig,
     ClientConfig,
     Deadlines,
+    FsspecTier,
     IndexConfig,
     LocalTier,
     PeerConfig,
@@ -21,6 +22,7 @@ from kvpool_operator.api.quantity import to_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvpool_operator.api.v1alpha1 import FsspecTier as FsspecSpec
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.api.v1alpha1 import LocalTier as LocalSpec
 
@@ -51,6 +53,7 @@ def to_pool_config(
     """
     spec = pool.spec
     shared = next((t for t in spec.tiers if t.shared is not None), None)
+    objects = next((_objects(t.name, t.fsspec) for t in spec.tiers if t.fsspec is not None), None)
     eviction = spec.cache.eviction
     return PoolConfig(
         pool=pool.metadata.name,
@@ -62,6 +65,7 @@ def to_pool_config(
             if shared is not None and shared.shared is not None
             else None
         ),
+        fsspec=objects,
         index=IndexConfig(
             url=index_url,
             username=index_username if index_url else "",
@@ -109,6 +113,16 @@ def deadlines(pool: KVCachePool) -> Deadlines:
         store_ms=to_ms(f.store_deadline),
         breaker_failures=f.breaker.failures,
         breaker_cooldown_ms=to_ms(f.breaker.cooldown),
+    )
+
+
+def _objects(name: str, tier: FsspecSpec) -> FsspecTier:
+    return FsspecTier(
+        name=name,
+        url=tier.url,
+        endpoint=tier.endpoint or "",
+        region=tier.region or "",
+        capacity_bytes=to_bytes(tier.capacity),
     )
 
 

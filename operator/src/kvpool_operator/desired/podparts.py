@@ -19,6 +19,9 @@ __all__ = [
     "USER",
     "container",
     "node_affinity",
+    "object_store_env",
+    "object_store_mounts",
+    "object_store_volumes",
     "placement",
     "pull_secrets",
     "resources",
@@ -29,6 +32,8 @@ __all__ = [
 
 USER: Final = 65532
 READ_ONLY_MOUNTS: Final = "/tiers-ro"
+_OBJECT_STORE: Final = "object-store"
+_OBJECT_STORE_DIR: Final = "/etc/kvpool-object-store"
 CONFIG_DIR: Final = "/etc/kvpool"
 CONFIG_FILE: Final = f"{CONFIG_DIR}/pool.json"
 CONFIG_MOUNT: Final[Manifest] = {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True}
@@ -99,8 +104,12 @@ def node_affinity(selector: LabelSelector) -> Manifest:
 
 
 def tier_volumes(pool: KVCachePool) -> list[Manifest]:
-    """One volume for each tier."""
-    return [{"name": f"tier-{t.name}"} | _source(pool, t) for t in pool.spec.tiers]
+    """One volume for each tier that is a directory."""
+    return [{"name": f"tier-{t.name}"} | _source(pool, t) for t in _directories(pool)]
+
+
+def _directories(pool: KVCachePool) -> list[Tier]:
+    return [t for t in pool.spec.tiers if t.fsspec is None]
 
 
 def _source(pool: KVCachePool, tier: Tier) -> Manifest:
@@ -117,10 +126,29 @@ def _source(pool: KVCachePool, tier: Tier) -> Manifest:
 
 def tier_mounts(pool: KVCachePool, *, read_only_too: bool = False) -> list[Manifest]:
     """Each tier at /tiers/NAME, and for the descriptors that the server hands out read-only at /tiers-ro/NAME."""
-    mounts: list[Manifest] = [{"name": f"tier-{t.name}", "mountPath": f"{MOUNTS}/{t.name}"} for t in pool.spec.tiers]
+    tiers = _directories(pool)
+    mounts: list[Manifest] = [{"name": f"tier-{t.name}", "mountPath": f"{MOUNTS}/{t.name}"} for t in tiers]
     if read_only_too:
         mounts += [
-            {"name": f"tier-{t.name}", "mountPath": f"{READ_ONLY_MOUNTS}/{t.name}", "readOnly": True}
-            for t in pool.spec.tiers
+            {"name": f"tier-{t.name}", "mountPath": f"{READ_ONLY_MOUNTS}/{t.name}", "readOnly": True} for t in tiers
         ]
     return mounts
+
+
+def object_store_volumes(pool: KVCachePool) -> list[Manifest]:
+    """The Secret with the object store's credentials. A pod starts without it: then the tier says that it may not."""
+    secrets = [t.fsspec.secret_ref for t in pool.spec.tiers if t.fsspec and t.fsspec.secret_ref]
+    return [
+        {"name": _OBJECT_STORE, "secret": {"secretName": s.name, "defaultMode": 0o440, "optional": True}}
+        for s in secrets
+    ]
+
+
+def object_store_mounts(pool: KVCachePool) -> list[Manifest]:
+    """Where a container sees the credentials."""
+    return [{"name": v["name"], "mountPath": _OBJECT_STORE_DIR, "readOnly": True} for v in object_store_volumes(pool)]
+
+
+def object_store_env(pool: KVCachePool) -> list[Manifest]:
+    """What tells the sidecar where they are."""
+    return [{"name": "KVPOOL_OBJECT_SECRET_DIR", "value": m["mountPath"]} for m in object_store_mounts(pool)]

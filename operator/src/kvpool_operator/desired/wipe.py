@@ -10,6 +10,9 @@ from kvpool_operator.desired.podparts import (
     CONFIG_FILE,
     CONFIG_MOUNT,
     container,
+    object_store_env,
+    object_store_mounts,
+    object_store_volumes,
     placement,
     pull_secrets,
     resources,
@@ -27,6 +30,7 @@ __all__ = ["wipe_daemonset"]
 
 def wipe_daemonset(pool: KVCachePool, env: Env) -> Manifest:
     """On the same nodes as the sidecars, whose ConfigMap says where the blocks are."""
+    env_of_objects = object_store_env(pool)
     small = resources("10m", "64Mi", "256Mi")
     return {
         "apiVersion": "apps/v1",
@@ -48,9 +52,10 @@ def wipe_daemonset(pool: KVCachePool, env: Env) -> Manifest:
                             env,
                             "wipe",
                             *("kvpool-sidecar", "wipe", "--config", CONFIG_FILE),
+                            **({"env": env_of_objects} if env_of_objects else {}),
                             resources=small,
                             securityContext=security(),
-                            volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool)],
+                            volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool), *object_store_mounts(pool)],
                         )
                     ],
                     "containers": [
@@ -58,6 +63,7 @@ def wipe_daemonset(pool: KVCachePool, env: Env) -> Manifest:
                     ],
                     "volumes": [
                         *tier_volumes(pool),
+                        *object_store_volumes(pool),
                         {"name": "config", "configMap": {"name": names.config(pool.metadata.name)}},
                     ],
                 },

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kvpool.block import HEADER_BYTES
@@ -41,6 +43,7 @@ _NAME = re.compile(r"([0-9a-f]{2})/(\1[0-9a-f]{62})")
 _POOL_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _QUARANTINED = 8  # bad blocks that are kept for a look
 _WAIT_S = 20.0
+_WIPERS = 16
 _IN_HAND = 1 << 30
 
 
@@ -171,6 +174,17 @@ class ObjectStore(Store):
             count += 1
         with self._lock:
             self._used, self._count = used, count
+
+    def wipe(self) -> int:
+        """Remove all that this pool has there, and with it the pool's mark; how many objects went."""
+        bucket, removed = self._bucket, 0
+        for folder in (f"{self._prefix}/blocks", f"{self._prefix}/quarantine", self._prefix):
+            with ThreadPoolExecutor(_WIPERS) as pool:
+                found = (f"{folder}/{name}" for name, _ in bucket.names(folder))
+                while some := list(itertools.islice(found, 1000)):
+                    removed += sum(pool.map(bucket.remove, some))
+        self._claimed = False
+        return removed
 
     def close(self) -> None:
         self._memory.close()
