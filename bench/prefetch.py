@@ -1,9 +1,10 @@
 """`python -m bench prefetch`: what reading ahead after a lookup saves, with blocks that only the drive has.
 
-Two sidecars with the same blocks, one reads ahead and one does not, take turns. Each turn: the files leave the page
-cache, the client looks the prompt up, waits as long as an engine might before it loads (0 to 50 ms), and loads. `load`
-is the time of the load alone; `warm` is the same load with everything in memory, the best that reading ahead can do.
-Prints a table and writes out/bench/prefetch.json.
+Loads take turns, of the same blocks from the same sidecar. Each time the files leave the page cache first; then, with
+reading ahead, the client looks the prompt up, which starts it; then the client waits as long as an engine might before
+it loads (0 to 200 ms), and loads. Without reading ahead there is no lookup, so nothing starts. `load` is the time of the
+load alone; `all in memory` is the same load without a drive, the best that reading ahead can do. Prints a table and
+writes out/bench/prefetch.json.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from kvpool.keys import fingerprint, ident
 
 FINGERPRINT = fingerprint({"bench": "prefetch"})
 SHAPES = ((2 * MIB, 64), (32 * MIB, 8), (256 * 1024, 256))
-GAPS_MS = (0, 5, 20, 50)
+GAPS_MS = (0, 5, 20, 50, 200)
+KINDS = ("all in memory", "no prefetch", "prefetch")
 
 
 class Node:
@@ -84,15 +86,16 @@ class Node:
         self.process.wait(10)
 
 
-def turn(node: Node, idents: list[bytes], views: list[memoryview], gap_ms: int, *, cold: bool) -> tuple[float, float]:
+def turn(node: Node, idents: list[bytes], views: list[memoryview], gap_ms: int, kind: str) -> tuple[float, float]:
     """Milliseconds of the lookup and of the load."""
-    if cold:
+    if kind == "all in memory":
+        node.client.get_into(idents, views)
+    else:
         node.make_cold()
     began = time.perf_counter()
-    found = node.client.lookup(idents)
-    looked_up = time.perf_counter()
-    if not all(found):
+    if kind == "prefetch" and not all(node.client.lookup(idents)):
         raise RuntimeError("a block is not there")
+    looked_up = time.perf_counter()
     if gap_ms:
         time.sleep(gap_ms / 1000)
     load = time.perf_counter()
@@ -103,42 +106,34 @@ def turn(node: Node, idents: list[bytes], views: list[memoryview], gap_ms: int, 
     return (looked_up - began) * 1e3, (loaded - load) * 1e3
 
 
-def measure(nodes: dict[str, Node], size: int, count: int, rounds: int) -> list[dict[str, object]]:
+def measure(node: Node, size: int, count: int, rounds: int) -> list[dict[str, object]]:
     idents = [ident(FINGERPRINT, f"{size}/{n}".encode()) for n in range(count)]
     views = slots(size, count)
     for n, view in enumerate(views):
         view[:] = secrets.token_bytes(4096) * (size // 4096)
-        for node in nodes.values():
-            (result,) = node.client.put_from([idents[n]], [view])
-            if not result.stored:
-                raise RuntimeError(f"not stored: {result.reason}")
-    contenders = {"warm": (nodes["off"], False), "off": (nodes["off"], True), "on": (nodes["on"], True)}
+        (result,) = node.client.put_from([idents[n]], [view])
+        if not result.stored:
+            raise RuntimeError(f"not stored: {result.reason}")
     rows: list[dict[str, object]] = []
     for gap in GAPS_MS:
-        loads: dict[str, list[float]] = {name: [] for name in contenders}
-        lookups: dict[str, list[float]] = {name: [] for name in contenders}
-        for name, (node, _) in contenders.items():
-            turn(node, idents, views, gap, cold=name != "warm")
-        for number in range(rounds):
-            order = list(contenders) if number % 2 == 0 else list(reversed(contenders))
-            for name in order:
-                node, cold = contenders[name]
-                if not cold:
-                    node.client.get_into(idents, views)
-                lookup_ms, load_ms = turn(node, idents, views, gap, cold=cold)
-                lookups[name].append(lookup_ms)
-                loads[name].append(load_ms)
-        saved = [1 - on / off for on, off in zip(loads["on"], loads["off"], strict=True)]
+        loads: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        lookups: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        for number in range(-1, rounds):
+            for kind in KINDS if number % 2 == 0 else KINDS[::-1]:
+                lookup_ms, load_ms = turn(node, idents, views, gap, kind)
+                if number >= 0:
+                    lookups[kind].append(lookup_ms)
+                    loads[kind].append(load_ms)
+        saved = [1 - on / off for on, off in zip(loads["prefetch"], loads["no prefetch"], strict=True)]
         rows += [
             {
-                "path": "local-read-cold" if name != "warm" else "local-read", "size": size, "batch": count,
-                "concurrency": 1, "gap_ms": gap, "system": f"prefetch {name}" if name != "warm" else "all in memory",
-                "lookup_p50_ms": round(statistics.median(lookups[name]), 2),
-                "load_p50_ms": round(statistics.median(loads[name]), 2), "load_max_ms": round(max(loads[name]), 2),
-                "gb_s": round(size * count / statistics.median(loads[name]) / 1e6, 2),
-                "load_time_saved": round(statistics.median(saved), 3) if name == "on" else None,
+                "path": "local-read", "size": size, "batch": count, "concurrency": 1, "gap_ms": gap, "system": kind,
+                "lookup_p50_ms": round(statistics.median(lookups[kind]), 2),
+                "load_p50_ms": round(statistics.median(loads[kind]), 2), "load_max_ms": round(max(loads[kind]), 2),
+                "gb_s": round(size * count / statistics.median(loads[kind]) / 1e6, 2),
+                "load_time_saved": round(statistics.median(saved), 3) if kind == "prefetch" else None,
             }
-            for name in contenders
+            for kind in KINDS
         ]  # fmt: skip
     return rows
 
@@ -169,13 +164,11 @@ def main(argv: list[str]) -> int:
     rows: list[dict[str, object]] = []
     try:
         with contextlib.ExitStack() as stack:
-            nodes = {}
-            for name, limit in (("off", 0), ("on", 512 * MIB)):
-                nodes[name] = Node(directory / name, limit)
-                stack.callback(nodes[name].close)
+            node = Node(directory / "node", 512 * MIB)
+            stack.callback(node.close)
             for size, count in SHAPES:
-                rows += measure(nodes, size, count, options.rounds)
-            counted = nodes["on"].status()["prefetch"]
+                rows += measure(node, size, count, options.rounds)
+            counted = node.status()["prefetch"]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     print(f"{os.cpu_count()} processors, load before the run {load:.1f}; {options.rounds} rounds, taking turns")

@@ -4,14 +4,15 @@ One thread for each local drive and one for the shared tier, each with a short q
 prompt, prompts take turns, and nothing is read that the answer did not promise. It gives way: a block that is being
 loaded is its reader's, what waited too long is dropped, and a drive that is slow to take hints has its queue emptied.
 
-The hint is posix_fadvise(2), WILLNEED, in steps of 128 KiB: Linux cuts one hint down to the device's read-ahead window
-or largest request (mm/readahead.c, force_page_cache_ra), whichever is more.
+The hint is posix_fadvise(2), WILLNEED. Linux cuts one hint down to the device's read-ahead window or largest request
+(mm/readahead.c, force_page_cache_ra), so it is given in steps of that window: smaller ones cost more for each byte.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -34,7 +35,7 @@ __all__ = ["Prefetcher", "in_memory", "read_ahead"]
 log = logging.getLogger(__name__)
 
 STEP_BYTES = 128 << 10
-_LOOK_EVERY = 16  # steps: 2 MiB
+STRIDE_BYTES = 2 << 20  # between two looks whether the block is still wanted
 _MAX_PROMPTS = 64  # waiting in one queue
 _KEEP_S = 5.0
 _STALE_S = 2.0
@@ -45,8 +46,19 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 def read_ahead(fd: int, offset: int, size: int) -> None:
     """Have the kernel read these bytes of `fd` into the page cache; returns when the reads are queued."""
-    for at in range(offset, offset + size, STEP_BYTES):
-        os.posix_fadvise(fd, at, STEP_BYTES, os.POSIX_FADV_WILLNEED)
+    step = _step(os.fstat(fd).st_dev)
+    for at in range(offset, offset + size, step):
+        os.posix_fadvise(fd, at, step, os.POSIX_FADV_WILLNEED)
+
+
+@functools.lru_cache(maxsize=64)
+def _step(device: int) -> int:
+    """Bytes that one hint may name: the device's read-ahead window as the kernel tells it, within bounds."""
+    name = f"{os.major(device)}:{os.minor(device)}"
+    for path in (f"/sys/class/bdi/{name}/read_ahead_kb", f"/sys/dev/block/{name}/../queue/read_ahead_kb"):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            return max(STEP_BYTES, min(int(file.read()) << 10, STRIDE_BYTES))
+    return STEP_BYTES
 
 
 def in_memory(fd: int, size: int) -> bool:
@@ -212,13 +224,12 @@ class Prefetcher:
                 self._window.in_memory(key, self._clock())
             self._stats.add("prefetch", "cached")
             return
-        stride = STEP_BYTES * _LOOK_EVERY
-        for at in range(0, size, stride):
+        for at in range(0, size, STRIDE_BYTES):
             if self._stopping.is_set() or self._overtaken(key, prompt.asked_at):
                 break
             began = self._clock()
-            self._read(fd, at, min(stride, size - at))
-            self._stats.add("prefetch", "bytes", min(stride, size - at))
+            self._read(fd, at, min(STRIDE_BYTES, size - at))
+            self._stats.add("prefetch", "bytes", min(STRIDE_BYTES, size - at))
             if self._clock() - began > _BUSY_S:
                 self._give_way(lane, prompt)
                 break
