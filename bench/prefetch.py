@@ -2,9 +2,9 @@
 
 Loads take turns, of the same blocks from the same sidecar. Each time the files leave the page cache first; then, with
 reading ahead, the client looks the prompt up, which starts it; then the client waits as long as an engine might before
-it loads (0 to 200 ms), and loads. Without reading ahead there is no lookup, so nothing starts. `load` is the time of the
-load alone; `all in memory` is the same load without a drive, the best that reading ahead can do. Prints a table and
-writes out/bench/prefetch.json.
+it loads (0 to 200 ms), and loads. Without reading ahead there is no lookup, so nothing starts. `load` is the time of
+the load alone; `all in memory` is the same load without a drive, the best that reading ahead can do. Prints a table
+and writes out/bench/prefetch.json.
 """
 
 from __future__ import annotations
