@@ -14,6 +14,7 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 -include operator/operator.mk
 -include images.mk
 -include bench/bench.mk
+-include bench/soak/soak.mk
 
 .PHONY: help setup check test gen golden clean
 help: ## show this list

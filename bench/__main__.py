@@ -12,7 +12,7 @@ import sys
 import bench
 
 _DEFAULT = "data"
-_PARTS = {"__main__", "kv_of_engine", "measure", "nodes", "plain"}  # what the measurements share
+_PARTS = {"__main__", "kv_of_engine", "measure", "nodes", "plain", "soak"}  # what the measurements share
 
 
 def names() -> list[str]:

@@ -18,9 +18,9 @@ from kvpool import keys
 if TYPE_CHECKING:
     from kvpool_sidecar.testing.history import RecordingClient
 
-__all__ = ["PAGE", "Mix", "Traffic", "ident_of", "payload_into", "payload_of"]
+__all__ = ["Mix", "Traffic", "ident_of", "payload_into", "payload_of"]
 
-PAGE = 4096
+STRIDE = 1 << 16
 
 
 class Mix(NamedTuple):
@@ -30,7 +30,8 @@ class Mix(NamedTuple):
     universe: int = 200
     prompt: int = 8
     reads: float = 0.92
-    pause_s: float = 0.0  # between a thread's requests
+    pause_s: float = 0.0  # between a thread's requests, at most
+    prefill_s: float = 0.0  # after a miss, at most: what was not found is computed, and does not ask again at once
 
 
 def ident_of(fingerprint: bytes, number: int) -> bytes:
@@ -38,13 +39,11 @@ def ident_of(fingerprint: bytes, number: int) -> bytes:
 
 
 def payload_into(buffer: memoryview, tenant: str, ident: bytes) -> None:
-    """Fill `buffer`: each page tells its place, the block and the tenant."""
+    """Fill `buffer`: each line of 32 bytes tells the block and the tenant, each stride also its place."""
     seed = hashlib.sha256(tenant.encode() + b"\0" + ident).digest()
-    page = bytearray(seed * (PAGE // len(seed)))
-    for at in range(0, len(buffer), PAGE):
-        page[:8] = at.to_bytes(8, "little")
-        left = min(PAGE, len(buffer) - at)
-        buffer[at : at + left] = page[:left]
+    for at in range(0, len(buffer), STRIDE):
+        line = min(STRIDE, len(buffer) - at)
+        buffer[at : at + line] = (at.to_bytes(8, "little") + seed[8:] + seed * (STRIDE // len(seed) - 1))[:line]
 
 
 def payload_of(tenant: str, ident: bytes, size: int) -> bytes:
@@ -89,20 +88,22 @@ class Traffic:
         rng = random.Random(f"{self._seed}/{place}")  # noqa: S311
         with mmap.mmap(-1, self._mix.block_bytes) as memory, memoryview(memory) as view:
             while not self._stopped.is_set() and place < self._wanted:
-                self._one(rng, view)
+                hit = self._one(rng, view)
                 memory.madvise(mmap.MADV_DONTNEED)  # so many buffers at once would not fit: keep none
-                if self._mix.pause_s:
-                    self._stopped.wait(self._mix.pause_s * rng.random())
+                pause = self._mix.pause_s if hit else self._mix.prefill_s
+                if pause:
+                    self._stopped.wait(pause * rng.random())
 
-    def _one(self, rng: random.Random, view: memoryview) -> None:
+    def _one(self, rng: random.Random, view: memoryview) -> bool:
+        """One request; whether it brought or stored something."""
         # an early block is in many prompts, a late one in few
         first = int(self._mix.universe * rng.random() ** 2)
         names = [ident_of(self._fingerprint, (first + i) % self._mix.universe) for i in range(self._mix.prompt)]
         if rng.random() < self._mix.reads:
             tiers = self._client.lookup(names)
             found = next((i for i, tier in enumerate(tiers) if not tier), len(tiers))
-            self._client.get_into([names[rng.randrange(max(found, 1))]], [view])
-        else:
-            name = rng.choice(names)
-            payload_into(view, self._client.tenant, name)
-            self._client.put_from([name], [view])
+            results = self._client.get_into([names[rng.randrange(max(found, 1))]], [view])
+            return any(result.ok for result in results)
+        name = rng.choice(names)
+        payload_into(view, self._client.tenant, name)
+        return any(result.ok for result in self._client.put_from([name], [view]))
