@@ -141,7 +141,7 @@ def test_the_schemas_defaults_are_the_models():
     defaulted = fill(SCHEMA, copy.deepcopy(MINIMAL))
     assert KVCachePool.parse(defaulted) == KVCachePool.parse(MINIMAL)
     assert defaulted["spec"]["deletionPolicy"] == "Retain"
-    assert defaulted["spec"]["cache"]["eviction"] == {"policy": "LRU", "highWatermark": 85, "lowWatermark": 75}
+    assert defaulted["spec"]["cache"]["eviction"] == {"policy": "PrefixAware", "highWatermark": 85, "lowWatermark": 75}
 
 
 def test_what_cannot_be_structural_is_an_error():

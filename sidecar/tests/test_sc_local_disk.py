@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ from kvpool_sidecar.store.faulty import FaultyStore
 from kvpool_sidecar.store.local import open_local
 from kvpool_sidecar.store.names import block_path
 from kvpool_sidecar.store.root import Events, Root
-from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
+from kvpool_sidecar.testing.blocks import TAG, header, key, payload, put, read, write
 
 MIB = 1 << 20
 
@@ -233,7 +234,7 @@ def test_a_fan_out_directory_replaced_by_a_link_is_a_miss(make, tmp_path):
 
 def test_a_full_store_evicts_the_least_recently_used_and_says_so(make):
     log = Log()
-    one = make(capacity=10 * MIB, events=log)
+    one = make(policy="LRU", capacity=10 * MIB, events=log)
     for n in range(8):
         put(one, n, MIB)
     assert read(one, 0) is not None
@@ -259,7 +260,7 @@ def test_above_the_high_watermark_housekeeping_goes_down_to_the_low_one(make):
 
 
 def test_more_blocks_than_the_table_may_hold_go_too(make):
-    one = make(limits=quota.Limits(64 * MIB, 85, 75, 10))
+    one = make(limits=quota.Limits(64 * MIB, 85, 75, 10), policy="LRU")
     for n in range(15):
         put(one, n)
     one.housekeep()
@@ -464,3 +465,32 @@ def test_blocks_written_before_a_drive_was_added_are_still_found(tmp_path):
     assert three.roots[2].usage().blocks > 4
     assert three.usage().blocks == 80
     three.close()
+
+
+@pytest.mark.parametrize("policy", ["PrefixAware", "LRU", "LFU", "S3FIFO"])
+def test_what_was_used_before_a_restart_outlives_what_was_not(make, policy):
+    one = make(policy=policy)
+    for n in range(20):
+        put(one, n, MIB)
+    for path in Path(one._dir.path).rglob("*"):
+        if path.is_file() and len(path.name) == 64:
+            os.utime(path, (1_700_000_000, 1_700_000_000))
+    one.close()
+    again = make(policy=policy)
+    for n in range(10):
+        for _ in range(3):
+            assert read(again, n) is not None
+    again.close()
+    last = make(policy=policy, limits=quota.Limits(64 * MIB, 85, 75, 10))
+    last.housekeep()
+    assert last.usage().blocks == 10
+    assert sum(last.has(key(n)) for n in range(10)) >= 9  # S3FIFO's small queue keeps a new one
+
+
+def test_the_end_of_a_looked_up_prompt_goes_first(make):
+    one = make(limits=quota.Limits(64 * MIB, 85, 75, 6))
+    one.learn([key(n) for n in range(12)], TAG)
+    for n in range(12):
+        put(one, n)
+    one.housekeep()
+    assert [n for n in range(12) if one.has(key(n))] == list(range(6))

@@ -295,3 +295,16 @@ def test_switched_off_nothing_is_read_ahead(cluster):
         raw.lookup(wanted)
         assert raw.get(wanted) == [payload(n, 4 * MIB) for n in range(6)]
     assert a.status()["prefetch"] == {}
+
+
+def test_a_lookup_tells_the_drives_the_order_of_all_its_blocks_found_or_not():
+    heard: list[tuple[list[bytes], bytes]] = []
+    after = AfterLookup([], Stats(), lambda keys, tenant: heard.append((list(keys), tenant)))
+    after.start()
+    try:
+        after.offer(Namer(A), idents(1, 2, 3), bytes([wire.Tier.LOCAL, wire.Tier.MISS, wire.Tier.MISS]))
+        after.offer(Namer(A), idents(7, 8), bytes([wire.Tier.MISS, wire.Tier.MISS]))
+        wait_for(lambda: len(heard) == 2, "both lookups are heard of")
+    finally:
+        after.stop()
+    assert heard == [([key(1), key(2), key(3)], A), ([key(7), key(8)], A)]

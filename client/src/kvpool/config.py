@@ -113,7 +113,9 @@ class CacheConfig:
     write_policy: str = _doc(
         "WriteThrough (copy to the shared tier in the background) or LocalOnly.", default="WriteThrough"
     )
-    eviction_policy: str = _doc("LRU.", default="LRU")
+    eviction_policy: str = _doc(
+        "What goes first on a drive that is full: PrefixAware, LRU, LFU, FIFO or S3FIFO.", default="PrefixAware"
+    )
     high_watermark: int = _doc("Percent of the capacity at which eviction starts.", default=85)
     low_watermark: int = _doc("Percent of the capacity at which eviction stops.", default=75)
     prefetch_bytes: int = _doc(
@@ -205,7 +207,7 @@ class PoolConfig:
             raise ConfigError(f"peer.protocol: unknown protocol {self.peer.protocol!r}")
         if not 0 < self.peer.rdma_bytes <= 1 << 44:
             raise ConfigError("peer.rdma_bytes: must be above 0 and at most 16 TiB")
-        if c.eviction_policy != "LRU":
+        if c.eviction_policy not in ("PrefixAware", "LRU", "LFU", "FIFO", "S3FIFO"):
             raise ConfigError(f"cache.eviction_policy: unknown policy {c.eviction_policy!r}")
 
 

@@ -1,7 +1,7 @@
 """What follows a lookup, off its path: a thread that tells others which blocks of a prompt were found.
 
-The queue is short; what does not fit is left out. Only the blocks before the first miss count, and of a long prompt the
-first `MAX_BLOCKS`.
+The queue is short; what does not fit is left out. For listeners only the blocks before the first miss count, and of a
+long prompt the first `MAX_BLOCKS`; what learns the order of blocks hears of `MAX_LEARNED`, found or not.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Protocol
 from kvpool.wire import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvpool_sidecar.server.auth import Tenant
     from kvpool_sidecar.stats import Stats
 
-__all__ = ["MAX_BLOCKS", "AfterLookup", "Listener"]
+__all__ = ["MAX_BLOCKS", "MAX_LEARNED", "AfterLookup", "Listener"]
 
 log = logging.getLogger(__name__)
 
 MAX_BLOCKS = 256
+MAX_LEARNED = 1280
 _MAX_QUEUED = 64
 
 
@@ -37,7 +38,13 @@ class Listener(Protocol):
 class AfterLookup:
     """Thread-safe."""
 
-    def __init__(self, listeners: Sequence[Listener], stats: Stats) -> None:
+    def __init__(
+        self,
+        listeners: Sequence[Listener],
+        stats: Stats,
+        learn: Callable[[Sequence[bytes], bytes], None] | None = None,
+    ) -> None:
+        self._learn = learn
         self._listeners = listeners
         self._stats = stats
         self._queue: collections.deque[tuple[Tenant, list[bytes], bytes, float]] = collections.deque()
@@ -62,11 +69,12 @@ class AfterLookup:
         """These were just looked up, and `tiers` was the answer. Returns at once."""
         promised = tiers.find(Tier.MISS)
         count = min(len(tiers) if promised < 0 else promised, MAX_BLOCKS)
-        if not count:
+        kept = count if self._learn is None else min(len(idents), MAX_LEARNED)
+        if not kept:
             return
         with self._ready:
             if len(self._queue) < _MAX_QUEUED:
-                self._queue.append((tenant, list(idents[:count]), tiers[:count], time.monotonic()))
+                self._queue.append((tenant, list(idents[:kept]), tiers[:count], time.monotonic()))
                 self._ready.notify()
                 return
         self._stats.add("prefetch", "dropped", count)
@@ -81,7 +89,10 @@ class AfterLookup:
                 tenant, idents, tiers, asked_at = self._queue.popleft()
             try:
                 keys = [tenant.key(ident) for ident in idents]
-                for listener in self._listeners:
-                    listener(tenant.tag, keys, tiers, asked_at)
+                if tiers:
+                    for listener in self._listeners:
+                        listener(tenant.tag, keys[: len(tiers)], tiers, asked_at)
+                if self._learn is not None:
+                    self._learn(keys, tenant.tag)
             except Exception:
                 log.exception("after a lookup")

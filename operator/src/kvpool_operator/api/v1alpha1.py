@@ -311,8 +311,10 @@ class Eviction(Model):
 
     model_config = ConfigDict(json_schema_extra=with_rules(f.LOW_BELOW_HIGH))
 
-    policy: Literal["LRU"] = "LRU"
-    """LRU: the blocks that were not read for the longest time go first."""
+    policy: Literal["PrefixAware", "LRU", "LFU", "FIFO", "S3FIFO"] = "PrefixAware"
+    """What goes first. PrefixAware: of the blocks that end a prompt, those that are least likely to be read soon, so
+    that prefixes which many prompts share stay. LRU: what was not read for the longest time. LFU: what was read least
+    often. FIFO: what was stored first. S3FIFO: what was not read soon after it was stored."""
     high_watermark: Annotated[int, Field(ge=2, le=100)] = 85
     """Percent of a tier's capacity at which eviction starts."""
     low_watermark: Annotated[int, Field(ge=1, le=99)] = 75

@@ -224,7 +224,7 @@ class App:
         if self._config.cache.prefetch_bytes:
             self._prefetcher = Prefetcher(self._local, self._shared, self._config.cache.prefetch_bytes, self._stats)
             made.callback(self._prefetcher.stop)
-        self._after_lookup = AfterLookup(self._lookup_listeners(), self._stats)
+        self._after_lookup = AfterLookup(self._lookup_listeners(), self._stats, self._local.learn)
         made.callback(self._after_lookup.stop)
         if self._warm_up is not None:
             made.callback(self._warm_up.stop)

@@ -54,6 +54,17 @@ class LocalStore(Store):
                 return found
         return None
 
+    def learn(self, keys: Sequence[bytes], tenant: bytes) -> None:
+        """A prompt's blocks in order, from its first on: what a drive should know when it must let some go."""
+        if len(self.roots) == 1:
+            self.roots[0].learn(keys, tenant)
+            return
+        by_place: dict[Root, list[bytes]] = {}
+        for key in keys:
+            by_place.setdefault(self._home(key), []).append(key)
+        for root, part in by_place.items():
+            root.learn(part, tenant)
+
     def root_of(self, key: bytes) -> Root | None:
         """The drive that has the block, as far as the tables know."""
         home = self._home(key)
@@ -129,7 +140,17 @@ def open_local(
                 tier.reserve_free_percent,
             )
             read_path = (read_paths or {}).get(tier.path)
-            roots.append(Root(tier.name, tier.path, limits, pool_uid=pool_uid, read_path=read_path, events=events))
+            roots.append(
+                Root(
+                    tier.name,
+                    tier.path,
+                    limits,
+                    pool_uid=pool_uid,
+                    read_path=read_path,
+                    events=events,
+                    policy=cache.eviction_policy,
+                )
+            )
     except BaseException:
         for root in roots:
             root.close()

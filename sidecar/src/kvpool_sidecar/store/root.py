@@ -15,14 +15,14 @@ from kvpool.block import HEADER_BYTES
 from kvpool.errors import TierFullError
 from kvpool_sidecar import blockfile, quota, safefs
 from kvpool_sidecar.breaker import Breaker
-from kvpool_sidecar.evict import Entry, Lru
+from kvpool_sidecar.evict import Entry, make_table, saved_ns, saved_uses
 from kvpool_sidecar.store import names
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
 from kvpool_sidecar.store.directory import TierDirectory
 from kvpool_sidecar.store.scan import prune, remove_junk, scan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kvpool.block import BlockHeader
 
@@ -68,6 +68,7 @@ class Root(Store):
         read_path: str | None = None,
         events: Events | None = None,
         use_tmpfile: bool = True,
+        policy: str = "PrefixAware",
         pending_max_age_s: float = _PENDING_MAX_AGE_S,
     ) -> None:
         self.name = name
@@ -76,7 +77,7 @@ class Root(Store):
         self._events = events or Events()
         self._pending_max_age_s = pending_max_age_s
         self._lock = threading.Lock()
-        self._table = Lru()
+        self._table = make_table(policy, limits.capacity)
         self._pending: set[Pending] = set()
         self._pending_bytes = 0
         self._quarantine_bytes = 0
@@ -172,9 +173,16 @@ class Root(Store):
             if key not in self._table and not self.scanned:
                 self._table.add(key, _entry(info))
             save = self._table.touch(key, now)
+            uses = self._table.uses(key)
         if save:
+            when = saved_ns(now, uses)
             with contextlib.suppress(OSError):
-                os.utime(names.block_path(key), (now, now), dir_fd=self._dir.blocks, follow_symlinks=False)
+                os.utime(names.block_path(key), ns=(when, when), dir_fd=self._dir.blocks, follow_symlinks=False)
+
+    def learn(self, keys: Sequence[bytes], tenant: bytes) -> None:
+        """A prompt's blocks in order, as far as this drive is their place."""
+        with self._lock:
+            self._table.learn(keys, tenant)
 
     # -- removing
 
@@ -288,7 +296,7 @@ class Root(Store):
             return False
         info = os.fstat(pending.reader)
         with self._lock:
-            self._table.add(pending.key, _entry(info))
+            self._table.add(pending.key, _entry(info, header))
         return True
 
     def _release(self, pending: Pending) -> None:
@@ -348,7 +356,7 @@ class Root(Store):
         return quota.shortage(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, need, self._limits)
 
     def _evict(self, need: int, *, at_least: int = 0) -> int:
-        """One batch, the least recently used first; how many blocks went."""
+        """One batch, in the policy's order; how many blocks went."""
         if need <= 0 and at_least <= 0:
             return 0
         with self._lock:
@@ -415,8 +423,10 @@ class Root(Store):
         return True
 
 
-def _entry(info: os.stat_result) -> Entry:
-    return Entry(max(info.st_blocks * 512, _PAGE), info.st_size - HEADER_BYTES, info.st_mtime)
+def _entry(info: os.stat_result, header: BlockHeader | None = None) -> Entry:
+    tenant = header.tenant_tag if header is not None else b""
+    size = max(info.st_blocks * 512, _PAGE)
+    return Entry(size, info.st_size - HEADER_BYTES, info.st_mtime, saved_uses(info.st_mtime_ns), tenant)
 
 
 def _overgrown(pending: Pending) -> bool:

@@ -1,0 +1,33 @@
+"""What goes first when space is needed. Pure; the owner locks."""
+
+from __future__ import annotations
+
+from kvpool_sidecar.evict.prefix import PrefixAware
+from kvpool_sidecar.evict.queues import Fifo, Lfu, Lru
+from kvpool_sidecar.evict.s3fifo import S3Fifo
+from kvpool_sidecar.evict.table import SAVE_EVERY_S, Entry, Table, saved_ns, saved_uses
+
+__all__ = [
+    "POLICIES",
+    "SAVE_EVERY_S",
+    "Entry",
+    "Fifo",
+    "Lfu",
+    "Lru",
+    "PrefixAware",
+    "S3Fifo",
+    "Table",
+    "make_table",
+    "saved_ns",
+    "saved_uses",
+]
+
+POLICIES = ("PrefixAware", "LRU", "LFU", "FIFO", "S3FIFO")
+
+
+def make_table(policy: str, capacity_bytes: int) -> Table:
+    """An empty table by the policy's name in the pool's spec. KeyError for any other."""
+    if policy == "PrefixAware":
+        return PrefixAware(capacity_bytes)
+    plain: dict[str, type[Lru | Lfu | Fifo | S3Fifo]] = {"LRU": Lru, "LFU": Lfu, "FIFO": Fifo, "S3FIFO": S3Fifo}
+    return plain[policy]()

@@ -1,0 +1,145 @@
+"""A table of blocks and the order in which they go. Policies are subclasses; all pure; the owner locks.
+
+What survives a restart is the block's modification time: when the last use was saved, to within `SAVE_EVERY_S`, and in
+its nanoseconds the number of uses.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["SAVE_EVERY_S", "Entry", "Table", "saved_ns", "saved_uses"]
+
+SAVE_EVERY_S = 600
+_MARK_NS = 777_000_000  # uses are kept above it; a time that the kernel set is there once in four million
+_MAX_USES = 255
+
+
+class Entry(NamedTuple):
+    size: int  # bytes as allocated on the drive
+    payload_len: int
+    saved_at: float  # Unix seconds
+    uses: int = 0  # as saved; a table counts further itself
+    tenant: bytes = b""  # tag
+    created: float = 0.0  # Unix seconds
+
+
+def saved_ns(now: float, uses: int) -> int:
+    """The modification time, in nanoseconds, that says both."""
+    return int(now) * 1_000_000_000 + _MARK_NS + min(uses, _MAX_USES)
+
+
+def saved_uses(mtime_ns: int) -> int:
+    """How many uses a modification time tells of; 0 if it is not one of ours."""
+    uses = mtime_ns % 1_000_000_000 - _MARK_NS
+    return uses if 0 <= uses <= _MAX_USES else 0
+
+
+class Table(abc.ABC):
+    """Blocks, their bytes, and what goes first. Not thread-safe. All calls but `take_victims` take constant time."""
+
+    saves_uses = True  # does a use change what a restart must know?
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, Entry] = {}
+        self.total_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._entries)
+
+    def get(self, key: bytes) -> Entry | None:
+        """What is known of one block."""
+        return self._entries.get(key)
+
+    def add(self, key: bytes, entry: Entry) -> None:
+        """A block that was stored just now; a known one is replaced."""
+        self.discard(key)
+        self._entries[key] = entry
+        self.total_bytes += entry.size
+        self._admit(key, entry)
+
+    def touch(self, key: bytes, now: float) -> bool:
+        """Mark as just used. True if the file's modification time should be brought up to date."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return False
+        self._use(key)
+        if now - entry.saved_at < SAVE_EVERY_S or not self.saves_uses:
+            return False
+        self._entries[key] = entry._replace(saved_at=now, uses=self.uses(key))
+        return True
+
+    def discard(self, key: bytes) -> bool:
+        """Take a block out. False if it was not here."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return False
+        self.total_bytes -= entry.size
+        self._forget(key)
+        return True
+
+    def take_victims(self, need_bytes: int, max_count: int, *, at_least: int = 0) -> list[tuple[bytes, Entry]]:
+        """Take out what goes first until `need_bytes` and `at_least` so many are gone, `max_count` at most."""
+        taken: list[tuple[bytes, Entry]] = []
+        freed = 0
+        while self._entries and len(taken) < max_count and (freed < need_bytes or len(taken) < at_least):
+            key = self._evict()
+            entry = self._entries.pop(key)
+            taken.append((key, entry))
+            freed += entry.size
+        self.total_bytes -= freed
+        return taken
+
+    def put_back(self, key: bytes, entry: Entry) -> None:
+        """A victim that could not be removed."""
+        self.add(key, entry)
+        self._first(key)
+
+    def sort_by_saved(self) -> None:
+        """Once after a scan, which meets files in no order; later uses have a later `saved_at` or none was due."""
+        found = sorted(self._entries.items(), key=lambda item: item[1].saved_at)
+        self._reset()
+        self._entries = dict(found)
+        for key, entry in found:
+            self._admit(key, entry)
+
+    def learn(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:  # noqa: B027 - most orders have no use for it
+        """A prompt's blocks in order, from its first on: each is worth nothing without those before it."""
+
+    def uses(self, key: bytes) -> int:
+        """How often a block was used, as far as this policy counts."""
+        entry = self._entries.get(key)
+        return 0 if entry is None else entry.uses
+
+    @abc.abstractmethod
+    def _admit(self, key: bytes, entry: Entry) -> None:
+        """A new block; `entry` is in the table already."""
+
+    @abc.abstractmethod
+    def _use(self, key: bytes) -> None:
+        """A block of the table was used."""
+
+    @abc.abstractmethod
+    def _forget(self, key: bytes) -> None:
+        """A block was taken out, though it was not its turn."""
+
+    @abc.abstractmethod
+    def _evict(self) -> bytes:
+        """The block that goes first, which is forgotten. There is at least one."""
+
+    @abc.abstractmethod
+    def _reset(self) -> None:
+        """Forget all blocks."""
+
+    def _first(self, key: bytes) -> None:  # noqa: B027 - where there is no first place the block takes its chance
+        """Put a block where it goes first."""
