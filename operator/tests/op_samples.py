@@ -17,7 +17,12 @@ from kvpool_operator.errors import ConflictError, OperatorError, RejectedError
 ROOT = Path(__file__).resolve().parents[2]
 
 ENV = Env(sidecar_image="registry.example/kvpool-sidecar:0.1.0")
-SECRET = PoolSecret(pool_id="5d0c9a52-pool", pool_secret="ab" * 32, managed_index_password="redis-password")
+SECRET = PoolSecret(
+    pool_id="5d0c9a52-pool",
+    pool_secret="ab" * 32,
+    managed_index_password="redis-password",
+    peer_files={"peer-ca.crt": "certificate", "peer-ca.key": "key"},
+)
 LOCAL = {"name": "nvme", "local": {"path": "/mnt/nvme/kv", "capacity": "10Gi"}}
 
 

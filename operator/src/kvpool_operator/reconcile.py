@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ from kvpool_operator.desired import Inputs, build
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import InvalidPoolError
+from kvpool_operator.peer_ca import peer_files
 from kvpool_operator.plan import Plan, plan, plan_cleanup
 from kvpool_operator.randomness import make_secret
 from kvpool_operator.status import Progress, invalid_status, make_status, worth_writing
@@ -71,7 +72,7 @@ class Reconciler:
             return Result(gone=True)
         meta, pool, problem = _read(raw)
         observed = await self._observer.observe(raw, meta, pool)
-        secret = _secret(meta, observed)
+        secret = _secret(meta, observed, self._now())
         steps = self._plan(meta, pool, secret, observed)
         outcome = await execute(steps, meta, self._cluster)
         if steps.done and not outcome.rejections:
@@ -138,8 +139,9 @@ def _policy(raw: Manifest) -> str:
     return "Delete" if isinstance(spec, dict) and spec.get("deletionPolicy") == "Delete" else "Retain"
 
 
-def _secret(meta: Metadata, observed: Observed) -> PoolSecret:
+def _secret(meta: Metadata, observed: Observed, now: datetime) -> PoolSecret:
     """The pool's random values: those in its Secret, and new ones only for what is not there."""
     known = str(observed.status.get("poolID") or "")
     live = observed.object("Secret", f"{meta.name}-secret")
-    return read_secret(live or {}, make_secret(known))
+    secret = read_secret(live or {}, make_secret(known))
+    return replace(secret, peer_files=peer_files(secret.peer_files, now))

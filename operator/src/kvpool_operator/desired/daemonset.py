@@ -24,6 +24,7 @@ from kvpool_operator.desired.podparts import (
     tier_mounts,
     tier_volumes,
 )
+from kvpool_operator.desired.secrets import PEER_FILES
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -153,7 +154,7 @@ def _rendezvous(pool: KVCachePool, env: Env) -> Manifest:
 def _volumes(inputs: Inputs) -> list[Manifest]:
     pool, env = inputs.pool, inputs.env
     name = pool.metadata.name
-    wanted = ("pool-secret", "index-password", *sorted(inputs.index_files))
+    wanted = ("pool-secret", "index-password", *PEER_FILES, *sorted(inputs.index_files))
     return [
         {"name": "config", "configMap": {"name": names.config(name)}},
         {

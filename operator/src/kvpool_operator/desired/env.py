@@ -37,6 +37,8 @@ class PoolSecret:
     """64 hexadecimal digits."""
     managed_index_password: str = field(repr=False)
     """Password of the index that the operator runs."""
+    peer_files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The authority of the pool's sidecars, PEM by the name of its file (kvpool_operator.peer_ca)."""
 
 
 @dataclass(frozen=True)

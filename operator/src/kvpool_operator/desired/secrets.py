@@ -13,8 +13,9 @@ from kvpool_operator.desired.labels import labels
 if TYPE_CHECKING:
     from kvpool_operator.desired.env import Inputs, Manifest
 
-__all__ = ["read_secret", "secret"]
+__all__ = ["PEER_FILES", "read_secret", "secret"]
 
+PEER_FILES = ("peer-ca.crt", "peer-ca.key", "peer-previous.crt", "peer-previous.key")
 _KEYS = {"pool-id": "pool_id", "pool-secret": "pool_secret", "managed-index-password": "managed_index_password"}
 
 
@@ -23,15 +24,21 @@ def read_secret(manifest: Manifest, fresh: PoolSecret) -> PoolSecret:
     data: dict[str, Any] = manifest.get("data") or {}
     values = {}
     for key, field in _KEYS.items():
-        try:
-            values[field] = base64.b64decode(data[key], validate=True).decode("ascii")
-        except (KeyError, TypeError, ValueError, binascii.Error):
-            values[field] = ""
-    return PoolSecret(**{f: v or getattr(fresh, f) for f, v in values.items()})
+        values[field] = _text(data.get(key))
+    random = {f: v or getattr(fresh, f) for f, v in values.items()}
+    return PoolSecret(**random, peer_files={name: text for name in PEER_FILES if (text := _text(data.get(name)))})
+
+
+def _text(encoded: Any) -> str:
+    """Empty for what is missing or unreadable."""
+    try:
+        return base64.b64decode(encoded, validate=True).decode("ascii")
+    except (TypeError, ValueError, binascii.Error):
+        return ""
 
 
 def secret(inputs: Inputs) -> Manifest:
-    """Secret `NAME-secret`; the sidecars read `pool-secret`, `index-password` and the files for TLS to the index."""
+    """Secret `NAME-secret`; the sidecars read `pool-secret`, `index-password` and the files for TLS."""
     s = inputs.secret
     values = {
         "pool-id": s.pool_id,
@@ -39,6 +46,7 @@ def secret(inputs: Inputs) -> Manifest:
         "managed-index-password": s.managed_index_password,
         "index-password": inputs.index_password,
         **inputs.index_files,
+        **{name: s.peer_files.get(name, "") for name in PEER_FILES},
     }
     return {
         "apiVersion": "v1",

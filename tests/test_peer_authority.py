@@ -1,0 +1,49 @@
+"""The authority that the operator makes is one that sidecars can prove themselves by, also while it is rotated."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from datetime import UTC, datetime, timedelta
+
+from kvpool_operator.certs import CertPolicy
+from kvpool_operator.peer_ca import peer_files
+from kvpool_sidecar.transport import authority
+from kvpool_sidecar.transport.identity import NodeIdentity
+
+
+def identity(files: dict[str, str], node: str) -> NodeIdentity:
+    return NodeIdentity(lambda: authority.read(lambda name: files.get(name, "").encode(), b""), "pool", node)
+
+
+def shake_hands(asking: NodeIdentity, serving: NodeIdentity) -> str:
+    """The common name that the serving side sees."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10)
+    theirs.settimeout(10)
+    seen = []
+
+    def serve() -> None:
+        with serving.server.wrap_socket(theirs, server_side=True) as tls:
+            seen.append(dict(pair[0] for pair in tls.getpeercert()["subject"])["commonName"])
+            tls.sendall(b"x")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with asking.client.wrap_socket(ours, server_hostname=asking.name_of("b")) as tls:
+        assert tls.recv(1) == b"x"
+    thread.join()
+    return seen[0]
+
+
+def test_sidecars_prove_themselves_by_the_operators_authority_before_during_and_after_a_rotation():
+    policy = CertPolicy()
+    now = datetime.now(UTC)
+    old = peer_files({}, now - policy.ca_life * 0.7)
+    both = peer_files(old, now)
+    assert both["peer-previous.crt"] == old["peer-ca.crt"]
+    settled = peer_files(peer_files({}, now - policy.ca_life * 0.7 - timedelta(hours=1)), now - timedelta(hours=1))
+    for asking, serving in ((old, old), (old, both), (both, old), (both, both), (settled, settled)):
+        assert shake_hands(identity(asking, "a"), identity(serving, "b")) == authority.server_name("pool", "a")[:64]
+    signers = [identity(files, "a")._leaf.issuer.pem == files["peer-ca.crt"] for files in (old, both, settled)]
+    assert signers == [True, False, True]  # a new authority is trusted before it signs
