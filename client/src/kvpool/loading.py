@@ -122,7 +122,7 @@ class BatchLoad:
             load.ok = True
         except CorruptBlockError as e:
             load.reason = Reason.CORRUPT
-            _log.warning("kvpool: %s", e)
+            _log.warning("kvpool: %s", str(e))  # a record that keeps the exception would keep the engine's buffer
             self._on_corrupt(load.ident)
         except transfer.PeerMissError:
             load.reason = Reason.PEER_ABSENT
