@@ -101,9 +101,9 @@ class TestMemory(IndexContract):
 def test_a_record_has_twelve_bytes_and_what_cannot_be_read_is_left_out():
     record = Record(513, 33_554_432, 0xDEADBEEF)
     assert len(pack(record)) == 12
-    assert unpack(pack(record) * 2 + b"torn") == [record, record]
-    assert unpack(b"\1\0\1\7" + bytes(8)) == []  # a version of the future
-    assert unpack(None) == unpack(b"") == []
+    assert unpack(pack(record) * 2 + b"torn") == (record, record)
+    assert unpack(b"\1\0\1\7" + bytes(8)) == ()  # a version of the future
+    assert unpack(None) == unpack(b"") == ()
     assert len(unpack(pack(record) * 1000)) == 32
     assert entry_name(bytes(range(32))) == b"b" + bytes(range(16))
 
@@ -166,7 +166,7 @@ def test_an_index_that_stands_still_costs_the_timeout_and_its_late_answers_are_n
     index, patient = connect(server, timeout_s=0.1), connect(server)
     for n in range(50):
         patient.announce([(key(n), Record(1, 1000 + n, 7))])
-    assert index.locate([key(1)]) == [[Record(1, 1001, 7)]]
+    assert index.locate([key(1)]) == [(Record(1, 1001, 7),)]
     server.send(signal.SIGSTOP)
     try:
         for n in range(5):
@@ -178,7 +178,7 @@ def test_an_index_that_stands_still_costs_the_timeout_and_its_late_answers_are_n
         server.send(signal.SIGCONT)
     wait_for(lambda: patient.locate([key(0)]), "the index goes on")
     for n in range(50):
-        assert index.locate([key(n)]) == [[Record(1, 1000 + n, 7)]]
+        assert index.locate([key(n)]) == [(Record(1, 1000 + n, 7),)]
     index.close()
     patient.close()
 
@@ -192,7 +192,7 @@ def test_a_warm_index_makes_no_connection_for_a_lookup(server, empty, monkeypatc
         raise AssertionError("a lookup pays for a connection")
 
     monkeypatch.setattr(redis.connection.Connection, "_connect", refused)
-    assert index.locate([key(0)]) == [[]]
+    assert index.locate([key(0)]) == [()]
     assert index.nodes([1]) == {}
     with pytest.raises(AssertionError):
         index.warm(5)
@@ -213,7 +213,7 @@ def test_an_answer_that_comes_late_leaves_the_connection_whole(server, empty, mo
             guard.call(lambda: index.locate([key(0)]), 0.05)
     finally:
         server.send(signal.SIGCONT)
-    assert guard.call(lambda: index.locate([key(0)]), 30) == [[]]
+    assert guard.call(lambda: index.locate([key(0)]), 30) == [()]
     guard.close()
     monkeypatch.undo()
     index.close()
@@ -253,13 +253,13 @@ def test_a_full_index_refuses_news_and_still_answers(tmp_path):
         index.announce([(key(0), Record(1, 1000, 7))])
         with pytest.raises(IndexFullError, match="nearly full"):
             _fill(index)
-        assert index.locate([key(0)]) == [[Record(1, 1000, 7)]]
+        assert index.locate([key(0)]) == [(Record(1, 1000, 7),)]
         # what is left is for the nodes themselves: one that starts now is known to the others
         a, b = index.join(A), index.join(B)
         assert index.renew(a, A) == index.renew(b, B)
         assert index.roster().nodes == {a: A, b: B}
         index.withdraw(1, [key(0)])
-        assert index.locate([key(0)]) == [[]]
+        assert index.locate([key(0)]) == [()]
     finally:
         index.close()
         process.kill()

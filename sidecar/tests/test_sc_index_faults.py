@@ -154,7 +154,7 @@ def test_fault_25_calls_that_time_out_or_are_given_up_never_get_anothers_answer(
                     counts["given up"] += 1
                     continue
                 counts["answered"] += 1
-                if found != [[Record(n % 60000 + 1, 1000 + n, 7)] for n in numbers]:
+                if found != [(Record(n % 60000 + 1, 1000 + n, 7),) for n in numbers]:
                     wrong.append((numbers, found))
 
         threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
@@ -203,7 +203,7 @@ def test_fault_26_a_clock_that_jumps_expires_nothing_and_sticks_nothing(tmp_path
         monkeypatch.setattr(time, "time", lambda: wall + jump)
         monkeypatch.setattr(time, "time_ns", lambda: int((wall + jump) * 1e9))
         assert all(directory.locate([key(n) for n in range(20)], 10))
-        assert directory.reach([key(n) for n in range(200)], 10) == [True] * 200
+        assert all(directory.reach([key(n) for n in range(200)], 10))
         assert index.renew(a, A) == epoch
         assert index.nodes([a]) == {a: A}
         # the breaker that a failure opens closes again

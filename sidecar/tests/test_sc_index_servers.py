@@ -163,7 +163,7 @@ def test_a_promoted_replica_is_found_and_the_epoch_tells(sentinels):
         assert time.monotonic() - started < 3
         fresh = wait_for(works(lambda: index.renew(number, A)), "the new master is found", 60)
         assert fresh != epoch
-        assert index.locate([key(n) for n in range(100)]) == [[Record(number, 1000 + n, 7)] for n in range(100)]
+        assert index.locate([key(n) for n in range(100)]) == [(Record(number, 1000 + n, 7),) for n in range(100)]
     finally:
         old.send(signal.SIGCONT)
     index.announce([(key(200), Record(number, 5, 7))])
@@ -257,7 +257,7 @@ def test_slots_that_moved_are_followed(cluster):
     assert source.client.info("errorstats")["errorstat_MOVED"]["count"] == refused  # no detour any more
     index.announce([(key(n), Record(2, 1000, 7))])
     index.withdraw(1, [key(n)])
-    assert index.locate([key(n)]) == [[Record(2, 1000, 7)]]
+    assert index.locate([key(n)]) == [(Record(2, 1000, 7),)]
     index.close()
 
 
@@ -284,7 +284,7 @@ def test_a_master_that_stands_still_costs_its_part_until_its_replica_is_promoted
         found = index.locate([key(n) for n in range(300)])  # waits for the one that says nothing, 0.3 s
         there = sum(map(bool, found))
         assert 80 < there < 250
-        assert all(records in ([], [record]) for records, (_, record) in zip(found, everything, strict=True))
+        assert all(records in ((), (record,)) for records, (_, record) in zip(found, everything, strict=True))
         # from now on the others answer without it, and the breaker stays closed
         guard = Guard("index", 2, 8, Breaker(3, 60, time.monotonic))
         directory = PeerDirectory(index, guard, lambda: 0, lease_s=30, lookup_s=0.25)
@@ -295,7 +295,7 @@ def test_a_master_that_stands_still_costs_its_part_until_its_replica_is_promoted
         index.announce(everything[250:])  # those whose server is there are told
         wait_for(works(lambda: index.renew(number, A) not in (None, epoch)), "its replica has been promoted", 60)
         index.announce(everything)
-        assert index.locate([k for k, _ in everything]) == [[record] for _, record in everything]
+        assert index.locate([k for k, _ in everything]) == [(record,) for _, record in everything]
     finally:
         victim.send(signal.SIGCONT)
     index.close()

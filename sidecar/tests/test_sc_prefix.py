@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpool.errors import RetryableError
 from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.guard import Guard
 from kvpool_sidecar.index import prefix
@@ -21,45 +22,46 @@ PEER = NodeInfo("peer", "127.0.0.2", 2, 22)
 LONG = 1250
 
 
-def search(rest, truth, doubtful=()):
-    """The set that the search says is there, and how many were asked for."""
-    found = {n: truth(n) for n in prefix.first_question(rest, doubtful)}
-    found.update((n, truth(n)) for n in prefix.second_question(rest, found))
-    found = dict(sorted(found.items()))
-    return {n for n, there in found.items() if there}.union(prefix.presumed(rest, found)), len(found)
+def search(count, truth, doubtful=()):
+    """What the search says of each block, and how many were asked for."""
+    found = {n: truth(n) for n in prefix.first_question(count, doubtful)}
+    if count > prefix.EXACT:
+        found.update((n, truth(n)) for n in prefix.second_question(found))
+        found = dict(sorted(found.items()))
+    said = {n for n, there in found.items() if there}
+    return said.union(*prefix.presumed(found)), len(found)
 
 
-def leading(rest, said) -> int:
-    return next((i for i, n in enumerate(rest) if n not in said), len(rest))
+def leading(count, said) -> int:
+    return next((n for n in range(count) if n not in said), count)
 
 
-@given(st.lists(st.integers(0, 5000), unique=True, min_size=1, max_size=2000).map(sorted), st.data())
-def test_a_chain_without_holes_is_found_to_its_last_block(rest, data):
-    end = data.draw(st.integers(0, len(rest)))
-    present = set(rest[:end])
-    said, asked = search(rest, present.__contains__)
-    assert said == present
-    assert asked <= max(prefix.EXACT, prefix.PROBES + len(rest) // (prefix.PROBES - 1))
+@given(st.integers(1, 3000), st.data())
+def test_a_chain_without_holes_is_found_to_its_last_block(count, data):
+    end = data.draw(st.integers(0, count))
+    said, asked = search(count, lambda n: n < end)
+    assert said == set(range(end))
+    assert asked <= max(prefix.EXACT, prefix.PROBES + count // (prefix.PROBES - 1))
 
 
-@given(st.integers(129, 2000), st.sets(st.integers(0, 1999)), st.integers(0, 2000), st.sets(st.integers(0, 1999)))
+@given(st.integers(1, 2000), st.sets(st.integers(0, 1999)), st.integers(0, 2000), st.sets(st.integers(0, 1999)))
 def test_with_holes_only_what_lies_between_two_that_are_there_is_presumed(count, holes, end, doubtful):
-    rest = list(range(count))
     doubtful = sorted(n for n in doubtful if n < count)
-    present = {n for n in rest if n < end and n not in holes}
-    said, _ = search(rest, present.__contains__, doubtful)
+    present = {n for n in range(count) if n < end and n not in holes}
+    said, _ = search(count, present.__contains__, doubtful)
+    assert count > prefix.EXACT or said == present
     for n in said - present:
         assert n not in doubtful[:32]
         assert any(m in present for m in range(n))
         assert any(m in present for m in range(n + 1, count))
     # what is said to be the end is an end
-    reach = leading(rest, said)
-    assert reach == count or rest[reach] not in present or leading(rest, present) <= reach
+    reach = leading(count, said)
+    assert reach == count or reach not in present or leading(count, present) <= reach
 
 
 def test_few_blocks_are_asked_for_one_by_one():
-    rest = [n * 3 for n in range(prefix.EXACT)]
-    assert prefix.first_question(rest, []) == rest
+    assert prefix.first_question(prefix.EXACT, []) == list(range(prefix.EXACT))
+    assert len(prefix.first_question(prefix.EXACT + 1, range(100))) <= prefix.PROBES + 32
 
 
 # -- the directory asks like that
@@ -80,6 +82,10 @@ def index():
     return Counting()
 
 
+def reach(directory, keys) -> list[bool]:
+    return [bool(there) for there in directory.reach(keys, 10)]
+
+
 @pytest.fixture
 def directory(index):
     guard = Guard("index", 2, 8, Breaker(3, 60, time.monotonic))
@@ -97,32 +103,45 @@ def announce(index, numbers):
 def test_a_long_prompt_takes_two_questions_even_of_a_node_nobody_knows_yet(index, directory, end):
     announce(index, range(end))
     keys = [key(n) for n in range(LONG)]
-    assert directory.reach(keys, 10) == [True] * end + [False] * (LONG - end)
+    assert reach(directory, keys) == [True] * end + [False] * (LONG - end)
     assert len(index.asked) <= 2
     assert sum(count for count, _ in index.asked) <= prefix.PROBES + LONG // (prefix.PROBES - 1) + 1
 
 
 def test_a_short_prompt_takes_one_question_once_the_nodes_are_known(index, directory):
     announce(index, range(80))
-    directory.reach([key(0)], 10)
+    reach(directory, [key(0)])
     index.asked.clear()
-    assert directory.reach([key(n) for n in range(80)], 10) == [True] * 80
+    assert reach(directory, [key(n) for n in range(80)]) == [True] * 80
     assert index.asked == [(79, 0)]
-    assert directory.reach([key(n) for n in range(80)], 10) == [True] * 80
+    assert reach(directory, [key(n) for n in range(80)]) == [True] * 80
     assert index.asked == [(79, 0)]  # all remembered
+
+
+def test_without_an_answer_nothing_is_presumed_between_what_is_remembered(index, directory, monkeypatch):
+    announce(index, range(LONG))
+    keys = [key(n) for n in range(LONG)]
+    assert all(found is not None for found in directory.locate([keys[0], keys[LONG - 1]], 10))
+
+    def away(*_):
+        raise RetryableError("away")
+
+    monkeypatch.setattr(index, "ask", away)
+    said = reach(directory, keys)
+    assert (said[0], said[1], said[600], said[-1]) == (True, False, False, True)
 
 
 def test_a_hole_is_found_by_the_load_and_doubted_from_then_on(index, directory):
     announce(index, [n for n in range(LONG) if n != 500])
     keys = [key(n) for n in range(LONG)]
-    assert directory.reach(keys, 10)[500]
+    assert reach(directory, keys)[500]
     loaded = directory.locate(keys[480:520], 10)
     assert [found is not None for found in loaded] == [n != 500 for n in range(480, 520)]
-    again = directory.reach(keys, 10)
+    again = reach(directory, keys)
     assert again[:500] == [True] * 500
     assert not again[500]
     announce(index, [500])
-    assert directory.reach(keys, 10) == [True] * LONG
+    assert reach(directory, keys) == [True] * LONG
     assert directory.locate([keys[500]], 10)[0] is not None
 
 
@@ -135,9 +154,9 @@ def test_the_blocks_of_a_node_that_is_dead_are_no_part_of_a_chain(index, directo
     index.leave(dead, PEER._replace(node="dead"))
     keys = [key(n) for n in range(LONG)]
     for _ in range(2):
-        said = directory.reach(keys, 10)
+        said = reach(directory, keys)
         assert not any(said[300:900])
-        assert leading(range(LONG), {n for n, is_there in enumerate(said) if is_there}) <= 300
+        assert leading(LONG, {n for n, is_there in enumerate(said) if is_there}) <= 300
     assert sum(said[:300]) == 300  # now that it is known to be dead, the end is exact
 
 
@@ -150,7 +169,7 @@ def test_a_node_seen_first_in_the_second_answer_counts_from_the_next_heartbeat(i
     directory.locate([key(0)], 10)
     keys = [key(n) for n in range(LONG)]
     index.asked.clear()
-    assert directory.reach(keys, 10) == [True] * 601 + [False] * (LONG - 601)
+    assert reach(directory, keys) == [True] * 601 + [False] * (LONG - 601)
     assert len(index.asked) == 2
     directory.refresh()
-    assert directory.reach(keys, 10) == [True] * 620 + [False] * (LONG - 620)
+    assert reach(directory, keys) == [True] * 620 + [False] * (LONG - 620)

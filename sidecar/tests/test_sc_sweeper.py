@@ -44,7 +44,7 @@ def test_what_no_node_stands_for_goes(index, sweeper):
     index.announce([(key(0), Record(number, 1000, 7))])
     one = sweeper(lambda: number)
     wait_for(lambda: one.removed == 300, "swept")
-    assert index.locate([key(0), key(1)]) == [[Record(number, 1000, 7)], []]
+    assert index.locate([key(0), key(1)]) == [(Record(number, 1000, 7),), ()]
 
 
 def test_a_node_without_a_number_does_not_sweep(index, sweeper):

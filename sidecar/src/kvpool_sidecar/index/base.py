@@ -55,7 +55,7 @@ class IndexFullError(RetryableError):
 class Answer(NamedTuple):
     """To Index.ask. `untold`: nodes of which nobody could tell just now whether their lease holds."""
 
-    records: list[list[Record]]
+    records: list[tuple[Record, ...]]
     nodes: Mapping[int, NodeInfo]
     untold: frozenset[int] = frozenset()
 
@@ -90,7 +90,7 @@ class Index(abc.ABC):
         One round trip for all of it.
         """
 
-    def locate(self, keys: Sequence[bytes]) -> list[list[Record]]:
+    def locate(self, keys: Sequence[bytes]) -> list[tuple[Record, ...]]:
         """Where each block is said to be, in the order of `keys`. One round trip."""
         return self.ask(keys, ()).records
 

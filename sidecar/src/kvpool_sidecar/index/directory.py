@@ -84,31 +84,30 @@ class PeerDirectory:
     def locate(self, keys: Sequence[bytes], timeout_s: float) -> list[Found | None]:
         """A living peer for each block, in order; None if there is none or nobody could tell in time."""
         deadline = self._clock() + min(timeout_s, self._lookup_s)
-        answers = self._remembered(keys)
-        rest = [n for n, answer in enumerate(answers) if answer is None]
-        asked = self._in_time(lambda: self._ask(keys, rest, deadline), deadline) if rest else {}
-        for n, found in asked.items():
-            answers[n] = found
-            self._doubt(keys[n], is_there=found is not None)
+        answers = self._locate(keys, deadline)
+        if None in answers or self._doubts:
+            self._note_doubts(keys, answers)
         return answers
 
-    def reach(self, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
-        """For the blocks of a prompt, in order: is it said to be at a living peer?
+    def reach(self, keys: Sequence[bytes], timeout_s: float) -> bytearray:
+        """For the blocks of a prompt, in order: 1 if the block is said to be at a living peer, else 0.
 
-        True also for a block that nobody asked for because those around it are there (kvpool_sidecar.index.prefix):
+        1 also for a block that nobody asked for because those around it are there (kvpool_sidecar.index.prefix):
         `locate` tells when it is to be loaded.
         """
         deadline = self._clock() + min(timeout_s, self._lookup_s)
-        answers = [found is not None for found in self._remembered(keys)]
-        rest = [n for n, answer in enumerate(answers) if not answer]
-        if not rest:
-            return answers
-        found = self._in_time(lambda: self._search(keys, rest, deadline), deadline)
+        if len(keys) <= prefix.EXACT:
+            return bytearray(found is not None for found in self._locate(keys, deadline))
+        first = prefix.first_question(len(keys), self._doubtful(keys))
+        known = self._known(keys, first)
+        found = known
+        if not all(known.values()):
+            found = self._in_time(lambda: self._search(keys, known, deadline), deadline) or known
+        answers = bytearray(len(keys))
         for n, is_found in found.items():
             answers[n] = is_found
-        if len(found) < len(rest):
-            for n in prefix.presumed(rest, found):
-                answers[n] = True
+        for span in prefix.presumed(found):
+            answers[span.start : span.stop] = b"\1" * len(span)
         return answers
 
     def forget(self, key: bytes) -> None:
@@ -160,6 +159,14 @@ class PeerDirectory:
         except KVPoolError:
             return {}
 
+    def _locate(self, keys: Sequence[bytes], deadline: float) -> list[Found | None]:
+        answers = self._remembered(keys)
+        rest = [n for n, answer in enumerate(answers) if answer is None]
+        if rest:
+            for n, found in self._in_time(lambda: self._ask(keys, rest, deadline), deadline).items():
+                answers[n] = found
+        return answers
+
     def _ask(self, keys: Sequence[bytes], rest: Sequence[int], deadline: float) -> dict[int, Found | None]:
         """Exactly these, in ascending order."""
         records = dict(zip(rest, self._index.locate([keys[n] for n in rest]), strict=True))
@@ -168,52 +175,74 @@ class PeerDirectory:
             self._note_nodes(strangers, self._index.ask((), strangers))
         return self._choose(keys, records)
 
-    def _search(self, keys: Sequence[bytes], rest: Sequence[int], deadline: float) -> dict[int, bool]:
-        """Those of `rest` that it takes to know how far the chain reaches, in ascending order."""
-        first = prefix.first_question(rest, self._doubtful(keys, rest))
+    def _search(self, keys: Sequence[bytes], known: Mapping[int, bool], deadline: float) -> dict[int, bool]:
+        """What it takes to know how far the chain reaches, in ascending order. `known`: what is remembered of it."""
+        first = [n for n, is_known in known.items() if not is_known]
         records = dict(zip(first, self._index.locate([keys[n] for n in first]), strict=True))
         strangers = self._strangers(records.values())
         # a node that nobody has asked after yet may well be alive: the second question says so
-        hopeful = {n: self._hopeful(keys[n], rs, strangers) for n, rs in records.items()}
-        second = prefix.second_question(rest, hopeful) if len(first) < len(rest) else []
+        hopeful = self._hopeful(keys, known, records, strangers)
+        window = self._known(keys, prefix.second_question(hopeful))
+        second = [n for n, is_known in window.items() if not is_known]
         if (second or strangers) and self._clock() < deadline:
             answer = self._index.ask([keys[n] for n in second], strangers)
             self._note_nodes(strangers, answer)
             records.update(zip(second, answer.records, strict=True))
             self._note_strangers(answer.records)
-        return {n: found is not None for n, found in self._choose(keys, dict(sorted(records.items()))).items()}
+            known = {**known, **window}
+        chosen = self._choose(keys, records)
+        return dict(sorted({**known, **{n: found is not None for n, found in chosen.items()}}.items()))
 
-    def _hopeful(self, key: bytes, records: Sequence[Record], strangers: Sequence[int]) -> bool:
+    def _hopeful(
+        self,
+        keys: Sequence[bytes],
+        known: Mapping[int, bool],
+        records: Mapping[int, tuple[Record, ...]],
+        strangers: Sequence[int],
+    ) -> dict[int, bool]:
         now = self._clock()
+        same: dict[tuple[Record, ...], bool] = {}
+        hopeful = dict(known)
         with self._lock:
-            return any(r.node in strangers or self._alive(key, r, now) is not None for r in records)
+            for n, candidates in records.items():
+                verdict = None if self._shunned else same.get(candidates)
+                if verdict is None:
+                    verdict = same[candidates] = any(
+                        r.node in strangers or self._alive(keys[n], r, now) is not None for r in candidates
+                    )
+                hopeful[n] = verdict
+        return hopeful
 
-    def _strangers(self, records: Iterable[Sequence[Record]]) -> list[int]:
+    def _strangers(self, records: Iterable[tuple[Record, ...]]) -> list[int]:
         """Nodes among `records` of which it is not known whether they are alive."""
         now = self._clock()
-        numbers = {r.node for rs in records for r in rs}
+        numbers = {r.node for rs in set(records) for r in rs}
         with self._lock:
             return [n for n in numbers if n not in self._nodes or self._nodes[n][1] <= now]
 
-    def _note_strangers(self, records: Iterable[Sequence[Record]]) -> None:
+    def _note_strangers(self, records: Iterable[tuple[Record, ...]]) -> None:
         """Ask after them at the next heartbeat; until then they count as dead."""
         strangers = self._strangers(records)
         with self._lock:
             for number in strangers:
                 self._nodes.setdefault(number, (None, self._clock()))
 
-    def _doubt(self, key: bytes, *, is_there: bool) -> None:
+    def _note_doubts(self, keys: Sequence[bytes], answers: Sequence[Found | None]) -> None:
+        until = self._clock() + _REMEMBER_S
         with self._lock:
-            self._doubts.pop(key, None)
-            if not is_there:
-                self._doubts[key] = self._clock() + _REMEMBER_S
-                if len(self._doubts) > _MAX_DOUBTS:
-                    self._doubts.popitem(last=False)
+            for key, answer in zip(keys, answers, strict=True):
+                self._doubts.pop(key, None)
+                if answer is None:
+                    self._doubts[key] = until
+            while len(self._doubts) > _MAX_DOUBTS:
+                self._doubts.popitem(last=False)
 
-    def _doubtful(self, keys: Sequence[bytes], rest: Sequence[int]) -> list[int]:
+    def _doubtful(self, keys: Sequence[bytes]) -> list[int]:
+        if not self._doubts:
+            return []
         now = self._clock()
         with self._lock:
-            return [n for n in rest if self._doubts.get(keys[n], 0.0) > now] if self._doubts else []
+            return [n for n, key in enumerate(keys) if self._doubts.get(key, 0.0) > now]
 
     def _note_nodes(self, numbers: Sequence[int], answer: Answer) -> None:
         now = self._clock()
@@ -228,34 +257,51 @@ class PeerDirectory:
             for number in dead:
                 del self._nodes[number]
 
+    def _known(self, keys: Sequence[bytes], positions: Sequence[int]) -> dict[int, bool]:
+        """Which of these are remembered."""
+        found = self._remembered([keys[n] for n in positions])
+        return {n: one is not None for n, one in zip(positions, found, strict=True)}
+
     def _remembered(self, keys: Sequence[bytes]) -> list[Found | None]:
         now = self._clock()
-        answers: list[Found | None] = []
         with self._lock:
-            for key in keys:
-                record, until = self._blocks.get(key, (None, 0.0))
-                found = self._alive(key, record, now) if record is not None and until > now else None
-                if found is None and record is not None:
-                    del self._blocks[key]
-                answers.append(found)
-        return answers
+            if not self._blocks:
+                return [None] * len(keys)
+            return [self._recall(key, *entry, now) if (entry := self._blocks.get(key)) else None for key in keys]
 
-    def _choose(self, keys: Sequence[bytes], records: Mapping[int, Sequence[Record]]) -> dict[int, Found | None]:
+    def _recall(self, key: bytes, record: Record, until: float, now: float) -> Found | None:
+        found = self._alive(key, record, now) if until > now else None
+        if found is None:
+            del self._blocks[key]
+        return found
+
+    def _choose(self, keys: Sequence[bytes], records: Mapping[int, tuple[Record, ...]]) -> dict[int, Found | None]:
         now = self._clock()
+        until = now + _REMEMBER_S
         chosen: dict[int, Found | None] = {}
+        same: dict[tuple[Record, ...], tuple[Found | None, tuple[Record, float] | None]] = {}
         with self._lock:
+            is_any_shunned = bool(self._shunned)
             for n, candidates in records.items():
                 key = keys[n]
-                chosen[n] = None
-                for record in candidates:
-                    chosen[n] = found = self._alive(key, record, now)
-                    if found is not None:
-                        self._blocks[key] = (record, now + _REMEMBER_S)
-                        self._blocks.move_to_end(key)
-                        break
+                verdict = None if is_any_shunned else same.get(candidates)
+                if verdict is None:
+                    verdict = same[candidates] = self._first_alive(key, candidates, now, until)
+                chosen[n], entry = verdict
+                if entry is not None:
+                    self._blocks[key] = entry
             while len(self._blocks) > _REMEMBERED:
                 self._blocks.popitem(last=False)
         return chosen
+
+    def _first_alive(
+        self, key: bytes, candidates: Sequence[Record], now: float, until: float
+    ) -> tuple[Found | None, tuple[Record, float] | None]:
+        for record in candidates:
+            found = self._alive(key, record, now)
+            if found is not None:
+                return found, (record, until)
+        return None, None
 
     def _alive(self, key: bytes, record: Record, now: float) -> Found | None:
         info, until = self._nodes.get(record.node, (None, 0.0))

@@ -7,8 +7,9 @@ answer can never be taken for that of another question (CVE-2023-28858).
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
+import hiredis
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
@@ -27,6 +28,7 @@ Reply = Any
 Target = tuple[str, int]
 """Host and port; port 0: `host` is the path of a unix socket."""
 _CONNECT_S = 2.0
+_pack = cast("Callable[[Command], bytes]", hiredis.pack_command)  # its stub knows commands of one word only
 
 
 class Login(NamedTuple):
@@ -138,7 +140,7 @@ class Talk:
     def send(self, commands: Sequence[Command]) -> None:
         """RetryableError if the connection broke."""
         self._waiting += len(commands)
-        packed = self._connection.pack_commands(commands)
+        packed = [b"".join(map(_pack, commands))]
         self._try(lambda: self._connection.send_packed_command(packed, check_health=False))
 
     def receive(self) -> list[Reply]:

@@ -81,7 +81,7 @@ class MemoryIndex(Index):
     def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> Answer:
         now = self._clock()
         with self._lock:
-            records = [list(self._blocks.get(entry_name(key), [])) for key in keys]
+            records = [tuple(self._blocks.get(entry_name(key), ())) for key in keys]
             held = {n: self._leases[n] for n in numbers if n in self._leases}
         return Answer(records, {number: info for number, (info, until) in held.items() if until > now})
 

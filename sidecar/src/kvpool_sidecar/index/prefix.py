@@ -4,8 +4,6 @@ Chains are stored from their start and most of a chain shares its fate, so a few
 blocks between the last probe that was found and the first that was not say it exactly. What lies between two probes
 that were found is presumed: where a chain has a hole, the load of that block is a miss, and from then on the block is
 among the doubtful ones, which are always asked for.
-
-`rest` is always the ascending positions in the prompt whose place is not known without asking.
 """
 
 from __future__ import annotations
@@ -19,40 +17,30 @@ if TYPE_CHECKING:
 __all__ = ["EXACT", "PROBES", "first_question", "presumed", "second_question"]
 
 EXACT = 128
-"""So many positions are asked for one by one: the answer costs less than a second round trip."""
+"""A prompt of so many blocks is asked for one by one: the answer costs less than a second round trip."""
 PROBES = 16
 _MAX_DOUBTFUL = 32
 
 
-def first_question(rest: Sequence[int], doubtful: Sequence[int]) -> list[int]:
-    """All of `rest` if that is little; else PROBES of it, both ends among them, and the first of the doubtful."""
-    if len(rest) <= EXACT:
-        return list(rest)
-    last = len(rest) - 1
-    evenly = {rest[i * last // (PROBES - 1)] for i in range(PROBES)}
+def first_question(count: int, doubtful: Sequence[int]) -> list[int]:
+    """Positions to ask for in a chain of `count` blocks: PROBES with both ends, and the first of the doubtful."""
+    if count <= EXACT:
+        return list(range(count))
+    evenly = {i * (count - 1) // (PROBES - 1) for i in range(PROBES)}
     return sorted(evenly.union(doubtful[:_MAX_DOUBTFUL]))
 
 
-def second_question(rest: Sequence[int], found: Mapping[int, bool]) -> list[int]:
-    """Where the chain ends, given the answers `found` to the first question; empty if that is clear."""
+def second_question(found: Mapping[int, bool]) -> range:
+    """Where the chain ends, given the answers to the first question in ascending order; empty if that is clear."""
     lower = -1
     for upper, is_found in found.items():
         if not is_found:
-            return [n for n in rest if lower < n < upper] if lower >= 0 else []
+            return range(lower + 1, upper) if lower >= 0 else range(0)
         lower = upper
-    return []
+    return range(0)
 
 
-def presumed(rest: Sequence[int], found: Mapping[int, bool]) -> list[int]:
-    """Positions nobody asked for whose neighbours among the answers, on either side, were both found."""
-    answers = list(found.items())
-    spans = [(a, b) for (a, a_found), (b, b_found) in itertools.pairwise(answers) if a_found and b_found]
-    taken: list[int] = []
-    at = 0
-    for low, high in spans:
-        while at < len(rest) and rest[at] <= low:
-            at += 1
-        while at < len(rest) and rest[at] < high:
-            taken.append(rest[at])
-            at += 1
-    return taken
+def presumed(found: Mapping[int, bool]) -> list[range]:
+    """What nobody asked for and lies between two answers, in ascending order, that were both found."""
+    pairs = itertools.pairwise(found.items())
+    return [range(a + 1, b) for (a, a_found), (b, b_found) in pairs if a_found and b_found and b > a + 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import NamedTuple
 
@@ -37,7 +38,8 @@ def pack(record: Record) -> bytes:
     return _RECORD.pack(record.node, record.tier, 0, record.payload_len, record.generation)
 
 
-def unpack(value: bytes | None) -> list[Record]:
+@functools.lru_cache(maxsize=1 << 14)  # a node's records differ in little, so most values have been seen before
+def unpack(value: bytes | None) -> tuple[Record, ...]:
     """The records of an entry; those of a version this build does not know, and torn ones, are left out."""
     records: list[Record] = []
     value = value or b""
@@ -45,4 +47,4 @@ def unpack(value: bytes | None) -> list[Record]:
         node, tier, zero, payload_len, generation = _RECORD.unpack_from(value, at)
         if zero == 0 and tier == Tier.LOCAL:
             records.append(Record(node, payload_len, generation, tier))
-    return records
+    return tuple(records)

@@ -214,7 +214,7 @@ class RedisIndex(Index):
         if not names:
             return Answer([], {})
         values = self._servers.read(names)
-        records = [unpack(value) if isinstance(value, bytes) else [] for value in values[: len(keys)]]
+        records = [() if isinstance(value, Broken) else unpack(value) for value in values[: len(keys)]]
         nodes, untold = {}, set()
         for number, value in zip(numbers, values[len(keys) :], strict=True):
             if isinstance(value, Broken):

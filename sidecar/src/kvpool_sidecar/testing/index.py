@@ -75,22 +75,22 @@ class IndexContract:
         index.announce([(key(n), Record(1, 1000 + n, 7)) for n in range(3)])
         index.announce([(key(1), Record(2, 1001, 8))])
         found = index.locate([key(0), key(9), key(1), key(2)])
-        assert found[0] == [Record(1, 1000, 7)]
-        assert found[1] == []
+        assert found[0] == (Record(1, 1000, 7),)
+        assert found[1] == ()
         assert sorted(found[2]) == [Record(1, 1001, 7), Record(2, 1001, 8)]
-        assert found[3] == [Record(1, 1002, 7)]
+        assert found[3] == (Record(1, 1002, 7),)
 
     def test_one_question_may_be_about_blocks_and_nodes(self, index: Index) -> None:
         a, b = index.join(A), index.join(B)
         index.announce([(key(1), Record(a, 1000, 7))])
         answer = index.ask([key(1), key(2)], [b, 4711, a])
-        assert answer.records == [[Record(a, 1000, 7)], []]
+        assert answer.records == [(Record(a, 1000, 7),), ()]
         assert answer.nodes == {a: A, b: B}
 
     def test_many_blocks_are_found_in_their_order(self, index: Index) -> None:
         index.announce([(key(n), Record(1, 1000 + n, 7)) for n in range(0, 700, 2)])
         found = index.locate([key(n) for n in range(700)])
-        assert found == [[] if n % 2 else [Record(1, 1000 + n, 7)] for n in range(700)]
+        assert found == [() if n % 2 else (Record(1, 1000 + n, 7),) for n in range(700)]
 
     def test_announcing_again_changes_nothing(self, index: Index) -> None:
         for _ in range(3):
@@ -108,10 +108,10 @@ class IndexContract:
         for node in (1, 2):
             index.announce([(key(n), Record(node, 1000, 7)) for n in range(3)])
         index.withdraw(1, [key(0), key(1), key(77)])
-        assert index.locate([key(0), key(1)]) == [[Record(2, 1000, 7)]] * 2
+        assert index.locate([key(0), key(1)]) == [(Record(2, 1000, 7),)] * 2
         assert len(index.locate([key(2)])[0]) == 2
         index.withdraw(2, [key(0)])
-        assert index.locate([key(0)]) == [[]]
+        assert index.locate([key(0)]) == [()]
 
     def test_nothing_asked_is_nothing_answered(self, index: Index) -> None:
         index.announce([])
@@ -148,7 +148,7 @@ class IndexContract:
             removed = index.sweep(b, pace)
             time.sleep(0.05)
         assert removed == 700
-        assert index.locate([key(n) for n in range(720)]) == [[]] * 650 + [[Record(b, 1000, 7)]] * 70
+        assert index.locate([key(n) for n in range(720)]) == [()] * 650 + [(Record(b, 1000, 7),)] * 70
         looked.clear()
         assert index.sweep(b, pace) == 0
         assert looked == []  # not again so soon
@@ -165,4 +165,4 @@ class IndexContract:
             removed += index.sweep(b, lambda _: True)
             time.sleep(0.05)
         assert removed == 2000
-        assert index.locate([key(0), key(1999)]) == [[], []]
+        assert index.locate([key(0), key(1999)]) == [(), ()]
