@@ -201,13 +201,13 @@ class PeerDirectory:
         strangers: Sequence[int],
     ) -> dict[int, bool]:
         now = self._clock()
-        same: dict[tuple[Record, ...], bool] = {}
+        same: dict[int, bool] = {}
         hopeful = dict(known)
         with self._lock:
             for n, candidates in records.items():
-                verdict = None if self._shunned else same.get(candidates)
+                verdict = None if self._shunned else same.get(id(candidates))
                 if verdict is None:
-                    verdict = same[candidates] = any(
+                    verdict = same[id(candidates)] = any(
                         r.node in strangers or self._alive(keys[n], r, now) is not None for r in candidates
                     )
                 hopeful[n] = verdict
@@ -216,7 +216,7 @@ class PeerDirectory:
     def _strangers(self, records: Iterable[tuple[Record, ...]]) -> list[int]:
         """Nodes among `records` of which it is not known whether they are alive."""
         now = self._clock()
-        numbers = {r.node for rs in set(records) for r in rs}
+        numbers = {r.node for rs in _distinct(records) for r in rs}
         with self._lock:
             return [n for n in numbers if n not in self._nodes or self._nodes[n][1] <= now]
 
@@ -279,14 +279,14 @@ class PeerDirectory:
         now = self._clock()
         until = now + _REMEMBER_S
         chosen: dict[int, Found | None] = {}
-        same: dict[tuple[Record, ...], tuple[Found | None, tuple[Record, float] | None]] = {}
+        same: dict[int, tuple[Found | None, tuple[Record, float] | None]] = {}  # by identity, as in _distinct
         with self._lock:
             is_any_shunned = bool(self._shunned)
             for n, candidates in records.items():
                 key = keys[n]
-                verdict = None if is_any_shunned else same.get(candidates)
+                verdict = None if is_any_shunned else same.get(id(candidates))
                 if verdict is None:
-                    verdict = same[candidates] = self._first_alive(key, candidates, now, until)
+                    verdict = same[id(candidates)] = self._first_alive(key, candidates, now, until)
                 chosen[n], entry = verdict
                 if entry is not None:
                     self._blocks[key] = entry
@@ -310,3 +310,8 @@ class PeerDirectory:
         if self._down.get(record.node, 0.0) > now or self._shunned.get((key, record.node), 0.0) > now:
             return None
         return Found(record.node, info, record.payload_len)
+
+
+def _distinct(records: Iterable[tuple[Record, ...]]) -> Iterable[tuple[Record, ...]]:
+    """Each once. By identity: equal values are mostly the same object (record.unpack), and hashing them costs more."""
+    return {id(rs): rs for rs in records}.values()
