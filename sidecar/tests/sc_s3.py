@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from sc_nodes import fresh_address, wait_for
 
-from kvpool_sidecar.store.fsspec_bucket import FsspecBucket
+from kvpool_sidecar.store.s3_bucket import S3Bucket
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kvpool_sidecar.store.fsspec_bucket import FsspecBucket
 
 PORT = 15555
 KEY, SECRET = "AKIAKVPOOLTESTKEY000", "a-secret-key-that-no-message-may-carry"
@@ -89,5 +91,5 @@ def storage_options(endpoint: str, read_timeout_s: float = 8) -> dict:
     }
 
 
-def s3_bucket(endpoint: str, url: str = "s3://kvpool/pools", **kw) -> FsspecBucket:
-    return FsspecBucket(url, storage_options(endpoint, **kw), hidden=(SECRET,))
+def s3_bucket(endpoint: str, url: str = "s3://kvpool/pools", kind=S3Bucket, **kw) -> FsspecBucket:
+    return kind(url, storage_options(endpoint, **kw), hidden=(SECRET,))

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import hashlib
+import hmac
+import ipaddress
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from sc_nodes import fresh_address, wait_for
 from sc_s3 import KEY, PORT, SECRET, S3Server, s3_bucket, storage_options
 
@@ -18,9 +26,11 @@ from kvpool.errors import ConfigError
 from kvpool_sidecar.copier import copy_block
 from kvpool_sidecar.shared_tier import SharedTier
 from kvpool_sidecar.store.fsspec_options import open_bucket, read_options
+from kvpool_sidecar.store.http_exchange import Answer
 from kvpool_sidecar.store.memory import MemoryStore
 from kvpool_sidecar.store.objects import ObjectStore
 from kvpool_sidecar.store.rotating import RotatingBucket
+from kvpool_sidecar.store.s3_bucket import S3Bucket
 from kvpool_sidecar.testing.blocks import key, payload, put, read
 
 MAX = 16 << 20
@@ -38,11 +48,20 @@ class Proxy:
         self.cut_after: int | None = None  # bytes of the server's answers, then the connection ends
         self.stall_after: int | None = None  # then nothing more comes
         self.flip_at: int | None = None  # a bit of that byte of each answer's body that is large
+        self.tls: ssl.SSLContext | None = None
+        self.drip = False  # a few bytes now and then
+        self._clients: list[socket.socket] = []
         self._ended = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def heal(self) -> None:
         self.answer = self.cut_after = self.stall_after = self.flip_at = None
+
+    def drop(self) -> None:
+        """End all connections."""
+        for client in self._clients:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._ended.set()
@@ -54,11 +73,18 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self.tls is not None:
+                try:
+                    client = self.tls.wrap_socket(client, server_side=True)
+                except OSError:
+                    client.close()
+                    continue
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError), socket.create_connection(self._target) as server:
             client.settimeout(30)
+            self._clients.append(client)
             server.settimeout(30)
             threading.Thread(target=self._back, args=(server, client), daemon=True).start()
             while data := client.recv(1 << 16):
@@ -81,6 +107,9 @@ class Proxy:
                     client.sendall(data[: max(0, self.cut_after - passed)])
                     client.shutdown(socket.SHUT_RDWR)
                     return
+                while self.drip and data and not self._ended.wait(0.1):
+                    client.sendall(data[:200])
+                    data, passed = data[200:], passed + 200
                 client.sendall(data)
                 passed += len(data)
         except OSError:
@@ -242,7 +271,7 @@ def test_a_server_that_is_killed_mid_read_and_mid_write_leaves_nothing_half_done
         assert tier.has_many([key(2)], 5) == [False]
         assert tier.problem
         server.start()  # empty: it keeps its objects in memory
-        with pytest.raises(OSError, match="bucket"):
+        with pytest.raises(OSError, match="NoSuchBucket"):
             copy_block(local, store, key(2))
         server.make_bucket("kvpool")
         wait_for(lambda: copy_block(local, store, key(2)), "stored once the server is back", timeout=30)
@@ -266,6 +295,112 @@ def test_a_bucket_that_is_missing_is_told_and_used_when_it_is_made(s3):
     wait_for(lambda: tier.has_many([key(1)], 10) == [False] and not tier.problem, "it is used")
     tier.close()
     store.close()
+
+
+# -- the connections of S3
+
+
+def tls_proxy(tmp_path, target):
+    """The proxy behind TLS, and the file of its certificate."""
+    key_pair = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "s3")])
+    proxy = Proxy(target)
+    host = proxy.url.removeprefix("http://").rpartition(":")[0]
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key_pair.public_key(), 1, now, now + datetime.timedelta(days=1))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), False)
+    certificate = builder.sign(key_pair, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    private = key_pair.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (tmp_path / "ca").write_bytes(certificate)
+    (tmp_path / "both.pem").write_bytes(certificate + private)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "both.pem")
+    proxy.tls = context
+    return proxy, tmp_path / "ca"
+
+
+def test_by_tls_and_only_to_a_server_with_the_right_certificate(tmp_path, s3):
+    proxy, ca = tls_proxy(tmp_path, s3.address)
+    options = storage_options(proxy.url.replace("http:", "https:"))
+    strangers = S3Bucket("s3://kvpool/tls", options, hidden=())
+    with pytest.raises(OSError, match="certificate"):
+        strangers.size("x")
+    options["client_kwargs"]["verify"] = str(ca)
+    store = ObjectStore(S3Bucket("s3://kvpool/tls", options, hidden=()), pool_uid="u", max_payload=MAX)
+    assert put(store, 1, SIZE) == 1
+    assert read(store, 1) == payload(1, SIZE)
+    store.close()
+    strangers.close()
+    proxy.close()
+
+
+def signature(method, path, headers, region):
+    """AWS signature version 4 of a request without a query, from its description and nothing else."""
+    given = {k.lower(): v for k, v in headers.items()}
+    scope = f"{given['x-amz-date'][:8]}/{region}/s3/aws4_request"
+    names = given["authorization"].split("SignedHeaders=")[1].split(",")[0]
+    lines = "".join(f"{n}:{given[n].strip()}\n" for n in names.split(";"))
+    request = f"{method}\n{path}\n\n{lines}\n{names}\n{given['x-amz-content-sha256']}"
+    text = f"AWS4-HMAC-SHA256\n{given['x-amz-date']}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+    key_of_day = ("AWS4" + SECRET).encode()
+    for part in scope.split("/"):
+        key_of_day = hmac.digest(key_of_day, part.encode(), "sha256")
+    return hmac.new(key_of_day, text.encode(), "sha256").hexdigest(), names.split(";")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "path"),
+    [
+        ("http://minio:9000", "minio:9000", "/kvpool/a/b/x"),
+        ("https://minio:443/", "minio", "/kvpool/a/b/x"),
+        ("", "kvpool.s3.us-east-1.amazonaws.com", "/a/b/x"),
+    ],
+)
+def test_requests_are_signed_as_aws_describes_it(monkeypatch, endpoint, host, path):
+    options = storage_options(endpoint)
+    if not endpoint:
+        del options["endpoint_url"]
+    bucket = S3Bucket("s3://kvpool/a/b", options)
+    asked = []
+
+    def exchange(method, target, headers, *_a, **_kw):
+        asked.append((method, target, headers))
+        return Answer(200, 5)
+
+    monkeypatch.setattr(bucket._connections, "exchange", exchange)
+    bucket.size("x")
+    bucket.put("x", 0, 7)
+    for method, target, headers in asked:
+        wanted, signed = signature(method, target, headers, "us-east-1")
+        assert headers["Authorization"].endswith(f"Signature={wanted}")
+        assert {"host", "x-amz-date", "x-amz-content-sha256"} <= set(signed)
+        assert headers["Host"] == host
+        assert target == path
+    assert asked[1][2]["If-None-Match"] == "*"
+    bucket.close()
+
+
+def test_an_object_that_drips_is_given_up(proxy, s3, monkeypatch):
+    bucket = s3_bucket(proxy.url, "s3://kvpool/drip")
+    fd = os.memfd_create("x")
+    os.write(fd, b"x" * 100_000)
+    assert bucket.put("x", fd, 100_000)
+    monkeypatch.setattr("kvpool_sidecar.store.s3_bucket._CALL_S", 0.3)
+    proxy.drip = True
+    with pytest.raises(OSError, match="too slow"):
+        bucket.fetch("x", fd, 100_000)
+    os.close(fd)
+    bucket.close()
+
+
+def test_a_connection_that_ended_while_it_waited_is_no_fault(proxy, s3):
+    bucket = s3_bucket(proxy.url, "s3://kvpool/kept")
+    for _ in range(3):
+        assert bucket.size("nothing") is None
+        proxy.drop()
+    bucket.close()
 
 
 # -- options

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvpool.errors import ConfigError
 from kvpool_sidecar.store.fsspec_bucket import FsspecBucket, split_url
 from kvpool_sidecar.store.rotating import RotatingBucket
+from kvpool_sidecar.store.s3_bucket import S3Bucket
 
 if TYPE_CHECKING:
     from kvpool.config import FsspecTier
@@ -120,5 +121,13 @@ def open_bucket(tier: FsspecTier, directory: str) -> Bucket:
     return RotatingBucket(
         tier.url,
         lambda: read_options(tier, directory),
-        lambda options: FsspecBucket(tier.url, options.storage, hidden=options.hidden),
+        lambda options: _bucket(tier.url, options),
     )
+
+
+def _bucket(url: str, options: Options) -> Bucket:
+    """Without an endpoint and a region only s3fs finds out where a bucket is."""
+    storage = options.storage
+    if url.startswith("s3://") and (storage.get("endpoint_url") or storage["client_kwargs"].get("region_name")):
+        return S3Bucket(url, storage, hidden=options.hidden)
+    return FsspecBucket(url, storage, hidden=options.hidden)
