@@ -15,6 +15,7 @@ from op_samples import ENV, LOCAL, ROOT, SECRET, example, inputs, pool
 
 from kvpool.config import FsspecTier, PoolConfig, loads
 from kvpool_operator.api.crdgen import render
+from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.cluster import KINDS, ref
 from kvpool_operator.desired import Env, ExternalUrl, Inputs, build
 from kvpool_operator.desired.cleanup import build_cleanup
@@ -312,3 +313,19 @@ def test_the_same_inputs_give_the_same_valid_manifests(names: list[str], shared:
     daemonset = find(first, "DaemonSet")
     kubernetes_validate.validate(daemonset, "1.34", strict=True)
     loads(PoolConfig, find(first, "ConfigMap")["data"]["pool.json"])
+
+
+def test_times_to_live_and_the_quota_reach_the_sidecar():
+    pool = KVCachePool.parse(
+        {
+            "metadata": {"name": "p", "namespace": "n"},
+            "spec": {
+                "tiers": [{"name": "nvme", "local": {"path": "/mnt/nvme/kv", "capacity": "1Gi"}}],
+                "cache": {"ttl": {"idle": "24h", "maxAge": "1500ms"}, "eviction": {"policy": "S3FIFO"}},
+                "tenancy": {"defaultQuota": {"capacity": "200Gi"}},
+            },
+        }
+    )
+    cache = to_pool_config(pool, pool_id="x", index_url="").cache
+    assert (cache.idle_ttl_s, cache.max_age_s, cache.eviction_policy) == (86400, 2, "S3FIFO")
+    assert cache.tenant_quota_bytes == 200 << 30

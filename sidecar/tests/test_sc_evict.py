@@ -13,11 +13,17 @@ from kvpool_sidecar.evict.prefix import Hints
 from kvpool_sidecar.testing.blocks import key
 
 CAPACITY = 1000
-every_policy = pytest.mark.parametrize("policy", evict.POLICIES)
+every_policy = pytest.mark.parametrize("policy", [*evict.POLICIES, "PerTenant"])
+
+
+def make(policy: str) -> evict.Table:
+    if policy == "PerTenant":
+        return evict.PerTenant(lambda: evict.make_table("PrefixAware", CAPACITY))
+    return evict.make_table(policy, CAPACITY)
 
 
 def table_of(policy: str, count: int, size: int = 10) -> evict.Table:
-    table = evict.make_table(policy, CAPACITY)
+    table = make(policy)
     for n in range(count):
         table.add(key(n), Entry(size, size, n))
     return table
@@ -48,7 +54,7 @@ class TestEveryPolicy:
         assert table.total_bytes == 50
 
     def test_after_a_scan_the_oldest_go_first(self, policy):
-        table = evict.make_table(policy, CAPACITY)
+        table = make(policy)
         for n in reversed(range(30)):
             table.add(key(n), Entry(100, 100, n * 1000))
         table.sort_by_saved()
@@ -65,11 +71,11 @@ class TestEveryPolicy:
     @settings(max_examples=60)
     @given(steps=st.lists(st.tuples(st.sampled_from("atdvbls"), st.integers(0, 14), st.integers(1, 50)), max_size=80))
     def test_it_holds_what_a_dictionary_would(self, policy, steps):
-        table, model, now = evict.make_table(policy, CAPACITY), {}, 0.0
+        table, model, now = make(policy), {}, 0.0
         for what, n, size in steps:
             now += size
             if what == "a":
-                table.add(key(n), Entry(size, size, now))
+                table.add(key(n), Entry(size, size, now, tenant=bytes([n % 2])))
                 model[key(n)] = size
             elif what == "t":
                 table.touch(key(n), now)
@@ -193,3 +199,26 @@ def test_a_restart_knows_the_uses_again():
     assert evict.saved_uses(when) == 12
     assert evict.saved_uses(evict.saved_ns(5.0, 9999)) == 255
     assert evict.saved_uses(1_700_000_000_123_456_789) == 0
+
+
+def test_what_is_idle_or_old_is_named():
+    table = evict.make_table("LRU", CAPACITY)
+    table.save_every_s = 10
+    for n, (used, made) in enumerate([(100, 50), (100, 90), (80, 90), (100, 0)]):
+        table.add(key(n), Entry(10, 10, used, created=made))
+    assert table.expired(99, 0) == [key(2)]
+    assert table.expired(0, 60) == [key(0)]
+    table.touch(key(2), 200)
+    assert table.expired(99, 0) == []
+
+
+def test_the_tenant_that_takes_the_most_makes_room():
+    table = make("PerTenant")
+    for n in range(30):
+        table.add(key(n), Entry(10, 10, n, tenant=b"loud" if n < 20 else b"quiet"))
+    assert table.tenants() == {b"loud": 200, b"quiet": 100}
+    assert {e.tenant for _, e in table.take_victims(100, 99)} == {b"loud"}
+    assert {e.tenant for _, e in table.take_from(b"quiet", 30, 99)} == {b"quiet"}
+    assert table.tenants() == {b"loud": 100, b"quiet": 70}
+    assert table.take_from(b"nobody", 30, 99) == []
+    assert table.total_bytes == 170

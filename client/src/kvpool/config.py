@@ -116,6 +116,13 @@ class CacheConfig:
     eviction_policy: str = _doc(
         "What goes first on a drive that is full: PrefixAware, LRU, LFU, FIFO or S3FIFO.", default="PrefixAware"
     )
+    idle_ttl_s: int = _doc("A block that is not used for so many seconds goes; 0: it may stay.", default=0)
+    max_age_s: int = _doc("A block that was made so many seconds ago goes; 0: it may stay.", default=0)
+    tenant_quota_bytes: int = _doc(
+        "Most bytes that one tenant's blocks may take on each node; over it the tenant loses blocks of its own; 0: no "
+        "quota.",
+        default=0,
+    )
     high_watermark: int = _doc("Percent of the capacity at which eviction starts.", default=85)
     low_watermark: int = _doc("Percent of the capacity at which eviction stops.", default=75)
     prefetch_bytes: int = _doc(
@@ -197,6 +204,8 @@ class PoolConfig:
             raise ConfigError(f"peer.encryption: unknown {self.peer.encryption!r}")
         if not 1 <= self.peer.streams <= 4:
             raise ConfigError("peer.streams: 1 to 4")
+        if min(c.idle_ttl_s, c.max_age_s, c.tenant_quota_bytes) < 0:
+            raise ConfigError("cache: idle_ttl_s, max_age_s and tenant_quota_bytes must not be below 0")
         if c.prefetch_bytes < 0 or c.warm_up_bytes_per_s < 0:
             raise ConfigError("cache: prefetch_bytes and warm_up_bytes_per_s must not be below 0")
         if c.compression not in ("None", "Zstd", "LZ4"):

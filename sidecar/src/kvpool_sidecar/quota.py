@@ -16,6 +16,9 @@ class Limits(NamedTuple):
     max_blocks: int
     reserve_bytes: int = 0
     reserve_percent: int = 0
+    tenant_bytes: int = 0  # that one tenant may take; 0: no such limit
+    idle_s: float = 0.0  # without a use a block goes; 0: never
+    max_age_s: float = 0.0  # after its making a block goes; 0: never
 
 
 def excess(used: int, pending: int, need: int, limits: Limits) -> int:

@@ -40,6 +40,7 @@ __all__ = [
     "ForgetTime",
     "HostMemory",
     "IndexMemory",
+    "LifeTime",
     "LoadTime",
     "LocalPath",
     "LookupTime",
@@ -53,6 +54,7 @@ __all__ = [
     "ResourceName",
     "SharedPath",
     "StoreTime",
+    "TenantRoom",
     "TierName",
     "WarmUpBandwidth",
 ]
@@ -73,6 +75,7 @@ TierName = name(
 )
 LocalPath = host_path(immutable("the path of a tier", _NEW_TIER))
 SharedPath = host_path(immutable("the path of a tier", _NEW_TIER))
+TenantRoom = bytes_between("0", "1Pi", "give a tenant's quota up to 1Pi, such as 200Gi; 0 is no quota")
 Capacity = bytes_between(
     "1Mi", "1Pi", "give a capacity from 1Mi to 1Pi, such as 500Gi: it is the room that blocks may take in this tier"
 )
@@ -178,5 +181,6 @@ LookupTime = duration_between("1ms", "1s", "give a time from 1ms to 1s, such as 
 ForgetTime = duration_between("1m", "720h", "give forgetAfter from 1m to 720h, such as 1h")
 LoadTime = duration_between("1ms", "1m", "give loadDeadline from 1ms to 1m, such as 100ms: the engine waits for it")
 StoreTime = duration_between("100ms", "10m", "give storeDeadline from 100ms to 10m, such as 10s")
+LifeTime = duration_between("0s", "8760h", "give a time to live up to 8760h, such as 24h; 0s turns it off")
 Cooldown = duration_between("10ms", "10m", "give cooldown from 10ms to 10m, such as 1s")
 CleanupTime = duration_between("1s", "24h", "give cleanupTimeout from 1s to 24h, such as 5m")

@@ -326,6 +326,16 @@ class Eviction(Model):
         return self
 
 
+class Ttl(Model):
+    """When a block goes although there is room for it."""
+
+    idle: f.LifeTime = "0s"
+    """A block that no engine asked for during so long goes, such as 24h; noted to within a quarter of it, at most 10
+    minutes. 0s: it may stay."""
+    max_age: f.LifeTime = "0s"
+    """A block goes so long after it was made, such as 168h, however often it is used. 0s: it may stay."""
+
+
 class Prefetch(Model):
     """Reading ahead after a lookup, so that the load that follows finds its blocks in the node's memory."""
 
@@ -369,12 +379,29 @@ class Cache(Model):
     """Where a new block goes."""
     eviction: Eviction = section(Eviction)
     """How room is made on each node."""
+    ttl: Ttl = section(Ttl)
+    """When a block goes although there is room for it."""
     compression: Compression = section(Compression)
     """Whether blocks are compressed where they are shared."""
     prefetch: Prefetch = section(Prefetch)
     """What is read ahead after a lookup."""
     warm_up: WarmUp = section(WarmUp)
     """How a node that joins is warmed."""
+
+
+class Quota(Model):
+    """How much one tenant may take on each node's local tiers."""
+
+    capacity: f.TenantRoom = "0"
+    """Room for the blocks of one tenant on each node, such as 200Gi. A tenant that stores more loses blocks of its own,
+    nobody else's; and when a node is full, the tenant that takes the most makes room. 0: no quota, and all share."""
+
+
+class Tenancy(Model):
+    """How tenants (namespaces) share the pool."""
+
+    default_quota: Quota = section(Quota)
+    """What each tenant may take."""
 
 
 class Breaker(Model):
@@ -508,6 +535,8 @@ class PoolSpec(Model):
     """The prefix index says which node has a block."""
     cache: Cache = section(Cache)
     """What a block is, where it goes and when it leaves."""
+    tenancy: Tenancy = section(Tenancy)
+    """How tenants (namespaces) share the pool."""
     fail_open: FailOpen = section(FailOpen)
     """How long an engine may wait for the pool; past it the answer is a miss."""
     transport: Transport = section(Transport)

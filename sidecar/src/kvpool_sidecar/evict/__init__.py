@@ -6,6 +6,7 @@ from kvpool_sidecar.evict.prefix import PrefixAware
 from kvpool_sidecar.evict.queues import Fifo, Lfu, Lru
 from kvpool_sidecar.evict.s3fifo import S3Fifo
 from kvpool_sidecar.evict.table import SAVE_EVERY_S, Entry, Table, saved_ns, saved_uses
+from kvpool_sidecar.evict.tenants import PerTenant
 
 __all__ = [
     "POLICIES",
@@ -14,6 +15,7 @@ __all__ = [
     "Fifo",
     "Lfu",
     "Lru",
+    "PerTenant",
     "PrefixAware",
     "S3Fifo",
     "Table",

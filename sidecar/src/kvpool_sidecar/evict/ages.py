@@ -16,8 +16,8 @@ CLASSES = 8
 _BUCKETS = 44  # two for each doubling
 _REMEMBERED = 1 << 15  # uses that wait for the next one; about 5 MB
 _RENEW_AFTER = 512
-_HALVE_AFTER = 1 << 16  # so that last week's habits fade
-_PRIOR = 400.0  # observations that the assumption is worth; it makes a new node's order that of last use
+_HALVE_AFTER = 1 << 20  # so that last week's habits fade
+_PRIOR = 50.0  # observations that the assumption is worth; it makes a new node's order that of last use
 
 
 def _bucket(steps: int) -> int:

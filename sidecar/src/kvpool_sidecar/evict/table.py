@@ -47,6 +47,7 @@ class Table(abc.ABC):
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
         self.total_bytes = 0
+        self.save_every_s: float = SAVE_EVERY_S
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -74,10 +75,17 @@ class Table(abc.ABC):
         if entry is None:
             return False
         self._use(key)
-        if now - entry.saved_at < SAVE_EVERY_S or not self.saves_uses:
+        if now - entry.saved_at < self.save_every_s:
             return False
         self._entries[key] = entry._replace(saved_at=now, uses=self.uses(key))
-        return True
+        return self.saves_uses
+
+    def expired(self, idle_since: float, created_before: float) -> list[bytes]:
+        """Blocks whose last use is older than `idle_since`, or that were made before `created_before` (Unix seconds).
+
+        A use counts as of when it was noted, up to `save_every_s` too early. Takes time for every block."""
+        late = idle_since - self.save_every_s
+        return [k for k, e in self._entries.items() if e.saved_at < late or 0 < e.created < created_before]
 
     def discard(self, key: bytes) -> bool:
         """Take a block out. False if it was not here."""

@@ -131,6 +131,7 @@ def open_local(
     roots: list[Root] = []
     try:
         for tier in tiers:
+            share = tier.capacity_bytes / sum(t.capacity_bytes for t in tiers)
             limits = quota.Limits(
                 tier.capacity_bytes,
                 cache.high_watermark,
@@ -138,6 +139,9 @@ def open_local(
                 MAX_BLOCKS,
                 tier.reserve_free_bytes,
                 tier.reserve_free_percent,
+                tenant_bytes=max(1, int(cache.tenant_quota_bytes * share)) if cache.tenant_quota_bytes else 0,
+                idle_s=cache.idle_ttl_s,
+                max_age_s=cache.max_age_s,
             )
             read_path = (read_paths or {}).get(tier.path)
             roots.append(

@@ -11,18 +11,19 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from kvpool import block
 from kvpool.block import HEADER_BYTES
-from kvpool.errors import TierFullError
+from kvpool.errors import CorruptBlockError, TierFullError
 from kvpool_sidecar import blockfile, quota, safefs
 from kvpool_sidecar.breaker import Breaker
-from kvpool_sidecar.evict import Entry, make_table, saved_ns, saved_uses
+from kvpool_sidecar.evict import SAVE_EVERY_S, Entry, PerTenant, Table, make_table, saved_ns, saved_uses
 from kvpool_sidecar.store import names
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
 from kvpool_sidecar.store.directory import TierDirectory
 from kvpool_sidecar.store.scan import prune, remove_junk, scan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvpool.block import BlockHeader
 
@@ -69,6 +70,7 @@ class Root(Store):
         events: Events | None = None,
         use_tmpfile: bool = True,
         policy: str = "PrefixAware",
+        clock: Callable[[], float] | None = None,
         pending_max_age_s: float = _PENDING_MAX_AGE_S,
     ) -> None:
         self.name = name
@@ -77,7 +79,15 @@ class Root(Store):
         self._events = events or Events()
         self._pending_max_age_s = pending_max_age_s
         self._lock = threading.Lock()
-        self._table = make_table(policy, limits.capacity)
+        self._table: Table = make_table(policy, limits.capacity)
+        if limits.tenant_bytes:
+            self._table = PerTenant(lambda: make_table(policy, limits.tenant_bytes))
+        if limits.idle_s:
+            self._table.save_every_s = min(SAVE_EVERY_S, limits.idle_s / 4)
+        self._reads_headers = bool(limits.tenant_bytes or limits.max_age_s)
+        self._clock = clock
+        self._expire_at = 0.0
+        self._started_at, self._started = time.time(), time.monotonic()
         self._pending: set[Pending] = set()
         self._pending_bytes = 0
         self._quarantine_bytes = 0
@@ -168,10 +178,10 @@ class Root(Store):
                 yield key, entry.payload_len
 
     def _used_now(self, key: bytes, info: os.stat_result) -> None:
-        now = time.time()
+        now = self._wall()
+        if not self.scanned:
+            self._found(key, info)
         with self._lock:
-            if key not in self._table and not self.scanned:
-                self._table.add(key, _entry(info))
             save = self._table.touch(key, now)
             uses = self._table.uses(key)
         if save:
@@ -297,6 +307,7 @@ class Root(Store):
         info = os.fstat(pending.reader)
         with self._lock:
             self._table.add(pending.key, _entry(info, header))
+        self._keep_to_quota(header.tenant_tag)
         return True
 
     def _release(self, pending: Pending) -> None:
@@ -340,6 +351,7 @@ class Root(Store):
                 self._events.count("writers_given_up", 1)
         if not self.scanned:
             return
+        self._expire(now)
         self._evict(self._shortage(0))
         for _ in range(MAX_BLOCKS // _EVICT_BATCH):
             with self._lock:
@@ -361,6 +373,43 @@ class Root(Store):
             return 0
         with self._lock:
             victims = self._table.take_victims(need, _EVICT_BATCH, at_least=at_least)
+        return self._remove_all(victims)
+
+    def _keep_to_quota(self, tenant: bytes) -> None:
+        """A tenant over its quota loses blocks of its own, before anybody else makes room for them."""
+        if not isinstance(self._table, PerTenant):
+            return
+        with self._lock:
+            over = self._table.bytes_of(tenant) - self._limits.tenant_bytes
+            victims = self._table.take_from(tenant, over, _EVICT_BATCH)
+        if self._remove_all(victims):
+            self._events.count("over_quota", len(victims))
+
+    def _expire(self, now: float) -> None:
+        """Remove what was idle for too long or is too old. `now` is monotonic."""
+        limits = self._limits
+        if not (limits.idle_s or limits.max_age_s) or now < self._expire_at:
+            return
+        self._expire_at = now + min(60.0, (limits.idle_s or limits.max_age_s) / 10, (limits.max_age_s or 600.0) / 10)
+        wall = self._wall()
+        never = float("-inf")
+        with self._lock:
+            late = self._table.expired(
+                wall - limits.idle_s if limits.idle_s else never, wall - limits.max_age_s if limits.max_age_s else never
+            )
+        for start in range(0, len(late), _EVICT_BATCH):
+            with self._lock:
+                some = [(k, e) for k in late[start : start + _EVICT_BATCH] if (e := self._table.get(k)) is not None]
+                for key, _ in some:
+                    self._table.discard(key)
+            self._events.count("expired", self._remove_all(some))
+
+    def _wall(self) -> float:
+        """Unix seconds that go on evenly, whatever is done to the node's clock while this process runs."""
+        return self._clock() if self._clock is not None else self._started_at + time.monotonic() - self._started
+
+    def _remove_all(self, victims: list[tuple[bytes, Entry]]) -> int:
+        """Remove their files; how many went."""
         gone: list[bytes] = []
         for key, entry in victims:
             try:
@@ -396,9 +445,23 @@ class Root(Store):
         log.info("tier %s: %d blocks, %d bytes, scanned in %.2f s", self.name, usage.blocks, usage.used_bytes, seconds)
 
     def _found(self, key: bytes, info: os.stat_result) -> None:
+        header = self._header_of(key) if self._reads_headers else None
         with self._lock:
             if key not in self._table:
-                self._table.add(key, _entry(info))
+                self._table.add(key, _entry(info, header))
+
+    def _header_of(self, key: bytes) -> BlockHeader | None:
+        """What a block of before this start says of itself; None if it cannot be read, which its reader will notice."""
+        try:
+            fd = safefs.open_beneath(self._dir.blocks, names.block_path(key), os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            return block.decode_header(os.pread(fd, HEADER_BYTES, 0))
+        except (CorruptBlockError, OSError):
+            return None
+        finally:
+            os.close(fd)
 
     def _prune_quarantine(self) -> None:
         kept = prune(self._dir.quarantined, _KEPT_IN_QUARANTINE)
@@ -426,7 +489,8 @@ class Root(Store):
 def _entry(info: os.stat_result, header: BlockHeader | None = None) -> Entry:
     tenant = header.tenant_tag if header is not None else b""
     size = max(info.st_blocks * 512, _PAGE)
-    return Entry(size, info.st_size - HEADER_BYTES, info.st_mtime, saved_uses(info.st_mtime_ns), tenant)
+    created = min(header.created_ms / 1000, info.st_mtime) if header is not None else 0.0
+    return Entry(size, info.st_size - HEADER_BYTES, info.st_mtime, saved_uses(info.st_mtime_ns), tenant, created)
 
 
 def _overgrown(pending: Pending) -> bool:

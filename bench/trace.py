@@ -1,0 +1,280 @@
+"""`python -m bench trace`: how many tokens of a real day's prompts each order of eviction saves, by capacity.
+
+The tables are those that the sidecar uses (kvpool_sidecar.evict), one for one drive. Each request looks its blocks up
+in order; the blocks before the first miss are hits; then all are there. `optimum` knows the future: it keeps what is
+used soonest, and does not keep what is used never (Belady 1966, with bypass). The blocks before a block are used
+whenever it is, so they are used no later; with ties broken for the beginning the optimum keeps no block without its
+prefix: no order can have more hits, even though only a prefix counts. (Exact in blocks.)
+
+Trace: JSON lines of Mooncake's form (FAST25-release; `timestamp` ms, `input_length`, `hash_ids` of 512 tokens), by
+--trace or KVPOOL_TRACE, else ../shared/traces/conversation_trace.jsonl. Where there is none, one is made with the same
+statistics. Prints tables; writes out/bench/trace.json and trace.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import heapq
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from kvpool_sidecar.evict import POLICIES, Entry, make_table
+
+BLOCK = 512  # tokens
+CAPACITIES = (1_000, 2_000, 3_000, 5_000, 8_000, 10_000, 20_000, 30_000, 50_000)  # blocks: 0.5 M to 25.6 M tokens
+DEFAULT = "PrefixAware"
+NEAR = Path(__file__).resolve().parents[2] / "shared/traces/conversation_trace.jsonl"
+PUBLISHED = {"requests": 12_031, "mean_input": 12_035, "unique_blocks": 182_790, "most_percent": 37.4}
+_SPAN_S = 3537.0
+
+
+class Request(NamedTuple):
+    tokens: int
+    keys: list[bytes]
+
+
+def read(path: Path) -> list[Request]:
+    """A trace in Mooncake's form."""
+    with path.open() as lines:
+        return [Request(r["input_length"], [_key(n) for n in r["hash_ids"]]) for r in map(json.loads, lines)]
+
+
+def make(seed: int = 1) -> list[Request]:
+    """A trace like the conversation trace: sessions that come evenly, go on with some chance, after a while."""
+    rng = random.Random(seed)
+    goes_on = (0.315, 0.42, 0.5, 0.58, 0.65)
+    due: list[tuple[float, int, int, list[int]]] = [(rng.uniform(0, _SPAN_S), n, 0, [0]) for n in range(7_130)]
+    heapq.heapify(due)
+    fresh, number, requests = 1, len(due), []
+    while due:
+        when, _, turn, before = heapq.heappop(due)
+        new = min(max(1, round(rng.lognormvariate(2.35, 1.22) if turn == 0 else rng.lognormvariate(1.05, 1.3))), 240)
+        ids = before + list(range(fresh, fresh + new))
+        fresh += new
+        requests.append(Request(len(ids) * BLOCK - rng.randrange(BLOCK), [_key(n) for n in ids]))
+        again = when + rng.lognormvariate(4.98, 1.0)
+        if rng.random() < goes_on[min(turn, 4)] * 1.12 and again < _SPAN_S:
+            number += 1
+            kept = ids[:-1] if rng.random() < 0.73 else ids[: max(1, round(len(ids) * rng.random()))]
+            heapq.heappush(due, (again, number, turn + 1, kept))
+    return requests
+
+
+def _key(number: int) -> bytes:
+    return hashlib.blake2b(number.to_bytes(8, "little"), digest_size=32).digest()
+
+
+def replay(requests: list[Request], policy: str, capacity: int) -> tuple[float, float]:
+    """Token hit rate, and nanoseconds per access in the table (lookups, uses, stores and evictions)."""
+    table = make_table(policy, capacity * BLOCK)
+    entry = Entry(BLOCK, BLOCK, 0.0)
+    hits = accesses = spent = 0
+    for tokens, keys in requests:
+        began = time.perf_counter_ns()
+        found = 0
+        for key in keys:
+            if key not in table:
+                break
+            found += 1
+        table.learn(keys)
+        for key in keys:
+            if not table.touch(key, 0.0) and key not in table:
+                table.add(key, entry)
+        if len(table) > capacity:
+            table.take_victims(0, len(keys), at_least=len(table) - capacity)
+        spent += time.perf_counter_ns() - began
+        hits += min(found * BLOCK, tokens)
+        accesses += len(keys)
+    return 100 * hits / sum(r.tokens for r in requests), spent / accesses
+
+
+def optimum(requests: list[Request], capacity: int) -> float:
+    """Token hit rate of whoever knows the future."""
+    never = len(requests)
+    upcoming: dict[bytes, int] = {}
+    following: list[list[int]] = []
+    for n in reversed(range(len(requests))):
+        keys = requests[n].keys
+        following.append([upcoming.get(key, never) for key in keys])
+        upcoming.update(dict.fromkeys(keys, n))
+    following.reverse()
+    kept: dict[bytes, int] = {}
+    heap: list[tuple[int, int, bytes]] = []
+    hits = 0
+    for (tokens, keys), then in zip(requests, following, strict=True):
+        found = next((n for n, key in enumerate(keys) if key not in kept), len(keys))
+        hits += min(found * BLOCK, tokens)
+        for depth, (key, use) in enumerate(zip(keys, then, strict=True)):
+            kept[key] = use
+            heapq.heappush(heap, (-use, -depth, key))
+        while len(kept) > capacity:
+            use, _, key = heapq.heappop(heap)
+            if kept.get(key) == -use:
+                del kept[key]
+    return 100 * hits / sum(r.tokens for r in requests)
+
+
+def touch_cost(policy: str, rounds: int = 3) -> float:
+    """Nanoseconds for one use of a block that is there, with 20,000 of them: what a read pays. Best of some rounds."""
+    count = 20_000
+    table = make_table(policy, count * BLOCK)
+    keys = [_key(n) for n in range(count)]
+    for key in keys:
+        table.add(key, Entry(BLOCK, BLOCK, 0.0))
+    best = float("inf")
+    for _ in range(rounds):
+        random.Random(1).shuffle(keys)
+        began = time.perf_counter_ns()
+        for key in keys:
+            table.touch(key, 0.0)
+        best = min(best, (time.perf_counter_ns() - began) / count)
+    return best
+
+
+def facts(requests: list[Request]) -> dict[str, float]:
+    """The statistics by which traces are compared."""
+    seen: set[bytes] = set()
+    hits = 0
+    for tokens, keys in requests:
+        found = next((n for n, key in enumerate(keys) if key not in seen), len(keys))
+        hits += min(found * BLOCK, tokens)
+        seen.update(keys)
+    return {
+        "requests": len(requests),
+        "mean_input": round(statistics.fmean(r.tokens for r in requests)),
+        "unique_blocks": len(seen),
+        "most_percent": round(100 * hits / sum(r.tokens for r in requests), 1),
+    }
+
+
+_requests: list[Request] = []
+
+
+def _start(path: str, seed: int) -> None:
+    _requests[:] = read(Path(path)) if path else make(seed)
+
+
+def _one(job: tuple[str, int]) -> tuple[str, int, float, float]:
+    policy, capacity = job
+    if policy == "optimum":
+        return policy, capacity, optimum(_requests, capacity), 0.0
+    return policy, capacity, *replay(_requests, policy, capacity)
+
+
+def main(argv: list[str]) -> int:
+    """Measure; 1 if the default is behind LRU at a capacity."""
+    parser = argparse.ArgumentParser(prog="bench trace", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--trace", default=os.environ.get("KVPOOL_TRACE", ""), help="JSON lines; default: see above")
+    parser.add_argument("--synthetic", action="store_true", help="make a trace even if there is one")
+    parser.add_argument("--seed", type=int, default=1, help="of the trace that is made")
+    parser.add_argument("--capacities", type=int, nargs="+", default=CAPACITIES, help="in blocks of 512 tokens")
+    parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args(argv)
+    path = "" if options.synthetic else options.trace or (str(NEAR) if NEAR.exists() else "")
+    _start(path, options.seed)
+    there = facts(_requests)
+    print(
+        f"trace: {'given' if path else 'made'}; "
+        + ", ".join(f"{k} {v} (published {PUBLISHED[k]})" for k, v in there.items())
+    )
+    jobs = [(policy, capacity) for capacity in options.capacities for policy in (*POLICIES, "optimum")]
+    began = time.monotonic()
+    with ProcessPoolExecutor(options.processes, initializer=_start, initargs=(path, options.seed)) as pool:
+        done = {(policy, capacity): (rate, ns) for policy, capacity, rate, ns in pool.map(_one, jobs)}
+    rows = [
+        {
+            "policy": policy,
+            "capacity_blocks": capacity,
+            "capacity_tokens": capacity * BLOCK,
+            "token_hit_percent": round(done[policy, capacity][0], 3),
+            "gap_closed": _closed(done, policy, capacity),
+            "table_ns_per_access": round(done[policy, capacity][1]),
+        }
+        for policy, capacity in jobs
+    ]
+    costs = {policy: touch_cost(policy) for policy in POLICIES}
+    touch = {p: {"ns": round(ns), "ratio_to_lru": round(ns / costs["LRU"], 2)} for p, ns in costs.items()}
+    behind = [c for c in options.capacities if done[DEFAULT, c][0] < done["LRU", c][0]]
+    report = {
+        "trace": "given" if path else "made",
+        "statistics": there,
+        "published": PUBLISHED,
+        "default": DEFAULT,
+        "default_behind_lru_at": behind,
+        "rows": rows,
+        "touch": touch,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "trace.json").write_text(json.dumps(report, indent=1) + "\n")
+    _print(done, list(options.capacities), touch)
+    _draw(done, list(options.capacities), there["most_percent"], options.out / "trace.png")
+    return 1 if behind else 0
+
+
+def _closed(done: dict[tuple[str, int], tuple[float, float]], policy: str, capacity: int) -> float | None:
+    """The share of LRU's gap to the optimum that a policy closes; None where there is no gap."""
+    lru, best = done["LRU", capacity][0], done["optimum", capacity][0]
+    return round((done[policy, capacity][0] - lru) / (best - lru), 3) if best - lru > 0.01 else None
+
+
+def _print(
+    done: dict[tuple[str, int], tuple[float, float]], capacities: list[int], touch: dict[str, dict[str, float]]
+) -> None:
+    columns = (*POLICIES, "optimum")
+    print("\ntoken hit rate in percent\nM tokens " + "".join(f"{name:>13}" for name in columns) + "   gap closed")
+    for c in capacities:
+        rates = "".join(f"{done[name, c][0]:13.2f}" for name in columns)
+        print(f"{c * BLOCK / 1e6:8.1f} {rates} {_closed(done, DEFAULT, c) or 0:12.3f}")
+    print(
+        "\none use of a block: " + ", ".join(f"{p} {t['ns']} ns ({t['ratio_to_lru']} of LRU)" for p, t in touch.items())
+    )
+
+
+def _draw(done: dict[tuple[str, int], tuple[float, float]], capacities: list[int], most: float, path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    looks = {
+        "optimum": ("#222222", "--", 1.6), DEFAULT: ("#c0392b", "-", 2.8), "LRU": ("#2471a3", "-", 1.8),
+        "S3FIFO": ("#27883f", "-", 1.4), "LFU": ("#b9770e", "-", 1.4), "FIFO": ("#8e6bb0", "-", 1.4),
+    }  # fmt: skip
+    tokens = [c * BLOCK / 1e6 for c in capacities]
+    figure, axes = plt.subplots(figsize=(9, 5.4), dpi=130)
+    for name, (color, style, width) in looks.items():
+        rates = [done[name, c][0] for c in capacities]
+        label = f"{name} (default)" if name == DEFAULT else name
+        axes.plot(tokens, rates, style, color=color, linewidth=width, marker="o", markersize=3.5, label=label)
+    axes.fill_between(
+        tokens, *([done[n, c][0] for c in capacities] for n in ("LRU", DEFAULT)), color="#c0392b", alpha=0.1
+    )
+    axes.axhline(most, color="#999999", linewidth=0.9, linestyle=":")
+    axes.text(tokens[0], most + 0.4, f"no limit: {most:.1f} %", color="#666666", fontsize=9)
+    axes.set_xscale("log")
+    axes.set_xticks(tokens, [f"{t:.1f}" for t in tokens])
+    axes.minorticks_off()
+    axes.set_ylim(0, most + 3)
+    axes.set_xlabel("capacity in million tokens (log scale)")
+    axes.set_ylabel("token hit rate in %")
+    axes.set_title("What each order of eviction saves", loc="left", fontsize=12, fontweight="bold")
+    axes.grid(axis="y", color="#e4e4e4")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,145 @@
+"""What one tenant may take, and for how long anything stays: on a real drive, over restarts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kvpool.wire import CommitStatus
+from kvpool_sidecar import quota
+from kvpool_sidecar.store.root import Events, Root
+from kvpool_sidecar.testing.blocks import header, key, payload, read, write
+
+MIB = 1 << 20
+LOUD, QUIET = b"L" * 16, b"Q" * 16
+
+
+class Log(Events):
+    def __init__(self) -> None:
+        self.gone_keys: list[bytes] = []
+        self.counts: dict[str, int] = {}
+
+    def gone(self, keys):
+        self.gone_keys += keys
+
+    def count(self, what, n):
+        self.counts[what] = self.counts.get(what, 0) + n
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def root(*, capacity=32 * MIB, **kw) -> Root:
+        settings = {k: kw.pop(k) for k in ("tenant_bytes", "idle_s", "max_age_s") if k in kw}
+        limits = quota.Limits(capacity, 85, 75, 1000, **settings)
+        one = Root("nvme", str(tmp_path / "r"), limits, pool_uid="u", **kw)
+        made.append(one)
+        one.scan()
+        return one
+
+    yield root
+    for one in made:
+        one.close()
+
+
+def put(root: Root, n: int, tenant: bytes, size: int = MIB - 4096) -> CommitStatus:
+    data = payload(n, size)
+    pending = root.begin(key(n), len(data))
+    assert pending is not None
+    write(pending, dataclasses.replace(header(n, data), tenant_tag=tenant), data)
+    return root.commit(pending)
+
+
+@pytest.mark.parametrize("policy", ["PrefixAware", "LRU", "FIFO"])
+def test_a_noisy_neighbour_that_writes_ten_times_its_quota_costs_others_no_block(make, policy):
+    log = Log()
+    root = make(tenant_bytes=8 * MIB, events=log, policy=policy)
+    for n in range(8):
+        put(root, n, QUIET)
+    for n in range(100, 180):
+        assert put(root, n, LOUD) == CommitStatus.STORED
+        if n % 10 == 0:
+            root.housekeep()
+    assert all(read(root, n) == payload(n, MIB - 4096) for n in range(8))
+    assert root.usage().used_bytes == 16 * MIB
+    assert root.has(key(179))
+    assert log.counts["over_quota"] == 72
+    assert not {key(n) for n in range(8)} & set(log.gone_keys)
+
+
+def test_the_account_of_a_tenant_survives_a_restart(make):
+    root = make(tenant_bytes=8 * MIB)
+    for n in range(8):
+        put(root, n, QUIET)
+        put(root, 100 + n, LOUD)
+    root.close()
+    again = make(tenant_bytes=8 * MIB)
+    for n in range(200, 204):
+        put(again, n, LOUD)
+    assert again.usage().blocks == 16
+    assert all(again.has(key(n)) for n in range(8))
+    assert sum(again.has(key(100 + n)) for n in range(8)) == 4
+
+
+def test_a_smaller_quota_than_before_holds_from_the_next_store_on(make):
+    root = make()
+    for n in range(12):
+        put(root, n, LOUD)
+    root.close()
+    again = make(tenant_bytes=4 * MIB)
+    put(again, 50, LOUD)
+    assert again.usage().used_bytes == 4 * MIB
+
+
+def test_a_full_drive_takes_from_whoever_has_the_most(make):
+    root = make(capacity=16 * MIB, tenant_bytes=12 * MIB)
+    for n in range(4):
+        put(root, n, QUIET)
+    for n in range(100, 130):
+        put(root, n, LOUD)
+        root.housekeep()
+    assert all(root.has(key(n)) for n in range(4))
+    assert root.usage().used_bytes <= 16 * MIB
+
+
+def test_what_nobody_uses_goes_and_what_is_used_stays(make):
+    now, log = [10_000_000_000.0], Log()
+    root = make(idle_s=100.0, clock=lambda: now[0], events=log)
+    for n in range(4):
+        put(root, n, QUIET)
+    for n in range(4):
+        read(root, n)  # the files are of today, the clock is not
+    for _ in range(10):
+        now[0] += 40
+        read(root, 0)
+        root._expire_at = 0
+        root.housekeep()
+    assert [n for n in range(4) if root.has(key(n))] == [0]
+    assert log.counts["expired"] == 3
+    assert sorted(log.gone_keys) == sorted(key(n) for n in (1, 2, 3))
+
+
+def test_what_is_old_goes_however_often_it_is_used_also_after_a_restart(make):
+    now = [header(0, payload(0)).created_ms / 1000 + 10]
+    root = make(max_age_s=100.0, clock=lambda: now[0])
+    put(root, 0, QUIET)
+    root.housekeep()
+    assert root.has(key(0))
+    root.close()
+    now[0] += 60
+    again = make(max_age_s=100.0, clock=lambda: now[0])
+    again.housekeep()
+    assert read(again, 0) is not None
+    now[0] += 60
+    again._expire_at = 0
+    again.housekeep()
+    assert not again.has(key(0))
+
+
+def test_without_limits_nothing_expires(make):
+    root = make(clock=lambda: 10_000_000_000.0)
+    put(root, 0, QUIET)
+    root.housekeep()
+    assert root.has(key(0))
