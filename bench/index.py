@@ -31,7 +31,7 @@ from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.guard import Guard
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.directory import PeerDirectory
-from kvpool_sidecar.index.embedded import server_binary
+from kvpool_sidecar.index.embedded import server_binary, server_environment
 from kvpool_sidecar.index.record import Record, pack
 from kvpool_sidecar.index.redis import RedisIndex
 
@@ -69,7 +69,10 @@ class Server:
         self.port = _free_port()
         options = ["--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--dir", str(directory)]
         self.process = subprocess.Popen(
-            [server_binary(), *options], stdout=subprocess.DEVNULL, preexec_fn=end_with_parent
+            [server_binary(), *options],
+            env=server_environment(),
+            stdout=subprocess.DEVNULL,
+            preexec_fn=end_with_parent,
         )
         self.client = redis.Redis(host="127.0.0.1", port=self.port, protocol=2)
         _wait(self.client)

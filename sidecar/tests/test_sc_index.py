@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -238,6 +239,11 @@ def test_the_embedded_server_is_found_without_importing_its_package():
     password_file = embedded.acl(b"pw", "admin")
     assert "user default off" in password_file
     assert "pw" not in password_file.replace("nopass", "")
+
+
+def test_the_server_keeps_its_memory_in_huge_pages(server):
+    environment = Path(f"/proc/{server.process.pid}/environ").read_bytes().split(b"\0")
+    assert b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in environment
 
 
 def test_a_full_index_refuses_news_and_still_answers(tmp_path):

@@ -17,7 +17,16 @@ from pathlib import Path
 
 from kvpool.errors import ConfigError
 
-__all__ = ["ADMIN", "SOCKET", "acl", "flush_index", "run_index", "server_binary", "server_command"]
+__all__ = [
+    "ADMIN",
+    "SOCKET",
+    "acl",
+    "flush_index",
+    "run_index",
+    "server_binary",
+    "server_command",
+    "server_environment",
+]
 
 ADMIN = "admin"
 SOCKET = "redis.sock"
@@ -73,6 +82,11 @@ def server_command(directory: Path, *, bind: str, port: int, max_memory: int) ->
     return [server_binary(), *(part for name, value in options.items() for part in (f"--{name}", value))]
 
 
+def server_environment() -> dict[str, str]:
+    """Ours, and memory in huge pages where the kernel allows (glibc 2.35): a large table is read everywhere at once."""
+    return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **os.environ}
+
+
 def run_index(directory: str, *, bind: str, port: int, max_memory: int, password: bytes) -> None:
     """Become the Redis server; does not return. ConfigError if it would listen without a password beyond loopback."""
     try:
@@ -89,7 +103,7 @@ def run_index(directory: str, *, bind: str, port: int, max_memory: int, password
     _write(home / _ADMIN_PASSWORD, admin_password)
     _write(home / _ACL_FILE, acl(password, admin_password))
     command = server_command(home, bind=bind, port=port, max_memory=max_memory)
-    os.execv(command[0], command)  # noqa: S606 - no shell is wanted
+    os.execve(command[0], command, server_environment())  # noqa: S606 - no shell is wanted
 
 
 def flush_index(directory: str) -> None:
