@@ -28,7 +28,8 @@ class _Job(Generic[T]):
         self._work = work
         self._discard = discard
         self._lock = threading.Lock()
-        self._done = threading.Event()
+        self._done = threading.Lock()  # held until there is a result: half the cost of an Event
+        self._done.acquire()
         self._result: T | Exception | None = None
         self.abandoned = False
 
@@ -47,13 +48,13 @@ class _Job(Generic[T]):
         """True if nobody waits any more."""
         with self._lock:
             self._result = result
-            self._done.set()
+            self._done.release()
             return self.abandoned
 
     def wait(self, timeout_s: float, where: str) -> T | Exception:
-        self._done.wait(timeout_s)
+        is_done = self._done.acquire(timeout=timeout_s)
         with self._lock:
-            if self._done.is_set():
+            if is_done or self._done.acquire(blocking=False):
                 return cast("T | Exception", self._result)
             self.abandoned = True
         return DeadlineExceededError("no answer in time", where=where)
