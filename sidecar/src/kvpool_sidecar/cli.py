@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("--bind", default=_env("KVPOOL_ADDRESS", "127.0.0.1"), help="numeric address to listen on")
     index.add_argument("--port", type=int, default=int(_env("KVPOOL_INDEX_PORT", "6379")))
     index.add_argument("--dir", default=_env("KVPOOL_INDEX_DIR", "/data"), help="working directory (default /data)")
-    index.add_argument("--max-memory", type=int, default=512 << 20, metavar="BYTES", help="about 104 bytes a block")
+    index.add_argument("--max-memory", type=int, default=512 << 20, metavar="BYTES", help="about 110 bytes a block")
     index.add_argument("--flush", action="store_true", help="empty the index that runs in --dir, and end")
 
     install = commands.add_parser(

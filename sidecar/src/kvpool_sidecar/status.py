@@ -83,6 +83,7 @@ class StatusReport:
                 "connected": index.connected,
                 "epoch": index.epoch,
                 "announced": index.announced,
+                "full": index.full,
                 "node_number": self._announcer.number,
                 "node_generation": self._local.generation,
                 "peers": self._peers.alive,
