@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from kvpool.errors import ConfigError
 from kvpool.wire import CommitStatus
 from kvpool_sidecar import quota
 from kvpool_sidecar.store.root import Events, Root
@@ -143,3 +144,22 @@ def test_without_limits_nothing_expires(make):
     put(root, 0, QUIET)
     root.housekeep()
     assert root.has(key(0))
+
+
+def test_a_tier_on_the_nodes_own_file_system_is_refused_if_it_must_have_its_own(make, tmp_path, caplog):
+    ours = (str(tmp_path),)
+    with pytest.raises(ConfigError, match=r"node.s own file system.*mount a drive"):
+        make(dedicated="Require", node_files=ours)
+    assert make(dedicated="Prefer", node_files=ours).shares_filesystem
+    assert "is on the node's own file system" in caplog.text
+
+
+def test_a_tier_with_a_file_system_of_its_own_is_never_refused(make, caplog):
+    root = make(dedicated="Require", node_files=("/proc", "/does/not/exist"))
+    assert not root.shares_filesystem
+    assert "own file system" not in caplog.text
+
+
+def test_a_tier_on_the_nodes_own_file_system_is_taken_without_a_word_if_that_does_not_matter(make, tmp_path, caplog):
+    assert make(dedicated="Ignore", node_files=(str(tmp_path),)).shares_filesystem
+    assert "own file system" not in caplog.text

@@ -53,6 +53,10 @@ class LocalTier:
     capacity_bytes: int = _doc("Most bytes that blocks may take on each node.")
     reserve_free_bytes: int = _doc("Bytes of the file system that are always left free.", default=0)
     reserve_free_percent: int = _doc("Percent of the file system that is always left free.", default=5)
+    dedicated_filesystem: str = _doc(
+        "Require (refuse to start), Prefer (warn) or Ignore a directory on the node's own file system.",
+        default="Prefer",
+    )
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,8 @@ class PoolConfig:
             raise ConfigError("shared and fsspec: there is one shared tier; give one of them")
         if not 0 < c.low_watermark < c.high_watermark <= 100:
             raise ConfigError("cache: 0 < low_watermark < high_watermark <= 100 must hold")
+        if any(t.dedicated_filesystem not in ("Require", "Prefer", "Ignore") for t in self.local):
+            raise ConfigError("local.dedicated_filesystem: Require, Prefer or Ignore")
         if c.max_block_bytes <= 0 or c.block_tokens <= 0 or any(t.capacity_bytes <= 0 for t in self.local):
             raise ConfigError("cache and local: sizes must be above 0")
         if self.peer.encryption not in ("ControlOnly", "Always"):

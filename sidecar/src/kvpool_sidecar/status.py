@@ -96,6 +96,7 @@ class StatusReport:
                 "copies": self.stats.whole("copies"),
             },
             "drives": {root.name: "failing" if root.breaker.is_open else "ok" for root in self._local.roots},
+            "filesystems": {root.name: "shared" if root.shares_filesystem else "own" for root in self._local.roots},
             "pods": len(self._listeners.uids()),
             "clients": self._listeners.connections,
             "hits": self._by_tier("client_hits"),

@@ -109,6 +109,10 @@ class LocalTier(Model):
     reserve_free: f.Reserve = "5%"
     """Part of the drive's file system that stays free whatever `capacity` says, as a percentage or as a quantity such
     as 50Gi, so that the node does not come under disk pressure because of the pool."""
+    dedicated_filesystem: Literal["Require", "Prefer", "Ignore"] = "Prefer"
+    """What if the directory is on the node's own file system, where the kubelet has its files? Require: the sidecar
+    refuses to start there and says so, which also catches a drive that was not mounted. Prefer: it warns and starts.
+    Ignore: it starts."""
 
 
 class HostPathShare(Model):

@@ -137,5 +137,6 @@ def _local(name: str, tier: LocalSpec, tier_path: Callable[[str], str]) -> Local
         path=tier_path(name),
         capacity_bytes=to_bytes(tier.capacity),
         reserve_free_percent=percent,
+        dedicated_filesystem=tier.dedicated_filesystem,
         reserve_free_bytes=0 if reserve.endswith("%") else to_bytes(reserve),
     )

@@ -153,6 +153,7 @@ def open_local(
                     read_path=read_path,
                     events=events,
                     policy=cache.eviction_policy,
+                    dedicated=tier.dedicated_filesystem,
                 )
             )
     except BaseException:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from kvpool import block
 from kvpool.block import HEADER_BYTES
-from kvpool.errors import CorruptBlockError, TierFullError
+from kvpool.errors import ConfigError, CorruptBlockError, TierFullError
 from kvpool_sidecar import blockfile, quota, safefs
 from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.evict import SAVE_EVERY_S, Entry, PerTenant, Table, make_table, saved_ns, saved_uses
-from kvpool_sidecar.store import names
+from kvpool_sidecar.store import filesystem, names
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
 from kvpool_sidecar.store.directory import TierDirectory
 from kvpool_sidecar.store.scan import prune, remove_junk, scan
@@ -70,6 +70,8 @@ class Root(Store):
         events: Events | None = None,
         use_tmpfile: bool = True,
         policy: str = "PrefixAware",
+        dedicated: str = "Ignore",
+        node_files: tuple[str, ...] = filesystem.NODE_FILES,
         clock: Callable[[], float] | None = None,
         pending_max_age_s: float = _PENDING_MAX_AGE_S,
     ) -> None:
@@ -95,6 +97,14 @@ class Root(Store):
         self._closed = False
         self._dir = TierDirectory(name, path, pool_uid, read_path=read_path, use_tmpfile=use_tmpfile)
         self.generation = self._dir.pool_id.generation
+        self.shares_filesystem = filesystem.is_shared(self._dir.blocks, node_files)
+        if self.shares_filesystem and dedicated != "Ignore":
+            try:
+                filesystem.require(name, path, shared=dedicated == "Require")
+            except ConfigError:
+                self._dir.close()
+                raise
+            log.warning("tier %s is on the node's own file system: reserveFree is all that keeps it from filling", name)
 
     @property
     def scanned(self) -> bool:
