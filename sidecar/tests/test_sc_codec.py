@@ -6,6 +6,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 
 import lz4.frame
@@ -356,6 +358,31 @@ def test_a_flipped_bit_in_a_compressed_block_is_a_miss_and_quarantined(tiers, wh
     assert not store.has(key(1))
     assert not tiers.local.has(key(1))
     assert not store.check(key(1))
+
+
+def test_many_who_want_the_same_block_have_it_decompressed_once(tiers, monkeypatch):
+    store = tiers.packed(block.CODEC_ZSTD)
+    put(store, 1, MIB)
+    everybody, slow = threading.Barrier(6), codec.decompress
+
+    def decompress(*args):
+        time.sleep(0.2)  # all others come meanwhile
+        slow(*args)
+
+    monkeypatch.setattr(codec, "decompress", decompress)
+    found = []
+
+    def want() -> None:
+        everybody.wait()
+        found.append(read(store, 1))
+
+    threads = [threading.Thread(target=want) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [payload(1, MIB)] * 6
+    assert tiers.counts["decompressed"] == 1
 
 
 def test_a_block_larger_than_the_pool_allows_is_not_decompressed(tiers):
