@@ -170,7 +170,7 @@ def test_a_pod_that_is_told_to_end_is_let_go_when_its_containers_have_ended(setu
     raw["status"]["containerStatuses"] = [{"state": {"terminated": {}}}]
     setup.kubelet.publish()
     wait_for(lambda: not path.exists(), "taken away")
-    assert setup.node.status()["pods"] == 0
+    wait_for(lambda: setup.node.status()["pods"] == 0, "forgotten")
 
 
 def test_the_server_restarts_and_pods_keep_their_sockets(setup):

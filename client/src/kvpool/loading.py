@@ -27,7 +27,7 @@ __all__ = ["BatchLoad"]
 _log = logging.getLogger("kvpool")
 
 _PROCESSORS = os.cpu_count() or 1
-_HELPER_BYTES = 32 << 20  # a helper is worth waking for so much work
+_HELPER_BYTES = 8 << 20  # a helper is worth waking for so much work
 
 
 class BatchLoad:

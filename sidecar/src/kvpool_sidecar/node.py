@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
@@ -206,8 +207,8 @@ class NodeBlocks:
         except BaseException:
             close_files(opened)
             raise
-        for entry in opened:
-            self.stats.add("served", entry.tier.name.lower())
+        for tier, count in Counter(entry.tier for entry in opened).items():
+            self.stats.add("served", tier.name.lower(), count)
         return opened
 
     def _open_local(self, keys: Sequence[bytes], opened: list[Opened], deadline: float, *, verify: bool) -> None:
