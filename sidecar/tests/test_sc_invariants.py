@@ -121,6 +121,14 @@ def test_a_late_call_is_noticed_and_a_stalled_scheduler_is_forgiven(answers):
     assert invariants(forgiven) == []
 
 
+def test_a_witness_that_has_not_been_woken_yet_counts_as_late_so_far():
+    stalls = Stalls()
+    now = time.monotonic()
+    stalls._due = now - 3
+    assert stalls.between(now - 2, now) == pytest.approx(2, abs=0.5)
+    assert stalls.between(now - 9, now - 4) == 0
+
+
 def test_what_is_raised_and_what_is_left_out_is_noticed(history, answers):
     answers.too_few = True
     history.client(answers, "a").lookup([NAME])

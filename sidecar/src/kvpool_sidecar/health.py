@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,8 @@ __all__ = ["HealthServer"]
 log = logging.getLogger(__name__)
 
 _MAX_THREADS = 16
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 5.0  # for a whole request, however its bytes are spread over time
+_ROOM_S = 0.5
 
 
 class HealthServer(ThreadingHTTPServer):
@@ -35,6 +38,8 @@ class HealthServer(ThreadingHTTPServer):
         self.metrics = metrics
         self._started = False
         self._slots = threading.Semaphore(_MAX_THREADS)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}  # since when, the oldest first
         super().__init__((host, port), _Handler)
 
     def start(self) -> None:
@@ -52,23 +57,53 @@ class HealthServer(ThreadingHTTPServer):
         socket.socket.bind(self.socket, self.server_address)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(blocking=False):
+        # whoever holds a place for long makes room for who comes: a probe must get through
+        if not self._slots.acquire(blocking=False) and not (
+            self._end_oldest() and self._slots.acquire(timeout=_ROOM_S)
+        ):
             self.shutdown_request(request)
             return
+        with self._lock:
+            self._open[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._slots.release()
+            self._over(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._over(request)
+
+    def service_actions(self) -> None:
+        """Called ten times a second: end what takes too long."""
+        with self._lock:
+            late = [sock for sock, since in self._open.items() if since < time.monotonic() - _TIMEOUT_S]
+        for sock in late:
+            _shut(sock)
+
+    def _end_oldest(self) -> bool:
+        with self._lock:
+            oldest = next(iter(self._open), None)
+        if oldest is not None:
+            _shut(oldest)
+        return oldest is not None
+
+    def _over(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("http: a request of %s ended in an error: %s", client_address, sys.exc_info()[1])
+
+
+def _shut(sock: socket.socket) -> None:
+    """The thread that reads from it sees the end and closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -78,6 +78,7 @@ class Stalls:
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, float]] = collections.deque(maxlen=_KEPT)
+        self._due = float("inf")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stalls", daemon=True)
 
@@ -92,7 +93,8 @@ class Stalls:
     def between(self, started: float, ended: float) -> float:
         """Seconds by which timers were late in that time, together."""
         total = 0.0
-        for due, woken in list(self._seen):
+        # the witness may itself not have been woken yet: so far it is late by as much
+        for due, woken in [*self._seen, (self._due, time.monotonic())]:
             total += max(0.0, min(woken, ended) - max(due, started))
         return total
 
@@ -102,11 +104,12 @@ class Stalls:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            due = time.monotonic() + _TICK_S
+            due = self._due = time.monotonic() + _TICK_S
             self._stop.wait(_TICK_S)
             woken = time.monotonic()
             if woken - due > _TICK_S:
                 self._seen.append((due, woken))
+        self._due = float("inf")
 
 
 class History:
