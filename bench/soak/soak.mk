@@ -1,3 +1,7 @@
 .PHONY: soak
 soak: setup ## the reference mix for minutes while things break at random (ARGS="--minutes=5"; out/soak.json)
 	$(PY) -m bench.soak $(ARGS)
+
+.PHONY: faults
+faults: setup ## the faults that want repetition: 200 kills during writes, 10,000 steps of a model (about 5 minutes)
+	KVPOOL_KILLS=200 KVPOOL_STEPS=10000 $(PY) -m pytest -q --timeout=3600 sidecar/tests/test_sc_faults_long.py $(ARGS)

@@ -12,11 +12,13 @@ import dataclasses
 import hashlib
 import os
 import socket
+import struct
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from kvpool import block, wire
+from kvpool.errors import ProtocolError
 from kvpool.keys import key as block_key
 
 if TYPE_CHECKING:
@@ -122,8 +124,8 @@ class FakeSidecar:
                 if fault is not None and fault(connection, head, body):
                     continue
                 self._answer(connection, head, bytes(body), state)
-        except OSError:
-            pass
+        except (OSError, ProtocolError, struct.error):
+            pass  # as the real one: what is not exactly right ends the connection
         finally:
             for descriptor, _, _ in state["tokens"].values():
                 os.close(descriptor)

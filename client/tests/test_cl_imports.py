@@ -146,7 +146,8 @@ def test_modules_that_are_newer_than_the_oldest_python_are_not_used() -> None:
 
 
 def test_import_is_fast() -> None:
-    code = "import time; t = time.perf_counter(); import kvpool.client; print(time.perf_counter() - t)"
+    # processor time: what a busy machine takes away meanwhile is not the import's
+    code = "import time; t = time.process_time(); import kvpool.client; print(time.process_time() - t)"
     assert min(float(run(sys.executable, code)) for _ in range(5)) < 0.1
 
 

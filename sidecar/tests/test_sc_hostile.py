@@ -1,7 +1,7 @@
 """Hostile bytes on the client's socket, the health port and the handoff: memory, threads and descriptors stay bounded.
 
-The sidecar runs with pickle and marshal patched to end the process: nothing that comes from outside reaches them. The
-peer port has tests of its own (test_sc_peer_hostile.py).
+The sidecar runs with pickle patched to end the process: nothing that comes from outside reaches it. The peer
+port has tests of its own (test_sc_peer_hostile.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from kvpool import wire
 from kvpool_sidecar.testing.residue import residue, unsettled
 
 NO_PICKLE = """
-import marshal, os, pickle
+import os
 def _abort(*_, **__): os._exit(99)
+pickle = __import__("pickle")
 pickle.load = pickle.loads = pickle.Unpickler = _abort
 """
 ROUNDS = 400

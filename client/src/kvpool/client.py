@@ -11,14 +11,16 @@ bytes over the expected bandwidth times three but at least 100 ms, a store 10 s 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Sized
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from kvpool import answers, block, transfer, wire
 from kvpool.breaker import Breaker
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = ["Client", "LoadResult", "StoreResult"]
 
 _log = logging.getLogger("kvpool")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _READERS = 8  # that wait for drives and peers; reads from memory use no more than there are processors
 _WRITERS = 2
@@ -71,6 +75,24 @@ class StoreResult(NamedTuple):
     stored: bool
     reason: str  # empty if ok, else one of kvpool.stats.Reason
     bytes: int  # that this call wrote
+
+
+def _total(miss: T) -> Callable[[Callable[Concatenate[Client, P], list[T]]], Callable[Concatenate[Client, P], list[T]]]:
+    """Whatever arguments are given, nothing is raised: `miss` for each block."""
+
+    def decorate(method: Callable[Concatenate[Client, P], list[T]]) -> Callable[Concatenate[Client, P], list[T]]:
+        @functools.wraps(method)
+        def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception:
+                _log.exception("kvpool: a call failed; it counts as a miss")
+                idents = args[0] if args else kwargs.get("idents")
+                return [miss] * len(idents) if isinstance(idents, Sized) else []
+
+        return call
+
+    return decorate
 
 
 class Client:
@@ -109,6 +131,7 @@ class Client:
         self._writers = Workers(_WRITERS, "kvpool-write")
         self._links = Links(self.config, self._hello, self.report)
 
+    @_total(wire.Tier.MISS)
     def lookup(self, idents: Sequence[bytes], deadline: float | None = None, *, every: bool = False) -> list[wire.Tier]:
         """Where each block is, MISS after the first miss (`every`: each is looked at). As long as `idents`."""
         tiers = [wire.Tier.MISS] * len(idents)
@@ -123,6 +146,7 @@ class Client:
             self._stats.add("misses", reason, len(idents) - found)
         return tiers
 
+    @_total(LoadResult(False, wire.Tier.MISS, Reason.INTERNAL, 0))
     def get_into(
         self, idents: Sequence[bytes], buffers: Sequence[Buffer], deadline: float | None = None
     ) -> list[LoadResult]:
@@ -155,6 +179,7 @@ class Client:
         self._stats.add_all(counts)
         return results
 
+    @_total(StoreResult(False, False, Reason.INTERNAL, 0))
     def put_from(
         self, idents: Sequence[bytes], buffers: Sequence[Buffer], deadline: float | None = None
     ) -> list[StoreResult]:
