@@ -9,17 +9,15 @@ import hmac
 import ipaddress
 import os
 import signal
-import socket
 import ssl
-import threading
 import time
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from sc_nodes import fresh_address, wait_for
-from sc_s3 import KEY, PORT, SECRET, S3Server, s3_bucket, storage_options
+from sc_nodes import wait_for
+from sc_s3 import KEY, SECRET, Proxy, S3Server, error_answer, s3_bucket, storage_options
 
 from kvpool import config
 from kvpool.errors import ConfigError
@@ -35,90 +33,6 @@ from kvpool_sidecar.testing.blocks import key, payload, put, read
 
 MAX = 16 << 20
 SIZE = 6 << 20  # two pieces
-
-
-class Proxy:
-    """Passes bytes on to the S3 server until it is told otherwise, connection by connection."""
-
-    def __init__(self, target: str) -> None:
-        self._target = (target, PORT)
-        self._listener = socket.create_server((fresh_address(), 0))
-        self.url = "http://{}:{}".format(*self._listener.getsockname())
-        self.answer: bytes | None = None  # instead of the server's
-        self.cut_after: int | None = None  # bytes of the server's answers, then the connection ends
-        self.stall_after: int | None = None  # then nothing more comes
-        self.flip_at: int | None = None  # a bit of that byte of each answer's body that is large
-        self.tls: ssl.SSLContext | None = None
-        self.drip = False  # a few bytes now and then
-        self._clients: list[socket.socket] = []
-        self._ended = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def heal(self) -> None:
-        self.answer = self.cut_after = self.stall_after = self.flip_at = None
-
-    def drop(self) -> None:
-        """End all connections."""
-        for client in self._clients:
-            with contextlib.suppress(OSError):
-                client.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._ended.set()
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            if self.tls is not None:
-                try:
-                    client = self.tls.wrap_socket(client, server_side=True)
-                except OSError:
-                    client.close()
-                    continue
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError), socket.create_connection(self._target) as server:
-            client.settimeout(30)
-            self._clients.append(client)
-            server.settimeout(30)
-            threading.Thread(target=self._back, args=(server, client), daemon=True).start()
-            while data := client.recv(1 << 16):
-                if self.answer is not None:
-                    client.sendall(self.answer)
-                    return
-                server.sendall(data)
-
-    def _back(self, server: socket.socket, client: socket.socket) -> None:
-        passed = 0
-        try:
-            while data := server.recv(1 << 16):
-                if self.flip_at is not None and passed <= self.flip_at < passed + len(data):
-                    data = bytearray(data)
-                    data[self.flip_at - passed] ^= 1
-                if self.stall_after is not None and passed + len(data) > self.stall_after:
-                    self._ended.wait(20)
-                    return
-                if self.cut_after is not None and passed + len(data) > self.cut_after:
-                    client.sendall(data[: max(0, self.cut_after - passed)])
-                    client.shutdown(socket.SHUT_RDWR)
-                    return
-                while self.drip and data and not self._ended.wait(0.1):
-                    client.sendall(data[:200])
-                    data, passed = data[200:], passed + 200
-                client.sendall(data)
-                passed += len(data)
-        except OSError:
-            pass
-
-
-def status(code: int, name: str) -> bytes:
-    body = f'<?xml version="1.0"?><Error><Code>{name}</Code><Message>{name}</Message></Error>'.encode()
-    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (code, len(body), body)
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +86,9 @@ class Opened:
 
 
 FAULTS = {
-    "500": lambda p: setattr(p, "answer", status(500, "InternalError")),
-    "503 slow down": lambda p: setattr(p, "answer", status(503, "SlowDown")),
-    "access denied": lambda p: setattr(p, "answer", status(403, "AccessDenied")),
+    "500": lambda p: setattr(p, "answer", error_answer(500, "InternalError")),
+    "503 slow down": lambda p: setattr(p, "answer", error_answer(503, "SlowDown")),
+    "access denied": lambda p: setattr(p, "answer", error_answer(403, "AccessDenied")),
     "not HTTP": lambda p: setattr(p, "answer", b"\x00\xff" * 50),
     "cut mid-read": lambda p: setattr(p, "cut_after", 2 << 20),
     "stalled mid-read": lambda p: setattr(p, "stall_after", 2 << 20),

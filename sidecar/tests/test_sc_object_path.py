@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sc_nodes import wait_for
 from sc_raw import ident, payload
-from sc_s3 import KEY, SECRET, S3Server
+from sc_s3 import KEY, SECRET, Proxy, S3Server
 
 from kvpool import config
 from kvpool.wire import Tier
@@ -90,6 +90,25 @@ def test_the_reason_why_the_object_store_is_not_used_shows_in_the_status(cluster
         assert connection.get([ident(1)]) == [payload(1)]
         assert connection.lookup([ident(2)], ms=3000) == [Tier.MISS]
         wait_for(lambda: "bucket" in node.status()["shared"]["problem"].lower(), "it says why")
+
+
+def test_credentials_that_may_only_read_show_in_the_status(cluster, s3, secret):
+    proxy = Proxy(s3.address)
+    c = cluster(index=False)
+    tier = config.FsspecTier("far", "s3://kvpool/read-only", endpoint=proxy.url, region="us-east-1")
+    node = c.node("a", fsspec=tier, arguments=(f"--object-secret-dir={secret}",))
+    with node.connect() as connection:
+        assert connection.lookup([ident(9)], ms=5000) == [Tier.MISS]
+        wait_for(lambda: not node.status()["shared"]["problem"], "it answers")
+        proxy.refuse = b"PUT "
+        assert connection.put({ident(1): payload(1)}) == [1]
+        wait_for(lambda: "AccessDenied" in node.status()["shared"]["problem"], "it says why", timeout=30)
+        assert connection.get([ident(1)]) == [payload(1)]
+        proxy.refuse = b""
+        assert connection.put({ident(2): payload(2)}) == [1]
+        wait_for(lambda: node.status()["shared"]["copies"].get("copied"), "copied", timeout=30)
+        assert node.status()["shared"]["problem"] == ""
+    proxy.close()
 
 
 def test_capacity_stops_copies_and_nothing_else(cluster, s3, secret):

@@ -33,6 +33,7 @@ class Copier:
         self._stats = stats
         self._queue: queue.Queue[bytes] = queue.Queue(_MAX_QUEUED)
         self._stop = threading.Event()
+        self.problem = ""  # why the last copy failed; empty once one works
 
     def start(self) -> None:
         for n in range(_THREADS):
@@ -74,12 +75,14 @@ class Copier:
         except (KVPoolError, OSError) as e:
             breaker.failure()
             self._stats.add("copies", "failed")
+            self.problem = str(e)
             log.warning("copying %s to the shared tier: %s", key.hex()[:16], e)
             return
         if copied is None:
             self._stats.add("copies", "gone")
             return
         breaker.success()
+        self.problem = ""
         self._shared.remember(key)
         self._stats.add("copies", "copied" if copied else "there")
 

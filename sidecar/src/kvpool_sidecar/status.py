@@ -91,7 +91,7 @@ class StatusReport:
             "shared": {
                 "configured": self._shared is not None,
                 "available": self._shared is not None and self._shared.available,
-                "problem": self._shared.problem if self._shared is not None else "",
+                "problem": self._shared_problem(),
                 "waiting": self._copier.waiting if self._copier is not None else 0,
                 "copies": self.stats.whole("copies"),
             },
@@ -120,6 +120,11 @@ class StatusReport:
             "congestion_control": self._congestion_control,
             "fingerprints": self._fingerprints.latest(),
         }
+
+    def _shared_problem(self) -> str:
+        """Reading may work where writing is refused, so a copy's failure counts where nothing else is wrong."""
+        told = self._shared.problem if self._shared is not None else ""
+        return told or (self._copier.problem if self._copier is not None else "")
 
     def _by_tier(self, family: str) -> dict[str, int]:
         counts = self.stats.whole(family)
