@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from sc_nodes import INDEX_PORT, Cluster, wait_for
 from sc_raw import ident, payload
 from sc_redis import PASSWORD, Sentinels, Servers, TlsFront, plain
 
+import kvpool_sidecar
 from kvpool import config, wire
 from kvpool.errors import RetryableError
 from kvpool_sidecar.breaker import Breaker
@@ -149,7 +152,10 @@ def test_fault_25_calls_that_time_out_or_are_given_up_never_get_anothers_answer(
             while not stop.is_set():
                 numbers = [rng.randrange(2000) for _ in range(rng.choice((1, 5, 80)))]
                 try:
-                    found = guard.call(lambda ns=numbers: index.locate([key(n) for n in ns]), rng.random() * 0.004)
+                    if seed % 2:  # these stop waiting, while the connection goes on
+                        found = guard.call(lambda ns=numbers: index.locate([key(n) for n in ns]), rng.random() * 0.004)
+                    else:  # these give the connection up
+                        found = index.locate([key(n) for n in numbers])
                 except RetryableError:
                     counts["given up"] += 1
                     continue
@@ -176,6 +182,14 @@ def test_fault_25_calls_that_time_out_or_are_given_up_never_get_anothers_answer(
         assert not wrong
         index.close()
         patient.close()
+
+
+def test_fault_26_nothing_of_the_index_asks_what_time_it_is():
+    """A default argument that is a clock would escape the test below."""
+    home = Path(kvpool_sidecar.__file__).parent
+    files = [*(home / "index").glob("*.py"), home / "guard.py", home / "breaker.py"]
+    assert len(files) > 10
+    assert [file.name for file in files if re.search(r"time\.time|time_ns|datetime|from time", file.read_text())] == []
 
 
 class Clock:
