@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
+from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError
 from kvpool.wire import CommitStatus
 from kvpool_sidecar import quota
+from kvpool_sidecar.store.local import open_local
 from kvpool_sidecar.store.root import Events, Root
 from kvpool_sidecar.testing.blocks import header, key, payload, read, write
 
@@ -163,3 +165,41 @@ def test_a_tier_with_a_file_system_of_its_own_is_never_refused(make, caplog):
 def test_a_tier_on_the_nodes_own_file_system_is_taken_without_a_word_if_that_does_not_matter(make, tmp_path, caplog):
     assert make(dedicated="Ignore", node_files=(str(tmp_path),)).shares_filesystem
     assert "own file system" not in caplog.text
+
+
+def test_what_the_pool_says_reaches_every_drive_by_its_share(tmp_path):
+    tiers = [
+        LocalTier(name, str(tmp_path / name), size, dedicated_filesystem="Ignore")
+        for name, size in (("a", 30 * MIB), ("b", 10 * MIB))
+    ]
+    cache = CacheConfig(tenant_quota_bytes=8 * MIB, idle_ttl_s=100, max_age_s=200, eviction_policy="LFU")
+    store = open_local(tiers, cache, "u")
+    try:
+        limits = [root._limits for root in store.roots]
+        assert [one.tenant_bytes for one in limits] == [6 * MIB, 2 * MIB]
+        assert {(one.idle_s, one.max_age_s) for one in limits} == {(100, 200)}
+        for root in store.roots:
+            root.scan()
+        for n in range(60):
+            put(store, n, LOUD, MIB // 2 - 4096)
+        assert store.usage().used_bytes == 8 * MIB
+    finally:
+        store.close()
+
+
+def test_drives_that_share_a_prompt_each_let_its_end_go_first(tmp_path):
+    tiers = [LocalTier(name, str(tmp_path / name), 64 * MIB) for name in ("a", "b")]
+    store = open_local(tiers, CacheConfig(), "u")
+    try:
+        for root in store.roots:
+            root.scan()
+        store.learn([key(n) for n in range(40)], LOUD)
+        for n in range(40):
+            put(store, n, LOUD, 4096)
+        for root in store.roots:
+            there = [n for n in range(40) if root.has(key(n))]
+            assert len(there) > 4
+            root._evict(0, at_least=4)
+            assert [n for n in range(40) if root.has(key(n))] == there[:-4]
+    finally:
+        store.close()
