@@ -34,7 +34,7 @@ __all__ = ["PeerServer"]
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 512
+MAX_CONNECTIONS = 1024
 MAX_UNPROVEN = 64
 _HANDSHAKE_S = 5.0
 _IDLE_S = 120.0
