@@ -66,7 +66,7 @@ class Security:
         return self.identity.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
     def give_tickets(self, tls: ssl.SSLSocket, host: str) -> None:
-        """Answer on a control channel until the peer ends it, is silent for two minutes, or its certificate runs out."""
+        """Answer on a control channel until the peer ends it, is silent for long, or its certificate runs out."""
         until = time.monotonic() + ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"])) - time.time()
         while True:
             request = tcp.receive(tls, wire.PEER_TICKETS.size, min(until, time.monotonic() + _IDLE_S))
