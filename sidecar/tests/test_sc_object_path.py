@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,32 @@ def test_credentials_that_may_only_read_show_in_the_status(cluster, s3, secret):
         wait_for(lambda: node.status()["shared"]["copies"].get("copied"), "copied", timeout=30)
         assert node.status()["shared"]["problem"] == ""
     proxy.close()
+
+
+def test_a_secret_that_is_made_later_is_used_then(cluster, s3, tmp_path):
+    directory = tmp_path / "later"
+    c = cluster(index=False)
+    # no credentials of this machine either
+    nothing = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path), "AWS_SHARED_CREDENTIALS_FILE": "/nothing"}
+    node = c.node("a", fsspec=far(s3, "later"), arguments=(f"--object-secret-dir={directory}",), env=nothing)
+    with node.connect() as connection:
+        assert connection.put({ident(1): payload(1)}) == [1]
+        wait_for(lambda: "no credentials" in node.status()["shared"]["problem"], "it says why", timeout=30)
+        directory.mkdir()
+        (directory / "AWS_ACCESS_KEY_ID").write_text(KEY)
+        (directory / "AWS_SECRET_ACCESS_KEY").write_text(SECRET)
+
+        numbers = itertools.count(2)
+
+        def used() -> bool:
+            n = next(numbers)  # what could not be copied is not tried again
+            connection.put({ident(n): payload(n, 1000)})
+            time.sleep(0.3)
+            return node.status()["shared"]["copies"].get("copied", 0) > 0
+
+        wait_for(used, "used", timeout=60)
+        assert connection.lookup([ident(99)], ms=5000) == [Tier.MISS]
+        wait_for(lambda: not node.status()["shared"]["problem"], "nothing is wrong any more")
 
 
 def test_capacity_stops_copies_and_nothing_else(cluster, s3, secret):

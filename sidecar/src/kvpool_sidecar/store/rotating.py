@@ -18,7 +18,7 @@ __all__ = ["RotatingBucket"]
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_LOOK_EVERY_S = 10.0
+_LOOK_EVERY_S = 3.0
 
 
 class RotatingBucket(Bucket, Generic[T]):

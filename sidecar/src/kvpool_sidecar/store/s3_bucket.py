@@ -50,8 +50,6 @@ class S3Bucket(FsspecBucket):
             )
         else:
             self._credentials = botocore.session.get_session().get_credentials()
-        if self._credentials is None:
-            raise ConfigError("no credentials for the object store: name a Secret in secretRef", where=url)
 
         class Auth(botocore.auth.S3SigV4Auth):  # type: ignore[misc]
             def payload(self, _request: Any) -> str:
@@ -116,6 +114,10 @@ class S3Bucket(FsspecBucket):
         send: tuple[int, int] | None = None,
         receive: tuple[int, int] | None = None,
     ) -> Answer:
+        if self._credentials is None:  # a Secret that is made later is found then
+            raise PermissionError(
+                errno.EACCES, "no credentials: is there a Secret, and does secretRef name it", self.where
+            )
         moved = (send or receive or (0, 0))[1]
         with self._told():
             path = f"{self._base}/{quote(self._prefix + name, safe='/-_.~')}"
