@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
 
 import pytest
 
 from kvpool.config import CacheConfig, LocalTier
-from kvpool.errors import ConfigError
+from kvpool.errors import ConfigError, TierFullError
 from kvpool.wire import CommitStatus
 from kvpool_sidecar import quota
 from kvpool_sidecar.store.local import open_local
@@ -203,3 +205,51 @@ def test_drives_that_share_a_prompt_each_let_its_end_go_first(tmp_path):
             assert [n for n in range(40) if root.has(key(n))] == there[:-4]
     finally:
         store.close()
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A file system of 24 MB of its own."""
+    where = tmp_path / "small"
+    where.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "none", where], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"a file system of its own needs root: {made.stderr.decode().strip()}")
+    yield where
+    subprocess.run(["umount", "-l", where], check=True)
+
+
+@pytest.mark.parametrize("reserve", [{"reserve_percent": 25}, {"reserve_bytes": 6 * MIB}])
+def test_a_file_system_that_fills_up_is_evicted_from_then_refused_then_used_again(small, reserve):
+    root = Root("nvme", str(small / "r"), quota.Limits(64 * MIB, 85, 75, 1000, **reserve), pool_uid="u")
+    try:
+        root.scan()
+        assert not root.shares_filesystem
+        for n in range(40):
+            put(root, n, QUIET)
+        assert free(small) >= 6 * MIB
+        assert 15 <= root.usage().blocks <= 18
+        last = [n for n in range(40) if root.has(key(n))]
+        with (small / "foreign").open("ab", buffering=0) as foreign:
+            foreign.write(bytes(free(small)))
+            assert free(small) == 0
+            assert all(read(root, n) is not None for n in last)
+            root.housekeep()
+            assert free(small) >= 6 * MIB
+            for _ in range(20):
+                foreign.write(bytes(free(small)))
+                root.housekeep()
+            assert root.usage().blocks == 0
+            foreign.write(bytes(free(small)))
+        with pytest.raises(TierFullError):
+            root.begin(key(90), MIB)
+        (small / "foreign").unlink()
+        assert put(root, 90, QUIET) == CommitStatus.STORED
+        assert read(root, 90) == payload(90, MIB - 4096)
+    finally:
+        root.close()
+
+
+def free(where) -> int:
+    info = os.statvfs(where)
+    return info.f_bavail * info.f_frsize
