@@ -6,6 +6,7 @@ thread, child or temporary file more, nothing waiting, everything announced, eve
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -46,7 +47,10 @@ def residue(pid: int) -> Residue:
         descriptors += 1
         deleted += target.endswith(" (deleted)")
     status = dict(line.split(":", 1) for line in (base / "status").read_text().splitlines() if ":" in line)
-    children = sum(len(task.read_text().split()) for task in (base / "task").glob("*/children"))
+    children = 0
+    for task in (base / "task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that thread has ended meanwhile
+            children += len((task / "children").read_text().split())
     return Residue(descriptors, int(status["Threads"]), children, int(status["VmRSS"].split()[0]) * 1024, deleted)
 
 
