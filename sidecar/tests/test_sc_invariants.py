@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 
@@ -179,24 +180,20 @@ def test_what_a_process_holds_is_counted(tmp_path):
     assert now.rss_bytes > 1 << 20
 
 
+CHURN = """
+import threading
+while True:
+    for thread in [threading.Thread(target=lambda: None) for _ in range(20)]: thread.start()
+"""
+
+
 def test_what_a_process_holds_can_be_counted_while_its_threads_come_and_go():
-    stop = threading.Event()
-
-    def churn():
-        while not stop.is_set():
-            for thread in [threading.Thread(target=lambda: None) for _ in range(20)]:
-                thread.start()
-
-    churning = [threading.Thread(target=churn) for _ in range(2)]
-    for thread in churning:
-        thread.start()
-    try:
-        for _ in range(100):
-            assert residue(os.getpid()).threads >= 1
-    finally:
-        stop.set()
-        for thread in churning:
-            thread.join()
+    with subprocess.Popen([sys.executable, "-c", CHURN]) as child:
+        try:
+            for _ in range(2000):
+                assert residue(child.pid).children == 0
+        finally:
+            child.kill()
 
 
 def test_files_that_are_no_blocks_are_strays(tmp_path):
