@@ -52,7 +52,7 @@ class Writers:
             thread.join()
 
 
-@pytest.mark.timeout(120 + 3 * KILLS)
+@pytest.mark.timeout(120 + 10 * KILLS)
 def test_a_sidecar_killed_again_and_again_during_writes_keeps_whole_blocks_and_nothing_else(cluster):
     node = cluster(index=False).node("a")
     rng = random.Random(5)

@@ -19,7 +19,7 @@ from kvpool_sidecar.testing.traffic import ident_of, payload_of
 
 SIZE = 100_000
 BLOCKS = 24
-CALLS = 150
+CALLS = 80
 DEADLINES = config.Deadlines(breaker_failures=1_000_000)
 
 
@@ -68,7 +68,7 @@ def test_calls_that_are_given_up_at_random_never_get_each_others_answers(nodes, 
             thread.join()
         history.check()
         # some were in time and some were not: else nothing was shown
-        assert history.counts["load:local"] + history.counts["load:peer"] > 50
-        assert sum(n for k, n in history.counts.items() if k in ("load:deadline", "load:busy", "load:no-sidecar")) > 50
+        assert history.counts["load:local"] + history.counts["load:peer"] > 30
+        assert sum(n for k, n in history.counts.items() if k in ("load:deadline", "load:busy", "load:no-sidecar")) > 30
     for node in nodes:
         wait_for(lambda node=node: unsettled(node.status()) == [], "quiet")

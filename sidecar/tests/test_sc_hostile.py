@@ -25,7 +25,7 @@ def _abort(*_, **__): os._exit(99)
 pickle = __import__("pickle")
 pickle.load = pickle.loads = pickle.Unpickler = _abort
 """
-ROUNDS = 400
+ROUNDS = 240
 MORE_RSS = 48 * MIB
 MORE = 24  # descriptors and threads: eight connections of a pod, sixteen of HTTP
 

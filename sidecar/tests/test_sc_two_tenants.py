@@ -52,7 +52,7 @@ def answers(node, name: bytes) -> list[object]:
     return told
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(which=st.integers(0, 19), place=st.integers(0, 1), other=st.binary(min_size=32, max_size=32))
 def test_every_operation_says_the_same_of_anothers_block_as_of_none(nodes, theirs, which, place, other):
     node = nodes[place]
