@@ -517,11 +517,7 @@ class FakeApiHandler(BaseHTTPRequestHandler):
             body = {"metadata": {"resourceVersion": str(len(api.events))}, "items": list(api.pods.values())}
             self.wfile.write(json.dumps(body).encode())
             return
-        at = (
-            len(api.events)
-            if "resourceVersion=0&" in self.path
-            else int(self.path.split("resourceVersion=")[1].split("&")[0])
-        )
+        at = int(self.path.split("resourceVersion=")[1].split("&")[0])  # also what happened since the list
         while not api.down:
             with api.changed:
                 while at >= len(api.events) and not api.down:
