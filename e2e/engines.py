@@ -88,6 +88,12 @@ def ask(proxy: Proxy, name: str, prompt: list[int], max_tokens: int = 48) -> Tur
     return Turn(answer["choices"][0]["token_ids"], cached, usage["prompt_tokens"])
 
 
+def pool_counters(proxy: Proxy, name: str) -> list[str]:
+    """What the engine has counted of the pool: tokens loaded by tier, blocks missed by reason, bytes stored."""
+    lines = proxy.request(NAMESPACE, name, PORT, "/metrics").splitlines()
+    return [line for line in lines if line.startswith("kvpool:") and "_created" not in line]
+
+
 def text_tokens(text: str) -> list[int]:
     """The tests' model has one token per byte: e2e/engine/model.py."""
     return [byte + 3 for byte in text.encode()]

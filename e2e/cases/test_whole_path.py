@@ -66,6 +66,11 @@ def ask(engine: str, prompt: list[int], max_tokens: int = 48) -> engines.Turn:
     return engines.ask(PROXY, engine, prompt, max_tokens)
 
 
+def why(engine: str) -> str:
+    """For the message of a case that failed: an engine that did not load says here what kept it from it."""
+    return "\n".join(engines.pool_counters(PROXY, engine))
+
+
 def pool() -> dict[str, Any]:
     found: dict[str, Any] = get("kvp", NAME, "-n", SYSTEM)
     return found
@@ -232,9 +237,11 @@ def test_turn_one_is_stored_by_the_node_that_computed_it():
 
 
 def test_turn_two_on_the_other_node_computes_only_what_is_new():
+    until("node A announced its blocks", lambda: (s := status(NODE_A))["index"]["announced"] >= s["blocks"] > 0, 60)
+    until("node B knows that node A is alive", lambda: status(NODE_B)["index"]["peers"] >= 1, 30)
     before = status(NODE_B)
     second = ask("engine-b", MOVES.second_prompt)
-    assert second.cached == MOVES.shared_prefix > 2000
+    assert second.cached == MOVES.shared_prefix > 2000, why("engine-b")
     expected = MOVES.shared_prefix // BLOCK
     until(
         "every block came from node A", lambda: status(NODE_B)["hits"]["peer"] - before["hits"]["peer"] == expected, 30
@@ -253,7 +260,7 @@ def test_blocks_are_found_after_the_pod_and_its_nodes_sidecar_are_gone():
     engines.delete("engine-a")
     kubectl("-n", SYSTEM, "delete", "pod", pod["metadata"]["name"], "--wait=true", "--timeout=60s")
     second = ask("engine-b", LOST.second_prompt)
-    assert second.cached == LOST.shared_prefix
+    assert second.cached == LOST.shared_prefix, why("engine-b")
     expected = (MOVES.shared_prefix + LOST.shared_prefix) // BLOCK
     until("node B counted every load", lambda: sum(status(NODE_B)["hits"].values()) == expected, 30)
     until("node A's sidecar is back", lambda: sidecar_ready(NODE_A), 90)
@@ -273,7 +280,7 @@ def test_a_flushed_index_comes_back_from_the_nodes():
     until("node B knows that node A is alive", lambda: status(NODE_B)["index"]["peers"] >= 1, 30)
     before = status(NODE_B)["hits"]["peer"]
     second = ask("engine-b", FLUSHED.second_prompt)
-    assert second.cached == FLUSHED.shared_prefix
+    assert second.cached == FLUSHED.shared_prefix, why("engine-b")
     until(
         "node B found them on node A",
         lambda: status(NODE_B)["hits"]["peer"] - before == FLUSHED.shared_prefix // BLOCK,

@@ -120,7 +120,6 @@ class Client:
 
     def _start(self) -> None:
         d = self._deadlines = self.config.deadlines
-        self._adopted: wire.ServerHello | None = None
         self._forked = False
         self._lock = threading.Lock()
         self._stores_under_way = 0
@@ -129,7 +128,7 @@ class Client:
         self._writes = Breaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
         self._readers = Workers(_READERS, "kvpool-read")
         self._writers = Workers(_WRITERS, "kvpool-write")
-        self._links = Links(self.config, self._hello, self.report)
+        self._links = Links(self.config, self._hello, self.report, self._adopt)
 
     @_total(wire.Tier.MISS)
     def lookup(self, idents: Sequence[bytes], deadline: float | None = None, *, every: bool = False) -> list[wire.Tier]:
@@ -307,7 +306,6 @@ class Client:
     def _lookup(self, idents: Sequence[bytes], deadline: float, every: bool, tiers: list[wire.Tier]) -> str:
         flags = wire.Flag.EVERY if every else wire.Flag.NONE
         with self._links.lease("lookup", deadline) as connection:
-            self._adopt(connection)
             for start in range(0, len(idents), wire.MAX_LOOKUP):
                 part = idents[start : start + wire.MAX_LOOKUP]
                 reply = connection.request(
@@ -326,25 +324,24 @@ class Client:
 
     def _load(self, job: BatchLoad, wanted: Sequence[answers.Wanted]) -> str:
         with self._links.lease("load", job.batch.deadline) as connection:
-            return Reason.ABSENT if job.run(connection, self._adopt(connection), wanted) else Reason.DEADLINE
+            return Reason.ABSENT if job.run(connection, self._expected(connection), wanted) else Reason.DEADLINE
 
     def _store(self, job: BatchStore, wanted: Sequence[answers.Wanted]) -> str:
         with self._links.lease("store", job.deadline) as connection:
-            return Reason.ABSENT if job.run(connection, self._adopt(connection), wanted) else Reason.DEADLINE
+            return Reason.ABSENT if job.run(connection, self._expected(connection), wanted) else Reason.DEADLINE
 
-    def _adopt(self, connection: Connection) -> transfer.Expectation:
-        """What the sidecar of this connection asks for. A deadline that was set for this client stays."""
-        server = connection.server
-        if server is not self._adopted:
-            self._adopted = server
-            mine, default = self.config.deadlines, Deadlines()
-            asked = {
-                f.name: server.deadlines[f.name]
-                for f in fields(Deadlines)
-                if f.name in server.deadlines and getattr(mine, f.name) == getattr(default, f.name)
-            }
-            self._deadlines = replace(mine, **asked)
-        return transfer.Expectation(self.fingerprint, server.tenant_tag, verify=block.CAN_CHECKSUM)
+    def _adopt(self, server: wire.ServerHello) -> None:
+        """The deadlines that this sidecar asks for, from the first request on. One that was set here stays."""
+        mine, default = self.config.deadlines, Deadlines()
+        asked = {
+            f.name: server.deadlines[f.name]
+            for f in fields(Deadlines)
+            if f.name in server.deadlines and getattr(mine, f.name) == getattr(default, f.name)
+        }
+        self._deadlines = replace(mine, **asked)
+
+    def _expected(self, connection: Connection) -> transfer.Expectation:
+        return transfer.Expectation(self.fingerprint, connection.server.tenant_tag, verify=block.CAN_CHECKSUM)
 
     @contextlib.contextmanager
     def _room_for_stores(self, count: int) -> Iterator[bool]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvpool.config import ClientConfig
-    from kvpool.wire import ClientHello
+    from kvpool.wire import ClientHello, ServerHello
 
 __all__ = ["MAX_CONNECTIONS", "Links"]
 
@@ -61,12 +61,23 @@ def _slots(connections: int) -> list[_Slot]:
 
 
 class Links:
-    """Thread-safe. `on_tick` is called by the keeper now and then while connected (and after `nudge`)."""
+    """Thread-safe.
 
-    def __init__(self, config: ClientConfig, hello: ClientHello, on_tick: Callable[[], None]) -> None:
+    The keeper calls `on_tick` now and then while connected (and after `nudge`), and `on_greeted` with what the sidecar
+    says of itself, before the connection is used.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        hello: ClientHello,
+        on_tick: Callable[[], None],
+        on_greeted: Callable[[ServerHello], None],
+    ) -> None:
         self._path = config.socket
         self._hello = hello
         self._on_tick = on_tick
+        self._on_greeted = on_greeted
         self._retry_s = min(max(config.connect_retry_ms, 10) / 1000, _LONGEST_RETRY_S)
         self._slots = _slots(config.connections)
         self._condition = threading.Condition()
@@ -263,6 +274,7 @@ class Links:
                         if other.connection is None:
                             other.tried_at = now
                 else:
+                    self._on_greeted(fresh.server)
                     with self._condition:
                         slot.connection = fresh
                         self._wake_waiters()

@@ -16,6 +16,7 @@ class Reason:
     NO_SIDECAR = "no-sidecar"  # no connection to the sidecar of this node
     BREAKER = "breaker-open"  # repeated failures: not even tried
     DEADLINE = "deadline"  # not in time
+    LATE = "late"  # the engine had stopped waiting for the lookup before the answer was there
     CONNECTION = "connection"  # the connection broke under way
     PROTOCOL = "protocol"  # the other side broke the protocol
     CORRUPT = "corrupt"  # header or payload is not what was asked for

@@ -31,6 +31,7 @@ from kvpool.engines.jobs import Finished, Jobs
 from kvpool.engines.lookups import LookupTable
 from kvpool.engines.settings import client_config
 from kvpool.engines.vllm_facts import facts_of, find_engine_config
+from kvpool.stats import Reason
 from kvpool.wire import Tier
 
 KNOWN_VERSIONS = ((0, 32), (0, 33))
@@ -200,6 +201,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         now = self._client.stats()
         counters = {(_TOKENS, tier): n for tier, n in self._tokens.items()}
         counters.update({(_MISSES, reason): n for reason, n in now["misses"].items()})
+        counters[_MISSES, Reason.LATE] = self._lookups.late
         counters.update({(_STORED, outcome): n for outcome, n in now["stored_bytes"].items()})
         grown = {name: n - self._told[name] for name, n in counters.items() if n > self._told[name]}
         if not grown:
