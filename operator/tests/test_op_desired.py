@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_samples import ENV, LOCAL, ROOT, SECRET, example, inputs, pool
 
-from kvpool.config import FsspecTier, PoolConfig, loads
+from kvpool.config import Deadlines, FsspecTier, PoolConfig, loads
 from kvpool_operator.api.crdgen import render
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.cluster import KINDS, ref
@@ -277,13 +277,13 @@ def test_an_object_store_needs_no_mount_and_its_credentials_are_only_mounted():
         assert "tier-objects" not in str(pod)
 
 
-def test_clients_get_the_pools_deadlines():
-    made = to_client_config(pool(failOpen={"loadDeadline": "250ms", "expectedBandwidth": "2500M"}))
-    assert (made.pool, made.deadlines.load_min_ms, made.deadlines.load_expected_mb_s) == (
-        "kvpool-system/chat",
-        250,
-        2500,
-    )
+def test_clients_get_their_deadlines_from_the_sidecar_which_knows_the_pool_as_it_is_now():
+    asked = {"loadDeadline": "250ms", "expectedBandwidth": "2500M", "breaker": {"failures": 9, "cooldown": "3s"}}
+    made = to_client_config(pool(failOpen=asked))
+    assert made.pool == "kvpool-system/chat"
+    assert made.deadlines == Deadlines(breaker_failures=9, breaker_cooldown_ms=3000)
+    served = to_pool_config(pool(failOpen=asked), pool_id="x", index_url="").deadlines
+    assert (served.load_min_ms, served.load_expected_mb_s) == (250, 2500)
 
 
 tier_names = st.from_regex(r"[a-z]([-a-z0-9]{0,22}[a-z0-9])?", fullmatch=True)

@@ -206,7 +206,7 @@ def test_selectors(selector, labels, fits):
     assert matches(selector, labels) is fits
 
 
-async def test_the_pools_deadlines_reach_its_clients():
+async def test_a_clients_deadlines_are_left_to_the_sidecar_and_the_breaker_is_the_pools():
     pool = a_pool()
     pool["spec"]["failOpen"] = {
         "lookupDeadline": "30ms",
@@ -216,7 +216,7 @@ async def test_the_pools_deadlines_reach_its_clients():
         "breaker": {"failures": 3, "cooldown": "4s"},
     }
     view = await PoolCache(Cluster(pool)).resolve(Wishes(pool_name="chat"), "team-a")
-    assert view.client.deadlines == Deadlines(30, 1500, 2000, 60_000, 3, 4000)
+    assert view.client.deadlines == Deadlines(breaker_failures=3, breaker_cooldown_ms=4000)
 
 
 async def test_without_a_word_the_clients_defaults_hold():

@@ -102,8 +102,12 @@ def to_pool_config(
 
 
 def to_client_config(pool: KVCachePool) -> ClientConfig:
-    """What an injected engine's client is told."""
-    return ClientConfig(pool=pool.key, deadlines=deadlines(pool))
+    """What an injected engine's client is told. Its deadlines are its sidecar's, which knows the pool as it is then."""
+    breaker = pool.spec.fail_open.breaker
+    return ClientConfig(
+        pool=pool.key,
+        deadlines=Deadlines(breaker_failures=breaker.failures, breaker_cooldown_ms=to_ms(breaker.cooldown)),
+    )
 
 
 def deadlines(pool: KVCachePool) -> Deadlines:
