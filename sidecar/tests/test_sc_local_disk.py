@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from sc_nodes import wait_for
 
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, RefusedError, TierFullError
@@ -412,7 +413,7 @@ class BrokenDrive(Root):
         return super()._new_pending(*args)
 
 
-def test_a_drive_that_fails_repeatedly_is_treated_as_absent_and_tried_again(tmp_path):
+def test_a_drive_that_fails_repeatedly_is_fenced_until_a_canary_comes_back(tmp_path, monkeypatch):
     log = Log()
     one = BrokenDrive("nvme", str(tmp_path / "r"), quota.Limits(64 * MIB, 85, 75, 100), pool_uid="u", events=log)
     one.scan()
@@ -421,15 +422,28 @@ def test_a_drive_that_fails_repeatedly_is_treated_as_absent_and_tried_again(tmp_
     for n in range(2, 5):
         with pytest.raises(OSError, match="Input/output"):
             one.begin(key(n), 1000)
-    with pytest.raises(TierFullError, match="failed repeatedly"):
+    with pytest.raises(TierFullError, match="fenced"):
         one.begin(key(9), 1000)
     assert not one.has(key(1))
     assert one.open(key(1)) is None
     assert log.counts["io_error"] == 3
+
+    def sync_fails(fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "fsync", sync_fails)
+        one.fence.tend()
+        wait_for(lambda: one.fence._try_at > time.monotonic(), "the canary did not come back")
+    assert one.fence.fenced
+    assert os.listdir(tmp_path / "r" / "tmp") == []
     one.broken = False
-    one.breaker._open_until = 0.0  # the wait is over
+    one.fence._try_at = 0.0  # the wait is over
+    one.fence.tend()
+    wait_for(lambda: not one.fence.fenced, "the canary came back")
     assert read(one, 1) == payload(1)
     assert put(one, 9) == CommitStatus.STORED
+    assert os.listdir(tmp_path / "r" / "tmp") == []
     one.close()
 
 

@@ -95,7 +95,7 @@ class StatusReport:
                 "waiting": self._copier.waiting if self._copier is not None else 0,
                 "copies": self.stats.whole("copies"),
             },
-            "drives": {root.name: "failing" if root.breaker.is_open else "ok" for root in self._local.roots},
+            "drives": {root.name: "failing" if root.fence.fenced else "ok" for root in self._local.roots},
             "filesystems": {root.name: "shared" if root.shares_filesystem else "own" for root in self._local.roots},
             "pods": len(self._listeners.uids()),
             "clients": self._listeners.connections,

@@ -56,12 +56,14 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.index.base import Index
     from kvpool_sidecar.settings import ServeSettings
+    from kvpool_sidecar.store.root import Root
 
 __all__ = ["App", "serve"]
 
 log = logging.getLogger(__name__)
 
 _HOUSEKEEPING_S = 2.0
+_WATCH_DRIVES_S = 1.0
 _DATA_REQUESTS = ("open", "begin")
 _DRAIN_S = 2.0
 _INDEX_THREADS, _INDEX_BACKLOG = 8, 64
@@ -292,7 +294,11 @@ class App:
         self._after_lookup.start()
         if self._warm_up is not None:
             self._warm_up.start()
-        threading.Thread(target=self._housekeep, name="housekeeping", daemon=True).start()
+        for root in self._local.roots:  # each by itself: one that hangs keeps nobody
+            threading.Thread(
+                target=self._housekeep, args=(root,), name=f"housekeeping-{root.name}", daemon=True
+            ).start()
+        threading.Thread(target=self._watch_drives, name="drives", daemon=True).start()
         if self._shared is not None:
             threading.Thread(target=self._housekeep_shared, name="housekeeping-shared", daemon=True).start()
         self._listeners.start()
@@ -337,12 +343,17 @@ class App:
     def _new_session(self, sock: socket.socket, pod: Pod) -> Session:
         return Session(sock, pod, self._node, self._settings.node, self._dial, self._fingerprints, self._admission)
 
-    def _housekeep(self) -> None:
+    def _housekeep(self, root: Root) -> None:
         while not self._stopping.wait(_HOUSEKEEPING_S):
             try:
-                self._local.housekeep()
+                root.housekeep()
             except Exception:
-                log.exception("housekeeping")
+                log.exception("housekeeping of %s", root.name)
+
+    def _watch_drives(self) -> None:
+        while not self._stopping.wait(_WATCH_DRIVES_S):
+            for root in self._local.roots:
+                root.fence.tend()
 
     def _housekeep_shared(self) -> None:
         """In a thread of its own: it may hang with the mount."""

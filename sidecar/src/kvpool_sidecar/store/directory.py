@@ -18,6 +18,8 @@ __all__ = ["TierDirectory"]
 log = logging.getLogger(__name__)
 
 _LOCK_WAIT_S = 10.0
+_CANARY_BYTES = 4096
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 
 
@@ -69,6 +71,28 @@ class TierDirectory:
             return self._link(source, path, source_dir, follow=not name)
         safefs.make_directories(self.blocks, path.rpartition("/")[0])
         return self._link(source, path, source_dir, follow=not name)
+
+    def try_out(self) -> None:
+        """Write a small file, bring it to the drive, read it back, remove it. OSError if the drive does not do that.
+
+        A drive that is full works: what is there can be read.
+        """
+        wanted = os.urandom(_CANARY_BYTES)
+        name = f"canary-{os.urandom(8).hex()}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(name, flags, 0o600, dir_fd=self.tmp)
+            try:
+                got = _write_and_read(fd, wanted)
+            finally:
+                os.close(fd)
+                os.unlink(name, dir_fd=self.tmp)
+        except OSError as e:
+            if e.errno in _FULL:
+                return
+            raise
+        if got != wanted:
+            raise OSError(errno.EIO, "other bytes came back than were written")
 
     def close(self) -> None:
         """Close all descriptors; the lock goes with them."""
@@ -143,3 +167,10 @@ class TierDirectory:
             ) from None
         finally:
             os.close(reader)
+
+
+def _write_and_read(fd: int, data: bytes) -> bytes:
+    os.pwrite(fd, data, 0)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    return os.pread(fd, len(data), 0)

@@ -15,11 +15,11 @@ from kvpool import block
 from kvpool.block import HEADER_BYTES
 from kvpool.errors import ConfigError, CorruptBlockError, TierFullError
 from kvpool_sidecar import blockfile, quota, safefs
-from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.evict import SAVE_EVERY_S, Entry, PerTenant, Table, make_table, saved_ns, saved_uses
 from kvpool_sidecar.store import filesystem, names
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
 from kvpool_sidecar.store.directory import TierDirectory
+from kvpool_sidecar.store.fence import Fence
 from kvpool_sidecar.store.scan import prune, remove_junk, scan
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ class Root(Store):
         pending_max_age_s: float = _PENDING_MAX_AGE_S,
     ) -> None:
         self.name = name
-        self.breaker = Breaker(3, 5.0, time.monotonic)
         self._limits = limits
         self._events = events or Events()
         self._pending_max_age_s = pending_max_age_s
@@ -96,6 +95,7 @@ class Root(Store):
         self._scanned = threading.Event()
         self._closed = False
         self._dir = TierDirectory(name, path, pool_uid, read_path=read_path, use_tmpfile=use_tmpfile)
+        self.fence = Fence(name, self._dir.try_out)
         self.generation = self._dir.pool_id.generation
         self.shares_filesystem = filesystem.is_shared(self._dir.blocks, node_files)
         if self.shares_filesystem and dedicated != "Ignore":
@@ -116,7 +116,7 @@ class Root(Store):
         with self._lock:
             known = key in self._table
         if known or self.scanned:
-            return known and not self.breaker.is_open
+            return known and not self.fence.fenced
         try:
             os.stat(names.block_path(key), dir_fd=self._dir.blocks, follow_symlinks=False)
         except OSError:
@@ -124,19 +124,21 @@ class Root(Store):
         return True
 
     def open(self, key: bytes) -> Block | None:
-        if not self.breaker.allow():
+        if self.fence.fenced:
             return None
+        with self.fence:
+            return self._open(key)
+
+    def _open(self, key: bytes) -> Block | None:
         try:
             fd = safefs.open_beneath(self._dir.read_blocks, names.block_path(key), os.O_RDONLY | os.O_NONBLOCK)
         except OSError as e:
-            if not self._note(e):
-                self.breaker.success()
+            self._note(e)
             if e.errno == errno.ENOENT:
                 self._vanished(key)
             elif e.errno in _NOT_A_BLOCK:
                 self._forget(key)
             return None
-        self.breaker.success()
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size <= HEADER_BYTES:
             os.close(fd)
@@ -152,7 +154,7 @@ class Root(Store):
 
     def peek(self, key: bytes) -> int:
         """A descriptor of the block's file, or -1. Unlike `open` this does not mark the block as used."""
-        if self.breaker.is_open:
+        if self.fence.fenced:
             return -1
         try:
             return safefs.open_beneath(self._dir.blocks, names.block_path(key), os.O_RDONLY | os.O_NONBLOCK)
@@ -163,11 +165,11 @@ class Root(Store):
         """As the table knows it; 0 if the block is not here."""
         with self._lock:
             entry = self._table.get(key)
-        return 0 if entry is None or self.breaker.is_open else entry.payload_len
+        return 0 if entry is None or self.fence.fenced else entry.payload_len
 
     def spare_bytes(self) -> int:
         """Bytes that fit below the low watermark and beside the file system's reserve; 0 or less: none."""
-        if self.breaker.is_open or not self.scanned:
+        if self.fence.fenced or not self.scanned:
             return 0
         info = os.fstatvfs(self._dir.blocks)
         with self._lock:
@@ -262,23 +264,19 @@ class Root(Store):
     def _create(self, key: bytes, payload_len: int) -> Pending:
         if not self._scanned.wait(_SCAN_WAIT_S):
             raise TierFullError("the drive is still being scanned", where=self.name)
-        if not self.breaker.allow():
-            raise TierFullError("the drive failed repeatedly", where=self.name)
+        if self.fence.fenced:
+            raise TierFullError("the drive is fenced: it returned errors or did not answer", where=self.name)
         total = HEADER_BYTES + payload_len
         need = -(-total // _PAGE) * _PAGE
         try:
-            self._make_room(need)
-            pending = self._new_pending(key, payload_len, need)
+            with self.fence:
+                self._make_room(need)
+                pending = self._new_pending(key, payload_len, need)
         except OSError as e:
-            if not self._note(e):
-                self.breaker.success()
+            self._note(e)
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise TierFullError("no space left", key=key.hex(), where=self.name) from None
             raise
-        except TierFullError:
-            self.breaker.success()
-            raise
-        self.breaker.success()
         with self._lock:
             self._pending.add(pending)
         return pending
@@ -311,10 +309,15 @@ class Root(Store):
         return done
 
     def _publish(self, pending: Pending, header: BlockHeader) -> bool:
-        os.fchmod(pending.reader, 0o400)
-        if not self._dir.link(pending.reader, pending.name, names.block_path(pending.key)):
-            return False
-        info = os.fstat(pending.reader)
+        with self.fence:
+            try:
+                os.fchmod(pending.reader, 0o400)
+                if not self._dir.link(pending.reader, pending.name, names.block_path(pending.key)):
+                    return False
+            except OSError as e:
+                self._note(e)
+                raise
+            info = os.fstat(pending.reader)
         with self._lock:
             self._table.add(pending.key, _entry(info, header))
         self._keep_to_quota(header.tenant_tag)
@@ -423,7 +426,8 @@ class Root(Store):
         gone: list[bytes] = []
         for key, entry in victims:
             try:
-                os.unlink(names.block_path(key), dir_fd=self._dir.blocks)
+                with self.fence:
+                    os.unlink(names.block_path(key), dir_fd=self._dir.blocks)
             except FileNotFoundError:
                 pass
             except OSError as e:
@@ -486,14 +490,13 @@ class Root(Store):
             self.abort(p)
         self._dir.close()
 
-    def _note(self, error: OSError) -> bool:
-        """Count an error of the drive itself; three in a row and the drive is treated as absent for a while."""
+    def _note(self, error: OSError) -> None:
+        """Count an error of the drive itself: some of them in a short time fence it."""
         if error.errno not in _DRIVE_ERRORS:
-            return False
-        self.breaker.failure()
+            return
         self._events.count("io_error", 1)
         log.warning("tier %s: %s", self.name, error.strerror)
-        return True
+        self.fence.strike(error)
 
 
 def _entry(info: os.stat_result, header: BlockHeader | None = None) -> Entry:
