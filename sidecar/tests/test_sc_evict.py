@@ -13,13 +13,17 @@ from kvpool_sidecar.evict.prefix import Hints
 from kvpool_sidecar.testing.blocks import key
 
 CAPACITY = 1000
-every_policy = pytest.mark.parametrize("policy", [*evict.POLICIES, "PerTenant"])
+PINNED = [f"{policy} with pins" for policy in [*evict.POLICIES, "PerTenant"]]
+every_policy = pytest.mark.parametrize("policy", [*evict.POLICIES, "PerTenant", *PINNED])
 
 
 def make(policy: str) -> evict.Table:
-    if policy == "PerTenant":
-        return evict.PerTenant(lambda: evict.make_table("PrefixAware", CAPACITY))
-    return evict.make_table(policy, CAPACITY)
+    name, _, pinned = policy.partition(" with ")
+
+    def plain(order: str) -> evict.Table:
+        return evict.make_table(order, CAPACITY, evict.Pins(CAPACITY // 5, 2, halve_after=25) if pinned else None)
+
+    return evict.PerTenant(lambda: plain("PrefixAware")) if name == "PerTenant" else plain(name)
 
 
 def table_of(policy: str, count: int, size: int = 10) -> evict.Table:
@@ -222,3 +226,53 @@ def test_the_tenant_that_takes_the_most_makes_room():
     assert table.tenants() == {b"loud": 100, b"quiet": 70}
     assert table.take_from(b"nobody", 30, 99) == []
     assert table.total_bytes == 170
+
+
+@pytest.mark.parametrize("policy", PINNED)
+class TestPinning:
+    def test_what_is_used_often_outlives_a_flood_and_goes_when_nothing_else_is_left(self, policy):
+        table = table_of(policy, 10)
+        for _ in range(2):
+            assert table.touch(key(3), 0) is False
+        assert table.pinned_bytes == 10
+        for n in range(100, 200):
+            table.add(key(n), Entry(10, 10, n))
+            assert key(3) not in gone(table, 1)
+        assert gone(table, 999)[-1] == key(3)
+        assert table.pinned_bytes == table.total_bytes == 0
+
+    def test_no_more_is_pinned_than_there_is_room_for(self, policy):
+        table = table_of(policy, 40)
+        for n in range(40):
+            table.touch(key(n), 0)
+            table.touch(key(n), 0)
+        assert 0 < table.pinned_bytes <= CAPACITY // 5
+
+    def test_what_was_popular_gives_its_place_back(self, policy):
+        table = table_of(policy, 10)
+        for n in (1, 1):
+            table.touch(key(n), 0)
+        assert table.pinned_bytes == 10
+        for n in range(120):  # other uses, which halve the count
+            table.touch(key(2 + n % 2), 0)
+        assert table.pinned_bytes == 20
+        assert key(1) in gone(table, 8)
+
+    def test_a_pinned_block_that_is_removed_or_replaced_is_pinned_no_more(self, policy):
+        table = table_of(policy, 3)
+        for n in (1, 1, 2, 2):
+            table.touch(key(n), 0)
+        table.discard(key(1))
+        table.add(key(2), Entry(30, 30, 0))
+        assert (table.pinned_bytes, table.total_bytes) == (0, 40)
+        assert sorted(gone(table, 9)) == sorted([key(0), key(2)])
+
+    def test_a_restart_knows_how_often_it_was_used(self, policy):
+        table = table_of(policy, 1)
+        for _ in range(7):
+            table.touch(key(0), SAVE_EVERY_S - 1)
+        assert table.uses(key(0)) == 7
+        table.touch(key(0), SAVE_EVERY_S + 1)
+        entry = table.get(key(0))
+        assert entry is not None
+        assert entry.uses == 8

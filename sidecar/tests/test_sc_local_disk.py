@@ -400,6 +400,22 @@ def test_a_block_that_is_published_while_somebody_looks_for_it_stays(make):
     assert set(dict(one.keys())) == {key(n) for n in range(150)}
 
 
+def test_a_prefix_that_is_used_often_stays_on_the_drive_through_a_flood(tmp_path):
+    tier = LocalTier("nvme", str(tmp_path / "r"), 2 * MIB, dedicated_filesystem="Ignore")
+    cache = CacheConfig(eviction_policy="FIFO", pinned_percent=10, pinned_min_uses=3)
+    with contextlib.closing(open_local([tier], cache, "u")) as local:
+        local.roots[0].scan()
+        put(local, 0)
+        put(local, 1)
+        for _ in range(3):
+            os.close(local.open(key(0)).fd)
+        assert 0 < local.pinned_bytes < 0.1 * tier.capacity_bytes
+        for n in range(2, 400):
+            put(local, n)
+        assert (local.has(key(0)), local.has(key(1))) == (True, False)
+        assert read(local, 0) == payload(0)
+
+
 class BrokenDrive(Root):
     """Every call of the drive ends in EIO while `broken`."""
 

@@ -127,6 +127,8 @@ class CacheConfig:
         "quota.",
         default=0,
     )
+    pinned_percent: int = _doc("Percent of each drive for blocks used often, which go last; 0: none.", default=0)
+    pinned_min_uses: int = _doc("Uses that pin a block; they are halved after each 65,536 uses of a drive.", default=16)
     high_watermark: int = _doc("Percent of the capacity at which eviction starts.", default=85)
     low_watermark: int = _doc("Percent of the capacity at which eviction stops.", default=75)
     prefetch_bytes: int = _doc(

@@ -71,6 +71,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
     ("ready", "1 if the sidecar serves.", lambda s: s["ready"]),
     ("capacity_bytes", "Most bytes that blocks may take on this node.", lambda s: s["capacity_bytes"]),
     ("used_bytes", "Bytes that blocks take on this node.", lambda s: s["used_bytes"]),
+    ("pinned_bytes", "Bytes of pinned blocks, which go last.", lambda s: s["pinned_bytes"]),
     ("blocks", "Blocks on this node.", lambda s: s["blocks"]),
     ("clients", "Open connections of clients.", lambda s: s["clients"]),
     ("pods", "Pods that are served.", lambda s: s["pods"]),

@@ -77,6 +77,7 @@ class StatusReport:
             "scanned": self._local.scanned,
             "capacity_bytes": usage.capacity_bytes,
             "used_bytes": usage.used_bytes,
+            "pinned_bytes": self._local.pinned_bytes,
             "blocks": usage.blocks,
             "index": {
                 "configured": bool(self._config.index.url),

@@ -340,6 +340,17 @@ class Ttl(Model):
     """A block goes so long after it was made, such as 168h, however often it is used. 0s: it may stay."""
 
 
+class Pinning(Model):
+    """Prefixes that stay on a node because so many prompts begin with them, such as a product's system prompt."""
+
+    share: Annotated[int, Field(ge=0, le=50)] = 0
+    """Percent of each local tier's capacity for pinned blocks, which are evicted only when nothing else is left; with a
+    tenant quota, percent of it. A block that was pinned can still be lost with its drive, or expire. 0 pins nothing."""
+    min_uses: Annotated[int, Field(ge=2, le=1_000_000)] = 16
+    """Uses of a block that pin it. Counts are halved after every 65,536 uses of a drive, and a block with less than
+    half of this is pinned no more, so that what was popular gives its place back."""
+
+
 class Prefetch(Model):
     """Reading ahead after a lookup, so that the load that follows finds its blocks in the node's memory."""
 
@@ -385,6 +396,8 @@ class Cache(Model):
     """How room is made on each node."""
     ttl: Ttl = section(Ttl)
     """When a block goes although there is room for it."""
+    pinning: Pinning = section(Pinning)
+    """Prefixes that stay because many prompts begin with them."""
     compression: Compression = section(Compression)
     """Whether blocks are compressed where they are shared."""
     prefetch: Prefetch = section(Prefetch)

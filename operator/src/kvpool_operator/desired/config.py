@@ -81,6 +81,8 @@ def to_pool_config(
             idle_ttl_s=-(-to_ms(spec.cache.ttl.idle) // 1000),
             max_age_s=-(-to_ms(spec.cache.ttl.max_age) // 1000),
             tenant_quota_bytes=to_bytes(spec.tenancy.default_quota.capacity),
+            pinned_percent=spec.cache.pinning.share,
+            pinned_min_uses=spec.cache.pinning.min_uses,
             high_watermark=eviction.high_watermark,
             low_watermark=eviction.low_watermark,
             compression=spec.cache.compression.codec,

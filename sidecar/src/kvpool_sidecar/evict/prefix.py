@@ -83,7 +83,7 @@ class PrefixAware(Table):
         self._random = random.Random(seed).random  # noqa: S311 - a sample, not a secret
         self._next: _Node | None = None  # the rest of a prompt that has begun to go
 
-    def uses(self, key: bytes) -> int:
+    def _uses_of(self, key: bytes) -> int:
         node = self._nodes.get(key)
         return 0 if node is None else node.uses
 

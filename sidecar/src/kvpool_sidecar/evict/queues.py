@@ -24,7 +24,7 @@ class Fifo(Table):
         super().__init__()
         self._order: OrderedDict[bytes, None] = OrderedDict()
 
-    def __iter__(self) -> Iterator[bytes]:
+    def _in_order(self) -> Iterator[bytes]:
         return iter(self._order)
 
     def _admit(self, key: bytes, entry: Entry) -> None:
@@ -64,7 +64,7 @@ class Lfu(Table):
         self._order: dict[int, OrderedDict[bytes, None]] = {}
         self._least = 0
 
-    def uses(self, key: bytes) -> int:
+    def _uses_of(self, key: bytes) -> int:
         return self._count.get(key, 0)
 
     def _admit(self, key: bytes, entry: Entry) -> None:

@@ -34,11 +34,11 @@ class S3Fifo(Table):
         self._uses: dict[bytes, int] = {}
         self._small_bytes = 0
 
-    def __iter__(self) -> Iterator[bytes]:
+    def _in_order(self) -> Iterator[bytes]:
         yield from self._small
         yield from self._main
 
-    def uses(self, key: bytes) -> int:
+    def _uses_of(self, key: bytes) -> int:
         return self._uses.get(key, 0)
 
     def _admit(self, key: bytes, entry: Entry) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from kvpool_sidecar.evict.pins import Pins
+
 __all__ = ["SAVE_EVERY_S", "Entry", "Table", "saved_ns", "saved_uses"]
 
 SAVE_EVERY_S = 600
@@ -46,6 +48,7 @@ class Table(abc.ABC):
 
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
+        self._pins: Pins | None = None
         self.total_bytes = 0
         self.save_every_s: float = SAVE_EVERY_S
 
@@ -56,7 +59,16 @@ class Table(abc.ABC):
         return key in self._entries
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._entries)
+        return self._in_order() if self._pins is None else iter(self._entries)
+
+    def pin_by(self, pins: Pins) -> None:
+        """What `pins` holds goes last. Before the first block comes."""
+        self._pins = pins
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of blocks that go last."""
+        return 0 if self._pins is None else self._pins.total_bytes
 
     def get(self, key: bytes) -> Entry | None:
         """What is known of one block."""
@@ -74,7 +86,10 @@ class Table(abc.ABC):
         entry = self._entries.get(key)
         if entry is None:
             return False
-        self._use(key)
+        if self._pins is None:
+            self._use(key)
+        else:
+            self._use_or_pin(key, entry, self._pins)
         if now - entry.saved_at < self.save_every_s:
             return False
         self._entries[key] = entry._replace(saved_at=now, uses=self.uses(key))
@@ -93,7 +108,8 @@ class Table(abc.ABC):
         if entry is None:
             return False
         self.total_bytes -= entry.size
-        self._forget(key)
+        if self._pins is None or not self._pins.discard(key):
+            self._forget(key)
         return True
 
     def take_victims(self, need_bytes: int, max_count: int, *, at_least: int = 0) -> list[tuple[bytes, Entry]]:
@@ -101,12 +117,25 @@ class Table(abc.ABC):
         taken: list[tuple[bytes, Entry]] = []
         freed = 0
         while self._entries and len(taken) < max_count and (freed < need_bytes or len(taken) < at_least):
-            key = self._evict()
+            key = self._next_victim()
             entry = self._entries.pop(key)
             taken.append((key, entry))
             freed += entry.size
         self.total_bytes -= freed
         return taken
+
+    def _next_victim(self) -> bytes:
+        if self._pins is not None and len(self._pins) == len(self._entries):
+            return self._pins.give_up()
+        return self._evict()
+
+    def _use_or_pin(self, key: bytes, entry: Entry, pins: Pins) -> None:
+        if key not in pins:
+            self._use(key)
+        if pins.used(key, entry.size):
+            self._forget(key)
+        for faded in pins.faded():
+            self._admit(faded, self._entries[faded])
 
     def put_back(self, key: bytes, entry: Entry) -> None:
         """A victim that could not be removed."""
@@ -119,13 +148,20 @@ class Table(abc.ABC):
         self._reset()
         self._entries = dict(found)
         for key, entry in found:
-            self._admit(key, entry)
+            if self._pins is None or key not in self._pins:
+                self._admit(key, entry)
 
     def learn(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:  # noqa: B027 - most orders have no use for it
         """A prompt's blocks in order, from its first on: each is worth nothing without those before it."""
 
     def uses(self, key: bytes) -> int:
         """How often a block was used, as far as this policy counts."""
+        return self._uses_of(key) if self._pins is None or key not in self._pins else self._pins.uses(key)
+
+    def _in_order(self) -> Iterator[bytes]:
+        return iter(self._entries)
+
+    def _uses_of(self, key: bytes) -> int:
         entry = self._entries.get(key)
         return 0 if entry is None else entry.uses
 

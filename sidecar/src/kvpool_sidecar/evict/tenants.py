@@ -35,6 +35,10 @@ class PerTenant(Table):
         table = self._tables.get(tenant)
         return 0 if table is None else table.total_bytes
 
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(table.pinned_bytes for table in self._tables.values())
+
     def tenants(self) -> dict[bytes, int]:
         """Bytes of each tenant that has blocks."""
         return {tenant: table.total_bytes for tenant, table in self._tables.items() if len(table)}

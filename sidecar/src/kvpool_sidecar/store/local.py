@@ -6,11 +6,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar import placement, quota
+from kvpool_sidecar.evict import Pins
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
 from kvpool_sidecar.store.root import MAX_BLOCKS, Events, Root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvpool.block import BlockHeader
     from kvpool.config import CacheConfig, LocalTier
@@ -88,6 +89,11 @@ class LocalStore(Store):
         each = [root.usage() for root in self.roots]
         return Usage(*(sum(column) for column in zip(*each, strict=True)))
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of blocks that go last, because they are used so often."""
+        return sum(root.pinned_bytes for root in self.roots)
+
     def keys(self) -> Iterator[tuple[bytes, int]]:
         for root in self.roots:
             yield from root.keys()
@@ -129,6 +135,9 @@ def open_local(
 ) -> LocalStore:
     """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only."""
     roots: list[Root] = []
+    pins: Callable[[int], Pins] | None = None
+    if cache.pinned_percent:
+        pins = lambda room: Pins(room * cache.pinned_percent // 100, cache.pinned_min_uses)  # noqa: E731
     try:
         for tier in tiers:
             share = tier.capacity_bytes / sum(t.capacity_bytes for t in tiers)
@@ -153,6 +162,7 @@ def open_local(
                     read_path=read_path,
                     events=events,
                     policy=cache.eviction_policy,
+                    pins=pins,
                     dedicated=tier.dedicated_filesystem,
                 )
             )

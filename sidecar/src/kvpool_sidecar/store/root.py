@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from kvpool.block import BlockHeader
+    from kvpool_sidecar.evict import Pins
 
 __all__ = ["MAX_BLOCKS", "Events", "Root"]
 
@@ -56,6 +57,7 @@ class Events:
 class Root(Store):
     """See Store. `path` must belong to this user and to nobody else; it is made if it is missing.
 
+    `pins` makes what decides which blocks go last, given the bytes of a drive or of a tenant's share of it.
     ConfigError if the directory cannot be used (kvpool_sidecar.store.directory). `scan` must run once.
     """
 
@@ -70,6 +72,7 @@ class Root(Store):
         events: Events | None = None,
         use_tmpfile: bool = True,
         policy: str = "PrefixAware",
+        pins: Callable[[int], Pins] | None = None,
         dedicated: str = "Ignore",
         node_files: tuple[str, ...] = filesystem.NODE_FILES,
         clock: Callable[[], float] | None = None,
@@ -80,9 +83,13 @@ class Root(Store):
         self._events = events or Events()
         self._pending_max_age_s = pending_max_age_s
         self._lock = threading.Lock()
-        self._table: Table = make_table(policy, limits.capacity)
+
+        def table_for(room: int) -> Table:
+            return make_table(policy, room, None if pins is None else pins(room))
+
+        self._table: Table = table_for(limits.capacity)
         if limits.tenant_bytes:
-            self._table = PerTenant(lambda: make_table(policy, limits.tenant_bytes))
+            self._table = PerTenant(lambda: table_for(limits.tenant_bytes))
         if limits.idle_s:
             self._table.save_every_s = min(SAVE_EVERY_S, limits.idle_s / 4)
         self._reads_headers = bool(limits.tenant_bytes or limits.max_age_s)
@@ -175,6 +182,12 @@ class Root(Store):
         with self._lock:
             used = self._used_bytes() + self._pending_bytes
         return quota.spare(used, info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, self._limits)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of blocks that go last, because they are used so often."""
+        with self._lock:
+            return self._table.pinned_bytes
 
     def usage(self) -> Usage:
         with self._lock:
