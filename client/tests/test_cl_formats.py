@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,16 @@ def golden_header() -> block.BlockHeader:
     )
 
 
+def sum_of(data: Any, h: block.BlockHeader) -> bytes:
+    return block.payload_sum_of(data, h.key, h.ident, h.fingerprint, h.tenant_tag, h.payload_len)
+
+
+def test_the_short_way_to_check_a_header_gives_what_the_long_way_does() -> None:
+    encoded = block.encode_header(golden_header())
+    for kind in (bytes, bytearray, memoryview):
+        assert sum_of(kind(encoded), golden_header()) == block.decode_header(kind(encoded)).payload_sum
+
+
 def test_header_golden() -> None:
     encoded = block.encode_header(golden_header())
     assert len(encoded) == block.HEADER_BYTES
@@ -94,8 +105,10 @@ def test_payload_checksum_golden_whole_and_in_steps() -> None:
 def test_any_flipped_bit_of_a_header_is_noticed(bit: int) -> None:
     encoded = bytearray(block.encode_header(golden_header()))
     encoded[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(CorruptBlockError):
+    with pytest.raises(CorruptBlockError, match="fails its checksum"):
         block.decode_header(encoded)
+    with pytest.raises(CorruptBlockError, match="fails its checksum"):
+        sum_of(encoded, golden_header())
 
 
 @pytest.mark.parametrize("size", [0, 1, 168, 4080, 4095, 4097])
@@ -103,6 +116,8 @@ def test_a_header_of_another_size_is_refused(size: int) -> None:
     encoded = (block.encode_header(golden_header()) + b"x")[:size]
     with pytest.raises(CorruptBlockError, match="truncated"):
         block.decode_header(encoded)
+    with pytest.raises(CorruptBlockError, match="truncated"):
+        sum_of(encoded, golden_header())
 
 
 @pytest.mark.parametrize(
@@ -113,8 +128,11 @@ def test_a_header_of_another_kind_is_refused_though_its_checksum_holds(offset: i
     body[offset : offset + len(value)] = value
     import hashlib
 
-    with pytest.raises(CorruptBlockError):
-        block.decode_header(body + hashlib.blake2b(body, digest_size=16).digest())
+    whole = body + hashlib.blake2b(body[:168], digest_size=16).digest()
+    with pytest.raises(CorruptBlockError, match=r"not a block of format|cannot read"):
+        block.decode_header(whole)
+    with pytest.raises(CorruptBlockError, match=r"not a block of format|cannot read"):
+        sum_of(whole, golden_header())
 
 
 @pytest.mark.parametrize("field", ["key", "ident", "fingerprint", "tenant_tag", "payload_len"])
@@ -124,6 +142,8 @@ def test_require_names_the_field_that_differs(field: str) -> None:
     block.require(header, **{field: getattr(header, field)})
     with pytest.raises(CorruptBlockError, match=field.replace("_", " ").replace(" len", " length")):
         block.require(header, **{field: other})
+    with pytest.raises(CorruptBlockError, match=field.replace("_", " ").replace(" len", " length")):
+        sum_of(block.encode_header(header), replace(header, **{field: other}))
 
 
 def test_require_looks_at_the_payload_last() -> None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["commit_statuses", "lookup_tiers", "opened_loads", "refused_stores_and_files"]
 
-_MAX_TIER = max(wire.Tier)
+_TIERS = tuple(wire.Tier(number) for number in range(max(wire.Tier) + 1))
+_MAX_TIER = len(_TIERS) - 1
 
 
 def lookup_tiers(reply: Reply, count: int) -> Sequence[int]:
@@ -62,7 +63,7 @@ def _open_entries(
         status, tier, number, why, length, key = wire.OPEN_REPLY.unpack_from(reply.body, n * size)
         if tier > _MAX_TIER:
             raise ProtocolError(f"an OPEN answer with tier {tier}")
-        load = Load(index, ident, key, wire.Tier(tier), view)
+        load = Load(index, ident, key, _TIERS[tier], view)
         loads.append(load)
         if status == wire.OpenStatus.MISS:
             load.reason = Reason.BUSY if why == wire.MISS_BUSY else Reason.ABSENT

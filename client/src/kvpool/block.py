@@ -1,7 +1,7 @@
 """The block file, format version 1: a 4096-byte header, then the payload at offset 4096.
 
 The payload starts at 4096 so that O_DIRECT and GPUDirect Storage can read it aligned. A block is immutable once it
-has its name. Layout of the header, little-endian, zero-filled up to the header checksum:
+has its name. Layout of the header, little-endian; bytes 168 to 4079 must be zero:
 
 ====== ===== ==========================================================================
 offset bytes field
@@ -19,7 +19,7 @@ offset bytes field
    104    32 fingerprint
    136    16 tenant tag
    152    16 payload checksum, big-endian digest of the payload bytes as they were before the codec
-  4080    16 BLAKE2b-128 of bytes 0..4079
+  4080    16 BLAKE2b-128 of bytes 0..167
 ====== ===== ==========================================================================
 
 XXH3: https://github.com/Cyan4973/xxHash (algorithm description). BLAKE2b: RFC 7693.
@@ -57,6 +57,7 @@ __all__ = [
     "checksum",
     "decode_header",
     "encode_header",
+    "payload_sum_of",
     "require",
     "running_checksum",
 ]
@@ -71,7 +72,12 @@ CHECKSUM_XXH3_128 = 1
 CAN_CHECKSUM: bool = _xxh3_128 is not None
 
 _FIELDS = struct.Struct("<8sHBBIQQQ32s32s32s16s16s")
+_LENGTHS = struct.Struct("<8sHBBIQQ")
+_CREATED_AT = _LENGTHS.size
+_IDENTITY_AT = _CREATED_AT + 8
+_PAYLOAD_SUM_AT = _FIELDS.size - 16
 _SUM_AT = HEADER_BYTES - 16
+_PADDING = bytes(_SUM_AT - _FIELDS.size)  # compared, not hashed: hashing it would take as long as opening the file
 
 
 @dataclass(frozen=True)
@@ -127,11 +133,11 @@ def encode_header(header: BlockHeader) -> bytes:
     )
     if sizes != (32, 32, 32, 16, 16):
         raise ValueError(f"header fields must have 32, 32, 32, 16 and 16 bytes, not {sizes}")
-    body = _FIELDS.pack(
+    fields = _FIELDS.pack(
         MAGIC, FORMAT_VERSION, header.codec, header.checksum_alg, 0, header.payload_len, header.stored_len,
         header.created_ms, header.key, header.ident, header.fingerprint, header.tenant_tag, header.payload_sum,
-    ).ljust(_SUM_AT, b"\0")  # fmt: skip
-    return body + hashlib.blake2b(body, digest_size=16).digest()
+    )  # fmt: skip
+    return fields + _PADDING + hashlib.blake2b(fields, digest_size=16).digest()
 
 
 def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", packed: bool = False) -> BlockHeader:
@@ -141,10 +147,11 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
     """
     if len(data) != HEADER_BYTES:
         raise CorruptBlockError("block header is truncated", where=where)
-    if hashlib.blake2b(data[:_SUM_AT], digest_size=16).digest() != bytes(data[_SUM_AT:]):
+    fields = data[: _FIELDS.size]
+    if data[_SUM_AT:] != hashlib.blake2b(fields, digest_size=16).digest() or data[_FIELDS.size : _SUM_AT] != _PADDING:
         raise CorruptBlockError("block header fails its checksum", where=where)
-    magic, version, codec, alg, flags, payload_len, stored_len, created, key, ident, fp, tag, psum = (
-        _FIELDS.unpack_from(data)
+    magic, version, codec, alg, flags, payload_len, stored_len, created, key, ident, fp, tag, psum = _FIELDS.unpack(
+        fields
     )
     if magic != MAGIC or version != FORMAT_VERSION or flags != 0:
         raise CorruptBlockError(f"not a block of format {FORMAT_VERSION}", where=where)
@@ -153,6 +160,28 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
     if alg != CHECKSUM_XXH3_128 or not (plain or squeezed):
         raise CorruptBlockError("block uses a codec or checksum this build cannot read", key=key.hex(), where=where)
     return BlockHeader(key, ident, fp, tag, payload_len, psum, created, stored_len, codec, alg)
+
+
+def payload_sum_of(
+    data: bytes | bytearray | memoryview, key: bytes, ident: bytes, fingerprint: bytes, tenant_tag: bytes, length: int
+) -> bytes:
+    """The payload's checksum, of a header that is whole and says exactly this; CorruptBlockError says what differs.
+
+    The same as `decode_header` and `require`, in a quarter of their time: a load does it for each block.
+    """
+    fields = bytes(data[: _FIELDS.size])
+    if (
+        len(data) == HEADER_BYTES
+        and fields[_IDENTITY_AT:_PAYLOAD_SUM_AT] == key + ident + fingerprint + tenant_tag
+        and fields[:_CREATED_AT]
+        == _LENGTHS.pack(MAGIC, FORMAT_VERSION, CODEC_NONE, CHECKSUM_XXH3_128, 0, length, length)
+        and data[_SUM_AT:] == hashlib.blake2b(fields, digest_size=16).digest()
+        and data[_FIELDS.size : _SUM_AT] == _PADDING
+    ):
+        return fields[_PAYLOAD_SUM_AT:]
+    header = decode_header(data)
+    require(header, key=key, ident=ident, fingerprint=fingerprint, tenant_tag=tenant_tag, payload_len=length)
+    return header.payload_sum
 
 
 def require(

@@ -164,17 +164,21 @@ class Client:
         by_place = {load.index: load for load in job.loads}
         results = []
         counts: Counter[tuple[str, str]] = Counter()
+        hits: Counter[tuple[wire.Tier, int]] = Counter()  # by tier and size, of which there are few
         for i, view in enumerate(views):
             load = by_place.get(i)
             if load is not None and load.ok:
-                result = LoadResult(True, load.tier, "", len(load.view))
-                counts["hits", load.tier.name.lower()] += 1
-                counts["bytes", load.tier.name.lower()] += result.bytes
+                size = len(load.view)
+                result = LoadResult(True, load.tier, "", size)
+                hits[load.tier, size] += 1
             else:
                 why = Reason.BUFFER if view is None else (load.reason if load else "") or reason
                 result = LoadResult(False, load.tier if load else wire.Tier.MISS, why, 0)
                 counts["misses", why] += 1
             results.append(result)
+        for (tier, size), count in hits.items():
+            counts["hits", tier.name.lower()] += count
+            counts["bytes", tier.name.lower()] += count * size
         self._stats.add_all(counts)
         return results
 

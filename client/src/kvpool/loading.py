@@ -94,18 +94,24 @@ class BatchLoad:
             self._workers.submit(lambda: self._drain(expect, may_block=True))
 
     def _drain(self, expect: transfer.Expectation, *, may_block: bool) -> None:
-        while (load := self._next(may_block)) is not None:
-            if self._settle(load, transfer.read_file, expect, may_block):
-                load.close()
-                self.batch.settle()
-            else:
-                self.batch.cold.append(load)
-                self._workers.submit(lambda: self._drain(expect, may_block=True))
+        done = 0
+        try:
+            while (load := self._next(may_block)) is not None:
+                if self._settle(load, transfer.read_file, expect, may_block):
+                    load.close()
+                    done += 1
+                else:
+                    self.batch.cold.append(load)
+                    self._workers.submit(lambda: self._drain(expect, may_block=True))
+        finally:
+            self.batch.settle(done)
 
     def _next(self, may_block: bool) -> transfer.Load | None:
         for queue in (self.batch.cold, self.batch.ready) if may_block else (self.batch.ready,):
-            with contextlib.suppress(IndexError):
+            try:
                 return queue.popleft()
+            except IndexError:
+                continue
         return None
 
     def _settle(

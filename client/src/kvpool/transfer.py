@@ -79,10 +79,10 @@ class Batch:
         with self._condition:
             self._pending += count
 
-    def settle(self) -> None:
-        """One block is done, well or not."""
+    def settle(self, count: int = 1) -> None:
+        """So many blocks are done, well or not."""
         with self._condition:
-            self._pending -= 1
+            self._pending -= count
             if self._pending <= 0:
                 self._condition.notify_all()
 
@@ -183,15 +183,14 @@ def _advance(load: Load, count: int) -> None:
 
 
 def _verify(load: Load, expect: Expectation) -> None:
-    header = block.decode_header(load.header)
-    block.require(
-        header,
-        key=load.key,
-        ident=load.ident,
-        fingerprint=expect.fingerprint,
-        tenant_tag=expect.tenant_tag,
-        payload_len=len(load.view),
-        payload_sum=load.sum.digest if load.sum is not None else None,
+    wanted = _payload_sum(load, expect)
+    if load.sum is not None and load.sum.digest() != wanted:
+        raise CorruptBlockError("payload fails its checksum", key=load.key.hex())
+
+
+def _payload_sum(load: Load, expect: Expectation) -> bytes:
+    return block.payload_sum_of(
+        load.header, load.key, load.ident, expect.fingerprint, expect.tenant_tag, len(load.view)
     )
 
 
@@ -209,6 +208,8 @@ def read_file(
     buffer holds the block that was asked for.
     """
     total = block.HEADER_BYTES + len(load.view)
+    if load.offset == 0 and len(load.view) <= PIECE_BYTES and _read_at_once(load, batch, expect, total, preadv):
+        return True
     if load.sum is None and expect.verify:
         load.sum = block.running_checksum()
     while load.offset < total:
@@ -221,6 +222,27 @@ def read_file(
             raise CorruptBlockError("block file is too short", key=load.key.hex())
         _advance(load, count)
     _verify(load, expect)
+    return True
+
+
+def _read_at_once(load: Load, batch: Batch, expect: Expectation, total: int, preadv: Callable[..., int]) -> bool:
+    """A small block that is in memory as a whole: one call, one checksum. False: go on piece by piece."""
+    if not _NOWAIT:
+        return False
+    with load.gate:
+        _refuse_if_closed(batch)
+        try:
+            if preadv(load.descriptor, (load.header, load.view), 0, _NOWAIT) != total:
+                return False
+        except BlockingIOError:
+            return False
+        except OSError as e:
+            if e.errno in _UNSUPPORTED:
+                return False
+            raise
+    wanted = _payload_sum(load, expect)
+    if expect.verify and block.checksum(load.view) != wanted:
+        raise CorruptBlockError("payload fails its checksum", key=load.key.hex())
     return True
 
 

@@ -196,7 +196,7 @@ class NodeBlocks:
         deadline = time.monotonic() + timeout_s
         streams.turn()
         keys = [tenant.key(ident) for ident in idents]
-        opened = [Opened(OpenStatus.MISS, key=key) for key in keys]
+        opened: list[Opened] = []
         if self._prefetcher is not None:
             self._prefetcher.opened(keys)
         try:
@@ -212,12 +212,17 @@ class NodeBlocks:
         return opened
 
     def _open_local(self, keys: Sequence[bytes], opened: list[Opened], deadline: float, *, verify: bool) -> None:
-        for n, key in enumerate(keys):
-            if verify and (time.monotonic() > deadline or (self.local.has(key) and not self.local.check(key))):
-                continue
-            found = self.local.open(key)
-            if found is not None:
-                opened[n] = _file(key, Tier.LOCAL, found)
+        """Appends to `opened`, so that the caller can close what is in it whatever happens."""
+        if verify:
+            there = [time.monotonic() <= deadline and self._is_whole(key) for key in keys]
+            found = [self.local.open(key) if ok else None for key, ok in zip(keys, there, strict=True)]
+        else:
+            found = self.local.open_many(keys)
+        for key, block in zip(keys, found, strict=True):
+            opened.append(Opened(OpenStatus.MISS, key=key) if block is None else _file(key, Tier.LOCAL, block))
+
+    def _is_whole(self, key: bytes) -> bool:
+        return not self.local.has(key) or self.local.check(key)
 
     def _open_peers(
         self, tenant: Tenant, keys: Sequence[bytes], opened: list[Opened], deadline: float, streams: Streams

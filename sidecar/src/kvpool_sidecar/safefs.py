@@ -31,11 +31,19 @@ _syscall.restype = ctypes.c_long
 _syscall.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(_OpenHow), ctypes.c_size_t)
 
 
-def _openat2(dir_fd: int, path: str, flags: int, mode: int, resolve: int) -> int:
+_HOW_BYTES = ctypes.sizeof(_OpenHow)
+
+
+@functools.cache  # there are few, and the kernel only reads them
+def _how(flags: int, mode: int, resolve: int) -> _OpenHow:
     makes_file = flags & os.O_CREAT or flags & os.O_TMPFILE == os.O_TMPFILE
-    how = _OpenHow(flags | os.O_CLOEXEC, mode if makes_file else 0, resolve)
+    return _OpenHow(flags | os.O_CLOEXEC, mode if makes_file else 0, resolve)
+
+
+def _openat2(dir_fd: int, path: str, flags: int, mode: int, resolve: int) -> int:
+    how = _how(flags, mode, resolve)
     while True:
-        fd = int(_syscall(_SYS_OPENAT2, dir_fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)))
+        fd: int = _syscall(_SYS_OPENAT2, dir_fd, path.encode("utf-8", "surrogateescape"), how, _HOW_BYTES)
         if fd >= 0:
             return fd
         code = ctypes.get_errno()

@@ -20,7 +20,7 @@ from kvpool.wire import CommitStatus
 from kvpool_sidecar import blockfile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kvpool.block import BlockHeader
     from kvpool_sidecar.blockfile import Expect
@@ -87,6 +87,18 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def open(self, key: bytes) -> Block | None:
         """The block, marked as just used; None if it is not here."""
+
+    def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
+        """Like `open`, of several blocks that are wanted together."""
+        found: list[Block | None] = []
+        try:
+            found.extend(self.open(key) for key in keys)
+        except BaseException:
+            for block in found:
+                if block is not None:
+                    os.close(block.fd)
+            raise
+        return found
 
     def begin(self, key: bytes, payload_len: int) -> Pending | None:
         """A file of full length to write into; None if the block is here. TierFullError if there is no space."""

@@ -131,12 +131,41 @@ class Root(Store):
         return True
 
     def open(self, key: bytes) -> Block | None:
-        if self.fence.fenced:
-            return None
-        with self.fence:
-            return self._open(key)
+        return self.open_many((key,))[0]
 
-    def _open(self, key: bytes) -> Block | None:
+    def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
+        if self.fence.fenced:
+            return [None] * len(keys)
+        with self.fence:
+            files = [self._open_file(key) for key in keys]
+            now = self._wall()
+            found: list[Block | None] = []
+            cut_short: list[tuple[bytes, int]] = []
+            due: list[tuple[bytes, int]] = []
+            with self._lock:
+                for key, (fd, payload_len) in zip(keys, files, strict=True):
+                    if fd < 0:
+                        found.append(None)
+                        continue
+                    known = self._table.get(key)
+                    if known is not None and known.payload_len != payload_len:
+                        cut_short.append((key, fd))
+                        found.append(None)
+                        continue
+                    if self._table.touch(key, now):
+                        due.append((key, self._table.uses(key)))
+                    found.append(Block(fd, payload_len))
+            for key, fd in cut_short:
+                os.close(fd)
+                self.quarantine(key)  # blocks never change: this one was cut short, or something put in its place
+            for key, uses in due:
+                when = saved_ns(now, uses)
+                with contextlib.suppress(OSError):
+                    os.utime(names.block_path(key), ns=(when, when), dir_fd=self._dir.blocks, follow_symlinks=False)
+        return found
+
+    def _open_file(self, key: bytes) -> tuple[int, int]:
+        """A descriptor of the block's file and its payload's length; -1 if there is none."""
         try:
             fd = safefs.open_beneath(self._dir.read_blocks, names.block_path(key), os.O_RDONLY | os.O_NONBLOCK)
         except OSError as e:
@@ -145,19 +174,15 @@ class Root(Store):
                 self._vanished(key)
             elif e.errno in _NOT_A_BLOCK:
                 self._forget(key)
-            return None
+            return -1, 0
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size <= HEADER_BYTES:
             os.close(fd)
             self._forget(key)
-            return None
-        known = self.payload_len(key)
-        if known and known != info.st_size - HEADER_BYTES:
-            os.close(fd)
-            self.quarantine(key)  # blocks never change: this one was cut short, or something was put in its place
-            return None
-        self._used_now(key, info)
-        return Block(fd, info.st_size - HEADER_BYTES)
+            return -1, 0
+        if not self.scanned:
+            self._found(key, info)
+        return fd, info.st_size - HEADER_BYTES
 
     def peek(self, key: bytes) -> int:
         """A descriptor of the block's file, or -1. Unlike `open` this does not mark the block as used."""
@@ -201,18 +226,6 @@ class Root(Store):
                 entry = self._table.get(key)
             if entry is not None:
                 yield key, entry.payload_len
-
-    def _used_now(self, key: bytes, info: os.stat_result) -> None:
-        now = self._wall()
-        if not self.scanned:
-            self._found(key, info)
-        with self._lock:
-            save = self._table.touch(key, now)
-            uses = self._table.uses(key)
-        if save:
-            when = saved_ns(now, uses)
-            with contextlib.suppress(OSError):
-                os.utime(names.block_path(key), ns=(when, when), dir_fd=self._dir.blocks, follow_symlinks=False)
 
     def learn(self, keys: Sequence[bytes], tenant: bytes) -> None:
         """A prompt's blocks in order, as far as this drive is their place."""
