@@ -283,27 +283,57 @@ def test_two_stores_in_one_directory_see_each_others_blocks(directory):
     assert {one.commit(first), two.commit(second)} == {1, 2}
 
 
-def test_what_crashed_writers_left_is_removed_after_an_hour_and_not_before(directory):
-    store = directory(recount_s=0)
-    store.has(key(1))
-    for file, age in (("old", 4000), ("young", 10)):
-        path = f"{store._path}/tmp/{file}"
-        open(path, "w").close()
-        os.utime(path, (time.time() - age,) * 2)
-    store.housekeep()
-    assert os.listdir(f"{store._path}/tmp") == ["young"]
-
-
-def test_what_others_stored_counts_against_the_capacity_after_a_recount(directory):
-    one, two = directory(), directory(capacity_bytes=100_000, recount_s=0)
+def test_what_others_stored_counts_against_the_capacity_once_it_is_told(directory):
+    one, two = directory(), directory(capacity_bytes=100_000)
     for n in range(4):
         put(one, n)
     assert put(two, 10) == 1
-    two.housekeep()
+    two.tell_usage(5 * 24_096, 5)
     assert two.usage().blocks == 5
     with pytest.raises(TierFullError):
         two.begin(key(11), 20_000)
-    for n in range(4):
-        one.remove(key(n))
-    two.housekeep()
+    two.tell_usage(24_096, 1)
     assert put(two, 11) == 1
+    assert two.stored == (2 * 24_096, 2)
+
+
+def test_a_directory_that_was_empty_and_removed_under_a_writer_is_made_again(directory, monkeypatch):
+    store = directory()
+    data = payload(1)
+    pending = store.begin(key(1), len(data))
+    write(pending, header(1, data), data)
+    link, gone = os.link, []
+
+    def link_after_a_sweep(source, path, **kw):
+        if len(gone) < 2:
+            gone.append(path)
+            folder = f"{store._path}/blocks/{path.rpartition('/')[0]}"
+            os.rmdir(folder)
+            os.rmdir(folder.rpartition("/")[0])
+        link(source, path, **kw)
+
+    monkeypatch.setattr(os, "link", link_after_a_sweep)
+    assert store.commit(pending) == 1
+    assert len(gone) == 2
+    assert read(store, 1) == data
+
+
+@pytest.mark.parametrize("at", [4096 + 12_345, 100])
+def test_a_corrupt_local_block_is_quarantined_and_not_copied(setup, at):
+    put(setup.local, 1)
+    fd = os.memfd_create("rotten")
+    with open(f"/proc/self/fd/{setup.local._files[key(1)]}", "rb") as whole:
+        data = bytearray(whole.read())
+    data[at] ^= 1
+    os.write(fd, data)
+    os.close(setup.local._files[key(1)])
+    setup.local._files[key(1)] = fd
+    put(setup.local, 2)
+    setup.copier.start()
+    setup.copier.offer(key(1))
+    setup.copier.offer(key(2))
+    wait_for(lambda: sum(setup.stats.whole("copies").values()) == 2, "both are dealt with")
+    assert setup.stats.whole("copies") == {"corrupt": 1, "copied": 1}
+    assert not setup.far.has(key(1))
+    assert not setup.local.has(key(1))
+    assert setup.shared.available

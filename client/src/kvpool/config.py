@@ -66,6 +66,13 @@ class SharedTier:
     name: str = _doc("The tier's name in the pool's spec.")
     path: str = _doc("Directory as the sidecar sees it.")
     capacity_bytes: int = _doc("Most bytes that this pool's blocks may take there; 0: no limit of ours.", default=0)
+    sweep_lease_s: int = _doc("A sweeper that was not heard of for so many seconds is gone.", default=60)
+    sweep_every_s: int = _doc("What is there is counted every so many seconds, and what is too old goes.", default=600)
+    sweep_entries_per_s: int = _doc("A sweep looks at no more files than so many a second.", default=2000)
+
+    def __post_init__(self) -> None:
+        if min(self.sweep_lease_s, self.sweep_every_s, self.sweep_entries_per_s) <= 0:
+            raise ConfigError("shared: sweep_lease_s, sweep_every_s and sweep_entries_per_s must be above 0")
 
 
 @dataclass(frozen=True)

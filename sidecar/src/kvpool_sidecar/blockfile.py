@@ -16,6 +16,7 @@ __all__ = [
     "ANYTHING",
     "Expect",
     "allow_writers",
+    "copy",
     "fill_checksum",
     "forbid_writers",
     "payload_checksum",
@@ -68,6 +69,30 @@ def payload_checksum(fd: int, payload_len: int) -> bytes:
         running.update(buffer[:got])
         done += got
     return running.digest()
+
+
+def copy(source: int, target: int, key: bytes, payload_len: int) -> None:
+    """Write the block file `source` to the file `target`, verified while it passes. CorruptBlockError, OSError."""
+    header = read_header(source, key, payload_len)
+    start = os.pread(source, block.HEADER_BYTES, 0)
+    step = memoryview(bytearray(_STEP))
+    running = block.running_checksum()
+    done = 0
+    while done < payload_len:
+        got = os.preadv(source, [step[: min(_STEP, payload_len - done)]], block.HEADER_BYTES + done)
+        if got == 0:
+            break
+        running.update(step[:got])
+        _write(target, step[:got], block.HEADER_BYTES + done)
+        done += got
+    block.require(header, payload_sum=running.digest)
+    _write(target, memoryview(start), 0)
+
+
+def _write(fd: int, piece: memoryview, offset: int) -> None:
+    while piece:
+        done = os.pwrite(fd, piece, offset)
+        piece, offset = piece[done:], offset + done
 
 
 def verify(fd: int, key: bytes, payload_len: int) -> block.BlockHeader:

@@ -8,7 +8,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
-from kvpool.errors import KVPoolError, TierFullError
+from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
+from kvpool_sidecar import blockfile
 
 if TYPE_CHECKING:
     from kvpool_sidecar.shared_tier import SharedTier
@@ -73,6 +74,10 @@ class Copier:
             self._stats.add("copies", "full")
             return
         except (KVPoolError, OSError) as e:
+            if isinstance(e, CorruptBlockError) and not self._local.check(key):
+                self._stats.add("copies", "corrupt")
+                log.warning("not copied to the shared tier, and quarantined: %s", e)
+                return
             breaker.failure()
             self._stats.add("copies", "failed")
             self.problem = str(e)
@@ -88,7 +93,10 @@ class Copier:
 
 
 def copy_block(source: Store, target: Store, key: bytes) -> bool | None:
-    """True if `target` has a new copy, False if it had one, None if `source` has none. Errors of either store."""
+    """True if `target` has a new copy, False if it had one, None if `source` has none. Errors of either store.
+
+    The block is verified while it is copied: CorruptBlockError, and nothing of it is in `target`.
+    """
     found = source.open(key)
     if found is None:
         return None
@@ -97,12 +105,7 @@ def copy_block(source: Store, target: Store, key: bytes) -> bool | None:
         if pending is None:
             return False
         try:
-            done = 0
-            while done < pending.file_bytes:
-                n = os.sendfile(pending.writer, found.fd, done, pending.file_bytes - done)
-                if n == 0:
-                    break  # commit finds the length wrong
-                done += n
+            blockfile.copy(found.fd, pending.writer, key, found.payload_len)
         except BaseException:
             target.abort(pending)
             raise

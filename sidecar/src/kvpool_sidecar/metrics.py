@@ -11,6 +11,11 @@ kvpool_sidecar_rejected_total            {reason} written blocks that were not a
 kvpool_sidecar_refused_total             {reason} requests, connections and writes turned away
 kvpool_sidecar_events_total              {event} evicted, quarantined, junk, io_error, writers_given_up
 kvpool_sidecar_copies_total              {result} copies to the shared tier
+kvpool_sidecar_shared_swept_total        {reason} blocks and files removed from the shared tier, and
+                                         kvpool_sidecar_shared_swept_bytes_total
+kvpool_sidecar_shared_touches_total      {result} shared blocks whose time of last use was noted
+kvpool_sidecar_shared_tenant_bytes       {tenant} bytes in the shared tier, by the tag of the tenant's blocks; told by
+                                         the node that sweeps alone
 kvpool_sidecar_peer_total                {what} blocks and bytes sent to peers, and asked for in vain
 kvpool_sidecar_peer_errors_total         {reason} peers that could not be reached
 kvpool_sidecar_prefetch_total            {result} blocks and bytes read ahead after lookups; of these blocks `used` were
@@ -55,6 +60,9 @@ _COUNTERS = (
     ("refused", "kvpool_sidecar_refused", "reason", "Requests, connections and writes turned away."),
     ("events", "kvpool_sidecar_events", "event", "Evictions, quarantined blocks, junk, errors of drives."),
     ("copies", "kvpool_sidecar_copies", "result", "Copies to the shared tier."),
+    ("swept", "kvpool_sidecar_shared_swept", "reason", "Blocks and files removed from the shared tier."),
+    ("swept_bytes", "kvpool_sidecar_shared_swept_bytes", "reason", "Bytes removed from the shared tier."),
+    ("touches", "kvpool_sidecar_shared_touches", "result", "Shared blocks whose time of last use was noted."),
     ("peer_served", "kvpool_sidecar_peer", "what", "Blocks and bytes sent to peers, and asked for in vain."),
     ("peer_errors", "kvpool_sidecar_peer_errors", "reason", "Peers that could not be reached."),
     (
@@ -67,6 +75,12 @@ _COUNTERS = (
     ("compression", "kvpool_sidecar_compression", "what", "Blocks and bytes compressed for the shared tier."),
     ("reports", "kvpool_sidecar_reports", "result", "Blocks that clients reported as corrupt."),
 )
+
+
+def _sweep(status: dict[str, Any], what: str) -> float:
+    return float(status["shared"]["sweep"].get(what, 0))
+
+
 _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
     ("ready", "1 if the sidecar serves.", lambda s: s["ready"]),
     ("capacity_bytes", "Most bytes that blocks may take on this node.", lambda s: s["capacity_bytes"]),
@@ -88,6 +102,10 @@ _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
     ("granted_read_bytes", "Bytes of the loads under way.", lambda s: s["admission"]["reads"]["granted_bytes"]),
     ("granted_write_bytes", "Bytes of the stores under way.", lambda s: s["admission"]["writes"]["granted_bytes"]),
     ("shared_available", "1 if the shared tier answers.", lambda s: s["shared"]["available"]),
+    ("shared_sweep_holder", "1 if this node sweeps the shared tier.", lambda s: _sweep(s, "holder")),
+    ("shared_sweep_seconds", "What the last sweep of the shared tier took.", lambda s: _sweep(s, "last_seconds")),
+    ("shared_used_bytes", "Bytes that blocks take in the shared tier.", lambda s: _sweep(s, "used_bytes")),
+    ("shared_blocks", "Blocks in the shared tier.", lambda s: _sweep(s, "blocks")),
     ("shared_waiting_copies", "Blocks that wait to be copied to the shared tier.", lambda s: s["shared"]["waiting"]),
 )
 
@@ -111,6 +129,13 @@ class Metrics(Collector):
         status = self._report()
         for name, text, value in _GAUGES:
             yield GaugeMetricFamily(f"kvpool_sidecar_{name}", text, value=float(value(status)))
+        tenants = GaugeMetricFamily(
+            "kvpool_sidecar_shared_tenant_bytes", "Bytes of a tenant's blocks in the shared tier.", labels=["tenant"]
+        )
+        if _sweep(status, "holder"):
+            for tenant, size in sorted(status["shared"]["sweep"]["tenants"].items()):
+                tenants.add_metric([tenant], size)
+        yield tenants
         for family, name, label, text in _COUNTERS:
             metric = CounterMetricFamily(name, text, labels=[label])
             for item, n in sorted(self._report.stats.family(family).items()):

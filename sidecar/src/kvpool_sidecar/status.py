@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.shared_tier import SharedTier
     from kvpool_sidecar.stats import Stats
     from kvpool_sidecar.store.local import LocalStore
+    from kvpool_sidecar.sweep.keeper import SharedKeeper
     from kvpool_sidecar.transport.rdma.parts import RdmaParts
     from kvpool_sidecar.transport.security import Security
 
@@ -40,6 +41,7 @@ class StatusReport:
         announcer: Announcer,
         peers: PeerDirectory,
         copier: Copier | None,
+        keeper: SharedKeeper | None,
         listeners: PodListeners,
         fingerprints: Fingerprints,
         congestion_control: str,
@@ -57,6 +59,7 @@ class StatusReport:
         self._announcer = announcer
         self._peers = peers
         self._copier = copier
+        self._keeper = keeper
         self._listeners = listeners
         self._fingerprints = fingerprints
         self._congestion_control = congestion_control
@@ -95,6 +98,8 @@ class StatusReport:
                 "problem": self._shared_problem(),
                 "waiting": self._copier.waiting if self._copier is not None else 0,
                 "copies": self.stats.whole("copies"),
+                "touches": self.stats.whole("touches"),
+                "sweep": self._keeper.status() if self._keeper is not None else {},
             },
             "drives": {root.name: "failing" if root.fence.fenced else "ok" for root in self._local.roots},
             "filesystems": {root.name: "shared" if root.shares_filesystem else "own" for root in self._local.roots},

@@ -52,7 +52,7 @@ def _wipe_directory(path: str, pool_uid: str, *, alone: bool) -> int:
             return 0
         if alone:
             _lock(fd, path)
-        removed = sum(safefs.remove_tree(fd, name) for name in (names.BLOCKS, names.QUARANTINE, names.TMP))
+        removed = sum(safefs.remove_tree(fd, name) for name in (names.BLOCKS, names.QUARANTINE, names.TMP, names.SWEEP))
         # last, so that a wipe that was cut short is taken up again
         removed += safefs.remove_tree(fd, names.POOL_ID)
     finally:

@@ -157,7 +157,8 @@ class SharedTier(Model):
     nfs: NfsShare | None = None
     """An NFS export that the operator mounts."""
     capacity: f.Capacity
-    """Room for this pool's blocks in the whole shared file system, such as 20Ti."""
+    """Room for this pool's blocks in the whole shared file system, such as 20Ti, all nodes together. Whichever node
+    sweeps it (docs/shared-tier.md) removes the blocks not used for longest above `cache.eviction.highWatermark`."""
 
     @model_validator(mode="after")
     def _one_share(self) -> SharedTier:
@@ -407,11 +408,12 @@ class Cache(Model):
 
 
 class Quota(Model):
-    """How much one tenant may take on each node's local tiers."""
+    """How much one tenant may take on each node's local tiers, and in a shared directory."""
 
     capacity: f.TenantRoom = "0"
     """Room for the blocks of one tenant on each node, such as 200Gi. A tenant that stores more loses blocks of its own,
-    nobody else's; and when a node is full, the tenant that takes the most makes room. 0: no quota, and all share."""
+    nobody else's; and when a node is full, the tenant that takes the most makes room. In a shared directory it may take
+    as much once more, all nodes together. 0: no quota, and all share."""
 
 
 class Tenancy(Model):

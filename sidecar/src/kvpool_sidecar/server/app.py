@@ -42,6 +42,7 @@ from kvpool_sidecar.stats import Stats
 from kvpool_sidecar.status import StatusReport
 from kvpool_sidecar.store.local import open_local
 from kvpool_sidecar.store.root import Events
+from kvpool_sidecar.sweep.keeper import SharedKeeper, make_keeper
 from kvpool_sidecar.transport import authority, hottest
 from kvpool_sidecar.transport.identity import NodeIdentity
 from kvpool_sidecar.transport.peer_server import PeerServer
@@ -112,10 +113,14 @@ class App:
         made.callback(self._local.close)
         self._shared: SharedTier | None = None
         self._copier: Copier | None = None
+        self._keeper: SharedKeeper | None = None
         shared = open_shared(settings, self._local, lambda key, n: self._announcer.announce(key, n), self._stats)
         if shared is not None:
             self._shared = SharedTier(shared)
             made.callback(self._shared.close)
+            self._keeper = make_keeper(config, settings.node, self._shared, self._stats, self._fingerprints.known)
+            if self._keeper is not None:
+                made.callback(self._keeper.stop)
             if config.cache.write_policy == "WriteThrough":
                 self._copier = Copier(self._local, self._shared, self._stats)
                 made.callback(self._copier.stop)
@@ -258,6 +263,7 @@ class App:
             announcer=self._announcer,
             peers=self._peers,
             copier=self._copier,
+            keeper=self._keeper,
             listeners=self._listeners,
             fingerprints=self._fingerprints,
             congestion_control=self._peer_server.congestion_control,
@@ -277,6 +283,8 @@ class App:
             listeners.append(self._prefetcher.promised)
         if (heat := self._heat) is not None:
             listeners.append(lambda _tenant, keys, _tiers, asked_at: heat.found(keys, asked_at))
+        if self._keeper is not None:
+            listeners.append(self._keeper.touches.looked_up)
         return listeners
 
     def start(self) -> None:
@@ -289,6 +297,8 @@ class App:
         self._inspector.start()
         if self._copier is not None:
             self._copier.start()
+        if self._keeper is not None:
+            self._keeper.start()
         if self._prefetcher is not None:
             self._prefetcher.start()
         self._after_lookup.start()

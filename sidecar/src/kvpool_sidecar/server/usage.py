@@ -35,6 +35,11 @@ class Fingerprints:
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
 
+    def known(self) -> list[tuple[bytes, str]]:
+        """Fingerprint and model of each that is remembered."""
+        with self._lock:
+            return [(digest, model) for digest, (_, model, _) in self._known.items()]
+
     def latest(self) -> list[dict[str, Any]]:
         """At most ten, the latest first."""
         with self._lock:

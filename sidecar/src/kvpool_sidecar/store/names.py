@@ -6,6 +6,7 @@
     <tier>/blocks/ab/cd/abcd...     64 lower-case hex digits, fanned out twice
     <tier>/quarantine/abcd...       bad blocks, a few
     <tier>/tmp/                     files on their way, where the file system cannot make unnamed ones
+    <tier>/sweep/                   shared tiers only: who sweeps, and what lies there (kvpool_sidecar.sweep.folder)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "BLOCKS",
     "POOL_ID",
     "QUARANTINE",
+    "SWEEP",
     "TMP",
     "PoolId",
     "block_path",
@@ -34,7 +36,7 @@ __all__ = [
     "read_pool_id",
 ]
 
-BLOCKS, QUARANTINE, TMP, POOL_ID = "blocks", "quarantine", "tmp", "POOL_ID"
+BLOCKS, QUARANTINE, TMP, SWEEP, POOL_ID = "blocks", "quarantine", "tmp", "sweep", "POOL_ID"
 _FORMAT = 1
 _NAME = re.compile(r"[0-9a-f]{64}")
 _HARMLESS = {"lost+found"}  # of a freshly made ext4

@@ -66,6 +66,11 @@ class PackedStore(Store):
         self._lock = threading.Lock()
         self._coming: dict[bytes, threading.Event] = {}
 
+    @property
+    def inner(self) -> Store:
+        """The store that keeps the blocks."""
+        return self._inner
+
     # -- reading
 
     def has(self, key: bytes) -> bool:

@@ -2,7 +2,8 @@
 
 A block is copied to a temporary name and then linked (or, where there are no links, renamed) to its own: readers see it
 whole or not at all. Nothing is kept in memory; the file system is asked each time. Every call may hang where the mount
-does, so callers go through `kvpool_sidecar.shared_tier`.
+does, so callers go through `kvpool_sidecar.shared_tier`. What goes, and how much is there, is the business of
+`kvpool_sidecar.sweep`.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ __all__ = ["SharedStore"]
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_STALE_TMP_S = 3600.0
 _RETIRED_S = 60.0
+_TRIALS = 3
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 class SharedStore(Store):
     """See Store. The directory is opened at the first use, so a mount that is not there yet costs nothing.
 
-    `capacity_bytes`: 0 for no limit of ours; else copying stops there, by a count that `housekeep` renews.
+    `capacity_bytes`: 0 for no limit of ours; else copying stops there, by what `tell_usage` told and was stored since.
+    `on_use(key, used_at)` is told of each block that is opened, with its time of last use so far: the mount's clock.
     """
 
     name = "shared"
@@ -52,13 +54,13 @@ class SharedStore(Store):
         pool_uid: str,
         capacity_bytes: int = 0,
         read_path: str | None = None,
-        recount_s: float = 600.0,
     ) -> None:
         self._path = path
         self._read_path = read_path
         self._pool_uid = pool_uid
         self._capacity = capacity_bytes
-        self._recount_s = recount_s
+        self.on_use: Callable[[bytes, float], None] = lambda _key, _used_at: None
+        self._ahead_s = time.time() - time.monotonic()
         self._lock = threading.Lock()
         self._fds: dict[str, int] = {}
         self._retired: list[int] = []
@@ -66,7 +68,7 @@ class SharedStore(Store):
         self._used = 0
         self._promised = 0
         self._count = 0
-        self._counted_at = -recount_s
+        self._stored = (0, 0)
 
     def has(self, key: bytes) -> bool:
         return self._anew_if_stale(lambda: self._has(self._dir(names.BLOCKS), names.block_path(key)))
@@ -79,6 +81,7 @@ class SharedStore(Store):
         if not stat.S_ISREG(info.st_mode) or info.st_size <= HEADER_BYTES:
             os.close(fd)
             return None
+        self.on_use(key, info.st_mtime)
         return Block(fd, info.st_size - HEADER_BYTES)
 
     def quarantine(self, key: bytes) -> bool:
@@ -115,24 +118,36 @@ class SharedStore(Store):
                         info = os.stat(f"{folder}/{name}", dir_fd=blocks, follow_symlinks=False)
                         yield key, info.st_size - HEADER_BYTES
 
-    def housekeep(self) -> None:
-        """Now and then: count what is there (only where there is a limit), remove what crashed writers left."""
-        now = time.monotonic()
-        if now - self._counted_at < self._recount_s:
-            return
-        self._counted_at = now
-        tmp = self._dir(names.TMP)
-        for name in os.listdir(tmp):
-            with contextlib.suppress(OSError):
-                if time.time() - os.stat(name, dir_fd=tmp, follow_symlinks=False).st_mtime > _STALE_TMP_S:
-                    os.unlink(name, dir_fd=tmp)
-        if self._capacity:
-            used = count = 0
-            for _, size in self.keys():
-                used += HEADER_BYTES + size
-                count += 1
-            with self._lock:
-                self._used, self._count = used, count
+    @property
+    def now(self) -> float:
+        """The mount's time in Unix seconds, as far as `tell_time` told."""
+        return time.monotonic() + self._ahead_s
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """Bytes and blocks stored since this object was made."""
+        with self._lock:
+            return self._stored
+
+    def tell_usage(self, used_bytes: int, blocks: int) -> None:
+        """So much lies there, all sidecars together."""
+        with self._lock:
+            self._used, self._count = used_bytes, blocks
+
+    def tell_time(self, ahead_s: float) -> None:
+        """The mount's clock is so many seconds ahead of the monotonic one."""
+        self._ahead_s = ahead_s
+
+    def touch(self, key: bytes, every_s: float) -> bool:
+        """Have the file system stamp the block as used now. False if it was within `every_s`, or is not there."""
+        blocks, path = self._dir(names.BLOCKS), names.block_path(key)
+        try:
+            if self.now - os.stat(path, dir_fd=blocks, follow_symlinks=False).st_mtime < every_s:
+                return False
+            os.utime(path, dir_fd=blocks, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
 
     def close(self) -> None:
         with self._lock:
@@ -217,18 +232,19 @@ class SharedStore(Store):
         path = names.block_path(pending.key)
         with contextlib.suppress(OSError):
             os.chmod(pending.reader, 0o400)
-        safefs.make_directories(blocks, path.rpartition("/")[0])
-        try:
-            os.link(pending.name, path, src_dir_fd=tmp, dst_dir_fd=blocks, follow_symlinks=False)
-        except FileExistsError:
-            return False
-        except OSError as e:
-            if e.errno not in _NO_LINKS:
-                raise
-            os.rename(pending.name, path, src_dir_fd=tmp, dst_dir_fd=blocks)
+        for trial in range(_TRIALS):
+            safefs.make_directories(blocks, path.rpartition("/")[0])
+            try:
+                if not _name(tmp, pending.name, blocks, path):
+                    return False
+                break
+            except FileNotFoundError:  # a sweep may have removed the directory that was empty until now
+                if trial == _TRIALS - 1:
+                    raise
         with self._lock:
             self._used += pending.file_bytes
             self._count += 1
+            self._stored = (self._stored[0] + pending.file_bytes, self._stored[1] + 1)
         return True
 
     def _release(self, pending: Pending) -> None:
@@ -281,3 +297,16 @@ class SharedStore(Store):
         finally:
             os.close(root)
         return opened
+
+
+def _name(tmp: int, temporary: str, blocks: int, path: str) -> bool:
+    """Give the file its name. False if that is taken."""
+    try:
+        os.link(temporary, path, src_dir_fd=tmp, dst_dir_fd=blocks, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError as e:
+        if e.errno not in _NO_LINKS:
+            raise
+        os.rename(temporary, path, src_dir_fd=tmp, dst_dir_fd=blocks)
+    return True

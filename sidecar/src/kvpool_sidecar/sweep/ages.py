@@ -1,0 +1,64 @@
+"""How many bytes lie there by age of last use, and from which age on enough lies there: a histogram of bounded size.
+
+Pure. Ages are seconds by the mount's own clock; a class of ages is about a twelfth of the age wide.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["Ages", "Cut", "class_of"]
+
+_PER_DOUBLING = 8
+_OLDEST = 40 * _PER_DOUBLING
+
+
+def class_of(age_s: float) -> int:
+    """Number of the class: higher is older."""
+    return min(_OLDEST, int(math.log2(1.0 + max(0.0, age_s)) * _PER_DOUBLING))
+
+
+class Cut:
+    """What is older than a class goes, and of that class itself `bytes_left` bytes."""
+
+    def __init__(self, age_class: int, bytes_left: int) -> None:
+        self.age_class = age_class
+        self.bytes_left = bytes_left
+
+    def takes(self, age_s: float, size: int) -> bool:
+        """Does this block go? Counts it."""
+        found = class_of(age_s)
+        if found != self.age_class:
+            return found > self.age_class
+        if self.bytes_left <= 0:
+            return False
+        self.bytes_left -= size
+        return True
+
+
+class Ages:
+    """Bytes by age class."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[int, int] = {}
+        self.total = 0
+
+    def add(self, age_s: float, size: int) -> None:
+        number = class_of(age_s)
+        self._bytes[number] = self._bytes.get(number, 0) + size
+        self.total += size
+
+    def merge(self, other: Ages) -> None:
+        for number, size in other._bytes.items():
+            self._bytes[number] = self._bytes.get(number, 0) + size
+        self.total += other.total
+
+    def cut(self, need: int) -> Cut:
+        """So that the oldest `need` bytes go, or all if there are fewer."""
+        last = 0
+        for number in sorted(self._bytes, reverse=True):
+            last = number
+            if self._bytes[number] >= need:
+                break
+            need -= self._bytes[number]
+        return Cut(last, need)

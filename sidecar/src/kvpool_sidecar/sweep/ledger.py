@@ -1,0 +1,105 @@
+"""How much lies in a shared tier between two counts: what was counted, and what sidecars stored since. Pure.
+
+Each sidecar tells the bytes and blocks that it stored since it started, under a name that is new with each start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Ledger", "Stored", "Summary"]
+
+_MOST_MARKS = 4096
+_MOST_TENANTS = 256
+
+
+class Stored(NamedTuple):
+    """Since a sidecar started."""
+
+    bytes: int = 0
+    blocks: int = 0
+
+
+class Summary(NamedTuple):
+    """What the holder of the lease tells the others. `finished`: the last count's end, mount's time; 0: none yet."""
+
+    finished: float = 0.0
+    seconds: float = 0.0
+    used: Stored = Stored()
+    tenants: dict[str, int] = {}  # noqa: RUF012 - never changed
+    marks: dict[str, Stored] = {}  # noqa: RUF012
+    node: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "finished": self.finished,
+            "seconds": self.seconds,
+            "used": self.used,
+            "tenants": dict(sorted(self.tenants.items(), key=lambda item: -item[1])[:_MOST_TENANTS]),
+            "marks": dict(list(self.marks.items())[:_MOST_MARKS]),
+            "node": self.node,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Summary:
+        """Whatever is not as it should be is as good as no summary."""
+        try:
+            return cls(
+                finished=float(value["finished"]),
+                seconds=float(value["seconds"]),
+                used=stored(value["used"]),
+                tenants={str(k): int(n) for k, n in list(value["tenants"].items())[:_MOST_TENANTS]},
+                marks={str(k): stored(n) for k, n in list(value["marks"].items())[:_MOST_MARKS]},
+                node=str(value["node"])[:253],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            return cls()
+
+
+def stored(value: Any) -> Stored:
+    """From JSON. TypeError or ValueError if it is none."""
+    size, blocks = value
+    return Stored(max(0, int(size)), max(0, int(blocks)))
+
+
+class Ledger:
+    """Of the holder of the lease. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._base = Stored()
+        self._marks: dict[str, Stored] = {}
+        self._latest: dict[str, Stored] = {}
+
+    @property
+    def latest(self) -> dict[str, Stored]:
+        """What each sidecar said last."""
+        return dict(self._latest)
+
+    def update(self, told: Mapping[str, Stored]) -> None:
+        """What the sidecars say now; what one said that has ended stays true."""
+        self._latest.update(told)
+
+    def rebase(self, counted: Stored, marks: Mapping[str, Stored]) -> None:
+        """This lay there when the sidecars had said `marks`."""
+        self._base, self._marks = counted, dict(marks)
+        self._latest = {owner: n for owner, n in self._latest.items() if owner in marks}
+
+    def take(self, size: int) -> None:
+        """A block of what was counted has gone."""
+        self._base = Stored(max(0, self._base.bytes - size), max(0, self._base.blocks - 1))
+
+    def since(self, marks: Mapping[str, Stored]) -> int:
+        """Bytes stored since the sidecars had said `marks`."""
+        return sum(max(0, n.bytes - marks.get(owner, Stored()).bytes) for owner, n in self._latest.items())
+
+    def used(self) -> Stored:
+        """What lies there now, as far as told."""
+        size, blocks = self._base
+        for owner, now in self._latest.items():
+            before = self._marks.get(owner, Stored())
+            size += max(0, now.bytes - before.bytes)
+            blocks += max(0, now.blocks - before.blocks)
+        return Stored(size, blocks)

@@ -1,0 +1,228 @@
+"""What goes from a shared tier, and in which order, once it is known what lies there. Pure; sizes are bytes.
+
+First blocks of a superseded fingerprint. Then the oldest by last use: of the tenants that take the most where tenants
+have a quota, else of all. A tenant over its quota loses blocks of its own, whatever else is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool_sidecar.sweep.ages import Ages, Cut
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Census", "Group", "Limits", "Model", "Plan", "level", "make_plan", "superseded"]
+
+MAX_GROUPS = 1024
+
+
+class Limits(NamedTuple):
+    """Of one pool's shared tier. 0: no such limit."""
+
+    capacity: int = 0
+    high_percent: int = 85
+    low_percent: int = 75
+    tenant_bytes: int = 0
+    idle_s: float = 0.0
+    max_age_s: float = 0.0
+
+    @property
+    def high(self) -> int:
+        return self.capacity * self.high_percent // 100
+
+    @property
+    def low(self) -> int:
+        return self.capacity * self.low_percent // 100
+
+
+class Model(NamedTuple):
+    """Of a fingerprint: a digest of the model's name, and how long ago an engine named it."""
+
+    digest: str
+    idle_s: float
+
+
+class Group(NamedTuple):
+    """Blocks of one tenant under one fingerprint; empty where no header was read."""
+
+    tenant: bytes = b""
+    fingerprint: bytes = b""
+
+
+@dataclass
+class GroupCount:
+    """Of one group: `idle_s` since its last use or store, `first_s` since its oldest block was made."""
+
+    ages: Ages = field(default_factory=Ages)
+    blocks: int = 0
+    idle_s: float = float("inf")
+    first_s: float = 0.0
+
+
+class Census:
+    """What a walk found. Memory is bounded: beyond 1,024 groups the rest are counted as one that is unknown."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.blocks = 0
+        self.groups: dict[Group, GroupCount] = {}
+        self.all = Ages()
+
+    def add(self, size: int, age_s: float) -> None:
+        """A block of `size` bytes that was last used `age_s` ago."""
+        self.bytes += size
+        self.blocks += 1
+        self.all.add(age_s, size)
+
+    def attribute(self, group: Group, size: int, age_s: float, made_s: float, weight: int = 1) -> None:
+        """Whose it is. `weight`: for how many blocks this one stands, where not every header is read."""
+        if group not in self.groups and len(self.groups) >= MAX_GROUPS:
+            group = Group()
+        count = self.groups.setdefault(group, GroupCount())
+        count.ages.add(age_s, size * weight)
+        count.blocks += weight
+        count.idle_s = min(count.idle_s, age_s)
+        count.first_s = max(count.first_s, made_s)
+
+    def tenants(self) -> dict[bytes, int]:
+        """Bytes of each tenant."""
+        found: dict[bytes, int] = {}
+        for group, count in self.groups.items():
+            found[group.tenant] = found.get(group.tenant, 0) + count.ages.total
+        return found
+
+
+@dataclass
+class Plan:
+    """Which blocks go: the first cut that concerns a block decides."""
+
+    groups: dict[Group, Cut] = field(default_factory=dict)
+    quota: dict[bytes, Cut] = field(default_factory=dict)
+    tenants: dict[bytes, Cut] = field(default_factory=dict)
+    everyone: Cut | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.groups or self.quota or self.tenants or self.everyone)
+
+    @property
+    def reads_headers(self) -> bool:
+        return bool(self.groups or self.quota or self.tenants)
+
+    def reason(self, group: Group, size: int, age_s: float) -> str:
+        """Why this block goes; empty if it stays."""
+        for reason, cut in (
+            ("superseded", self.groups.get(group)),
+            ("quota", self.quota.get(group.tenant)),
+            ("capacity", self.tenants.get(group.tenant)),
+            ("capacity", self.everyone),
+        ):
+            if cut is not None and cut.takes(age_s, size):
+                return reason
+        return ""
+
+
+def superseded(census: Census, models: Mapping[bytes, Model], after_s: float) -> list[Group]:
+    """Groups without any use or store for `after_s`, of a model for which the same tenant has a younger fingerprint.
+
+    `models` by fingerprint; what is not known there is never superseded. Longest unused first. A tenant's own blocks
+    alone decide, so nobody can make another's blocks go.
+    """
+    found = []
+    for group, count in census.groups.items():
+        model = models.get(group.fingerprint)
+        if model is None or min(model.idle_s, count.idle_s) < after_s:
+            continue
+        for other, newer in census.groups.items():
+            known = models.get(other.fingerprint)
+            if (
+                other.tenant == group.tenant
+                and known is not None
+                and known.digest == model.digest
+                and newer.first_s < count.first_s
+                and newer.idle_s < after_s
+            ):
+                found.append(group)
+                break
+    return sorted(found, key=lambda group: census.groups[group].idle_s, reverse=True)
+
+
+def level(have: Mapping[bytes, int], need: int) -> dict[bytes, int]:
+    """What each gives so that `need` goes together: the largest come down to one level first."""
+    ordered = sorted(have.items(), key=lambda item: item[1], reverse=True)
+    total = 0
+    for count, (_, size) in enumerate(ordered, 1):
+        total += size
+        below = ordered[count][1] if count < len(ordered) else 0
+        if total - below * count >= need:
+            top = max(0, (total - need) // count)
+            return {name: size - top for name, size in ordered[:count] if size > top}
+    return dict(ordered)
+
+
+def make_plan(census: Census, limits: Limits, old: list[Group], *, coming: int = 0) -> Plan:
+    """`old` as `superseded` told; `coming`: bytes that were stored meanwhile and not counted."""
+    plan = Plan()
+    left = {group: count.ages.total for group, count in census.groups.items()}
+    need = census.bytes + coming - limits.low if limits.capacity and census.bytes + coming > limits.high else 0
+
+    def take_old(need: int, of: bytes | None) -> int:
+        for group in old:
+            if need <= 0 or group in plan.groups or (of is not None and group.tenant != of):
+                continue
+            ages = census.groups[group].ages
+            plan.groups[group] = ages.cut(need)
+            taken = min(need, ages.total)
+            left[group] -= taken
+            need -= taken
+        return need
+
+    def remaining(tenant: bytes) -> Ages:
+        ages = Ages()
+        for group, count in census.groups.items():
+            if group.tenant == tenant and group not in plan.groups:
+                ages.merge(count.ages)
+        return ages
+
+    if limits.tenant_bytes:
+        for tenant, size in census.tenants().items():
+            if tenant and size > limits.tenant_bytes:
+                over = size - limits.tenant_bytes * limits.low_percent // limits.high_percent
+                need -= over
+                rest = take_old(over, tenant)
+                if rest > 0:
+                    plan.quota[tenant] = remaining(tenant).cut(rest)
+                    for group in left:
+                        if group.tenant == tenant and group not in plan.groups:
+                            taken = min(rest, left[group])
+                            left[group] -= taken
+                            rest -= taken
+    need = take_old(need, None)
+    if need <= 0:
+        return plan
+    if not limits.tenant_bytes:
+        everyone = census.all if not plan.groups else _without(census, plan)
+        plan.everyone = everyone.cut(need)
+        return plan
+    have: dict[bytes, int] = {}
+    for group, size in left.items():
+        if group not in plan.groups:
+            have[group.tenant] = have.get(group.tenant, 0) + size
+    for tenant, size in level(have, need).items():
+        already = plan.quota.get(tenant)
+        ages = remaining(tenant)
+        if already is None:
+            plan.tenants[tenant] = ages.cut(size)
+        else:  # one cut that takes both
+            plan.quota[tenant] = ages.cut(ages.total - have[tenant] + size)
+    return plan
+
+
+def _without(census: Census, plan: Plan) -> Ages:
+    ages = Ages()
+    for group, count in census.groups.items():
+        if group not in plan.groups:
+            ages.merge(count.ages)
+    return ages
