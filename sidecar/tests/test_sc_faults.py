@@ -508,7 +508,9 @@ def test_local_only_copies_nothing(cluster):
     a = c.node("a", cache=config.CacheConfig(write_policy="LocalOnly"))
     with a.connect() as raw:
         raw.put(blocks(0, 3))
-        assert a.status()["shared"] | {"problem": ""} == {
+        shared = a.status()["shared"]
+        assert shared.pop("sweep")["blocks"] == 0
+        assert shared | {"problem": ""} == {
             "configured": True,
             "available": True,
             "problem": "",

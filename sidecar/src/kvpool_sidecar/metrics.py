@@ -78,7 +78,7 @@ _COUNTERS = (
 
 
 def _sweep(status: dict[str, Any], what: str) -> float:
-    return float(status["shared"]["sweep"].get(what, 0))
+    return float(status["shared"].get("sweep", {}).get(what, 0))
 
 
 _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (

@@ -32,8 +32,10 @@ __all__ = [
     "MODEL",
     "NODE",
     "SUMMARY",
+    "TERM",
     "Tier",
     "UnclaimedError",
+    "is_ours",
     "is_temporary",
     "notes",
     "read_note",
@@ -48,6 +50,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 NODE = re.compile(r"node-([0-9a-f]{16})")
 MODEL = re.compile(r"model-([0-9a-f]{64})")
 SUMMARY = "summary"
+TERM = re.compile(r"term-([0-9]{12})")
 _TEMPORARY = re.compile(rf"({NODE.pattern}|{MODEL.pattern}|{SUMMARY})\.[0-9a-f]{{16}}")
 
 
@@ -161,6 +164,11 @@ def notes(folder: int, kind: re.Pattern[str]) -> Iterator[tuple[str, str, float]
                 return
             with contextlib.suppress(FileNotFoundError):
                 yield entry.name, found[1], entry.stat(follow_symlinks=False).st_mtime
+
+
+def is_ours(name: str) -> bool:
+    """Is it a note, one on its way, or a lease?"""
+    return name == SUMMARY or any(p.fullmatch(name) for p in (NODE, MODEL, TERM, _TEMPORARY))
 
 
 def is_temporary(name: str) -> bool:

@@ -13,16 +13,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import time
 from typing import TYPE_CHECKING
+
+from kvpool_sidecar.sweep.folder import TERM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Lease"]
 
-_TERM = re.compile(r"term-([0-9]{12})")
 _GONE = {errno.ENOENT, errno.ESTALE}
 _MOST_TERMS = 10**12 - 1
 
@@ -139,7 +139,7 @@ def _terms(folder: int) -> list[int]:
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         with os.scandir(fd) as entries:
-            return [int(found[1]) for entry in entries if (found := _TERM.fullmatch(entry.name))]
+            return [int(found[1]) for entry in entries if (found := TERM.fullmatch(entry.name))]
     finally:
         os.close(fd)
 

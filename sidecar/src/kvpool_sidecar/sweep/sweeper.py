@@ -128,6 +128,7 @@ class SharedSweeper:
             "used_bytes": summary.used.bytes,
             "blocks": summary.used.blocks,
             "tenants": summary.tenants,
+            "touched": self._stats.whole("touches").get("touched", 0),
             "removed": self._stats.whole("swept"),
             "removed_bytes": self._stats.whole("swept_bytes"),
         }

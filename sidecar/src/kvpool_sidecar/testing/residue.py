@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvpool_sidecar.store.names import POOL_ID
+from kvpool_sidecar.store.names import POOL_ID, SWEEP
+from kvpool_sidecar.sweep import folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,8 @@ def stray_files(tier: Path) -> list[str]:
             continue
         found = _BLOCK.fullmatch(name)
         if found and found[3].startswith(found[1] + found[2]):
+            continue
+        if name.startswith(f"{SWEEP}/") and folder.is_ours(file.name):
             continue
         if not (name in _OURS or _QUARANTINED.fullmatch(name)):
             strays.append(name)
