@@ -294,7 +294,7 @@ def read_stream(load: Load, stream: socket.socket, batch: Batch, expect: Expecta
     else (ProtocolError, DeadlineExceededError, PoolUnavailableError, OSError) means that it must be thrown away.
     """
     response = bytearray(wire.PEER_RESPONSE.size)
-    _receive(stream, memoryview(response), load, batch)
+    _receive(stream, [memoryview(response)], load, batch)
     magic, status, _, _, size = wire.PEER_RESPONSE.unpack(response)
     if magic != wire.MAGIC:
         raise ProtocolError("not a peer's answer")
@@ -303,19 +303,16 @@ def read_stream(load: Load, stream: socket.socket, batch: Batch, expect: Expecta
     if status != wire.PeerStatus.OK or size != block.HEADER_BYTES + len(load.view):
         raise ProtocolError(f"a peer's answer of status {status} and {size} bytes")
     load.sum = block.running_checksum() if expect.verify else None
-    _receive(stream, memoryview(load.header), load, batch)
-    load.offset = block.HEADER_BYTES
     while load.offset < size:
-        (view,) = _window(load, PIECE_BYTES)
-        _receive(stream, view, load, batch)
-        _advance(load, len(view))
+        views = _window(load, PIECE_BYTES + block.HEADER_BYTES)
+        _receive(stream, views, load, batch)
+        _advance(load, sum(map(len, views)))
     _verify(load, expect)
 
 
-def _receive(stream: socket.socket, view: memoryview, load: Load, batch: Batch) -> None:
-    """Fill `view` exactly, before the batch's deadline."""
-    done = 0
-    while done < len(view):
+def _receive(stream: socket.socket, views: list[memoryview], load: Load, batch: Batch) -> None:
+    """Fill `views` exactly, before the batch's deadline."""
+    while views:
         remaining = batch.deadline - time.monotonic()
         if remaining <= 0:
             raise DeadlineExceededError("a peer's block is late")
@@ -324,17 +321,25 @@ def _receive(stream: socket.socket, view: memoryview, load: Load, batch: Batch) 
             # in the kernel for at most `remaining`: SO_RCVTIMEO bounds the whole of MSG_WAITALL
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(remaining))
             try:
-                count = stream.recv_into(view[done:], 0, socket.MSG_WAITALL)
+                count, _, _, _ = stream.recvmsg_into(views, 0, socket.MSG_WAITALL)
             except BlockingIOError:
                 count = -1
         if count == 0:
             raise PoolUnavailableError("the peer closed its stream")
         if count > 0:
-            done += count
+            views = _rest(views, count)
         else:  # late, or the sidecar left the socket non-blocking
             poller = select.poll()
             poller.register(stream, select.POLLIN)
             poller.poll(max(0.0, batch.deadline - time.monotonic()) * 1000)
+
+
+def _rest(views: list[memoryview], count: int) -> list[memoryview]:
+    """What of `views` is still to be filled after `count` bytes."""
+    while views and count >= len(views[0]):
+        count -= len(views[0])
+        views = views[1:]
+    return [views[0][count:], *views[1:]] if views else []
 
 
 def _timeval(seconds: float) -> bytes:

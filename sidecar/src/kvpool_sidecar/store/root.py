@@ -136,8 +136,12 @@ class Root(Store):
     def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
         if self.fence.fenced:
             return [None] * len(keys)
+        with self._lock:  # after the scan what is not in the table is not there: no need to ask the drive
+            unknown = {key for key in keys if key not in self._table} if self.scanned else frozenset[bytes]()
+        if len(unknown) == len(keys):
+            return [None] * len(keys)
         with self.fence:
-            files = [self._open_file(key) for key in keys]
+            files = [(-1, 0) if key in unknown else self._open_file(key) for key in keys]
             now = self._wall()
             found: list[Block | None] = []
             cut_short: list[tuple[bytes, int]] = []

@@ -23,10 +23,10 @@ from kvpool_sidecar.transport import tcp
 from kvpool_sidecar.transport.peer_rdma import PeerRdma
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvpool_sidecar.stats import Stats
-    from kvpool_sidecar.store.base import Store
+    from kvpool_sidecar.store.base import Block, Store
     from kvpool_sidecar.transport.rdma.staging import Staging
     from kvpool_sidecar.transport.security import Security
 
@@ -40,6 +40,8 @@ _HANDSHAKE_S = 5.0
 _IDLE_S = 120.0
 _SEND_S = 10.0
 _PIECE_BYTES = 1 << 20
+_OPEN_AT_ONCE = 16
+_GRANT_BYTES = 4 << 20  # small blocks share a grant
 _thread = threading.local()
 _PATIENCE_S = 1.0  # of a request in the queue
 
@@ -147,6 +149,8 @@ class PeerServer:
                 log.warning("peer %s: %s", host, e)
             else:
                 log.debug("peer %s: %s", host, e)
+                if isinstance(e, OSError):  # whoever does not read would not read the end either
+                    tcp.reset_at_close(sock)
         except Exception:
             log.exception("peer %s", host)
         finally:
@@ -180,55 +184,117 @@ class PeerServer:
 
     def _answer_all(self, sock: socket.socket, host: str, session_key: bytes, rdma: PeerRdma) -> None:
         sequence = 0
+        requests = _Requests(sock)
         while not self._stopped.is_set():
-            request = tcp.receive(sock, wire.PEER_REQUEST.size, time.monotonic() + _IDLE_S)
-            magic, op, flags, _, number, key, mac = wire.PEER_REQUEST.unpack(request)
-            expected = wire.peer_request_mac(session_key, sequence, key)
-            genuine = number == sequence and hmac.compare_digest(mac, expected)
-            if magic != wire.MAGIC or op not in (wire.Op.OPEN, wire.Op.HOTTEST, *rdma.OPERATIONS) or not genuine:
-                self._stats.add("refused", "peer-request")
-                return
-            sequence += 1
-            sock.settimeout(None)  # sendfile needs a blocking socket; the kernel ends a stuck one
-            if op == wire.Op.OPEN:
-                self._answer(sock, host, key, verify=bool(flags & wire.Flag.VERIFY))
-            elif op == wire.Op.HOTTEST:
-                self._tell_hottest(sock, key)
-            elif answer := rdma.answer(op, key):
-                sock.sendall(answer)
+            wanted: list[bytes] = []  # blocks that were asked for one after the other
+            for request in requests.take(time.monotonic() + _IDLE_S):
+                magic, op, flags, _, number, key, mac = wire.PEER_REQUEST.unpack(request)
+                expected = wire.peer_request_mac(session_key, sequence, key)
+                genuine = number == sequence and hmac.compare_digest(mac, expected)
+                if magic != wire.MAGIC or op not in (wire.Op.OPEN, wire.Op.HOTTEST, *rdma.OPERATIONS) or not genuine:
+                    self._stats.add("refused", "peer-request")
+                    return
+                sequence += 1
+                if op == wire.Op.OPEN and not flags & wire.Flag.VERIFY:
+                    wanted.append(key)
+                    continue
+                self._answer(sock, host, wanted)
+                wanted = []
+                if op == wire.Op.OPEN:
+                    self._store.check(key)
+                    self._answer(sock, host, [key])
+                elif op == wire.Op.HOTTEST:
+                    self._tell_hottest(sock, key)
+                elif answer := rdma.answer(op, key):
+                    sock.sendall(answer)
+            self._answer(sock, host, wanted)
 
     def _tell_hottest(self, sock: socket.socket, request: bytes) -> None:
         body = self._hottest(request)
         status = wire.PeerStatus.OK if body else wire.PeerStatus.MISS
         sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body)
 
-    def _answer(self, sock: socket.socket, host: str, key: bytes, *, verify: bool) -> None:
-        if verify:
-            self._store.check(key)
-        found = self._store.open(key)
-        if found is None:
-            self._stats.add("peer_served", "miss")
-            self._on_absent(key)  # the index says otherwise, else nobody would ask
-            sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0))
-            return
-        size = HEADER_BYTES + found.payload_len
-        grant = self._lane.take(host, size, time.monotonic() + _PATIENCE_S)
+    def _answer(self, sock: socket.socket, host: str, keys: Sequence[bytes]) -> None:
+        """Send these blocks in their order, some of them at a time under one grant."""
+        for start in range(0, len(keys), _OPEN_AT_ONCE):
+            some = keys[start : start + _OPEN_AT_ONCE]
+            found = list(zip(some, self._store.open_many(some), strict=True))
+            try:
+                while found:
+                    self._send_some(sock, host, found)
+            finally:
+                for _, block in found:
+                    if block is not None:
+                        os.close(block.fd)
+
+    def _send_some(self, sock: socket.socket, host: str, found: list[tuple[bytes, Block | None]]) -> None:
+        """Take from the front of `found` what one grant is for, and send it."""
+        count, size = _share(found)
+        grant = self._lane.take(host, size, time.monotonic() + _PATIENCE_S) if size else None
+        send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else _send_file
+        served = served_bytes = 0
         try:
-            if grant is None:
-                self._stats.add("refused", "busy-peers")
-                sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0))
-                return
-            response = wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, size)
-            send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else _send_file
-            if not send(sock, response, found.fd, size):
-                # there is no way to say so in the middle of an answer
-                raise CorruptBlockError("block shrank while it was sent", key=key.hex())
+            for _ in range(count):
+                key, block = found[0]
+                if block is None:
+                    self._stats.add("peer_served", "miss")
+                    self._on_absent(key)  # the index says otherwise, else nobody would ask
+                if block is None or grant is None:
+                    sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0))
+                else:
+                    length = HEADER_BYTES + block.payload_len
+                    response = wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, length)
+                    if not send(sock, response, block.fd, length):
+                        # there is no way to say so in the middle of an answer
+                        raise CorruptBlockError("block shrank while it was sent", key=key.hex())
+                    served += 1
+                    served_bytes += length
+                found.pop(0)
+                if block is not None:
+                    os.close(block.fd)
         finally:
-            os.close(found.fd)
             if grant is not None:
                 self._lane.give(grant)
-        self._stats.add("peer_served", "blocks")
-        self._stats.add("peer_served", "bytes", size)
+            elif size:
+                self._stats.add("refused", "busy-peers")
+            if served:
+                self._stats.add("peer_served", "blocks", served)
+                self._stats.add("peer_served", "bytes", served_bytes)
+
+
+class _Requests:
+    """Requests of one connection, those that came together at once."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = memoryview(bytearray(wire.MAX_BATCH * wire.PEER_REQUEST.size))
+        self._have = 0
+
+    def take(self, deadline: float) -> list[bytes]:
+        """At least one by `deadline` (monotonic); then the socket blocks, as sendfile needs it.
+
+        DeadlineExceededError, ProtocolError if the other side has gone.
+        """
+        size = wire.PEER_REQUEST.size
+        while self._have < size:
+            self._have += tcp.receive_some(self._socket, self._buffer[self._have :], deadline)
+        self._socket.settimeout(None)  # the kernel ends a stuck one
+        whole = self._have // size * size
+        taken = [bytes(self._buffer[at : at + size]) for at in range(0, whole, size)]
+        self._buffer[: self._have - whole] = bytes(self._buffer[whole : self._have])
+        self._have -= whole
+        return taken
+
+
+def _share(found: Sequence[tuple[bytes, Block | None]]) -> tuple[int, int]:
+    """How many blocks from the front one grant is for, and their bytes: at least one block."""
+    size = 0
+    for count, (_, block) in enumerate(found):
+        more = 0 if block is None else HEADER_BYTES + block.payload_len
+        if size and size + more > _GRANT_BYTES:
+            return count, size
+        size += more
+    return len(found), size
 
 
 def _send_file(sock: socket.socket, response: bytes, fd: int, size: int) -> bool:

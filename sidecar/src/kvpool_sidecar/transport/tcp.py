@@ -6,6 +6,7 @@ each. What is proven is a ticket's key. The layouts are in kvpool.wire.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import secrets
@@ -83,6 +84,12 @@ def set_send_timeout(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
 
 
+def reset_at_close(sock: socket.socket) -> None:
+    """Let `close` end the connection at once, and give up what was not sent."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
 def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
     """Exactly `size` bytes by `deadline` (monotonic). DeadlineExceededError, ProtocolError at an early end."""
     data = bytearray(size)
@@ -94,17 +101,22 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None
     """Fill `view`, like `receive`."""
     got = 0
     while got < len(view):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise DeadlineExceededError("the peer is silent")
-        sock.settimeout(remaining)
-        try:
-            n = sock.recv_into(view[got:])
-        except TimeoutError:
-            raise DeadlineExceededError("the peer is silent") from None
-        if n == 0:
-            raise ProtocolError("the peer closed the connection")
-        got += n
+        got += receive_some(sock, view[got:], deadline)
+
+
+def receive_some(sock: socket.socket, view: memoryview, deadline: float) -> int:
+    """What has come, at least a byte, into `view`; how much. Raises like `receive`."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise DeadlineExceededError("the peer is silent")
+    sock.settimeout(remaining)
+    try:
+        n = sock.recv_into(view)
+    except TimeoutError:
+        raise DeadlineExceededError("the peer is silent") from None
+    if n == 0:
+        raise ProtocolError("the peer closed the connection")
+    return n
 
 
 def connect(host: str, port: int, deadline: float, congestion_control: str = "") -> socket.socket:
