@@ -173,6 +173,14 @@ def test_even_without_a_pause_the_lease_is_asked_for_after_a_few_removals(leases
     assert sum(one.still_held(leases.folder) for _ in range(100)) == 32
 
 
+def test_a_new_holder_that_was_killed_before_it_tidied_up_is_noticed_all_the_same(leases):
+    one = leases.make(trust_count=0)
+    assert leases.hold(one)
+    (leases.path / "term-000000000002").write_bytes(b"another")
+    assert not one.still_held(leases.folder)
+    assert not leases.hold(one)
+
+
 def test_a_holder_whose_file_went_although_no_other_came_stops(leases):
     one = leases.make()
     assert leases.hold(one)
@@ -437,6 +445,13 @@ def test_idle_and_age(shared):
     shared.sweeper(idle_s=HOUR, max_age_s=10 * HOUR, grace_s=60.0).turn()
     assert shared.left(range(9)) == [1, 3, 5]
     assert shared.stats.whole("swept") == {"idle": 1, "age": 1}
+
+
+def test_a_maker_whose_clock_is_ahead_makes_no_block_immortal(shared):
+    shared.put(1, idle=11 * HOUR, made=-400 * HOUR)
+    shared.put(2, idle=9 * HOUR, made=-400 * HOUR)
+    shared.sweeper(max_age_s=10 * HOUR).turn()
+    assert shared.left([1, 2]) == [2]
 
 
 def test_a_use_is_noted_so_what_is_in_use_stays(shared):
