@@ -1,7 +1,8 @@
 """In the guest: two sidecars, a real index, a shared tier over NFS over RDMA, and reads over soft-RoCE.
 
 Node a stores, node b reads over RDMA: UCX is allowed no other transport. Then node a goes and node b reads the blocks
-from the shared tier. Lines that begin with RDMA: are for the person who runs it.
+from the shared tier. Each node has a mount of its own, so what one sees of the other's doings goes through NFS: that is
+where the lease of the sweep is tried as well. Lines that begin with RDMA: are for the person who runs it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ MIB = 1 << 20
 SIZE, COUNT = 2 * MIB, 12
 PATIENT = config.Deadlines(lookup_ms=20_000, load_min_ms=60_000, store_ms=60_000)  # everything is emulated here
 FINGERPRINT = fingerprint({"e2e": "rdma"})
+MOUNTS = {"a": "/mnt/shared", "b": "/mnt/other"}
+LEASE_S = 20
 PORTS = {"a": (7421, 7422), "b": (7431, 7432)}
 
 
@@ -56,7 +59,8 @@ def node(name: str) -> subprocess.Popen[bytes]:
         namespace="e2e",
         uid="pool-uid",
         local=(config.LocalTier("nvme", f"/srv/{name}", 256 * MIB, reserve_free_percent=0),),
-        shared=config.SharedTier("shared", "/mnt/shared/pool"),
+        shared=config.SharedTier("shared", f"{MOUNTS[name]}/pool", sweep_lease_s=LEASE_S, sweep_every_s=5),
+        cache=config.CacheConfig(idle_ttl_s=3600),
         index=config.IndexConfig("redis://127.0.0.1:6379/0", username="kvpool", lookup_timeout_ms=5000, lease_s=20),
         peer=config.PeerConfig(port=peer, connect_timeout_ms=10_000, protocol="RDMA", rdma_bytes=64 * MIB),
         deadlines=PATIENT,
@@ -96,6 +100,51 @@ def read_all(reader: Client, names: list[bytes]) -> list[str]:
     return tiers
 
 
+def serves(name: str) -> None:
+    until(f"{name} serves", lambda: (s := status(name))["ready"] and s["index"]["connected"])
+    s = status(name)
+    say(f"node {name}: transport {s['transport']} {s['transport_reason']}")
+    assert s["transport"] == "RDMA"
+
+
+def sweep(name: str) -> dict:
+    return status(name)["shared"]["sweep"]
+
+
+def leave_behind(names: list[bytes], file: str) -> None:
+    """Blocks that nobody used for a day, and what a writer left, as the server has them."""
+    pool = Path("/srv/kv/pool")
+    (pool / "tmp" / file).write_bytes(b"half a block")
+    old = time.time() - 86_400
+    newest = sorted(pool.glob("blocks/*/*/*"), key=lambda f: f.stat().st_mtime)[-len(names) :]
+    for path in (pool / "tmp" / file, *newest):
+        os.utime(path, (old, old))
+
+
+def sweeps(writer: Client, a: subprocess.Popen[bytes]) -> None:
+    """Node a sweeps; it is stopped, and the other takes over; it comes back, and notices."""
+    assert sweep("a")["holder"]
+    assert not sweep("b")["holder"]
+    before = status("a")["shared"]["copies"]["copied"]
+    extra = [ident(FINGERPRINT, f"extra {n}".encode()) for n in range(4)]
+    for n, name in enumerate(extra):
+        assert writer.put_from([name], [payload(n)])[0].stored
+    until("copied", lambda: status("a")["shared"]["copies"]["copied"] == before + len(extra))
+    leave_behind(extra, "ab" * 16)
+    until("swept", lambda: sweep("a")["removed"] == {"idle": len(extra), "temporary": 1})
+    say(f"swept on NFS: {sweep('a')['removed']}; {sweep('a')['blocks']} blocks are left")
+    assert sweep("b")["removed"] == {}
+    a.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    until("the other one takes over", lambda: sweep("b")["holder"])
+    say(f"node a was stopped; b took over after {time.monotonic() - began:.0f} s, term {sweep('b')['term']}")
+    a.send_signal(signal.SIGCONT)
+    until("the first one notices", lambda: not sweep("a")["holder"])
+    assert sweep("b")["holder"]
+    terms = sorted(path.name for path in Path("/srv/kv/pool/sweep").glob("term-*"))
+    assert terms == [f"term-{sweep('b')['term']:012d}"], terms
+
+
 def main() -> None:
     (HOME / "secret").mkdir(parents=True)
     (HOME / "secret" / "pool-secret").write_bytes(os.urandom(32))
@@ -103,23 +152,24 @@ def main() -> None:
     for place in ("/srv/a", "/srv/b", "/mnt/shared/pool"):
         Path(place).mkdir(mode=0o700)
     start("index", "--bind=127.0.0.1", "--port=6379", f"--dir={HOME / 'index'}", f"--secret-dir={HOME / 'secret'}")
-    a, _ = node("a"), node("b")
-    for name in PORTS:
-        until(f"{name} serves", lambda name=name: (s := status(name))["ready"] and s["index"]["connected"])
-        s = status(name)
-        say(f"node {name}: transport {s['transport']} {s['transport_reason']}")
-        assert s["transport"] == "RDMA"
     names = [ident(FINGERPRINT, f"block {n}".encode()) for n in range(COUNT)]
-    writer, reader = client("a"), client("b")
+    a = node("a")
+    serves("a")
+    writer = client("a")
     for n, name in enumerate(names):
         (result,) = writer.put_from([name], [payload(n)])
         assert result.stored, result
     until("announced", lambda: status("a")["index"]["announced"] == COUNT)
     until("copied to the shared tier", lambda: status("a")["shared"]["copies"].get("copied") == COUNT)
+    until("a holds the lease", lambda: sweep("a")["holder"])
+    node("b")
+    serves("b")
+    reader = client("b")
     assert read_all(reader, names) == ["PEER"]
     moved = status("b")["rdma"]
     say(f"node b over RDMA: {moved}")
     assert moved == {"blocks": COUNT}
+    sweeps(writer, a)
     a.send_signal(signal.SIGKILL)
     a.wait(20)
     assert set(read_all(reader, names)) <= {"SHARED", "LOCAL"}
