@@ -122,8 +122,13 @@ class CacheConfig:
     block_tokens: int = _doc("Tokens in one block as the injected engines are told.", default=256)
     max_block_bytes: int = _doc("A larger block is refused.", default=256 * 1024 * 1024)
     write_policy: str = _doc(
-        "WriteThrough (copy to the shared tier in the background) or LocalOnly.", default="WriteThrough"
+        "When a block is copied to the shared tier, in the background: WriteThrough (at once), WriteBack (when too "
+        "much waits, before eviction, at the end), WriteThroughSelective (once it was used often enough) or "
+        "LocalOnly (never).",
+        default="WriteThrough",
     )
+    write_max_dirty_bytes: int = _doc("WriteBack: most bytes on a node that wait for their copy.", default=4 << 30)
+    write_min_hits: int = _doc("WriteThroughSelective: uses after which a block is copied.", default=2)
     eviction_policy: str = _doc(
         "What goes first on a drive that is full: PrefixAware, LRU, LFU, FIFO or S3FIFO.", default="PrefixAware"
     )
@@ -225,8 +230,12 @@ class PoolConfig:
             raise ConfigError("cache: prefetch_bytes and warm_up_bytes_per_s must not be below 0")
         if c.compression not in ("None", "Zstd", "LZ4"):
             raise ConfigError(f"cache.compression: unknown codec {c.compression!r}")
-        if c.write_policy not in ("WriteThrough", "LocalOnly"):
+        if c.write_policy not in ("WriteThrough", "WriteBack", "WriteThroughSelective", "LocalOnly"):
             raise ConfigError(f"cache.write_policy: unknown policy {c.write_policy!r}")
+        if c.write_max_dirty_bytes < 0 or c.write_min_hits < 1:
+            raise ConfigError("cache: write_max_dirty_bytes must not be below 0, nor write_min_hits below 1")
+        if not 0 <= c.pinned_percent <= 50 or c.pinned_min_uses < 1:
+            raise ConfigError("cache: pinned_percent must be from 0 to 50, and pinned_min_uses above 0")
         if self.peer.protocol not in ("Auto", "TCP", "RDMA"):
             raise ConfigError(f"peer.protocol: unknown protocol {self.peer.protocol!r}")
         if not 0 < self.peer.rdma_bytes <= 1 << 44:

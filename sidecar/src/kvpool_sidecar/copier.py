@@ -1,17 +1,23 @@
-"""Write-through: copies of stored blocks go to the shared tier in the background, in threads of their own."""
+"""Copies of blocks go to the shared tier in the background, in threads of their own: when, the write policy says.
+
+WriteThrough: at once. WriteBack: when more than `max_dirty` bytes wait, the oldest first; before a block is evicted;
+and when the sidecar is stopped. WriteThroughSelective: once a block was used `min_hits` times.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
 from kvpool_sidecar import blockfile
+from kvpool_sidecar.dirty import Dirty, Hits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvpool_sidecar.shared_tier import SharedTier
     from kvpool_sidecar.stats import Stats
     from kvpool_sidecar.store.base import Store
@@ -21,18 +27,28 @@ __all__ = ["Copier", "copy_block"]
 log = logging.getLogger(__name__)
 
 _THREADS = 2
-_MAX_QUEUED = 4096
 _RETRY_S = 0.5
 
 
 class Copier:
-    """A bounded queue: what does not fit is not copied. While the shared tier is absent the queue waits."""
+    """Thread-safe; nothing here waits for the shared tier but its own threads. While that is absent blocks wait."""
 
-    def __init__(self, local: Store, shared: SharedTier, stats: Stats) -> None:
+    def __init__(
+        self,
+        local: Store,
+        shared: SharedTier,
+        stats: Stats,
+        *,
+        policy: str = "WriteThrough",
+        max_dirty: int = 0,
+        min_hits: int = 1,
+    ) -> None:
         self._local = local
         self._shared = shared
         self._stats = stats
-        self._queue: queue.Queue[bytes] = queue.Queue(_MAX_QUEUED)
+        self._policy = policy
+        self._dirty = Dirty(max_dirty if policy == "WriteBack" else 0)
+        self._hits = Hits(min_hits) if policy == "WriteThroughSelective" else None
         self._stop = threading.Event()
         self.problem = ""  # why the last copy failed; empty once one works
 
@@ -41,55 +57,95 @@ class Copier:
             threading.Thread(target=self._run, name=f"copier-{n}", daemon=True).start()
 
     def stop(self) -> None:
-        """What is queued is not copied any more; a copy under way leaves nothing half-done."""
+        """What waits is copied after the next start; a copy under way leaves nothing half-done."""
         self._stop.set()
 
-    def offer(self, key: bytes) -> None:
-        """Copy this block when there is time."""
-        try:
-            self._queue.put_nowait(key)
-        except queue.Full:
+    def flush(self, timeout_s: float) -> None:
+        """With WriteBack: copy what waits, as far as the time goes; the rest is found again after the next start."""
+        if self._policy != "WriteBack" or not self._shared.available or not len(self._dirty):
+            return
+        log.info("%d blocks, %d bytes go to the shared tier before the end", len(self._dirty), self._dirty.total_bytes)
+        self._dirty.hurry_all()
+        if not self._dirty.wait_clean(timeout_s):
+            log.warning("%d blocks wait on this node for its next start", len(self._dirty))
+
+    def offer(self, key: bytes, size: int) -> None:
+        """A block of `size` bytes was stored on this node, or a scan found that it was never copied."""
+        if self._hits is None and not self._dirty.add(key, size):
             self._stats.add("copies", "dropped")
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """These were read from this node's drives."""
+        if self._hits is not None:
+            for key in self._hits.used(keys):
+                self._dirty.add(key, self._local.payload_len(key))
+
+    def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Which of these are to be copied and are not yet."""
+        return self._dirty.those_of(keys)
+
+    def hurry(self, keys: Sequence[bytes]) -> None:
+        """These are to be evicted: copy them now."""
+        self._dirty.hurry(keys)
+
+    def gone(self, keys: Sequence[bytes]) -> None:
+        """These are no longer on this node."""
+        if lost := self._dirty.gone(keys):
+            self._stats.add("copies", "lost", lost)
 
     @property
     def waiting(self) -> int:
-        return self._queue.qsize()
+        """Blocks that the shared tier is to have and does not have yet."""
+        return len(self._dirty)
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Their payload."""
+        return self._dirty.total_bytes
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            try:
-                key = self._queue.get(timeout=_RETRY_S)
-            except queue.Empty:
+            if not self._shared.available:
+                self._stop.wait(_RETRY_S)
                 continue
-            while not self._shared.available and not self._stop.wait(_RETRY_S):
-                pass
-            if not self._stop.is_set():
-                self._copy(key)
+            key = self._dirty.take(_RETRY_S)
+            if key is None:
+                continue
+            if self._copy(key):
+                self._dirty.done(key)
+            elif not self._dirty.again(key):
+                self._stats.add("copies", "given-up")
+            else:
+                self._stop.wait(_RETRY_S)
 
-    def _copy(self, key: bytes) -> None:
+    def _copy(self, key: bytes) -> bool:
+        """False if it should be tried again."""
         breaker = self._shared.guard.breaker
         try:
             copied = copy_block(self._local, self._shared.store, key)
-        except TierFullError:
+        except TierFullError as e:
             self._stats.add("copies", "full")
-            return
+            self.problem = str(e)
+            return False
         except (KVPoolError, OSError) as e:
             if isinstance(e, CorruptBlockError) and not self._local.check(key):
                 self._stats.add("copies", "corrupt")
                 log.warning("not copied to the shared tier, and quarantined: %s", e)
-                return
+                return True
             breaker.failure()
             self._stats.add("copies", "failed")
             self.problem = str(e)
             log.warning("copying %s to the shared tier: %s", key.hex()[:16], e)
-            return
+            return False
         if copied is None:
             self._stats.add("copies", "gone")
-            return
+            return True
         breaker.success()
         self.problem = ""
         self._shared.remember(key)
         self._stats.add("copies", "copied" if copied else "there")
+        self._local.note_shared(key)
+        return True
 
 
 def copy_block(source: Store, target: Store, key: bytes) -> bool | None:

@@ -107,6 +107,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
     ("shared_used_bytes", "Bytes that blocks take in the shared tier.", lambda s: _sweep(s, "used_bytes")),
     ("shared_blocks", "Blocks in the shared tier.", lambda s: _sweep(s, "blocks")),
     ("shared_waiting_copies", "Blocks that wait to be copied to the shared tier.", lambda s: s["shared"]["waiting"]),
+    ("shared_waiting_bytes", "Their payload, in bytes.", lambda s: s["shared"]["dirty_bytes"]),
 )
 
 

@@ -335,7 +335,7 @@ class NodeBlocks:
             self.stats.add("stored", "bytes", pending.payload_len)
             self._announcer.announce(pending.key, pending.payload_len)
             if self._copier is not None:
-                self._copier.offer(pending.key)
+                self._copier.offer(pending.key, pending.payload_len)
         return status
 
     def report(self, tenant: Tenant, corrupt: Sequence[bytes]) -> None:

@@ -97,6 +97,7 @@ class StatusReport:
                 "available": self._shared is not None and self._shared.available,
                 "problem": self._shared_problem(),
                 "waiting": self._copier.waiting if self._copier is not None else 0,
+                "dirty_bytes": self._copier.dirty_bytes if self._copier is not None else 0,
                 "copies": self.stats.whole("copies"),
                 **({"sweep": self._keeper.status()} if self._keeper is not None else {}),
             },

@@ -30,12 +30,14 @@ __all__ = [
     "SHARE_STAYS",
     "SOME_LOCAL",
     "SOURCE_STAYS",
+    "WRITES_SOMEWHERE",
     "Bandwidth",
     "BlockSize",
     "Capacity",
     "ClaimName",
     "CleanupTime",
     "Cooldown",
+    "DirtyRoom",
     "ExportPath",
     "ForgetTime",
     "HostMemory",
@@ -146,6 +148,11 @@ PATHS_DIFFER: Final = Rule(
     "(t.shared.hostPath.path + '/').startsWith(u.local.path + '/'))))",
     "give each tier a directory of its own, and none inside another tier's",
 )
+WRITES_SOMEWHERE: Final = Rule(
+    "!(self.cache.write.policy in ['WriteBack', 'WriteThroughSelective']) || "
+    "self.tiers.exists(t, has(t.shared) || has(t.fsspec))",
+    "add a shared or fsspec tier, which cache.write.policy writes to; without one use WriteThrough or LocalOnly",
+)
 ONE_INDEX: Final = Rule(
     "!(has(self.managed) && has(self.external))",
     "give either index.managed (a Redis that the operator runs, the default) or index.external (your own), not both",
@@ -173,6 +180,7 @@ ResourceName = matching(
 )
 HostMemory = bytes_between("16Mi", "16Ti", "give hostMemory from 16Mi to 16Ti, such as 4Gi")
 Bandwidth = bytes_between("1M", "1T", "give expectedBandwidth in bytes per second from 1M to 1T, such as 1G")
+DirtyRoom = bytes_between("0", "16Ti", "give maxDirty from 0 to 16Ti, such as 4Gi: a lost node takes as much along")
 ReadAhead = bytes_between("0", "64Gi", "give prefetch.limit from 0 (off) to 64Gi, such as 512Mi")
 WarmUpBandwidth = bytes_between(
     "0", "100Gi", "give warmUp.bandwidth in bytes per second from 0 (off) to 100Gi, such as 100Mi"

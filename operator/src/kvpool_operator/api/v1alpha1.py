@@ -306,9 +306,15 @@ class Index(Model):
 class Write(Model):
     """Where a new block goes."""
 
-    policy: Literal["WriteThrough", "LocalOnly"] = "WriteThrough"
-    """WriteThrough: kept on the node that computed it and copied to the shared tier in the background. LocalOnly: no
-    copy. Engines never wait for either."""
+    policy: Literal["WriteThrough", "WriteBack", "WriteThroughSelective", "LocalOnly"] = "WriteThrough"
+    """Every block is kept on the node that computed it; this says when it is copied to the shared tier, always in the
+    background. WriteThrough: at once. WriteBack: when more than `maxDirty` waits on the node, before it is evicted, and
+    when the sidecar is stopped; a node that is lost takes with it what waited. WriteThroughSelective: once it was used
+    `minHits` times, so that prompts which never come back cost the shared tier nothing. LocalOnly: never."""
+    max_dirty: f.DirtyRoom = "4Gi"
+    """WriteBack: most bytes on each node that wait for their copy, such as 64Gi; above it the oldest are copied."""
+    min_hits: Annotated[int, Field(ge=1, le=1000)] = 2
+    """WriteThroughSelective: uses of a block, by this node's engines and by peers, after which it is copied."""
 
 
 class Eviction(Model):
@@ -530,6 +536,8 @@ class Injection(Model):
 class PoolSpec(Model):
     """A pool of KV cache blocks on the drives of a cluster's nodes. Only `tiers` must be given."""
 
+    model_config = ConfigDict(json_schema_extra=with_rules(f.WRITES_SOMEWHERE))
+
     mode: Literal["Enforce", "Paused"] = "Enforce"
     """Enforce: the operator keeps the cluster as this spec says. Paused: it only watches and reports; a deleted pool
     is still cleaned up."""
@@ -576,6 +584,8 @@ class PoolSpec(Model):
         every = local + [f"{t.shared.host_path.path}/" for t in self.tiers if t.shared and t.shared.host_path]
         f.SOME_LOCAL.check(bool(local))
         f.ONE_SHARED.check(len(self.tiers) - len(local) <= 1)
+        needs_shared = self.cache.write.policy in ("WriteBack", "WriteThroughSelective")
+        f.WRITES_SOMEWHERE.check(not needs_shared or len(self.tiers) > len(local))
         f.PATHS_DIFFER.check(not any(a.startswith(b) for a, b in itertools.permutations(every, 2)))
         if len({t.name for t in self.tiers}) != len(self.tiers):
             raise ValueError("give each tier a name of its own")

@@ -77,6 +77,8 @@ def to_pool_config(
             block_tokens=spec.cache.block_tokens,
             max_block_bytes=to_bytes(spec.cache.max_block_size),
             write_policy=spec.cache.write.policy,
+            write_max_dirty_bytes=to_bytes(spec.cache.write.max_dirty),
+            write_min_hits=spec.cache.write.min_hits,
             eviction_policy=eviction.policy,
             idle_ttl_s=-(-to_ms(spec.cache.ttl.idle) // 1000),
             max_age_s=-(-to_ms(spec.cache.ttl.max_age) // 1000),

@@ -54,6 +54,7 @@ from kvpool_sidecar.warm_up import WarmUp
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
     from kvpool_sidecar.index.base import Index
     from kvpool_sidecar.settings import ServeSettings
@@ -67,6 +68,7 @@ _HOUSEKEEPING_S = 2.0
 _WATCH_DRIVES_S = 1.0
 _DATA_REQUESTS = ("open", "begin")
 _DRAIN_S = 2.0
+_FLUSH_S = 5.0  # with the above within the pod's grace period of ten
 _INDEX_THREADS, _INDEX_BACKLOG = 8, 64
 _POD_SHARE = 4  # one pod's unfinished writes may take a quarter of the capacity
 
@@ -76,11 +78,25 @@ class _StoreEvents(Events):
 
     def __init__(self, stats: Stats) -> None:
         self.announcer: Announcer | None = None
+        self.copier: Copier | None = None
         self._stats = stats
 
     def gone(self, keys: list[bytes]) -> None:
         if self.announcer is not None:
             self.announcer.withdraw(keys)
+        if self.copier is not None:
+            self.copier.gone(keys)
+
+    def not_shared(self, key: bytes, payload_len: int) -> None:
+        if self.copier is not None:
+            self.copier.offer(key, payload_len)
+
+    def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
+        return self.copier.dirty(keys) if self.copier is not None else set()
+
+    def hurry(self, keys: Sequence[bytes]) -> None:
+        if self.copier is not None:
+            self.copier.hurry(keys)
 
     def count(self, what: str, n: int) -> None:
         self._stats.add("events", what, n)
@@ -121,9 +137,19 @@ class App:
             self._keeper = make_keeper(config, settings.node, self._shared, self._stats, self._fingerprints.known)
             if self._keeper is not None:
                 made.callback(self._keeper.stop)
-            if config.cache.write_policy == "WriteThrough":
-                self._copier = Copier(self._local, self._shared, self._stats)
+            if config.cache.write_policy != "LocalOnly":
+                self._copier = Copier(
+                    self._local,
+                    self._shared,
+                    self._stats,
+                    policy=config.cache.write_policy,
+                    max_dirty=config.cache.write_max_dirty_bytes,
+                    min_hits=config.cache.write_min_hits,
+                )
                 made.callback(self._copier.stop)
+                self._events.copier = self._copier
+                if config.cache.write_policy == "WriteThroughSelective":
+                    self._local.on_used = self._copier.used
 
     def _open_network(self, made: contextlib.ExitStack) -> None:
         config, settings = self._config, self._settings
@@ -318,7 +344,9 @@ class App:
         self._serving = True
 
     def stop(self) -> None:
-        """Let requests under way finish (at most two seconds), give the lease back, close."""
+        """Copy what waits (WriteBack: at most five seconds), let requests finish (two), give the lease back, close."""
+        if self._copier is not None:
+            self._copier.flush(_FLUSH_S)
         self._serving = False
         self._stopping.set()
         self._cleanup.close()

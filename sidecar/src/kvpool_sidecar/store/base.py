@@ -164,6 +164,13 @@ class Store(abc.ABC):
     def keys(self) -> Iterator[tuple[bytes, int]]:
         """Every block and its payload length, in no order; blocks that come or go meanwhile may be missed."""
 
+    def payload_len(self, key: bytes) -> int:
+        """Of a block, as far as it can be told without asking the medium; 0 if it is not here."""
+        return 0
+
+    def note_shared(self, key: bytes) -> None:  # noqa: B027 - what forgets its blocks need not remember this
+        """The shared tier has a copy of this block, which should be known after a restart."""
+
     def housekeep(self) -> None:  # noqa: B027 - nothing to do is a fine default
         """Called every few seconds: watermarks, forgotten writers. Must end in bounded time."""
 

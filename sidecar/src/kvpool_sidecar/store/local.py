@@ -26,6 +26,7 @@ class LocalStore(Store):
 
     def __init__(self, roots: Sequence[Root]) -> None:
         self.roots = tuple(roots)
+        self.on_used: Callable[[Sequence[bytes]], None] | None = None  # told of what engines and peers read
         self._names = [root.name for root in roots]
         self._weights = [root.usage().capacity_bytes for root in roots]
 
@@ -56,7 +57,10 @@ class LocalStore(Store):
         return None
 
     def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
-        return self.roots[0].open_many(keys) if len(self.roots) == 1 else super().open_many(keys)
+        found = self.roots[0].open_many(keys) if len(self.roots) == 1 else super().open_many(keys)
+        if self.on_used is not None:
+            self.on_used([key for key, block in zip(keys, found, strict=True) if block is not None])
+        return found
 
     def learn(self, keys: Sequence[bytes], tenant: bytes) -> None:
         """A prompt's blocks in order, from its first on: what a drive should know when it must let some go."""
@@ -81,6 +85,10 @@ class LocalStore(Store):
     def spare_for(self, key: bytes) -> int:
         """Bytes that the block's drive can take before anything must go."""
         return self._home(key).spare_bytes()
+
+    def note_shared(self, key: bytes) -> None:
+        if (root := self.root_of(key)) is not None:
+            root.note_shared(key)
 
     def quarantine(self, key: bytes) -> bool:
         return sum(root.quarantine(key) for root in self.roots) > 0  # all of them, not any

@@ -37,6 +37,9 @@ _MAX_PENDING = 1024
 _KEPT_IN_QUARANTINE = 8
 _EVICT_BATCH = 256
 _PAGE = 4096
+_MODE = 0o400
+_SHARED_MODE = _MODE | stat.S_ISVTX
+_LOOK_FURTHER = 3  # times, for blocks that can go at once
 _SCAN_WAIT_S = 0.2
 _PENDING_MAX_AGE_S = 60.0
 _OVERGROWN = 1 << 20  # covers what file systems allocate ahead
@@ -49,6 +52,16 @@ class Events:
 
     def gone(self, keys: list[bytes]) -> None:
         """Evicted, vanished or quarantined: the index should know."""
+
+    def not_shared(self, key: bytes, payload_len: int) -> None:
+        """The scan found a block of which no copy was ever noted."""
+
+    def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Which of these blocks are to be copied first, if that is possible, before they go."""
+        return set()
+
+    def hurry(self, keys: Sequence[bytes]) -> None:
+        """These are to go as soon as they are copied."""
 
     def count(self, what: str, n: int) -> None:
         """`what` is evicted, quarantined, junk, io_error or writers_given_up."""
@@ -236,6 +249,18 @@ class Root(Store):
         with self._lock:
             self._table.learn(keys, tenant)
 
+    def note_shared(self, key: bytes) -> None:
+        """The file says so itself, by its sticky bit, which means nothing else for a file."""
+        fd = self.peek(key)
+        if fd < 0:
+            return
+        try:
+            os.fchmod(fd, _SHARED_MODE)
+        except OSError as e:
+            self._note(e)  # it is copied once more after a restart
+        finally:
+            os.close(fd)
+
     # -- removing
 
     def remove(self, key: bytes) -> bool:
@@ -341,7 +366,7 @@ class Root(Store):
     def _publish(self, pending: Pending, header: BlockHeader) -> bool:
         with self.fence:
             try:
-                os.fchmod(pending.reader, 0o400)
+                os.fchmod(pending.reader, _MODE)
                 if not self._dir.link(pending.reader, pending.name, names.block_path(pending.key)):
                     return False
             except OSError as e:
@@ -400,7 +425,7 @@ class Root(Store):
             with self._lock:
                 over = quota.overshoot(self._used_bytes(), self._pending_bytes, self._limits)
                 too_many = len(self._table) - self._limits.max_blocks
-            if self._closed or not self._evict(over, at_least=too_many):
+            if self._closed or not self._evict(over, at_least=too_many, may_wait=True):
                 return
 
     def _used_bytes(self) -> int:
@@ -410,13 +435,44 @@ class Root(Store):
         info = os.fstatvfs(self._dir.blocks)
         return quota.shortage(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, need, self._limits)
 
-    def _evict(self, need: int, *, at_least: int = 0) -> int:
-        """One batch, in the policy's order; how many blocks went."""
+    def _evict(self, need: int, *, at_least: int = 0, may_wait: bool = False) -> int:
+        """One batch, in the policy's order; how many blocks went. `may_wait`: for copies of those that have none."""
         if need <= 0 and at_least <= 0:
             return 0
         with self._lock:
             victims = self._table.take_victims(need, _EVICT_BATCH, at_least=at_least)
+        if dirty := self._events.dirty([key for key, _ in victims]):
+            victims = self._spare(victims, dirty, need, at_least, may_wait=may_wait)
         return self._remove_all(victims)
+
+    def _spare(
+        self, victims: list[tuple[bytes, Entry]], dirty: set[bytes], need: int, at_least: int, *, may_wait: bool
+    ) -> list[tuple[bytes, Entry]]:
+        """Victims that the shared tier has, for those it does not have; these are copied now.
+
+        Unless `may_wait`, room comes first: what is missing is taken from those that will be lost then.
+        """
+        clean = [(key, entry) for key, entry in victims if key not in dirty]
+        spared = [(key, entry) for key, entry in victims if key in dirty]
+        for _ in range(_LOOK_FURTHER):
+            short = need - sum(entry.size for _, entry in clean)
+            few = at_least - len(clean)
+            if short <= 0 and few <= 0:
+                break
+            with self._lock:
+                more = self._table.take_victims(short, _EVICT_BATCH, at_least=few)
+            dirty = self._events.dirty([key for key, _ in more])
+            clean += [(key, entry) for key, entry in more if key not in dirty]
+            spared += [(key, entry) for key, entry in more if key in dirty]
+        freed = sum(entry.size for _, entry in clean)
+        while not may_wait and spared and (freed < need or len(clean) < at_least):
+            freed += spared[0][1].size
+            clean.append(spared.pop(0))
+        with self._lock:
+            for key, entry in reversed(spared):
+                self._table.put_back(key, entry)
+        self._events.hurry([key for key, _ in spared])
+        return clean
 
     def _keep_to_quota(self, tenant: bytes) -> None:
         """A tenant over its quota loses blocks of its own, before anybody else makes room for them."""
@@ -491,8 +547,11 @@ class Root(Store):
     def _found(self, key: bytes, info: os.stat_result) -> None:
         header = self._header_of(key) if self._reads_headers else None
         with self._lock:
-            if key not in self._table:
+            is_new = key not in self._table
+            if is_new:
                 self._table.add(key, _entry(info, header))
+        if is_new and not info.st_mode & stat.S_ISVTX:
+            self._events.not_shared(key, info.st_size - HEADER_BYTES)
 
     def _header_of(self, key: bytes) -> BlockHeader | None:
         """What a block of before this start says of itself; None if it cannot be read, which its reader will notice."""
