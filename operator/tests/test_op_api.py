@@ -31,7 +31,7 @@ BY_SCHEMA = {
     "tier_name_twice": "a name of its own",
     "tier_of_unknown_kind": "no such field",
     "codec_unknown": "'None', 'Zstd' or 'LZ4'",
-    "write_policy_unknown": "'WriteThrough' or 'LocalOnly'",
+    "write_policy_unknown": "'WriteBack', 'WriteThroughSelective' or 'LocalOnly'",
 }
 
 

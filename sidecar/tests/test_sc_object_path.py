@@ -72,6 +72,7 @@ def test_a_block_outlives_its_node_in_the_object_store(cluster, s3, secret):
         "available": True,
         "problem": "",
         "waiting": 0,
+        "dirty_bytes": 0,
         "copies": 0,
     }
     told = json.dumps(status) + a.log.read_text() + b.log.read_text() + (b.home / "pool.json").read_text()
