@@ -67,6 +67,7 @@ def test_a_block_outlives_its_node_in_the_object_store(cluster, s3, secret):
         b.wait_announced()
         assert b.status()["index"]["announced"] == 3  # for peers too
     status = b.status()
+    assert status["shared"].pop("sweep")["problem"] == ""
     assert status["shared"] | {"copies": 0} == {
         "configured": True,
         "available": True,

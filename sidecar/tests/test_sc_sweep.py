@@ -364,6 +364,11 @@ def test_the_ledger_follows_what_the_sidecars_tell_also_of_one_that_left():
     assert ledger.used() == Stored(1350, 14)
     ledger.take(100)
     assert ledger.used() == Stored(1250, 13)
+    marks = {"a": Stored(600, 6), "b": Stored(50, 1)}
+    assert ledger.met_since(marks) == Stored(100, 1)
+    ledger.rebase(Stored(2000, 20), marks, Stored(100, 1))
+    ledger.update({"a": Stored(800, 8)})
+    assert ledger.used() == Stored(2100, 21)
     assert Summary.from_json(Summary(1.0, 2.0, Stored(3, 4), {"aa": 5}, {"b": Stored(6, 7)}, "n").to_json()) == Summary(
         1.0, 2.0, Stored(3, 4), {"aa": 5}, {"b": Stored(6, 7)}, "n"
     )
@@ -390,6 +395,23 @@ def test_capacity_holds_and_the_least_recently_used_go(shared):
     assert (status["used_bytes"], status["blocks"], status["holder"]) == (10 * FILE, 10, True)
     assert status["tenants"] == {TAG.hex(): 10 * FILE}
     assert [read(shared.store, n) for n in range(10)] == [payload(n) for n in range(10)]
+
+
+def test_a_sweep_that_takes_long_takes_no_more_for_it(shared, monkeypatch):
+    """Between the walks all blocks grow older."""
+    for n in range(20):
+        shared.put(n, idle=n * 2.0)
+    true, later = sweep.make_plan, []
+
+    def slow_plan(*args, **kw):
+        later.append(1000.0)
+        return true(*args, **kw)
+
+    monkeypatch.setattr(sweep, "make_plan", slow_plan)
+    sweeper = shared.sweeper(capacity=20 * FILE, high_percent=80, low_percent=50)
+    monkeypatch.setattr(sweeper, "_now", lambda: time.time() + sum(later))
+    sweeper.turn()
+    assert shared.left(range(20)) == list(range(10))
 
 
 def test_what_was_stored_since_the_count_makes_the_holder_sweep_again(shared):

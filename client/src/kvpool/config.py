@@ -84,6 +84,12 @@ class FsspecTier:
     endpoint: str = _doc("URL of an S3 endpoint other than AWS's; empty: AWS.", default="")
     region: str = _doc("S3 region; empty: the client library's default.", default="")
     capacity_bytes: int = _doc("Most bytes that this pool's blocks may take there; 0: no limit of ours.", default=0)
+    sweep_lease_s: int = _doc("A sweeper that was not heard of for so many seconds is gone.", default=600)
+    sweep_every_s: int = _doc("What is there is counted every so many seconds, and what is too old goes.", default=3600)
+
+    def __post_init__(self) -> None:
+        if min(self.sweep_lease_s, self.sweep_every_s) <= 0:
+            raise ConfigError("fsspec: sweep_lease_s and sweep_every_s must be above 0")
 
 
 @dataclass(frozen=True)

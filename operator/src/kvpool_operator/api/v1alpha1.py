@@ -342,7 +342,7 @@ class Ttl(Model):
 
     idle: f.LifeTime = "0s"
     """A block that no engine asked for during so long goes, such as 24h; noted to within a quarter of it, at most 10
-    minutes. 0s: it may stay."""
+    minutes (6 hours in an object store). 0s: it may stay."""
     max_age: f.LifeTime = "0s"
     """A block goes so long after it was made, such as 168h, however often it is used. 0s: it may stay."""
 

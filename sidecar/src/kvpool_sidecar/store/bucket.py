@@ -6,14 +6,25 @@ Names are made by us alone (digits, letters, `/`, `-`, `.`). An object appears w
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PIECE", "Bucket"]
+__all__ = ["PIECE", "Bucket", "Listed"]
 
 PIECE = 4 << 20  # most bytes of an object that are in memory at a time, for each call
+
+
+class Listed(NamedTuple):
+    """An object: its name below the folder, bytes, and when it was stored or touched.
+
+    `stored_at` is Unix seconds by the store's clock; None if it does not tell.
+    """
+
+    name: str
+    size: int
+    stored_at: float | None
 
 
 class Bucket(abc.ABC):
@@ -42,8 +53,17 @@ class Bucket(abc.ABC):
         """False if there was none."""
 
     @abc.abstractmethod
+    def listed(self, folder: str) -> Iterator[Listed]:
+        """Each object below `folder` (`ab/abcd`), there and one folder further down, in no order."""
+
     def names(self, folder: str) -> Iterator[tuple[str, int]]:
-        """Name below `folder` (`ab/abcd`), and size, of each object there and one folder further down, in no order."""
+        """Name and size of the same."""
+        for found in self.listed(folder):
+            yield found.name, found.size
+
+    def touch(self, name: str) -> bool:
+        """Have the store stamp the object anew. False where that cannot be had, or there is none."""
+        return False
 
     def close(self) -> None:  # noqa: B027 - nothing to do is a fine default
         """Let go of connections."""

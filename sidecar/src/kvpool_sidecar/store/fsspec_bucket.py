@@ -11,18 +11,22 @@ import os
 import re
 import secrets
 import threading
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.store.bucket import PIECE, Bucket
+from kvpool_sidecar.store.bucket import PIECE, Bucket, Listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["PACKAGES", "FsspecBucket", "split_url"]
+__all__ = ["PACKAGES", "TOUCHES", "FsspecBucket", "split_url"]
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "file": "", "memory": ""}
 """The schemes that are let through, and the package that each needs beside fsspec."""
+
+TOUCHES = ("s3", "file")
+"""Those of them whose objects can be stamped anew."""
 
 _URL = re.compile(r"([a-z0-9]+)://([^\s?#@\\]*)")
 _CALL_S = 10.0  # one request, or one piece of an object
@@ -128,17 +132,30 @@ class FsspecBucket(Bucket):
             return False
         return True
 
-    def names(self, folder: str) -> Iterator[tuple[str, int]]:
-        for inner, size in self._list(folder):
-            if size is not None:
-                yield inner, size
+    def listed(self, folder: str) -> Iterator[Listed]:
+        for inner in self._list(folder):
+            if isinstance(inner, Listed):
+                yield inner
                 continue
-            for name, inner_size in self._list(f"{folder}/{inner}"):
-                if inner_size is not None:
-                    yield f"{inner}/{name}", inner_size
+            for found in self._list(f"{folder}/{inner}"):
+                if isinstance(found, Listed):
+                    yield found._replace(name=f"{inner}/{found.name}")
 
-    def _list(self, folder: str) -> Iterator[tuple[str, int | None]]:
-        """Names in a folder; the size is None for a folder."""
+    def touch(self, name: str) -> bool:
+        if self._scheme not in TOUCHES:
+            return False
+        path = self._path(name)
+        try:
+            if self._scheme == "file":
+                os.utime(path)  # fsspec's would make a file that is not there
+            else:  # a copy of an object onto itself must change something
+                self._call("cp_file", path, path, MetadataDirective="REPLACE")
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _list(self, folder: str) -> Iterator[Listed | str]:
+        """What is in a folder; of a folder the name alone."""
         try:
             found = self._call("ls", self._path(folder), detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -146,9 +163,9 @@ class FsspecBucket(Bucket):
         for info in found:
             name, size = str(info["name"]).rstrip("/").rpartition("/")[2], info.get("size")
             if info.get("type") == "directory":
-                yield name, None
+                yield name
             elif info.get("type") == "file" and isinstance(size, int):
-                yield name, size
+                yield Listed(name, size, _stored_at(info))
 
     def close(self) -> None:
         client = getattr(self._fs, "_s3", None)
@@ -206,6 +223,17 @@ class FsspecBucket(Bucket):
             text = _without(str(e) or type(e).__name__, self._hidden)
             number = (e.errno if isinstance(e, OSError) else None) or errno.EIO
             raise OSError(number, text, self.where) from None
+
+
+def _stored_at(info: Mapping[str, Any]) -> float | None:
+    """As each file system calls it."""
+    for field in ("LastModified", "mtime", "updated", "last_modified", "created"):
+        value = info.get(field)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+    return None
 
 
 def _pieces(fd: int, size: int) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ The files are read anew by whoever asks, so a rotated Secret is used without a r
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -127,7 +128,7 @@ def open_bucket(tier: FsspecTier, directory: str) -> Bucket:
 
 def _bucket(url: str, options: Options) -> Bucket:
     """Without an endpoint and a region only s3fs finds out where a bucket is."""
-    storage = options.storage
+    storage = copy.deepcopy(options.storage)  # client libraries write into it
     if url.startswith("s3://") and (storage.get("endpoint_url") or storage["client_kwargs"].get("region_name")):
         return S3Bucket(url, storage, hidden=options.hidden)
     return FsspecBucket(url, storage, hidden=options.hidden)

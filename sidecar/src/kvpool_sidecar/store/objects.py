@@ -90,6 +90,8 @@ class ObjectStore(Store):
         self._promised = 0
         self._count = 0
         self._counted_at = -recount_s
+        self._stored = (0, 0)
+        self.on_use: Callable[[bytes, float], None] = lambda _key, _used_at: None
 
     def has(self, key: bytes) -> bool:
         return self._payload_len(self._bucket_of_this_pool().size(self._name(key))) is not None
@@ -97,6 +99,7 @@ class ObjectStore(Store):
     def open(self, key: bytes) -> Block | None:
         """The block, brought here and verified; None also if it was corrupt, which quarantines it."""
         bucket = self._bucket_of_this_pool()
+        self.on_use(key, 0.0)  # when it was used last is not known here
         while True:
             with self._lock:
                 coming = self._coming.get(key)
@@ -175,10 +178,40 @@ class ObjectStore(Store):
         with self._lock:
             self._used, self._count = used, count
 
+    @property
+    def now(self) -> float:
+        return time.time()
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """Bytes and blocks stored since this object was made."""
+        with self._lock:
+            return self._stored
+
+    def tell_usage(self, used_bytes: int, blocks: int) -> None:
+        """So much lies there, all sidecars together."""
+        with self._lock:
+            self._used, self._count = used_bytes, blocks
+
+    def tell_time(self, ahead_s: float) -> None:
+        """Nothing here counts by the store's clock."""
+
+    def touch(self, key: bytes, _every_s: float) -> bool:
+        """Have the store stamp the block as used now. False if it cannot, or has none."""
+        return self._bucket_of_this_pool().touch(self._name(key))
+
+    def folder(self, what: str) -> tuple[Bucket, str]:
+        """The bucket, found to be of this pool, and a folder of the pool's there: `blocks/ab`, `sweep`."""
+        return self._bucket_of_this_pool(), f"{self._prefix}/{what}"
+
+    def object_name(self, key: bytes) -> str:
+        """The block's name in the bucket."""
+        return self._name(key)
+
     def wipe(self) -> int:
         """Remove all that this pool has there, and with it the pool's mark; how many objects went."""
         bucket, removed = self._bucket, 0
-        for folder in (f"{self._prefix}/blocks", f"{self._prefix}/quarantine", self._prefix):
+        for folder in (*(f"{self._prefix}/{part}" for part in ("blocks", "quarantine", "sweep")), self._prefix):
             with ThreadPoolExecutor(_WIPERS) as pool:
                 found = (f"{folder}/{name}" for name, _ in bucket.names(folder))
                 while some := list(itertools.islice(found, 1000)):
@@ -258,6 +291,7 @@ class ObjectStore(Store):
         with self._lock:
             self._used += pending.file_bytes
             self._count += 1
+            self._stored = (self._stored[0] + pending.file_bytes, self._stored[1] + 1)
         return True
 
     def _release(self, pending: Pending) -> None:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.store.bucket import Bucket
+from kvpool_sidecar.store.bucket import Bucket, Listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,8 +54,11 @@ class RotatingBucket(Bucket, Generic[T]):
     def remove(self, name: str) -> bool:
         return self._now().remove(name)
 
-    def names(self, folder: str) -> Iterator[tuple[str, int]]:
-        return self._now().names(folder)
+    def listed(self, folder: str) -> Iterator[Listed]:
+        return self._now().listed(folder)
+
+    def touch(self, name: str) -> bool:
+        return self._now().touch(name)
 
     def close(self) -> None:
         self._bucket.close()

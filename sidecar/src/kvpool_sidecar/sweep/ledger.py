@@ -82,24 +82,29 @@ class Ledger:
         """What the sidecars say now; what one said that has ended stays true."""
         self._latest.update(told)
 
-    def rebase(self, counted: Stored, marks: Mapping[str, Stored]) -> None:
-        """This lay there when the sidecars had said `marks`."""
-        self._base, self._marks = counted, dict(marks)
+    def rebase(self, counted: Stored, marks: Mapping[str, Stored], met: Stored = Stored()) -> None:  # noqa: B008
+        """This was counted after the sidecars had said `marks`; `met`, stored since then, is in the count already."""
+        self._base, self._marks = Stored(counted.bytes - met.bytes, counted.blocks - met.blocks), dict(marks)
         self._latest = {owner: n for owner, n in self._latest.items() if owner in marks}
 
     def take(self, size: int) -> None:
         """A block of what was counted has gone."""
-        self._base = Stored(max(0, self._base.bytes - size), max(0, self._base.blocks - 1))
+        self._base = Stored(self._base.bytes - size, self._base.blocks - 1)
 
-    def since(self, marks: Mapping[str, Stored]) -> int:
-        """Bytes stored since the sidecars had said `marks`."""
-        return sum(max(0, n.bytes - marks.get(owner, Stored()).bytes) for owner, n in self._latest.items())
+    def met_since(self, marks: Mapping[str, Stored]) -> Stored:
+        """Of what was stored since the sidecars had said `marks`, a walk that began then has met about a half."""
+        size, blocks = self._since(marks)
+        return Stored(size // 2, blocks // 2)
 
     def used(self) -> Stored:
         """What lies there now, as far as told."""
-        size, blocks = self._base
+        size, blocks = self._since(self._marks)
+        return Stored(max(0, self._base.bytes + size), max(0, self._base.blocks + blocks))
+
+    def _since(self, marks: Mapping[str, Stored]) -> Stored:
+        size = blocks = 0
         for owner, now in self._latest.items():
-            before = self._marks.get(owner, Stored())
+            before = marks.get(owner, Stored())
             size += max(0, now.bytes - before.bytes)
             blocks += max(0, now.blocks - before.blocks)
         return Stored(size, blocks)

@@ -99,20 +99,23 @@ class Sweep:
         self._gone = gone
         self._grace_s = grace_s
         self._mask = 0 if limits.tenant_bytes or limits.max_age_s else _mask(expected)
+        self._at = now()  # ages are counted up to here, in both walks
         self._first = secrets.randbelow(256)  # sweeps that are cut short do not always begin with the same blocks
         self._removed_blocks = 0
         self._removed_bytes = 0
 
     def run(self, coming: Callable[[], int]) -> Swept:
-        """`coming()`: bytes stored since the sweep began. LeaseLostError, SweepStoppedError, OSError."""
+        """`coming()`: bytes stored meanwhile that the first walk did not meet.
+
+        LeaseLostError, SweepStoppedError, OSError.
+        """
         census = self._count()
         for reason, size in remove_junk(
             self._tier, self._now(), safe_age_s=_SAFE_AGE_S, model_age_s=4 * _SUPERSEDED_S, may=self._may
         ):
             self._gone(reason, size, None)
             self._pace(1)
-        # of what came while the walk went on it has met about a half
-        plan = make_plan(census, self._limits, self._superseded(census), coming=coming() // 2)
+        plan = make_plan(census, self._limits, self._superseded(census), coming=coming())
         size, blocks, tenants = census.bytes, census.blocks, census.tenants()
         if plan:
             log.info("the shared tier holds %d blocks, %d bytes: making room", blocks, size)
@@ -135,7 +138,7 @@ class Sweep:
         return census
 
     def _look(self, leaf: Leaf, found: Found, census: Census) -> None:
-        now = self._now()
+        now = self._at
         age = now - found.used_at
         if self._limits.idle_s and age > self._limits.idle_s + self._grace_s:
             self._remove(leaf, found, "idle")
@@ -172,7 +175,7 @@ class Sweep:
                 is_read = self._is_read(found)
                 known = whose(leaf, found) if plan.reads_headers or is_read else None
                 group = known.group if known is not None else Group()
-                reason = plan.reason(group, found.size, self._now() - found.used_at)
+                reason = plan.reason(group, found.size, self._at - found.used_at)
                 if reason and self._remove(leaf, found, reason) and is_read:
                     left = tenants.get(group.tenant, 0) - found.size * (self._mask + 1)
                     tenants[group.tenant] = max(0, left)
