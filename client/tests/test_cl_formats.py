@@ -182,6 +182,8 @@ def test_config_fills_in_defaults() -> None:
         ({"cache": {"low_watermark": 90}}, "watermark"),
         ({"cache": {"write_policy": "Never"}}, "write_policy"),
         ({"cache": {"compression": "Gzip"}}, "compression"),
+        ({"shared": {"name": "nfs", "path": "/x", "sweep_lease_s": 0}}, "sweep_lease_s"),
+        ({"shared": None, "fsspec": {"name": "s3", "url": "s3://b/p", "sweep_every_s": 0}}, "sweep_every_s"),
         ({"version": 2}, "version"),
     ],
 )

@@ -476,6 +476,20 @@ def test_a_maker_whose_clock_is_ahead_makes_no_block_immortal(shared):
     assert shared.left([1, 2]) == [2]
 
 
+@pytest.mark.parametrize("jump", [8 * DAY, -8 * DAY])
+def test_fault_26_a_node_whose_clock_jumps_finds_no_block_too_old(shared, monkeypatch, jump):
+    """Ages are those that the mount tells."""
+    shared.put(1, idle=0.5 * HOUR)
+    shared.put(2, idle=2 * HOUR)
+    wall = time.time()
+    monkeypatch.setattr(time, "time", lambda: wall + jump)
+    sweeper = shared.sweeper(idle_s=HOUR, max_age_s=3 * HOUR)
+    sweeper.turn()
+    assert shared.left([1, 2]) == [1]
+    assert not shared.store.touch(key(1), HOUR)
+    assert shared.store.touch(key(1), 60.0)
+
+
 def test_a_use_is_noted_so_what_is_in_use_stays(shared):
     shared.put(1, idle=2 * HOUR)
     shared.put(2, idle=2 * HOUR)

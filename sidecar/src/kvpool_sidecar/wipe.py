@@ -55,6 +55,7 @@ def _wipe_directory(path: str, pool_uid: str, *, alone: bool) -> int:
         removed = sum(safefs.remove_tree(fd, name) for name in (names.BLOCKS, names.QUARANTINE, names.TMP, names.SWEEP))
         # last, so that a wipe that was cut short is taken up again
         removed += safefs.remove_tree(fd, names.POOL_ID)
+        removed += safefs.remove_tree(fd, names.SWEEP)  # a sidecar that still ran may have made it anew; now it cannot
     finally:
         os.close(fd)
     log.info("%s: %d files removed", path, removed)

@@ -38,7 +38,7 @@ def open_shared(
             kept=kept,
             staging=config.local[0].path,
             capacity_bytes=config.fsspec.capacity_bytes,
-            recount_s=float("inf"),  # once; then the sweeper tells
+            recount_s=float("inf"),  # the sweeper tells
         )
     if config.shared is None:
         return None

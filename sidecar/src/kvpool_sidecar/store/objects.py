@@ -52,7 +52,8 @@ class ObjectStore(Store):
 
     `keep` is the local store that a block is brought to; None: into memory only. `kept(key, payload_len)` is told then.
     `staging` is a directory for unnamed files on their way there; empty: memory. `capacity_bytes`: 0 for no limit of
-    ours; else storing stops there, by a count that `housekeep` renews. `in_hand_bytes` bounds what is on its way.
+    ours; else storing stops there, by a count that `housekeep` renews every `recount_s` (infinite: others tell it).
+    `in_hand_bytes` bounds what is on its way.
     """
 
     name = "shared"
@@ -168,7 +169,7 @@ class ObjectStore(Store):
     def housekeep(self) -> None:
         """Now and then, where there is a limit: count what is there."""
         now = time.monotonic()
-        if not self._capacity or now - self._counted_at < self._recount_s:
+        if not self._capacity or now - self._counted_at <= self._recount_s:
             return
         self._counted_at = now
         used = count = 0
