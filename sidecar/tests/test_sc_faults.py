@@ -515,6 +515,7 @@ def test_local_only_copies_nothing(cluster):
             "available": True,
             "problem": "",
             "waiting": 0,
+            "dirty_bytes": 0,
             "copies": {},
         }
     assert a.stop() == 0
