@@ -445,6 +445,21 @@ def test_what_another_sidecar_stored_counts_too(shared):
     assert shared.store.usage().used_bytes == 10 * FILE
 
 
+def test_only_the_holder_reads_what_the_others_tell(shared, monkeypatch):
+    shared.claim()
+    sweepers = [shared.sweeper(own_store=True) for _ in range(5)]
+    read, true = [], folder.read_note
+    monkeypatch.setattr(folder, "read_note", lambda fd, name: read.append(name) or true(fd, name))
+    for _ in range(2):
+        for sweeper in sweepers:
+            read.clear()
+            sweeper.turn()
+            if not sweeper.status()["holder"]:
+                assert read == ["summary"]
+    sweepers[0].turn()
+    assert len([name for name in read if name.startswith("node-")]) >= 5
+
+
 def test_quota_of_a_tenant(shared):
     other = b"u" * 16
     for n in range(10):

@@ -11,6 +11,7 @@ from sc_nodes import wait_for
 from sc_raw import FINGERPRINT, SECRET, ident, payload
 
 from kvpool import block, config, keys
+from kvpool_sidecar.store.shared import SharedStore
 
 SIZE = 16 * 1024
 FILE = SIZE + block.HEADER_BYTES
@@ -113,8 +114,10 @@ def test_a_sweeper_that_was_stopped_notices_when_it_comes_back(cluster):
 def test_a_sidecar_that_ends_gives_the_lease_back(cluster):
     c = cluster(index=False, shared=True)
     pool = settings(c, sweep_lease_s=600)
+    pool_of_before = SharedStore(str(c.shared), pool_uid="pool-uid")
+    pool_of_before.has(bytes(32))
+    pool_of_before.close()
     a = c.node("a", **pool)
-    store(a, [0])
     wait_for(lambda: list((c.shared / "sweep").glob("term-*")) or None, "a term has begun")
     assert a.stop() == 0
     assert (c.shared / "sweep" / "term-000000000001").stat().st_mtime == 0

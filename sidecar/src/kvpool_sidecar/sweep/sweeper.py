@@ -63,7 +63,7 @@ class SharedSweeper(Turns):
 
     def turn(self) -> None:
         with Tier(self._path, self._pool_uid) as tier:
-            told = self._say(tier)
+            self._say(tier)
             self._note_models(tier)
             was_held = self._lease.held
             held = self._lease.hold(tier.sweep, self._now())
@@ -78,6 +78,7 @@ class SharedSweeper(Turns):
                 log.info("this sidecar sweeps the shared tier from now on (term %d)", self._lease.term)
                 self._take_over(Summary.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
                 self._ledger.rebase(self._summary.used, self._summary.marks)
+            told = self._hear(tier)
             self._ledger.update(told)
             if self._is_due():
                 self._sweep(tier, told)
@@ -88,12 +89,15 @@ class SharedSweeper(Turns):
             self._lease.release(tier.sweep)
             folder.remove_note(tier.sweep, f"node-{self._owner}")
 
-    def _say(self, tier: Tier) -> dict[str, Stored]:
-        """Tell the others what was stored here, learn the time, and hear what they tell."""
+    def _say(self, tier: Tier) -> None:
+        """Tell the holder what was stored here, and learn the time."""
         name = f"node-{self._owner}"
         now = folder.write_note(tier.sweep, name, {"stored": self._store.stored, "node": self._node})
         self._ahead_s = now - time.monotonic()
         self._store.tell_time(self._ahead_s)
+
+    def _hear(self, tier: Tier) -> dict[str, Stored]:
+        """What the sidecars told: for the holder, who alone reads so many files."""
         told: dict[str, Stored] = {}
         for name, owner, _ in folder.notes(tier.sweep, folder.NODE):
             try:
@@ -130,7 +134,8 @@ class SharedSweeper(Turns):
 
         def coming() -> int:
             nonlocal met
-            self._ledger.update(self._say(tier))
+            self._say(tier)
+            self._ledger.update(self._hear(tier))
             met = self._ledger.met_since(marks)
             return met.bytes
 
@@ -165,7 +170,8 @@ class SharedSweeper(Turns):
             if not self._lease.still_held(tier.sweep):
                 raise LeaseLostError
             self._renewed_at = time.monotonic()
-            self._ledger.update(self._say(tier))
+            self._say(tier)
+            self._ledger.update(self._hear(tier))
             self._publish(tier)
         return False
 
