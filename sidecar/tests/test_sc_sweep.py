@@ -346,6 +346,37 @@ def test_a_tenant_over_its_quota_pays_alone_and_a_full_tier_is_paid_by_who_takes
     assert not any(plan.reason(c, 10, 900.0) for _ in range(5))
 
 
+@pytest.mark.parametrize("quota", [0, 900])
+def test_whatever_lies_there_a_plan_makes_room_and_no_more_than_that(quota):
+    rng = random.Random(11)
+    planned = 0
+    for _ in range(300):
+        groups = []
+        for n in range(rng.randrange(1, 7)):
+            ages = [(rng.expovariate(1 / DAY), rng.randrange(1, 20)) for _ in range(rng.randrange(1, 80))]
+            groups.append((Group(bytes([n % 3 + 1]), bytes([n])), ages, rng.random() * 90 * DAY))
+        census = census_of(*groups)
+        limits = Limits(rng.randrange(100, 5000), 80, 60, quota)
+        old = [group for group, *_ in groups if rng.random() < 0.3]
+        plan = make_plan(census, limits, old)
+        total = census.bytes
+        by_tenant = census.tenants()
+        over = {t: size - quota * 60 // 80 for t, size in by_tenant.items() if quota and size > quota}
+        need = max(sum(over.values()), total - limits.low if total > limits.high else 0)
+        left = dict(by_tenant)
+        gone = 0
+        for group, blocks, _ in groups:
+            for age, size in blocks:
+                if plan.reason(group, size, age):
+                    gone += size
+                    left[group.tenant] -= size
+        assert bool(plan) == (need > 0)
+        assert need <= gone <= need + 20 * 12  # a block too many for each cut
+        assert all(left[tenant] <= quota * 60 // 80 for tenant in over)
+        planned += need > 0
+    assert planned > 50
+
+
 def test_the_census_is_bounded_whatever_the_headers_say():
     census = Census()
     for n in range(5000):

@@ -164,65 +164,54 @@ def level(have: Mapping[bytes, int], need: int) -> dict[bytes, int]:
 
 def make_plan(census: Census, limits: Limits, old: list[Group], *, coming: int = 0) -> Plan:
     """`old` as `superseded` told; `coming`: bytes that were stored meanwhile and not counted."""
-    plan = Plan()
-    left = {group: count.ages.total for group, count in census.groups.items()}
     need = census.bytes + coming - limits.low if limits.capacity and census.bytes + coming > limits.high else 0
-
-    def take_old(need: int, of: bytes | None) -> int:
-        for group in old:
-            if need <= 0 or group in plan.groups or (of is not None and group.tenant != of):
-                continue
-            ages = census.groups[group].ages
-            plan.groups[group] = ages.cut(need)
-            taken = min(need, ages.total)
-            left[group] -= taken
-            need -= taken
-        return need
-
-    def remaining(tenant: bytes) -> Ages:
-        ages = Ages()
-        for group, count in census.groups.items():
-            if group.tenant == tenant and group not in plan.groups:
-                ages.merge(count.ages)
-        return ages
-
+    gives = _Gives(census, old)
     if limits.tenant_bytes:
+        target = limits.tenant_bytes * limits.low_percent // limits.high_percent
         for tenant, size in census.tenants().items():
             if tenant and size > limits.tenant_bytes:
-                over = size - limits.tenant_bytes * limits.low_percent // limits.high_percent
-                need -= over
-                rest = take_old(over, tenant)
-                if rest > 0:
-                    plan.quota[tenant] = remaining(tenant).cut(rest)
-                    for group in left:
-                        if group.tenant == tenant and group not in plan.groups:
-                            taken = min(rest, left[group])
-                            left[group] -= taken
-                            rest -= taken
-    need = take_old(need, None)
-    if need <= 0:
-        return plan
-    if not limits.tenant_bytes:
-        everyone = census.all if not plan.groups else _without(census, plan)
-        plan.everyone = everyone.cut(need)
-        return plan
-    have: dict[bytes, int] = {}
-    for group, size in left.items():
-        if group not in plan.groups:
-            have[group.tenant] = have.get(group.tenant, 0) + size
-    for tenant, size in level(have, need).items():
-        already = plan.quota.get(tenant)
-        ages = remaining(tenant)
-        if already is None:
-            plan.tenants[tenant] = ages.cut(size)
-        else:  # one cut that takes both
-            plan.quota[tenant] = ages.cut(ages.total - have[tenant] + size)
+                need -= size - target
+                gives.by_tenant[tenant] = gives.take_old(size - target, tenant)
+    plan = Plan()
+    over = {tenant for tenant, size in gives.by_tenant.items() if size}
+    need = gives.take_old(max(0, need), None)
+    if need and not limits.tenant_bytes:
+        # where nothing is superseded the exact ages of all are known, headers read or not
+        plan.everyone = (gives.rest(None) if gives.from_old else census.all).cut(need)
+    elif need:
+        have = {tenant: gives.rest(tenant).total - gives.by_tenant.get(tenant, 0) for tenant in census.tenants()}
+        for tenant, size in level(have, need).items():
+            gives.by_tenant[tenant] = gives.by_tenant.get(tenant, 0) + size
+    plan.groups = {group: census.groups[group].ages.cut(size) for group, size in gives.from_old.items()}
+    for tenant, size in gives.by_tenant.items():
+        if size:
+            (plan.quota if tenant in over else plan.tenants)[tenant] = gives.rest(tenant).cut(size)
     return plan
 
 
-def _without(census: Census, plan: Plan) -> Ages:
-    ages = Ages()
-    for group, count in census.groups.items():
-        if group not in plan.groups:
-            ages.merge(count.ages)
-    return ages
+class _Gives:
+    """How many bytes each old group, and each tenant beside that, gives."""
+
+    def __init__(self, census: Census, old: list[Group]) -> None:
+        self.from_old: dict[Group, int] = {}
+        self.by_tenant: dict[bytes, int] = {}
+        self._census = census
+        self._old = old
+
+    def take_old(self, need: int, tenant: bytes | None) -> int:
+        """From old groups, of one tenant or of all; what is still needed then."""
+        for group in self._old:
+            has = self._census.groups[group].ages.total - self.from_old.get(group, 0)
+            if need > 0 and has and tenant in (None, group.tenant):
+                taken = min(need, has)
+                self.from_old[group] = self.from_old.get(group, 0) + taken
+                need -= taken
+        return need
+
+    def rest(self, tenant: bytes | None) -> Ages:
+        """Of the groups that give nothing because they are old, of one tenant or of all."""
+        ages = Ages()
+        for group, count in self._census.groups.items():
+            if group not in self.from_old and tenant in (None, group.tenant):
+                ages.merge(count.ages)
+        return ages
