@@ -1,37 +1,60 @@
-"""`python -m bench data`: the data path of the pool beside the limit of this machine, in one run.
+"""`python -m bench data`: the data path of the pool beside the limit of this machine and beside its peers, in one run.
 
-Prints a table and writes out/bench/data.json. Local: a block that is on this node, beside open + preadv + xxh3. Peer:
-a block that is on another node, beside sendfile into recv_into + xxh3 over the same network. Store: beside an O_DIRECT
-write.
+Prints a table and writes out/bench/data.json and data.png. local-read: a block that is on this node, beside open +
+preadv + xxh3. peer-read: on another node, beside sendfile into recv_into + xxh3 over the same network. shared-read: in
+a shared directory. local-write: beside an O_DIRECT write. Peers (bench/peers): LMCache's fs, redis and resp connectors,
+vLLM's tier fs, Mooncake's store over TCP, plain Redis.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import mmap
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bench import plain
+from bench import picture, plain
 from bench.measure import Contender, Row, compare
 from bench.nodes import Network, Nodes
-from kvpool.block import HEADER_BYTES
+from bench.peers import environment
+from bench.peers.systems import NAMES, Peers
+from kvpool.block import HEADER_BYTES, decode_header
 from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines
 from kvpool.keys import fingerprint, ident
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 MIB = 1 << 20
-ASKED = {("local", 32 * MIB, 1, 1): 0.9, ("peer", 32 * MIB, 1, 1): 0.8}
+SIZES = {"256K": MIB // 4, "2M": 2 * MIB, "32M": 32 * MIB}
+PATHS = ("local-read", "peer-read", "shared-read", "local-write")
+SHAPES = ((MIB // 4, (8, 32, 64)), (2 * MIB, (1, 8, 64)), (32 * MIB, (1, 8)))
+FULL = tuple((size, (1, 8, 32, 64, 160)) for size in SIZES.values())
+# path, bytes of a block, threads, blocks at once
+ASKED = {
+    ("local-read", 32 * MIB, 1, 1): 0.95,
+    ("local-read", 2 * MIB, 1, 64): 0.95,
+    ("local-read", MIB // 4, 1, 32): 0.8,
+    ("local-read", MIB // 4, 1, 64): 0.8,
+    ("local-write", 32 * MIB, 1, 1): 0.9,
+    ("local-write", 2 * MIB, 1, 1): 0.9,
+    ("peer-read", 32 * MIB, 1, 1): 0.9,
+    ("peer-read", 2 * MIB, 1, 64): 0.9,
+}
+_made = itertools.count()
+_WORKING_SET = 128 * MIB  # at least, so that no processor's cache holds what is read
+_PEERS_UP_TO = 1 << 30  # bytes of blocks that are read in turn; more would take several times that of memory
 FINGERPRINT = fingerprint({"bench": 1})
 PATIENT = Deadlines(lookup_ms=2000, load_min_ms=20_000, store_ms=30_000)
 
@@ -56,18 +79,16 @@ class Blocks:
 
     def __init__(self, size: int, count: int, client: Client, home: Path) -> None:
         self.size = size
-        self.idents = [ident(FINGERPRINT, f"{size}/{i}".encode()) for i in range(count)]
-        self.files: list[Path] = []
+        self.idents = [ident(FINGERPRINT, f"{size}/{next(_made)}".encode()) for _ in range(count)]
         view = buffer(size)
         known = _files(home)
-        for i in range(count):
+        for i, one in enumerate(self.idents):
             view[:] = _pattern(i) * (size // 4096)
-            (result,) = client.put_from([self.idents[i]], [view])
+            (result,) = client.put_from([one], [view])
             if not result.stored:
                 raise RuntimeError(f"block {i} of {size} bytes was not stored: {result.reason}")
-            (fresh,) = _files(home) - known
-            known.add(fresh)
-            self.files.append(fresh)
+        by_ident = {decode_header(file.open("rb").read(HEADER_BYTES)).ident: file for file in _files(home) - known}
+        self.files = [by_ident[one] for one in self.idents]
 
     def check(self, n: int, view: memoryview) -> None:
         if view[:4096] != _pattern(n) or view[-4096:] != _pattern(n):
@@ -127,14 +148,14 @@ def plain_receives(sender: plain.Sender, blocks: Blocks, batch: int) -> Callable
     return make
 
 
-def stores(client: Client, size: int, directory: Path, rounds: int) -> list[Row]:
+def writes(client: Client, size: int, directory: Path) -> list[Contender]:
     counter = iter(range(10**9))
 
     def pool(_: int) -> Callable[[int], None]:
         view = buffer(size)
 
         def operation(n: int) -> None:
-            (result,) = client.put_from([ident(FINGERPRINT, f"store/{next(counter)}".encode())], [view])
+            (result,) = client.put_from([ident(FINGERPRINT, f"store/{size}/{next(counter)}".encode())], [view])
             if not result.stored:
                 raise RuntimeError(f"not stored: {result.reason}")
 
@@ -144,57 +165,100 @@ def stores(client: Client, size: int, directory: Path, rounds: int) -> list[Row]
         view, header = buffer(size), buffer(HEADER_BYTES)
         return lambda n: plain.write_file(directory / "written", view, header)
 
-    return compare("store", size, 1, 1, rounds, 4, [Contender("plain", limit), Contender("kvpool", pool)])
+    return [Contender("limit", limit), Contender("kvpool", pool)]
 
 
-def run(directory: Path, network: Network, rounds: int) -> list[Row]:
-    rows: list[Row] = []
-    with contextlib.closing(Nodes(directory, network, capacity_bytes=64 << 30)) as nodes:
-        clients = {
-            node: Client(
-                ClientConfig(socket=nodes.socket_of(node), deadlines=PATIENT), fingerprint=FINGERPRINT,
-                facts={"engine": "bench", "model": "bench"},
-            )
-            for node in ("a", "b")
-        }  # fmt: skip
-        try:
-            for client in clients.values():
-                if not client.wait_connected(10):
-                    raise RuntimeError("no connection to a sidecar")
-            files = directory / "plain"
+class Run:
+    """One run of the benchmark: what was chosen, and the rows so far."""
+
+    def __init__(self, directory: Path, network: Network, options: argparse.Namespace, peers: Peers | None) -> None:
+        self.directory = directory
+        self.network = network
+        self.rounds: int = options.rounds
+        self.shapes = [
+            (s, b) for s, batches in (FULL if options.full else SHAPES) for b in batches if s in options.sizes
+        ]
+        self.paths: list[str] = options.paths
+        self.peers = peers
+        self.rows: list[Row] = []
+
+    def all(self) -> list[Row]:
+        if set(self.paths) - {"shared-read"}:
+            with contextlib.closing(Nodes(self.directory, self.network, capacity_bytes=64 << 30)) as nodes:
+                self._near(nodes)
+        if "shared-read" in self.paths:
+            home = self.directory / "by-directory"
+            home.mkdir()
+            with contextlib.closing(Nodes(home, self.network, 64 << 30, shared=self.directory / "shared")) as nodes:
+                self._shared(nodes)
+        return self.rows
+
+    def _near(self, nodes: Nodes) -> None:
+        with contextlib.ExitStack() as stack:
+            a, b = (stack.enter_context(contextlib.closing(client_of(nodes, node))) for node in "ab")
+            for size, batch in self.shapes:
+                blocks = Blocks(size, batch * turns(size, batch), a, self.directory / "a" / "nvme")
+                if "local-read" in self.paths:
+                    self._compare("local-read", blocks, batch, self._local(nodes, a, blocks, batch))
+                if "peer-read" in self.paths:
+                    wait_for_index(b, blocks)
+                    sender = plain.Sender(self.network, blocks.files)
+                    with contextlib.closing(sender):
+                        reads = [
+                            Contender("limit", plain_receives(sender, blocks, batch), [sender.process.pid]),
+                            Contender("kvpool", pool_reads(b, blocks, batch), nodes.pids()),
+                        ]
+                        self._compare("peer-read", blocks, batch, reads)
+            files = self.directory / "plain"
             files.mkdir()
-            for size, batch, count, operations in ((32 * MIB, 1, 16, 8), (2 * MIB, 64, 128, 4), (MIB // 4, 64, 256, 8)):
-                blocks = Blocks(size, count, clients["a"], directory / "a" / "nvme")
-                rows += measure(nodes, clients, blocks, batch, rounds, operations)
-            rows += stores(clients["a"], 32 * MIB, files, rounds)
-        finally:
-            for client in clients.values():
-                client.close()
-    return rows
+            for size in sorted({size for size, _ in self.shapes}) if "local-write" in self.paths else ():
+                contenders = writes(a, size, files)
+                contenders[1].pids = nodes.pids()
+                if self.peers is not None:
+                    contenders += self.peers.writers(size)
+                self._measure("local-write", size, 1, 1, contenders)
+
+    def _local(self, nodes: Nodes, client: Client, blocks: Blocks, batch: int) -> list[Contender]:
+        return [
+            Contender("limit", plain_reads(blocks, batch)),
+            Contender("kvpool", pool_reads(client, blocks, batch), nodes.pids()),
+        ]
+
+    def _shared(self, nodes: Nodes) -> None:
+        with contextlib.ExitStack() as stack:
+            a, b = (stack.enter_context(contextlib.closing(client_of(nodes, node))) for node in "ab")
+            for size, batch in self.shapes:
+                blocks = Blocks(size, batch * turns(size, batch), a, nodes.directory / "a" / "nvme")
+                wait_for_index(b, blocks)  # by asking the directory
+                self._compare("shared-read", blocks, batch, self._local(nodes, b, blocks, batch))
+
+    def _compare(self, path: str, blocks: Blocks, batch: int, contenders: list[Contender]) -> None:
+        if self.peers is not None and blocks.size * len(blocks.files) <= _PEERS_UP_TO:
+            contenders += self.peers.readers(path, blocks.size, batch, len(blocks.files))
+        self._measure(path, blocks.size, batch, 1, contenders)
+        if path == "local-read" and batch == 1 and blocks.size == 32 * MIB:
+            self._measure(path, blocks.size, batch, 4, contenders[:2])  # peers have one caller in their process
+
+    def _measure(self, path: str, size: int, batch: int, concurrency: int, contenders: list[Contender]) -> None:
+        operations = max(2, min(16, (64 * MIB) // (size * batch)))
+        rows = compare(path, size, batch, concurrency, self.rounds, operations, contenders)
+        self.rows += rows
+        print(table(rows, head=len(self.rows) == len(rows)), flush=True)
 
 
-def measure(
-    nodes: Nodes, clients: dict[str, Client], blocks: Blocks, batch: int, rounds: int, operations: int
-) -> list[Row]:
-    rows: list[Row] = []
-    pids = nodes.pids()
-    for concurrency in (1, 4) if batch == 1 else (1,):
-        local = [
-            Contender("plain", plain_reads(blocks, batch)),
-            Contender("kvpool", pool_reads(clients["a"], blocks, batch), pids),
-        ]
-        rows += compare("local", blocks.size, batch, concurrency, rounds, operations, local)
-    wait_for_index(clients["b"], blocks)
-    sender = plain.Sender(nodes.network, blocks.files)
-    try:
-        peer = [
-            Contender("plain", plain_receives(sender, blocks, batch), [sender.process.pid]),
-            Contender("kvpool", pool_reads(clients["b"], blocks, batch), pids),
-        ]
-        rows += compare("peer", blocks.size, batch, 1, rounds, operations, peer)
-    finally:
-        sender.close()
-    return rows
+def turns(size: int, batch: int) -> int:
+    """How many batches are read in turn."""
+    return 1 if size * batch > _PEERS_UP_TO else max(2, -(-_WORKING_SET // (size * batch)))
+
+
+def client_of(nodes: Nodes, node: str) -> Client:
+    client = Client(
+        ClientConfig(socket=nodes.socket_of(node), deadlines=PATIENT), fingerprint=FINGERPRINT,
+        facts={"engine": "bench", "model": "bench"},
+    )  # fmt: skip
+    if not client.wait_connected(10):
+        raise RuntimeError("no connection to a sidecar")
+    return client
 
 
 def wait_for_index(client: Client, blocks: Blocks) -> None:
@@ -205,57 +269,90 @@ def wait_for_index(client: Client, blocks: Blocks) -> None:
         time.sleep(0.05)
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[Row], *, head: bool = True) -> str:
     lines = [
-        "path   block    batch  threads  system      GB/s    p50 ms    p99 ms  cpu s/GB  of limit  asked",
-        "-----  -------  -----  -------  ------  --------  --------  --------  --------  --------  -----",
+        "path         block    batch  threads  system             GB/s    p50 ms    p99 ms  cpu s/GB  of limit  asked",
+        "-----------  -------  -----  -------  -------------  --------  --------  --------  --------  --------  -----",
     ]
+    lines = lines if head else []
     for r in rows:
-        asked = ASKED.get((r.path, r.size, r.concurrency, r.batch)) if r.system == "kvpool" else None
+        asked = asked_of(r)
         size = f"{r.size // MIB} MiB" if r.size >= MIB else f"{r.size // 1024} KiB"
         lines.append(
-            f"{r.path:5s}  {size:>7s}  {r.batch:5d}  {r.concurrency:7d}  {r.system:6s}  {r.gb_s:8.2f}  "
+            f"{r.path:11s}  {size:>7s}  {r.batch:5d}  {r.concurrency:7d}  {r.system:13s}  {r.gb_s:8.2f}  "
             f"{r.p50_ms:8.2f}  "
             f"{r.p99_ms:8.2f}  {r.cpu_s_per_gb:8.3f}  {r.ratio_to_limit:8.2f}  {f'{asked:.2f}' if asked else '':>5s}"
         )
     return "\n".join(lines)
 
 
+def asked_of(row: Row) -> float | None:
+    return ASKED.get((row.path, row.size, row.concurrency, row.batch)) if row.system == "kvpool" else None
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m bench data", description=__doc__)
+    made.add_argument("--rounds", type=int, default=8, help="how often the contenders take turns (default 8)")
+    made.add_argument("--full", action="store_true", help="1, 8, 32, 64 and 160 blocks at once, of every size: 10 GB")
+    made.add_argument("--paths", type=_some_of(PATHS), default=list(PATHS), help=f"of {','.join(PATHS)}")
+    made.add_argument("--sizes", type=_some_of(SIZES), default=list(SIZES.values()), help=f"of {','.join(SIZES)}")
+    made.add_argument(
+        "--systems", type=_some_of(("kvpool", *NAMES)), default=None,
+        help=f"of kvpool (always there),{','.join(NAMES)}; default: all of them if the engine's environment, 6 GB, "
+        "is in the cache; a name that is given brings it",
+    )  # fmt: skip
+    made.add_argument("--dir", type=Path, default=Path("out/bench"), help="where blocks and results go")
+    made.add_argument("--congestion-control", default="cubic", help="of the peers' network, where the kernel has it")
+    made.add_argument("--loopback", action="store_true", help="no network name spaces, even where they could be made")
+    made.add_argument("--gate", action="store_true", help="exit 1 if a ratio is below what is asked")
+    return made
+
+
+def _some_of(known: Sequence[str] | Mapping[str, int]) -> Callable[[str], list[Any]]:
+    def parse(text: str) -> list[Any]:
+        names = text.split(",")
+        if unknown := set(names) - set(known):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
+        return [known[name] for name in names] if isinstance(known, Mapping) else names
+
+    return parse
+
+
 def main(argv: list[str]) -> int:
     """Run and print; 1 if a ratio is below what is asked and `--gate` was given."""
-    parser = argparse.ArgumentParser(prog="python -m bench data", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12, help="how often the contenders take turns")
-    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where blocks and results go")
-    parser.add_argument("--congestion-control", default="cubic", help="of the peers' network, where the kernel has it")
-    parser.add_argument("--loopback", action="store_true", help="no network name spaces, even where they could be made")
-    parser.add_argument("--gate", action="store_true", help="exit 1 if a ratio is below what is asked")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
+    names = [name for name in (options.systems or NAMES) if name != "kvpool"]
+    if options.systems is None and not environment.engine_is_there():
+        print(
+            "bench: peers are left out, for they need the engine's environment (6 GB): --systems names and brings them"
+        )
+        names = []
     threading.stack_size(256 * 1024)
     options.dir.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="run-", dir=options.dir)).resolve()
     network = Network(options.congestion_control, loopback=options.loopback)
     load = os.getloadavg()[0]
     began = time.monotonic()
+    print(f"peers: {network.kind}; congestion control {network.congestion_control}; {os.cpu_count()} processors,")
+    print(f"load before the run {load:.1f}; {options.rounds} rounds, contenders taking turns\n", flush=True)
     try:
-        rows = run(directory, network, options.rounds)
+        with contextlib.ExitStack() as stack:
+            peers = None
+            if names:
+                print("bench: starting the peers", file=sys.stderr, flush=True)
+                peers = stack.enter_context(contextlib.closing(Peers(names, network, directory / "peers")))
+            rows = Run(directory, network, options, peers).all()
     finally:
         network.close()
         shutil.rmtree(directory, ignore_errors=True)
-    print(f"peers: {network.kind}; congestion control {network.congestion_control}; {os.cpu_count()} processors,")
-    print(f"load before the run {load:.1f}; {options.rounds} rounds, contenders taking turns; {_seconds(began)} s\n")
-    print(table(rows))
     result = options.dir / "data.json"
     result.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
-    print(f"\nwritten: {result}")
-    short = [
-        (r, asked)
-        for r in rows
-        if r.system == "kvpool"
-        and (asked := ASKED.get((r.path, r.size, r.concurrency, r.batch))) is not None
-        and r.ratio_to_limit < asked
-    ]
+    picture.draw(rows, options.dir / "data.png")
+    print(f"\nwritten: {result} and data.png beside it; {_seconds(began)} s")
+    short = [(r, asked) for r in rows if (asked := asked_of(r)) is not None and r.ratio_to_limit < asked]
     for row, asked in short:
-        print(f"below what is asked: {row.path} {row.ratio_to_limit:.2f} < {asked:.2f}")
+        what = f"{row.path} {row.size // 1024} KiB, {row.batch} at once, {row.concurrency} threads"
+        print(f"below what is asked: {what}: {row.ratio_to_limit:.2f} < {asked:.2f}")
     return 1 if short and options.gate else 0
 
 

@@ -34,10 +34,13 @@ class Row:
 
 @dataclass
 class Contender:
-    """`make(thread)` gives an operation; operation(n) moves the n-th batch. `pids`: whose processor time counts too."""
+    """`make(thread)` gives an operation; operation(n) moves the n-th batch. `pids`: whose processor time counts too.
+
+    An operation that gives a number has measured its seconds itself, in a process of its own.
+    """
 
     system: str
-    make: Callable[[int], Callable[[int], None]]
+    make: Callable[[int], Callable[[int], float | None]]
     pids: Sequence[int] = ()
 
 
@@ -81,15 +84,15 @@ def compare(
     return rows
 
 
-def _run(operations: Sequence[Callable[[int], None]], count: int) -> tuple[float, list[float]]:
+def _run(operations: Sequence[Callable[[int], float | None]], count: int) -> tuple[float, list[float]]:
     times: list[float] = []
 
-    def loop(operation: Callable[[int], None]) -> None:
+    def loop(operation: Callable[[int], float | None]) -> None:
         mine = []
         for n in range(count):
             began = time.perf_counter()
-            operation(n)
-            mine.append(time.perf_counter() - began)
+            measured = operation(n)
+            mine.append(time.perf_counter() - began if measured is None else measured)
         times.extend(mine)
 
     began = time.perf_counter()

@@ -106,10 +106,17 @@ class Nodes:
     """Two nodes until `close`. `socket_of("a" | "b")` is where a client connects."""
 
     def __init__(
-        self, directory: Path, network: Network, capacity_bytes: int, *, encryption: str = "ControlOnly"
+        self,
+        directory: Path,
+        network: Network,
+        capacity_bytes: int,
+        *,
+        encryption: str = "ControlOnly",
+        shared: Path | None = None,
     ) -> None:
         self.directory = directory
         self._encryption = encryption
+        self._shared = shared  # then nodes find each other's blocks there, and in no index
         self.network = network
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports = {"index": _free_port(), "a": _free_port(), "b": _free_port()}
@@ -144,8 +151,12 @@ class Nodes:
         (secret / "pool-secret").write_text(secrets.token_hex(32))
         (secret / "index-password").write_text(secrets.token_hex(16))
         port = self._ports["index"]
+        if self._shared is not None:
+            self._shared.mkdir(mode=0o700, exist_ok=True)
         index = ["index", "--port", str(port), "--dir", str(self.directory / "index"), "--bind", self.network.a]
-        self._spawn("index", "a", index, {"KVPOOL_SECRET_DIR": str(secret)})
+        if self._shared is None:
+            self._spawn("index", "a", index, {"KVPOOL_SECRET_DIR": str(secret)})
+        url = f"redis://{self.network.a}:{port}/0" if self._shared is None else ""
         for node, address in (("a", self.network.a), ("b", self.network.b)):
             home = self.directory / node
             (home / "nvme").mkdir(parents=True)
@@ -154,9 +165,8 @@ class Nodes:
                 namespace="bench",
                 uid="5bd5fcb0-bench",
                 local=(config.LocalTier("nvme", str(home / "nvme"), self._capacity, reserve_free_percent=1),),
-                index=config.IndexConfig(
-                    f"redis://{self.network.a}:{port}/0", username="kvpool", lookup_timeout_ms=500
-                ),
+                shared=config.SharedTier("shared", str(self._shared)) if self._shared is not None else None,
+                index=config.IndexConfig(url, username="kvpool", lookup_timeout_ms=500),
                 peer=config.PeerConfig(port=self._ports[node], connect_timeout_ms=1000, encryption=self._encryption),
                 http_port=self._http[node],
             )
