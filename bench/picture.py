@@ -47,7 +47,7 @@ def draw(rows: Sequence[Row], file: Path) -> None:
         panel.set_yscale("log")
         panel.set_ylim(0.03, 20)
         panel.set_xticks(range(len(shapes)), [f"{_size(size)}\n{batch} at once" for size, batch in shapes])
-        panel.set_title(f"{path}: throughput over the limit's in the same rounds", fontsize=10, loc="left")
+        panel.set_title(f"{path}: throughput over the limit's", fontsize=10, loc="left")
         panel.legend(fontsize=7, ncols=len(systems), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
         panel.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
