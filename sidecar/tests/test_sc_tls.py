@@ -270,8 +270,8 @@ def test_a_sidecar_of_the_former_version_tells_us_apart_at_once(far, near):
 
 
 def test_no_handshake_fails_while_leaves_are_renewed_again_and_again(far, near):
-    """Leaves of three seconds; a new connection every few milliseconds for several of their lives."""
-    there, here = far(life=timedelta(seconds=3)), near(life=timedelta(seconds=3))
+    """Leaves of six seconds; a new connection every few milliseconds for several of their lives."""
+    there, here = far(life=timedelta(seconds=6)), near(life=timedelta(seconds=6))
     there.security.identity.start()
     here.identity.start()
     leaves = set()
