@@ -167,7 +167,10 @@ class PeerConfig:
     """How sidecars read from each other."""
 
     port: int = _doc("TCP port of the sidecar on the pod's address.", default=7421)
-    connect_timeout_ms: int = _doc("Longest wait for a connection to a peer in milliseconds.", default=250)
+    connect_timeout_ms: int = _doc(
+        "Longest wait for a connection to a peer in milliseconds, and never more than half of a load's deadline.",
+        default=1000,
+    )
     protocol: str = _doc("Auto (RDMA where a node can, else TCP), TCP or RDMA.", default="Auto")
     rdma_bytes: int = _doc(
         "Registered memory for RDMA on each node: half to read from, half to read into.", default=512 << 20
