@@ -58,7 +58,7 @@ def test_where_args_are_unsafe_the_environment_tells(container):
 @pytest.mark.parametrize(
     "container",
     [
-        {"command": ["sglang", "serve"]},
+        {"command": ["trtllm-serve", "m"]},
         {"command": ["vllm", "bench", "serve"]},
         {"command": ["python3", "-m", "http.server"]},
         {"command": ["sh", "-c", "echo not-vllm serve"]},

@@ -38,6 +38,7 @@ __all__ = [
     "CleanupTime",
     "Cooldown",
     "DirtyRoom",
+    "DiskCache",
     "ExportPath",
     "ForgetTime",
     "HostMemory",
@@ -179,6 +180,7 @@ ResourceName = matching(
     "name an extended resource with its domain, such as rdma/hca_shared_devices_a",
 )
 HostMemory = bytes_between("16Mi", "16Ti", "give hostMemory from 16Mi to 16Ti, such as 4Gi")
+DiskCache = bytes_between("0", "64Ti", "give diskCache from 0 (none) to 64Ti, such as 16Gi")
 Bandwidth = bytes_between("1M", "1T", "give expectedBandwidth in bytes per second from 1M to 1T, such as 1G")
 DirtyRoom = bytes_between("0", "16Ti", "give maxDirty from 0 to 16Ti, such as 4Gi: a lost node takes as much along")
 ReadAhead = bytes_between("0", "64Gi", "give prefetch.limit from 0 (off) to 64Gi, such as 512Mi")

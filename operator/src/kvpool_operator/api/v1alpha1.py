@@ -522,6 +522,17 @@ class VllmInjection(Model):
     memory limit, and an engine whose limit is small gets less."""
 
 
+class DynamoInjection(Model):
+    """What engines with Dynamo's block manager (KVBM) are told; it keeps blocks on their node and shares none."""
+
+    host_memory: f.HostMemory = "4Gi"
+    """Host memory of KVBM's own tier, per engine, such as 4Gi; it should hold more than the device's cache, and counts
+    against the container's memory limit."""
+    disk_cache: f.DiskCache = "16Gi"
+    """Room for KVBM's private file on the node, per engine, such as 16Gi, more than hostMemory; 0 means none. It counts
+    against the node's ephemeral storage, unless the pod mounts a volume at /var/lib/kvpool-kvbm."""
+
+
 class Injection(Model):
     """What happens to pods with the label kvpool.dev/inject: "true"."""
 
@@ -531,6 +542,8 @@ class Injection(Model):
     """Whose pods may use the pool."""
     vllm: VllmInjection = section(VllmInjection)
     """What injected vLLM engines are told."""
+    dynamo: DynamoInjection = section(DynamoInjection)
+    """What engines with Dynamo's block manager are told."""
 
 
 class PoolSpec(Model):

@@ -54,6 +54,8 @@ class PoolView:
     ready: bool
     block_tokens: int
     host_memory_bytes: int
+    kvbm_host_bytes: int
+    kvbm_disk_bytes: int
     client: ClientConfig
     allowed_from: str
     allowed_selector: Mapping[str, Any]
@@ -197,6 +199,8 @@ def _view(raw: dict[str, Any]) -> PoolView | None:
         ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
         block_tokens=pool.spec.cache.block_tokens,
         host_memory_bytes=to_bytes(injection.vllm.host_memory),
+        kvbm_host_bytes=to_bytes(injection.dynamo.host_memory),
+        kvbm_disk_bytes=to_bytes(injection.dynamo.disk_cache),
         client=to_client_config(pool),
         allowed_from=allowed.from_,
         allowed_selector=allowed.selector.model_dump(by_alias=True) if allowed.selector else {},

@@ -18,6 +18,7 @@ class SkipReason(StrEnum):
     CONTAINER_NOT_FOUND = "container-not-found"
     UNSUPPORTED_ENGINE = "unsupported-engine"
     CONNECTOR_PRESENT = "connector-present"
+    COMMAND_NOT_EXTENDABLE = "command-not-extendable"
     NAME_CONFLICT = "name-conflict"
     NOT_READY = "webhook-not-ready"
     INTERNAL_ERROR = "internal-error"

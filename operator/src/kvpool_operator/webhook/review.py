@@ -78,6 +78,8 @@ async def _inject(
             client_config=client_config(pool.client),
             sidecar_image=installation.sidecar_image,
             image_pull_policy=installation.image_pull_policy,
+            kvbm_host_bytes=pool.kvbm_host_bytes,
+            kvbm_disk_bytes=pool.kvbm_disk_bytes,
         ),
     )
     warnings = injected.warnings

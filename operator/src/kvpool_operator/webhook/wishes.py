@@ -13,6 +13,7 @@ __all__ = [
     "ANNOTATION_CONNECTOR",
     "ANNOTATION_CONTAINER",
     "ANNOTATION_ENGINE",
+    "ANNOTATION_FAMILY",
     "ANNOTATION_INJECTED",
     "ANNOTATION_POOL",
     "ANNOTATION_SKIP",
@@ -28,9 +29,10 @@ ANNOTATION_CONTAINER: Final = "kvpool.dev/container"
 ANNOTATION_ENGINE: Final = "kvpool.dev/engine"
 ANNOTATION_CONNECTOR: Final = "kvpool.dev/connector-config"
 ANNOTATION_INJECTED: Final = "kvpool.dev/injected"
+ANNOTATION_FAMILY: Final = "kvpool.dev/injected-engine"
 ANNOTATION_SKIP: Final = "kvpool.dev/skip-reason"
 
-ENGINES: Final = ("auto", "vllm", "none")
+ENGINES: Final = ("auto", "vllm", "vllm-pd", "lmcache", "sglang", "dynamo", "none")
 _POOL = re.compile(r"(?:([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)/)?([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)\Z")
 
 

@@ -1,0 +1,495 @@
+"""Each family of engines: what is added, what of the user's stays, when a pod is left alone, and the examples."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonpatch as reference
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpool.config import ClientConfig
+from kvpool_operator.webhook.connector import client_config
+from kvpool_operator.webhook.families import FAMILIES
+from kvpool_operator.webhook.families.prefill_decode import beside
+from kvpool_operator.webhook.flags import has_flag
+from kvpool_operator.webhook.inject import Injection, inject, is_injected, mark_skipped
+from kvpool_operator.webhook.jsonpatch import diff
+from kvpool_operator.webhook.reasons import Skip, SkipReason
+from kvpool_operator.webhook.wishes import ENGINES, read_wishes
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = Path(__file__).parent / "golden" / "engines"
+GIB = 2**30
+INJECTION = Injection(
+    pool="kvpool-system/chat",
+    block_tokens=256,
+    host_memory_bytes=4 * GIB,
+    client_config=client_config(ClientConfig(pool="kvpool-system/chat")),
+    sidecar_image="kvpool-sidecar:0.1.0",
+)
+EXAMPLES = ["vllm", "lmcache", "sglang", "dynamo", "prefill-decode"]
+NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_producer","engine_id":"p-1","kv_port":"5600"}'
+SGLANG = ["python3", "-m", "sglang.launch_server", "--model-path", "m"]
+
+
+def pod_of(*containers: dict[str, Any], engine: str = "", **spec: Any) -> dict[str, Any]:
+    notes = {"kvpool.dev/pool": "chat"} | ({"kvpool.dev/engine": engine} if engine else {})
+    made = [{"name": f"c{i}", "image": "registry.example/i"} | c for i, c in enumerate(containers)]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "e", "labels": {"kvpool.dev/inject": "true"}, "annotations": notes},
+        "spec": {"containers": made} | spec,
+    }
+
+
+def injected(pod: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What becomes of the pod: valid, a patch away, the input untouched, and the same after a second pass."""
+    before = copy.deepcopy(pod)
+    result = inject(pod, read_wishes(pod), INJECTION)
+    assert pod == before, "the input was changed"
+    kubernetes_validate.validate(result.pod, "1.34", strict=True)
+    assert reference.apply_patch(pod, diff(pod, result.pod)) == result.pod
+    assert is_injected(result.pod)
+    again = inject(result.pod, read_wishes(result.pod), INJECTION)
+    assert diff(result.pod, again.pod) == [], "a second pass changes the pod"
+    assert again.warnings == []
+    return result.pod, result.warnings
+
+
+def skipped(pod: dict[str, Any]) -> tuple[SkipReason, str]:
+    with pytest.raises(Skip) as e:
+        inject(pod, read_wishes(pod), INJECTION)
+    return e.value.reason, e.value.sentence
+
+
+def flags(container: dict[str, Any]) -> dict[str, str]:
+    """Flags that were given as `--flag value`."""
+    words = [*(container.get("command") or []), *(container.get("args") or []), ""]
+    return {w: following for w, following in zip(words, words[1:], strict=False) if w.startswith("--")}
+
+
+def env(container: dict[str, Any]) -> dict[str, Any]:
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container.get("env") or []}
+
+
+def family(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["annotations"]["kvpool.dev/injected-engine"])
+
+
+def test_every_value_of_the_annotation_has_a_family():
+    assert set(ENGINES) == {*FAMILIES, "auto"}
+
+
+# -- the examples -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_examples_pods_are_as_reviewed(name: str):
+    rendered = []
+    for manifest in yaml.safe_load_all((ROOT / "examples" / f"{name}.yaml").read_text()):
+        kubernetes_validate.validate(manifest, "1.34", strict=True)
+        if manifest["kind"] != "Deployment":
+            continue
+        template = manifest["spec"]["template"]
+        metadata = template["metadata"] | {"name": manifest["metadata"]["name"]}
+        rendered.append(injected({"apiVersion": "v1", "kind": "Pod", **template, "metadata": metadata})[0])
+    assert rendered
+    text = "".join(f"---\n{yaml.safe_dump(pod, sort_keys=True, width=118)}" for pod in rendered)
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("KVPOOL_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert path.read_text() == text, f"{path} differs: look at the change, then `make golden`"
+
+
+def test_there_is_no_golden_pod_without_an_example():
+    assert {p.stem for p in GOLDEN.glob("*.yaml")} == set(EXAMPLES)
+
+
+# -- SGLang -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"command": SGLANG},
+        {"command": SGLANG[:3], "args": SGLANG[3:]},
+        {"command": ["sglang", "serve", "--model-path", "m"]},
+        {"command": ["/opt/venv/bin/sglang", "serve"], "args": ["--model-path=m"]},
+        {"command": ["tini", "--", *SGLANG]},
+        {"command": ["python3", "-m", "dynamo.sglang", "--model-path", "m"]},
+        {"command": ["python3", "/sgl-workspace/sglang/launch_server.py", "--model-path", "m"]},
+    ],
+)
+def test_sglang_gets_the_pool_as_its_storage(container: dict[str, Any]):
+    pod, _ = injected(pod_of(container))
+    added = flags(pod["spec"]["containers"][0])
+    assert added["--hicache-storage-backend"] == "dynamic"
+    assert added["--hicache-storage-prefetch-policy"] == "timeout"
+    assert added["--hicache-mem-layout"] == "page_first"
+    assert added["--page-size"] == "64"
+    assert "--enable-hierarchical-cache" in added
+    backend = json.loads(added["--hicache-storage-backend-extra-config"])
+    assert (backend["module_path"], backend["class_name"]) == ("kvpool.engines.sglang", "PoolHiCache")
+    assert backend["interface_v1"] == 1
+    assert family(pod) == "sglang"
+    assert env(pod["spec"]["containers"][0])["PYTHONPATH"] == "/run/kvpool/client"
+    assert [v["name"] for v in pod["spec"]["volumes"]] == ["kvpool"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["--page-size", "32"], "--page-size"),
+        (["--page-size=32"], "--page-size"),
+        (["--enable-hicache"], "--enable-hierarchical-cache"),
+        (["--hicache-mem-layout", "page_head"], "--hicache-mem-layout"),
+        (["--hicache-storage-prefetch-policy=best_effort"], "--hicache-storage-prefetch-policy"),
+        (["--hicache-storage-pre", "best_effort"], "--hicache-storage-prefetch-policy"),
+    ],
+)
+def test_sglangs_settings_of_the_user_stay(given: list[str], kept: str):
+    pod, _ = injected(pod_of({"command": SGLANG, "args": given}))
+    args = pod["spec"]["containers"][0]["args"]
+    assert args[: len(given)] == given
+    assert not any(w.partition("=")[0] == kept for w in args[len(given) :])
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["--hicache-storage-backend", "file"], SkipReason.CONNECTOR_PRESENT),
+        (["--hicache-storage-backend=mooncake"], SkipReason.CONNECTOR_PRESENT),
+        (["--hicache-storage-backend-extra-config", "@/etc/hicache.json"], SkipReason.CONNECTOR_PRESENT),
+        (["--enable-lmcache"], SkipReason.CONNECTOR_PRESENT),
+        (["--enable-unified-cache-external-linker"], SkipReason.CONNECTOR_PRESENT),
+        (["--disable-radix-cache"], SkipReason.UNSUPPORTED_ENGINE),
+        (["--disaggregation-mode", "decode"], SkipReason.UNSUPPORTED_ENGINE),
+        (["--disaggregation-mode=decode"], SkipReason.UNSUPPORTED_ENGINE),
+        (["--config", "/etc/sglang.yaml"], SkipReason.COMMAND_NOT_EXTENDABLE),
+    ],
+)
+def test_an_sglang_that_is_left_alone(given: list[str], reason: SkipReason):
+    found, sentence = skipped(pod_of({"command": [*SGLANG, *given]}))
+    assert found is reason
+    assert "c0" in sentence
+
+
+def test_an_sglang_that_prefills_for_others_gets_the_pool():
+    pod, _ = injected(pod_of({"command": [*SGLANG, "--disaggregation-mode", "prefill"]}))
+    assert family(pod) == "sglang"
+
+
+def test_shell_text_that_leaves_room_for_flags_gets_them():
+    text = "exec python3 -m sglang.launch_server --model-path m --page-size 32 $KVPOOL_ENGINE_ARGS"
+    pod, warnings = injected(pod_of({"command": ["sh", "-c", text]}))
+    (container,) = pod["spec"]["containers"]
+    assert container["command"] == ["sh", "-c", text]
+    assert "args" not in container
+    words = env(container)["KVPOOL_ENGINE_ARGS"].split()
+    assert "--page-size" not in words
+    assert json.loads(words[words.index("--hicache-storage-backend-extra-config") + 1])["backend_name"] == "kvpool"
+    assert not set("*?[]'\\`$") & set(env(container)["KVPOOL_ENGINE_ARGS"]), "a shell would change it"
+    assert warnings == []
+
+
+@pytest.mark.parametrize("engine", ["", "sglang"])
+def test_shell_text_without_room_for_flags_is_left_alone(engine: str):
+    text = "exec python3 -m sglang.launch_server --model-path m"
+    reason, sentence = skipped(pod_of({"command": ["sh", "-c", text]}, engine=engine))
+    assert reason is SkipReason.COMMAND_NOT_EXTENDABLE
+    assert "$KVPOOL_ENGINE_ARGS" in sentence
+
+
+def test_a_script_gets_the_flags_in_a_variable_if_the_user_names_the_engine():
+    container = {"command": ["/start.sh"]}
+    assert skipped(pod_of(container))[0] is SkipReason.UNSUPPORTED_ENGINE
+    pod, warnings = injected(pod_of(container, engine="sglang"))
+    assert "--hicache-storage-backend dynamic" in env(pod["spec"]["containers"][0])["KVPOOL_ENGINE_ARGS"]
+    assert "must hand them on" in warnings[0]
+
+
+# -- LMCache ----------------------------------------------------------------------------------------------------------
+
+ENGINE_OF_SERVER = {
+    "command": ["vllm", "serve", "m"],
+    "args": ["--kv-transfer-config", '{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both"}'],
+}
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"command": ["lmcache", "server", "--port", "5555"]},
+        {"command": ["/venv/bin/lmcache"], "args": ["server"]},
+        {"command": ["python3", "-m", "lmcache.v1.multiprocess.server"]},
+        {"command": ["python3", "-m", "lmcache.v1.multiprocess.http_server", "--port", "5555"]},
+    ],
+)
+def test_an_lmcache_server_gets_the_pool_as_its_second_level(container: dict[str, Any]):
+    pod, _ = injected(pod_of(ENGINE_OF_SERVER, container))
+    engine, server = pod["spec"]["containers"]
+    assert engine == pod_of(ENGINE_OF_SERVER)["spec"]["containers"][0], "the engine beside it was changed"
+    added = flags(server)
+    assert json.loads(added["--l2-adapter"]) == {
+        "type": "plugin",
+        "module_path": "kvpool.engines.lmcache_mp",
+        "class_name": "PoolL2Adapter",
+        "adapter_params": {},
+        "shared": True,
+    }
+    assert added["--l2-prefetch-policy"] == "retain"
+    assert env(server)["PYTHONHASHSEED"] == "0"
+    assert family(pod) == "lmcache"
+
+
+def test_an_lmcache_servers_own_settings_stay():
+    policy = {"command": ["lmcache", "server", "--l2-prefetch-policy=default"]}
+    pod, _ = injected(pod_of(policy))
+    assert "--l2-prefetch-policy" not in flags(pod["spec"]["containers"][0])
+    adapter = {"command": ["lmcache", "server", "--l2-adapter", '{"type":"fs"}']}
+    assert skipped(pod_of(adapter))[0] is SkipReason.CONNECTOR_PRESENT
+
+
+def test_an_engine_of_an_lmcache_server_elsewhere_is_told_what_to_do():
+    reason, sentence = skipped(pod_of(ENGINE_OF_SERVER))
+    assert reason is SkipReason.CONNECTOR_PRESENT
+    assert "label the server's pod" in sentence
+
+
+IN_PROCESS = {
+    "command": ["vllm", "serve", "m"],
+    "args": ["--kv-transfer-config", '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'],
+}
+
+
+def test_lmcache_in_the_engines_process_gets_the_pool_only_when_asked_for():
+    reason, sentence = skipped(pod_of(IN_PROCESS))
+    assert reason is SkipReason.CONNECTOR_PRESENT
+    assert "kvpool.dev/engine: lmcache" in sentence
+    pod, warnings = injected(pod_of(IN_PROCESS, engine="lmcache"))
+    (container,) = pod["spec"]["containers"]
+    assert container["args"] == IN_PROCESS["args"]
+    found = env(container)
+    assert found["LMCACHE_REMOTE_STORAGE_PLUGINS"] == "kvpool"
+    assert json.loads(found["LMCACHE_EXTRA_CONFIG"]) == {
+        "remote_storage_plugin.kvpool.module_path": "kvpool.engines.lmcache_remote",
+        "remote_storage_plugin.kvpool.class_name": "PoolConnectorAdapter",
+    }
+    assert found["LMCACHE_PRE_CACHING_HASH_ALGORITHM"] == "sha256_cbor"
+    assert "cache_salt" in warnings[0]
+
+
+@pytest.mark.parametrize("name", ["LMCACHE_CONFIG_FILE", "LMCACHE_REMOTE_URL", "LMCACHE_EXTRA_CONFIG"])
+def test_lmcache_that_is_configured_already_is_left_alone(name: str):
+    reason, sentence = skipped(pod_of(IN_PROCESS | {"env": [{"name": name, "value": "x"}]}, engine="lmcache"))
+    assert reason is SkipReason.CONNECTOR_PRESENT
+    assert name in sentence
+
+
+def test_lmcache_where_there_is_none():
+    assert skipped(pod_of({"command": ["vllm", "serve", "m"]}, engine="lmcache"))[0] is SkipReason.UNSUPPORTED_ENGINE
+
+
+# -- Dynamo -----------------------------------------------------------------------------------------------------------
+
+KVBM = '{"kv_connector":"DynamoConnector","kv_connector_module_path":"kvbm.vllm_integration.connector"}'
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"command": ["python3", "-m", "dynamo.vllm", "--kv-transfer-config", KVBM]},
+        {"command": ["sh", "-c", f"python3 -m dynamo.vllm --kv-transfer-config '{KVBM}'"]},
+        {"command": ["vllm", "serve", "m", f"--kv-transfer-config={KVBM}"]},
+        {"command": ["python3", "-m", "dynamo.trtllm", "--connector", "kvbm"]},
+    ],
+)
+def test_kvbm_gets_room_on_its_node_and_nothing_else(container: dict[str, Any]):
+    pod, warnings = injected(pod_of(container))
+    (changed,) = pod["spec"]["containers"]
+    assert {k: changed.get(k) for k in ("command", "args")} == {"command": container["command"], "args": None}
+    assert env(changed) == {
+        "DYN_KVBM_CPU_CACHE_GB": "4",
+        "DYN_KVBM_DISK_CACHE_GB": "16",
+        "DYN_KVBM_DISK_CACHE_DIR": "/var/lib/kvpool-kvbm",
+    }
+    assert pod["spec"]["volumes"] == [{"name": "kvpool-kvbm", "emptyDir": {"sizeLimit": "17408Mi"}}]
+    assert "initContainers" not in pod["spec"]
+    assert family(pod) == "dynamo"
+    assert "no remote tier" in warnings[-1]
+
+
+def test_kvbms_own_settings_stay():
+    command = ["python3", "-m", "dynamo.vllm", "--kv-transfer-config", KVBM]
+    mine = [{"name": "DYN_KVBM_DISK_CACHE_DIR", "value": "/nvme"}, {"name": "DYN_KVBM_CPU_CACHE_GB", "value": "100"}]
+    pod, _ = injected(pod_of({"command": command, "env": mine}))
+    assert pod["spec"]["containers"][0]["env"] == mine
+    assert "volumes" not in pod["spec"]
+    mounted = {"command": command, "volumeMounts": [{"name": "nvme", "mountPath": "/var/lib/kvpool-kvbm"}]}
+    pod, _ = injected(pod_of(mounted, volumes=[{"name": "nvme", "emptyDir": {}}]))
+    assert [v["name"] for v in pod["spec"]["volumes"]] == ["nvme"]
+
+
+def test_kvbms_host_tier_never_outgrows_the_containers_memory():
+    container = {
+        "command": ["python3", "-m", "dynamo.vllm", "--kv-transfer-config", KVBM],
+        "resources": {"limits": {"memory": "6Gi"}},
+    }
+    pod, warnings = injected(pod_of(container))
+    assert env(pod["spec"]["containers"][0])["DYN_KVBM_CPU_CACHE_GB"] == "3"
+    assert "memory limit" in warnings[0]
+
+
+def test_a_vllm_gets_kvbm_only_when_the_user_says_dynamo():
+    plain = {"command": ["python3", "-m", "dynamo.vllm", "--model", "m"]}
+    pod, _ = injected(pod_of(plain, engine="dynamo"))
+    connector = json.loads(flags(pod["spec"]["containers"][0])["--kv-transfer-config"])
+    assert connector["kv_connector"] == "DynamoConnector"
+    other = {"command": ["vllm", "serve", "m", "--kv-transfer-config", NIXL]}
+    assert skipped(pod_of(other, engine="dynamo"))[0] is SkipReason.CONNECTOR_PRESENT
+
+
+def test_dynamo_with_vllm_takes_the_vllm_route_by_the_plug_in_that_looks_at_the_version():
+    pod, _ = injected(pod_of({"command": ["python3", "-m", "dynamo.vllm", "--model", "m"]}))
+    (container,) = pod["spec"]["containers"]
+    assert family(pod) == "vllm"
+    assert "--kv-transfer-config" not in flags(container)
+    connector = json.loads(env(container)["KVPOOL_VLLM_KV_TRANSFER_CONFIG"])
+    assert connector["kv_connector"] == "OffloadingConnector"
+    assert flags(container)["--prefix-caching-hash-algo"] == "sha256_cbor"
+
+
+def test_a_copied_annotation_does_not_pass_for_an_injected_pod():
+    pod = pod_of({"command": ["sleep", "1"]})
+    pod["metadata"]["annotations"] |= {"kvpool.dev/injected": "x", "kvpool.dev/injected-engine": "dynamo"}
+    assert not is_injected(pod)
+    marked = mark_skipped(pod, Skip(SkipReason.UNSUPPORTED_ENGINE, "none"))
+    assert "kvpool.dev/injected-engine" not in marked["metadata"]["annotations"]
+
+
+# -- prefill and decode -----------------------------------------------------------------------------------------------
+
+
+def pair(*words: str, engine: str = "vllm-pd", **container: Any) -> dict[str, Any]:
+    return pod_of({"command": ["vllm", "serve", "m"], "args": list(words), **container}, engine=engine)
+
+
+@pytest.mark.parametrize("words", [["--kv-transfer-config", NIXL], [f"--kv-transfer-config={NIXL}"]])
+def test_a_nixl_connector_is_wrapped_when_asked_for(words: list[str]):
+    pod, _ = injected(pair(*words, "--port", "8000"))
+    args = pod["spec"]["containers"][0]["args"]
+    text = args[0].partition("=")[2] if len(words) == 1 else args[1]
+    whole = json.loads(text)
+    # MultiConnector gives engine_id to its parts itself and fails on a part that has one
+    assert {k: v for k, v in whole.items() if k != "kv_connector_extra_config"} == {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "engine_id": "p-1",
+    }
+    first, second = whole["kv_connector_extra_config"]["connectors"]
+    assert first == {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "kv_port": "5600"}
+    assert second["kv_connector"] == "OffloadingConnector"
+    assert second["kv_connector_extra_config"]["secondary_tiers"][0]["type"] == "PoolTier"
+    assert args[len(words) :] == ["--port", "8000", "--prefix-caching-hash-algo", "sha256_cbor"]
+    assert "kvpool-shm" in {v["name"] for v in pod["spec"]["volumes"]}
+
+
+def test_without_the_annotation_a_pair_stays_as_it_is_and_hears_what_to_do():
+    reason, sentence = skipped(pair("--kv-transfer-config", NIXL, engine=""))
+    assert reason is SkipReason.CONNECTOR_PRESENT
+    assert "kvpool.dev/engine: vllm-pd" in sentence
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--port", "8000"],
+        ["--kv-transfer-config", "{"],
+        ["--kv-transfer-config", "[]"],
+        ["--kv-transfer-config", "[" * 100_000],
+        ["--kv-transfer-config", '{"kv_connector":"MooncakeConnector","kv_role":"kv_both"}'],
+        ["--kv-transfer-config", '{"kv_connector":"MultiConnector","kv_role":"kv_both"}'],
+        ["--kv-transfer-config.kv_connector", "NixlConnector"],
+    ],
+)
+def test_what_cannot_be_wrapped_stays(words: list[str]):
+    reason, sentence = skipped(pair(*words))
+    assert reason is SkipReason.CONNECTOR_PRESENT
+    assert "vllm-pd" in sentence
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"command": ["sh", "-c", f"vllm serve m --kv-transfer-config '{NIXL}'"]},
+        {"command": ["python3", "-m", "dynamo.vllm", "--kv-transfer-config", NIXL]},
+    ],
+)
+def test_a_pair_in_a_shell_or_under_dynamo_is_not_wrapped(container: dict[str, Any]):
+    assert skipped(pod_of(container, engine="vllm-pd"))[0] is SkipReason.CONNECTOR_PRESENT
+
+
+def test_kubernetes_still_expands_what_the_user_wrote_and_nothing_of_ours():
+    theirs = '{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_connector_extra_config":{"ip":"$(POD_IP)"}}'
+    pod = pair("--kv-transfer-config", theirs)
+    pod["metadata"]["annotations"]["kvpool.dev/connector-config"] = '{"x": "$(HOME)"}'
+    made, _ = injected(pod)
+    text = made["spec"]["containers"][0]["args"][1]
+    assert '"ip":"$(POD_IP)"' in text
+    assert '"x":"$$(HOME)"' in text
+
+
+def test_a_users_failure_policy_wins_over_ours():
+    whole = beside({"kv_connector": "NixlConnector", "kv_load_failure_policy": "fail"}, {"kv_connector": "O"})
+    assert whole["kv_load_failure_policy"] == "fail"
+    assert all("kv_load_failure_policy" not in c for c in whole["kv_connector_extra_config"]["connectors"])
+
+
+# -- any pod ----------------------------------------------------------------------------------------------------------
+
+WORDS = st.sampled_from(
+    ["vllm", "serve", "sglang", "lmcache", "server", "python3", "-m", "dynamo.vllm", "sglang.launch_server", "sh", "-c"]
+    + ["--kv-transfer-config", NIXL, KVBM, "--page-size", "--l2-adapter", "--", "--config", "$KVPOOL_ENGINE_ARGS", "m"]
+    + ["vllm serve m", "sglang serve m $KVPOOL_ENGINE_ARGS", "lmcache server", "--hicache-storage-backend=file", "{"]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.lists(WORDS, max_size=6), min_size=1, max_size=2),
+    st.lists(WORDS, max_size=4),
+    st.sampled_from(ENGINES),
+)
+def test_whatever_a_pod_says_it_is_injected_once_or_left_alone(
+    commands: list[list[str]], args: list[str], engine: str
+):
+    pod = pod_of(*({"command": c, "args": args} for c in commands), engine=engine)
+    before = copy.deepcopy(pod)
+    try:
+        result = inject(pod, read_wishes(pod), INJECTION)
+    except Skip as skip:
+        assert skip.sentence
+    else:
+        assert inject(result.pod, read_wishes(result.pod), INJECTION).pod == result.pod
+        for old, new in zip(pod["spec"]["containers"], result.pod["spec"]["containers"], strict=True):
+            assert new["command"] == old["command"] or engine == "vllm-pd"
+            assert new["args"][: len(args)] == args or engine == "vllm-pd"
+    assert pod == before
+
+
+def test_flags_are_recognised_as_argparse_does():
+    known = frozenset({"--page-size", "--page"})
+    assert has_flag(["--page-size=1"], "--page-size")
+    assert has_flag(["--page-si", "1"], "--page-size")
+    assert not has_flag(["--page", "1"], "--page-size", known)
+    assert not has_flag(["page-size", "--p"], "--page-size")
