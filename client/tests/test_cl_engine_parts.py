@@ -476,6 +476,25 @@ def test_a_hash_that_the_user_chose_stays(engine_args: type[EngineArgs], monkeyp
     assert engine_args(prefix_caching_hash_algo="xxhash").create_engine_config()[1] == "xxhash"
 
 
+TIER = '{"kv_connector": "O", "kv_connector_extra_config": {"secondary_tiers": [{"module_path": "kvpool.engines.of"}]}}'
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [((0, 33, 0), "O"), ((0, 31, 2), None), ((0, 34), None), ("no such module", None)]
+)
+def test_a_vllm_that_the_tier_does_not_know_runs_without_the_pool(
+    engine_args: type[EngineArgs], monkeypatch: pytest.MonkeyPatch, version: Any, expected: str | None
+) -> None:
+    monkeypatch.setenv(vllm_plugin.CONNECTOR_ENV, TIER)
+    if isinstance(version, tuple):
+        tier = SimpleNamespace(KNOWN_VERSIONS=((0, 32), (0, 33)))
+        monkeypatch.setitem(sys.modules, "kvpool.engines.of", tier)  # type: ignore[arg-type]
+        sys.modules["vllm"].__version_tuple__ = version  # type: ignore[attr-defined]
+        sys.modules["vllm"].__version__ = ".".join(map(str, version))
+    config, _, calls = engine_args().create_engine_config()
+    assert (getattr(config, "kv_connector", None), calls) == (expected, 1)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "5"])
 def test_a_broken_connector_text_changes_nothing(
     engine_args: type[EngineArgs], monkeypatch: pytest.MonkeyPatch, text: str
