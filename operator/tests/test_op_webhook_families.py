@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def skipped(pod: dict[str, Any]) -> tuple[SkipReason, str]:
 def flags(container: dict[str, Any]) -> dict[str, str]:
     """Flags that were given as `--flag value`."""
     words = [*(container.get("command") or []), *(container.get("args") or []), ""]
-    return {w: following for w, following in zip(words, words[1:], strict=False) if w.startswith("--")}
+    return {w: following for w, following in pairwise(words) if w.startswith("--")}
 
 
 def env(container: dict[str, Any]) -> dict[str, Any]:
@@ -458,9 +459,11 @@ def test_a_users_failure_policy_wins_over_ours():
 # -- any pod ----------------------------------------------------------------------------------------------------------
 
 WORDS = st.sampled_from(
-    ["vllm", "serve", "sglang", "lmcache", "server", "python3", "-m", "dynamo.vllm", "sglang.launch_server", "sh", "-c"]
-    + ["--kv-transfer-config", NIXL, KVBM, "--page-size", "--l2-adapter", "--", "--config", "$KVPOOL_ENGINE_ARGS", "m"]
-    + ["vllm serve m", "sglang serve m $KVPOOL_ENGINE_ARGS", "lmcache server", "--hicache-storage-backend=file", "{"]
+    [
+        *("vllm", "serve", "sglang", "lmcache", "server", "python3", "-m", "dynamo.vllm", "sglang.launch_server", "sh"),
+        *("-c", "--kv-transfer-config", NIXL, KVBM, "--page-size", "--l2-adapter", "--", "--config", "m", "{"),
+        *("vllm serve m", "sglang serve m $KVPOOL_ENGINE_ARGS", "lmcache server", "--hicache-storage-backend=file"),
+    ]
 )
 
 
@@ -470,9 +473,7 @@ WORDS = st.sampled_from(
     st.lists(WORDS, max_size=4),
     st.sampled_from(ENGINES),
 )
-def test_whatever_a_pod_says_it_is_injected_once_or_left_alone(
-    commands: list[list[str]], args: list[str], engine: str
-):
+def test_whatever_a_pod_says_it_is_injected_once_or_left_alone(commands: list[list[str]], args: list[str], engine: str):
     pod = pod_of(*({"command": c, "args": args} for c in commands), engine=engine)
     before = copy.deepcopy(pod)
     try:
