@@ -93,6 +93,62 @@ def test_header_golden() -> None:
     assert block.decode_header(encoded) == golden_header()
 
 
+NAMED = block.EngineName(b"h" * 32, b"p" * 8, b"\0\0\0\1", 256, 1)
+
+
+def named_header() -> block.BlockHeader:
+    return replace(golden_header(), name=NAMED)
+
+
+def test_a_header_with_the_name_of_its_engine_golden() -> None:
+    encoded = block.encode_header(named_header())
+    assert len(encoded) == block.HEADER_BYTES
+    assert encoded[:168].hex() == HEADER["head"].replace("4b56504f4f4c42310100", "4b56504f4f4c42310200")
+    assert encoded[168:260].hex() == HEADER["name"]
+    assert not any(encoded[260:-16])
+    assert encoded[-16:].hex() == HEADER["named_header_sum"]
+    assert block.decode_header(encoded) == named_header()
+    assert sum_of(encoded, named_header()) == golden_header().payload_sum
+
+
+@pytest.mark.parametrize("bit", range(0, block.HEADER_BYTES * 8, 97))
+def test_any_flipped_bit_of_a_header_with_a_name_is_noticed(bit: int) -> None:
+    encoded = bytearray(block.encode_header(named_header()))
+    encoded[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptBlockError, match="fails its checksum"):
+        block.decode_header(encoded)
+    with pytest.raises(CorruptBlockError, match="fails its checksum"):
+        sum_of(encoded, named_header())
+
+
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [(168, b"\0"), (168, b"\37"), (168, b"\41"), (169, b"\377"), (169, b"\7"), (170, b"\21"), (170, b"\3")],
+)
+def test_a_malformed_name_is_refused_though_its_checksum_holds(offset: int, value: bytes) -> None:
+    import hashlib
+
+    body = bytearray(block.encode_header(named_header())[:-16])
+    body[offset : offset + len(value)] = value
+    forged = bytes(body) + hashlib.blake2b(body[:260], digest_size=16).digest()
+    with pytest.raises(CorruptBlockError, match="name in its engine"):
+        block.decode_header(forged)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"hash": b""}, {"hash": b"h" * 33}, {"parent": b"p" * 33}, {"part": b"x" * 17}, {"tokens": -1}]
+)
+def test_a_name_that_no_header_can_hold_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="bytes|bits"):
+        block.EngineName(**{"hash": b"h", **wrong})
+
+
+def test_the_token_of_routers() -> None:
+    token = keys.events_token(b"s" * 32, "uid", 0)
+    assert token == "0b7aadbf22f26ff0972447662f6429400d5868ffc1c6fc7e04cab3ef6f3d5f15"
+    assert len({token, keys.events_token(b"s" * 32, "uid", 1), keys.events_token(b"s" * 32, "u", 0)}) == 3
+
+
 def test_payload_checksum_golden_whole_and_in_steps() -> None:
     assert block.checksum(PAYLOAD).hex() == HEADER["payload_sum"]
     running = block.running_checksum()
@@ -121,7 +177,7 @@ def test_a_header_of_another_size_is_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "value"), [(0, b"KVPOOLB2"), (8, b"\2\0"), (10, b"\1"), (11, b"\2"), (12, b"\1\0\0\0"), (24, bytes(8))]
+    ("offset", "value"), [(0, b"KVPOOLB2"), (8, b"\3\0"), (10, b"\1"), (11, b"\2"), (12, b"\1\0\0\0"), (24, bytes(8))]
 )
 def test_a_header_of_another_kind_is_refused_though_its_checksum_holds(offset: int, value: bytes) -> None:
     body = bytearray(block.encode_header(golden_header())[:-16])

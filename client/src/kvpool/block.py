@@ -1,4 +1,4 @@
-"""The block file, format version 1: a 4096-byte header, then the payload at offset 4096.
+"""The block file, format versions 1 and 2: a 4096-byte header, then the payload at offset 4096.
 
 The payload starts at 4096 so that O_DIRECT and GPUDirect Storage can read it aligned. A block is immutable once it
 has its name. Layout of the header, little-endian; bytes 168 to 4079 must be zero:
@@ -20,6 +20,23 @@ offset bytes field
    136    16 tenant tag
    152    16 payload checksum, big-endian digest of the payload bytes as they were before the codec
   4080    16 BLAKE2b-128 of bytes 0..167
+====== ===== ==========================================================================
+
+Version 2 is version 1 and the block's name in its engine, for pools that publish events (docs/events.md). Bytes 260 to
+4079 are zero there and the checksum at 4080 is of bytes 0..259. Blocks without such a name are written as version 1.
+
+====== ===== ==========================================================================
+offset bytes field
+====== ===== ==========================================================================
+   168     1 length of the engine's block hash, 1 to 32
+   169     1 length of the parent's hash, 0 (unknown, or the first block of a prompt) to 32
+   170     1 length of the part (kvpool.keys.ident), 0 to 16
+   171     1 0
+   172     4 tokens in the block, 0: unknown
+   176     4 cache group
+   180    32 engine's block hash, padded with zeros, as are the next two
+   212    32 parent's hash
+   244    16 part
 ====== ===== ==========================================================================
 
 XXH3: https://github.com/Cyan4973/xxHash (algorithm description). BLAKE2b: RFC 7693.
@@ -50,9 +67,13 @@ __all__ = [
     "CODEC_NONE",
     "CODEC_ZSTD",
     "FORMAT_VERSION",
+    "FORMAT_VERSION_NAMED",
     "HEADER_BYTES",
     "MAGIC",
+    "MAX_ENGINE_HASH",
+    "MAX_PART",
     "BlockHeader",
+    "EngineName",
     "RunningChecksum",
     "checksum",
     "decode_header",
@@ -64,6 +85,9 @@ __all__ = [
 
 MAGIC = b"KVPOOLB1"
 FORMAT_VERSION = 1
+FORMAT_VERSION_NAMED = 2
+MAX_ENGINE_HASH = 32
+MAX_PART = 16
 HEADER_BYTES = 4096
 CODEC_NONE = 0
 CODEC_ZSTD = 1
@@ -78,6 +102,36 @@ _IDENTITY_AT = _CREATED_AT + 8
 _PAYLOAD_SUM_AT = _FIELDS.size - 16
 _SUM_AT = HEADER_BYTES - 16
 _PADDING = bytes(_SUM_AT - _FIELDS.size)  # compared, not hashed: hashing it would take as long as opening the file
+_NAME = struct.Struct("<BBBxII32s32s16s")
+_NAMED_END = _FIELDS.size + _NAME.size
+_NAMED_PADDING = bytes(_SUM_AT - _NAMED_END)
+_VERSION_AT = len(MAGIC)
+
+
+@dataclass(frozen=True)
+class EngineName:
+    """What the engine calls a block: what routers are told (docs/events.md).
+
+    `hash` (1 to 32 bytes) and `part` (at most 16) are those of kvpool.keys.ident; `parent` is the hash of the block
+    before it, empty if it is not known or there is none; `tokens` 0: unknown; `group`: the engine's cache group.
+    ValueError for anything that a header cannot hold.
+    """
+
+    hash: bytes
+    parent: bytes = b""
+    part: bytes = b""
+    tokens: int = 0
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        if (
+            not 1 <= len(self.hash) <= MAX_ENGINE_HASH
+            or len(self.parent) > MAX_ENGINE_HASH
+            or len(self.part) > MAX_PART
+        ):
+            raise ValueError("an engine's hashes have 1 to 32 bytes, a part at most 16")
+        if not 0 <= self.tokens < 1 << 32 or not 0 <= self.group < 1 << 32:
+            raise ValueError("tokens and group are numbers of 32 bits")
 
 
 @dataclass(frozen=True)
@@ -94,6 +148,7 @@ class BlockHeader:
     stored_len: int = -1
     codec: int = CODEC_NONE
     checksum_alg: int = CHECKSUM_XXH3_128
+    name: EngineName | None = None
 
     def __post_init__(self) -> None:
         if self.stored_len < 0:
@@ -133,11 +188,17 @@ def encode_header(header: BlockHeader) -> bytes:
     )
     if sizes != (32, 32, 32, 16, 16):
         raise ValueError(f"header fields must have 32, 32, 32, 16 and 16 bytes, not {sizes}")
+    name = header.name
+    version = FORMAT_VERSION if name is None else FORMAT_VERSION_NAMED
     fields = _FIELDS.pack(
-        MAGIC, FORMAT_VERSION, header.codec, header.checksum_alg, 0, header.payload_len, header.stored_len,
+        MAGIC, version, header.codec, header.checksum_alg, 0, header.payload_len, header.stored_len,
         header.created_ms, header.key, header.ident, header.fingerprint, header.tenant_tag, header.payload_sum,
     )  # fmt: skip
-    return fields + _PADDING + hashlib.blake2b(fields, digest_size=16).digest()
+    if name is not None:
+        fields += _NAME.pack(
+            len(name.hash), len(name.parent), len(name.part), name.tokens, name.group, name.hash, name.parent, name.part
+        )
+    return fields + bytes(_SUM_AT - len(fields)) + hashlib.blake2b(fields, digest_size=16).digest()
 
 
 def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", packed: bool = False) -> BlockHeader:
@@ -147,19 +208,35 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
     """
     if len(data) != HEADER_BYTES:
         raise CorruptBlockError("block header is truncated", where=where)
-    fields = data[: _FIELDS.size]
-    if data[_SUM_AT:] != hashlib.blake2b(fields, digest_size=16).digest() or data[_FIELDS.size : _SUM_AT] != _PADDING:
+    is_named = data[_VERSION_AT] == FORMAT_VERSION_NAMED
+    if not _is_whole(data, data[: _NAMED_END if is_named else _FIELDS.size]):
         raise CorruptBlockError("block header fails its checksum", where=where)
     magic, version, codec, alg, flags, payload_len, stored_len, created, key, ident, fp, tag, psum = _FIELDS.unpack(
-        fields
+        data[: _FIELDS.size]
     )
-    if magic != MAGIC or version != FORMAT_VERSION or flags != 0:
-        raise CorruptBlockError(f"not a block of format {FORMAT_VERSION}", where=where)
+    if magic != MAGIC or version not in (FORMAT_VERSION, FORMAT_VERSION_NAMED) or flags != 0:
+        raise CorruptBlockError(f"not a block of format {FORMAT_VERSION} or {FORMAT_VERSION_NAMED}", where=where)
     plain = codec == CODEC_NONE and stored_len == payload_len
     squeezed = packed and codec in (CODEC_ZSTD, CODEC_LZ4) and 0 < stored_len < payload_len
     if alg != CHECKSUM_XXH3_128 or not (plain or squeezed):
         raise CorruptBlockError("block uses a codec or checksum this build cannot read", key=key.hex(), where=where)
-    return BlockHeader(key, ident, fp, tag, payload_len, psum, created, stored_len, codec, alg)
+    name = _name_of(data, where) if is_named else None
+    return BlockHeader(key, ident, fp, tag, payload_len, psum, created, stored_len, codec, alg, name)
+
+
+def _is_whole(data: bytes | bytearray | memoryview, fields: bytes | bytearray | memoryview) -> bool:
+    padding = _PADDING if len(fields) == _FIELDS.size else _NAMED_PADDING
+    return data[_SUM_AT:] == hashlib.blake2b(fields, digest_size=16).digest() and data[len(fields) : _SUM_AT] == padding
+
+
+def _name_of(data: bytes | bytearray | memoryview, where: str) -> EngineName:
+    n_hash, n_parent, n_part, tokens, group, block_hash, parent, part = _NAME.unpack(data[_FIELDS.size : _NAMED_END])
+    if n_parent > len(parent) or any(block_hash[n_hash:] + parent[n_parent:] + part[n_part:]):
+        raise CorruptBlockError("block has a malformed name in its engine", where=where)
+    try:
+        return EngineName(block_hash[:n_hash], parent[:n_parent], part[:n_part], tokens, group)
+    except ValueError:
+        raise CorruptBlockError("block has an empty name in its engine", where=where) from None
 
 
 def payload_sum_of(
@@ -169,16 +246,16 @@ def payload_sum_of(
 
     The same as `decode_header` and `require`, in a quarter of their time: a load does it for each block.
     """
-    fields = bytes(data[: _FIELDS.size])
+    is_named = len(data) == HEADER_BYTES and data[_VERSION_AT] == FORMAT_VERSION_NAMED
+    version, end = (FORMAT_VERSION_NAMED, _NAMED_END) if is_named else (FORMAT_VERSION, _FIELDS.size)
+    fields = bytes(data[:end])
     if (
         len(data) == HEADER_BYTES
         and fields[_IDENTITY_AT:_PAYLOAD_SUM_AT] == key + ident + fingerprint + tenant_tag
-        and fields[:_CREATED_AT]
-        == _LENGTHS.pack(MAGIC, FORMAT_VERSION, CODEC_NONE, CHECKSUM_XXH3_128, 0, length, length)
-        and data[_SUM_AT:] == hashlib.blake2b(fields, digest_size=16).digest()
-        and data[_FIELDS.size : _SUM_AT] == _PADDING
+        and fields[:_CREATED_AT] == _LENGTHS.pack(MAGIC, version, CODEC_NONE, CHECKSUM_XXH3_128, 0, length, length)
+        and _is_whole(data, fields)
     ):
-        return fields[_PAYLOAD_SUM_AT:]
+        return fields[_PAYLOAD_SUM_AT : _FIELDS.size]
     header = decode_header(data)
     require(header, key=key, ident=ident, fingerprint=fingerprint, tenant_tag=tenant_tag, payload_len=length)
     return header.payload_sum

@@ -122,6 +122,7 @@ class Client:
         d = self._deadlines = self.config.deadlines
         self._forked = False
         self._lock = threading.Lock()
+        self._wants_names = False
         self._stores_under_way = 0
         self._corrupt: list[bytes] = []
         self._reads = Breaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
@@ -184,9 +185,17 @@ class Client:
 
     @_total(StoreResult(False, False, Reason.INTERNAL, 0))
     def put_from(
-        self, idents: Sequence[bytes], buffers: Sequence[Buffer], deadline: float | None = None
+        self,
+        idents: Sequence[bytes],
+        buffers: Sequence[Buffer],
+        deadline: float | None = None,
+        *,
+        names: Sequence[block.EngineName | None] = (),
     ) -> list[StoreResult]:
         """Store contiguous `buffers`, which are only read; one result per block, in order.
+
+        `names`: what the engine calls each block, for pools that publish events (docs/events.md); names of another
+        number than blocks are left out.
 
         Call it from a background thread: it returns when all is written, at the deadline at the latest. While
         `max_inflight_stores` blocks are under way it refuses at once.
@@ -197,7 +206,7 @@ class Client:
         wanted = [(i, idents[i], view) for i, view in enumerate(views) if view is not None]
         if deadline is None:
             deadline = time.monotonic() + self.store_seconds
-        job = BatchStore(deadline, self._writers)
+        job = BatchStore(deadline, self._writers, names if len(names) == len(idents) else ())
         reason = Reason.BUFFER
         if wanted:
             with self._room_for_stores(len(wanted)) as room:
@@ -250,6 +259,11 @@ class Client:
     def store_seconds(self) -> float:
         """How long a store may take."""
         return self._deadlines.store_ms / 1000
+
+    @property
+    def wants_names(self) -> bool:
+        """True if the pool asks for its blocks' names in the engine: it publishes events."""
+        return self._wants_names
 
     @property
     def connected(self) -> bool:
@@ -336,6 +350,7 @@ class Client:
 
     def _adopt(self, server: wire.ServerHello) -> None:
         """The deadlines that this sidecar asks for, from the first request on. One that was set here stays."""
+        self._wants_names = server.events
         mine, default = self.config.deadlines, Deadlines()
         asked = {
             f.name: server.deadlines[f.name]

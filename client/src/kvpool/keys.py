@@ -25,6 +25,7 @@ __all__ = [
     "FINGERPRINT_BYTES",
     "KEY_BYTES",
     "TAG_BYTES",
+    "events_token",
     "fingerprint",
     "ident",
     "key",
@@ -69,3 +70,12 @@ def tenant_tag(pool_secret: bytes, tenant: str) -> bytes:
 def peer_secret(pool_secret: bytes, pool_uid: str) -> bytes:
     """The secret with which sidecars of one pool prove themselves to each other."""
     return hmac.digest(pool_secret, b"kvpool-peer-v1" + _lp(pool_uid.encode()), "sha256")
+
+
+def events_token(pool_secret: bytes, pool_uid: str, revision: int) -> str:
+    """The bearer token of routers that ask sidecars for prefixes (docs/events.md), 64 hexadecimal digits.
+
+    It tells nothing of the secret. Another `revision` (0 to 2**32 - 1) gives another token.
+    """
+    message = b"kvpool-events-v1" + _lp(pool_uid.encode()) + revision.to_bytes(4, "little")
+    return hmac.digest(pool_secret, message, "sha256").hex()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool.answers import Wanted
+    from kvpool.block import EngineName
     from kvpool.connection import Connection
     from kvpool.workers import Workers
 
@@ -36,12 +37,16 @@ class Stored:
 
 
 class BatchStore:
-    """One call of `Client.put_from`. `outcome[place]` is Stored.STORED, Stored.HAVE or a Reason."""
+    """One call of `Client.put_from`. `outcome[place]` is Stored.STORED, Stored.HAVE or a Reason.
 
-    def __init__(self, deadline: float, workers: Workers) -> None:
+    `names` go into the blocks' headers where the pool publishes events; empty: no block has one.
+    """
+
+    def __init__(self, deadline: float, workers: Workers, names: Sequence[EngineName | None] = ()) -> None:
         self.outcome: dict[int, str] = {}
         self.deadline = deadline
         self._workers = workers
+        self._names = names
 
     def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[Wanted]) -> bool:
         """Store all; False if the deadline came first."""
@@ -82,6 +87,9 @@ class BatchStore:
             raise
         for place, status in settled:
             self.outcome[place] = Stored.HAVE if status == wire.BeginStatus.HAVE else Reason.REFUSED
+        if self._names and connection.server.events:
+            for store in stores:
+                store.name = self._names[store.index]
         return stores
 
     def _write(self, connection: Connection, expect: transfer.Expectation, stores: list[transfer.Store]) -> bool:

@@ -138,9 +138,9 @@ class Load:
 
 
 class Store:
-    """One block on its way from one buffer into an unnamed file."""
+    """One block on its way from one buffer into an unnamed file. `name`: what its header says of its engine's name."""
 
-    __slots__ = ("descriptor", "ident", "index", "key", "ok", "reason", "token", "view")
+    __slots__ = ("descriptor", "ident", "index", "key", "name", "ok", "reason", "token", "view")
 
     def __init__(self, index: int, ident: bytes, key: bytes, token: int, view: memoryview) -> None:
         self.index = index
@@ -148,6 +148,7 @@ class Store:
         self.key = key
         self.token = token
         self.view = view
+        self.name: block.EngineName | None = None
         self.descriptor = -1
         self.ok = False
         self.reason = ""
@@ -383,6 +384,7 @@ def write_file(
         payload_len=size,
         payload_sum=running.digest() if running is not None else bytes(16),
         created_ms=clock_ms(),
+        name=store.name,
     )
     encoded = block.encode_header(header)
     if os.pwrite(store.descriptor, encoded, 0) != len(encoded):

@@ -267,7 +267,7 @@ class ServerHello:
     """Answer of the sidecar. `tenant_tag` (16 bytes) goes into the headers of the blocks this client writes.
 
     `deadlines` are the fields of kvpool.config.Deadlines that the pool asks of its clients; what is left out is the
-    client's own choice.
+    client's own choice. `events`: the pool publishes events and asks for its blocks' names in the engine.
     """
 
     tenant_tag: bytes
@@ -276,6 +276,7 @@ class ServerHello:
     node: str = ""
     deadlines: dict[str, int] = field(default_factory=dict)
     version: int = PROTOCOL_VERSION
+    events: bool = False
 
     def pack(self) -> bytes:
         """JSON body of the reply to HELLO."""
@@ -287,6 +288,7 @@ class ServerHello:
                 "pool": self.pool,
                 "node": self.node,
                 "deadlines": self.deadlines,
+                **({"events": True} if self.events else {}),
             }
         )
 
@@ -304,6 +306,7 @@ class ServerHello:
             node=_text_field(value, "node", 256),
             deadlines={k: _int_field(deadlines, k, 1 << 31) for k in deadlines if isinstance(k, str)},
             version=_int_field(value, "version", 0xFFFF),
+            events=value.get("events") is True,
         )
 
 

@@ -16,6 +16,7 @@ from kvpool.workers import Workers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvpool.block import EngineName
     from kvpool.client import Client
     from kvpool.wire import Tier
 
@@ -75,8 +76,15 @@ class Jobs:
 
         self._loaders.submit(lambda: self._run(job, True, len(idents), run, settle))
 
-    def submit_store(self, job: int, client: Client, idents: Sequence[bytes], slots: Sequence[memoryview]) -> None:
-        """Store `slots` as the blocks."""
+    def submit_store(
+        self,
+        job: int,
+        client: Client,
+        idents: Sequence[bytes],
+        slots: Sequence[memoryview],
+        names: Sequence[EngineName | None] = (),
+    ) -> None:
+        """Store `slots` as the blocks; `names`: see Client.put_from."""
         count = len(idents)
         with self._condition:
             self._pending += 1
@@ -85,7 +93,7 @@ class Jobs:
             self._queued_stores += 0 if drop else count
 
         def run() -> tuple[tuple[bool, ...], tuple[Tier, ...], int]:
-            results = client.put_from(idents, slots)
+            results = client.put_from(idents, slots, names=names) if names else client.put_from(idents, slots)
             return tuple(r.ok for r in results), (), sum(r.bytes for r in results)
 
         def settle() -> None:
