@@ -139,7 +139,7 @@ def test_a_malformed_name_is_refused_though_its_checksum_holds(offset: int, valu
     "wrong", [{"hash": b""}, {"hash": b"h" * 33}, {"parent": b"p" * 33}, {"part": b"x" * 17}, {"tokens": -1}]
 )
 def test_a_name_that_no_header_can_hold_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="bytes|bits"):
+    with pytest.raises(ValueError, match=r"bytes|bits"):
         block.EngineName(**{"hash": b"h", **wrong})
 
 

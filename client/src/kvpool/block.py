@@ -124,11 +124,8 @@ class EngineName:
     group: int = 0
 
     def __post_init__(self) -> None:
-        if (
-            not 1 <= len(self.hash) <= MAX_ENGINE_HASH
-            or len(self.parent) > MAX_ENGINE_HASH
-            or len(self.part) > MAX_PART
-        ):
+        sizes = (len(self.hash), len(self.parent), len(self.part))
+        if not sizes[0] or max(sizes[:2]) > MAX_ENGINE_HASH or sizes[2] > MAX_PART:
             raise ValueError("an engine's hashes have 1 to 32 bytes, a part at most 16")
         if not 0 <= self.tokens < 1 << 32 or not 0 <= self.group < 1 << 32:
             raise ValueError("tokens and group are numbers of 32 bits")
@@ -231,7 +228,8 @@ def _is_whole(data: bytes | bytearray | memoryview, fields: bytes | bytearray | 
 
 def _name_of(data: bytes | bytearray | memoryview, where: str) -> EngineName:
     n_hash, n_parent, n_part, tokens, group, block_hash, parent, part = _NAME.unpack(data[_FIELDS.size : _NAMED_END])
-    if n_parent > len(parent) or any(block_hash[n_hash:] + parent[n_parent:] + part[n_part:]):
+    fits = n_hash <= len(block_hash) and n_parent <= len(parent) and n_part <= len(part)
+    if not fits or any(block_hash[n_hash:] + parent[n_parent:] + part[n_part:]):
         raise CorruptBlockError("block has a malformed name in its engine", where=where)
     try:
         return EngineName(block_hash[:n_hash], parent[:n_parent], part[:n_part], tokens, group)

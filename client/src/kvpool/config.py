@@ -25,6 +25,7 @@ __all__ = [
     "CacheConfig",
     "ClientConfig",
     "Deadlines",
+    "EventsConfig",
     "FsspecTier",
     "IndexConfig",
     "LocalTier",
@@ -193,6 +194,31 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
+class EventsConfig:
+    """KV events for routers, in vLLM's wire format (docs/events.md)."""
+
+    enabled: bool = _doc("Publish which blocks this node has, and answer routers.", default=False)
+    port: int = _doc("ZeroMQ PUB socket on the pod's address.", default=5557)
+    replay_port: int = _doc("ZeroMQ ROUTER socket for what a subscriber missed, on the pod's address.", default=5558)
+    topic: str = _doc(
+        "Topic of the messages; `{node}`, `{pool}` and `{namespace}` are filled in.", default="kv@{node}@"
+    )
+    hashes: str = _doc(
+        "Bytes (the engine's hashes as they are) or Int64 (the low 64 bits, as vLLM publishes them by default).",
+        default="Bytes",
+    )
+    token_revision: int = _doc("Another number makes another bearer token for routers.", default=0)
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.port < 65536 and 0 <= self.replay_port < 65536) or self.port == self.replay_port != 0:
+            raise ConfigError("events: port and replay_port are two ports")
+        if self.hashes not in ("Bytes", "Int64"):
+            raise ConfigError(f"events.hashes: unknown {self.hashes!r}")
+        if len(self.topic) > 512 or not 0 <= self.token_revision < 1 << 32:
+            raise ConfigError("events: the topic is too long, or token_revision is no number of 32 bits")
+
+
+@dataclass(frozen=True)
 class PoolConfig:
     """Everything a sidecar must know of its pool; the same on every node."""
 
@@ -208,6 +234,7 @@ class PoolConfig:
     cache: CacheConfig = _doc("Block sizes, write policy, eviction.", default_factory=CacheConfig)
     peer: PeerConfig = _doc("Reads from other nodes.", default_factory=PeerConfig)
     deadlines: Deadlines = _doc("Deadlines that the sidecar tells its clients.", default_factory=Deadlines)
+    events: EventsConfig = _doc("KV events for routers.", default_factory=EventsConfig)
     allowed_namespaces: tuple[str, ...] = _doc(
         "Namespaces whose pods are served; `*` is every namespace. The operator resolves selectors.", default=("*",)
     )

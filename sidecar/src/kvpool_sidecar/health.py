@@ -1,4 +1,7 @@
-"""/healthz, /readyz, /metrics and /status over HTTP: read-only, no names of tenants, bounded in threads and time."""
+"""/healthz, /readyz, /metrics and /status over HTTP: read-only, no names of tenants, bounded in threads and time.
+
+Where the pool publishes events there is /prefixes, too, for who shows the token (kvpool_sidecar.server.prefixes).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvpool_sidecar.metrics import Metrics
+    from kvpool_sidecar.server.prefixes import Prefixes
     from kvpool_sidecar.status import StatusReport
 
 __all__ = ["HealthServer"]
@@ -23,6 +27,7 @@ log = logging.getLogger(__name__)
 _MAX_THREADS = 16
 _TIMEOUT_S = 5.0  # for a whole request, however its bytes are spread over time
 _ROOM_S = 0.5
+_MAX_BODY = 512 << 10
 
 
 class HealthServer(ThreadingHTTPServer):
@@ -32,10 +37,13 @@ class HealthServer(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 32
 
-    def __init__(self, host: str, port: int, report: StatusReport, metrics: Metrics) -> None:
+    def __init__(
+        self, host: str, port: int, report: StatusReport, metrics: Metrics, prefixes: Prefixes | None = None
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.report = report
         self.metrics = metrics
+        self.prefixes = prefixes
         self._started = False
         self._slots = threading.Semaphore(_MAX_THREADS)
         self._lock = threading.Lock()
@@ -125,6 +133,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, "application/json", json.dumps(self.server.report()).encode() + b"\n")
         else:
             self._answer(404, "text/plain", b"/healthz /readyz /metrics /status\n")
+
+    def do_POST(self) -> None:
+        prefixes = self.server.prefixes
+        self.close_connection = True
+        if prefixes is None or self.path.partition("?")[0] != "/prefixes":
+            self._answer(404, "text/plain", b"there is nothing to ask\n")
+            return
+        if not prefixes.is_allowed(self.headers.get("Authorization", "")):
+            self._answer(401, "text/plain", b"show the pool's token for events: Authorization: Bearer ...\n")
+            return
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit() or not 0 < int(length[:9]) <= _MAX_BODY or len(length) > 9:
+            self._answer(413, "text/plain", b"give a Content-Length of at most 512 KiB\n")
+            return
+        code, told = prefixes.answer(self.rfile.read(int(length)))
+        self._answer(code, "application/json", json.dumps(told).encode() + b"\n")
 
     def _answer(self, code: int, kind: str, body: bytes) -> None:
         self.send_response(code)

@@ -26,6 +26,9 @@ kvpool_sidecar_warm_up_total             {result} blocks and bytes copied from p
 kvpool_sidecar_compression_total         {what} blocks compressed, incompressible and decompressed; raw-bytes became
                                          stored-bytes
 kvpool_sidecar_reports_total             {result} blocks that clients reported corrupt
+kvpool_events_total                      {event} published to routers: stored, removed, cleared; batches, and replays
+                                         of them; kvpool_events_lost_total: {reason} what was not
+kvpool_events_prefix_queries_total       {result} questions of routers; kvpool_events_waiting, _known: see /status
 kvpool_sidecar_capacity_bytes ... _index_connected   gauges, see /status
 ======================================== ===================================================================
 """
@@ -74,6 +77,9 @@ _COUNTERS = (
     ("warm_up", "kvpool_sidecar_warm_up", "result", "Blocks and bytes copied from peers after joining."),
     ("compression", "kvpool_sidecar_compression", "what", "Blocks and bytes compressed for the shared tier."),
     ("reports", "kvpool_sidecar_reports", "result", "Blocks that clients reported as corrupt."),
+    ("kv_events", "kvpool_events", "event", "Events published to routers, batches of them, and replays."),
+    ("kv_events_lost", "kvpool_events_lost", "reason", "Blocks and events that routers were not told of."),
+    ("prefix_queries", "kvpool_events_prefix_queries", "result", "Questions of routers how far nodes have a prompt."),
 )
 
 
@@ -111,6 +117,14 @@ _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
 )
 
 
+_KV_EVENTS = {
+    "next": "Number of the next batch of events.",
+    "remembered": "Batches that can be replayed.",
+    "waiting": "Events and blocks that are still to be published.",
+    "known": "Blocks whose names in their engines are known.",
+}
+
+
 class Metrics(Collector):
     """A registry of its own: nothing of the interpreter or of other libraries gets in."""
 
@@ -130,6 +144,8 @@ class Metrics(Collector):
         status = self._report()
         for name, text, value in _GAUGES:
             yield GaugeMetricFamily(f"kvpool_sidecar_{name}", text, value=float(value(status)))
+        for name, n in status.get("kv_events", {}).items():
+            yield GaugeMetricFamily(f"kvpool_events_{name}", _KV_EVENTS[name], value=float(n))
         tenants = GaugeMetricFamily(
             "kvpool_sidecar_shared_tenant_bytes", "Bytes of a tenant's blocks in the shared tier.", labels=["tenant"]
         )

@@ -14,7 +14,7 @@ from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvpool_sidecar.store.base import Block, Store
 
@@ -34,6 +34,7 @@ class SharedTier:
         self.store = store
         self.guard = Guard("shared tier", _THREADS, _BACKLOG, Breaker(failures, cooldown_s, time.monotonic))
         self.problem = ""
+        self.on_absent: Callable[[Sequence[bytes]], None] = lambda _keys: None  # told of what is surely not there
         self._lock = threading.Lock()
         self._seen: OrderedDict[bytes, float] = OrderedDict()
 
@@ -49,6 +50,7 @@ class SharedTier:
         asked = [key for key, is_known in zip(keys, known, strict=True) if not is_known]
         results = self.guard.call_all([functools.partial(self.store.has, key) for key in asked], timeout_s)
         self._note(results)
+        self.on_absent([key for key, result in zip(asked, results, strict=True) if result is False])
         answers = iter(results)
         found = [is_known or next(answers) is True for is_known in known]
         for key, is_found in zip(keys, found, strict=True):
@@ -61,6 +63,7 @@ class SharedTier:
         jobs = [functools.partial(self.store.open, key) for key in keys]
         results = self.guard.call_all(jobs, timeout_s, discard=_close)
         self._note(results)
+        self.on_absent([key for key, result in zip(keys, results, strict=True) if result is None])
         blocks = [None if isinstance(r, Exception) else r for r in results]
         for key, block in zip(keys, blocks, strict=True):
             if block is None:

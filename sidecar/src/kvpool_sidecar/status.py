@@ -49,6 +49,7 @@ class StatusReport:
         admission: Admission,
         warm_up: Callable[[], dict[str, Any]],
         security: Security,
+        kv_events: Callable[[], dict[str, Any]] | None = None,
         stats: Stats,
         ready: Callable[[], bool],
     ) -> None:
@@ -67,6 +68,7 @@ class StatusReport:
         self._admission = admission
         self._warm_up = warm_up
         self._security = security
+        self._kv_events = kv_events
         self.stats = stats
         self.ready = ready
 
@@ -123,6 +125,7 @@ class StatusReport:
             "warm_up": self._warm_up(),
             "compression": self.stats.whole("compression"),
             "peers": self._security.status(),
+            **({"kv_events": self._kv_events()} if self._kv_events is not None else {}),
             "congestion_control": self._congestion_control,
             "fingerprints": self._fingerprints.latest(),
         }

@@ -110,6 +110,24 @@ class PeerDirectory:
             answers[span.start : span.stop] = b"\1" * len(span)
         return answers
 
+    def holders(self, keys: Sequence[bytes], timeout_s: float) -> list[set[str]] | None:
+        """Names of the living peers that are said to have each block, in order; None if nobody could tell in time."""
+        deadline = self._clock() + min(timeout_s, self._lookup_s)
+        told = self._in_time(lambda: dict(enumerate(self._all_records(keys, deadline))), deadline)
+        if len(told) != len(keys):
+            return None
+        now = self._clock()
+        with self._lock:
+            found = [[self._alive(key, r, now) for r in told[n]] for n, key in enumerate(keys)]
+        return [{one.peer.node for one in some if one is not None} for some in found]
+
+    def _all_records(self, keys: Sequence[bytes], deadline: float) -> list[tuple[Record, ...]]:
+        records = self._index.locate(keys)
+        strangers = self._strangers(records)
+        if strangers and self._clock() < deadline:
+            self._note_nodes(strangers, self._index.ask((), strangers))
+        return records
+
     def forget(self, key: bytes) -> None:
         """What we believed of `key` was wrong."""
         with self._lock:

@@ -17,6 +17,7 @@ from kvpool_sidecar.admission import Admission
 from kvpool_sidecar.after_lookup import AfterLookup, Listener
 from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.copier import Copier
+from kvpool_sidecar.events.feed import Feed, Place
 from kvpool_sidecar.guard import Guard
 from kvpool_sidecar.health import HealthServer
 from kvpool_sidecar.heat import Heat
@@ -35,6 +36,7 @@ from kvpool_sidecar.server.g4 import open_shared
 from kvpool_sidecar.server.handoff import Handoff
 from kvpool_sidecar.server.listener import PodListeners
 from kvpool_sidecar.server.pod import Pod
+from kvpool_sidecar.server.prefixes import Prefixes
 from kvpool_sidecar.server.session import Session
 from kvpool_sidecar.server.usage import Fingerprints
 from kvpool_sidecar.shared_tier import SharedTier
@@ -56,8 +58,11 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
+    from kvpool.block import BlockHeader
+    from kvpool_sidecar.events.publisher import Publisher
     from kvpool_sidecar.index.base import Index
     from kvpool_sidecar.settings import ServeSettings
+    from kvpool_sidecar.store.local import LocalStore
     from kvpool_sidecar.store.root import Root
 
 __all__ = ["App", "serve"]
@@ -65,6 +70,7 @@ __all__ = ["App", "serve"]
 log = logging.getLogger(__name__)
 
 _HOUSEKEEPING_S = 2.0
+_SHARED_LOOKS = 32  # at blocks that routers were told to be on the shared tier, each time
 _WATCH_DRIVES_S = 1.0
 _DATA_REQUESTS = ("open", "begin")
 _DRAIN_S = 2.0
@@ -79,9 +85,23 @@ class _StoreEvents(Events):
     def __init__(self, stats: Stats) -> None:
         self.announcer: Announcer | None = None
         self.copier: Copier | None = None
+        self.feed: Feed | None = None
+        self.local: LocalStore | None = None
         self._stats = stats
 
+    def stored(self, key: bytes, header: BlockHeader) -> None:
+        if self.feed is not None:
+            self.feed.stored(key, header)
+            if self.local is not None and not self.local.has(key):  # it went while it was told
+                self.feed.gone([key], Place.LOCAL)
+
+    def shared(self, key: bytes) -> None:
+        if self.feed is not None:
+            self.feed.shared(key)
+
     def gone(self, keys: list[bytes]) -> None:
+        if self.feed is not None:
+            self.feed.gone(keys, Place.LOCAL)
         if self.announcer is not None:
             self.announcer.withdraw(keys)
         if self.copier is not None:
@@ -124,15 +144,29 @@ class App:
     def _open_tiers(self, made: contextlib.ExitStack) -> None:
         config, settings = self._config, self._settings
         self._events = _StoreEvents(self._stats)
+        self._feed = self._events.feed = Feed(self._stats) if config.events.enabled else None
+        for namespace in config.allowed_namespaces:
+            if namespace != "*":
+                self._knows_tenant(Tenant(settings.secret, namespace), namespace)
         read_paths = {tier.path: ro for tier in config.local if (ro := settings.read_path(tier.path)) is not None}
-        self._local = open_local(config.local, config.cache, config.uid, read_paths=read_paths, events=self._events)
+        self._local = open_local(
+            config.local,
+            config.cache,
+            config.uid,
+            read_paths=read_paths,
+            events=self._events,
+            read_headers=self._feed is not None,
+        )
         made.callback(self._local.close)
+        self._events.local = self._local
         self._shared: SharedTier | None = None
         self._copier: Copier | None = None
         self._keeper: SharedKeeper | None = None
         shared = open_shared(settings, self._local, lambda key, n: self._announcer.announce(key, n), self._stats)
         if shared is not None:
             self._shared = SharedTier(shared)
+            if (feed := self._feed) is not None:
+                self._shared.on_absent = lambda keys: feed.gone(keys, Place.SHARED)
             made.callback(self._shared.close)
             self._keeper = make_keeper(config, settings.node, self._shared, self._stats, self._fingerprints.known)
             if self._keeper is not None:
@@ -251,6 +285,9 @@ class App:
 
     def _open_clients(self, made: contextlib.ExitStack) -> None:
         settings = self._settings
+        self._publisher = self._make_publisher()
+        if self._publisher is not None:
+            made.callback(self._publisher.stop)
         self._inspector = Inspector(self._local, self._shared, self._peers, self._dial, self._stats)
         made.callback(self._inspector.stop)
         self._prefetcher: Prefetcher | None = None
@@ -297,11 +334,39 @@ class App:
             admission=self._admission,
             warm_up=self._warm_up.status if self._warm_up is not None else lambda: {"state": "off"},
             security=self._security,
+            kv_events=self._publisher.status if self._publisher is not None else None,
             stats=self._stats,
             ready=lambda: self._serving,
         )
-        self._health = HealthServer(settings.address, self._config.http_port, report, Metrics(report))
+        prefixes = self._make_prefixes() if self._publisher is not None else None
+        self._health = HealthServer(settings.address, self._config.http_port, report, Metrics(report), prefixes)
         made.callback(self._health.stop)
+
+    def _make_publisher(self) -> Publisher | None:
+        if self._feed is None:
+            return None
+        from kvpool_sidecar.events.publisher import Publisher  # the only part that needs ZeroMQ
+
+        config, events = self._config, self._config.events
+        names = {"{node}": self._settings.node, "{pool}": config.pool, "{namespace}": config.namespace}
+        topic = events.topic
+        for place, name in names.items():
+            topic = topic.replace(place, name)
+        return Publisher(
+            self._settings.address,
+            port=events.port,
+            replay_port=events.replay_port,
+            topic=topic,
+            feed=self._feed,
+            stats=self._stats,
+            int_hashes=events.hashes == "Int64",
+            models=lambda: dict(self._fingerprints.known()),
+        )
+
+    def _make_prefixes(self) -> Prefixes:
+        settings, config = self._settings, self._config
+        token = keys.events_token(settings.secret, config.uid, config.events.token_revision)
+        return Prefixes(token, settings.secret, settings.node, self._local, self._peers, self._shared, self._stats)
 
     def _lookup_listeners(self) -> list[Listener]:
         listeners: list[Listener] = []
@@ -337,6 +402,8 @@ class App:
         threading.Thread(target=self._watch_drives, name="drives", daemon=True).start()
         if self._shared is not None:
             threading.Thread(target=self._housekeep_shared, name="housekeeping-shared", daemon=True).start()
+        if self._publisher is not None:
+            self._publisher.start()
         self._listeners.start()
         if self._handoff is not None:
             self._handoff.start()
@@ -369,9 +436,14 @@ class App:
         if not is_allowed(identity, self._config.allowed_namespaces):
             raise RefusedError(f"namespace {identity.namespace} is not among those this pool serves")
         tenant = Tenant(self._settings.secret, tenant_of(identity))
+        self._knows_tenant(tenant, tenant_of(identity))
         write_room = self._local.usage().capacity_bytes // _POD_SHARE
         self._listeners.add(Pod(identity, tenant, write_room), listener)
         log.info("serving pod %s/%s", identity.namespace, identity.pod)
+
+    def _knows_tenant(self, tenant: Tenant, name: str) -> None:
+        if self._feed is not None:
+            self._feed.tenant(tenant.tag, name)
 
     def _sync(self, known: set[str]) -> None:
         for uid in self._listeners.uids() - known:
@@ -401,8 +473,17 @@ class App:
                 continue
             try:
                 self._shared.store.housekeep()
+                if self._feed is not None and self._config.fsspec is None:  # looking costs money in an object store
+                    self._look_again(self._shared, self._feed.some_shared(_SHARED_LOOKS))
             except Exception as e:
                 log.warning("the shared tier: %s", e)
+
+    @staticmethod
+    def _look_again(shared: SharedTier, keys: list[bytes]) -> None:
+        """Tell routers what another node's sweep has removed (SharedTier.on_absent)."""
+        for key in keys:
+            shared.forget(key)
+        shared.has_many(keys, _HOUSEKEEPING_S)
 
 
 def serve(settings: ServeSettings) -> int:

@@ -183,6 +183,7 @@ class Session:
             pool=f"{config.namespace}/{config.pool}",
             node=self._node_name,
             deadlines=asdict(config.deadlines),
+            events=config.events.enabled,
         )
         self._reply(head, answer.pack())
 

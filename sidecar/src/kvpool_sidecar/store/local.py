@@ -143,8 +143,12 @@ def open_local(
     *,
     read_paths: dict[str, str] | None = None,
     events: Events | None = None,
+    read_headers: bool = False,
 ) -> LocalStore:
-    """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only."""
+    """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only.
+
+    `read_headers`: a scan reads what each block says of itself, for Events.stored.
+    """
     roots: list[Root] = []
     pins: Callable[[int], Pins] | None = None
     if cache.pinned_percent:
@@ -175,6 +179,7 @@ def open_local(
                     policy=cache.eviction_policy,
                     pins=pins,
                     dedicated=tier.dedicated_filesystem,
+                    read_headers=read_headers,
                 )
             )
     except BaseException:

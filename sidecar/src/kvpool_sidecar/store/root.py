@@ -50,6 +50,12 @@ _NOT_A_BLOCK = {errno.ENOTDIR, errno.ELOOP}
 class Events:
     """What the owner wants to know; called without a lock held. Subclass and override."""
 
+    def stored(self, key: bytes, header: BlockHeader) -> None:
+        """A block is here now, or was found by the scan (only where headers are read)."""
+
+    def shared(self, key: bytes) -> None:
+        """The shared tier has a copy of a block that is here."""
+
     def gone(self, keys: list[bytes]) -> None:
         """Evicted, vanished or quarantined: the index should know."""
 
@@ -90,6 +96,7 @@ class Root(Store):
         node_files: tuple[str, ...] = filesystem.NODE_FILES,
         clock: Callable[[], float] | None = None,
         pending_max_age_s: float = _PENDING_MAX_AGE_S,
+        read_headers: bool = False,
     ) -> None:
         self.name = name
         self._limits = limits
@@ -105,7 +112,7 @@ class Root(Store):
             self._table = PerTenant(lambda: table_for(limits.tenant_bytes))
         if limits.idle_s:
             self._table.save_every_s = min(SAVE_EVERY_S, limits.idle_s / 4)
-        self._reads_headers = bool(limits.tenant_bytes or limits.max_age_s)
+        self._reads_headers = bool(read_headers or limits.tenant_bytes or limits.max_age_s)
         self._clock = clock
         self._expire_at = 0.0
         self._started_at, self._started = time.time(), time.monotonic()
@@ -260,6 +267,7 @@ class Root(Store):
             self._note(e)  # it is copied once more after a restart
         finally:
             os.close(fd)
+        self._events.shared(key)
 
     # -- removing
 
@@ -375,6 +383,7 @@ class Root(Store):
             info = os.fstat(pending.reader)
         with self._lock:
             self._table.add(pending.key, _entry(info, header))
+        self._events.stored(pending.key, header)
         self._keep_to_quota(header.tenant_tag)
         return True
 
@@ -550,8 +559,12 @@ class Root(Store):
             is_new = key not in self._table
             if is_new:
                 self._table.add(key, _entry(info, header))
+        if is_new and header is not None:
+            self._events.stored(key, header)
         if is_new and not info.st_mode & stat.S_ISVTX:
             self._events.not_shared(key, info.st_size - HEADER_BYTES)
+        elif is_new:
+            self._events.shared(key)
 
     def _header_of(self, key: bytes) -> BlockHeader | None:
         """What a block of before this start says of itself; None if it cannot be read, which its reader will notice."""

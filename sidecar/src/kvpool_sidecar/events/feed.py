@@ -1,0 +1,218 @@
+"""What routers are to be told, in order: a bounded queue in front of a list of everything that is here.
+
+Whoever stores or removes a block never waits: an event that finds no room empties the queue, and everything is told
+again from the beginning, after a `CLEARED`. A tenant's blocks are told once the tenant's name is known.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool import keys as names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kvpool.block import BlockHeader, EngineName
+    from kvpool_sidecar.stats import Stats
+
+__all__ = ["Event", "Feed", "Kind", "Place"]
+
+_MAX_BLOCKS = 1 << 18
+_MAX_QUEUED = 1 << 16
+_MAX_TENANTS = 1 << 14
+_AGAIN_S = 60.0
+
+
+class Place(enum.IntFlag):
+    NOWHERE = 0
+    LOCAL = 1  # this node's drives
+    SHARED = 2  # the shared tier
+
+
+class Kind(enum.Enum):
+    STORED = "stored"
+    REMOVED = "removed"
+    CLEARED = "cleared"
+
+
+class Event(NamedTuple):
+    """`name` is None for CLEARED. `place`: one."""
+
+    kind: Kind
+    name: EngineName | None = None
+    place: Place = Place.NOWHERE
+    tenant: str = ""
+    fingerprint: bytes = b""
+
+
+class _Known:
+    __slots__ = ("fingerprint", "name", "place", "tag")
+
+    def __init__(self, name: EngineName, tag: bytes, fingerprint: bytes) -> None:
+        self.name = name
+        self.tag = tag
+        self.fingerprint = fingerprint
+        self.place = Place.NOWHERE
+
+
+class Feed:
+    """Thread-safe; nothing here blocks. `wake` is called when there is something to take."""
+
+    def __init__(
+        self,
+        stats: Stats,
+        *,
+        max_blocks: int = _MAX_BLOCKS,
+        max_queued: int = _MAX_QUEUED,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._stats = stats
+        self._max_blocks = max_blocks
+        self._max_queued = max_queued
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._blocks: dict[bytes, _Known] = {}
+        self._elsewhere: OrderedDict[bytes, None] = OrderedDict()  # of these, what is on the shared tier alone
+        self._tenants: dict[bytes, str] = {}  # name by tag
+        self._queue: deque[Event] = deque([Event(Kind.CLEARED)])
+        self._due: dict[bytes, None] = {}  # to be told as they are when their turn comes
+        self._gap = False
+        self._again_at = 0.0
+
+    def tenant(self, tag: bytes, name: str) -> None:
+        """Blocks with this tag are of the tenant `name`."""
+        with self._lock:
+            if tag in self._tenants or len(self._tenants) >= _MAX_TENANTS:
+                return
+            self._tenants[tag] = name
+            self._due.update((key, None) for key, known in self._blocks.items() if known.tag == tag)
+        self.wake()
+
+    def stored(self, key: bytes, header: BlockHeader) -> None:
+        """A block is on this node's drives now."""
+        name = header.name
+        if name is None:
+            self._stats.add("kv_events_lost", "unnamed")
+            return
+        if names.ident(header.fingerprint, name.hash, name.part) != header.ident:
+            self._stats.add("kv_events_lost", "false-name")
+            return
+        with self._lock:
+            if key not in self._blocks and not self._make_room():
+                self._stats.add("kv_events_lost", "too-many")
+                return
+            known = self._blocks.setdefault(key, _Known(name, header.tenant_tag, header.fingerprint))
+            self._elsewhere.pop(key, None)
+            self._add(known, Place.LOCAL)
+        self.wake()
+
+    def shared(self, key: bytes) -> None:
+        """The shared tier has a copy of a block that is here."""
+        with self._lock:
+            known = self._blocks.get(key)
+            if known is None:
+                return
+            self._add(known, Place.SHARED)
+        self.wake()
+
+    def gone(self, keys: Iterable[bytes], place: Place) -> None:
+        """They are no longer there."""
+        with self._lock:
+            for key in keys:
+                if (known := self._blocks.get(key)) is not None:
+                    self._take_away(key, known, place)
+        self.wake()
+
+    def some_shared(self, count: int) -> list[bytes]:
+        """Blocks that were told to be on the shared tier and nowhere else, other ones at each call."""
+        with self._lock:
+            return list(self._elsewhere) if len(self._elsewhere) <= count else self._rotate(count)
+
+    def tell_all_again(self) -> None:
+        """Somebody missed more than can be replayed; done once a minute at most."""
+        with self._lock:
+            if self._clock() < self._again_at:
+                return
+            self._start_again()
+        self.wake()
+
+    def take(self, limit: int) -> tuple[list[Event], bool]:
+        """The next events, at most about `limit`; True if events before them were lost."""
+        events: list[Event] = []
+        with self._lock:
+            gap, self._gap = self._gap, False
+            while self._queue and len(events) < limit:
+                events.append(self._queue.popleft())
+            while self._due and not self._queue and len(events) < limit:
+                key = next(iter(self._due))
+                del self._due[key]
+                if (known := self._blocks.get(key)) is not None:
+                    events += [self._event(Kind.STORED, known, place) for place in known.place]
+        return [event for event in events if event.kind is Kind.CLEARED or event.tenant], gap
+
+    @property
+    def waiting(self) -> int:
+        """Events and blocks that are still to be told."""
+        return len(self._queue) + len(self._due)
+
+    @property
+    def known(self) -> int:
+        """Blocks whose names are known."""
+        return len(self._blocks)
+
+    def _add(self, known: _Known, place: Place) -> None:
+        if not known.place & place:
+            known.place |= place
+            self._put(self._event(Kind.STORED, known, place))
+
+    def _take_away(self, key: bytes, known: _Known, place: Place) -> None:
+        if not known.place & place:
+            return
+        known.place &= ~place
+        if known.place == Place.SHARED:
+            self._elsewhere[key] = None
+        elif not known.place:
+            del self._blocks[key]
+            self._elsewhere.pop(key, None)
+            self._due.pop(key, None)
+        self._put(self._event(Kind.REMOVED, known, place))
+
+    def _make_room(self) -> bool:
+        """What is on the shared tier alone gives way: it is found by lookups all the same."""
+        if len(self._blocks) < self._max_blocks:
+            return True
+        if not self._elsewhere:
+            return False
+        key = next(iter(self._elsewhere))
+        self._take_away(key, self._blocks[key], Place.SHARED)
+        return True
+
+    def _rotate(self, count: int) -> list[bytes]:
+        some = [self._elsewhere.popitem(last=False)[0] for _ in range(count)]
+        self._elsewhere.update(dict.fromkeys(some))
+        return some
+
+    def _event(self, kind: Kind, known: _Known, place: Place) -> Event:
+        return Event(kind, known.name, place, self._tenants.get(known.tag, ""), known.fingerprint)
+
+    def _put(self, event: Event) -> None:
+        if not event.tenant:
+            return  # told when the tenant's name is known
+        if len(self._queue) >= self._max_queued:
+            self._stats.add("kv_events_lost", "dropped", len(self._queue) + 1)
+            self._start_again()
+            return
+        self._queue.append(event)
+
+    def _start_again(self) -> None:
+        self._gap = True
+        self._again_at = self._clock() + _AGAIN_S
+        self._queue.clear()
+        self._queue.append(Event(Kind.CLEARED))
+        self._due = dict.fromkeys(self._blocks)

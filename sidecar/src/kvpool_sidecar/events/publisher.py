@@ -1,0 +1,329 @@
+"""Events on ZeroMQ in vLLM's wire format: the only module that knows ZeroMQ and MessagePack.
+
+A PUB socket sends `[topic, number, payload]`: the number is 8 bytes big-endian and counts from 0 at each start of the
+sidecar; the payload is MessagePack of `[time, [events], null]`, each event a map with its `type`. A ROUTER socket is
+asked with the number of the first batch that a subscriber wants, and answers the batches that are still remembered,
+each as `[topic, number, payload]`, then `["", -1, ""]`. Source: vllm/distributed/kv_events.py of vLLM 0.33.
+
+One thread owns both sockets. A subscriber that is slow loses batches of its own, and sees so by the numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from kvpool_sidecar.events.feed import Event, Kind, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from kvpool_sidecar.events.feed import Feed
+    from kvpool_sidecar.stats import Stats
+
+__all__ = ["Publisher", "batch_of"]
+
+log = logging.getLogger(__name__)
+
+_MEDIUM = "STORAGE"
+_OWNER = "kvpool"
+_LOCALITY = {Place.LOCAL: "LOCAL", Place.SHARED: "REMOTE"}
+_BATCH = 256
+_REMEMBERED, _REMEMBERED_BYTES = 10_000, 64 << 20
+_HIGH_WATER = 1000  # batches that wait for one slow subscriber
+_LARGEST_REQUEST = 256
+_MAX_REPLAYS = 16
+_REPLAY_S = 10.0  # a replay that does not get on is given up
+_REPLAY_TURN = 64  # batches between two looks at what is new
+_IDLE_MS, _BUSY_MS = 1000, 5
+_STOP_S = 2.0
+_END = (-1).to_bytes(8, "big", signed=True)
+_LOW_64 = (1 << 64) - 1
+
+
+class _Stored(msgspec.Struct, tag="BlockStored", omit_defaults=True):
+    block_hashes: list[bytes | int]
+    parent_block_hash: bytes | int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str
+    lora_name: str | None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    kvpool: dict[str, str] | None = None  # ours: readers of the format pass over what they do not know
+
+
+class _Removed(msgspec.Struct, tag="BlockRemoved", omit_defaults=True):
+    block_hashes: list[bytes | int]
+    medium: str
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    kvpool: dict[str, str] | None = None
+
+
+class _Cleared(msgspec.Struct, tag="AllBlocksCleared"):
+    pass
+
+
+def batch_of(
+    events: Iterable[Event],
+    now: float,
+    *,
+    int_hashes: bool = False,
+    models: Mapping[bytes, str] | None = None,
+) -> bytes:
+    """The payload of one message. Neighbours that belong together become one event. `models`: name by fingerprint."""
+    models = models or {}
+
+    def form(block_hash: bytes) -> bytes | int:
+        return int.from_bytes(block_hash, "big") & _LOW_64 if int_hashes else block_hash
+
+    told: list[_Stored | _Removed | _Cleared] = []
+    last: Event | None = None
+    for event in events:
+        name = event.name
+        if name is None:
+            told.append(_Cleared())
+        elif last is not None and last.name is not None and _go_together(last, event):
+            open_event = told[-1]
+            assert not isinstance(open_event, _Cleared)  # noqa: S101
+            open_event.block_hashes.append(form(name.hash))
+        else:
+            whose = {"tenant": event.tenant, "fingerprint": event.fingerprint.hex()}
+            if model := models.get(event.fingerprint):
+                whose["model"] = model
+            group = name.group or None
+            where = _LOCALITY[event.place]
+            if event.kind is Kind.STORED:
+                parent = form(name.parent) if name.parent else None
+                told.append(
+                    _Stored(
+                        [form(name.hash)], parent, [], name.tokens, None, _MEDIUM, None, group, where, _OWNER, whose
+                    )
+                )
+            else:
+                told.append(_Removed([form(name.hash)], _MEDIUM, group, where, _OWNER, whose))
+        last = event
+    return msgspec.msgpack.encode([now, told, None])
+
+
+def _go_together(a: Event, b: Event) -> bool:
+    """One event can tell both: a chain of stored blocks, or any blocks of one kind that went."""
+    assert a.name is not None and b.name is not None  # noqa: PT018, S101
+    if (a.kind, a.place, a.tenant, a.fingerprint, a.name.group) != (
+        b.kind,
+        b.place,
+        b.tenant,
+        b.fingerprint,
+        b.name.group,
+    ):
+        return False
+    return a.kind is Kind.REMOVED or (a.name.tokens == b.name.tokens and b.name.parent == a.name.hash)
+
+
+class Publisher:
+    """Binds at once (OSError if an address is taken; port 0: any); publishes from `start` to `stop`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        port: int,
+        replay_port: int,
+        topic: str,
+        feed: Feed,
+        stats: Stats,
+        int_hashes: bool = False,
+        models: Callable[[], Mapping[bytes, str]] = dict,
+        remembered: int = _REMEMBERED,
+        high_water: int = _HIGH_WATER,
+    ) -> None:
+        self._feed = feed
+        self._stats = stats
+        self._topic = topic.encode()
+        self._int_hashes = int_hashes
+        self._models = models
+        self._next = 0
+        self._remembered: deque[tuple[int, bytes]] = deque()
+        self._remembered_bytes = 0
+        self._max_remembered = remembered
+        self._replays: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # next number, until when
+        self._stopping = threading.Event()
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._context = zmq.Context(io_threads=1)
+        try:
+            self._pub = self._socket(zmq.PUB, address, port)
+            self._pub.setsockopt(zmq.SNDHWM, high_water)
+            self._router = self._socket(zmq.ROUTER, address, replay_port)
+            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        except BaseException:
+            self._close()
+            raise
+        self.port, self.replay_port = _port_of(self._pub), _port_of(self._router)
+        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+        feed.wake = self._wake
+
+    def _socket(self, kind: int, address: str, port: int) -> zmq.Socket[bytes]:
+        made: zmq.Socket[bytes] = self._context.socket(kind)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.MAXMSGSIZE, _LARGEST_REQUEST)
+        host = f"[{address}]" if ":" in address else address
+        made.setsockopt(zmq.IPV6, int(":" in address))
+        try:
+            made.bind(f"tcp://{host}:{port}" if port else f"tcp://{host}:*")
+        except zmq.ZMQError as e:
+            made.close()
+            raise OSError(e.errno or 0, f"events cannot be published at {host}:{port}: {e.strerror}") from None
+        return made
+
+    def start(self) -> None:
+        """Publish. Returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish no more; what was not sent yet is lost, and told after the next start."""
+        self._stopping.set()
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+        if not self._thread.is_alive():
+            self._close()
+
+    def status(self) -> dict[str, Any]:
+        """For /status."""
+        return {
+            "next": self._next,
+            "remembered": len(self._remembered),
+            "waiting": self._feed.waiting,
+            "known": self._feed.known,
+        }
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # closed, or told often enough
+            os.eventfd_write(self._news, 1)
+
+    def _close(self) -> None:
+        self._feed.wake = lambda: None
+        self._context.destroy(linger=0)
+        news, self._news = self._news, -1
+        if news >= 0:
+            os.close(news)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._news, zmq.POLLIN)
+        more = True
+        while not self._stopping.is_set():
+            try:
+                ready = dict(poller.poll(0 if more else _BUSY_MS if self._replays else _IDLE_MS))
+                if self._news in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._news)
+                if self._router in ready:
+                    self._hear()
+                more = self._publish()
+                self._replay()
+            except Exception:
+                log.exception("publishing events failed")
+                self._stopping.wait(1.0)
+
+    def _publish(self) -> bool:
+        """One batch; True if there was one."""
+        events, gap = self._feed.take(_BATCH)
+        if gap:
+            self._next += 1  # what subscribers see of what was lost
+        if not events:
+            return gap
+        payload = batch_of(events, time.time(), int_hashes=self._int_hashes, models=self._models())
+        number, self._next = self._next, self._next + 1
+        self._remembered.append((number, payload))
+        self._remembered_bytes += len(payload)
+        while len(self._remembered) > self._max_remembered or self._remembered_bytes > _REMEMBERED_BYTES:
+            self._remembered_bytes -= len(self._remembered.popleft()[1])
+        self._pub.send_multipart([self._topic, number.to_bytes(8, "big"), payload], zmq.DONTWAIT)
+        self._stats.add("kv_events", "batches")
+        for kind in Kind:
+            if count := sum(1 for event in events if event.kind is kind):
+                self._stats.add("kv_events", kind.value, count)
+        return True
+
+    def _hear(self) -> None:
+        for _ in range(_MAX_REPLAYS):
+            try:
+                frames = self._router.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            if len(frames) != 3 or len(frames[2]) != 8:
+                self._stats.add("kv_events_lost", "bad-request")
+                continue
+            who, _, first = frames
+            start = int.from_bytes(first, "big", signed=True)
+            oldest = self._remembered[0][0] if self._remembered else self._next
+            if start < oldest:
+                self._feed.tell_all_again()  # it cannot be told what it missed; what is here is told to all
+            self._replays[who] = (max(start, oldest), time.monotonic() + _REPLAY_S)
+            while len(self._replays) > _MAX_REPLAYS:
+                self._replays.popitem(last=False)
+            self._stats.add("kv_events", "replays")
+
+    def _replay(self) -> None:
+        """Some batches to each that asked; whoever does not read is tried again until its time is over."""
+        for who, (at, until) in list(self._replays.items()):
+            try:
+                at = self._send_from(who, at)
+            except zmq.Again:
+                pass
+            except zmq.ZMQError:  # gone
+                at = -1
+            if at < 0 or time.monotonic() > until:
+                del self._replays[who]
+            elif at > self._replays[who][0]:
+                self._replays[who] = (at, time.monotonic() + _REPLAY_S)
+
+    def _send_from(self, who: bytes, at: int) -> int:
+        """The number to go on with; -1 when all is told. zmq.Again if nothing could be sent."""
+        oldest = self._remembered[0][0] if self._remembered else self._next
+        sent = 0
+        index = self._index_of(max(at, oldest))
+        while index < len(self._remembered):
+            number, payload = self._remembered[index]
+            if sent == _REPLAY_TURN:
+                return number
+            try:
+                self._router.send_multipart(
+                    [who, b"", self._topic, number.to_bytes(8, "big"), payload], zmq.DONTWAIT, copy=False
+                )
+            except zmq.Again:
+                if sent:
+                    return number
+                raise
+            index, sent = index + 1, sent + 1
+        self._router.send_multipart([who, b"", b"", _END, b""], zmq.DONTWAIT)
+        return -1
+
+    def _index_of(self, number: int) -> int:
+        """Of the first remembered batch with at least this number: numbers ascend, with a gap now and then."""
+        low, high = 0, len(self._remembered)
+        while low < high:
+            middle = (low + high) // 2
+            if self._remembered[middle][0] < number:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def _port_of(sock: zmq.Socket[bytes]) -> int:
+    return int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
