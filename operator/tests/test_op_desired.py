@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from op_samples import ENV, LOCAL, ROOT, SECRET, example, inputs, pool
 
 from kvpool.config import Deadlines, FsspecTier, PoolConfig, loads
+from kvpool.keys import events_token
 from kvpool_operator.api.crdgen import render
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.cluster import KINDS, ref
@@ -46,6 +47,7 @@ FULL = inputs(
     },
     tiers=[LOCAL, {"name": "second", "local": {"path": "/mnt/b", "capacity": "1Ti", "reserveFree": "50Gi"}}, NFS],
     index={"managed": {"maxMemory": "1Gi"}, "lookupTimeout": "10ms", "rebuildRate": 1000, "forgetAfter": "10m"},
+    events={"enabled": True, "port": 6557, "replayPort": 6558, "topic": "kv@{node}@llama", "hashes": "Int64"},
     transport={
         "port": 7500,
         "protocol": "RDMA",
@@ -125,8 +127,8 @@ def test_every_object_is_labelled_named_and_owned(name: str):
         assert metadata["labels"]["kvpool.dev/pool"] == "chat"
         if KINDS[m["kind"]].namespaced:
             assert metadata["namespace"] == "kvpool-system"
-            owned = m["kind"] != "Secret" and name != "cleanup"
-            assert bool(metadata.get("ownerReferences")) == owned, m["kind"]
+            owned = metadata["name"] != "chat-secret" and name != "cleanup"
+            assert bool(metadata.get("ownerReferences")) == owned, metadata["name"]
         else:
             assert metadata["labels"]["kvpool.dev/pool-namespace"] == "kvpool-system"
             assert "kvpool-system" in metadata["name"]
@@ -244,6 +246,22 @@ def test_the_configuration_is_one_that_sidecars_read():
     assert config.shared is not None
     assert config.shared.capacity_bytes == 2**40
     assert (config.index.lookup_timeout_ms, config.peer.port, config.generation) == (10, 7500, 3)
+    events = config.events
+    assert (events.enabled, events.port, events.replay_port) == (True, 6557, 6558)
+    assert (events.topic, events.hashes, events.token_revision) == ("kv@{node}@llama", "Int64", 0)
+
+
+def test_routers_get_a_secret_with_their_token_alone_where_there_are_events():
+    made = [m for m in CASES["full"] if m["kind"] == "Secret"]
+    assert [m["metadata"]["name"] for m in made] == ["chat-secret", "chat-events"]
+    token = base64.b64decode(made[1]["data"].pop("token")).decode()
+    assert made[1]["data"] == {}
+    assert token == events_token(SECRET.pool_secret.encode(), SECRET.pool_id, 0)
+    other = build(inputs(events={"enabled": True, "tokenRevision": 1}))
+    assert base64.b64decode(other[4]["data"]["token"]).decode() not in ("", token)
+    assert [m["metadata"]["name"] for m in CASES["minimal"] if m["kind"] == "Secret"] == ["chat-secret"]
+    names = {p["name"] for _, spec in pods(CASES["full"]) for c in spec["containers"] for p in c.get("ports", ())}
+    assert {"kv-events", "kv-replay"} <= names
 
 
 def test_tiers_can_be_mapped_to_other_directories():

@@ -139,6 +139,33 @@ async def test_a_pool_that_is_gone_is_forgotten():
     assert world.cluster.writes() == []
 
 
+async def test_the_token_of_routers_comes_and_goes_with_the_events():
+    world = World()
+    token = Ref("Secret", NS, "chat-events")
+    world.pool["spec"]["events"] = {"enabled": True}
+    await world.settle()
+    first = world.cluster.objects[token]["data"]["token"]
+    world.pool["spec"]["events"]["tokenRevision"] = 1
+    await world.settle()
+    assert world.cluster.objects[token]["data"]["token"] != first
+    del world.pool["spec"]["events"]
+    await world.settle()
+    assert token not in world.cluster.objects
+    assert Ref("Secret", NS, "chat-secret") in world.cluster.objects
+
+
+async def test_somebody_elses_secret_of_that_name_stays_and_the_rest_is_made():
+    world = World()
+    theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "chat-events", "namespace": NS}, "data": {}}
+    world.cluster.put(theirs)
+    world.pool["spec"]["events"] = {"enabled": True}
+    for _ in range(5):
+        await world.look()
+    assert world.cluster.objects[Ref("Secret", NS, "chat-events")]["data"] == {}
+    assert Ref("DaemonSet", NS, "chat-sidecar") in world.cluster.objects
+    assert "chat-events" in world.condition("Ready")["message"]
+
+
 async def test_random_values_are_made_once():
     world = World()
     await world.settle()
@@ -157,7 +184,7 @@ async def test_of_two_who_make_the_secret_one_loses():
     async def get(target: Ref) -> Any:
         nonlocal looks
         found = await real_get(target)
-        if target.kind == "Secret" and found is None:
+        if target == Ref("Secret", NS, "chat-secret") and found is None:
             looks += 1
             if looks == 2:  # made by somebody else right after the last look
                 world.cluster.put(theirs)

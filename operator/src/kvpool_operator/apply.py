@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
 from kvpool_operator.cluster import Manifest, Ref, ref
+from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import is_ours
 from kvpool_operator.difference import stamped
 from kvpool_operator.errors import ConflictError, OperatorError, RejectedError
@@ -48,7 +49,8 @@ async def execute(plan: Plan, meta: Metadata, cluster: Cluster) -> Outcome:
         except RejectedError as e:
             log.warning("pool=%s/%s: %s", meta.namespace, meta.name, e)
             rejections.append(str(e))
-            if isinstance(action, Edit) or (isinstance(action, Apply) and action.manifest["kind"] == "Secret"):
+            kept = Ref("Secret", meta.namespace, names.secret(meta.name))
+            if isinstance(action, Edit) or (isinstance(action, Apply) and ref(action.manifest) == kept):
                 break  # what follows relies on these
         else:
             _note(action, meta, applied, pruned)

@@ -86,18 +86,19 @@ class Observer:
         )
 
     async def _objects(self, meta: Metadata) -> dict[Ref, Manifest]:
-        """By label; the Secret by name, for the operator may not list Secrets."""
+        """By label; the Secrets by name, for the operator may not list Secrets."""
         mine = f"app.kubernetes.io/managed-by={labels.MANAGED_BY},{labels.POOL}={meta.name}"
         wide = f"{mine},{labels.NAMESPACE}={meta.namespace}"
         fresh = meta.deletion_timestamp is not None  # what is overlooked now is left behind for ever
-        secret = await self._cluster.get(Ref("Secret", meta.namespace, names.secret(meta.name)))
+        wanted = (names.secret(meta.name), names.events(meta.name))
+        secrets = [await self._cluster.get(Ref("Secret", meta.namespace, name)) for name in wanted]
         lists = await asyncio.gather(
             *(self._cluster.list(k, namespace=meta.namespace, labels=mine, fresh=fresh) for k in OWNED_KINDS),
             *(self._cluster.list(k, labels=wide, fresh=fresh) for k in OWNED_WIDE_KINDS),
         )
         found = [o for objects in lists for o in objects]
-        if secret is not None and labels.is_ours(secret, meta.name):
-            found.append({"apiVersion": "v1", "kind": "Secret"} | secret)
+        ours = (s for s in secrets if s is not None and labels.is_ours(s, meta.name))
+        found += [{"apiVersion": "v1", "kind": "Secret"} | secret for secret in ours]
         return {ref(o): o for o in found}
 
     async def _terminating(self, namespace: str) -> bool:

@@ -88,7 +88,8 @@ def plan(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> Plan
         # first of all: nothing is made that would not be cleaned up
         return Plan((Edit({"finalizers": [*meta.finalizers, FINALIZER]}),), waiting="the finalizer")
     refs = {ref(m) for m in wanted}
-    surplus = [r for r in observed.objects if r not in refs and r.kind != "Secret"]
+    kept = Ref("Secret", meta.namespace, names.secret(meta.name))
+    surplus = [r for r in observed.objects if r not in refs and r != kept]
     adopted = [Mark(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
     return Plan((*adopted, *_applies(wanted, observed), *_prunes(surplus, observed)))
 

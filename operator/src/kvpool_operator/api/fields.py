@@ -17,6 +17,7 @@ from kvpool_operator.api.rules import (
 
 __all__ = [
     "BLOCK_TOKENS_STAY",
+    "EVENT_PORTS_DIFFER",
     "HTTP_PORT",
     "LOW_BELOW_HIGH",
     "ONE_INDEX",
@@ -39,6 +40,7 @@ __all__ = [
     "Cooldown",
     "DirtyRoom",
     "DiskCache",
+    "EventTopic",
     "ExportPath",
     "ForgetTime",
     "HostMemory",
@@ -166,11 +168,24 @@ BLOCK_TOKENS_STAY: Final = immutable(
     "blockTokens", "blocks of the old size would never be found again; make a new pool for another size"
 )
 PORT_IS_FREE: Final = Rule(f"self != {HTTP_PORT}", f"choose another port: {HTTP_PORT} is the sidecars' own for health")
+EVENT_PORTS_DIFFER: Final = Rule(
+    f"!self.events.enabled || ({HTTP_PORT} != self.events.port && {HTTP_PORT} != self.events.replayPort && "
+    "self.events.port != self.events.replayPort && self.transport.port != self.events.port && "
+    "self.transport.port != self.events.replayPort)",
+    f"give events.port and events.replayPort two ports that nothing else has: {HTTP_PORT} is the sidecars' own for "
+    "health, and transport.port that of the blocks",
+)
 SELECTOR_FITS_FROM: Final = Rule(
     "(self.from == 'Selector') == has(self.selector)",
     "give selector together with from: Selector, and only then",
 )
 
+EventTopic = matching(
+    r"^[A-Za-z0-9@{}._/:-]+$",
+    253,
+    "give a topic of letters, digits and @ . _ / : -, such as kv@{node}@my-model; {node}, {pool} and {namespace} are "
+    "filled in",
+)
 BlockSize = bytes_between("64Ki", "1Gi", "give maxBlockSize from 64Ki to 1Gi")
 IndexMemory = bytes_between("16Mi", "1Ti", "give maxMemory from 16Mi to 1Ti, such as 256Mi")
 RdmaMemory = bytes_between("16Mi", "1Ti", "give rdma.memory from 16Mi to 1Ti, such as 512Mi")

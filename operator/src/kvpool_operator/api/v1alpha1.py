@@ -497,6 +497,28 @@ class Transport(Model):
         return self
 
 
+class Events(Model):
+    """KV events, so that routers can send a request to where its prompt's blocks are (docs/events.md)."""
+
+    enabled: bool = False
+    """true: each sidecar publishes which blocks its node has, in vLLM's wire format on ZeroMQ, and answers routers that
+    show the token in the Secret NAME-events how far each node has a prompt. Events tell which prompts were seen: let
+    none but routers reach these ports (docs/events.md has a NetworkPolicy). Blocks get a format that sidecars and
+    clients of before this field cannot read: upgrade all of them first."""
+    port: Annotated[int, Field(ge=1024, le=65535)] = 5557
+    """TCP port of the events on the sidecars' pods' addresses (a PUB socket)."""
+    replay_port: Annotated[int, Field(ge=1024, le=65535)] = 5558
+    """TCP port where a subscriber asks again for what it missed (a ROUTER socket)."""
+    topic: f.EventTopic = "kv@{node}@"
+    """Topic of the messages. llm-d reads it as kv@<pod>@<model>: write kv@{node}@ and the model's name where a pool
+    serves one model."""
+    hashes: Literal["Bytes", "Int64"] = "Bytes"
+    """How block hashes are written. Int64: their low 64 bits, as vLLM does by default; Bytes: whole, as vLLM does with
+    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. Take what the engines of the pool publish."""
+    token_revision: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Another number makes another token for routers; the one before is refused once the sidecars have restarted."""
+
+
 class AllowedNamespaces(Model):
     """Whose pods may use the pool. Tenants stay apart either way: a namespace never finds another one's blocks."""
 
@@ -549,7 +571,7 @@ class Injection(Model):
 class PoolSpec(Model):
     """A pool of KV cache blocks on the drives of a cluster's nodes. Only `tiers` must be given."""
 
-    model_config = ConfigDict(json_schema_extra=with_rules(f.WRITES_SOMEWHERE))
+    model_config = ConfigDict(json_schema_extra=with_rules(f.WRITES_SOMEWHERE, f.EVENT_PORTS_DIFFER))
 
     mode: Literal["Enforce", "Paused"] = "Enforce"
     """Enforce: the operator keeps the cluster as this spec says. Paused: it only watches and reports; a deleted pool
@@ -581,6 +603,8 @@ class PoolSpec(Model):
     """How long an engine may wait for the pool; past it the answer is a miss."""
     transport: Transport = section(Transport)
     """How blocks travel between nodes."""
+    events: Events = section(Events)
+    """KV events, so that routers can send a request to where its prompt's blocks are."""
     injection: Injection = section(Injection)
     """What happens to pods with the label kvpool.dev/inject: "true"."""
     deletion_policy: Literal["Retain", "Delete"] = "Retain"
@@ -599,6 +623,8 @@ class PoolSpec(Model):
         f.ONE_SHARED.check(len(self.tiers) - len(local) <= 1)
         needs_shared = self.cache.write.policy in ("WriteBack", "WriteThroughSelective")
         f.WRITES_SOMEWHERE.check(not needs_shared or len(self.tiers) > len(local))
+        ports = [f.HTTP_PORT, self.transport.port, self.events.port, self.events.replay_port]
+        f.EVENT_PORTS_DIFFER.check(not self.events.enabled or len(set(ports)) == len(ports))
         f.PATHS_DIFFER.check(not any(a.startswith(b) for a, b in itertools.permutations(every, 2)))
         if len({t.name for t in self.tiers}) != len(self.tiers):
             raise ValueError("give each tier a name of its own")

@@ -14,7 +14,7 @@ from kvpool_operator.desired.env import Env, ExternalUrl, Inputs, Manifest, Pool
 from kvpool_operator.desired.index import index_statefulset
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
 from kvpool_operator.desired.rbac import cluster_binding
-from kvpool_operator.desired.secrets import secret
+from kvpool_operator.desired.secrets import events_secret, secret
 from kvpool_operator.desired.serviceaccounts import index_account, sidecar_account
 from kvpool_operator.desired.services import index_service, sidecar_service
 
@@ -32,6 +32,7 @@ def build(inputs: Inputs) -> list[Manifest]:
         index_account(pool),
         cluster_binding(pool, inputs.env),
         secret(inputs),
+        events_secret(inputs),
         configmap(inputs),
         *nfs_volumes(pool),
         *nfs_claims(pool),

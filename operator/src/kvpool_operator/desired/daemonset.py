@@ -103,6 +103,7 @@ def _server(pool: KVCachePool, env: Env) -> Manifest:
         ports=[
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
             {"name": "peer", "containerPort": pool.spec.transport.port, "protocol": "TCP"},
+            *_event_ports(pool),
         ],
         readinessProbe=_probe("/readyz", period=2, failures=3),
         livenessProbe=_probe("/healthz", period=10, failures=6),
@@ -116,6 +117,16 @@ def _server(pool: KVCachePool, env: Env) -> Manifest:
             *object_store_mounts(pool),
         ],
     )
+
+
+def _event_ports(pool: KVCachePool) -> list[Manifest]:
+    events = pool.spec.events
+    if not events.enabled:
+        return []
+    return [
+        {"name": "kv-events", "containerPort": events.port, "protocol": "TCP"},
+        {"name": "kv-replay", "containerPort": events.replay_port, "protocol": "TCP"},
+    ]
 
 
 def _server_resources(pool: KVCachePool) -> Manifest:

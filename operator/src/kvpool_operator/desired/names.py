@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["claim", "cluster_binding", "config", "index", "secret", "sidecar", "volume", "wipe"]
+__all__ = ["claim", "cluster_binding", "config", "events", "index", "secret", "sidecar", "volume", "wipe"]
 
 
 def sidecar(pool: str) -> str:
@@ -23,6 +23,11 @@ def config(pool: str) -> str:
 def secret(pool: str) -> str:
     """Secret with the pool's random values."""
     return f"{pool}-secret"
+
+
+def events(pool: str) -> str:
+    """Secret with the token that routers show."""
+    return f"{pool}-events"
 
 
 def wipe(pool: str) -> str:

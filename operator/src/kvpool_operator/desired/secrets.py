@@ -6,14 +6,15 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
+from kvpool.keys import events_token
 from kvpool_operator.desired import names
 from kvpool_operator.desired.env import PoolSecret
-from kvpool_operator.desired.labels import labels
+from kvpool_operator.desired.labels import labels, metadata
 
 if TYPE_CHECKING:
     from kvpool_operator.desired.env import Inputs, Manifest
 
-__all__ = ["PEER_FILES", "read_secret", "secret"]
+__all__ = ["PEER_FILES", "events_secret", "read_secret", "secret"]
 
 PEER_FILES = ("peer-ca.crt", "peer-ca.key", "peer-previous.crt", "peer-previous.key")
 _KEYS = {"pool-id": "pool_id", "pool-secret": "pool_secret", "managed-index-password": "managed_index_password"}
@@ -58,4 +59,20 @@ def secret(inputs: Inputs) -> Manifest:
         },
         "type": "Opaque",
         "data": {k: base64.b64encode(v.encode()).decode() for k, v in values.items()},
+    }
+
+
+def events_secret(inputs: Inputs) -> Manifest | None:
+    """Secret `NAME-events` for routers: their token, made of the pool's secret, of which it tells nothing."""
+    events = inputs.pool.spec.events
+    if not events.enabled:
+        return None
+    s = inputs.secret
+    token = events_token(s.pool_secret.encode(), s.pool_id, events.token_revision)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(inputs.pool, names.events(inputs.pool.metadata.name), "secret"),
+        "type": "Opaque",
+        "data": {"token": base64.b64encode(token.encode()).decode()},
     }
