@@ -1,0 +1,276 @@
+"""What routers are told comes to what is there, whatever is lost on the way; nothing waits for a slow subscriber."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from dataclasses import replace
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sc_nodes import fresh_address, wait_for
+from sc_router import Subscriber
+
+from kvpool import block, keys
+from kvpool_sidecar.events.feed import Event, Feed, Kind, Place
+from kvpool_sidecar.events.publisher import Publisher, batch_of
+from kvpool_sidecar.stats import Stats
+
+FINGERPRINT = b"f" * 32
+TAGS = {b"a" * 16: "team-a", b"b" * 16: "team-b"}
+
+
+def key(n: int) -> bytes:
+    return hashlib.sha256(b"key %d" % n).digest()
+
+
+def name(n: int) -> block.EngineName:
+    return block.EngineName(hashlib.sha256(b"hash %d" % n).digest(), b"", bytes(4), 256)
+
+
+def header(n: int, tag: bytes = b"a" * 16, **changes) -> block.BlockHeader:
+    made = block.BlockHeader(
+        key(n), keys.ident(FINGERPRINT, name(n).hash, bytes(4)), FINGERPRINT, tag, 10, bytes(16), 1
+    )
+    return replace(made, name=name(n), **changes)
+
+
+def known_feed(**bounds) -> tuple[Feed, Stats]:
+    stats = Stats()
+    feed = Feed(stats, **bounds)
+    for tag, tenant in TAGS.items():
+        feed.tenant(tag, tenant)
+    return feed, stats
+
+
+def apply(view: set, events: list[Event]) -> None:
+    for event in events:
+        if event.kind is Kind.CLEARED:
+            view.clear()
+        else:
+            assert event.name is not None
+            change = view.add if event.kind is Kind.STORED else view.discard
+            change((event.name.hash, event.place, event.tenant))
+
+
+def drain(feed: Feed, view: set, limit: int = 7) -> None:
+    while True:
+        events, gap = feed.take(limit)
+        if not events and not gap and not feed.waiting:
+            return
+        apply(view, events)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("stored"), st.integers(0, 12)),
+        st.tuples(st.just("shared"), st.integers(0, 12)),
+        st.tuples(st.sampled_from(["gone", "gone from shared"]), st.integers(0, 12)),
+        st.tuples(st.just("take"), st.integers(1, 5)),
+        st.tuples(st.just("tenant"), st.integers(0, 1)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, st.integers(1, 30))
+def test_who_takes_every_event_in_order_knows_what_is_there(steps, max_queued):
+    feed = Feed(Stats(), max_queued=max_queued)
+    tags = list(TAGS)
+    places: dict[int, set[Place]] = {}
+    named: set[bytes] = set()
+    view: set = set()
+    for what, n in steps:
+        if what == "stored":
+            feed.stored(key(n), header(n, tags[n % 2]))
+            places.setdefault(n, set()).add(Place.LOCAL)
+        elif what == "shared":
+            feed.shared(key(n))
+            if places.get(n):
+                places[n].add(Place.SHARED)
+        elif what == "tenant":
+            feed.tenant(tags[n], TAGS[tags[n]])
+            named.add(tags[n])
+        elif what == "take":
+            apply(view, feed.take(n)[0])
+        else:
+            place = Place.LOCAL if what == "gone" else Place.SHARED
+            feed.gone([key(n)], place)
+            places.get(n, set()).discard(place)
+    drain(feed, view)
+    expected = {
+        (name(n).hash, place, TAGS[tags[n % 2]]) for n, some in places.items() for place in some if tags[n % 2] in named
+    }
+    assert view == expected
+    assert feed.known == sum(1 for some in places.values() if some)
+
+
+def test_what_finds_no_room_is_told_again_from_the_beginning():
+    feed, stats = known_feed(max_queued=10)
+    for n in range(100):
+        feed.stored(key(n), header(n))
+    events, gap = feed.take(1000)
+    assert gap
+    assert events[0].kind is Kind.CLEARED
+    assert stats.whole("kv_events_lost")["dropped"] > 0
+    view: set = set()
+    apply(view, events)
+    drain(feed, view)
+    assert len(view) == 100
+
+
+def test_names_are_bounded_and_what_is_only_shared_gives_way():
+    feed, stats = known_feed(max_blocks=10)
+    view: set = set()
+    for n in range(10):
+        feed.stored(key(n), header(n))
+    feed.stored(key(10), header(10))
+    assert stats.whole("kv_events_lost") == {"too-many": 1}
+    feed.shared(key(3))
+    feed.gone([key(3)], Place.LOCAL)
+    assert feed.some_shared(5) == [key(3)]
+    feed.stored(key(11), header(11))
+    drain(feed, view)
+    assert feed.known == 10
+    assert {h for h, _, _ in view} == {name(n).hash for n in (0, 1, 2, 4, 5, 6, 7, 8, 9, 11)}
+
+
+def test_shared_blocks_are_looked_at_in_turn():
+    feed, _ = known_feed()
+    for n in range(7):
+        feed.stored(key(n), header(n))
+        feed.shared(key(n))
+        feed.gone([key(n)], Place.LOCAL)
+    looked = [feed.some_shared(3) for _ in range(7)]
+    assert {k for some in looked[:3] for k in some} == {key(n) for n in range(7)}
+    assert all(len(some) == 3 for some in looked)
+
+
+@pytest.mark.parametrize("wrong", [{"ident": bytes(32)}, {"fingerprint": b"g" * 32}])
+def test_a_false_name_is_not_told(wrong):
+    feed, stats = known_feed()
+    feed.stored(key(1), replace(header(1), **wrong))
+    feed.stored(key(2), replace(header(2), name=None))
+    assert stats.whole("kv_events_lost") == {"false-name": 1, "unnamed": 1}
+    assert feed.known == 0
+
+
+def test_hashes_can_be_their_low_64_bits_and_chains_are_one_event():
+    chain = [hashlib.sha256(b"%d" % n).digest() for n in range(3)]
+    names = [block.EngineName(h, chain[n - 1] if n else b"before", b"", 16, 2) for n, h in enumerate(chain)]
+    events = [Event(Kind.STORED, one, Place.LOCAL, "t", FINGERPRINT) for one in names]
+    alone = Event(Kind.STORED, replace(names[2], parent=b""), Place.LOCAL, "t", FINGERPRINT)
+    removed = [event._replace(kind=Kind.REMOVED) for event in events]
+    told = msgspec.msgpack.decode(batch_of([*events, alone, *removed], 1.5, int_hashes=True, models={FINGERPRINT: "m"}))
+    low = [int.from_bytes(h[-8:], "big") for h in chain]
+    assert told[0::2] == [1.5, None]
+    first, second, third = told[1]
+    assert (first["block_hashes"], first["parent_block_hash"]) == (low, int.from_bytes(b"before", "big"))
+    assert (first["block_size"], first["group_idx"], first["kvpool"]["model"]) == (16, 2, "m")
+    assert (second["block_hashes"], second["parent_block_hash"]) == (low[2:], None)
+    assert (third["type"], third["block_hashes"]) == ("BlockRemoved", low)
+
+
+@contextlib.contextmanager
+def publishing(feed: Feed, stats: Stats, **more):
+    publisher = Publisher(fresh_address(), port=0, replay_port=0, topic="kv@n@m", feed=feed, stats=stats, **more)
+    try:
+        publisher.start()
+        yield publisher
+    finally:
+        publisher.stop()
+
+
+def address_of(publisher: Publisher) -> str:
+    endpoint: str = publisher._pub.getsockopt_string(32)  # LAST_ENDPOINT
+    return endpoint.removeprefix("tcp://").rpartition(":")[0]
+
+
+def test_a_slow_subscriber_keeps_nobody_waiting_and_finds_what_it_missed():
+    feed, stats = known_feed()
+    with publishing(feed, stats, high_water=5) as publisher:
+        where = address_of(publisher), publisher.port, publisher.replay_port
+        with Subscriber(*where, high_water=5) as slow, Subscriber(*where) as fast:
+            rounds = 0
+            while not fast.sub.poll(20) or not slow.sub.poll(20):  # both are subscribed
+                feed.stored(key(rounds), header(rounds))
+                rounds += 1
+            for first in range(rounds, rounds + 18_000, 60):
+                for n in range(first, first + 60):
+                    feed.stored(key(n), header(n))
+                while feed.waiting:  # until it is published, as a batch of its own
+                    time.sleep(0.0005)
+            rounds += 18_000
+            wait_for(lambda: stats.whole("kv_events").get("stored", 0) == rounds, "all is published", 60)
+            heard = []
+            while (message := slow.receive(0.2)) is not None:
+                heard.append(message.number)
+            last = publisher.status()["next"] - 1
+            assert len(heard) < last + 1  # it lost some
+            missed = [m for m in slow.replay(0, 30) if m.number not in set(heard)]
+            assert sorted([*heard, *(m.number for m in missed)]) == list(range(last + 1))
+            for message in slow.received:  # what it took in, and what was missed
+                missed.append(message)
+            told = {h for m in missed for e in m.events for h in e.get("block_hashes", ())}
+            assert told == {name(n).hash for n in range(rounds)}
+
+
+def test_who_comes_too_late_for_a_replay_is_told_everything_once():
+    feed, stats = known_feed()
+    now = 100.0
+    feed._clock = lambda: now
+    with publishing(feed, stats, remembered=5) as publisher:
+        for n in range(12):
+            feed.stored(key(n), header(n))
+            wait_for(lambda: feed.waiting == 0, "published")
+        wait_for(lambda: stats.whole("kv_events").get("stored") == 12, "published")
+        with Subscriber(address_of(publisher), publisher.port, publisher.replay_port) as late:
+            assert late.replay(0)[0].number > 0  # the beginning is not remembered
+            wait_for(lambda: stats.whole("kv_events")["stored"] == 24, "all is told again")
+            again = late.replay(0)
+            batch = next(m for m in again if any(e["type"] == "AllBlocksCleared" for e in m.events))
+            assert batch.number > again[0].number + 1 or again[0].number > 0
+            told = [h for m in again if m.number >= batch.number for e in m.events for h in e.get("block_hashes", ())]
+            assert set(told) == {name(n).hash for n in range(12)}
+            late.replay(0)
+            late.replay(0)
+            assert stats.whole("kv_events")["cleared"] == 2  # not more than once a minute
+
+
+@pytest.mark.parametrize("frames", [[b"x"], [b"", b"1234567"], [b"", b"123456789"], [b"", b"", b""]])
+def test_a_request_that_is_none_is_passed_over(frames):
+    feed, stats = known_feed()
+    with (
+        publishing(feed, stats) as publisher,
+        Subscriber(address_of(publisher), publisher.port, publisher.replay_port) as s,
+    ):
+        with s.context.socket(zmq.DEALER) as odd:
+            odd.setsockopt(zmq.LINGER, 0)
+            odd.connect(s.replays)
+            odd.send_multipart(frames)
+            wait_for(lambda: stats.whole("kv_events_lost").get("bad-request"), "counted")
+            assert odd.poll(0) == 0
+        assert s.replay()[0].events == [{"type": "AllBlocksCleared"}]
+
+
+def test_a_port_that_is_taken_is_an_error_at_the_start():
+    feed, stats = known_feed()
+    with publishing(feed, stats) as publisher, pytest.raises(OSError, match="cannot be published"):
+        Publisher(address_of(publisher), port=publisher.port, replay_port=0, topic="t", feed=feed, stats=stats)
+
+
+def test_stopping_ends_the_thread_and_frees_the_ports():
+    feed, stats = known_feed()
+    with publishing(feed, stats) as publisher:
+        where = address_of(publisher), publisher.port, publisher.replay_port
+        assert any(t.name == "kv-events" for t in threading.enumerate())
+    wait_for(lambda: not any(t.name == "kv-events" for t in threading.enumerate()), "the thread ends")
+    again = Publisher(where[0], port=where[1], replay_port=where[2], topic="t", feed=feed, stats=stats)
+    again.stop()
+    feed.stored(key(1), header(1))  # wakes nobody
