@@ -19,8 +19,8 @@ EVERYWHERE = [
     "kvpool", "kvpool.answers", "kvpool.block", "kvpool.breaker", "kvpool.client", "kvpool.config",
     "kvpool.connection", "kvpool.engines", "kvpool.engines.jobs", "kvpool.engines.lookups", "kvpool.engines.settings",
     "kvpool.engines.vllm_facts", "kvpool.engines.vllm_plugin", "kvpool.engines.weights", "kvpool.errors",
-    "kvpool.index_url", "kvpool.keys", "kvpool.links", "kvpool.loading", "kvpool.stats", "kvpool.storing",
-    "kvpool.transfer", "kvpool.wire", "kvpool.workers",
+    "kvpool.facts", "kvpool.index_url", "kvpool.keys", "kvpool.links", "kvpool.loading", "kvpool.stats",
+    "kvpool.storing", "kvpool.transfer", "kvpool.wire", "kvpool.workers",
 ]  # fmt: skip
 ENGINE_ONLY = ["kvpool.engines.vllm"]
 OPTIONAL = {"xxhash"}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvpool import answers, wire
 from kvpool.connection import Reply
 from kvpool.errors import ProtocolError
+from kvpool.facts import field_digests
 
 
 @given(
@@ -67,7 +68,9 @@ def test_any_bytes_are_hellos_or_protocol_errors(data: bytes) -> None:
             kind.unpack(data)
 
 
-@given(st.dictionaries(st.sampled_from(["version", "fingerprint", "engine", "model", "deadlines"]), json_values))
+@given(
+    st.dictionaries(st.sampled_from(["version", "fingerprint", "engine", "model", "deadlines", "fields"]), json_values)
+)
 def test_any_json_is_a_hello_or_a_protocol_error(value: dict[str, Any]) -> None:
     import json
 
@@ -81,8 +84,10 @@ def test_any_json_is_a_hello_or_a_protocol_error(value: dict[str, Any]) -> None:
 
 
 def test_hellos_come_back() -> None:
-    mine = wire.ClientHello(b"f" * 32, "vllm 0.33.0", "llama")
+    mine = wire.ClientHello(b"f" * 32, "vllm 0.33.0", "llama", fields={"sizes.tp_size": "0badcafe"})
     assert wire.ClientHello.unpack(mine.pack()) == mine
+    before = wire.pack_json({"version": 1, "fingerprint": "66" * 32})  # a client that tells no fields
+    assert wire.ClientHello.unpack(before).fields == {}
     theirs = wire.ServerHello(b"t" * 16, 1 << 28, "ns/pool", "node-1", {"lookup_ms": 20})
     assert wire.ServerHello.unpack(theirs.pack()) == theirs
 
@@ -90,6 +95,49 @@ def test_hellos_come_back() -> None:
 def test_long_names_are_cut_in_hello() -> None:
     hello = wire.ClientHello.unpack(wire.ClientHello(b"f" * 32, "e" * 999, "m" * 9999).pack())
     assert (len(hello.engine), len(hello.model)) == (64, 256)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        "x",
+        {"a": 1},
+        {"a": "0badcaf"},
+        {"a": "0BADCAFE"},
+        {"a": "0badcafe\n"},
+        {"": "0badcafe"},
+        {"Name": "0badcafe"},
+        {"n" * 49: "0badcafe"},
+        {str(i): "0badcafe" for i in range(49)},
+    ],
+)
+def test_fields_of_facts_are_bounded(fields: Any) -> None:
+    with pytest.raises(ProtocolError):
+        wire.ClientHello.unpack(wire.pack_json({"version": 1, "fingerprint": "66" * 32, "fields": fields}))
+
+
+facts_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=70),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=70), inner, max_size=9),
+    max_leaves=200,
+)
+
+
+@given(st.dictionaries(st.text(max_size=70), facts_values, max_size=60))
+def test_any_facts_fit_into_a_hello(facts: dict[str, Any]) -> None:
+    hello = wire.ClientHello(b"f" * 32, "e" * 64, "\N{PILE OF POO}" * 256, fields=field_digests(facts))
+    assert wire.ClientHello.unpack(hello.pack()) == hello
+
+
+def test_a_field_that_differs_is_named_and_its_value_is_not_told() -> None:
+    one = {"model": {"name": "secret-llama", "revision": ""}, "sizes": {"tp_size": 1}, "kv_dtype": "bfloat16"}
+    other = {**one, "sizes": {"tp_size": 2}}
+    mine, theirs = field_digests(one), field_digests(other)
+    assert set(mine) == {"model.name", "model.revision", "sizes.tp_size", "kv_dtype"}
+    assert [name for name in mine if mine[name] != theirs[name]] == ["sizes.tp_size"]
+    assert "llama" not in str(mine)
+    assert field_digests(dict(reversed(one.items()))) == mine
 
 
 @pytest.mark.parametrize("text", ["", "ab", " " * 64, "g" * 64, "ab " * 21 + "a"])

@@ -14,6 +14,9 @@ import yaml
 from api import APPLY, MERGE, POOLS, Api, ApiError, until
 from conftest import ROOT, SYSTEM, Operator, Pools, namespace
 
+from kvpool_operator.webhook.inject import Injection, inject
+from kvpool_operator.webhook.wishes import read_wishes
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -59,6 +62,39 @@ def test_an_example_is_accepted(api: Api, name: str):
     url = f"{Pools(api).path(pool['metadata']['name'])}?fieldManager=user&dryRun=All&fieldValidation=Strict"
     made = api.call("PATCH", url, pool, APPLY)
     assert made["spec"]["deletionPolicy"] == "Retain"
+
+
+def plain(manifest: dict[str, Any]) -> str:
+    return f"/apis/apps/v1/namespaces/{manifest['metadata']['namespace']}/deployments/{manifest['metadata']['name']}"
+
+
+def test_the_engines_of_the_examples_are_accepted_and_so_are_their_pods_with_the_pool_in_them(api: Api):
+    injection = Injection("kvpool-system/chat", 256, 4 << 30, "{}", "kvpool-sidecar:test")
+    found = []
+    for name in ("vllm", "lmcache", "sglang", "dynamo", "prefill-decode"):
+        for manifest in yaml.safe_load_all((ROOT / "examples" / f"{name}.yaml").read_text()):
+            found.append(manifest)
+            if manifest["kind"] == "Namespace":
+                path = f"/api/v1/namespaces/{manifest['metadata']['name']}"
+                api.call("PATCH", f"{path}?fieldManager=user&fieldValidation=Strict", manifest, APPLY)
+                account = f"{path}/serviceaccounts/default"
+                until("the account is there", lambda account=account: api.get(account))
+                continue
+            api.call("PATCH", f"{plain(manifest)}?fieldManager=user&fieldValidation=Strict", manifest, APPLY)
+            wanted = manifest["spec"].get("replicas", 1)
+            pods = f"/api/v1/namespaces/team-a/pods?labelSelector=app%3D{manifest['metadata']['name']}"
+            made = until("its pods", lambda pods=pods, wanted=wanted: (p := api.items(pods)) and len(p) == wanted and p)
+            template = manifest["spec"]["template"]
+            pod = {"apiVersion": "v1", "kind": "Pod", **template}
+            pod["metadata"] = template["metadata"] | {"name": f"{made[0]['metadata']['name']}-injected"}
+            injected = inject(pod, read_wishes(pod), injection).pod
+            url = "/api/v1/namespaces/team-a/pods?dryRun=All&fieldValidation=Strict"
+            admitted = api.call("POST", url, injected)
+            assert admitted["metadata"]["annotations"]["kvpool.dev/injected"]
+    for manifest in found:
+        if manifest["kind"] == "Deployment":
+            api.delete(plain(manifest), propagationPolicy="Foreground")
+    until("their pods are gone", lambda: api.items("/api/v1/namespaces/team-a/pods") == [], timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +269,50 @@ def test_engine_pods_are_counted(pools: Pools, api: Api):
     assert (pods["injected"], pods["skipped"], pods["missed"]) == (1, 1, 0)
     pod("three", pool=f"{SYSTEM}/chat")
     until("the missed one is counted", lambda: pools.get("chat")["status"]["pods"]["missed"] == 1)
+
+
+def test_engines_that_share_nothing_are_named_with_what_differs(
+    pools: Pools, api: Api, sidecars: dict[str, SidecarDouble]
+):
+    namespace(api, "differ")
+    until("the account is there", lambda: api.get("/api/v1/namespaces/differ/serviceaccounts/default"))
+    pods = "/api/v1/namespaces/differ/pods"
+
+    def pod(name: str, engine: str = "vllm") -> str:
+        notes = {"pool": f"{SYSTEM}/chat", "injected": "abc", "injected-engine": engine}
+        metadata = {
+            "name": name,
+            "labels": {"kvpool.dev/inject": "true"},
+            "annotations": {f"kvpool.dev/{k}": v for k, v in notes.items()},
+        }
+        made = api.call("POST", pods, {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "i"}]}})
+        return str(made["metadata"]["uid"])
+
+    def kind(digest: str, uid: str, dtype: str) -> dict[str, Any]:
+        seen = {"uid": uid, "connected": True, "seen": 1}
+        return {"digest": digest, "engine": "vllm 0.33", "model": "llama", "bytes": 1, "connected": 1} | {
+            "fields": {"kv_dtype": dtype, "version": "00000001"},
+            "pods": [seen],
+        }
+
+    pools.apply("chat")
+    pools.until_ready("chat")
+    sidecars["node-a"].status["fingerprints"] = [kind("d1", pod("one"), "0badcafe")]
+    sidecars["node-b"].status["fingerprints"] = [kind("d2", pod("two"), "0badbabe")]
+    words = "differ/one share no block of llama with differ/two (kv_dtype differ)"
+    pools.until_condition("chat", "SharedReuse", "FingerprintsDiffer", words)
+    assert pools.get("chat")["status"]["phase"] == "Ready"
+    until(
+        "the pods are listed",
+        lambda: [f["pods"] for f in pools.get("chat")["status"]["fingerprints"]] == [["differ/one"], ["differ/two"]],
+        timeout=60,
+    )
+    sidecars["node-b"].status["fingerprints"][0]["digest"] = "d1"
+    pools.until_condition("chat", "SharedReuse", "Sharing")
+    pod("kvbm", "dynamo")
+    pools.until_condition("chat", "SharedReuse", "EngineHasNoRemoteTier", "differ/kvbm")
+    api.delete(f"{pods}/kvbm", gracePeriodSeconds=0)
+    pools.until_condition("chat", "SharedReuse", "Sharing")
 
 
 def test_somebody_elses_object_is_not_taken_over(pools: Pools):

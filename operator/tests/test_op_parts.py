@@ -18,7 +18,7 @@ from kvpool_operator.engines import count
 from kvpool_operator.external import read_external, secret_names
 from kvpool_operator.podview import node, problem, selector_text
 from kvpool_operator.queue import Backoff, KeyQueue
-from kvpool_operator.report import Report
+from kvpool_operator.report import Fingerprint, PodSeen, Report
 from kvpool_operator.scrape import MOST_BYTES, open_scraper
 from kvpool_operator.settings import read_settings
 
@@ -178,6 +178,20 @@ def test_a_report_reads_what_sidecars_say():
     assert (report.ready, report.used_bytes, report.index_connected, report.index_announced) == (True, 7, True, 3)
     assert (report.shared_problem, report.failing_drives, report.transport) == ("hung", ("nvme",), "TCP")
     assert len(report.fingerprints) == 5
+    assert report.fingerprints[0] == Fingerprint("d", "e", "m", 5)
+
+
+def test_a_report_reads_which_pods_use_which_kind():
+    kind = {
+        "digest": "d" * 999,
+        "fields": {"kv_dtype": "0badcafe", "x": 1, **{f"f{i}": "0badcafe" for i in range(99)}},
+        "connected": 3,
+        "pods": [{"uid": "u", "connected": True, "seen": 7}, {"uid": 5}, "x", {"uid": "v", "connected": 1}] * 20,
+    }
+    (found,) = Report.parse({"fingerprints": [kind]}).fingerprints
+    assert (len(found.digest), len(found.fields), found.connected) == (64, 47, 3)
+    assert found.pods[:2] == (PodSeen("u", True, 7), PodSeen("v", False, 0))
+    assert len(found.pods) == 8
 
 
 async def test_scraping_is_bounded_in_time_and_size():

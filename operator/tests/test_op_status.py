@@ -35,7 +35,7 @@ GOOD = Report(
     hits={"local": 5, "peer": 3},
     bytes={"local": 100},
     misses={"absent": 2},
-    fingerprints=(Fingerprint("4be1", "vllm 0.33", "llama", 2**30),),
+    fingerprints=(Fingerprint("4be1", "vllm 0.33", "llama", 2**30, connected=1),),
 )
 
 
@@ -97,6 +97,7 @@ def test_a_pool_that_serves():
         "IndexReady": ("True", "Connected"),
         "InjectionReady": ("True", "Injecting"),
         "TransportReady": ("True", "AsAsked"),
+        "SharedReuse": ("True", "Sharing"),
         "Progressing": ("False", "UpToDate"),
     }
     assert made["phase"] == "Ready"
@@ -107,7 +108,10 @@ def test_a_pool_that_serves():
     assert made["cache"]["hitRate"] == "0.80"
     assert made["cache"]["hits"] == {"local": 10, "peer": 6}
     assert made["cache"]["missReasons"] == {"absent": 4}
-    assert made["fingerprints"] == [{"digest": "4be1", "engine": "vllm 0.33", "model": "llama", "size": "2Gi"}]
+    assert made["fingerprints"] == [
+        {"digest": "4be1", "engine": "vllm 0.33", "model": "llama", "size": "2Gi", "connected": 2, "pods": []}
+        | {"lastSeen": ""}
+    ]
     assert made["transport"]["effective"] == "TCP"
 
 

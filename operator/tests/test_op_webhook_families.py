@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import os
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from kvpool.config import ClientConfig
 from kvpool_operator.webhook.connector import client_config
-from kvpool_operator.webhook.families import FAMILIES
+from kvpool_operator.webhook.families import FAMILIES, vllm
 from kvpool_operator.webhook.families.prefill_decode import beside
 from kvpool_operator.webhook.flags import has_flag
 from kvpool_operator.webhook.inject import Injection, inject, is_injected, mark_skipped
@@ -367,6 +368,32 @@ def test_dynamo_with_vllm_takes_the_vllm_route_by_the_plug_in_that_looks_at_the_
     connector = json.loads(env(container)["KVPOOL_VLLM_KV_TRANSFER_CONFIG"])
     assert connector["kv_connector"] == "OffloadingConnector"
     assert flags(container)["--prefix-caching-hash-algo"] == "sha256_cbor"
+
+
+@pytest.mark.parametrize(
+    ("image", "by_argument"),
+    [
+        ("vllm/vllm-openai:v0.33.0", True),
+        ("registry.example:5000/vllm-openai:0.32.1-cu128@sha256:00", True),
+        ("vllm/vllm-openai:latest", True),
+        ("vllm/vllm-openai", True),
+        ("registry.example/inference:v0.20.0", True),
+        ("vllm/vllm-openai:v0.20.0", False),
+        ("vllm/vllm-openai:v0.34.0", False),
+        ("vllm/vllm-openai:v0.331", False),
+    ],
+)
+def test_a_vllm_of_a_version_that_is_not_known_is_told_by_the_plug_in_that_looks_first(image: str, by_argument: bool):
+    pod, _ = injected(pod_of({"image": image, "command": ["vllm", "serve", "m"]}))
+    (container,) = pod["spec"]["containers"]
+    assert ("--kv-transfer-config" in flags(container)) is by_argument
+    assert ("KVPOOL_VLLM_KV_TRANSFER_CONFIG" in env(container)) is not by_argument
+
+
+def test_the_versions_that_are_known_are_those_of_the_client():
+    tree = ast.parse((ROOT / "client/src/kvpool/engines/vllm.py").read_text())
+    (known,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets) == "KNOWN_VERSIONS"]
+    assert ast.literal_eval(known) == vllm.KNOWN_VERSIONS
 
 
 def test_a_copied_annotation_does_not_pass_for_an_injected_pod():

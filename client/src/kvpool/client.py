@@ -33,6 +33,7 @@ from kvpool.errors import (
     ProtocolError,
     RefusedError,
 )
+from kvpool.facts import field_digests
 from kvpool.keys import FINGERPRINT_BYTES
 from kvpool.links import Links
 from kvpool.loading import BatchLoad
@@ -99,20 +100,31 @@ class Client:
     """One tenant's view of the pool on this node.
 
     `fingerprint` (32 bytes, kvpool.keys.fingerprint) is of everything that changes the meaning of the blocks' bytes;
-    `facts` may name `engine` and `model` for people. Starts without a sidecar, misses, and connects in the background
-    when there is one. Usable in a forked child, which gets connections of its own. ConfigError for a fingerprint of
-    another length; nothing else is ever raised.
+    `facts` may name `engine` and `model` for people. Of `meaning`, the facts behind the fingerprint, only a short
+    digest of each field is told (kvpool.facts), so that the pool's status can name what differs. Starts
+    without a sidecar, misses, and connects in the background when there is one. Usable in a forked child, which gets
+    connections of its own. ConfigError for a fingerprint of another length; nothing else is ever raised.
     """
 
     def __init__(
-        self, config: ClientConfig | None = None, *, fingerprint: bytes, facts: Mapping[str, object] | None = None
+        self,
+        config: ClientConfig | None = None,
+        *,
+        fingerprint: bytes,
+        facts: Mapping[str, object] | None = None,
+        meaning: Mapping[str, object] | None = None,
     ) -> None:
         if len(fingerprint) != FINGERPRINT_BYTES:
             raise ConfigError(f"fingerprint: {FINGERPRINT_BYTES} bytes are needed, not {len(fingerprint)}")
         self.config = config or ClientConfig()
         self.fingerprint = fingerprint
         facts = facts or {}
-        self._hello = wire.ClientHello(fingerprint, str(facts.get("engine", "")), str(facts.get("model", "")))
+        self._hello = wire.ClientHello(
+            fingerprint,
+            str(facts.get("engine", "")),
+            str(facts.get("model", "")),
+            fields=field_digests(meaning or {}),
+        )
         self._stats = Stats()
         self._closed = False
         self._start()

@@ -41,12 +41,14 @@ from __future__ import annotations
 import enum
 import hmac
 import json
+import re
 import struct
 import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvpool.errors import ProtocolError
+from kvpool.facts import MAX_FIELDS, MAX_NAME
 
 __all__ = [
     "BEGIN_REPLY",
@@ -105,6 +107,8 @@ MAX_BATCH = 64  # descriptors in one packet (the kernel's own limit is 253)
 MAX_JSON = 8192
 MAX_PACKET = HEADER.size + 4 + MAX_LOOKUP * IDENT_BYTES
 REPLY = 0x80
+_FIELD_NAME = re.compile(rf"[a-z0-9_.]{{1,{MAX_NAME}}}")
+_FIELD_DIGEST = re.compile(r"[0-9a-f]{8}")
 
 
 class Op(enum.IntEnum):
@@ -232,12 +236,16 @@ def unpack_json(body: bytes | memoryview) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ClientHello:
-    """First message of a client. `fingerprint` is 32 bytes; `engine` and `model` are for people (status, metrics)."""
+    """First message of a client. `fingerprint` is 32 bytes; `engine` and `model` are for people (status, metrics).
+
+    `fields` are short digests of the facts behind the fingerprint (kvpool.facts); a client of before has none.
+    """
 
     fingerprint: bytes
     engine: str = ""
     model: str = ""
     version: int = PROTOCOL_VERSION
+    fields: dict[str, str] = field(default_factory=dict)
 
     def pack(self) -> bytes:
         """JSON body of HELLO; texts are cut to 64 and 256 characters."""
@@ -247,6 +255,7 @@ class ClientHello:
                 "fingerprint": self.fingerprint.hex(),
                 "engine": self.engine[:64],
                 "model": self.model[:256],
+                "fields": dict(list(self.fields.items())[:MAX_FIELDS]),
             }
         )
 
@@ -259,6 +268,7 @@ class ClientHello:
             engine=_text_field(value, "engine", 64),
             model=_text_field(value, "model", 256),
             version=_int_field(value, "version", 0xFFFF),
+            fields=_fields(value.get("fields", {})),
         )
 
 
@@ -326,6 +336,15 @@ def _text_field(value: dict[str, Any], name: str, limit: int) -> str:
     if not isinstance(text, str) or len(text) > limit:
         raise ProtocolError(f"{name} is not a text of at most {limit} characters")
     return text
+
+
+def _fields(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or len(value) > MAX_FIELDS:
+        raise ProtocolError(f"fields are not an object of at most {MAX_FIELDS} members")
+    for name, text in value.items():
+        if not _FIELD_NAME.fullmatch(name) or not isinstance(text, str) or not _FIELD_DIGEST.fullmatch(text):
+            raise ProtocolError("fields are not names and digests")
+    return value
 
 
 def _int_field(value: dict[str, Any], name: str, limit: int) -> int:

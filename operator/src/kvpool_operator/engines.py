@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["OPTED_IN", "EnginePods", "count"]
 
 OPTED_IN: Final = "kvpool.dev/inject=true"
 _POOL: Final = "kvpool.dev/pool"
 _INJECTED: Final = "kvpool.dev/injected"
+_FAMILY: Final = "kvpool.dev/injected-engine"
+_ALONE: Final = frozenset({"dynamo"})  # kvpool_operator.webhook.inject.NO_CLIENT
 _SKIPPED: Final = "kvpool.dev/skip-reason"
 _INIT_CONTAINER: Final = "kvpool-client"
 
 
 @dataclass(frozen=True)
 class EnginePods:
-    """How many pods of one pool are in which state; `missed_names` holds a few for the message."""
+    """How many pods of one pool are in which state; `..._names` hold a few for messages."""
 
     injected: int = 0
     skipped: int = 0
     missed: int = 0
     stale: int = 0
     missed_names: tuple[str, ...] = ()
+    alone: int = 0
+    """Injected pods whose engine has no way in for a remote tier."""
+    alone_names: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    """namespace/name of the injected pods, by uid."""
 
     @property
     def selected(self) -> int:
@@ -39,7 +46,7 @@ def count(pods: Iterable[dict[str, Any]], namespace: str, name: str, sidecar_ima
     nothing, which is taken to mean a pool of their own namespace.
     """
     injected = skipped = stale = 0
-    missed = []
+    missed, alone, names = [], [], {}
     for pod in pods:
         metadata = pod.get("metadata") or {}
         phase = (pod.get("status") or {}).get("phase")
@@ -49,14 +56,27 @@ def count(pods: Iterable[dict[str, Any]], namespace: str, name: str, sidecar_ima
         asked, own = notes.get(_POOL, ""), metadata.get("namespace") == namespace
         if not (asked == f"{namespace}/{name}" or asked == name or (not asked and own)):
             continue
+        full = f"{metadata.get('namespace')}/{metadata.get('name')}"
         if _INJECTED in notes:
             injected += 1
+            names[str(metadata.get("uid", ""))] = full
+            if notes.get(_FAMILY) in _ALONE:
+                alone.append(full)
             stale += _client_image(pod) not in ("", sidecar_image)
         elif _SKIPPED in notes:
             skipped += 1
         else:
-            missed.append(f"{metadata.get('namespace')}/{metadata.get('name')}")
-    return EnginePods(injected, skipped, len(missed), stale, tuple(sorted(missed)[:3]))
+            missed.append(full)
+    return EnginePods(
+        injected=injected,
+        skipped=skipped,
+        missed=len(missed),
+        stale=stale,
+        missed_names=tuple(sorted(missed)[:3]),
+        alone=len(alone),
+        alone_names=tuple(sorted(alone)[:3]),
+        names=names,
+    )
 
 
 def _client_image(pod: dict[str, Any]) -> str:

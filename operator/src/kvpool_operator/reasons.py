@@ -31,6 +31,11 @@ class Reason(StrEnum):
     DISABLED = "Disabled"
     WEBHOOK_DOWN = "WebhookDown"
     PODS_NOT_INJECTED = "PodsNotInjected"
+    # SharedReuse
+    SHARING = "Sharing"
+    NO_ENGINES = "NoEngines"
+    FINGERPRINTS_DIFFER = "FingerprintsDiffer"
+    NO_REMOTE_TIER = "EngineHasNoRemoteTier"
     # Progressing
     UP_TO_DATE = "UpToDate"
     APPLYING = "Applying"

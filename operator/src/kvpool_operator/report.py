@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Fingerprint", "Report"]
+__all__ = ["Fingerprint", "PodSeen", "Report"]
 
 _TEXT = 200
+_MOST_FIELDS = 48
+_MOST_PODS = 16
+
+
+@dataclass(frozen=True)
+class PodSeen:
+    """A pod whose engine named a fingerprint. `seen`: seconds since 1970 when it was last connected."""
+
+    uid: str
+    connected: bool
+    seen: int
 
 
 @dataclass(frozen=True)
@@ -18,6 +29,12 @@ class Fingerprint:
     engine: str
     model: str
     bytes: int
+    fields: dict[str, str] = field(default_factory=dict)
+    """Digests of the facts behind it, by field; empty when its clients do not tell."""
+    connected: int = 0
+    """Pods that are connected now."""
+    pods: tuple[PodSeen, ...] = ()
+    """Some of those that are or were."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +85,22 @@ class Report:
             hits=_counts(r.get("hits")),
             bytes=_counts(r.get("bytes")),
             misses=_counts(r.get("misses")),
-            fingerprints=tuple(
-                Fingerprint(
-                    _text(k.get("digest")), _text(k.get("engine")), _text(k.get("model")), _count(k.get("bytes"))
-                )
-                for k in kinds[:10]
-                if isinstance(k, dict) and _text(k.get("digest"))
-            ),
+            fingerprints=tuple(_fingerprint(k) for k in kinds[:10] if isinstance(k, dict) and _text(k.get("digest"))),
         )
+
+
+def _fingerprint(k: dict[str, Any]) -> Fingerprint:
+    fields = list(_dict(k.get("fields")).items())[:_MOST_FIELDS]
+    pods = [p for p in _list(k.get("pods"))[:_MOST_PODS] if isinstance(p, dict) and _text(p.get("uid"))]
+    return Fingerprint(
+        digest=_text(k.get("digest"))[:64],
+        engine=_text(k.get("engine")),
+        model=_text(k.get("model")),
+        bytes=_count(k.get("bytes")),
+        fields={str(name)[:48]: value[:8] for name, value in fields if isinstance(value, str)},
+        connected=_count(k.get("connected")),
+        pods=tuple(PodSeen(_text(p["uid"]), p.get("connected") is True, _count(p.get("seen"))) for p in pods),
+    )
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator.api.conditions import Condition, set_condition
 from kvpool_operator.api.quantity import format_bytes
 from kvpool_operator.api.v1alpha1_status import (
     MAX_FINGERPRINTS,
+    MAX_PODS,
     CacheStatus,
     Capacity,
     FingerprintStatus,
@@ -25,19 +27,30 @@ from kvpool_operator.api.v1alpha1_status import (
 )
 from kvpool_operator.desired import names
 from kvpool_operator.reasons import Reason
+from kvpool_operator.sharing import kinds, sentence, splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
     from kvpool_operator.cluster import Manifest
+    from kvpool_operator.engines import EnginePods
     from kvpool_operator.observed import Observed
     from kvpool_operator.report import Report
+    from kvpool_operator.sharing import Kind
 
 __all__ = ["Progress", "invalid_status", "make_status", "worth_writing"]
 
 NUMBERS_EVERY_S: Final = 30.0
-_TYPES: Final = ("Ready", "StorageReady", "IndexReady", "InjectionReady", "TransportReady", "Progressing")
+_TYPES: Final = (
+    "Ready",
+    "StorageReady",
+    "IndexReady",
+    "InjectionReady",
+    "TransportReady",
+    "SharedReuse",
+    "Progressing",
+)
 
 
 @dataclass(frozen=True)
@@ -66,12 +79,14 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
     index = _index_ready(pool, observed, reports)
     progressing = _progressing(pool, observed, nodes, progress)
     ready = _ready(storage, index, nodes, progress)
+    found = kinds(reports, observed.engines.names)
     verdicts = (
         ready,
         storage,
         index,
         _injection_ready(pool, observed),
         _transport_ready(pool, reports),
+        _shared_reuse(observed.engines, reports, found),
         progressing,
     )
     conditions = _conditions(observed.status, pool.metadata.generation, now, dict(zip(_TYPES, verdicts, strict=True)))
@@ -91,7 +106,7 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
             effective=", ".join(sorted({r.transport for r in reports if r.transport}))[:253],
             reason="; ".join(sorted({r.transport_reason for r in reports if r.transport_reason}))[:253],
         ),
-        fingerprints=_fingerprints(reports),
+        fingerprints=_fingerprints(found),
         pods=PodsStatus(
             selected=observed.engines.selected,
             injected=observed.engines.injected,
@@ -246,6 +261,25 @@ def _why_tcp(reports: Sequence[Report]) -> str:
     return f" ({'; '.join(reasons)})"[:500] if reasons else ""
 
 
+def _shared_reuse(engines: EnginePods, reports: Sequence[Report], found: Sequence[Kind]) -> _Verdict:
+    """Whether engines find each other's blocks. It says nothing about the pool's own health."""
+    by_digest = {kind.digest: kind for kind in found}
+    apart = [sentence(split, by_digest) for split in splits(found)]
+    if engines.alone:
+        who = f"{_some(engines.alone_names, engines.alone)} run an engine without a remote tier (Dynamo's KVBM)"
+        advice = "their blocks stay on their nodes; to share them, run vLLM without KVBM (docs/engines.md)"
+        return _Verdict(False, Reason.NO_REMOTE_TIER, "; ".join([f"{who}: {advice}", *apart]))
+    if apart:
+        return _Verdict(False, Reason.FINGERPRINTS_DIFFER, "; ".join(apart))
+    pods = sum(kind.in_use_by for kind in found)
+    if not reports:
+        return _Verdict(None, Reason.NO_REPORTS, "no sidecar has told yet which engines it serves")
+    if not pods:
+        return _Verdict(None, Reason.NO_ENGINES, "no engine is connected")
+    models = len({kind.model for kind in found if kind.in_use_by})
+    return _Verdict(True, Reason.SHARING, f"the engines of each of {models} models share their blocks")
+
+
 def _progressing(pool: KVCachePool, observed: Observed, nodes: NodesStatus, progress: Progress) -> _Verdict:
     if pool.metadata.deletion_timestamp:
         return _Verdict(True, Reason.DELETING, f"waiting for {progress.waiting}" if progress.waiting else "cleaning up")
@@ -323,18 +357,27 @@ def _sum(many: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items())[:32])
 
 
-def _fingerprints(reports: Sequence[Report]) -> list[FingerprintStatus]:
-    sizes: Counter[str] = Counter()
-    kinds = {}
-    for report in reports:
-        for kind in report.fingerprints:
-            sizes[kind.digest] += kind.bytes
-            kinds[kind.digest] = kind
-    largest = sorted(sizes, key=lambda d: (-sizes[d], d))[:MAX_FINGERPRINTS]
+def _fingerprints(found: Sequence[Kind]) -> list[FingerprintStatus]:
     return [
-        FingerprintStatus(digest=d, engine=kinds[d].engine, model=kinds[d].model, size=format_bytes(sizes[d]))
-        for d in largest
+        FingerprintStatus(
+            digest=kind.digest,
+            engine=kind.engine,
+            model=kind.model,
+            size=format_bytes(kind.bytes),
+            connected=kind.in_use_by,
+            pods=[*kind.connected, *kind.others][:MAX_PODS],
+            last_seen=_time(kind.last_seen) if not kind.in_use_by and kind.last_seen else "",
+        )
+        for kind in found[:MAX_FINGERPRINTS]
     ]
+
+
+def _time(seconds: int) -> str:
+    """RFC 3339, or nothing for a time that no calendar has."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, OSError, ValueError):
+        return ""
 
 
 def _some(what: Sequence[str], of: int = 0) -> str:

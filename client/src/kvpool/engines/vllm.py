@@ -252,9 +252,8 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         model = os.path.basename(str(self._offloading_spec.config.model.name).rstrip("/"))
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
         _log.debug("kvpool: facts %s", facts)
-        return Client(
-            self._config, fingerprint=fingerprint, facts={"engine": f"vllm {vllm.__version__}", "model": model}
-        )
+        told = {"engine": f"vllm {vllm.__version__}", "model": model}
+        return Client(self._config, fingerprint=fingerprint, facts=told, meaning=facts)
 
     def _lookup_seconds(self) -> float:
         client = self._client

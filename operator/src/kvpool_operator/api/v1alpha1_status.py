@@ -11,6 +11,7 @@ from kvpool_operator.api.conditions import Condition  # noqa: TC001  read by pyd
 
 __all__ = [
     "MAX_FINGERPRINTS",
+    "MAX_PODS",
     "CacheStatus",
     "Capacity",
     "FingerprintStatus",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 MAX_FINGERPRINTS = 10
+MAX_PODS = 8
 
 Phase = Literal["Pending", "Provisioning", "Ready", "Degraded", "Updating", "Paused", "Deleting", "Failed"]
 Text = Annotated[str, Field(max_length=253)]
@@ -110,6 +112,14 @@ class FingerprintStatus(Model):
     """Model."""
     size: Text = "0"
     """Room that such blocks take on all nodes."""
+    connected: Count = 0
+    """Pods that use such blocks now."""
+    pods: Annotated[list[Annotated[str, Field(max_length=330)]], Field(max_length=MAX_PODS)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Some of the pods that use them or did, as namespace/name, at most 8; those that do first."""
+    last_seen: Text = ""
+    """When a pod that uses them was last connected; empty while one is."""
 
 
 class PodsStatus(Model):
@@ -150,7 +160,7 @@ class PoolStatus(Model):
     fingerprints: Annotated[list[FingerprintStatus], Field(max_length=MAX_FINGERPRINTS)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """The kinds of blocks that take the most room, at most 10."""
+    """The kinds of blocks that are in use, and those that take the most room, at most 10."""
     pods: PodsStatus = Field(default_factory=PodsStatus)
     """Pods with the opt-in label that ask for this pool."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = Field(
@@ -158,7 +168,8 @@ class PoolStatus(Model):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     """Ready is the one to wait for: the sidecars serve and the index is there. StorageReady, IndexReady, InjectionReady
-    and TransportReady say which part is not as it should be, Progressing whether the operator is at work."""
+    and TransportReady say which part is not as it should be, SharedReuse whether engines find each other's blocks,
+    Progressing whether the operator is at work."""
 
     def dump(self) -> dict[str, Any]:
         """As the API server holds it."""

@@ -112,7 +112,13 @@ class Session:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
+    def _forget_hello(self) -> None:
+        if self._hello is not None:
+            self._fingerprints.left(self._hello, self._pod.identity.uid)
+            self._hello = None
+
     def _end(self) -> None:
+        self._forget_hello()
         for write in self._writes.values():
             self._node.local.abort(write.pending)
             self._pod.give_room(write.pending.file_bytes)
@@ -174,8 +180,9 @@ class Session:
         hello = wire.ClientHello.unpack(body)
         if hello.version != wire.PROTOCOL_VERSION:
             raise _VersionError(f"version {hello.version} is not {wire.PROTOCOL_VERSION}, which this sidecar speaks")
+        self._forget_hello()
         self._hello = hello
-        self._fingerprints.seen(hello)
+        self._fingerprints.entered(hello, self._pod.identity.uid)
         config = self._node.config
         answer = wire.ServerHello(
             tenant_tag=self._pod.tenant.tag,

@@ -13,6 +13,7 @@ from kvpool_operator.webhook.reasons import Skip, SkipReason
 from kvpool_operator.webhook.wishes import ANNOTATION_ENGINE
 
 if TYPE_CHECKING:
+    from kvpool_operator.webhook.command import Reading
     from kvpool_operator.webhook.target import Target
 
 __all__ = ["CONNECTOR_ARG", "CONNECTOR_ENV", "add", "add_hashing", "add_shm", "pool_connector"]
@@ -21,6 +22,8 @@ SHM_VOLUME: Final = "kvpool-shm"
 SHM_MOUNT: Final = "/dev/shm"  # noqa: S108  the engine's shared memory, not a temporary file of ours
 CONNECTOR_ENV: Final = "KVPOOL_VLLM_KV_TRANSFER_CONFIG"
 CONNECTOR_ARG: Final = "--kv-transfer-config"
+KNOWN_VERSIONS: Final = ((0, 32), (0, 33))
+"""Of kvpool.engines.vllm."""
 HASH_ARG: Final = ("--prefix-caching-hash-algo", "sha256_cbor")
 
 
@@ -30,8 +33,7 @@ def add(target: Target) -> list[str]:
         raise Skip(SkipReason.CONNECTOR_PRESENT, _instead(target))
     connector, warnings = pool_connector(target)
     if not target.reading.connector_present:
-        # Dynamo brings a vLLM of its own choice: the plug-in behind the variable looks at its version first
-        if target.reading.channel is Channel.ARGS and target.reading.launcher != "dynamo":
+        if target.reading.channel is Channel.ARGS and not _is_doubtful(target.reading):
             items(target.container, "args").extend([CONNECTOR_ARG, literal(compact(connector))])
         else:
             default_env(target.container, CONNECTOR_ENV, literal(compact(connector)))
@@ -63,6 +65,14 @@ def add_shm(target: Target, connector: dict[str, Any]) -> None:
     size = shm_size(connector, target.injection.host_memory_bytes)
     volume = {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": f"{-(-size // 2**20)}Mi"}}
     add_volume(target.pod, target.container, volume, SHM_MOUNT)
+
+
+def _is_doubtful(reading: Reading) -> bool:
+    """Whether vLLM may be of a version that would not start with our connector.
+
+    Then the plug-in behind the variable looks first. Dynamo brings a vLLM of its own choice.
+    """
+    return reading.launcher == "dynamo" or (reading.version is not None and reading.version not in KNOWN_VERSIONS)
 
 
 def _instead(target: Target) -> str:

@@ -1,0 +1,52 @@
+"""From an engine's facts to the pool's status: what the client tells, the sidecar reports and the operator says."""
+
+from __future__ import annotations
+
+import json
+
+from kvpool import keys
+from kvpool.facts import field_digests
+from kvpool.wire import ClientHello
+from kvpool_operator.api.v1alpha1 import KVCachePool
+from kvpool_operator.engines import EnginePods
+from kvpool_operator.observed import Observed, Sidecar
+from kvpool_operator.report import Report
+from kvpool_operator.status import Progress, make_status
+from kvpool_sidecar.server.usage import Fingerprints
+
+FACTS = {
+    "engine": "vllm",
+    "version": "0.33.0",
+    "model": {"files": "secret-digest"},
+    "sizes": {"tp_size": 1, "pp_size": 1},
+}
+POOL = {
+    "metadata": {"name": "chat", "namespace": "kvpool-system", "uid": "u", "generation": 1},
+    "spec": {"tiers": [{"name": "nvme", "local": {"path": "/mnt/kv", "capacity": "1Gi"}}]},
+}
+
+
+def hello(**changed: object) -> ClientHello:
+    """What a client with these facts says, as the sidecar reads it."""
+    facts = {**FACTS, **changed}
+    said = ClientHello(keys.fingerprint(facts), "vllm 0.33.0", "llama", fields=field_digests(facts))
+    return ClientHello.unpack(said.pack())
+
+
+def test_what_differs_between_two_pods_reaches_the_pools_status_by_name():
+    nodes = {"a": Fingerprints(), "b": Fingerprints()}
+    nodes["a"].entered(hello(), "uid-1")
+    nodes["b"].entered(hello(sizes={"tp_size": 2, "pp_size": 1}), "uid-2")
+    told = {n: Report.parse(json.loads(json.dumps({"fingerprints": f.latest()}))) for n, f in nodes.items()}
+    engines = EnginePods(names={"uid-1": "team-a/one", "uid-2": "team-a/two"})
+    seen = Observed(raw=POOL, sidecars=tuple(Sidecar(n, True, "", r) for n, r in told.items()), engines=engines)
+    status = make_status(KVCachePool.parse(POOL), seen, Progress(), "id", "2026-11-21T10:00:00Z")
+    (condition,) = [c for c in status["conditions"] if c["type"] == "SharedReuse"]
+    assert (condition["status"], condition["reason"]) == ("False", "FingerprintsDiffer")
+    assert condition["message"].endswith("(sizes.tp_size differ)")
+    assert all(name in condition["message"] for name in engines.names.values())
+    assert sorted((f["model"], f["engine"], *f["pods"]) for f in status["fingerprints"]) == [
+        ("llama", "vllm 0.33.0", "team-a/one"),
+        ("llama", "vllm 0.33.0", "team-a/two"),
+    ]
+    assert "secret" not in json.dumps([status, [f.latest() for f in nodes.values()]])
