@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvpool.engines import weights
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __all__ = ["facts_of", "find_engine_config"]
-
-_log = logging.getLogger("kvpool")
 
 _FORMAT = 1  # of what we put into a block
 _CONFIG_NOISE = ("_name_or_path", "transformers_version", "architectures_override")
@@ -69,28 +65,10 @@ def _model_facts(name: str, engine_config: Any) -> dict[str, Any]:
         "seed": getattr(model, "seed", None) if str(getattr(load, "load_format", "")) == "dummy" else None,
         "hf_config": _hf_config_digest(getattr(model, "hf_config", None)),
     }
-    directory = _model_directory(name, revision)
-    found = ""
-    if directory is not None:
-        try:
-            found = weights.digest(directory)
-        except OSError as e:
-            _log.warning("kvpool: the model's files cannot be read (%s); blocks are told apart by its name", e)
+    found = weights.find(name, revision)
     # where the files are known their digest says it all, and pods may keep them under different paths
     facts["model"] = {"files": found} if found else {"name": name, "revision": str(revision or "")}
     return facts
-
-
-def _model_directory(name: str, revision: str | None) -> Path | None:
-    if os.path.isdir(name):
-        return Path(name)
-    try:
-        from huggingface_hub import try_to_load_from_cache  # type: ignore[import-not-found,unused-ignore]
-
-        found = try_to_load_from_cache(name, "config.json", revision=revision)
-    except Exception:  # not installed, or not a name of the hub
-        return None
-    return Path(found).parent if isinstance(found, str) else None
 
 
 def _hf_config_digest(hf_config: Any) -> str:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
+__all__ = ["digest", "directory_of", "find"]
 
-__all__ = ["digest"]
+_log = logging.getLogger("kvpool")
 
 _PAGE = 4096
 _MAX_HEADER = 64 << 20
@@ -28,6 +28,29 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _CONFIGS = (".json", ".py")
 # blocks are named by token numbers: how text becomes tokens does not matter
 _IGNORED = ("tokenizer", "vocab", "added_tokens", "special_tokens", "chat_template", "generation_config")
+
+
+def directory_of(name: str, revision: str | None) -> Path | None:
+    """Where the files of a model are that is given as a path or by its name on the hub; None if they are not here."""
+    if os.path.isdir(name):
+        return Path(name)
+    try:
+        from huggingface_hub import try_to_load_from_cache  # type: ignore[import-not-found,unused-ignore]
+
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+    except Exception:  # not installed, or not a name of the hub
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def find(name: str, revision: str | None) -> str:
+    """`digest` of a model by its name, "" if its files are not here or cannot be read."""
+    directory = directory_of(name, revision)
+    try:
+        return digest(directory) if directory is not None else ""
+    except OSError as e:
+        _log.warning("kvpool: the model's files cannot be read (%s); blocks are told apart by its name", e)
+        return ""
 
 
 def digest(directory: Path) -> str:

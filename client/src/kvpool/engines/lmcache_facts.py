@@ -1,0 +1,107 @@
+"""What LMCache's blocks mean and how they are named. It imports nothing of LMCache: it reads what it is given.
+
+LMCache names a chunk by a chained hash of its tokens, the model's name, the worker and, with its server, a salt. The
+name says nothing about weights, dtype or shape, so these go into the fingerprint, as far as LMCache knows them. The
+fields are those of LMCache 0.5.6 (lmcache/v1/distributed/api.py, lmcache/utils.py, lmcache/v1/metadata.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvpool.engines import weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Space", "chunk_name", "key_name", "layout_of", "space_facts", "supported"]
+
+KNOWN_VERSIONS = "0.5.6 up to, not including, 0.6"
+MIN_HASH_BYTES = 16  # a shorter hash is Python's own: not made to tell prompts apart
+_FORMAT = 1  # of what we put into a block
+_WORLD_SHIFT = 24  # lmcache ObjectKey.ComputeKVRank
+
+
+class Space(NamedTuple):
+    """What chunks must have in common to be exchangeable, besides being of the same tokens."""
+
+    model: str
+    world_size: int
+    group: int
+    layout: str  # of `layout_of`
+
+
+def supported(version: str) -> bool:
+    """True for the versions of LMCache whose interfaces we know."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return found is not None and (0, 5, 6) <= tuple(map(int, found.groups())) < (0, 6, 0)
+
+
+def layout_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> str:
+    """Canonical text of shapes (sequences of int) and dtypes; "" for bytes that a serde of LMCache has made."""
+    pairs = [[[int(n) for n in shape], str(dtype)] for shape, dtype in zip(shapes, dtypes, strict=True)]
+    if not pairs or any(len(shape) < 2 for shape, _ in pairs):
+        return ""
+    return json.dumps(pairs, separators=(",", ":"))
+
+
+def space_of(key: Any, layout: str) -> Space:
+    """The space of an ObjectKey of LMCache's server."""
+    return Space(str(key.model_name), (int(key.kv_rank) >> _WORLD_SHIFT) & 0xFF, int(key.object_group_id), layout)
+
+
+def chunk_name(key: Any) -> tuple[bytes, bytes] | None:
+    """Hash and part (kvpool.keys.ident) of an ObjectKey; None if its hash is too short to be trusted.
+
+    Salt and rank are in the part: chunks of two salts are two blocks.
+    """
+    chunk_hash = bytes(key.chunk_hash)
+    if len(chunk_hash) < MIN_HASH_BYTES:
+        return None
+    return chunk_hash, _canonical(["mp", int(key.kv_rank), int(key.object_group_id), str(key.cache_salt)])
+
+
+def key_name(key: Any, dtype: str) -> tuple[bytes, bytes]:
+    """Hash and part of a CacheEngineKey of LMCache inside an engine, with the tags of its request.
+
+    Not LMCache's own text of a key: there a tag's value can look like another tag.
+    """
+    chunk_hash = key.chunk_hash if isinstance(key.chunk_hash, bytes) else b"%x" % int(key.chunk_hash)
+    tags = [[str(name), str(value)] for name, value in key.tags or ()]
+    part = ["in-process", str(key.model_name), int(key.world_size), int(key.worker_id), dtype, tags]
+    return chunk_hash, _canonical(part)
+
+
+def space_facts(space: Space, version: str, *, revision: str = "", tag: str = "", **more: Any) -> dict[str, Any]:
+    """JSON facts for the fingerprint. Reads the model's files where they can be found: not for an engine's thread."""
+    found = weights.find(space.model, revision or None)
+    return {
+        "format": _FORMAT,
+        "engine": "lmcache",
+        "version": version,
+        # where the files are known their digest says it all, and pods may keep them under different paths
+        "model": {"files": found} if found else {"name": space.model, "revision": revision},
+        "world_size": space.world_size,
+        "group": space.group,
+        "layout": space.layout,
+        "tag": tag,
+        **more,
+    }
+
+
+def split(keys: Sequence[Any], layouts: Mapping[int, str] | Sequence[str]) -> dict[Space, list[int]]:
+    """Places of `keys` by their space. `layouts` by cache group, or one for each key; "" is left out."""
+    out: dict[Space, list[int]] = {}
+    for place, key in enumerate(keys):
+        layout = layouts[place] if not hasattr(layouts, "get") else layouts.get(int(key.object_group_id), "")
+        if layout:
+            out.setdefault(space_of(key, layout), []).append(place)
+    return out
+
+
+def _canonical(value: Any) -> bytes:
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True)
+    return text.encode() if len(text) < 4096 else hashlib.sha256(text.encode()).digest()
