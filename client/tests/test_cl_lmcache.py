@@ -497,7 +497,7 @@ class Engine:
         context = SimpleNamespace(
             loop=self.loop, local_cpu_backend=self.memory, config=config, metadata=metadata, plugin_name="kvpool"
         )
-        self.connector = lmcache_remote.PoolAdapter().create_connector(context)
+        self.connector = lmcache_remote.PoolConnectorAdapter().create_connector(context)
         if self.connector._client is not None and fake.path and fake._listener is not None:
             assert self.connector._client.wait_connected(10)
 
@@ -790,7 +790,7 @@ def test_cancelling_at_any_time_loses_no_memory_and_no_byte(engine: Callable[...
 
 
 def test_the_adapter_takes_its_own_urls_only() -> None:
-    takes = lmcache_remote.PoolAdapter().can_parse
+    takes = lmcache_remote.PoolConnectorAdapter().can_parse
     assert takes("plugin://kvpool")
     assert takes("plugin://kvpool.second")
     assert not takes("plugin://kvpoolx")
@@ -807,7 +807,7 @@ def test_several_instances_have_settings_of_their_own(fake: FakeSidecar) -> None
     context = SimpleNamespace(
         loop=None, local_cpu_backend=None, config=stub.Config(extra), metadata=stub.Metadata(), plugin_name="kvpool.a"
     )
-    connector = lmcache_remote.PoolAdapter().create_connector(context)
+    connector = lmcache_remote.PoolConnectorAdapter().create_connector(context)
     assert connector._config.socket == fake.path
     asyncio.run(connector.close())
 

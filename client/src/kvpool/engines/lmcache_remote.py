@@ -3,7 +3,8 @@
     LMCACHE_PRE_CACHING_HASH_ALGORITHM=sha256_cbor
     LMCACHE_REMOTE_STORAGE_PLUGINS=kvpool
     LMCACHE_EXTRA_CONFIG='{"remote_storage_plugin.kvpool.module_path": "kvpool.engines.lmcache_remote",
-      "remote_storage_plugin.kvpool.class_name": "PoolAdapter", "remote_storage_plugin.kvpool.tag": "team-one"}'
+      "remote_storage_plugin.kvpool.class_name": "PoolConnectorAdapter",
+      "remote_storage_plugin.kvpool.tag": "team-one"}'
 
 The plug-in's name is `kvpool`, or `kvpool.` and anything. Further keys `remote_storage_plugin.kvpool.NAME` are fields
 of kvpool.config.ClientConfig (`socket`, `deadlines` ...), which win over the environment, and `tag`, a text: engines
@@ -47,7 +48,7 @@ except ImportError as e:
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["PoolAdapter", "PoolConnector"]
+__all__ = ["PoolConnector", "PoolConnectorAdapter"]
 
 _log = logging.getLogger("lmcache.kvpool")  # under LMCache's own logger, so that the engine's log shows it
 
@@ -57,7 +58,7 @@ _MAX_DELETED = 65_536
 T = TypeVar("T")
 
 
-class PoolAdapter(ConnectorAdapter):  # type: ignore[misc]
+class PoolConnectorAdapter(ConnectorAdapter):  # type: ignore[misc]
     """What LMCache makes first; it makes the connector."""
 
     def __init__(self) -> None:
