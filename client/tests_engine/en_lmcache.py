@@ -87,7 +87,22 @@ class Server:
         raise RuntimeError(f"LMCache's server is not ready: {self.log.read_text(errors='replace')[-3000:]}")
 
     def get(self, path: str) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=10) as answer:
+        return self._ask("GET", path, None)
+
+    def forget(self) -> None:
+        """Empty LMCache's own memory: what is wanted again comes from the pool."""
+        answer = self._ask("POST", "/cache/clear", {"tier": "l1"})
+        assert answer["status"] == "ok", answer
+
+    def delete(self, keys: list[dict[str, Any]]) -> dict[str, Any]:
+        """Delete objects, named as the list of them names them, everywhere."""
+        return self._ask("DELETE", "/cache/objects", {"keys": keys, "tier": "all"})
+
+    def _ask(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.http}{path}", data, method=method)
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=10) as answer:
             return json.loads(answer.read())
 
     def adapter(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
     python lmcache_process.py MODEL          configured by LMCACHE_* in the environment
 
-Commands: {"put": [token, ...], "tags": {...}}, {"contains": [...]}, {"get": [...]}, {"remove": [...]}, {"stats": true}. Each
-chunk of a put is filled with a number that follows from its hash. Answers are lines that start with `@@`.
+Commands: {"put": [token, ...], "tags": {...}}, {"contains": [...]}, {"get": [...]}, {"remove": [...]}, {"stats": true}.
+Each chunk of a put is filled with a number that follows from its hash. Answers are lines that start with `@@`.
 """
 
 from __future__ import annotations
