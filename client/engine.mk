@@ -1,3 +1,3 @@
 .PHONY: test-engine
-test-engine: setup ## PoolTier inside a real vLLM on the CPU (about 6 GB of engine in the cache; 5 minutes)
+test-engine: setup ## the plug-ins inside real engines on the CPU (about 6 GB of engine in the cache)
 	$(PY) -m pytest client/tests_engine --timeout 900 $(ARGS)

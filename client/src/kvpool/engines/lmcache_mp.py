@@ -191,7 +191,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
         _log.debug("kvpool: facts %s", facts)
         engine = f"lmcache {lmcache.__version__}"
-        return Client(self._config, fingerprint=fingerprint, facts={"engine": engine, "model": model})
+        told = {"engine": engine, "model": model}
+        return Client(self._config, fingerprint=fingerprint, facts=told, meaning=facts)
 
     def _parts(
         self, keys: Sequence[Any], layouts: Any, deadline: float, skip: Callable[[Any], bool] = lambda _: False

@@ -224,7 +224,8 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         model = os.path.basename(space.model.rstrip("/"))
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
         _log.debug("kvpool: facts %s", facts)
-        return Client(self._config, fingerprint=fingerprint, facts={"engine": f"lmcache {version}", "model": model})
+        told = {"engine": f"lmcache {version}", "model": model}
+        return Client(self._config, fingerprint=fingerprint, facts=told, meaning=facts)
 
     def _ident(self, client: Client, key: Any) -> bytes:
         return names.ident(client.fingerprint, *lmcache_facts.key_name(key, str(key.dtype)))
