@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 
 from kvpool.config import ClientConfig
 from kvpool_operator.webhook.connector import client_config
-from kvpool_operator.webhook.families import FAMILIES, vllm
+from kvpool_operator.webhook.families import FAMILIES
 from kvpool_operator.webhook.families.prefill_decode import beside
 from kvpool_operator.webhook.flags import has_flag
 from kvpool_operator.webhook.inject import Injection, inject, is_injected, mark_skipped
 from kvpool_operator.webhook.jsonpatch import diff
 from kvpool_operator.webhook.reasons import Skip, SkipReason
+from kvpool_operator.webhook.versions import is_known
 from kvpool_operator.webhook.wishes import ENGINES, read_wishes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -381,6 +382,7 @@ def test_dynamo_with_vllm_takes_the_vllm_route_by_the_plug_in_that_looks_at_the_
         ("vllm/vllm-openai:v0.20.0", False),
         ("vllm/vllm-openai:v0.34.0", False),
         ("vllm/vllm-openai:v0.331", False),
+        ("registry.example/vllm-runtime:1.6.1", True),
     ],
 )
 def test_a_vllm_of_a_version_that_is_not_known_is_told_by_the_plug_in_that_looks_first(image: str, by_argument: bool):
@@ -393,7 +395,40 @@ def test_a_vllm_of_a_version_that_is_not_known_is_told_by_the_plug_in_that_looks
 def test_the_versions_that_are_known_are_those_of_the_client():
     tree = ast.parse((ROOT / "client/src/kvpool/engines/vllm.py").read_text())
     (known,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets) == "KNOWN_VERSIONS"]
-    assert ast.literal_eval(known) == vllm.KNOWN_VERSIONS
+    for version in ast.literal_eval(known):
+        assert is_known("vllm", version)
+        assert is_known("vllm", (*version, 9))
+    latest = max(ast.literal_eval(known))
+    assert not is_known("vllm", (latest[0], latest[1] + 1))
+    assert not is_known("vllm", (0, 31, 9))
+
+
+@pytest.mark.parametrize(
+    ("image", "container", "known"),
+    [
+        ("lmsysorg/sglang:v0.5.23", {"command": SGLANG}, True),
+        ("lmsysorg/sglang:v0.5.23-cu129", {"command": SGLANG}, True),
+        ("lmsysorg/sglang:latest", {"command": SGLANG}, True),
+        ("lmsysorg/sglang:v0.5.20", {"command": SGLANG}, False),
+        ("lmsysorg/sglang:v0.5.24", {"command": SGLANG}, False),
+        ("lmcache/standalone:v0.5.9", {"command": ["lmcache", "server"]}, True),
+        ("lmcache/standalone:v0.6.0", {"command": ["lmcache", "server"]}, False),
+        ("mirror.example/lmcache/standalone:0.5.5", {"command": ["lmcache", "server"]}, False),
+        ("lmcache/vllm-openai:v0.4.0", {"command": ["lmcache", "server"]}, True),
+    ],
+)
+def test_an_engine_that_might_not_start_with_our_flags_is_left_alone_unless_asked_for(
+    image: str, container: dict[str, Any], known: bool
+):
+    pod = pod_of(container | {"image": image})
+    if known:
+        injected(pod)
+        return
+    reason, sentence = skipped(pod)
+    assert reason is SkipReason.UNSUPPORTED_ENGINE
+    engine = "sglang" if "sglang" in image else "lmcache"
+    assert f"kvpool.dev/engine: {engine}" in sentence
+    injected(pod_of(container | {"image": image}, engine=engine))
 
 
 def test_a_copied_annotation_does_not_pass_for_an_injected_pod():

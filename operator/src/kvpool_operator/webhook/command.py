@@ -12,6 +12,8 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, Final
 
+from kvpool_operator.webhook.versions import version_of_image
+
 __all__ = ["Channel", "Reading", "read_container"]
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
@@ -65,8 +67,8 @@ class Reading:
     """Dynamo's block manager is the engine's connector."""
     launcher: str = ""
     """"dynamo" where the engine runs under it."""
-    version: tuple[int, int] | None = None
-    """Of vLLM, where the tag of an image of vLLM tells."""
+    version: tuple[int, ...] | None = None
+    """Of the engine, where its image's tag tells."""
     shell_text: str = ""
     """Text of a `sh -c`, to be read and never edited."""
 
@@ -86,7 +88,7 @@ def read_container(container: dict[str, Any]) -> Reading:
         connectors=frozenset(name for t in tokens + values for name in _CONNECTOR.findall(t)),
         kvbm=bool(engine) and _KVBM.search(" ".join(tokens + values)) is not None,
         launcher=launcher,
-        version=_version_of_image(str(container.get("image") or "")),
+        version=version_of_image(engine, str(container.get("image") or "")),
         shell_text=_shell_text(tokens) or "",
     )
 
@@ -159,11 +161,6 @@ def _engine_of_image(image: str) -> str:
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     found = re.search(r"(?:^|[-_.])vllm(?:[-_.]|$)", name) is not None and not _NOT_AN_ENGINE.search(name)
     return "vllm" if found else ""
-
-
-def _version_of_image(image: str) -> tuple[int, int] | None:
-    found = re.match(r"v?(\d{1,4})\.(\d{1,4})(?!\d)", image.partition("@")[0].rpartition("/")[2].partition(":")[2])
-    return (int(found[1]), int(found[2])) if found and _engine_of_image(image) == "vllm" else None
 
 
 def _basename(token: str) -> str:

@@ -20,6 +20,7 @@ from kvpool_operator.webhook.flags import value_of
 from kvpool_operator.webhook.podedit import Pod, named, notes_of, spec
 from kvpool_operator.webhook.reasons import Skip, SkipReason
 from kvpool_operator.webhook.target import Injection, Target
+from kvpool_operator.webhook.versions import is_known
 from kvpool_operator.webhook.wishes import (
     ANNOTATION_CONTAINER,
     ANNOTATION_ENGINE,
@@ -34,6 +35,8 @@ __all__ = ["Injected", "Injection", "inject", "is_injected", "mark_skipped"]
 
 NO_CLIENT: Final = frozenset({"dynamo"})
 """Families that cannot use the client."""
+_BY_FLAGS: Final = frozenset({"sglang", "lmcache"})
+"""Families without a plug-in that could look at the engine's version before anything else."""
 _FLAGS: Final = ("--kv-transfer-config", "--l2-adapter", "--hicache-storage-backend-extra-config")
 _ENV: Final = ("PYTHONPATH", "PYTHONHASHSEED", "LMCACHE_REMOTE_STORAGE_PLUGINS", "LMCACHE_EXTRA_CONFIG")
 _ENV_PREFIXES: Final = ("KVPOOL_", "DYN_KVBM_")
@@ -55,6 +58,13 @@ def inject(pod: Pod, wishes: Wishes, injection: Injection) -> Injected:
     family = family_of(wishes.engine, reading)
     if family not in FAMILIES:
         raise Skip(SkipReason.UNSUPPORTED_ENGINE, f"the engine of container {container.get('name')} is not known here")
+    if wishes.engine == "auto" and family in _BY_FLAGS and not again and not is_known(family, reading.version):
+        told = ".".join(map(str, reading.version or ()))
+        raise Skip(
+            SkipReason.UNSUPPORTED_ENGINE,
+            f"the image of container {container.get('name')} says {reading.engine} {told}, which the client does not "
+            f"know and which might not start; set {ANNOTATION_ENGINE}: {family} to have it tried",
+        )
     target = Target(pod, container, reading, wishes, injection, again)
     if family not in NO_CLIENT:
         client_parts.add(target)

@@ -10,6 +10,7 @@ from kvpool_operator.webhook.memory import host_memory, shm_size
 from kvpool_operator.webhook.mergepatch import merge_patch
 from kvpool_operator.webhook.podedit import add_volume, default_env, items, mount_at, spec
 from kvpool_operator.webhook.reasons import Skip, SkipReason
+from kvpool_operator.webhook.versions import is_known
 from kvpool_operator.webhook.wishes import ANNOTATION_ENGINE
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ SHM_VOLUME: Final = "kvpool-shm"
 SHM_MOUNT: Final = "/dev/shm"  # noqa: S108  the engine's shared memory, not a temporary file of ours
 CONNECTOR_ENV: Final = "KVPOOL_VLLM_KV_TRANSFER_CONFIG"
 CONNECTOR_ARG: Final = "--kv-transfer-config"
-KNOWN_VERSIONS: Final = ((0, 32), (0, 33))
-"""Of kvpool.engines.vllm."""
 HASH_ARG: Final = ("--prefix-caching-hash-algo", "sha256_cbor")
 
 
@@ -72,7 +71,7 @@ def _is_doubtful(reading: Reading) -> bool:
 
     Then the plug-in behind the variable looks first. Dynamo brings a vLLM of its own choice.
     """
-    return reading.launcher == "dynamo" or (reading.version is not None and reading.version not in KNOWN_VERSIONS)
+    return reading.launcher == "dynamo" or not is_known("vllm", reading.version)
 
 
 def _instead(target: Target) -> str:
