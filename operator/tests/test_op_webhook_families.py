@@ -340,6 +340,9 @@ def test_kvbms_own_settings_stay():
     mounted = {"command": command, "volumeMounts": [{"name": "nvme", "mountPath": "/var/lib/kvpool-kvbm"}]}
     pod, _ = injected(pod_of(mounted, volumes=[{"name": "nvme", "emptyDir": {}}]))
     assert [v["name"] for v in pod["spec"]["volumes"]] == ["nvme"]
+    blocks = [{"name": f"DYN_KVBM_{t}_CACHE_OVERRIDE_NUM_BLOCKS", "value": "9"} for t in ("CPU", "DISK")]
+    pod, _ = injected(pod_of({"command": command, "env": blocks}))
+    assert pod["spec"]["containers"][0]["env"] == blocks
 
 
 def test_kvbms_host_tier_never_outgrows_the_containers_memory():
