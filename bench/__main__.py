@@ -12,7 +12,8 @@ import sys
 import bench
 
 _DEFAULT = "data"
-_PARTS = {"__main__", "kv_of_engine", "measure", "nodes", "plain", "soak"}  # what the measurements share
+# what the measurements share
+_PARTS = {"__main__", "kv_of_engine", "measure", "nodes", "peers", "picture", "plain", "soak"}
 
 
 def names() -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import secrets
 import shutil
@@ -18,7 +19,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvpool import config
 
@@ -141,6 +142,13 @@ class Nodes:
 
     def socket_of(self, node: str) -> str:
         return str(self.directory / node / "kv.sock")
+
+    def status(self, node: str) -> dict[str, Any]:
+        """/status of a node's sidecar. OSError if it does not answer."""
+        url = f"http://{self.network.a if node == 'a' else self.network.b}:{self._http[node]}/status"
+        with self.network.inside(node), urllib.request.urlopen(url, timeout=5) as answer:
+            found: dict[str, Any] = json.loads(answer.read(1 << 20))
+        return found
 
     def pids(self) -> list[int]:
         return [process.pid for process in self.processes.values()]
