@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from bench.sessions import asked, counters, lmbenchmark, report
 from bench.sessions.command import main, parse_targets
 from bench.sessions.figures import Asked, by_round, differing, percentile, ratio, summary
+from bench.sessions.pairs import fillers
 from bench.sessions.plan import Turn, plan
 from bench.sessions.play import ask_chat, play
 from bench.sessions.request import MAX_LINE, Server, read_events
@@ -179,6 +180,7 @@ vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compu
 vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_cache_hit"} 32.0
 vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="external_kv_transfer"} 60.0
 kvpool:loaded_tokens_total{engine="0",tier="peer"} 25.0
+kvpool:missed_blocks_total{engine="0",reason="late"} 2.0
 vllm:request_queue_time_seconds_sum{engine="0"} 0.5
 vllm:request_queue_time_seconds_count{engine="0"} 4.0
 vllm:request_queue_time_seconds_bucket{engine="0",le="0.3"} 4.0
@@ -188,6 +190,7 @@ other 5
     grown = counters.grown(before, after)
     assert counters.tokens_from(grown) == {"engine": 32, "outside": 35, "computed": 100, "peer": 25}
     assert counters.queueing_ms(grown) == 125.0
+    assert counters.missed(grown) == {"late": 2}
     assert counters.queueing_ms(counters.grown(before, before)) is None
     assert counters.tokens_from(counters.read(["nothing here"])) == {}
 
@@ -227,6 +230,12 @@ def test_what_was_not_measured_is_neither_met_nor_missed():
     failed = whole()
     failed["systems"]["vllm-fs"]["migrating_later_ms"]["errors"] = 1
     assert [row.met for row in asked.rows(failed)][2:4] == [None, None]
+
+
+@pytest.mark.parametrize(("pairs", "prefix", "host", "more"), [(1, 100, 250, 3), (3, 100, 250, 1), (4, 100, 250, 0)])
+def test_enough_else_is_asked_to_empty_the_host_memory_between_two_turns(pairs, prefix, host, more):
+    assert fillers(pairs, prefix, host) == more
+    assert (pairs - 1 + more) * prefix >= host
 
 
 # -- the client ------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["main", "parse_targets"]
 
 OUT = Path("out/bench")
+TRIED = ("none", "kvpool")  # starting engines takes most of the time of the preset `try`
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +36,8 @@ def main(argv: list[str]) -> int:
     try:
         shape = _shape(options)
         targets = parse_targets(options.targets)
-        names = [name for name in options.systems.split(",") if name]
+        given = options.systems or ",".join(TRIED if options.preset == "try" else NAMES)
+        names = [name for name in given.split(",") if name]
         if unknown := set(names) - set(NAMES):
             raise ValueError(f"no system {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
     except ValueError as e:
@@ -161,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=int, help=text)
     parser.add_argument("--qps", help="questions a second, several by commas")
     parser.add_argument("--routing", help=f"of {','.join(ROUTINGS)}")
-    parser.add_argument("--systems", default=",".join(NAMES), help=f"of {','.join(NAMES)}")
+    parser.add_argument("--systems", help=f"of {','.join(NAMES)} (default: all; `try`: {','.join(TRIED)})")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the project's engines")
     parser.add_argument(
         "--targets", action="append", default=[], metavar="[NAME=]URL,URL",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["grown", "queueing_ms", "read", "tokens_from"]
+__all__ = ["grown", "missed", "queueing_ms", "read", "tokens_from"]
 
 # name and label of each place that KV can come from, by what it is called in the table
 _SOURCES = {
@@ -21,6 +21,7 @@ _SOURCES = {
     ("kvpool:loaded_tokens_total", "shared"): "shared",
 }
 _QUEUE = "vllm:request_queue_time_seconds"
+_MISSED = "kvpool:missed_blocks_total"
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -28,7 +29,7 @@ Counters = Counter[tuple[str, str]]
 
 
 def read(pages: Iterable[str]) -> Counters:
-    """The sums over all pages of what the table needs, by name and the label that matters (source or tier)."""
+    """The sums over all pages of what the table needs, by name and the label that matters (source, tier or reason)."""
     found: Counters = Counter()
     for page in pages:
         for line in page.splitlines():
@@ -36,8 +37,8 @@ def read(pages: Iterable[str]) -> Counters:
             if match is None or not match[1].startswith(("vllm:", "kvpool:")):
                 continue
             labels = dict(_LABEL.findall(match[2] or ""))
-            name = (match[1], labels.get("source") or labels.get("tier") or "")
-            if name in _SOURCES or match[1] in (_QUEUE + "_sum", _QUEUE + "_count"):
+            name = (match[1], labels.get("source") or labels.get("tier") or labels.get("reason") or "")
+            if name in _SOURCES or match[1] in (_QUEUE + "_sum", _QUEUE + "_count", _MISSED):
                 found[name] += float(match[3])  # type: ignore[assignment]
     return found
 
@@ -58,6 +59,11 @@ def tokens_from(counted: Counters) -> dict[str, int]:
     if "outside" in found:
         found["outside"] = max(0, found["outside"] - sum(found.get(tier, 0) for tier in ("local", "peer", "shared")))
     return {name: found[name] for name in found if found[name] or name in ("engine", "computed")}
+
+
+def missed(counted: Counters) -> dict[str, int]:
+    """Blocks that the pool was asked for and did not deliver, by reason."""
+    return {reason: int(count) for (name, reason), count in counted.items() if name == _MISSED and count}
 
 
 def queueing_ms(counted: Counters) -> float | None:

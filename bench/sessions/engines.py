@@ -85,6 +85,8 @@ class Home:
             "LMCACHE_DISABLE_BANNER": "1",
             "VLLM_CACHE_ROOT": str(self.engine / "vllm-cache"),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # the scheduler and the one worker share a process, as with a GPU; on CPUs vLLM wants this to be said
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
             "VLLM_HOST_IP": "127.0.0.1",
             "GLOO_SOCKET_IFNAME": "lo",
@@ -105,7 +107,7 @@ class Engine:
             "--dtype", room.dtype, "--seed", "0", "--enforce-eager",
             "--max-model-len", str(room.engine_tokens), "--max-num-seqs", "4",
             "--max-num-batched-tokens", str(BATCH_TOKENS), "--block-size", str(PAGE_TOKENS),
-            "--kv-cache-memory-bytes", str(room.engine_bytes),
+            "--distributed-executor-backend", "uni", "--kv-cache-memory-bytes", str(room.engine_bytes),
             "--prefix-caching-hash-algo", "sha256_cbor", "--enable-prompt-tokens-details",
         ]  # fmt: skip
         if wiring.connector is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench.sessions import counters, lmbenchmark
 from bench.sessions.engines import Engine, Home, Room
 from bench.sessions.figures import by_round, differing, percentile, summary
-from bench.sessions.pairs import overhead, turns_on_both
+from bench.sessions.pairs import fillers, overhead, turns_on_both, warm
 from bench.sessions.plan import plan
 from bench.sessions.play import Answers, ask_chat, ask_tokens, play
 from bench.sessions.processes import StartError
@@ -99,7 +99,8 @@ class Measurement:
                 for engine in engines:
                     engine.wait_ready()
             self._display.say(f"{name}: two engines are up")
-            self._turns(name, found, engines, started)
+            warm(engines, started.settle)
+            self._turns(name, found, engines, started, room.host_tokens)
             self._plays(name, found, [engine.server for engine in engines], started.settle, in_bytes=True)
             for engine in engines:
                 if not (name == _NONE and keep and engine is engines[0]):
@@ -124,11 +125,14 @@ class Measurement:
                 self._shape, plain, pool, system.settle, out_of_time=self._out_of_time, told=lambda _k, a: told(a)
             )
 
-    def _turns(self, name: str, found: dict[str, Any], engines: Sequence[Engine], system: System) -> None:
+    def _turns(
+        self, name: str, found: dict[str, Any], engines: Sequence[Engine], system: System, host_tokens: int
+    ) -> None:
         if self._shape.pairs and not self._out_of_time():
-            told = self._counter(f"{name}: second turns on either node", 4 * self._shape.pairs)
+            turns = 4 * self._shape.pairs + fillers(self._shape.pairs, self._shape.prefix, host_tokens)
+            told = self._counter(f"{name}: second turns on either node", turns)
             found["pairs"] = turns_on_both(
-                self._shape, engines, system.settle, self._references.setdefault("pairs", {}),
+                self._shape, engines, system.settle, self._references.setdefault("pairs", {}), host_tokens,
                 out_of_time=self._out_of_time, told=lambda _k, a: told(a),
             )  # fmt: skip
 
@@ -168,7 +172,8 @@ class Measurement:
                 {
                     "routing": routing, "qps": qps, **summary(done), "tokens_from": counters.tokens_from(grown),
                     "queue_ms": counters.queueing_ms(grown), "differing_tokens": wrong, "compared_tokens": compared,
-                    "by_round_ms": by_round(done), "first_errors": [a.error for a in done if a.error][:3],
+                    "missed_blocks": counters.missed(grown), "by_round_ms": by_round(done),
+                    "first_errors": [a.error for a in done if a.error][:3],
                 }
             )  # fmt: skip
             lmbenchmark.write(done, self._csv / f"{name}-{run}.csv")

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bench.sessions.counters import Counters, grown, read, tokens_from
+from bench.sessions.engines import BLOCK_TOKENS
 from bench.sessions.figures import Asked, differing, percentile, ratio
 from bench.sessions.plan import Turn
 from bench.sessions.play import Answers, timed
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from bench.sessions.engines import Engine
     from bench.sessions.shape import Shape
 
-__all__ = ["conversation", "overhead", "turns_on_both"]
+__all__ = ["conversation", "fillers", "overhead", "turns_on_both", "warm"]
 
 A, B = 0, 1
 _OVERHEAD_ANSWER = 32  # tokens
@@ -31,11 +32,18 @@ def conversation(shape: Shape, name: str) -> Session:
     return Session("", (opening, words(f"pairs/{name}/question", shape.question, in_bytes=True)))
 
 
+def fillers(pairs: int, prefix: int, host_tokens: int) -> int:
+    """Further conversations that push each of `pairs` out of a host memory that forgets the least recently used."""
+    others = (pairs - 1) * prefix  # between the two turns of a conversation, all others have passed
+    return max(0, -(-(host_tokens - others) // prefix)) if pairs else 0
+
+
 def turns_on_both(
     shape: Shape,
     engines: Sequence[Engine],
     settle: Callable[[], bool],
     reference: Answers,
+    host_tokens: int,
     *,
     out_of_time: Callable[[], bool] = lambda: False,
     told: Callable[[str, Asked], None] = lambda _kind, _asked: None,
@@ -43,8 +51,8 @@ def turns_on_both(
     """`shape.pairs` conversations open on node a. Then the same second turn is asked
 
     - on b, which has never seen the conversation (`migrated`);
-    - on a, whose own prefix cache has been emptied, and whose host memory has seen so much else since that the tier
-      below it must serve (`sticky`);
+    - on a, whose own prefix cache has been emptied, and whose host memory, of `host_tokens`, has seen so much else
+      since that the tier below it must serve (`sticky`);
     - and another conversation of the same length, which nobody has seen, on b (`recompute`).
 
     The first and the second change places from one conversation to the next. `reference`: answers of the first system
@@ -68,8 +76,9 @@ def turns_on_both(
             continue
         reference.setdefault((number, 0), asked.answer)
         opened.append((number, session))
-    settle()
-    settled = True
+    for number in range(fillers(len(opened), shape.prefix, host_tokens)):
+        told("filler", ask(A, number, 0, conversation(shape, f"filler/{number}"), []))
+    settled = settle()
     for number, session in opened:
         if out_of_time():
             break
@@ -94,6 +103,16 @@ def turns_on_both(
         "differing_tokens": sum(w for w, _ in wrong),
         "compared_tokens": sum(n for _, n in wrong),
     }
+
+
+def warm(engines: Sequence[Engine], settle: Callable[[], bool]) -> None:
+    """One short conversation moves each way, so that connections between the nodes are there."""
+    for start in (A, B):
+        prompt = Session("", (words(f"warm/{start}", 2 * BLOCK_TOKENS + 16, in_bytes=True),)).tokens([])
+        engines[start].server.complete(prompt, 2)
+        settle()
+        engines[1 - start].server.complete(prompt, 2)
+    settle()
 
 
 def overhead(
