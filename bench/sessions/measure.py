@@ -59,6 +59,9 @@ class Measurement:
             plain: Engine | None = None
             for name in order:
                 system = self._system(name, SYSTEMS[name].what)
+                if self._out_of_time():
+                    system["why_not"] = "out of time"
+                    continue
                 try:
                     plain = self._one(name, system, home, room, work, plain, kept, keep=_POOL in names)
                 except _FAULTS as e:
