@@ -103,7 +103,7 @@ class Measurement:
                     engine.wait_ready()
             self._display.say(f"{name}: two engines are up")
             warm(engines, started.settle)
-            self._turns(name, found, engines, started, room.host_tokens)
+            self._turns(name, found, engines, started, room.host_tokens if name != _NONE else 0)
             self._plays(name, found, [engine.server for engine in engines], started.settle, in_bytes=True)
             for engine in engines:
                 if not (name == _NONE and keep and engine is engines[0]):

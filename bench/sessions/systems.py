@@ -145,6 +145,7 @@ class LmcacheRedis(System):
         self._children.append(started)
         started.wait_ready(lambda: _redis(self._redis_port, b"PING") == b"+PONG", 30)
         adapter = {"type": "resp", "host": "127.0.0.1", "port": self._redis_port}
+        servers = []
         for node, http_port in zip(NODES, ports[2::2], strict=True):
             command = [
                 self.home.python, "-c", "from lmcache.cli.main import main; main()", "server",
@@ -157,7 +158,9 @@ class LmcacheRedis(System):
             ]  # fmt: skip
             server = Child(f"lmcache-{node}", command, self.directory / f"server-{node}.log", self.home.env())
             self._children.append(server)
-            server.wait_ready(_answers(Server(f"http://127.0.0.1:{http_port}", "")), 120)
+            servers.append((server, _answers(Server(f"http://127.0.0.1:{http_port}", ""))))
+        for server, ready in servers:
+            server.wait_ready(ready, 120)
 
     def wiring(self, node: str) -> Wiring:
         extra = {
