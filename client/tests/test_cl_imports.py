@@ -17,15 +17,19 @@ SOURCE = Path(__file__).parent.parent / "src"
 FILES = sorted((SOURCE / "kvpool").rglob("*.py"))
 EVERYWHERE = [
     "kvpool", "kvpool.answers", "kvpool.block", "kvpool.breaker", "kvpool.client", "kvpool.config",
-    "kvpool.connection", "kvpool.engines", "kvpool.engines.clients", "kvpool.engines.jobs",
-    "kvpool.engines.lmcache_facts", "kvpool.engines.lmcache_ledger", "kvpool.engines.lookups",
-    "kvpool.engines.settings", "kvpool.engines.tasks", "kvpool.engines.vllm_facts", "kvpool.engines.vllm_plugin",
-    "kvpool.engines.weights", "kvpool.errors", "kvpool.facts", "kvpool.index_url", "kvpool.keys", "kvpool.links",
-    "kvpool.loading", "kvpool.stats", "kvpool.storing", "kvpool.transfer", "kvpool.wire", "kvpool.workers",
+    "kvpool.connection", "kvpool.engines", "kvpool.engines.clients", "kvpool.engines.host_memory",
+    "kvpool.engines.jobs", "kvpool.engines.lmcache_facts", "kvpool.engines.lmcache_ledger",
+    "kvpool.engines.lookups", "kvpool.engines.settings", "kvpool.engines.sglang_facts",
+    "kvpool.engines.sglang_pages", "kvpool.engines.tasks", "kvpool.engines.vllm_facts",
+    "kvpool.engines.vllm_plugin", "kvpool.engines.weights", "kvpool.errors", "kvpool.facts", "kvpool.index_url",
+    "kvpool.keys", "kvpool.links", "kvpool.loading", "kvpool.stats", "kvpool.storing", "kvpool.transfer",
+    "kvpool.wire", "kvpool.workers",
 ]  # fmt: skip
-ENGINE_ONLY = ["kvpool.engines.lmcache_mp", "kvpool.engines.lmcache_remote", "kvpool.engines.vllm"]
+ENGINE_ONLY = [
+    "kvpool.engines.lmcache_mp", "kvpool.engines.lmcache_remote", "kvpool.engines.sglang", "kvpool.engines.vllm",
+]  # fmt: skip
 OPTIONAL = {"xxhash"}
-INSIDE_FUNCTIONS = {"vllm", "lmcache", "huggingface_hub"}  # an engine's own, never at import
+INSIDE_FUNCTIONS = {"vllm", "lmcache", "sglang", "torch", "huggingface_hub"}  # an engine's own, never at import
 
 
 def interpreters() -> list[str]:

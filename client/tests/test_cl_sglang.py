@@ -417,6 +417,20 @@ def test_a_flush_and_a_clear_end_the_sharing(make: Any) -> None:
     assert backend.batch_exists(names) == 2
 
 
+def test_other_weights_end_the_sharing(plugin: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {"weight_version": "default"}
+    monkeypatch.setattr(plugin, "_argument", arguments.get)
+    backend = make(keep_after_flush=True)
+    names = stored(backend, 0)
+    assert backend.batch_exists(names) == 1
+    arguments["weight_version"] = "step-1"
+    assert backend.batch_get_v1(names, backend.mem_pool_host.places(1)) == [False]
+    backend._client.wait_connected(5)
+    assert backend.batch_exists(names) == 0
+    stored(backend, 0)
+    assert backend.batch_exists(names) == 1
+
+
 def test_stats_are_in_sglangs_terms(make: Any) -> None:
     backend = make()
     stored(backend, 0, 1)

@@ -104,7 +104,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
 
     When SGLang flushes its cache we are not told why; after new weights the same tokens give other bytes. So from then
     on this engine shares no pages with others until it is started anew, unless `keep_after_flush` is true in the extra
-    configuration, for those who flush for other reasons only.
+    configuration, for those who flush for other reasons only. Another `weight_version` always has that effect.
     """
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
@@ -118,6 +118,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         self._facts: dict[str, Any] = {}
         self._pages: dict[str, Pages] = {}
         self._marks: dict[str, Any] = {}
+        self._weights: Any = None  # their version, if somebody gave them one
         self._loads: list[_Speed] = []
         self._stores: list[_Speed] = []
         self._closed = False
@@ -133,6 +134,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
             return
         try:
             self._facts = sglang_facts.facts_of(self._config, mem_pool_host, sglang.__version__, _argument)
+            self._weights = _argument("weight_version")
             self._register("kv", mem_pool_host)
             self._connect()
         except Exception:
@@ -329,16 +331,22 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         self._client = Client(self._settings, fingerprint=fingerprint, facts=told, meaning=self._facts)
 
     def _current(self) -> Client | None:
-        """The client, after a look whether SGLang has flushed its cache since the last call."""
-        if not self._keep_after_flush and self._flushed():
+        """The client, after a look whether SGLang has flushed its cache or changed its weights since the last call."""
+        if self._changed():
             with self._lock:
-                if self._flushed():
+                if why := self._changed():
                     self._marks = {name: _mark(pages.pool) for name, pages in self._pages.items()}
-                    self._renew("the engine's cache was flushed")
+                    self._weights = _argument("weight_version")
+                    self._renew(why)
         return self._client
 
-    def _flushed(self) -> bool:
-        return any(mark is not None and _mark(self._pages[n].pool) is not mark for n, mark in self._marks.items())
+    def _changed(self) -> str:
+        if _argument("weight_version") != self._weights:
+            return "the engine's weights were changed"
+        if self._keep_after_flush:
+            return ""
+        flushed = any(mark is not None and _mark(self._pages[n].pool) is not mark for n, mark in self._marks.items())
+        return "the engine's cache was flushed" if flushed else ""
 
     def _renew(self, why: str) -> None:
         old, self._client = self._client, None
