@@ -244,7 +244,8 @@ def test_hybrid_prefixes_follow_the_rules_of_each_pool(make: Any) -> None:
     for case in range(30):
         count = rng.randint(1, 9)
         names = [key(1000 * case + n + 1) for n in range(count)]
-        held = {name: {n for n in range(count) if rng.random() < 0.75} for name in ("kv", *pools)}
+        often = {"kv": 0.95, "indexer": 0.9, "swa": 0.7, "mamba": 0.7}
+        held = {name: {n for n in range(count) if rng.random() < often[name]} for name in often}
         transfers = []
         for name, pool in (("kv", backend.mem_pool_host), *pools.items()):
             mine = sorted(held[name])
