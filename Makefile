@@ -49,7 +49,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	@for f in crds/*.kvpool.dev.yaml; do cmp $$f charts/kvpool/files/$$f || { echo "run make gen and commit the result"; exit 1; }; done
 	$(PY) -m kvpool.config --check
 
-test: setup ## unit, contract and integration tests with a real Redis and real sidecars (under 5 minutes)
+test: setup ## unit, contract and integration tests with a real Redis and real sidecars (6 minutes on 2 processors)
 	$(PY) -m pytest $(ARGS)
 
 clean: ## remove what make made inside this clone (caches outside it stay)
