@@ -68,7 +68,9 @@ class Process:
 class Node(Process):
     """One sidecar. `sockets` maps tenants to paths."""
 
-    def __init__(self, cluster: Cluster, name: str, tenants: tuple[str, ...], deadlines: config.Deadlines) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, tenants: tuple[str, ...], deadlines: config.Deadlines, capacity: int = 8 << 30
+    ) -> None:
         self.name = name
         self.home = cluster.directory / name
         self.http = free_port()
@@ -78,7 +80,7 @@ class Node(Process):
             pool="tests",
             namespace="tests",
             uid="0d4e8f3c-tests",
-            local=(config.LocalTier("nvme", str(self.home / "nvme"), 8 << 30, reserve_free_percent=1),),
+            local=(config.LocalTier("nvme", str(self.home / "nvme"), capacity, reserve_free_percent=1),),
             shared=config.SharedTier("shared", str(cluster.shared)) if cluster.shared else None,
             index=config.IndexConfig(cluster.index_url, username="kvpool", lookup_timeout_ms=200, lease_s=5),
             peer=config.PeerConfig(port=free_port(), connect_timeout_ms=1000),
@@ -148,8 +150,9 @@ class Cluster:
         self.index_url = f"redis://127.0.0.1:{port}/0" if index else ""
         redis = ["index", "--port", str(port), "--dir", str(directory / "index")]
         self.index = Process(directory / "index.log", redis, {"KVPOOL_SECRET_DIR": str(self.secret)})
-        deadlines = deadlines or config.Deadlines(lookup_ms=500, load_min_ms=3000)
-        self.nodes = {name: Node(self, name, tenants, deadlines) for name in names}
+        self._deadlines = deadlines or config.Deadlines(lookup_ms=500, load_min_ms=3000)
+        self._tenants = tenants
+        self.nodes = {name: Node(self, name, tenants, self._deadlines) for name in names}
         try:
             if index:
                 self.index.start()
@@ -163,6 +166,13 @@ class Cluster:
 
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
+
+    def add(self, name: str, capacity: int = 8 << 30) -> Node:
+        """One more node, ready; `capacity` of its drive in bytes."""
+        node = self.nodes[name] = Node(self, name, self._tenants, self._deadlines, capacity)
+        node.start()
+        node.wait_ready()
+        return node
 
     def close(self) -> None:
         for node in self.nodes.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -46,8 +46,10 @@ def start_engine(
     engines: list[Engine] = []
     logs = tmp_path_factory.mktemp("engines")
 
-    def start(text: str, **env: str) -> Engine:
-        engine = Engine(engine_home, tiny_model, logs / f"{len(engines)}.log", text, **env)
+    def start(
+        text: str, options: dict[str, Any] | None = None, model: Path = tiny_model, **env: str
+    ) -> Engine:
+        engine = Engine(engine_home, model, logs / f"{len(engines)}.log", text, options, **env)
         engines.append(engine)
         return engine
 

@@ -20,13 +20,13 @@ ROOT = Path(__file__).parent.parent.parent
 START_S, ANSWER_S = 300, 120
 
 
-def connector(socket: str, **settings: Any) -> str:
+def connector(socket: str, *, host_bytes: int = 8 << 20, **settings: Any) -> str:
     """The connector's configuration with vLLM's tiering on the CPU (its own copy worker wants a GPU)."""
     tier = {"type": "PoolTier", "module_path": "kvpool.engines.vllm", "socket": socket, **settings}
     extra = {
         "spec_name": "CpuTieringSpec",
         "spec_module_path": "kvpool_cpu_worker",
-        "cpu_bytes_to_use": 8 << 20,  # 512 blocks of the tiny model
+        "cpu_bytes_to_use": host_bytes,  # 8 MiB: 512 blocks of the tiny model in bfloat16
         "offload_prompt_only": False,
         "secondary_tiers": [tier],
     }
@@ -41,9 +41,11 @@ def connector(socket: str, **settings: Any) -> str:
 
 
 class Engine:
-    """`engine_process.py` in the engine's own Python. Every call has a time limit."""
+    """`engine_process.py` in the engine's own Python. Every call has a time limit. `options`: arguments of vllm.LLM."""
 
-    def __init__(self, home: Path, model: Path, log: Path, text: str, **env: str) -> None:
+    def __init__(
+        self, home: Path, model: Path, log: Path, text: str, options: dict[str, Any] | None = None, **env: str
+    ) -> None:
         log.with_suffix(".path").mkdir()
         package = Path(xxhash.__file__).parent  # as an injected pod gets it: the engine's environment has none
         (log.with_suffix(".path") / "xxhash").symlink_to(package)
@@ -69,7 +71,7 @@ class Engine:
         self.log = log
         python = (home / "interpreter").read_text().strip()
         self.process = subprocess.Popen(
-            [python, str(Path(__file__).parent / "engine_process.py"), str(model), text],
+            [python, str(Path(__file__).parent / "engine_process.py"), str(model), text, json.dumps(options or {})],
             env={**{k: v for k, v in os.environ.items() if not k.startswith("KVPOOL")}, **settings},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -110,6 +112,15 @@ class Engine:
     def generate(self, prompt: list[int], **options: Any) -> dict[str, Any]:
         return self.ask(prompt=prompt, **options)
 
+    def batch(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """All at once; answers in the order of `wanted`."""
+        answers: list[dict[str, Any]] = self.ask(batch=wanted)["batch"]
+        return answers
+
+    def counter(self, name: str) -> float:
+        """A counter that vLLM shows at /metrics, over all its labels."""
+        return sum(value for sample, _, value in self.ask(metrics=name)["metrics"] if sample == f"{name}_total")
+
     def settle(self) -> None:
         """In one process vLLM hands over the last stores in the next step: give it one."""
         self.generate([5, 6, 7], max_tokens=2)
@@ -119,15 +130,14 @@ class Engine:
         return stats
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            try:
-                assert self.process.stdin is not None
-                self.process.stdin.write('{"quit": true}\n')
-                self.process.stdin.close()
-                self.process.wait(30)
-            except (OSError, subprocess.TimeoutExpired):
-                self.process.kill()
-                self.process.wait()
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write('{"quit": true}\n')
+            self.process.stdin.close()
+            self.process.wait(30)
+        except (OSError, ValueError, subprocess.TimeoutExpired):  # ValueError: closed before
+            self.process.kill()
+            self.process.wait()
         self._reader.join(5)
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -1,10 +1,11 @@
 """A real vLLM engine on the CPU that obeys lines of JSON on its standard input. Run with the engine's own Python.
 
-    python engine_process.py MODEL_DIRECTORY CONNECTOR_JSON      ("" as connector: an engine without any)
+    python engine_process.py MODEL_DIRECTORY CONNECTOR_JSON [OPTIONS_JSON]     ("" as connector: an engine without any)
 
-Commands: {"prompt": [token, ...], "max_tokens": n, "salt": text}, {"reset": true} (drops the engine's own prefix
-cache), {"reset_all": true} (the connector's, too), {"stats": true}, {"metrics": true} (ours at /metrics),
-{"quit": true}. Answers are lines that start with `@@`.
+OPTIONS_JSON are arguments of vllm.LLM. Commands: {"prompt": [token, ...], "max_tokens": n, "salt": text, "seed": n}
+(without a seed greedy, with one sampled), {"batch": [such prompts]} (all at once), {"reset": true} (drops the engine's
+own prefix cache), {"reset_all": true} (the connector's, too), {"stats": true}, {"metrics": prefix} (counters whose
+names begin so), {"quit": true}. Answers are lines that start with `@@`.
 """
 
 from __future__ import annotations
@@ -12,30 +13,32 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 
 def say(**answer: object) -> None:
     print("@@" + json.dumps(answer), flush=True)
 
 
-def main(model: str, connector: str) -> None:
-    from vllm import LLM, SamplingParams
+def main(model: str, connector: str, options: dict[str, Any]) -> None:
+    from vllm import LLM
 
-    options = {"kv_transfer_config": json.loads(connector)} if connector else {}
-    engine = LLM(
-        model=model,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        max_model_len=2048,
-        dtype="bfloat16",
-        seed=0,
-        max_num_seqs=4,
-        block_size=32,
-        enable_prefix_caching=True,
-        disable_log_stats=False,
-        **options,
-    )
+    seeded_sampling_in_pieces()
+    if connector:
+        options["kv_transfer_config"] = json.loads(connector)
+    defaults: dict[str, Any] = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 2048,
+        "dtype": "bfloat16",
+        "seed": 0,
+        "max_num_seqs": 4,
+        "block_size": 32,
+        "enable_prefix_caching": True,
+        "disable_log_stats": False,
+    }
+    engine = LLM(model=model, **{**defaults, **options})
     say(ready=True, algo=str(engine.llm_engine.vllm_config.cache_config.prefix_caching_hash_algo))
     for line in sys.stdin:
         command = json.loads(line)
@@ -48,30 +51,64 @@ def main(model: str, connector: str) -> None:
         elif command.get("metrics"):
             from prometheus_client import REGISTRY
 
-            found = [s for m in REGISTRY.collect() if m.name.startswith("kvpool") for s in m.samples]
+            found = [s for m in REGISTRY.collect() if m.name.startswith(command["metrics"]) for s in m.samples]
             say(metrics=[[s.name, s.labels, s.value] for s in found])
         elif command.get("stats"):
             from kvpool.engines.vllm import last_stats
 
             say(stats=last_stats())
         else:
-            prompt = {"prompt_token_ids": command["prompt"]}
-            if command.get("salt"):
-                prompt["cache_salt"] = command["salt"]
             began = time.monotonic()
-            (out,) = engine.generate(
-                [prompt],
-                SamplingParams(
-                    max_tokens=command.get("max_tokens", 8), temperature=0, detokenize=False, ignore_eos=True
-                ),
-                use_tqdm=False,
-            )
-            say(
-                tokens=list(out.outputs[0].token_ids),
-                cached=out.num_cached_tokens or 0,
-                seconds=round(time.monotonic() - began, 3),
-            )
+            answers = generate(engine, command.get("batch", [command]))
+            seconds = round(time.monotonic() - began, 3)
+            if "batch" in command:
+                say(batch=answers, seconds=seconds)
+            else:
+                say(**answers[0], seconds=seconds)
+
+
+def seeded_sampling_in_pieces() -> None:
+    """What a GPU's generator can and the CPU's cannot: take back the draw for a prompt that is not whole yet.
+
+    vLLM draws a token after each piece of a prompt and winds the request's generator back by one draw.
+    """
+    import torch
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    class Generator(torch.Generator):  # type: ignore[misc]
+        before: Any = None
+
+        def get_offset(self) -> int:
+            return 0
+
+        def set_offset(self, offset: int) -> None:
+            assert offset == -4, "one draw back, as vLLM 0.32 does"
+            self.set_state(self.before)
+
+    draw = topk_topp_sampler.TopKTopPSampler.forward_cpu
+
+    def remembering(self: Any, logits: Any, generators: dict[int, Any], k: Any, p: Any) -> Any:
+        for generator in generators.values():
+            generator.before = generator.get_state()
+        return draw(self, logits, generators, k, p)
+
+    torch.Generator = Generator
+    topk_topp_sampler.TopKTopPSampler.forward_cpu = remembering
+
+
+def generate(engine: Any, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from vllm import SamplingParams
+
+    prompts, parameters = [], []
+    for one in wanted:
+        prompts.append({"prompt_token_ids": one["prompt"], **({"cache_salt": one["salt"]} if one.get("salt") else {})})
+        sampled = {"temperature": 0.9, "top_p": 0.95, "seed": one["seed"]} if "seed" in one else {"temperature": 0}
+        parameters.append(
+            SamplingParams(max_tokens=one.get("max_tokens", 8), detokenize=False, ignore_eos=True, **sampled)
+        )
+    out = engine.generate(prompts, parameters, use_tqdm=False)
+    return [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens or 0} for o in out]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]) if len(sys.argv) > 3 else {})
