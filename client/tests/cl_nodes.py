@@ -69,7 +69,12 @@ class Node(Process):
     """One sidecar. `sockets` maps tenants to paths."""
 
     def __init__(
-        self, cluster: Cluster, name: str, tenants: tuple[str, ...], deadlines: config.Deadlines, capacity: int = 8 << 30
+        self,
+        cluster: Cluster,
+        name: str,
+        tenants: tuple[str, ...],
+        deadlines: config.Deadlines,
+        capacity: int = 8 << 30,
     ) -> None:
         self.name = name
         self.home = cluster.directory / name

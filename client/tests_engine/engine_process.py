@@ -22,10 +22,13 @@ def say(**answer: object) -> None:
 
 def main(model: str, connector: str, options: dict[str, Any]) -> None:
     from vllm import LLM
+    from vllm.config import KVEventsConfig
 
     seeded_sampling_in_pieces()
     if connector:
         options["kv_transfer_config"] = json.loads(connector)
+    if "kv_events_config" in options:
+        options["kv_events_config"] = KVEventsConfig(**options["kv_events_config"])
     defaults: dict[str, Any] = {
         "load_format": "dummy",
         "skip_tokenizer_init": True,

@@ -11,11 +11,14 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
+import zmq
 from en_engine import Engine, connector
+from en_talk import ROUNDS, Talk, openings, question
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from cl_nodes import Cluster
@@ -38,8 +41,19 @@ def until(condition: Any, seconds: float = 10.0) -> bool:
 
 
 @pytest.fixture(scope="module")
-def engines(cluster: Cluster, start_engine: Callable[..., Engine]) -> tuple[Engine, Engine]:
-    return start_engine(connector(cluster["a"].socket, **PATIENT)), start_engine(
+def events() -> Iterator[zmq.Socket[bytes]]:
+    """A subscriber to the KV events that the first engine publishes, as vLLM publishes them."""
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.bind("tcp://127.0.0.1:*")
+        subscriber.setsockopt(zmq.SUBSCRIBE, b"")
+        yield subscriber
+
+
+@pytest.fixture(scope="module")
+def engines(cluster: Cluster, start_engine: Callable[..., Engine], events: zmq.Socket[bytes]) -> tuple[Engine, Engine]:
+    address = events.getsockopt_string(zmq.LAST_ENDPOINT)
+    publish = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": address, "topic": "kv"}
+    return start_engine(connector(cluster["a"].socket, **PATIENT), {"kv_events_config": publish}), start_engine(
         connector(cluster["b"].socket, **PATIENT)
     )
 
@@ -78,6 +92,49 @@ def test_what_one_engine_computed_another_loads_from_its_node(
     b.settle()
     shown = [(n, labels["tier"], v) for n, labels, v in b.ask(metrics="kvpool")["metrics"] if "tier" in labels]
     assert ("kvpool:loaded_tokens_total", "peer", 9 * BLOCK) in shown
+
+
+def test_vllms_own_events_say_what_reached_the_pool(
+    cluster: Cluster, engines: tuple[Engine, Engine], events: zmq.Socket[bytes]
+) -> None:
+    while events.poll(100):
+        events.recv_multipart()
+    stored(cluster, "a", engines[0], 60)
+    told = []
+
+    def all_told() -> bool:
+        engines[0].settle()
+        while events.poll(100):
+            batch = msgspec.msgpack.decode(events.recv_multipart()[2])
+            told.extend(e for e in batch[1] if e["type"] == "BlockStored" and e["medium"] == "STORAGE")
+        return sum(len(e["block_hashes"]) for e in told) >= 9
+
+    assert until(all_told)
+    assert {e["locality"] for e in told} == {"REMOTE"}
+
+
+def test_in_bfloat16_conversations_that_move_say_what_they_say_where_they_stay(
+    cluster: Cluster, engines: tuple[Engine, Engine], reference: Engine
+) -> None:
+    """One request at a time: what bfloat16 rounds depends on what is computed together."""
+
+    def play(engine_of: Callable[[Talk, int], Engine], settle: Callable[[], None]) -> list[Talk]:
+        talks = openings(4)
+        for turn in range(ROUNDS):
+            for talk in talks:
+                talk.hear(engine_of(talk, turn).generate(**talk.request(question(talk.number, turn)))["tokens"])
+                settle()
+        return talks
+
+    def settle() -> None:
+        for node, engine in zip("ab", engines, strict=True):
+            engine.settle()
+            assert until(lambda node=node: cluster[node].announced() == len(cluster[node].block_files()))
+
+    before = sum(engine.stats()["tokens"].get("peer", 0) for engine in engines)
+    moved = play(lambda talk, turn: engines[(talk.number + turn) % 2], settle)
+    assert sum(engine.stats()["tokens"].get("peer", 0) for engine in engines) > before + 10 * BLOCK
+    assert [t.answers for t in moved] == [t.answers for t in play(lambda *_: reference, lambda: None)]
 
 
 def test_an_engine_loads_its_own_blocks_back(cluster: Cluster, engines: tuple[Engine, Engine]) -> None:

@@ -289,6 +289,11 @@ class ClientConfig:
     connections: int = _doc("Connections to the sidecar (at most 8).", default=4)
     connect_retry_ms: int = _doc("While no sidecar is there, look again after so many milliseconds.", default=1000)
     max_inflight_stores: int = _doc("Stores under way before new ones are dropped.", default=64)
+    trust_lora_names: bool = _doc(
+        "vLLM with LoRA adapters: name and path of an adapter stand for the same weights on every pod. Without it "
+        "such an engine shares its blocks with no other.",
+        default=False,
+    )
     deadlines: Deadlines = _doc("Deadlines.", default_factory=Deadlines)
     version: int = _doc("Version of this schema.", default=CONFIG_VERSION)
 

@@ -31,6 +31,7 @@ from kvpool.engines.jobs import Finished, Jobs
 from kvpool.engines.lookups import LookupTable
 from kvpool.engines.settings import client_config
 from kvpool.engines.vllm_facts import facts_of, find_engine_config
+from kvpool.engines.vllm_private import private_because
 from kvpool.stats import Reason
 from kvpool.wire import Tier
 
@@ -44,6 +45,7 @@ try:
         LookupResult,
         Medium,
         OffloadingCounterMetadata,
+        OffloadingEvent,
         RequestOffloadingContext,
         get_offload_block_hash,
     )
@@ -62,6 +64,7 @@ __all__ = ["KNOWN_VERSIONS", "PoolTier", "last_stats"]
 _log = logging.getLogger("vllm.kvpool")  # under vLLM's own logger, so that the engine's log shows it
 
 _MAX_REQUESTS = 1024
+_MAX_EVENTS = 4096  # that wait for vLLM, which takes them at every step
 _SHUTDOWN_S = 2.0
 _TOKENS = "kvpool:loaded_tokens"
 _MISSES = "kvpool:missed_blocks"
@@ -88,11 +91,12 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._slot_bytes = self._block_size_bytes
         self._config = client_config(settings)
         self._lock = threading.Lock()
-        self._loading: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, keys
+        self._under_way: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, keys
         self._tokens: collections.Counter[str] = collections.Counter()
         self._requests: collections.OrderedDict[str, collections.Counter[str]] = collections.OrderedDict()
         self._told: collections.Counter[tuple[str, str]] = collections.Counter()
         self._failed: list[Any] = []
+        self._events: list[Any] | None = [] if offloading_spec.config.enable_kv_cache_events else None
         self._several_groups = len(offloading_spec.config.groups) > 1
         self._tokens_per_block = offloading_spec.tokens_per_block[0] * offloading_spec.blocks_per_chunk
         self._client: Client | None = None
@@ -130,8 +134,6 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
     def submit_load(self, job_metadata: Any) -> None:
         """Fill slots of the pinned region from the pool, in the background."""
         names = list(job_metadata.keys)
-        with self._lock:
-            self._loading[job_metadata.job_id] = (job_metadata.req_context.req_id, names)
         self._submit(job_metadata, names, is_load=True)
 
     def submit_store(self, job_metadata: Any) -> None:
@@ -147,6 +149,14 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
     def has_pending_work(self) -> bool:
         """True while a job is under way, so that vLLM keeps asking for outcomes."""
         return self._jobs.pending > 0
+
+    def take_events(self) -> Iterable[Any]:
+        """Blocks that reached the pool since the last call, for vLLM's own KV events where these are on."""
+        events = self._events
+        if not events:
+            return ()
+        self._events = []
+        return events
 
     def on_request_finished(self, req_context: Any) -> None:
         """Forget what was looked up for it."""
@@ -245,7 +255,13 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         from vllm.platforms import current_platform
 
         device = str(current_platform.device_type)
-        return facts_of(spec.config, self._slot_bytes, vllm.__version__, find_engine_config(), device)
+        engine = find_engine_config()
+        facts = facts_of(spec.config, self._slot_bytes, vllm.__version__, engine, device)
+        why = private_because(engine, trust_lora_names=self._config.trust_lora_names)
+        if why:
+            _log.warning("kvpool: this engine shares its blocks with no other: %s", why)
+            facts["private"] = os.urandom(16).hex()
+        return facts
 
     def _connect(self, facts: dict[str, Any]) -> Client:
         fingerprint = keys.fingerprint(facts)
@@ -278,6 +294,8 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         try:
             n = self._slot_bytes
             slots = [self._memory[int(c) * n : (int(c) + 1) * n] for c in job.chunk_ids]
+            with self._lock:
+                self._under_way[job.job_id] = (job.req_context.req_id, names)
             submit = self._jobs.submit_load if is_load else self._jobs.submit_store
             submit(job.job_id, client, self._idents(client, names), slots)
         except Exception:
@@ -288,15 +306,16 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         if is_load:
             self._lookups.mark_miss(names)
         with self._lock:
-            self._loading.pop(job.job_id, None)
+            self._under_way.pop(job.job_id, None)
             self._failed.append(JobResult(job_id=job.job_id, success=False))
 
     def _result(self, done: Finished) -> Any:
         well = all(done.ok)
-        if not done.is_load:
-            return JobResult(done.job, well, transfer_time=done.seconds, transfer_bytes=done.bytes)
         with self._lock:
-            request, names = self._loading.pop(done.job)
+            request, names = self._under_way.pop(done.job)
+        if not done.is_load:
+            self._tell_stored([name for name, ok in zip(names, done.ok, strict=True) if ok])
+            return JobResult(done.job, well, transfer_time=done.seconds, transfer_bytes=done.bytes)
         loaded = tuple(name for name, ok in zip(names, done.ok, strict=True) if ok)
         if not well:
             self._lookups.mark_miss([name for name, ok in zip(names, done.ok, strict=True) if not ok])
@@ -308,6 +327,12 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             transfer_time=done.seconds,
             transfer_bytes=done.bytes,
         )
+
+    def _tell_stored(self, names: list[bytes]) -> None:
+        # who follows the engine's events learns where blocks went; that the pool dropped one, its sidecars tell
+        if self._events is not None and names and len(self._events) < _MAX_EVENTS:
+            where = self.locality or Locality.REMOTE
+            self._events.append(OffloadingEvent(keys=names, medium=self.medium, removed=False, locality=where))
 
     def _count(self, request: str, names: Sequence[bytes], done: Finished) -> None:
         first_group = bytes(4)

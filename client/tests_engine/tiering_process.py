@@ -1,0 +1,123 @@
+"""vLLM's tiering manager with PoolTier below it, without an engine. Run with the Python and path of some vLLM version.
+
+    python tiering_process.py SOCKET put|get|facts
+
+`put` hands four chunks to the pool, `get` loads them in a process that never computed them. Answers are lines of JSON
+that start with `@@`. What stands between this and an engine, the copies on its device, is no part of the pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import time
+from typing import Any
+
+CHUNKS = 4
+
+
+def say(**answer: object) -> None:
+    print("@@" + json.dumps(answer), flush=True)
+
+
+def make(socket: str) -> tuple[Any, Any]:
+    from vllm.v1.kv_offload import config
+    from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+    tier = {
+        "type": "PoolTier",
+        "module_path": "kvpool.engines.vllm",
+        "socket": socket,
+        "deadlines": {"lookup_ms": 2000, "load_min_ms": 5000},
+    }
+
+    def build(kind: Any, **values: Any) -> Any:
+        """With the fields that this version has."""
+        return kind(**{f.name: values[f.name] for f in dataclasses.fields(kind) if f.name in values})
+
+    sizes = dict.fromkeys(("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size", "data_parallel_size"), 1)
+    ranks = {"rank": 0, "data_parallel_index": 0, "data_parallel_rank_local": None}
+    made = build(
+        config.OffloadingConfig,
+        groups=(build(config.OffloadingGroupConfig, tokens_per_block=16, layer_names=("l0", "l1"), group_id=0),),
+        worker_kv_bytes_per_block=8192,
+        enable_kv_cache_events=True,
+        extra_config={"cpu_bytes_to_use": 16 << 20, "secondary_tiers": [tier]},
+        engine_id=f"tiering-{os.getpid()}",
+        model=build(config.OffloadingModelConfig, name="m", dtype="bfloat16", max_model_len=4096),
+        cache=build(config.OffloadingCacheConfig, tokens_per_hash=16, blocks_per_chunk=1),
+        parallel=build(config.OffloadingParallelConfig, **sizes, **ranks, is_parallelism_agnostic=True),
+        kv_cache_layout="LBHNC",
+    )
+    spec = TieringOffloadingSpec(made)
+    return spec, spec.get_manager()
+
+
+def main(socket: str, what: str) -> None:
+    import vllm
+    from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
+
+    _, manager = make(socket)
+    keys = [make_offload_key(bytes([i]) * 32, 0) for i in range(CHUNKS)]
+    request = ReqContext("request")
+    tier = manager.secondary_tiers[0]
+    deadline = time.monotonic() + 30
+    while not tier.stats()["connected"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    view = manager.primary_tier.get_kv_memoryview().cast("B")
+    size = len(view) // manager.primary_tier.get_kv_memoryview().shape[0]
+
+    def step() -> None:
+        manager.on_schedule_end(ScheduleEndContext([], []))
+        time.sleep(0.05)
+
+    def slots(of: Any) -> list[memoryview]:
+        numbers = getattr(of, "chunk_ids", None)
+        numbers = of.block_ids if numbers is None else numbers
+        return [view[int(n) * size : (int(n) + 1) * size] for n in numbers]
+
+    events: list[Any] = []
+    found: list[str] = []
+    bytes_seen: list[int] = []
+    with getattr(manager, "lock", contextlib.nullcontext()):  # 0.32 has none
+        manager.on_new_request(request)
+        if what == "put":
+            out = manager.prepare_store(keys, request)
+            for i, slot in enumerate(slots(out.store_spec)):
+                slot[:] = bytes([65 + i]) * size
+                slot.release()
+            manager.complete_store(keys, request)
+            while sum(len(e.keys) for e in events if e.medium.name == "STORAGE") < CHUNKS:
+                assert time.monotonic() < deadline, tier.stats()
+                step()
+                events += manager.take_events()
+        else:
+            while True:
+                found = [manager.lookup(key, request).name for key in keys]
+                if all(name in ("HIT", "MISS") for name in found) or time.monotonic() > deadline:
+                    break
+                step()
+            if set(found) == {LookupResult.HIT.name}:
+                for slot in slots(manager.prepare_load(keys, request)):
+                    seen = set(slot)
+                    bytes_seen.append(seen.pop() if len(seen) == 1 else -1)
+                    slot.release()
+                manager.complete_load(keys, request)
+        manager.on_request_finished(request)
+    say(
+        version=vllm.__version__,
+        found=found,
+        bytes=bytes_seen,
+        fingerprint=tier.stats()["fingerprint"],
+        localities=sorted({e.locality.name for e in events if e.medium.name == "STORAGE"}),
+        stats=tier.stats()["client"],
+    )
+    view.release()
+    manager.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
