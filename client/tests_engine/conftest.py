@@ -1,4 +1,4 @@
-"""A real engine, real sidecars. Run by `make test-engine`, which makes the engine's environment first."""
+"""A real engine, real sidecars. Run by `make test-engines`, which makes the engine's environment first."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ def start_engine(
         return engine
 
     yield start
+    for engine in engines:
+        engine.quit()
     for engine in engines:
         engine.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import queue
@@ -82,7 +84,11 @@ class Engine:
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.ready = self._next(START_S)
+
+    @functools.cached_property
+    def ready(self) -> dict[str, Any]:
+        """What it says of itself once it is up: engines that are made one after the other start side by side."""
+        return self._next(START_S)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -104,6 +110,7 @@ class Engine:
         return answer
 
     def ask(self, **command: Any) -> dict[str, Any]:
+        assert self.ready
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
@@ -129,13 +136,18 @@ class Engine:
         (stats,) = self.ask(stats=True)["stats"]
         return stats
 
-    def close(self) -> None:
+    def quit(self) -> None:
+        """Ask it to end; close() waits for it."""
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(OSError, ValueError):  # it is gone; closed before
             self.process.stdin.write('{"quit": true}\n')
             self.process.stdin.close()
+
+    def close(self) -> None:
+        self.quit()
+        try:
             self.process.wait(30)
-        except (OSError, ValueError, subprocess.TimeoutExpired):  # ValueError: closed before
+        except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
         self._reader.join(5)
