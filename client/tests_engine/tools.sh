@@ -8,9 +8,9 @@ command -v g++ >/dev/null || need+=(g++)
 [ -e "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null)/Python.h" ] || need+=(python3-dev)
 [ ${#need[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-  echo "test-engine: installing ${need[*]}, with which SGLang compiles its hash" >&2
+  echo "test-engines: installing ${need[*]}, with which SGLang compiles its hash" >&2
   apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${need[@]}" >/dev/null
 else
-  echo "test-engine: SGLang compiles its hash with ${need[*]}: apt-get install them" >&2
+  echo "test-engines: SGLang compiles its hash with ${need[*]}: apt-get install them" >&2
   exit 2
 fi
