@@ -8,6 +8,8 @@ import io
 import itertools
 import json
 import math
+import signal
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -365,3 +367,47 @@ def test_a_whole_run_against_targets_writes_its_results(chat, tmp_path, capsys):
     assert (run["turns"], run["errors"], run["routing"]) == (4, 0, "migrating")
     assert len((tmp_path / "sessions" / "here-migrating-50.csv").read_text().splitlines()) == 5
     assert "migrating" in capsys.readouterr().out
+
+
+class Silent(http.server.BaseHTTPRequestHandler):
+    """Takes a question and never answers it."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked.set()
+        self.server.over.wait(60)
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+@pytest.fixture
+def silent():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent)
+    server.asked, server.over = threading.Event(), threading.Event()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.over.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_at_once_and_writes_what_it_has(silent, tmp_path, number):
+    url = f"http://127.0.0.1:{silent.server_port}/v1"
+    command = [sys.executable, "-m", "bench", "sessions", "--preset", "try", "--model", "m", "--no-picture"]
+    root = Path(__file__).parent.parent
+    with subprocess.Popen(
+        [*command, "--dir", str(tmp_path), "--out", str(tmp_path / "out"), "--targets", f"here={url},{url}"],
+        cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as run:  # fmt: skip
+        assert silent.asked.wait(60)
+        run.send_signal(number)
+        out, said = run.communicate(timeout=60)
+    assert run.returncode == 130, said
+    assert "interrupted" in said
+    assert "system" in out
+    assert json.loads((tmp_path / "out" / "sessions.json").read_text())["systems"]["here"]["plays"] == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
