@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -411,3 +412,45 @@ def test_an_interrupted_run_ends_at_once_and_writes_what_it_has(silent, tmp_path
     assert "system" in out
     assert json.loads((tmp_path / "out" / "sessions.json").read_text())["systems"]["here"]["plays"] == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+_STARTS_A_SERVER = """
+import sys, time
+from pathlib import Path
+from bench.sessions.processes import Child
+folder = Path(sys.argv[1])
+command = ["sh", "-c", f"sleep 300 & echo $! > {folder}/pid; wait"]
+child = Child("server", command, folder / "log", {"PATH": "/bin:/usr/bin"})
+child.wait_ready(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip() != "", 60)
+print("ready", flush=True)
+if sys.argv[2] == "end":
+    child.end()
+else:
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "killed"])
+def test_what_a_server_started_does_not_outlive_the_benchmark(tmp_path, how):
+    root = Path(__file__).parent.parent
+    with subprocess.Popen(
+        [sys.executable, "-c", _STARTS_A_SERVER, str(tmp_path), how], cwd=root, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout.readline() == "ready\n"
+        grandchild = int((tmp_path / "pid").read_text())
+        if how == "killed":
+            assert Path(f"/proc/{grandchild}").exists()
+            run.kill()
+        run.wait(60)
+        deadline = time.monotonic() + 30
+        while running(grandchild) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not running(grandchild)
+
+
+def running(pid: int) -> bool:
+    """A zombie has ended: whoever must collect it is not ours."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -7,11 +7,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.nodes import end_with_parent
+from bench.sessions import guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,19 +28,18 @@ class StartError(Exception):
 
 
 class Child:
-    """One process and what it starts. Start it from the main thread: the kernel ends it with the thread that did."""
+    """One process and what it starts, in a group. Start it from the main thread: see bench.sessions.guard."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.name = name
         self._log = log
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, guard.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 env=dict(env),
-                preexec_fn=end_with_parent,
                 process_group=0,  # Ctrl-C is for the benchmark alone, which then ends everything in order
             )
         self.pid = self._process.pid
