@@ -132,7 +132,9 @@ class Measurement:
         self, name: str, found: dict[str, Any], engines: Sequence[Engine], system: System, host_tokens: int
     ) -> None:
         if self._shape.pairs and not self._out_of_time():
-            turns = 4 * self._shape.pairs + fillers(self._shape.pairs, self._shape.prefix, host_tokens)
+            turns = (4 if host_tokens else 3) * self._shape.pairs + fillers(
+                self._shape.pairs, self._shape.prefix, host_tokens
+            )
             told = self._counter(f"{name}: second turns on either node", turns)
             found["pairs"] = turns_on_both(
                 self._shape, engines, system.settle, self._references.setdefault("pairs", {}), host_tokens,

@@ -51,7 +51,7 @@ class Shape:
 
 PRESETS = {
     "try": Shape(2, 2, 128, 640, 64, 8, (1.0,), ("migrating",), pairs=1, prefix=1024, overhead=1, limit_s=300),
-    "small": Shape(5, 3, 256, 1280, 64, 16, (0.5, 1.0)),
+    "small": Shape(5, 3, 256, 1280, 64, 16, (0.6, 1.2), overhead=6),
     "full": Shape(
         80, 10, 1000, 12_000, 100, 150, (1, 2, 3, 4, 5, 6, 7), pairs=20, prefix=16_384, overhead=40, limit_s=6 * 3600
     ),
