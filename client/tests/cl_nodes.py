@@ -91,6 +91,7 @@ class Node(Process):
             peer=config.PeerConfig(port=free_port(), connect_timeout_ms=1000),
             deadlines=deadlines,
             http_port=self.http,
+            events=config.EventsConfig(enabled=cluster.events, port=free_port(), replay_port=free_port()),
         )
         (self.home / "pool.json").write_text(config.dumps(self.pool))
         arguments = ["serve"]
@@ -142,6 +143,7 @@ class Cluster:
         shared: bool = False,
         index: bool = True,
         deadlines: config.Deadlines | None = None,
+        events: bool = False,
     ) -> None:
         self.directory = directory
         self.shared = directory / "shared" if shared else None
@@ -156,6 +158,7 @@ class Cluster:
         redis = ["index", "--port", str(port), "--dir", str(directory / "index")]
         self.index = Process(directory / "index.log", redis, {"KVPOOL_SECRET_DIR": str(self.secret)})
         self._deadlines = deadlines or config.Deadlines(lookup_ms=500, load_min_ms=3000)
+        self.events = events
         self._tenants = tenants
         self.nodes = {name: Node(self, name, tenants, self._deadlines) for name in names}
         try:

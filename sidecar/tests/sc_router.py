@@ -23,14 +23,14 @@ class Message:
     """One batch."""
 
     def __init__(self, frames: list[bytes]) -> None:
-        topic, number, payload = frames
+        topic, number, self.payload = frames
         self.topic = topic.decode()
         assert len(number) == 8
         self.number = int.from_bytes(number, "big")
         self.time: float = 0.0
         self.events: list[dict[str, Any]] = []
         if self.number != END:
-            batch = msgspec.msgpack.decode(payload)
+            batch = msgspec.msgpack.decode(self.payload)
             assert isinstance(batch, list)
             assert len(batch) >= 3
             self.time, self.events, self.rank = batch[:3]

@@ -31,6 +31,7 @@ from kvpool.engines.jobs import Finished, Jobs
 from kvpool.engines.lookups import LookupTable
 from kvpool.engines.settings import client_config
 from kvpool.engines.vllm_facts import facts_of, find_engine_config
+from kvpool.engines.vllm_names import names_of
 from kvpool.engines.vllm_private import private_because
 from kvpool.stats import Reason
 from kvpool.wire import Tier
@@ -98,7 +99,8 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._failed: list[Any] = []
         self._events: list[Any] | None = [] if offloading_spec.config.enable_kv_cache_events else None
         self._several_groups = len(offloading_spec.config.groups) > 1
-        self._tokens_per_block = offloading_spec.tokens_per_block[0] * offloading_spec.blocks_per_chunk
+        self._tokens_of_groups = [n * offloading_spec.blocks_per_chunk for n in offloading_spec.tokens_per_block]
+        self._tokens_per_block = self._tokens_of_groups[0]
         self._client: Client | None = None
         self._jobs = Jobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
         self._lookups = LookupTable(self._ask, self._lookup_seconds)
@@ -296,8 +298,11 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             slots = [self._memory[int(c) * n : (int(c) + 1) * n] for c in job.chunk_ids]
             with self._lock:
                 self._under_way[job.job_id] = (job.req_context.req_id, names)
-            submit = self._jobs.submit_load if is_load else self._jobs.submit_store
-            submit(job.job_id, client, self._idents(client, names), slots)
+            if is_load:
+                self._jobs.submit_load(job.job_id, client, self._idents(client, names), slots)
+                return
+            told = names_of(names, job.req_context, self._tokens_of_groups) if client.wants_names else ()
+            self._jobs.submit_store(job.job_id, client, self._idents(client, names), slots, told)
         except Exception:
             _log.exception("kvpool: a job was not started")
             self._refuse(job, names, is_load=is_load)
