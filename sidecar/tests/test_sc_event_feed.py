@@ -17,7 +17,7 @@ from sc_nodes import fresh_address, wait_for
 from sc_router import Subscriber
 
 from kvpool import block, keys
-from kvpool_sidecar.events.feed import Event, Feed, Kind, Place
+from kvpool_sidecar.events.feed import Event, Feed, Kind, Place, _Known
 from kvpool_sidecar.events.publisher import Publisher, batch_of
 from kvpool_sidecar.stats import Stats
 
@@ -219,6 +219,26 @@ def test_a_slow_subscriber_keeps_nobody_waiting_and_finds_what_it_missed():
                 missed.append(message)
             told = {h for m in missed for e in m.events for h in e.get("block_hashes", ())}
             assert told == {name(n).hash for n in range(rounds)}
+
+
+def test_what_was_lost_shows_in_the_numbers():
+    feed, stats = known_feed(max_queued=4)
+    with publishing(feed, stats) as publisher:
+        where = address_of(publisher), publisher.port, publisher.replay_port
+        wait_for(lambda: publisher.status()["next"] == 1, "the first batch")
+        with feed._lock:  # the publisher waits meanwhile
+            for n in range(5):
+                known = feed._blocks.setdefault(key(n), _Known(name(n), b"a" * 16, FINGERPRINT))
+                feed._add(known, Place.LOCAL)
+        feed.wake()
+        wait_for(lambda: feed.waiting == 0, "all is told")
+        with Subscriber(*where) as s:
+            wait_for(
+                lambda: len({h for m in s.replay() for e in m.events for h in e.get("block_hashes", ())}) == 5, "told"
+            )
+            messages = s.replay()
+    assert [m.number for m in messages][:2] == [0, 2]
+    assert messages[1].events[0] == {"type": "AllBlocksCleared"}
 
 
 def test_who_comes_too_late_for_a_replay_is_told_everything_once():

@@ -137,17 +137,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         prefixes = self.server.prefixes
         self.close_connection = True
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit() or len(length) > 9 or not 0 < int(length) <= _MAX_BODY:
+            self._answer(413, "text/plain", b"give a Content-Length of at most 512 KiB\n")
+            return
+        body = self.rfile.read(int(length))  # in any case: an answer to a body that nobody reads may get lost
         if prefixes is None or self.path.partition("?")[0] != "/prefixes":
             self._answer(404, "text/plain", b"there is nothing to ask\n")
             return
         if not prefixes.is_allowed(self.headers.get("Authorization", "")):
             self._answer(401, "text/plain", b"show the pool's token for events: Authorization: Bearer ...\n")
             return
-        length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit() or not 0 < int(length[:9]) <= _MAX_BODY or len(length) > 9:
-            self._answer(413, "text/plain", b"give a Content-Length of at most 512 KiB\n")
-            return
-        code, told = prefixes.answer(self.rfile.read(int(length)))
+        code, told = prefixes.answer(body)
         self._answer(code, "application/json", json.dumps(told).encode() + b"\n")
 
     def _answer(self, code: int, kind: str, body: bytes) -> None:
