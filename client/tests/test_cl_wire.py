@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,10 @@ def test_hellos_come_back() -> None:
     assert wire.ClientHello.unpack(before).fields == {}
     theirs = wire.ServerHello(b"t" * 16, 1 << 28, "ns/pool", "node-1", {"lookup_ms": 20})
     assert wire.ServerHello.unpack(theirs.pack()) == theirs
+    assert b"events" not in theirs.pack()  # as builds of before events say it
+    asks = replace(theirs, events=True)
+    assert wire.ServerHello.unpack(asks.pack()) == asks
+    assert not wire.ServerHello.unpack(asks.pack().replace(b"true", b'"yes"')).events
 
 
 def test_long_names_are_cut_in_hello() -> None:

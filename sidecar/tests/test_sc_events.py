@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sc_nodes import HTTP_PORT, MIB, Cluster, wait_for
@@ -171,6 +172,12 @@ def test_routers_ask_how_far_each_node_has_a_prompt(cluster):
     assert ask(a, question(chain[10:20]))[1]["nodes"] == {"a": 10, "b": 10}
 
 
+def test_a_node_that_publishes_has_the_libraries_for_it(node):
+    libraries = Path(f"/proc/{node.process.pid}/maps").read_text()
+    assert "libzmq" in libraries
+    assert "msgspec" in libraries
+
+
 def test_who_shows_no_token_is_told_nothing(node):
     chain = hashes("words", 1)
     assert [ask(node, question(chain), token)[0] for token in (None, "x", "0" * 64)] == [401] * 3
@@ -314,3 +321,6 @@ def test_a_pool_without_events_asks_for_no_names(tmp_path):
         assert block.decode_header(file.read_bytes()[: block.HEADER_BYTES]).name is None
         assert ask(node, question(hashes("off", 1)))[0] == 404
         assert "kv_events" not in node.status()
+        libraries = Path(f"/proc/{node.process.pid}/maps").read_text()
+        assert "libzmq" not in libraries
+        assert "msgspec" not in libraries

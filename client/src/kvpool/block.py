@@ -108,7 +108,7 @@ _NAMED_PADDING = bytes(_SUM_AT - _NAMED_END)
 _VERSION_AT = len(MAGIC)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EngineName:
     """What the engine calls a block: what routers are told (docs/events.md).
 

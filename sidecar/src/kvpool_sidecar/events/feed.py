@@ -25,6 +25,7 @@ __all__ = ["Event", "Feed", "Kind", "Place"]
 _MAX_BLOCKS = 1 << 18
 _MAX_QUEUED = 1 << 16
 _MAX_TENANTS = 1 << 14
+_MAX_FEW = 1 << 10
 _AGAIN_S = 60.0
 
 
@@ -82,6 +83,7 @@ class Feed:
         self._tenants: dict[bytes, str] = {}  # name by tag
         self._queue: deque[Event] = deque([Event(Kind.CLEARED)])
         self._due: dict[bytes, None] = {}  # to be told as they are when their turn comes
+        self._few: dict[bytes, bytes] = {}
         self._gap = False
         self._again_at = 0.0
 
@@ -107,7 +109,10 @@ class Feed:
             if key not in self._blocks and not self._make_room():
                 self._stats.add("kv_events_lost", "too-many")
                 return
-            known = self._blocks.setdefault(key, _Known(name, header.tenant_tag, header.fingerprint))
+            known = self._blocks.get(key)
+            if known is None:
+                tag, fingerprint = self._one(header.tenant_tag), self._one(header.fingerprint)
+                known = self._blocks[key] = _Known(name, tag, fingerprint)
             self._elsewhere.pop(key, None)
             self._add(known, Place.LOCAL)
         self.wake()
@@ -165,6 +170,12 @@ class Feed:
     def known(self) -> int:
         """Blocks whose names are known."""
         return len(self._blocks)
+
+    def _one(self, text: bytes) -> bytes:
+        """The same object for the same bytes, of which there are few."""
+        if len(self._few) >= _MAX_FEW:
+            self._few.clear()
+        return self._few.setdefault(text, text)
 
     def _add(self, known: _Known, place: Place) -> None:
         if not known.place & place:
