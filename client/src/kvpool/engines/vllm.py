@@ -100,7 +100,6 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._events: list[Any] | None = [] if offloading_spec.config.enable_kv_cache_events else None
         self._several_groups = len(offloading_spec.config.groups) > 1
         self._tokens_of_groups = [n * offloading_spec.blocks_per_chunk for n in offloading_spec.tokens_per_block]
-        self._tokens_per_block = self._tokens_of_groups[0]
         self._client: Client | None = None
         self._jobs = Jobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
         self._lookups = LookupTable(self._ask, self._lookup_seconds)
@@ -340,13 +339,19 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             self._events.append(OffloadingEvent(keys=names, medium=self.medium, removed=False, locality=where))
 
     def _count(self, request: str, names: Sequence[bytes], done: Finished) -> None:
-        first_group = bytes(4)
+        groups: dict[int, collections.Counter[str]] = {}
+        for name, ok, tier in zip(names, done.ok, done.tiers, strict=False):
+            if ok:
+                group = int.from_bytes(name[-4:], "big")
+                size = self._tokens_of_groups[min(group, len(self._tokens_of_groups) - 1)]
+                groups.setdefault(group, collections.Counter())[tier.name.lower()] += size
+        # the groups of one token are counted once; one whose layers see a window loads the end of a prefix only
+        most = max(groups.values(), key=lambda tokens: tokens.total(), default=None)
         with self._lock:
             counts = self._requests.setdefault(request, collections.Counter())
-            for name, ok, tier in zip(names, done.ok, done.tiers, strict=False):
-                if ok and name[-4:] == first_group:  # the groups of one token are counted once
-                    counts[tier.name.lower()] += self._tokens_per_block
-                    self._tokens[tier.name.lower()] += self._tokens_per_block
+            if most:
+                counts.update(most)
+                self._tokens.update(most)
             while len(self._requests) > _MAX_REQUESTS:
                 self._requests.popitem(last=False)
 

@@ -1,0 +1,298 @@
+"""PoolTier against vLLM's contract, whatever its sidecar does: order, threads, cancellation, return values.
+
+vLLM is a stub here (cl_vllm_stub); the real one is in client/tests_engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import cl_vllm_stub as stub
+import pytest
+
+from kvpool.wire import Op
+
+sys.modules.pop("kvpool.engines.vllm", None)
+with stub.installed():
+    import kvpool.engines.vllm as engine_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cl_fake_sidecar import FakeSidecar
+
+SIZE = 4096
+SLOTS = 64
+LookupResult = stub.LookupResult
+
+
+@pytest.fixture(autouse=True)
+def vllm_is_there() -> Iterator[None]:
+    with stub.installed():
+        yield
+
+
+def until(condition: Any, seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def content(name: bytes) -> bytes:
+    return hashlib.sha256(name).digest() * (SIZE // 32)
+
+
+class Host:
+    """The primary tier and the scheduler of vLLM, as far as a tier meets them: slots, jobs, steps."""
+
+    def __init__(self, sidecar: FakeSidecar, groups: int = 1, **settings: Any) -> None:
+        self.memory = bytearray(SLOTS * SIZE)
+        self.view = memoryview(self.memory).cast("B", (SLOTS, SIZE))
+        deadlines = {"lookup_ms": 300, "load_min_ms": 400, "breaker_failures": 1000, "store_ms": 1000}
+        self.tier = engine_module.PoolTier(
+            stub.spec(groups), self.view, "PoolTier", socket=sidecar.path, connect_retry_ms=20, deadlines=deadlines,
+            **settings,
+        )  # fmt: skip
+        self.free = list(range(SLOTS))
+        self.jobs: dict[int, stub.TransferJob] = {}
+        self.done: dict[int, stub.JobResult] = {}
+        self.events: list[stub.OffloadingEvent] = []
+        self.number = 0
+
+    def slot(self, number: int) -> memoryview:
+        return memoryview(self.memory)[number * SIZE : (number + 1) * SIZE]
+
+    def submit(self, names: list[bytes], request: stub.ReqContext, *, load: bool) -> int:
+        self.number += 1
+        slots = [self.free.pop() for _ in names]
+        job = self.jobs[self.number] = stub.TransferJob(self.number, names, slots, request, load)
+        if load:
+            for number in slots:
+                self.slot(number)[:] = bytes(SIZE)
+            self.tier.submit_load(job)
+        else:
+            for number, name in zip(slots, names, strict=True):
+                self.slot(number)[:] = content(name)
+            self.tier.submit_store(job)
+        return job.job_id
+
+    def step(self) -> None:
+        self.tier.on_schedule_end(None)
+        for result in self.tier.get_finished_jobs():
+            assert result.job_id not in self.done, "an outcome is told once"
+            job = self.jobs.pop(result.job_id)
+            self.done[result.job_id] = result
+            good = job.keys if result.success else result.successful_keys or ()
+            assert set(good) <= set(job.keys)
+            for number, name in zip(job.chunk_ids, job.keys, strict=True):
+                if job.is_promotion and name in good:
+                    assert self.slot(number) == content(name), "what counts as loaded is what was stored"
+                self.free.append(number)
+        self.events += self.tier.take_events()
+        self.tier.get_stats()
+
+    def wait(self) -> None:
+        assert until(lambda: self.step() or not self.jobs), self.jobs
+        assert not self.tier.has_pending_work()
+
+    def look(self, names: list[bytes], request: stub.ReqContext) -> list[stub.LookupResult]:
+        """As the scheduler does: each step all of them, until none says RETRY."""
+        found: list[stub.LookupResult] = []
+
+        def settled() -> bool:
+            found[:] = [self.tier.lookup(name, request) for name in names]
+            self.step()
+            return LookupResult.RETRY not in found
+
+        assert until(settled), "a question does not stay open"
+        return found
+
+
+@pytest.fixture
+def host(fake: FakeSidecar) -> Iterator[Host]:
+    host = Host(fake)
+    assert until(lambda: host.tier.stats()["connected"])
+    yield host
+    host.tier.shutdown()
+
+
+NAMES = [stub.key(hashlib.sha256(bytes([i])).digest()) for i in range(40)]
+
+
+def test_what_was_stored_is_found_loaded_and_told(host: Host) -> None:
+    one, two = stub.ReqContext("one"), stub.ReqContext("two")
+    job = host.submit(NAMES[:5], one, load=False)
+    host.wait()
+    assert host.done[job].success
+    assert [e.keys for e in host.events] == [NAMES[:5]]
+    assert host.events[0].locality is stub.Locality.REMOTE
+    assert host.look(NAMES[:6], two) == [LookupResult.HIT] * 5 + [LookupResult.MISS]
+    job = host.submit(NAMES[:5], two, load=True)
+    host.wait()
+    assert host.done[job].success
+    assert host.done[job].transfer_bytes == 5 * SIZE
+
+
+def test_a_part_of_a_load_is_kept_and_the_rest_not_offered_again(host: Host, fake: FakeSidecar) -> None:
+    request = stub.ReqContext("one")
+    host.submit(NAMES[:6], request, load=False)
+    host.wait()
+    damaged = sorted(fake.directory.glob("?" * 64), key=lambda f: f.stat().st_mtime_ns)[2]
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    two = stub.ReqContext("two")
+    assert host.look(NAMES[:6], two) == [LookupResult.HIT] * 6
+    job = host.submit(NAMES[:6], two, load=True)
+    host.wait()
+    kept = host.done[job].successful_keys
+    assert not host.done[job].success
+    assert kept is not None
+    assert 0 < len(kept) < 6
+    again = host.look(NAMES[:6], two)
+    assert [name for name, found in zip(NAMES, again, strict=False) if found is LookupResult.HIT] == list(kept)
+
+
+def test_groups_of_a_hybrid_model_are_looked_up_one_by_one(fake: FakeSidecar) -> None:
+    host = Host(fake, groups=2)
+    assert until(lambda: host.tier.stats()["connected"])
+    names = [stub.key(name[:-4], group) for name in NAMES[:4] for group in (0, 1)]
+    host.submit(names[3:], stub.ReqContext("one"), load=False)
+    host.wait()
+    found = host.look(names, stub.ReqContext("two"))
+    assert found == [LookupResult.MISS] * 3 + [LookupResult.HIT] * 5
+    host.submit(names[3:], stub.ReqContext("three"), load=True)
+    host.wait()
+    assert host.tier.stats()["requests"]["three"] == {"local": 3 * 16}  # the tokens of the group that loaded most
+    host.tier.shutdown()
+
+
+def test_after_a_reset_nothing_of_before_is_found_and_the_jobs_have_ended(host: Host) -> None:
+    host.submit(NAMES[:5], stub.ReqContext("one"), load=False)
+    host.tier.drain_jobs()
+    assert not host.tier.has_pending_work()
+    host.wait()
+    assert until(lambda: host.tier.stats()["connected"])
+    assert host.look(NAMES[:5], stub.ReqContext("two")) == [LookupResult.MISS] * 5
+
+
+def test_an_unknown_version_of_vllm_runs_without_the_pool(fake: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module.vllm, "__version_tuple__", (0, 99, 0))
+    host = Host(fake)
+    request = stub.ReqContext("one")
+    assert host.look(NAMES[:3], request) == [LookupResult.MISS] * 3
+    job = host.submit(NAMES[:3], request, load=False)
+    host.wait()
+    assert not host.done[job].success
+    host.tier.shutdown()
+
+
+def misbehave(source: random.Random) -> Callable[..., bool]:
+    """Sometimes late, silent, gone, or talking nonsense."""
+
+    def fault(connection: socket.socket, head: Any, body: bytes) -> bool:
+        what = source.random()
+        if what < 0.7:
+            return False
+        if what < 0.8:
+            time.sleep(source.uniform(0, 0.1))
+            return False
+        if what < 0.85:
+            return True  # no answer at all
+        with contextlib.suppress(OSError):
+            if what < 0.93:
+                connection.shutdown(socket.SHUT_RDWR)
+            else:
+                connection.send(source.randbytes(source.randrange(1, 200)))
+        return True
+
+    return fault
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_sidecar_does_and_in_whatever_order_vllm_asks(fake: FakeSidecar, seed: int) -> None:
+    source = random.Random(seed)
+    host = Host(fake)
+    assert until(lambda: host.tier.stats()["connected"])
+    host.submit(NAMES[:20], stub.ReqContext("before"), load=False)
+    host.wait()
+    fake.faults = {op: misbehave(source) for op in (Op.LOOKUP, Op.OPEN, Op.BEGIN, Op.COMMIT)}
+    requests: dict[int, stub.ReqContext] = {}
+    number = 0
+    for _ in range(120):
+        what = source.random()
+        names = source.sample(NAMES, source.randrange(1, 8))
+        if not requests or what < 0.2:
+            number += 1
+            requests[number] = stub.ReqContext(f"request {number}")
+            host.tier.on_new_request(requests[number])
+        request = source.choice(list(requests.values()))
+        if what < 0.4 and len(host.free) > 8:
+            host.submit(names, request, load=False)
+        elif what < 0.6 and len(host.free) > 8:
+            host.submit(names, request, load=True)  # found or not
+        elif what < 0.85:
+            for name in names:
+                assert host.tier.lookup(name, request) in LookupResult
+        elif what < 0.9:
+            host.tier.on_request_finished(requests.pop(source.choice(list(requests))))  # jobs may be under way
+        elif what < 0.92:
+            host.tier.drain_jobs()
+        elif what < 0.94:
+            fake.stop()
+            fake.start()
+        host.step()
+        time.sleep(0.002)
+    host.wait()
+    assert sorted(host.done) == list(range(1, host.number + 1))
+    assert {r.success for r in host.done.values()} == {True, False}
+    assert sorted(host.free) == list(range(SLOTS))
+    host.look(NAMES[:5], stub.ReqContext("last"))
+    host.tier.shutdown()
+    assert not [t for t in threading.enumerate() if t.name.startswith("kvpool") and not t.daemon]
+
+
+def test_metrics_and_outcomes_are_asked_for_by_threads_while_jobs_run(host: Host) -> None:
+    """0.33 may ask for outcomes off its scheduler's thread; statistics are asked for by others in both."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            while not stop.is_set():
+                host.tier.stats()
+                host.tier.has_pending_work()
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for turn in range(20):
+        host.submit(NAMES[turn : turn + 5], stub.ReqContext(f"r{turn}"), load=bool(turn % 2))
+        assert until(lambda: host.step() or len(host.free) >= 5)
+    host.wait()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_shutdown_in_the_middle_of_jobs_leaves_the_memory_to_its_owner(host: Host, fake: FakeSidecar) -> None:
+    fake.faults = {Op.OPEN: lambda *_: True, Op.BEGIN: lambda *_: True}
+    host.submit(NAMES[:5], stub.ReqContext("one"), load=False)
+    host.submit(NAMES[:5], stub.ReqContext("one"), load=True)
+    host.tier.shutdown()
+    assert until(lambda: not host.tier.has_pending_work())
+    assert len(os.listdir("/proc/self/fd")) < 500
