@@ -18,6 +18,8 @@ import pytest
 from en_lmcache import CHUNK, Server, Storage, connector
 from en_overlay import overlay
 
+from kvpool.block import HEADER_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -143,6 +145,7 @@ class First(NamedTuple):
     answers: dict[tuple[int, str], dict[str, Any]]
     files: dict[tuple[int, str], list[Path]]
     status: dict[str, Any]
+    usage: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +187,13 @@ def first(cluster: Cluster, start_pair: Callable[[str], Pair]) -> First:
         assert until(lambda: cluster["a"].announced() >= len(cluster["a"].block_files()))
         files[seed, salt] = sorted(set(cluster["a"].block_files()) - before, key=lambda f: f.stat().st_mtime_ns)
     status = pair.server.adapter()
+    usage = pair.server.get("/quota/one")
     pair.engine.process.kill()
     pair.engine.process.wait(30)
     assert pair.engine.process.stdin is not None
     pair.engine.process.stdin.close()
     pair.server.stop(kill=True)
-    return First(answers, files, status)
+    return First(answers, files, status, usage)
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +220,11 @@ def test_salts_are_isolated(first: First, second: Pair) -> None:
     answer = second.engine.generate(prompt(3), salt="one")
     assert answer["cached"] == CHUNKS * CHUNK
     assert answer["tokens"] == first.answers[3, "one"]["tokens"]
+
+
+def test_usage_is_told_by_salt(first: First) -> None:
+    payload = first.files[3, "one"][0].stat().st_size - HEADER_BYTES
+    assert first.usage["current_usage_gb"] * 2**30 == pytest.approx(CHUNKS * payload)
 
 
 def test_a_truncated_block_is_recomputed(cluster: Cluster, first: First, second: Pair) -> None:
