@@ -40,7 +40,7 @@ def environment(home: Path, folders: list[Path], **env: str) -> dict[str, str]:
 
 def connector(port: int) -> str:
     """The configuration with which an engine finds LMCache's server."""
-    extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
+    extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port, "lmcache.mp.save_decode_cache": True}
     return json.dumps(
         {
             "kv_connector": "LMCacheMPConnector",

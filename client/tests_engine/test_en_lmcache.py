@@ -146,6 +146,8 @@ class First(NamedTuple):
     files: dict[tuple[int, str], list[Path]]
     status: dict[str, Any]
     usage: dict[str, Any]
+    told: list[int]  # a prompt and what was generated
+    next_turn: list[int]
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +188,20 @@ def first(cluster: Cluster, start_pair: Callable[[str], Pair]) -> First:
         assert until(lambda: len(set(cluster["a"].block_files()) - before) >= CHUNKS)  # noqa: B023
         assert until(lambda: cluster["a"].announced() >= len(cluster["a"].block_files()))
         files[seed, salt] = sorted(set(cluster["a"].block_files()) - before, key=lambda f: f.stat().st_mtime_ns)
+    before = set(cluster["a"].block_files())
+    turn = pair.engine.generate(prompt(7), max_tokens=CHUNK + 8)
+    assert until(lambda: len(set(cluster["a"].block_files()) - before) > CHUNKS)
+    assert until(lambda: cluster["a"].announced() >= len(cluster["a"].block_files()))
+    told = prompt(7) + turn["tokens"]
     status = pair.server.adapter()
     usage = pair.server.get("/quota/one")
+    next_turn = pair.engine.generate([*told, *prompt(8, chunks=0)])["tokens"]
     pair.engine.process.kill()
     pair.engine.process.wait(30)
     assert pair.engine.process.stdin is not None
     pair.engine.process.stdin.close()
     pair.server.stop(kill=True)
-    return First(answers, files, status, usage)
+    return First(answers, files, status, usage, told, next_turn)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +219,13 @@ def test_a_new_pair_is_served_from_the_pool_with_the_same_tokens(first: First, s
     assert list(status["fingerprints"]) == list(first.status["fingerprints"])
     (counts,) = status["fingerprints"].values()
     assert counts["hits"] == {"peer": CHUNKS}
-    assert first.status["stored_object_count"] == 6 * CHUNKS
+    assert first.status["stored_object_count"] == 7 * CHUNKS + 1
+
+
+def test_what_was_generated_migrates_too(first: First, second: Pair) -> None:
+    answer = second.engine.generate([*first.told, *prompt(8, chunks=0)])
+    assert answer["cached"] == (CHUNKS + 1) * CHUNK
+    assert answer["tokens"] == first.next_turn
 
 
 def test_salts_are_isolated(first: First, second: Pair) -> None:
