@@ -25,7 +25,7 @@ from kvpool_operator.webhook.flags import has_flag
 from kvpool_operator.webhook.inject import Injection, inject, is_injected, mark_skipped
 from kvpool_operator.webhook.jsonpatch import diff
 from kvpool_operator.webhook.reasons import Skip, SkipReason
-from kvpool_operator.webhook.versions import is_known
+from kvpool_operator.webhook.versions import KNOWN, is_known
 from kvpool_operator.webhook.wishes import ENGINES, read_wishes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -395,15 +395,26 @@ def test_a_vllm_of_a_version_that_is_not_known_is_told_by_the_plug_in_that_looks
     assert ("KVPOOL_VLLM_KV_TRANSFER_CONFIG" in env(container)) is not by_argument
 
 
-def test_the_versions_that_are_known_are_those_of_the_client():
-    tree = ast.parse((ROOT / "client/src/kvpool/engines/vllm.py").read_text())
+def said_by_the_client(module: str) -> Any:
+    """KNOWN_VERSIONS of a plug-in; read, for its engine is not here."""
+    tree = ast.parse((ROOT / f"client/src/kvpool/engines/{module}.py").read_text())
     (known,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets) == "KNOWN_VERSIONS"]
-    for version in ast.literal_eval(known):
-        assert is_known("vllm", version)
-        assert is_known("vllm", (*version, 9))
-    latest = max(ast.literal_eval(known))
-    assert not is_known("vllm", (latest[0], latest[1] + 1))
-    assert not is_known("vllm", (0, 31, 9))
+    return ast.literal_eval(known)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_versions_that_are_known_are_those_of_the_client(engine: str):
+    versions = said_by_the_client(engine)
+    assert all(is_known(engine, v) and is_known(engine, (*v, 9)) for v in versions)
+    first, latest = min(versions), max(versions)
+    assert not is_known(engine, (*latest[:-1], latest[-1] + 1))
+    assert not is_known(engine, (*first[:-1], first[-1] - 1))
+
+
+def test_the_versions_of_lmcache_that_are_known_are_those_of_the_client():
+    ((first, end),) = KNOWN["lmcache"]
+    told = ".".join(map(str, first)), ".".join(map(str, end))
+    assert said_by_the_client("lmcache_facts") == f"{told[0]} up to, not including, {told[1]}"
 
 
 @pytest.mark.parametrize(
