@@ -299,7 +299,7 @@ def test_engines_that_share_nothing_are_named_with_what_differs(
     pools.until_ready("chat")
     sidecars["node-a"].status["fingerprints"] = [kind("d1", pod("one"), "0badcafe")]
     sidecars["node-b"].status["fingerprints"] = [kind("d2", pod("two"), "0badbabe")]
-    words = "differ/one share no block of llama with differ/two (kv_dtype differ)"
+    words = "differ/one share no block of llama with differ/two (kv_dtype differs)"
     pools.until_condition("chat", "SharedReuse", "FingerprintsDiffer", words)
     assert pools.get("chat")["status"]["phase"] == "Ready"
     until(

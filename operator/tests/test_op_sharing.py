@@ -43,7 +43,7 @@ def judged(*of_nodes: list[Fingerprint], engines: EnginePods | None = None) -> t
 def test_two_pods_that_differ_in_any_field_are_told_apart_by_its_name(field: str):
     condition, made = judged([kind("d1", "1")], [kind("d2", "2", **{field.replace(".", "__"): "00000000"})])
     assert (condition["status"], condition["reason"]) == ("False", "FingerprintsDiffer")
-    assert condition["message"] == f"team-a/one share no block of llama with team-a/two ({field} differ)"
+    assert condition["message"] == f"team-a/one share no block of llama with team-a/two ({field} differs)"
     assert [(f["digest"], f["pods"], f["connected"]) for f in made["fingerprints"]] == [
         ("d1", ["team-a/one"], 1),
         ("d2", ["team-a/two"], 1),
@@ -53,6 +53,12 @@ def test_two_pods_that_differ_in_any_field_are_told_apart_by_its_name(field: str
 def test_what_follows_from_something_else_is_named_last():
     condition, _ = judged([kind("d1", "1"), kind("d2", "2", block_bytes="0", sizes__tp_size="0", engine="0")])
     assert "(engine, sizes.tp_size, block_bytes differ)" in condition["message"]
+
+
+@pytest.mark.parametrize("field", ["private", "reset", "process"])
+def test_an_engine_that_shares_with_nobody_is_told_by_that_first(field: str):
+    condition, _ = judged([kind("d1", "1"), kind("d2", "2", **OTHER, **{field: "0"})])
+    assert f"({field}, kv_dtype differ)" in condition["message"]
 
 
 def test_pods_of_one_fingerprint_share_wherever_they_run():
@@ -83,7 +89,7 @@ def test_the_larger_group_is_told_first_and_names_are_few():
     names = {str(i): f"t/p{i}" for i in range(9)}
     found = [kind("d1", "0", **OTHER), kind("d2", *map(str, range(1, 8)))]
     condition, _ = judged(found, engines=EnginePods(names=names))
-    assert condition["message"] == ("t/p1, t/p2, t/p3 and 4 more share no block of llama with t/p0 (kv_dtype differ)")
+    assert condition["message"] == ("t/p1, t/p2, t/p3 and 4 more share no block of llama with t/p0 (kv_dtype differs)")
 
 
 def test_an_older_client_that_tells_no_fields_is_said_so():

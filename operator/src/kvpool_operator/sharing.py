@@ -20,6 +20,8 @@ __all__ = ["Kind", "Split", "kinds", "sentence", "splits"]
 
 _FOLLOWS: Final = frozenset({"block_bytes", "groups", "hf_config", "format"})
 """Fields that differ because others do: named last."""
+_OWN: Final = frozenset({"private", "process", "reset"})
+"""Fields of engines that share with nobody, whatever the others are: named first."""
 _FIELDS_NAMED: Final = 6
 _PODS_NAMED: Final = 3
 
@@ -79,7 +81,8 @@ def sentence(split: Split, by_digest: Mapping[str, Kind]) -> str:
     parts = []
     for other in rest[:2]:
         names = _differing(first, other, by_digest)
-        why = f"{', '.join(names)} differ" if names else "their clients do not tell by what they differ"
+        verb = "differs" if len(names) == 1 else "differ"
+        why = f"{', '.join(names)} {verb}" if names else "their clients do not tell by what they differ"
         parts.append(f"{_pods(other, split, by_digest)} ({why})")
     more = f"; and {len(rest) - 2} more groups" if len(rest) > 2 else ""
     model = split.model[:80]
@@ -127,7 +130,7 @@ def _differing(one: Sequence[str], other: Sequence[str], by_digest: Mapping[str,
             if mine and theirs:
                 names = [n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n)]
                 if names and (not best or len(names) < len(best)):
-                    best = sorted(names, key=lambda n: (n in _FOLLOWS, n))
+                    best = sorted(names, key=lambda n: (n in _FOLLOWS, n not in _OWN, n))
     return best[:_FIELDS_NAMED]
 
 
