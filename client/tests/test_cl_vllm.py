@@ -144,6 +144,18 @@ def test_what_was_stored_is_found_loaded_and_told(host: Host) -> None:
     assert host.done[job].transfer_bytes == 5 * SIZE
 
 
+def test_a_prompt_that_another_engine_hands_over_is_not_asked_for(host: Host, fake: FakeSidecar) -> None:
+    host.submit(NAMES[:4], stub.ReqContext("stores"), load=False)
+    host.wait()
+    asked = fake.requests.count(Op.LOOKUP)
+    params: dict[str, Any] = {"do_remote_prefill": True, "remote_host": "10.0.0.1"}
+    promised = stub.ReqContext("decodes", params)
+    assert host.look(NAMES[:4], promised) == [LookupResult.MISS] * 4
+    assert fake.requests.count(Op.LOOKUP) == asked
+    params["do_remote_prefill"] = False  # as NixlConnector does once it has taken the promise, kept or not
+    assert host.look(NAMES[:4], promised) == [LookupResult.HIT] * 4
+
+
 def test_a_part_of_a_load_is_kept_and_the_rest_not_offered_again(host: Host, fake: FakeSidecar) -> None:
     request = stub.ReqContext("one")
     host.submit(NAMES[:6], request, load=False)

@@ -3,9 +3,10 @@
     python engine_process.py MODEL_DIRECTORY CONNECTOR_JSON [OPTIONS_JSON]     ("" as connector: an engine without any)
 
 OPTIONS_JSON are arguments of vllm.LLM. Commands: {"prompt": [token, ...], "max_tokens": n, "salt": text, "seed": n,
-"logprobs": n} (without a seed greedy, with one sampled), {"batch": [such prompts]} (all at once), {"reset": true}
-(drops the engine's own prefix cache), {"reset_all": true} (the connector's, too), {"stats": true}, {"metrics": prefix}
-(counters whose names begin so), {"quit": true}. Answers are lines that start with `@@`.
+"logprobs": n, "transfer": the request's kv_transfer_params} (without a seed greedy, with one sampled), {"batch": [such
+prompts]} (all at once), {"reset": true} (drops the engine's own prefix cache), {"reset_all": true} (the connector's,
+too), {"stats": true}, {"metrics": prefix} (counters whose names begin so), {"quit": true}. Answers are lines that start
+with `@@`.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def generate(engine: Any, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for one in wanted:
         prompts.append({"prompt_token_ids": one["prompt"], **({"cache_salt": one["salt"]} if one.get("salt") else {})})
         sampled = {"temperature": 0.9, "top_p": 0.95, "seed": one["seed"]} if "seed" in one else {"temperature": 0}
+        if "transfer" in one:
+            sampled["extra_args"] = {"kv_transfer_params": one["transfer"]}
         parameters.append(
             SamplingParams(
                 max_tokens=one.get("max_tokens", 8),
@@ -121,6 +124,7 @@ def generate(engine: Any, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "tokens": list(o.outputs[0].token_ids),
             "cached": o.num_cached_tokens or 0,
             "logprob": o.outputs[0].cumulative_logprob,
+            "transfer": o.kv_transfer_params,
         }
         for o in out
     ]

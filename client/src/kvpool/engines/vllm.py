@@ -121,7 +121,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """HIT, MISS, or RETRY while the question is open, which is never longer than the lookup's deadline."""
         client = self._client
-        if client is None or not client.reachable:
+        if client is None or not client.reachable or _is_promised(req_context):
             return LookupResult.MISS
         try:
             found = self._lookups.lookup(key, req_context.req_id)
@@ -354,6 +354,15 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
                 self._tokens.update(most)
             while len(self._requests) > _MAX_REQUESTS:
                 self._requests.popitem(last=False)
+
+
+def _is_promised(req_context: Any) -> bool:
+    """Whether another engine has computed this prompt and hands it over (NixlConnector beside us in a MultiConnector).
+
+    vLLM asks every connector and takes the first that offers anything: what we loaded would be for nothing.
+    """
+    params = getattr(req_context, "kv_transfer_params", None)
+    return isinstance(params, dict) and bool(params.get("do_remote_prefill"))
 
 
 _tiers: weakref.WeakSet[PoolTier] = weakref.WeakSet()
