@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -201,12 +202,12 @@ def test_a_slow_subscriber_keeps_nobody_waiting_and_finds_what_it_missed():
             while not fast.sub.poll(20) or not slow.sub.poll(20):  # both are subscribed
                 feed.stored(key(rounds), header(rounds))
                 rounds += 1
-            for first in range(rounds, rounds + 18_000, 60):
+            for first in range(rounds, rounds + 12_000, 60):
                 for n in range(first, first + 60):
                     feed.stored(key(n), header(n))
                 while feed.waiting:  # until it is published, as a batch of its own
                     time.sleep(0.0005)
-            rounds += 18_000
+            rounds += 12_000
             wait_for(lambda: stats.whole("kv_events").get("stored", 0) == rounds, "all is published", 60)
             heard = []
             while (message := slow.receive(0.2)) is not None:
@@ -277,6 +278,28 @@ def test_a_request_that_is_none_is_passed_over(frames):
             wait_for(lambda: stats.whole("kv_events_lost").get("bad-request"), "counted")
             assert odd.poll(0) == 0
         assert s.replay()[0].events == [{"type": "AllBlocksCleared"}]
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32)  # ZMTP 3.0, RFC 23 of ZeroMQ
+
+
+@pytest.mark.parametrize("kind", [b"DEALER", b"SUB"])
+def test_what_is_too_large_is_never_taken_in(kind):
+    ready = b"\5READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
+    feed, stats = known_feed()
+    with publishing(feed, stats) as publisher:
+        where = address_of(publisher), publisher.port, publisher.replay_port
+        port = publisher.port if kind == b"SUB" else publisher.replay_port
+        with socket.create_connection((where[0], port), timeout=10) as raw:
+            raw.sendall(GREETING + bytes([4, len(ready)]) + ready)
+            raw.sendall(b"\2" + (1 << 40).to_bytes(8, "big"))  # a frame of a terabyte begins
+            while raw.recv(1024):
+                pass  # its own greeting; then it hangs up
+        feed.stored(key(1), header(1))
+        with Subscriber(*where) as s:
+            wait_for(
+                lambda: any(name(1).hash in e.get("block_hashes", ()) for m in s.replay() for e in m.events), "told"
+            )
 
 
 def test_a_port_that_is_taken_is_an_error_at_the_start():
