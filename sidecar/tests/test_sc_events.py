@@ -191,7 +191,7 @@ def test_who_shows_no_token_is_told_nothing(node):
     [
         b"{", b"[]", b"[" * 100_000, {}, {"tenant": "../x"}, {"tenant": 3}, {"fingerprint": "00"}, {"hashes": []},
         {"hashes": ["zz"]}, {"hashes": [""]}, {"hashes": ["00" * 33]}, {"hashes": "00"}, {"hashes": [1]},
-        {"hashes": ["00"] * 4097}, {"part": "00" * 17}, {"part": None},
+        {"hashes": ["00"] * 4097}, {"part": "00" * 1025}, {"part": None},
     ],
 )  # fmt: skip
 def test_a_question_that_is_none_is_refused(node, wrong):

@@ -129,10 +129,11 @@ class Feed:
     def gone(self, keys: Iterable[bytes], place: Place) -> None:
         """They are no longer there."""
         with self._lock:
-            for key in keys:
-                if (known := self._blocks.get(key)) is not None:
-                    self._take_away(key, known, place)
-        self.wake()
+            found = [(key, known) for key in keys if (known := self._blocks.get(key)) is not None]
+            for key, known in found:
+                self._take_away(key, known, place)
+        if found:
+            self.wake()
 
     def some_shared(self, count: int) -> list[bytes]:
         """Blocks that were told to be on the shared tier and nowhere else, other ones at each call."""

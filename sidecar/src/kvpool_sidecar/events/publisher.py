@@ -269,7 +269,7 @@ class Publisher:
                 self._stats.add("kv_events_lost", "bad-request")
                 continue
             who, _, first = frames
-            start = int.from_bytes(first, "big", signed=True)
+            start = max(0, int.from_bytes(first, "big", signed=True))
             oldest = self._remembered[0][0] if self._remembered else self._next
             if start < oldest:
                 self._feed.tell_all_again()  # it cannot be told what it missed; what is here is told to all

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool import keys
-from kvpool.block import MAX_ENGINE_HASH, MAX_PART
+from kvpool.block import MAX_ENGINE_HASH
 from kvpool.errors import ProtocolError
 from kvpool.wire import MAX_LOOKUP
 
@@ -30,6 +30,7 @@ __all__ = ["MAX_BODY", "Prefixes", "Question", "read_question"]
 MAX_BODY = 512 << 10
 _TIMEOUT_S = 1.0
 _WINDOW = 64
+_MAX_PART = 1024  # of a question; more than a header holds, for engines whose blocks have no names there
 _FIRST_GROUP = bytes(4)  # the part of vLLM's first cache group
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
@@ -60,7 +61,7 @@ def read_question(body: bytes) -> Question:
         tenant,
         _hex(value.get("fingerprint"), "fingerprint", keys.FINGERPRINT_BYTES, keys.FINGERPRINT_BYTES),
         [_hex(one, "each of hashes", 1, MAX_ENGINE_HASH) for one in hashes],
-        _hex(value.get("part", _FIRST_GROUP.hex()), "part", 0, MAX_PART),
+        _hex(value.get("part", _FIRST_GROUP.hex()), "part", 0, _MAX_PART),
     )
 
 
