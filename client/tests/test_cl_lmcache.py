@@ -213,6 +213,29 @@ def test_models_of_one_name_and_other_weights_share_nothing(make: Callable[..., 
     assert make().lookup(key(1, model_name=str(model))) == [False]
 
 
+def test_the_pool_is_told_what_an_engine_is_and_what_differs(make: Callable[..., Server], fake: FakeSidecar) -> None:
+    server = make()
+    server.store([key(1)], [filled(1)])
+    server.store([key(1)], [filled(1, dtype="float16")])
+    by_fingerprint = {hello.fingerprint: hello for hello in fake.hellos}
+    one, two = by_fingerprint.values()
+    assert (one.engine, one.model) == ("lmcache 0.5.6", "tiny")
+    assert [name for name in one.fields if one.fields[name] != two.fields.get(name)] == ["layout"]
+    assert {fingerprint.hex() for fingerprint in by_fingerprint} == set(server.adapter.report_status()["fingerprints"])
+
+
+def test_settings_come_from_the_environment_unless_they_are_in_the_servers(
+    fake: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPOOL_CLIENT_CONFIG", json.dumps({"socket": fake.path, "deadlines": PATIENT}))
+    adapter = lmcache_mp.PoolL2Adapter({})
+    assert Server(adapter).store([key(1)], [filled(1)]) == SIZE
+    adapter.close()
+    adapter = lmcache_mp.PoolL2Adapter({"socket": "/nowhere"})
+    assert "/nowhere" in adapter.report_status()["reason"]
+    adapter.close()
+
+
 def test_a_version_that_is_not_known_runs_without_the_pool(
     make: Callable[..., Server], fake: FakeSidecar, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

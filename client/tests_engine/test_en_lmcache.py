@@ -7,6 +7,7 @@ the second finds comes from the pool. An engine start takes about half a minute.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -262,6 +263,22 @@ def test_a_sidecar_that_dies_never_changes_an_answer(cluster: Cluster, first: Fi
     answer = second.engine.generate(prompt(6))
     assert answer["tokens"] == first.answers[6, ""]["tokens"]
     assert answer["cached"] == CHUNKS * CHUNK
+
+
+def test_a_sidecar_that_stands_still_delays_an_answer_and_never_changes_it(
+    cluster: Cluster, first: First, second: Pair
+) -> None:
+    assert until(lambda: second.server.adapter()["is_healthy"])
+    second.engine.ask(reset=True)
+    second.server.forget()
+    cluster["b"].signal(signal.SIGSTOP)
+    try:
+        answer = second.engine.generate(prompt(1))  # LMCache would wait for ever: the deadline is the plug-in's
+        assert answer["tokens"] == first.answers[1, ""]["tokens"]
+        assert answer["cached"] == 0
+    finally:
+        cluster["b"].signal(signal.SIGCONT)
+    assert until(lambda: second.server.adapter()["is_healthy"])
 
 
 def test_a_sidecar_that_dies_under_load_never_changes_an_answer(cluster: Cluster, first: First, second: Pair) -> None:
