@@ -340,8 +340,8 @@ def test_without_a_sidecar_everything_misses_at_once_and_works_when_it_comes(
 ) -> None:
     fake.stop()
     server = make(connect_retry_ms=20, deadlines={**PATIENT, "lookup_ms": 50})
-    assert server.store([key(1)], [filled(1)]) == -1
     assert server.lookup(key(1)) == [False]
+    assert server.store([key(1)], [filled(1)]) == -1
     assert server.load([key(1)], [stub.Memory(SIZE)]) == [False]
     status = server.adapter.report_status()
     assert not status["is_healthy"]

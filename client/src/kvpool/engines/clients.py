@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Clients"]
 
 _log = logging.getLogger("kvpool")
-_CONNECT_S = 0.5  # a sidecar that is there is connected by then, even on a busy node
+_CONNECT_S = 2.0  # a sidecar that is there is connected by then, even on a busy node
 
 K = TypeVar("K", bound="Hashable")
 
