@@ -423,6 +423,24 @@ def test_a_lost_secret_is_made_anew_with_the_same_identity(pools: Pools):
     assert base64.b64decode(new["pool-id"]).decode() == identity
 
 
+def test_the_token_of_routers_comes_changes_and_goes_with_the_events(pools: Pools):
+    def token() -> str:
+        return base64.b64decode(pools.owned("chat")["secrets/chat-events"]["data"]["token"]).decode()
+
+    pools.apply("chat", events={"enabled": True})
+    pools.until_ready("chat")
+    first = token()
+    assert len(first) == 64
+    server = pools.owned("chat")["daemonsets/chat-sidecar"]["spec"]["template"]["spec"]["containers"][0]
+    assert {p["name"]: p["containerPort"] for p in server["ports"]}["kv-events"] == 5557
+    pools.apply("chat", events={"enabled": True, "tokenRevision": 1})
+    until("another token", lambda: token() != first)
+    pools.apply("chat")
+    until("the token is gone", lambda: "secrets/chat-events" not in pools.owned("chat"))
+    pools.until_ready("chat")
+    assert without_pods(pools.owned("chat")) == MANAGED
+
+
 # -- the operator's own life (last: these end the process) ------------------------------------------------------------
 
 
