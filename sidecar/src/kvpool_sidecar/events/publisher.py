@@ -44,6 +44,7 @@ _MAX_REPLAYS = 16
 _REPLAY_S = 10.0  # a replay that does not get on is given up
 _REPLAY_TURN = 64  # batches between two looks at what is new
 _IDLE_MS, _BUSY_MS = 1000, 5
+_GATHER_S = 0.01  # news of so long become one batch: each batch takes processor time away from the block path
 _STOP_S = 2.0
 _END = (-1).to_bytes(8, "big", signed=True)
 _LOW_64 = (1 << 64) - 1
@@ -160,6 +161,7 @@ class Publisher:
         self._max_remembered = remembered
         self._replays: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # next number, until when
         self._stopping = threading.Event()
+        self._is_awake = False
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context(io_threads=1)
         try:
@@ -194,6 +196,7 @@ class Publisher:
     def stop(self) -> None:
         """Publish no more; what was not sent yet is lost, and told after the next start."""
         self._stopping.set()
+        self._is_awake = False
         self._wake()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
@@ -210,6 +213,9 @@ class Publisher:
         }
 
     def _wake(self) -> None:
+        if self._is_awake:
+            return
+        self._is_awake = True
         with contextlib.suppress(OSError):  # closed, or told often enough
             os.eventfd_write(self._news, 1)
 
@@ -229,8 +235,10 @@ class Publisher:
             try:
                 ready = dict(poller.poll(0 if more else _BUSY_MS if self._replays else _IDLE_MS))
                 if self._news in ready:
+                    self._stopping.wait(_GATHER_S)
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._news)
+                    self._is_awake = False  # who comes before this is heard below, who comes later wakes us again
                 if self._router in ready:
                     self._hear()
                 more = self._publish()
