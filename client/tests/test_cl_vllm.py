@@ -184,7 +184,8 @@ def test_groups_of_a_hybrid_model_are_looked_up_one_by_one(fake: FakeSidecar) ->
     host.wait()
     found = host.look(names, stub.ReqContext("two"))
     assert found == [LookupResult.MISS] * 3 + [LookupResult.HIT] * 5
-    host.submit(names[3:], stub.ReqContext("three"), load=True)
+    for part in (names[3:5], names[5:]):  # vLLM may ask in parts
+        host.submit(part, stub.ReqContext("three"), load=True)
     host.wait()
     assert host.tier.stats()["requests"]["three"] == {"local": 3 * 16}  # the tokens of the group that loaded most
     host.tier.shutdown()

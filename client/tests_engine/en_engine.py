@@ -20,15 +20,16 @@ from cl_nodes import end_with_parent
 
 ROOT = Path(__file__).parent.parent.parent
 START_S, ANSWER_S = 300, 120
+CPU_SPEC = {"spec_name": "CpuTieringSpec", "spec_module_path": "kvpool_cpu_worker"}
+GPU_PYTHON = os.environ.get("KVPOOL_GPU_PYTHON", "")  # of an environment with a vLLM for a GPU (make test-gpu)
 
 
-def connector(socket: str, *, host_bytes: int = 8 << 20, **settings: Any) -> str:
-    """The connector's configuration with vLLM's tiering on the CPU (its own copy worker wants a GPU)."""
+def connector(socket: str, *, host_bytes: int = 16 << 20, **settings: Any) -> str:
+    """The connector's configuration with vLLM's tiering; on the CPU with our copies, for vLLM's want a GPU."""
     tier = {"type": "PoolTier", "module_path": "kvpool.engines.vllm", "socket": socket, **settings}
     extra = {
-        "spec_name": "CpuTieringSpec",
-        "spec_module_path": "kvpool_cpu_worker",
-        "cpu_bytes_to_use": host_bytes,  # 8 MiB: 512 blocks of the tiny model in bfloat16
+        **({"spec_name": "TieringOffloadingSpec"} if GPU_PYTHON else CPU_SPEC),
+        "cpu_bytes_to_use": host_bytes,  # 16 MiB: 512 blocks of the tiny model in float32
         "offload_prompt_only": False,
         "secondary_tiers": [tier],
     }
@@ -51,12 +52,12 @@ class Engine:
         log.with_suffix(".path").mkdir()
         package = Path(xxhash.__file__).parent  # as an injected pod gets it: the engine's environment has none
         (log.with_suffix(".path") / "xxhash").symlink_to(package)
-        path = [
-            str(ROOT / "client/src"),
-            str(log.with_suffix(".path")),
-            str(home / "testing"),
-            str(home / "site-packages"),
-        ]
+        path = [str(ROOT / "client/src"), str(log.with_suffix(".path"))]
+        options = dict(options or {})
+        if GPU_PYTHON:
+            options.setdefault("gpu_memory_utilization", 0.15)  # a few engines share it
+        else:
+            path += [str(home / "testing"), str(home / "site-packages")]
         if "EXTRA_PYTHONPATH" in env:
             path.insert(0, env.pop("EXTRA_PYTHONPATH"))
         settings = {
@@ -71,9 +72,9 @@ class Engine:
         }
         self._log = log.open("wb")
         self.log = log
-        python = (home / "interpreter").read_text().strip()
+        python = GPU_PYTHON or (home / "interpreter").read_text().strip()
         self.process = subprocess.Popen(
-            [python, str(Path(__file__).parent / "engine_process.py"), str(model), text, json.dumps(options or {})],
+            [python, str(Path(__file__).parent / "engine_process.py"), str(model), text, json.dumps(options)],
             env={**{k: v for k, v in os.environ.items() if not k.startswith("KVPOOL")}, **settings},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

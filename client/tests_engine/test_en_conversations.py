@@ -24,10 +24,10 @@ TALKS = 24
 HOST = 64 << 20
 PATIENT = {"deadlines": {"lookup_ms": 1000, "load_min_ms": 4000, "breaker_failures": 3, "breaker_cooldown_ms": 500}}
 SHORT = {
-    "dtype": "float32", "max_num_seqs": 16, "max_model_len": 1024, "num_gpu_blocks_override": 40,
+    "max_num_seqs": 16, "max_model_len": 1024, "num_gpu_blocks_override": 40,
     "max_num_batched_tokens": 128,
 }  # fmt: skip
-ROOMY = {"dtype": "float32", "max_num_seqs": 16}
+ROOMY = {"max_num_seqs": 16}
 
 
 def until(condition: Callable[[], Any], seconds: float = 30.0) -> bool:
@@ -92,6 +92,15 @@ def replay(engine: Engine, salt: str = "") -> list[list[list[int]]]:
             assert not (salt and answer["cached"])
             talk.hear(answer["tokens"])
     return [talk.answers for talk in talks]
+
+
+def test_the_model_is_a_good_witness(reference: Engine) -> None:
+    """A wrong block anywhere would show: without that, equal answers say nothing."""
+    text = words(6900, 9 * BLOCK + 5)
+    wrong = [text[: at * BLOCK] + words(6950 + at, BLOCK) + text[(at + 1) * BLOCK :] for at in range(9)]
+    right, *others = reference.batch([{"prompt": t, "max_tokens": 16} for t in [text, *wrong]])
+    for other in others:
+        assert sum(a != b for a, b in zip(right["tokens"], other["tokens"], strict=True)) > 8
 
 
 def test_conversations_that_move_at_every_turn_answer_as_if_they_had_never_moved(

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 import zmq
 from en_engine import Engine, connector
-from en_talk import ROUNDS, Talk, openings, question
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,30 +110,6 @@ def test_vllms_own_events_say_what_reached_the_pool(
 
     assert until(all_told)
     assert {e["locality"] for e in told} == {"REMOTE"}
-
-
-def test_in_bfloat16_conversations_that_move_say_what_they_say_where_they_stay(
-    cluster: Cluster, engines: tuple[Engine, Engine], reference: Engine
-) -> None:
-    """One request at a time: what bfloat16 rounds depends on what is computed together."""
-
-    def play(engine_of: Callable[[Talk, int], Engine], settle: Callable[[], None]) -> list[Talk]:
-        talks = openings(4)
-        for turn in range(ROUNDS):
-            for talk in talks:
-                talk.hear(engine_of(talk, turn).generate(**talk.request(question(talk.number, turn)))["tokens"])
-                settle()
-        return talks
-
-    def settle() -> None:
-        for node, engine in zip("ab", engines, strict=True):
-            engine.settle()
-            assert until(lambda node=node: cluster[node].announced() == len(cluster[node].block_files()))
-
-    before = sum(engine.stats()["tokens"].get("peer", 0) for engine in engines)
-    moved = play(lambda talk, turn: engines[(talk.number + turn) % 2], settle)
-    assert sum(engine.stats()["tokens"].get("peer", 0) for engine in engines) > before + 10 * BLOCK
-    assert [t.answers for t in moved] == [t.answers for t in play(lambda *_: reference, lambda: None)]
 
 
 def test_an_engine_loads_its_own_blocks_back(cluster: Cluster, engines: tuple[Engine, Engine]) -> None:

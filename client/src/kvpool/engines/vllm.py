@@ -58,7 +58,7 @@ except ImportError as e:
     ) from e
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["KNOWN_VERSIONS", "PoolTier", "last_stats"]
 
@@ -94,7 +94,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._under_way: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, keys
         self._tokens: collections.Counter[str] = collections.Counter()
-        self._requests: collections.OrderedDict[str, collections.Counter[str]] = collections.OrderedDict()
+        self._requests: collections.OrderedDict[str, dict[int, collections.Counter[str]]] = collections.OrderedDict()
         self._told: collections.Counter[tuple[str, str]] = collections.Counter()
         self._failed: list[Any] = []
         self._events: list[Any] | None = [] if offloading_spec.config.enable_kv_cache_events else None
@@ -233,7 +233,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
                 "fingerprint": self._client.fingerprint.hex() if self._client is not None else "",
                 "facts": self._facts,
                 "tokens": dict(self._tokens),
-                "requests": {request: dict(tokens) for request, tokens in self._requests.items()},
+                "requests": {request: dict(_tokens_of(groups)) for request, groups in self._requests.items()},
                 "late_lookups": self._lookups.late,
                 "dropped_stores": self._jobs.dropped,
                 "client": self._client.stats() if self._client is not None else {},
@@ -339,30 +339,23 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             self._events.append(OffloadingEvent(keys=names, medium=self.medium, removed=False, locality=where))
 
     def _count(self, request: str, names: Sequence[bytes], done: Finished) -> None:
-        groups: dict[int, collections.Counter[str]] = {}
-        for name, ok, tier in zip(names, done.ok, done.tiers, strict=False):
-            if ok:
-                group = int.from_bytes(name[-4:], "big")
-                size = self._tokens_of_groups[min(group, len(self._tokens_of_groups) - 1)]
-                groups.setdefault(group, collections.Counter())[tier.name.lower()] += size
-        # the groups of one token are counted once; one whose layers see a window loads the end of a prefix only
-        most = max(groups.values(), key=lambda tokens: tokens.total(), default=None)
         with self._lock:
-            counts = self._requests.setdefault(request, collections.Counter())
-            if most:
-                counts.update(most)
-                self._tokens.update(most)
+            groups = self._requests.setdefault(request, {})
+            before = _tokens_of(groups)
+            for name, ok, tier in zip(names, done.ok, done.tiers, strict=False):
+                if ok:
+                    group = int.from_bytes(name[-4:], "big")
+                    size = self._tokens_of_groups[min(group, len(self._tokens_of_groups) - 1)]
+                    groups.setdefault(group, collections.Counter())[tier.name.lower()] += size
+            self._tokens += _tokens_of(groups) - before
             while len(self._requests) > _MAX_REQUESTS:
                 self._requests.popitem(last=False)
 
 
-def _is_promised(req_context: Any) -> bool:
-    """Whether another engine has computed this prompt and hands it over (NixlConnector beside us in a MultiConnector).
-
-    vLLM asks every connector and takes the first that offers anything: what we loaded would be for nothing.
-    """
-    params = getattr(req_context, "kv_transfer_params", None)
-    return isinstance(params, dict) and bool(params.get("do_remote_prefill"))
+def _tokens_of(groups: Mapping[int, collections.Counter[str]]) -> collections.Counter[str]:
+    """A token has a block in each cache group and counts once; layers that see a window load the end of a prefix only."""
+    most = max(groups.values(), key=lambda tokens: tokens.total(), default=None)
+    return collections.Counter(most)
 
 
 _tiers: weakref.WeakSet[PoolTier] = weakref.WeakSet()
