@@ -353,9 +353,18 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
 
 
 def _tokens_of(groups: Mapping[int, collections.Counter[str]]) -> collections.Counter[str]:
-    """A token has a block in each cache group and counts once; layers that see a window load the end of a prefix only."""
+    """A token has a block in each cache group and counts once; layers that see a window load the end of a prefix."""
     most = max(groups.values(), key=lambda tokens: tokens.total(), default=None)
     return collections.Counter(most)
+
+
+def _is_promised(req_context: Any) -> bool:
+    """Whether another engine has computed this prompt and hands it over (NixlConnector beside us in a MultiConnector).
+
+    vLLM asks every connector and takes the first that offers anything: what we loaded would be for nothing.
+    """
+    params = getattr(req_context, "kv_transfer_params", None)
+    return isinstance(params, dict) and bool(params.get("do_remote_prefill"))
 
 
 _tiers: weakref.WeakSet[PoolTier] = weakref.WeakSet()
