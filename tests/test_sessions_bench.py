@@ -79,7 +79,7 @@ def test_shapes_are_checked_and_the_full_preset_is_the_published_one():
     assert 4000 <= full.history <= 20_000
     assert 100 <= full.answer <= 200
     assert (min(full.qps), max(full.qps)) == (1, 7)
-    assert SMALL.plays() == [("sticky", 2.0), ("random", 2.0), ("migrating", 2.0)]
+    assert SMALL.plays() == [("migrating", 2.0), ("sticky", 2.0), ("random", 2.0)]
     assert replace(SMALL, qps=(1.0, 3.0), routings=("migrating",)).plays() == [("migrating", 1.0), ("migrating", 3.0)]
     for wrong in ({"users": 0}, {"qps": ()}, {"qps": (0.0,)}, {"routings": ("nearest",)}, {"prefix": -1}):
         with pytest.raises(ValueError, match=r"above 0|no routing"):
@@ -233,6 +233,10 @@ def test_what_was_not_measured_is_neither_met_nor_missed():
     failed = whole()
     failed["systems"]["vllm-fs"]["migrating_later_ms"]["errors"] = 1
     assert [row.met for row in asked.rows(failed)][2:4] == [None, None]
+    fewer = whole()
+    fewer["systems"]["none"] = {"plays": [], "why_not": "out of time"}
+    assert asked.rows(fewer)[2].met is True
+    assert "not measured: none" in asked.rows(fewer)[2].got
 
 
 @pytest.mark.parametrize(("pairs", "prefix", "host", "more"), [(1, 100, 250, 3), (3, 100, 250, 1), (4, 100, 250, 0)])

@@ -60,7 +60,9 @@ def _beside_others(systems: dict[str, Any], share: str) -> Row:
     if ours is None or not found:
         return Row(asked, "not measured", None)
     others = ", ".join(f"{name} {value:.0f}" for name, value in sorted(found.items(), key=lambda kv: kv[1]))
-    return Row(asked, f"{ours:.0f} ms beside {others}", ours <= min(found.values()))
+    missing = ", ".join(name for name in systems if name not in found and name != OURS)
+    note = f" (not measured: {missing})" if missing else ""
+    return Row(asked, f"{ours:.0f} ms beside {others}{note}", ours <= min(found.values()))
 
 
 def _migrating(system: dict[str, Any], share: str) -> float | None:

@@ -73,6 +73,7 @@ def main(argv: list[str]) -> int:
     machine = {
         "processors": len(os.sched_getaffinity(0)),
         "load_before": round(load, 1),
+        "load_after": round(os.getloadavg()[0], 1),
         "kernel": platform.release(),
         "seconds": round(display.seconds),
     }
@@ -94,7 +95,8 @@ def _print(whole: dict[str, Any], rows: list[asked.Row], *, targets: bool) -> No
     print(
         f"{shape['users']} users x {shape['rounds']} rounds, system prompt {shape['system']}, history "
         f"{shape['history']}, question {shape['question']}, answer {shape['answer']} tokens; "
-        f"{machine['processors']} processors, load before {machine['load_before']}, {machine['seconds']} s\n"
+        f"{machine['processors']} processors, load {machine['load_before']} before and "
+        f"{machine['load_after']} after, {machine['seconds']} s\n"
     )
     print(report.plays_table(whole["systems"]))
     if not targets:

@@ -44,9 +44,9 @@ class Shape:
         return self.prefix + self.question + 2 * self.answer if self.pairs else 0
 
     def plays(self) -> list[tuple[str, float]]:
-        """Routing and QPS of each run: migrating at each QPS, the others at the last."""
+        """Routing and QPS of each run: migrating at each QPS, then the others at the last."""
         made = [("migrating", qps) for qps in self.qps if "migrating" in self.routings]
-        return [(routing, self.qps[-1]) for routing in self.routings if routing != "migrating"] + made
+        return made + [(routing, self.qps[-1]) for routing in self.routings if routing != "migrating"]
 
 
 PRESETS = {
