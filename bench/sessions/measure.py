@@ -82,11 +82,15 @@ class Measurement:
             self._display.say(f"{name}: starting ({found['what']})")
             started = SYSTEMS[name](home, room, work / name, tag)
             stack.callback(started.close)
+            mine: list[Engine] = []
+            stack.callback(_end, mine)
 
             def start(node: str) -> Engine:
                 engine = Engine(home, f"{name}-{node}", log / f"{name}-{node}.log", room, started.wiring(node))
-                owner = kept if name == _NONE and keep and node == "a" else stack
-                owner.callback(engine.end)
+                if name == _NONE and keep and node == "a":
+                    kept.callback(engine.end)
+                else:
+                    mine.append(engine)
                 return engine
 
             if plain is not None:  # two engines at a time: the pool's second one comes when this one is gone
@@ -105,9 +109,6 @@ class Measurement:
             warm(engines, started.settle)
             self._turns(name, found, engines, started, room.host_tokens if name != _NONE else 0)
             self._plays(name, found, [engine.server for engine in engines], started.settle, in_bytes=True)
-            for engine in engines:
-                if not (name == _NONE and keep and engine is engines[0]):
-                    engine.ask_to_end()
             return engines[0] if name == _NONE and keep else None
 
     def _system(self, name: str, what: str) -> dict[str, Any]:
@@ -202,3 +203,11 @@ class Measurement:
             self._display.count(what, done, total)
 
         return told
+
+
+def _end(engines: Sequence[Engine]) -> None:
+    """All are asked to end before any is waited for."""
+    for engine in engines:
+        engine.ask_to_end()
+    for engine in engines:
+        engine.end()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Child", "StartError", "drop_shared_memory", "free_ports", "kill_group", "steady"]
 
-_TERM_S = 10.0
+_TERM_S = 5.0
 _SHM = Path("/dev/shm")
 
 
