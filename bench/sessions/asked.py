@@ -76,11 +76,17 @@ def _overhead(found: dict[str, Any]) -> list[Row]:
     asked = "cold overhead (pool on, no hits) <= 3 % of TTFT", "cold overhead <= 3 % of tokens/s"
     if ttft is None or rate is None:
         return [Row(one, "not measured", None) for one in asked]
-    pairs = f"median of {found['pairs']} pairs"
     return [
-        Row(asked[0], f"{(ttft - 1) * 100:+.1f} % ({pairs})", ttft <= 1.03),
-        Row(asked[1], f"{(rate - 1) * 100:+.1f} % ({pairs})", rate >= 0.97),
+        Row(asked[0], f"{(ttft - 1) * 100:+.1f} % ({_spread(found, 'ttft_ratios')})", ttft <= 1.03),
+        Row(asked[1], f"{(rate - 1) * 100:+.1f} % ({_spread(found, 'tokens_per_s_ratios')})", rate >= 0.97),
     ]
+
+
+def _spread(found: dict[str, Any], name: str) -> str:
+    """How many pairs the median is of, and how far apart they are: what this machine could tell."""
+    percents = [(value - 1) * 100 for value in found.get(name, [])]
+    apart = f", from {min(percents):+.0f} to {max(percents):+.0f} %" if percents else ""
+    return f"median of {found['pairs']} pairs{apart}"
 
 
 def _tokens(result: dict[str, Any]) -> Row:
