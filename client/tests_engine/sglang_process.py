@@ -88,6 +88,14 @@ def state_pool(layout: str, dtype: object) -> object:
     return mamba.MambaPoolHost(info, 2.0, 0, device_capacity=STATES, pin_memory=False, device="cpu", layout=layout)
 
 
+ALL = 1 << 30
+SIDE_POOLS = {  # name, how many of the last pages a prefix needs, and the pool
+    "mamba": (hs.PoolName.MAMBA, 1, state_pool),
+    "swa": (hs.PoolName.SWA, 2, mha_pool),
+    "draft": (hs.PoolName.DRAFT, ALL, mha_pool),  # at the same places as the KV
+}
+
+
 def storage_half(base: type) -> type:
     """A controller of SGLang's without its device half: the constructor is replaced, all else is as it was."""
 
@@ -132,14 +140,15 @@ class Controller:
         model = options.pop("model", "tiny")
         ranks = options.pop("ranks", {})
         zero_copy = options.pop("zero_copy", True)
-        self.hybrid = kind == "hybrid"
-        self.pool = {"mha": mha_pool, "hybrid": mha_pool, "mla": mla_pool}[kind](layout, dtype)
-        self.states = state_pool(layout, dtype) if self.hybrid else None
+        self.hybrid = kind in SIDE_POOLS
+        self.pool = (mla_pool if kind == "mla" else mha_pool)(layout, dtype)
         entries = None
         if self.hybrid:
+            self.side_name, self.window, make = SIDE_POOLS[kind]
+            self.side = make(layout, dtype)
             entries = [
                 group.PoolEntry(hs.PoolName.KV, self.pool, None, lambda n: n, is_primary_index_anchor=True),
-                group.PoolEntry(hs.PoolName.MAMBA, self.states, None, lambda n: n),
+                group.PoolEntry(self.side_name, self.side, None, lambda n: n),
             ]
         base = HybridCacheController if self.hybrid else HiCacheController
         self.controller = storage_half(base)(self.pool, entries, {"is_mla_model": kind == "mla", **ranks})
@@ -149,6 +158,13 @@ class Controller:
         if entries:
             arguments["host_pools"] = entries
         self.controller.attach_storage_backend("dynamic", **arguments)
+
+    def transfer(self, places: object, keys: list[str]) -> object:
+        """What SGLang's tree asks the controller for, of the side pool."""
+        if self.window == ALL:
+            return hs.PoolTransfer(self.side_name, indices_from_pool=hs.PoolName.KV)
+        trailing = hs.PoolHitPolicy.TRAILING_PAGES
+        return hs.PoolTransfer(self.side_name, host_indices=places, keys=keys, hit_policy=trailing)
 
     def key(self, tokens: list[int], extra: str | None, salt: str | None):
         return RadixKey(array.array("q", tokens), extra_key=extra, cache_salt=salt)
@@ -170,25 +186,25 @@ class Controller:
             self.pool.set_from_flat_data_page(int(start), self.content(name, like))
         extras = {}
         if self.hybrid:
-            slot = self.states.alloc(1)
-            like = self.states.get_dummy_flat_data_page()
-            self.states.set_from_flat_data_page(int(slot[0]), state_content(hashes[-1], like))
-            transfer = hs.PoolTransfer(
-                hs.PoolName.MAMBA, host_indices=slot, keys=[hashes[-1]], hit_policy=hs.PoolHitPolicy.TRAILING_PAGES
-            )
-            extras = {"extra_pools": [transfer]}
+            covered = hashes[-self.window :]
+            places = self.side.alloc(len(covered) * self.side.page_size) if self.window < ALL else indices
+            for name, start in zip(covered, places[:: self.side.page_size], strict=True):
+                like = self.side.get_dummy_flat_data_page()
+                self.side.set_from_flat_data_page(int(start), side_content(name, like))
+            extras = {"extra_pools": [self.transfer(places, covered)]}
         self.controller.write_storage(indices, key, hash_value=hashes, **extras)
         began = time.monotonic()
         done = self.controller.ack_backup_queue.get(timeout=SECONDS)
         self.pool.free(indices)
-        if self.hybrid:
-            self.states.free(slot)
+        if self.hybrid and self.window < ALL:
+            self.side.free(places)
         backend = self.controller.storage_backend
         idents = backend._pages["kv"].idents(backend._client, hashes) if backend._client is not None else []
         return {
             "stored": done.completed_tokens,
             "seconds": time.monotonic() - began,
             "idents": [ident.hex() for ident in idents],
+            "keys": hashes,
         }
 
     def fetch(self, tokens: list[int], extra: str | None = None, salt: str | None = None) -> dict[str, object]:
@@ -196,26 +212,24 @@ class Controller:
         self.pool.kv_buffer.zero_()
         began = time.monotonic()
         if self.hybrid:
-            slot = self.states.alloc(1)
-            for buffer in self.states.get_hybrid_pool_buffer():
+            for buffer in self.side.get_hybrid_pool_buffer():
                 buffer.zero_()
-            transfer = hs.PoolTransfer(
-                hs.PoolName.MAMBA, host_indices=slot, keys=["?"], hit_policy=hs.PoolHitPolicy.TRAILING_PAGES
-            )
+            wanted = min(self.window, len(tokens) // PAGE)
+            places = self.side.alloc(wanted * self.side.page_size) if self.window < ALL else None
+            transfer = self.transfer(places, ["?"] * wanted)
             self.controller.prefetch(CacheRequestHandle("r", 0), key, None, extra_pools=[transfer])
         else:
             self.controller.prefetch("r", key, None)
         operation = self.controller.prefetch_hit_queue.get(timeout=SECONDS)
         hit = operation.storage_hit_count
         answer = {"hit": hit, "asked": time.monotonic() - began}
-        completed, states = 0, None
+        completed = 0
         if hit:
             operation.host_indices = self.pool.alloc(hit)
             self.controller.prefetch_buffer.put(operation)
             while True:
                 ack = self.controller.ack_prefetch_queue.get(timeout=SECONDS)
                 completed = max(completed, ack.completed_tokens or 0)
-                states = getattr(ack, "pool_hits", None) or states
                 if ack.completed_req:
                     break
             found = self.pages(operation.host_indices)[: completed // PAGE]
@@ -223,13 +237,20 @@ class Controller:
                 torch.equal(page, self.content(name, page))
                 for name, page in zip(operation.hash_value, found, strict=False)
             )
-            if self.hybrid and states:
-                page = self.states.get_data_page(int(slot[0]))
-                answer["state_equal"] = torch.equal(page, state_content(operation.hash_value[-1], page))
+            if self.hybrid:
+                starts = (transfer.host_indices if self.window < ALL else operation.host_indices)[
+                    :: self.side.page_size
+                ]
+                sides = [self.side.get_data_page(int(start)).clone() for start in starts]
+                names = operation.hash_value[-self.window :]
+                answer["side"] = len(sides)
+                answer["side_equal"] = len(sides) == len(names) and all(
+                    torch.equal(page, side_content(name, page)) for name, page in zip(names, sides, strict=True)
+                )
             self.pool.free(operation.host_indices)
-        if self.hybrid:
-            self.states.free(slot)
-        answer.update(completed=completed, states={str(n): c for n, c in (states or {}).items()})
+        if self.hybrid and self.window < ALL:
+            self.side.free(places)
+        answer["completed"] = completed
         return {**answer, "seconds": time.monotonic() - began}
 
     def flush(self) -> dict[str, object]:
@@ -244,9 +265,9 @@ class Controller:
         return {**backend.stats(), "metrics": {"loaded": metrics.prefetch_pgs, "stored": metrics.backup_pgs}}
 
 
-def state_content(key: str, like: object) -> object:
-    """Of a recurrent state: small whole numbers, which every dtype in it can hold."""
-    generator = torch.Generator().manual_seed(zlib.crc32(b"state" + key.encode()))
+def side_content(key: str, like: object) -> object:
+    """Of a page of a side pool: small whole numbers, which every dtype in it can hold."""
+    generator = torch.Generator().manual_seed(zlib.crc32(b"side" + key.encode()))
     return torch.randint(0, 100, like.shape, generator=generator, dtype=torch.uint8).to(like.dtype)
 
 

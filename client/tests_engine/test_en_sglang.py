@@ -6,6 +6,7 @@ key, so each process knows what it must get.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
 
 def prompt(seed: int, pages: int = 5, more: int = 9) -> list[int]:
     return [3 + (seed * 7919 + i * i * 31 + i) % 50_000 for i in range(pages * PAGE + more)]
+
+
+def chain(tokens: list[int], extra: str | None, salt: str | None) -> list[str]:
+    """SGLang's names of a prompt's pages, by the rule alone: each begins with the request's name space."""
+    seed = hashlib.sha256(b"sglang-cache-namespace-v1")
+    for part in (extra, salt):
+        seed.update(b"\0" if part is None else b"\1" + len(part.encode()).to_bytes(8, "little") + part.encode())
+    before, names = seed.digest(), []
+    for start in range(0, len(tokens) - PAGE + 1, PAGE):
+        page = b"".join(token.to_bytes(4, "little") for token in tokens[start : start + PAGE])
+        before = hashlib.sha256(before + page).digest()
+        names.append(before.hex())
+    return names
 
 
 def until(condition: Any, seconds: float = 20.0) -> bool:
@@ -95,7 +109,8 @@ def test_what_one_node_stored_another_loads(cluster: Cluster, engines: tuple[SGL
 def test_salts_and_extra_keys_keep_requests_apart(cluster: Cluster, engines: tuple[SGLang, SGLang]) -> None:
     a, b = engines
     name = pair(engines, cluster, "salts")
-    store(cluster, a, name, prompt(3), 10, salt="one")
+    names = store(cluster, a, name, prompt(3), 10, salt="one")["keys"]
+    assert names == chain(prompt(3), None, "one")
     for other in ({}, {"salt": "two"}, {"extra": "one"}, {"salt": "one", "extra": "x"}):
         assert b.ask(name, fetch=prompt(3), **other)["hit"] == 0
     same = b.ask(name, fetch=prompt(3), salt="one")
@@ -165,19 +180,31 @@ def test_of_ranks_that_hold_the_same_one_writes_and_all_read(cluster: Cluster, e
     gone(engines, "mla")
 
 
-def test_a_hybrid_models_prefix_ends_where_its_state_is(cluster: Cluster, engines: tuple[SGLang, SGLang]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "blocks", "more", "usable"),
+    [
+        # the state after page 5, and after page 8
+        ("mamba", 5 * 2 + 2, 3 * 2 + 2, {8: 8, 7: 5, 5: 5, 4: 0}),
+        # a window of pages 4 and 5, and one of 7 and 8
+        ("swa", 5 * 2 + 2 * 2, 3 * 2 + 2 * 2, {8: 8, 7: 5, 6: 5, 4: 0, 3: 0}),
+        # all pages of a draft model
+        ("draft", 5 * 2 + 5 * 2, 3 * 2 + 3 * 2, {8: 8, 7: 7, 4: 4}),
+    ],
+)
+def test_a_hybrid_models_prefix_ends_where_its_side_pool_has_what_it_needs(
+    cluster: Cluster, engines: tuple[SGLang, SGLang], kind: str, blocks: int, more: int, usable: dict[int, int]
+) -> None:
     a, b = engines
-    name = pair(engines, cluster, "hybrid", "hybrid")
-    store(cluster, a, name, prompt(7, 5, 0), 5 * 2 + 2)
-    store(cluster, a, name, prompt(7, 8, 0), 3 * 2 + 2)
-    stats = a.ask(name, stats=True)
-    assert stats["zero_copy"] == {"kv": True, "mamba": True}
-    for pages, usable in ((8, 8), (7, 5), (5, 5), (4, 0)):
-        got = b.ask(name, fetch=prompt(7, pages, 0))
-        assert got["hit"] == got["completed"] == usable * PAGE, pages
-        if usable:
-            assert got["equal"] is got["state_equal"] is True
-            assert got["states"]["mamba"] == 1
+    name, seed = pair(engines, cluster, kind, kind), 70 + len(kind)
+    store(cluster, a, name, prompt(seed, 5, 0), blocks)
+    store(cluster, a, name, prompt(seed, 8, 0), more)
+    assert a.ask(name, stats=True)["zero_copy"] == {"kv": True, kind: True}
+    for pages, length in usable.items():
+        got = b.ask(name, fetch=prompt(seed, pages, 0))
+        assert got["hit"] == got["completed"] == length * PAGE, pages
+        if length:
+            assert got["equal"] is got["side_equal"] is True
+            assert got["side"] == {"mamba": 1, "swa": 2, "draft": length}[kind]
     gone(engines, name)
 
 
