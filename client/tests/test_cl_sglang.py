@@ -215,6 +215,22 @@ def test_ranks_that_hold_shares_do_not_meet(make: Any) -> None:
         assert make(config=other).batch_exists(names) == 0
 
 
+def test_ranks_of_a_pod_share_its_connections(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: dict[str, Any] = {}
+    monkeypatch.setattr(plugin, "_argument", arguments.get)
+
+    def each(wish: int = 4, **sizes: int) -> int:
+        config = Config(extra_config={"interface_v1": 1, "connections": wish}, **sizes)
+        return plugin.PoolHiCache(config, {})._settings.connections
+
+    assert (each(), each(tp_size=8), each(tp_size=8, pp_size=2), each(tp_size=64)) == (4, 4, 2, 1)
+    assert each(8, tp_size=4) == 8
+    arguments.update(tp_size=16, enable_dp_attention=True, dp_size=16)
+    assert each(tp_size=1) == 2
+    arguments.update(tp_size=1, enable_dp_attention=False, dp_size=16)
+    assert each() == 2
+
+
 def test_shares_of_side_pools_are_common_only_where_that_is_certain() -> None:
     class MLATokenToKVPoolHost:
         pass

@@ -181,21 +181,27 @@ def test_of_ranks_that_hold_the_same_one_writes_and_all_read(cluster: Cluster, e
 
 
 @pytest.mark.parametrize(
-    ("kind", "blocks", "more", "usable"),
+    ("kind", "seed", "blocks", "more", "usable"),
     [
         # the state after page 5, and after page 8
-        ("mamba", 5 * 2 + 2, 3 * 2 + 2, {8: 8, 7: 5, 5: 5, 4: 0}),
+        ("mamba", 71, 5 * 2 + 2, 3 * 2 + 2, {8: 8, 7: 5, 5: 5, 4: 0}),
         # a window of pages 4 and 5, and one of 7 and 8
-        ("swa", 5 * 2 + 2 * 2, 3 * 2 + 2 * 2, {8: 8, 7: 5, 6: 5, 4: 0, 3: 0}),
+        ("swa", 72, 5 * 2 + 2 * 2, 3 * 2 + 2 * 2, {8: 8, 7: 5, 6: 5, 4: 0, 3: 0}),
         # all pages of a draft model
-        ("draft", 5 * 2 + 5 * 2, 3 * 2 + 3 * 2, {8: 8, 7: 7, 4: 4}),
+        ("draft", 73, 5 * 2 + 5 * 2, 3 * 2 + 3 * 2, {8: 8, 7: 7, 4: 4}),
     ],
 )
 def test_a_hybrid_models_prefix_ends_where_its_side_pool_has_what_it_needs(
-    cluster: Cluster, engines: tuple[SGLang, SGLang], kind: str, blocks: int, more: int, usable: dict[int, int]
+    cluster: Cluster,
+    engines: tuple[SGLang, SGLang],
+    kind: str,
+    seed: int,
+    blocks: int,
+    more: int,
+    usable: dict[int, int],
 ) -> None:
     a, b = engines
-    name, seed = pair(engines, cluster, kind, kind), 70 + len(kind)
+    name = pair(engines, cluster, kind, kind)
     store(cluster, a, name, prompt(seed, 5, 0), blocks)
     store(cluster, a, name, prompt(seed, 8, 0), more)
     assert a.ask(name, stats=True)["zero_copy"] == {"kv": True, kind: True}

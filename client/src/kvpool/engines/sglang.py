@@ -28,6 +28,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sized
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from kvpool import keys as names
@@ -60,6 +61,7 @@ _SGLANGS_KEYS = frozenset({"backend_name", "module_path", "class_name", "interfa
 _MARKS = ("_slots", "mem_state")  # what a host pool makes anew when it is cleared
 _ALL, _TRAILING = "all_pages", "trailing_pages"  # what of a side pool a prefix needs (PoolHitPolicy)
 _MAX_SPEEDS = 1024
+_PODS_CONNECTIONS = 32  # what a sidecar lets a pod have (kvpool_sidecar.server.pod)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -112,7 +114,8 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         extra = dict(getattr(storage_config, "extra_config", None) or {})
         self._keep_after_flush = bool(extra.pop("keep_after_flush", False))
         self._flat_only = not extra.get("interface_v1")
-        self._settings = client_config({k: v for k, v in extra.items() if k not in _SGLANGS_KEYS})
+        settings = client_config({k: v for k, v in extra.items() if k not in _SGLANGS_KEYS})
+        self._settings = replace(settings, connections=_connections(settings.connections, storage_config))
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._facts: dict[str, Any] = {}
@@ -488,6 +491,13 @@ def _argument(name: str) -> Any:
         if value is not None:
             return value
     return None
+
+
+def _connections(wish: int, config: Any) -> int:
+    """Of one rank, so that all ranks of a pod together keep to what a pod may have."""
+    tensor = max(int(config.tp_size or 1), int(_argument("tp_size") or 1))
+    replicas = 1 if _argument("enable_dp_attention") else int(_argument("dp_size") or 1)
+    return max(1, min(wish, _PODS_CONNECTIONS // (tensor * int(config.pp_size or 1) * replicas)))
 
 
 def _supported() -> bool:

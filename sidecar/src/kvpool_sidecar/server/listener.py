@@ -22,7 +22,7 @@ __all__ = ["PodListeners"]
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 4096  # more than a node's usual 110 pods may have
 _PAUSE_S = 0.05
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_CONNECTIONS", "Pod"]
 
-MAX_CONNECTIONS = 8
+MAX_CONNECTIONS = 32  # eight ranks of an engine, each with the four of a client
 
 
 class Pod:
