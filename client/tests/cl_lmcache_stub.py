@@ -6,17 +6,18 @@ client/tests_engine/test_en_lmcache.py.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import threading
-import types
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cl_stubs import stubs
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import contextlib
+
+    pass
 
 
 class Bitmap:
@@ -245,15 +246,6 @@ _MODULES: dict[str, dict[str, Any]] = {
 }
 
 
-@contextlib.contextmanager
-def installed() -> Iterator[None]:
+def installed() -> contextlib.AbstractContextManager[None]:
     """Inside, `import lmcache` gives the stub."""
-    for name, contents in _MODULES.items():
-        module = types.ModuleType(name)
-        vars(module).update(contents)
-        sys.modules[name] = module
-    try:
-        yield
-    finally:
-        for name in _MODULES:
-            del sys.modules[name]
+    return stubs(_MODULES)

@@ -6,16 +6,17 @@ client/tests_engine.
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import sys
-import types
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from cl_stubs import stubs
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import contextlib
+
+    pass
 
 
 class Locality(enum.Enum):
@@ -138,15 +139,6 @@ _MODULES: dict[str, dict[str, Any]] = {
 }
 
 
-@contextlib.contextmanager
-def installed() -> Iterator[None]:
+def installed() -> contextlib.AbstractContextManager[None]:
     """Inside, `import vllm` gives the stub."""
-    for name, contents in _MODULES.items():
-        module = types.ModuleType(name)
-        vars(module).update(contents)
-        sys.modules[name] = module
-    try:
-        yield
-    finally:
-        for name in _MODULES:
-            del sys.modules[name]
+    return stubs(_MODULES)

@@ -6,9 +6,9 @@ cache; one request at a time, for what is computed together matters, too.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
+from cl_nodes import until
 from en_engine import Engine, connector
 from en_talk import BLOCK, ROUNDS, Talk, openings, question
 
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from cl_nodes import Cluster
 
 PATIENT = {"deadlines": {"lookup_ms": 1000, "load_min_ms": 4000}}
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_conversations_that_move_say_what_they_say_where_they_stay(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cl_nodes import until
 from en_engine import Engine, connector
 from en_talk import BLOCK, ROUNDS, Talk, full_blocks, openings, question, words
 
@@ -28,15 +28,6 @@ SHORT = {
     "max_num_batched_tokens": 128,
 }  # fmt: skip
 ROOMY = {"max_num_seqs": 16}
-
-
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.fixture(scope="module")

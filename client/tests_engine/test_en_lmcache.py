@@ -10,12 +10,12 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cl_lmcache_stub as stub
 import pytest
+from cl_nodes import until
 from en_lmcache import CHUNK, Server, Storage, connector
 from en_overlay import overlay
 
@@ -33,15 +33,6 @@ PATIENT = {"deadlines": {"lookup_ms": 1000, "load_min_ms": 3000, "breaker_failur
 
 def prompt(seed: int, chunks: int = CHUNKS, more: int = 9) -> list[int]:
     return [3 + (seed * 7919 + i * i * 31 + i) % 500 for i in range(chunks * CHUNK + more)]
-
-
-def until(condition: Any, seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import zmq
+from cl_nodes import until
 from en_engine import Engine, connector
 
 if TYPE_CHECKING:
@@ -28,15 +29,6 @@ PATIENT = {"deadlines": {"lookup_ms": 500, "load_min_ms": 2000, "breaker_failure
 
 def prompt(seed: int, blocks: int = 9, more: int = 9) -> list[int]:
     return [3 + (seed * 7919 + i * i * 31 + i) % 500 for i in range(blocks * BLOCK + more)]
-
-
-def until(condition: Any, seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.fixture(scope="module")
