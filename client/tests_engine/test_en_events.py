@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from en_engine import ROOT, Engine, connector
+from en_overlay import overlay
 
 sys.path.insert(0, str(ROOT / "sidecar/tests"))  # isort: skip
 import zmq
@@ -64,10 +65,9 @@ def hear(sock: zmq.Socket[bytes], seconds: float = 1.0) -> list[Message]:
     return messages
 
 
-def decoded(home: Path, payloads: list[bytes]) -> list[Any]:
+def decoded(python: str, path: list[Path], payloads: list[bytes]) -> list[Any]:
     """By vLLM's own classes, in the engine's Python."""
-    env = {**os.environ, "PYTHONPATH": str(home / "site-packages"), "VLLM_NO_USAGE_STATS": "1"}
-    python = (home / "interpreter").read_text().strip()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "VLLM_NO_USAGE_STATS": "1"}
     text = "".join(payload.hex() + "\n" for payload in payloads)
     run = subprocess.run(
         [python, "-c", DECODE], input=text, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=300
@@ -123,7 +123,16 @@ def test_a_nodes_events_speak_of_the_blocks_that_vllm_speaks_of(
             assert indexer.longest_prefix("a", 0, BLOCKS) == BLOCKS
 
             # as vLLM's own classes read them
-            batches = decoded(engine_home, [m.payload for m in messages])
+            python, path = overlay("vllm-033", engine_home)
+            payloads = [m.payload for m in messages]
+            batches = decoded(python, path[1:], payloads)  # vLLM 0.32, which stored them
+            newer = decoded(python, path, payloads)
+            assert [[kind for kind, _ in events] for _, events, _ in newer] == [
+                [kind for kind, _ in events] for _, events, _ in batches
+            ]
+            assert [e["block_hashes"] for _, events, _ in newer for kind, e in events if kind == "BlockStored"] == [
+                e["block_hashes"] for _, events, _ in batches for kind, e in events if kind == "BlockStored"
+            ]
             events = [event for batch in batches for event in batch[1]]
             assert events[0] == ["AllBlocksCleared", {}]
             stored = [e for kind, e in events if kind == "BlockStored"]
