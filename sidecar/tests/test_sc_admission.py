@@ -14,7 +14,7 @@ from sc_nodes import MIB, wait_for
 from sc_raw import FINGERPRINT, GoneError, Raw, ident, payload
 
 from kvpool import wire
-from kvpool.config import Deadlines
+from kvpool.config import Deadlines, EventsConfig
 from kvpool_sidecar import admission as module
 from kvpool_sidecar.admission import Admission, Lane
 from kvpool_sidecar.node import Opened
@@ -230,7 +230,11 @@ class Blocks:
         self.size = size
         self.stats = Stats()
         self.config = SimpleNamespace(
-            namespace="kvpool", pool="test", cache=SimpleNamespace(max_block_bytes=1 << 40), deadlines=Deadlines()
+            namespace="kvpool",
+            pool="test",
+            cache=SimpleNamespace(max_block_bytes=1 << 40),
+            deadlines=Deadlines(),
+            events=EventsConfig(),
         )
         self.present = True
         self.aborted = 0
