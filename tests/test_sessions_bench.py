@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from bench.sessions import asked, counters, lmbenchmark, report
 from bench.sessions.command import main, parse_targets
 from bench.sessions.figures import Asked, by_round, differing, percentile, ratio, summary
+from bench.sessions.measure import share
 from bench.sessions.pairs import fillers
 from bench.sessions.plan import Turn, plan
 from bench.sessions.play import ask_chat, play
@@ -239,6 +240,16 @@ def test_what_was_not_measured_is_neither_met_nor_missed():
     fewer["systems"]["none"] = {"plays": [], "why_not": "out of time"}
     assert asked.rows(fewer)[2].met is True
     assert "not measured: none" in asked.rows(fewer)[2].got
+
+
+def test_on_a_slow_machine_every_system_has_its_share_of_the_time():
+    assert [share(600, number, 4) for number in range(4)] == [150, 300, 450, 600]
+
+
+def test_the_table_says_what_was_left_out_and_why_a_system_is_missing():
+    shown = report.plays_table({"a": {"why_not": "no room"}, "b": {"left_out": ["sticky", "random"], "plays": []}})
+    assert "a: not measured: no room" in shown
+    assert "b: sticky, random left out" in shown
 
 
 @pytest.mark.parametrize(("pairs", "prefix", "host", "more"), [(1, 100, 250, 3), (3, 100, 250, 1), (4, 100, 250, 0)])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bench.sessions.request import Server
     from bench.sessions.shape import Shape
 
-__all__ = ["Measurement"]
+__all__ = ["Measurement", "share"]
 
 _NONE, _POOL = "none", "kvpool"
 _FAULTS = (StartError, OSError, RuntimeError, http.client.HTTPException, ValueError)
@@ -42,6 +42,7 @@ class Measurement:
         self._display = display
         self._csv = csv_folder
         self._references: dict[str, Answers] = {}
+        self._until_s = float(shape.limit_s)
 
     def targets(self, targets: Mapping[str, Sequence[Server]]) -> None:
         """Servers that run already: one system for each name, one node for each server."""
@@ -57,7 +58,8 @@ class Measurement:
         order = sorted(names, key=lambda name: (name != _NONE, name != _POOL))
         with contextlib.ExitStack() as kept:
             plain: Engine | None = None
-            for name in order:
+            for number, name in enumerate(order):
+                self._until_s = share(self._shape.limit_s, number, len(order))
                 system = self._system(name, SYSTEMS[name].what)
                 if self._out_of_time():
                     system["why_not"] = "out of time"
@@ -155,6 +157,9 @@ class Measurement:
             if self._out_of_time():
                 found["why_not"] = f"out of time before {routing} at {qps:g} QPS"
                 break
+            if routing != "migrating" and self._display.seconds > self._until_s:
+                found["left_out"] = [*found.get("left_out", []), routing]
+                continue
             run = f"{routing}-{qps:g}"
             turns = plan(shape.users, shape.rounds, len(servers), qps, routing, seed=zlib.crc32(run.encode()))
             told = self._counter(f"{name}: {routing} at {qps:g} QPS", len(turns))
@@ -211,3 +216,8 @@ def _end(engines: Sequence[Engine]) -> None:
         engine.ask_to_end()
     for engine in engines:
         engine.end()
+
+
+def share(limit_s: float, number: int, count: int) -> float:
+    """When the system of this number, from 0, should be done, so that each of `count` has its time."""
+    return limit_s * (number + 1) / count

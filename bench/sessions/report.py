@@ -24,6 +24,8 @@ def plays_table(systems: dict[str, Any]) -> str:
     for name, system in systems.items():
         if system.get("why_not"):
             notes.append(f"{name}: not measured: {system['why_not']}")
+        if system.get("left_out"):
+            notes.append(f"{name}: {', '.join(system['left_out'])} left out, because the other systems need the time")
         for play in system.get("plays", []):
             first, later = play["ttft_ms"], play["ttft_later_ms"]
             lines.append(
