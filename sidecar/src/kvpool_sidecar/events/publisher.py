@@ -39,6 +39,7 @@ _LOCALITY = {Place.LOCAL: "LOCAL", Place.SHARED: "REMOTE"}
 _BATCH = 256
 _REMEMBERED, _REMEMBERED_BYTES = 10_000, 64 << 20
 _HIGH_WATER = 1000  # batches that wait for one slow subscriber
+_SEND_BUFFER = 256 << 10  # of the kernel, for each subscriber
 _LARGEST_REQUEST = 256
 _MAX_REPLAYS = 16
 _REPLAY_S = 10.0  # a replay that does not get on is given up
@@ -165,10 +166,8 @@ class Publisher:
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context(io_threads=1)
         try:
-            self._pub = self._socket(zmq.PUB, address, port)
-            self._pub.setsockopt(zmq.SNDHWM, high_water)
-            self._router = self._socket(zmq.ROUTER, address, replay_port)
-            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._pub = self._socket(zmq.PUB, address, port, {zmq.SNDHWM: high_water, zmq.SNDBUF: _SEND_BUFFER})
+            self._router = self._socket(zmq.ROUTER, address, replay_port, {zmq.ROUTER_MANDATORY: 1})
         except BaseException:
             self._close()
             raise
@@ -176,8 +175,10 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         feed.wake = self._wake
 
-    def _socket(self, kind: int, address: str, port: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, address: str, port: int, options: dict[int, int]) -> zmq.Socket[bytes]:
         made: zmq.Socket[bytes] = self._context.socket(kind)
+        for option, value in options.items():  # before it is bound: afterwards they hold for nobody
+            made.setsockopt(option, value)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.MAXMSGSIZE, _LARGEST_REQUEST)
         host = f"[{address}]" if ":" in address else address
