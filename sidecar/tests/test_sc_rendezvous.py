@@ -209,9 +209,9 @@ def test_the_rendezvous_restarts_and_live_connections_go_on(setup):
     setup.connect(paths[0]).close()
 
 
-def test_eight_connections_a_pod_hold_across_a_restart_of_the_rendezvous(setup):
+def test_the_connections_of_a_pod_hold_across_a_restart_of_the_rendezvous(setup):
     path = setup.kubelet.add(pod("one"))
-    held = [setup.connect(path) for _ in range(8)]
+    held = [setup.connect(path) for _ in range(32)]
     inode = path.stat().st_ino
     setup.rendezvous.kill()
     setup.rendezvous.start()
