@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 export KVPOOL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvpool
 VENV := .venv
+JOBS ?= 2
 PY := $(VENV)/bin/python
 BASE_PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
   $$p -c 'import sys; sys.exit(not ((3,11) <= sys.version_info < (3,14)))' 2>/dev/null && { echo $$p; break; }; done)
@@ -50,7 +51,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(PY) -m kvpool.config --check
 
 test: setup ## unit, contract and integration tests with a real Redis and real sidecars (6 minutes on 2 processors)
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 clean: ## remove what make made inside this clone (caches outside it stay)
 	rm -rf $(VENV) out dist build wheels

@@ -420,6 +420,7 @@ def test_an_interrupted_run_ends_at_once_and_writes_what_it_has(silent, tmp_path
     with subprocess.Popen(
         [*command, "--dir", str(tmp_path), "--out", str(tmp_path / "out"), "--targets", f"here={url},{url}"],
         cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in a shell's background ignore it
     ) as run:  # fmt: skip
         assert silent.asked.wait(60)
         run.send_signal(number)
