@@ -38,10 +38,12 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def api(kubeconfig: Path) -> Api:
     api = Api(kubeconfig)
-    crd = yaml.safe_load((ROOT / "crds" / "kvcachepools.kvpool.dev.yaml").read_text())
-    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
-    api.call("PATCH", f"{path}?fieldManager=test", crd, APPLY)
-    until("the CRD is served", lambda: api.items(f"{POOLS}/kvcachepools") == [])
+    for file in sorted((ROOT / "crds").glob("*.kvpool.dev.yaml")):
+        crd = yaml.safe_load(file.read_text())
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+        api.call("PATCH", f"{path}?fieldManager=test", crd, APPLY)
+        served = f"{POOLS}/{crd['spec']['names']['plural']}"
+        until(f"{file.name} is served", lambda path=served: api.items(path) == [])
     namespace(api, SYSTEM)
     return api
 

@@ -1,12 +1,15 @@
 """Plays scheduler and kubelet for a control plane without nodes: pods of DaemonSets and StatefulSets start at once.
 
-Node `node-a` has the address 127.0.0.2, `node-b` 127.0.0.3, and so on; `SidecarDouble` answers for a sidecar there.
+Node `node-a` has the address 127.N.0.2, `node-b` 127.N.0.3, and so on, in a net that no other run has; `SidecarDouble`
+answers for a sidecar there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -16,8 +19,24 @@ from api import JSON, MERGE, Api, ApiError
 HTTP_PORT = 7422
 
 
+@functools.cache
+def net() -> str:
+    """The first two bytes of this run's addresses; the net is its own as long as the process lives."""
+    for number in range(64, 128):
+        held = socket.socket()
+        with contextlib.suppress(OSError):
+            held.bind((f"127.{number}.0.1", HTTP_PORT))
+            _held.append(held)
+            return f"127.{number}"
+        held.close()
+    raise RuntimeError("64 runs of these tests at a time are too many")
+
+
+_held: list[socket.socket] = []
+
+
 def address(node: str) -> str:
-    return f"127.0.0.{2 + ord(node[-1]) - ord('a')}"
+    return f"{net()}.0.{2 + ord(node[-1]) - ord('a')}"
 
 
 class Kubelet:

@@ -1,4 +1,4 @@
-"""The CRD from the models.
+"""The CRDs from the models.
 
 `python -m kvpool_operator.api.crdgen --write` writes crds/ in the current directory (the repository's root);
 `--check` exits 1 where what is there is stale. `crd()` and `render()` serve whoever needs the same object elsewhere.
@@ -8,67 +8,54 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from kvpool_operator.api.fields import POOL_NAME
+from kvpool_operator.api.resources import POOL, RESOURCES
 from kvpool_operator.api.structural import structural
-from kvpool_operator.api.v1alpha1 import GROUP, KIND, PLURAL, VERSION, PoolSpec
-from kvpool_operator.api.v1alpha1_status import PoolStatus
+from kvpool_operator.api.v1alpha1 import GROUP, VERSION
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.resources import Resource
 
 __all__ = ["crd", "files", "main", "render"]
 
 FOLDER: Final = Path("crds")
 
-_COLUMNS: Final = (
-    ("Phase", "string", ".status.phase", 0),
-    ("Nodes", "string", ".status.nodes.summary", 0),
-    ("Capacity", "string", ".status.capacity.total", 0),
-    ("Used", "string", ".status.capacity.used", 0),
-    ("Hits", "string", ".status.cache.hitRate", 0),
-    ("Pods", "integer", ".status.pods.injected", 0),
-    ("Age", "date", ".metadata.creationTimestamp", 0),
-    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 1),
-    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 1),
-    ("Index", "string", ".status.index.connected", 1),
-    ("Transport", "string", ".status.transport.effective", 1),
-)
 
-
-def crd() -> dict[str, Any]:
-    """The CustomResourceDefinition of KVCachePool."""
-    root = {
-        "description": "KVCachePool makes the drives of a cluster's nodes, and its shared file system, one pool of KV "
-        "cache blocks for inference engines. The pool may lose any block at any time; it never returns wrong bytes, "
-        "never crosses a tenant, and never makes an engine wait past its deadline.",
+def crd(resource: Resource = POOL) -> dict[str, Any]:
+    """The CustomResourceDefinition of a kind; that of KVCachePool where none is named."""
+    root: dict[str, Any] = {
+        "description": resource.description,
         "type": "object",
-        "required": ["spec"],
-        "x-kubernetes-validations": [POOL_NAME.schema()],
+        "required": ["spec"] if resource.spec else [],
+        "x-kubernetes-validations": [rule.schema() for rule in resource.rules],
         "properties": {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
-            "kind": {"type": "string", "description": f"{KIND}."},
+            "kind": {"type": "string", "description": f"{resource.kind}."},
             "metadata": {"type": "object"},
-            "spec": structural(PoolSpec.model_json_schema(mode="validation")),
-            "status": _optional(structural(PoolStatus.model_json_schema(mode="serialization"))),
         },
     }
+    if resource.spec is not None:
+        root["properties"]["spec"] = structural(resource.spec.model_json_schema(mode="validation"))
+    root["properties"]["status"] = _optional(structural(resource.status.model_json_schema(mode="serialization")))
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": f"{PLURAL}.{GROUP}",
+            "name": f"{resource.plural}.{GROUP}",
             "labels": {"app.kubernetes.io/name": "kvpool", "app.kubernetes.io/part-of": "kvpool"},
         },
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["kvp"],
+                "kind": resource.kind,
+                "listKind": f"{resource.kind}List",
+                "plural": resource.plural,
+                "singular": resource.kind.lower(),
+                "shortNames": [resource.short],
                 "categories": ["kvcache"],
             },
             "versions": [
@@ -79,9 +66,9 @@ def crd() -> dict[str, Any]:
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [
                         {"name": n, "type": t, "jsonPath": path, "priority": priority}
-                        for n, t, path, priority in _COLUMNS
+                        for n, t, path, priority in resource.columns
                     ],
-                    "schema": {"openAPIV3Schema": root},
+                    "schema": {"openAPIV3Schema": {k: v for k, v in root.items() if v}},
                 }
             ],
         },
@@ -111,14 +98,14 @@ def render(manifest: dict[str, Any]) -> str:
 
 def files() -> dict[str, str]:
     """File name -> text of everything under crds/."""
-    name = f"{PLURAL}.{GROUP}.yaml"
-    head = "# Generated from kvpool_operator.api.v1alpha1 by `make gen`.\n"
+    head = "# Generated from kvpool_operator.api by `make gen`.\n"
+    crds = {f"{r.plural}.{GROUP}.yaml": head + render(crd(r)) for r in RESOURCES}
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": [name],
+        "resources": sorted(crds),
     }
-    return {name: head + render(crd()), "kustomization.yaml": head + render(kustomization)}
+    return {**crds, "kustomization.yaml": head + render(kustomization)}
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,59 @@
+"""The kinds of the API, each with what its CRD is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.api.fields import POOL_NAME
+from kvpool_operator.api.v1alpha1 import KIND, PLURAL, PoolSpec
+from kvpool_operator.api.v1alpha1_status import PoolStatus
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from kvpool_operator.api.rules import Rule
+
+__all__ = ["POOL", "RESOURCES", "Resource"]
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One namespaced kind. `spec` is None where nobody but the operator writes; columns: name, type, path, priority."""
+
+    kind: str
+    plural: str
+    short: str
+    description: str
+    spec: type[BaseModel] | None
+    status: type[BaseModel]
+    columns: tuple[tuple[str, str, str, int], ...]
+    rules: tuple[Rule, ...] = ()
+
+
+POOL: Final = Resource(
+    kind=KIND,
+    plural=PLURAL,
+    short="kvp",
+    description="KVCachePool makes the drives of a cluster's nodes, and its shared file system, one pool of KV cache "
+    "blocks for inference engines. The pool may lose any block at any time; it never returns wrong bytes, never "
+    "crosses a tenant, and never makes an engine wait past its deadline.",
+    spec=PoolSpec,
+    status=PoolStatus,
+    columns=(
+        ("Phase", "string", ".status.phase", 0),
+        ("Nodes", "string", ".status.nodes.summary", 0),
+        ("Capacity", "string", ".status.capacity.total", 0),
+        ("Used", "string", ".status.capacity.used", 0),
+        ("Hits", "string", ".status.cache.hitRate", 0),
+        ("Pods", "integer", ".status.pods.injected", 0),
+        ("Age", "date", ".metadata.creationTimestamp", 0),
+        ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 1),
+        ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 1),
+        ("Index", "string", ".status.index.connected", 1),
+        ("Transport", "string", ".status.transport.effective", 1),
+    ),
+    rules=(POOL_NAME,),
+)
+
+RESOURCES: Final = (POOL,)
