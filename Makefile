@@ -50,7 +50,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	@for f in crds/*.kvpool.dev.yaml; do cmp $$f charts/kvpool/files/$$f || { echo "run make gen and commit the result"; exit 1; }; done
 	$(PY) -m kvpool.config --check
 
-test: setup ## unit, contract and integration tests with a real Redis and real sidecars (6 minutes on 2 processors)
+test: setup ## unit, contract and integration tests with a real Redis and real sidecars (5 minutes on 2 processors)
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 clean: ## remove what make made inside this clone (caches outside it stay)
