@@ -6,6 +6,7 @@ import socket
 import threading
 from datetime import UTC, datetime, timedelta
 
+from kvpool.certnames import node_name
 from kvpool_operator.certs import CertPolicy
 from kvpool_operator.peer_ca import peer_files
 from kvpool_sidecar.transport import authority
@@ -44,6 +45,6 @@ def test_sidecars_prove_themselves_by_the_operators_authority_before_during_and_
     assert both["peer-previous.crt"] == old["peer-ca.crt"]
     settled = peer_files(peer_files({}, now - policy.ca_life * 0.7 - timedelta(hours=1)), now - timedelta(hours=1))
     for asking, serving in ((old, old), (old, both), (both, old), (both, both), (settled, settled)):
-        assert shake_hands(identity(asking, "a"), identity(serving, "b")) == authority.server_name("pool", "a")[:64]
+        assert shake_hands(identity(asking, "a"), identity(serving, "b")) == node_name("pool", "a")[:64]
     signers = [identity(files, "a")._leaf.issuer.pem == files["peer-ca.crt"] for files in (old, both, settled)]
     assert signers == [True, False, True]  # a new authority is trusted before it signs

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 FILES = sorted((SOURCE / "kvpool").rglob("*.py"))
 EVERYWHERE = [
     "kvpool", "kvpool.answers", "kvpool.block", "kvpool.breaker", "kvpool.client", "kvpool.config",
-    "kvpool.connection", "kvpool.engines", "kvpool.engines.clients", "kvpool.engines.host_memory",
+    "kvpool.certnames", "kvpool.connection", "kvpool.engines", "kvpool.engines.clients", "kvpool.engines.host_memory",
     "kvpool.engines.jobs", "kvpool.engines.lmcache_facts", "kvpool.engines.lmcache_ledger",
     "kvpool.engines.lookups", "kvpool.engines.settings", "kvpool.engines.sglang_facts",
     "kvpool.engines.sglang_pages", "kvpool.engines.tasks", "kvpool.engines.vllm_facts",

@@ -239,6 +239,9 @@ class PoolConfig:
         "Namespaces whose pods are served; `*` is every namespace. The operator resolves selectors.", default=("*",)
     )
     http_port: int = _doc("Port of /healthz, /readyz, /metrics and /status on the pod's address.", default=7422)
+    admin_port: int = _doc(
+        "Port where the operator starts operations (TLS, the operator's certificate only); 0: none.", default=0
+    )
     generation: int = _doc("Generation of the spec that this was written from.", default=0)
     version: int = _doc("Version of this schema.", default=CONFIG_VERSION)
 

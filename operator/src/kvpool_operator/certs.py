@@ -156,8 +156,11 @@ def next_authorities(
     return stored
 
 
-def issue_leaf(signer: Authority, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy) -> Leaf:
-    """A server certificate for `dns_names`; it never outlives its signer."""
+def issue_leaf(
+    signer: Authority, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy, *, for_client: bool = False
+) -> Leaf:
+    """A certificate of a server, or of a client, for `dns_names`; it never outlives its signer."""
+    usage = ExtendedKeyUsageOID.CLIENT_AUTH if for_client else ExtendedKeyUsageOID.SERVER_AUTH
     key = ec.generate_private_key(ec.SECP256R1())
     not_before, expires = now - policy.skew, min(now + policy.leaf_life, signer.expires)
     certificate = (
@@ -171,7 +174,7 @@ def issue_leaf(signer: Authority, dns_names: tuple[str, ...], now: datetime, pol
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(d) for d in dns_names]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.certificate.public_key()),  # type: ignore[arg-type]
             critical=False,

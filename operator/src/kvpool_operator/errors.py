@@ -6,7 +6,9 @@
     +-- RetryableError            the same step may work later: the queue tries again with growing pauses
     |   +-- ApiUnavailableError   the API server did not answer in time, or asked to come back later
     |   +-- ConflictError         somebody else changed the object in between
+    |   +-- CommandUnansweredError  a sidecar did not answer an order, or has too much to do
     +-- PermanentError            the same step fails until somebody changes something
+    |   +-- CommandRefusedError   a sidecar does not understand an order
     |   +-- InvalidPoolError      the KVCachePool cannot be understood (also ValueError)
     |   +-- RejectedError         the API server refuses an object: forbidden, invalid
     +-- NotLeaderError            this process does not hold the Lease any more: it must not write
@@ -16,6 +18,8 @@ from __future__ import annotations
 
 __all__ = [
     "ApiUnavailableError",
+    "CommandRefusedError",
+    "CommandUnansweredError",
     "ConflictError",
     "InvalidPoolError",
     "NotLeaderError",
@@ -48,6 +52,12 @@ class ConflictError(RetryableError):
     reason = "Conflict"
 
 
+class CommandUnansweredError(RetryableError):
+    """A sidecar did not answer an order, or has too much to do."""
+
+    reason = "Unanswered"
+
+
 class PermanentError(OperatorError):
     """Somebody must change something first."""
 
@@ -56,6 +66,12 @@ class InvalidPoolError(PermanentError, ValueError):
     """The KVCachePool cannot be understood; the message names the field and says what to do."""
 
     reason = "InvalidSpec"
+
+
+class CommandRefusedError(PermanentError):
+    """A sidecar does not understand an order: another version of it, perhaps."""
+
+    reason = "Refused"
 
 
 class RejectedError(PermanentError):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-__all__ = ["peer_files"]
+__all__ = ["peer_authorities", "peer_files"]
 
 _FILES: Final = {
     "peer-ca.crt": "ca.crt",
@@ -25,11 +25,14 @@ _FILES: Final = {
 _POLICY: Final = CertPolicy()
 
 
+def peer_authorities(stored: Mapping[str, str]) -> Authorities | None:
+    """Those in the Secret; None when there is none, or none that can be used."""
+    return Authorities.from_secret({there: stored[here].encode() for here, there in _FILES.items() if stored.get(here)})
+
+
 def peer_files(stored: Mapping[str, str], now: datetime, policy: CertPolicy = _POLICY) -> dict[str, str]:
     """What the Secret should hold now, PEM by name; `stored` itself when nothing is to be done."""
-    known = Authorities.from_secret(
-        {there: stored[here].encode() for here, there in _FILES.items() if stored.get(here)}
-    )
+    known = peer_authorities(stored)
     wanted = next_authorities(known, "kvpool peers", ("kvpool",), now, policy)
     if wanted is known:
         return dict(stored)

@@ -19,6 +19,7 @@ __all__ = [
     "copy",
     "fill_checksum",
     "forbid_writers",
+    "header_of",
     "payload_checksum",
     "read_header",
     "verify",
@@ -52,6 +53,17 @@ def read_header(fd: int, key: bytes, stored_len: int, expect: Expect = ANYTHING)
     block.require(header, key=key, ident=expect.ident, tenant_tag=expect.tenant_tag)
     if header.stored_len != stored_len:
         raise CorruptBlockError("block has another length", key=key.hex(), where=where)
+    return header
+
+
+def header_of(fd: int, key: bytes | None = None) -> block.BlockHeader:
+    """What the file `fd`, which is closed, says of itself. CorruptBlockError if it cannot be read or is of another
+    `key`."""
+    try:
+        header = block.decode_header(os.pread(fd, block.HEADER_BYTES, 0), packed=True)
+    finally:
+        os.close(fd)
+    block.require(header, key=key)
     return header
 
 

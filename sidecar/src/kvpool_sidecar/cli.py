@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--peer-port", type=int, help="instead of peer.port of the configuration")
     serve.add_argument("--http-port", type=int, help="instead of http_port of the configuration")
+    serve.add_argument("--admin-port", type=int, help="instead of admin_port of the configuration")
 
     rendezvous = commands.add_parser(
         "rendezvous",
@@ -178,6 +179,8 @@ def _serve(args: argparse.Namespace) -> int:
         config = replace(config, peer=replace(config.peer, port=args.peer_port))
     if args.http_port is not None:
         config = replace(config, http_port=args.http_port)
+    if args.admin_port is not None:
+        config = replace(config, admin_port=args.admin_port)
     here, separator, there = args.tiers_ro.partition("=")
     if args.tiers_ro and not (separator and here and there):
         raise ConfigError(f"--tiers-ro: FROM=TO is needed, not {args.tiers_ro!r}")

@@ -25,6 +25,7 @@ kvpool_sidecar_warm_up_total             {result} blocks and bytes copied from p
                                          `missing`, `refused` were not
 kvpool_sidecar_compression_total         {what} blocks compressed, incompressible and decompressed; raw-bytes became
                                          stored-bytes
+kvpool_sidecar_operations_total          {result} operations of the operator that ended, as in purge-succeeded
 kvpool_sidecar_reports_total             {result} blocks that clients reported corrupt
 kvpool_events_total                      {event} published to routers: stored, removed, cleared; batches, and replays
                                          of them; kvpool_events_lost_total: {reason} what was not
@@ -60,6 +61,7 @@ _COUNTERS = (
     ("client_misses", "kvpool_client_misses", "reason", "Blocks that clients asked for and did not get."),
     ("stored", "kvpool_sidecar_stored", "what", "Blocks and bytes stored."),
     ("rejected", "kvpool_sidecar_rejected", "reason", "Written blocks that were not accepted."),
+    ("operations", "kvpool_sidecar_operations", "result", "Operations of the operator that ended."),
     ("refused", "kvpool_sidecar_refused", "reason", "Requests, connections and writes turned away."),
     ("events", "kvpool_sidecar_events", "event", "Evictions, quarantined blocks, junk, errors of drives."),
     ("copies", "kvpool_sidecar_copies", "result", "Copies to the shared tier."),

@@ -91,6 +91,12 @@ class SharedTier:
         with self._lock:
             self._seen.pop(key, None)
 
+    def gone(self, keys: Sequence[bytes]) -> None:
+        """They are surely not there any more."""
+        for key in keys:
+            self.forget(key)
+        self.on_absent(keys)
+
     def close(self) -> None:
         """Take no more calls. Descriptors stay: a thread may hang on one."""
         self.guard.close()

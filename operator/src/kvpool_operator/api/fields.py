@@ -16,6 +16,7 @@ from kvpool_operator.api.rules import (
 )
 
 __all__ = [
+    "ADMIN_PORT",
     "BLOCK_TOKENS_STAY",
     "EVENT_PORTS_DIFFER",
     "HTTP_PORT",
@@ -66,6 +67,8 @@ __all__ = [
 
 HTTP_PORT: Final = 7422
 """Port of the sidecar's health, metrics and status; not a setting."""
+ADMIN_PORT: Final = 7423
+"""Port where the operator gives a sidecar its orders; not a setting."""
 
 _NEW_TIER: Final = "add a tier with another name, then remove this one"
 
@@ -167,13 +170,17 @@ LOW_BELOW_HIGH: Final = Rule(
 BLOCK_TOKENS_STAY: Final = immutable(
     "blockTokens", "blocks of the old size would never be found again; make a new pool for another size"
 )
-PORT_IS_FREE: Final = Rule(f"self != {HTTP_PORT}", f"choose another port: {HTTP_PORT} is the sidecars' own for health")
+PORT_IS_FREE: Final = Rule(
+    f"!(self in [{HTTP_PORT}, {ADMIN_PORT}])",
+    f"choose another port: {HTTP_PORT} is the sidecars' own for health, {ADMIN_PORT} that for the operator",
+)
 EVENT_PORTS_DIFFER: Final = Rule(
-    f"!self.events.enabled || ({HTTP_PORT} != self.events.port && {HTTP_PORT} != self.events.replayPort && "
+    f"!self.events.enabled || (!(self.events.port in [{HTTP_PORT}, {ADMIN_PORT}]) && "
+    f"!(self.events.replayPort in [{HTTP_PORT}, {ADMIN_PORT}]) && "
     "self.events.port != self.events.replayPort && self.transport.port != self.events.port && "
     "self.transport.port != self.events.replayPort)",
     f"give events.port and events.replayPort two ports that nothing else has: {HTTP_PORT} is the sidecars' own for "
-    "health, and transport.port that of the blocks",
+    f"health, {ADMIN_PORT} that for the operator, and transport.port that of the blocks",
 )
 SELECTOR_FITS_FROM: Final = Rule(
     "(self.from == 'Selector') == has(self.selector)",

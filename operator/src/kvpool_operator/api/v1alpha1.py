@@ -493,7 +493,7 @@ class Transport(Model):
 
     @model_validator(mode="after")
     def _port(self) -> Transport:
-        f.PORT_IS_FREE.check(self.port != f.HTTP_PORT)
+        f.PORT_IS_FREE.check(self.port not in (f.HTTP_PORT, f.ADMIN_PORT))
         return self
 
 
@@ -623,7 +623,7 @@ class PoolSpec(Model):
         f.ONE_SHARED.check(len(self.tiers) - len(local) <= 1)
         needs_shared = self.cache.write.policy in ("WriteBack", "WriteThroughSelective")
         f.WRITES_SOMEWHERE.check(not needs_shared or len(self.tiers) > len(local))
-        ports = [f.HTTP_PORT, self.transport.port, self.events.port, self.events.replay_port]
+        ports = [f.HTTP_PORT, f.ADMIN_PORT, self.transport.port, self.events.port, self.events.replay_port]
         f.EVENT_PORTS_DIFFER.check(not self.events.enabled or len(set(ports)) == len(ports))
         f.PATHS_DIFFER.check(not any(a.startswith(b) for a, b in itertools.permutations(every, 2)))
         if len({t.name for t in self.tiers}) != len(self.tiers):

@@ -17,7 +17,7 @@ from kvpool.config import (
     SharedTier,
 )
 from kvpool_operator.api.duration import to_ms
-from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT
 from kvpool_operator.api.quantity import to_bytes
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def to_pool_config(
         ),
         allowed_namespaces=tuple(allowed_namespaces),
         http_port=HTTP_PORT,
+        admin_port=ADMIN_PORT,
         generation=pool.metadata.generation,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.configmap import config_digest
@@ -102,6 +102,7 @@ def _server(pool: KVCachePool, env: Env) -> Manifest:
         ],
         ports=[
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
             {"name": "peer", "containerPort": pool.spec.transport.port, "protocol": "TCP"},
             *_event_ports(pool),
         ],

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 
 from kvpool import keys
 from kvpool.errors import ConfigError, RefusedError
+from kvpool_sidecar.admin.kinds import Parts, make_kinds
+from kvpool_sidecar.admin.operations import Operations
+from kvpool_sidecar.admin.server import AdminServer
 from kvpool_sidecar.admission import Admission
 from kvpool_sidecar.after_lookup import AfterLookup, Listener
 from kvpool_sidecar.breaker import Breaker
@@ -341,6 +344,17 @@ class App:
         prefixes = self._make_prefixes() if self._publisher is not None else None
         self._health = HealthServer(settings.address, self._config.http_port, report, Metrics(report), prefixes)
         made.callback(self._health.stop)
+        self._open_admin(made)
+
+    def _open_admin(self, made: contextlib.ExitStack) -> None:
+        settings = self._settings
+        parts = Parts(config=self._config, secret=settings.secret, local=self._local, shared=self._shared)
+        self._operations = Operations(make_kinds(parts), self._stats)
+        made.callback(self._operations.stop)
+        self._admin: AdminServer | None = None
+        if port := self._config.admin_port:
+            self._admin = AdminServer(settings.address, port, self._security.identity, self._operations, self._stats)
+            made.callback(self._admin.stop)
 
     def _make_publisher(self) -> Publisher | None:
         if self._feed is None:
@@ -407,6 +421,8 @@ class App:
         self._listeners.start()
         if self._handoff is not None:
             self._handoff.start()
+        if self._admin is not None:
+            self._admin.start()
         self._health.start()
         self._serving = True
 

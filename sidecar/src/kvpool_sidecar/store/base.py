@@ -20,7 +20,7 @@ from kvpool.wire import CommitStatus
 from kvpool_sidecar import blockfile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvpool.block import BlockHeader
     from kvpool_sidecar.blockfile import Expect
@@ -136,7 +136,7 @@ class Store(abc.ABC):
 
     def check(self, key: bytes) -> bool:
         """Read the block and compare its checksum; a bad one is quarantined. False if it is bad or not here."""
-        found = self.open(key)
+        found = self.look(key)
         if found is None:
             return False
         try:
@@ -148,6 +148,15 @@ class Store(abc.ABC):
             os.close(found.fd)
         return True
 
+    def look(self, key: bytes) -> Block | None:
+        """Like `open`, but it does not count as a use, where that can be told apart."""
+        return self.open(key)
+
+    def header(self, key: bytes) -> BlockHeader | None:
+        """What a block says of itself; None if it is not here. CorruptBlockError if that cannot be read."""
+        found = self.look(key)
+        return None if found is None else blockfile.header_of(found.fd, key)
+
     @abc.abstractmethod
     def quarantine(self, key: bytes) -> bool:
         """Take a bad block out of service, keep it for a look. False if it was not here."""
@@ -155,6 +164,14 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def remove(self, key: bytes) -> bool:
         """Remove a block. False if it was not here."""
+
+    def purge(self, keys: Sequence[bytes]) -> int:
+        """Remove blocks because somebody wants them gone, and tell whom it concerns; how many were here."""
+        return sum(self.remove(key) for key in keys)
+
+    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
+        """The same for bad blocks that are kept for a look, by what they say of themselves (None: nothing)."""
+        return 0
 
     @abc.abstractmethod
     def usage(self) -> Usage:

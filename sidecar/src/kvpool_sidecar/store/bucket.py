@@ -41,6 +41,10 @@ class Bucket(abc.ABC):
         """Write the object's `size` bytes to `fd` from its start. FileNotFoundError; OSError if it is cut short."""
 
     @abc.abstractmethod
+    def fetch_start(self, name: str, fd: int, size: int) -> None:
+        """Write the object's first `size` bytes to `fd`. FileNotFoundError; OSError if it has fewer."""
+
+    @abc.abstractmethod
     def put(self, name: str, fd: int, size: int) -> bool:
         """Make an object of the first `size` bytes of `fd`; False if there was one, where that can be told."""
 

@@ -128,7 +128,7 @@ def _exchange(
     reusable = sent and "close" not in fields.get("connection", "").lower() and "transfer-encoding" not in fields
     if method == "HEAD" or status in (204, 304):
         return Answer(status, length), reusable and not rest
-    if receive is not None and status == 200:
+    if receive is not None and status in (200, 206):
         if length != receive[1]:
             raise OSError(errno.EIO, f"the object has {length} bytes now, not {receive[1]}")
         _receive_file(sock, rest, *receive, until)

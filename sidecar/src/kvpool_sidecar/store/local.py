@@ -96,6 +96,16 @@ class LocalStore(Store):
     def remove(self, key: bytes) -> bool:
         return sum(root.remove(key) for root in self.roots) > 0
 
+    def look(self, key: bytes) -> Block | None:
+        home = self._home(key)
+        return next((found for root in (home, *self.roots) if (found := root.look(key)) is not None), None)
+
+    def purge(self, keys: Sequence[bytes]) -> int:
+        return sum(root.purge(keys) for root in self.roots)
+
+    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
+        return sum(root.purge_quarantine(doomed) for root in self.roots)
+
     def usage(self) -> Usage:
         each = [root.usage() for root in self.roots]
         return Usage(*(sum(column) for column in zip(*each, strict=True)))

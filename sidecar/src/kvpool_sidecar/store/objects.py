@@ -146,6 +146,31 @@ class ObjectStore(Store):
         self.quarantine(key)
         return False
 
+    def header(self, key: bytes) -> BlockHeader | None:
+        return self._header_of(self._name(key), key)
+
+    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
+        bucket, folder = self.folder("quarantine")
+        removed = 0
+        for name, _ in list(bucket.names(folder)):
+            header = None
+            with contextlib.suppress(OSError, CorruptBlockError):
+                header = self._header_of(f"{folder}/{name}", None)
+            if doomed(header):
+                removed += bucket.remove(f"{folder}/{name}")
+        return removed
+
+    def _header_of(self, name: str, key: bytes | None) -> BlockHeader | None:
+        fd = os.memfd_create("header", os.MFD_CLOEXEC)
+        try:
+            self._bucket_of_this_pool().fetch_start(name, fd, HEADER_BYTES)
+        except BaseException as e:
+            os.close(fd)
+            if isinstance(e, FileNotFoundError):
+                return None
+            raise
+        return blockfile.header_of(fd, key)
+
     def quarantine(self, key: bytes) -> bool:
         bucket, name = self._bucket_of_this_pool(), self._name(key)
         with contextlib.suppress(OSError):  # a look at it is worth less than its being gone

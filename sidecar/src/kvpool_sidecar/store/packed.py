@@ -22,7 +22,7 @@ from kvpool_sidecar import blockfile, codec
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvpool_sidecar.blockfile import Expect
 
@@ -98,7 +98,7 @@ class PackedStore(Store):
             os.close(found.fd)
 
     def check(self, key: bytes) -> bool:
-        found = self._inner.open(key)
+        found = self._inner.look(key)
         if found is None:
             return False
         try:
@@ -212,6 +212,15 @@ class PackedStore(Store):
         return self._inner.commit(target, _PACKED) == CommitStatus.STORED
 
     # -- as it is
+
+    def header(self, key: bytes) -> BlockHeader | None:
+        return self._inner.header(key)
+
+    def purge(self, keys: Sequence[bytes]) -> int:
+        return self._inner.purge(keys)
+
+    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
+        return self._inner.purge_quarantine(doomed)
 
     def quarantine(self, key: bytes) -> bool:
         return self._inner.quarantine(key)

@@ -20,7 +20,7 @@ from kvpool_sidecar.store import filesystem, names
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
 from kvpool_sidecar.store.directory import TierDirectory
 from kvpool_sidecar.store.fence import Fence
-from kvpool_sidecar.store.scan import prune, remove_junk, scan
+from kvpool_sidecar.store.scan import prune, purge, remove_junk, scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -217,6 +217,10 @@ class Root(Store):
         except OSError:
             return -1
 
+    def look(self, key: bytes) -> Block | None:
+        fd = self.peek(key)
+        return None if fd < 0 else Block(fd, max(0, os.fstat(fd).st_size - HEADER_BYTES))
+
     def payload_len(self, key: bytes) -> int:
         """As the table knows it; 0 if the block is not here."""
         with self._lock:
@@ -275,6 +279,18 @@ class Root(Store):
         with self._lock:
             known = self._table.discard(key)
         return self._unlink(key) or known
+
+    def purge(self, keys: Sequence[bytes]) -> int:
+        gone = [key for key in keys if self.remove(key)]
+        if gone:
+            self._events.count("purged", len(gone))
+            self._events.gone(gone)
+        return len(gone)
+
+    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
+        removed = purge(self._dir.quarantined, doomed)
+        self._prune_quarantine()
+        return removed
 
     def quarantine(self, key: bytes) -> bool:
         name = key.hex()

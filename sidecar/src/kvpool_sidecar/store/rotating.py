@@ -45,6 +45,9 @@ class RotatingBucket(Bucket, Generic[T]):
     def fetch(self, name: str, fd: int, size: int) -> None:
         self._now().fetch(name, fd, size)
 
+    def fetch_start(self, name: str, fd: int, size: int) -> None:
+        self._now().fetch_start(name, fd, size)
+
     def put(self, name: str, fd: int, size: int) -> bool:
         return self._now().put(name, fd, size)
 

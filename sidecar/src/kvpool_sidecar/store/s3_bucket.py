@@ -81,6 +81,13 @@ class S3Bucket(FsspecBucket):
         if answer.status != 200:
             raise self._error(answer)
 
+    def fetch_start(self, name: str, fd: int, size: int) -> None:
+        answer = self._ask("GET", name, {"Range": f"bytes=0-{size - 1}"}, receive=(fd, size))
+        if answer.status == 404 and _code(answer) == "NoSuchKey":
+            raise FileNotFoundError(errno.ENOENT, "no such object", self.where)
+        if answer.status not in (200, 206):
+            raise self._error(answer)
+
     def put(self, name: str, fd: int, size: int) -> bool:
         more = {"If-None-Match": "*"} if self._exclusive else {}
         answer = self._ask("PUT", name, {"Content-Length": str(size), **more}, send=(fd, size))

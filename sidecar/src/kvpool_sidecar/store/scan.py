@@ -8,13 +8,16 @@ import stat
 from typing import TYPE_CHECKING
 
 from kvpool.block import HEADER_BYTES
-from kvpool_sidecar import safefs
+from kvpool.errors import CorruptBlockError
+from kvpool_sidecar import blockfile, safefs
 from kvpool_sidecar.store import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["prune", "remove_junk", "scan"]
+    from kvpool.block import BlockHeader
+
+__all__ = ["prune", "purge", "remove_junk", "scan"]
 
 _HEX = frozenset("0123456789abcdef")
 
@@ -71,6 +74,18 @@ def prune(dir_fd: int, keep: int) -> int:
     for _, _, name in found[keep:]:
         remove_junk(dir_fd, name)
     return sum(size for _, size, _ in found[:keep])
+
+
+def purge(dir_fd: int, doomed: Callable[[BlockHeader | None], bool]) -> int:
+    """Remove files by what they say of themselves (None: nothing that can be read); how many went."""
+    removed = 0
+    for name in os.listdir(dir_fd):
+        header = None
+        with contextlib.suppress(OSError, CorruptBlockError):
+            header = blockfile.header_of(safefs.open_beneath(dir_fd, name, os.O_RDONLY | os.O_NONBLOCK))
+        if doomed(header):
+            removed += remove_junk(dir_fd, name)
+    return removed
 
 
 def _files(

@@ -22,6 +22,7 @@ from kvpool.errors import TierFullError
 from kvpool_sidecar import safefs
 from kvpool_sidecar.store import names
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
+from kvpool_sidecar.store.scan import purge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,6 +75,12 @@ class SharedStore(Store):
         return self._anew_if_stale(lambda: self._has(self._dir(names.BLOCKS), names.block_path(key)))
 
     def open(self, key: bytes) -> Block | None:
+        found = self.look(key)
+        if found is not None:
+            self.on_use(key, os.fstat(found.fd).st_mtime)
+        return found
+
+    def look(self, key: bytes) -> Block | None:
         fd = self._anew_if_stale(lambda: self._open(self._dir("read"), names.block_path(key)))
         if fd is None:
             return None
@@ -81,8 +88,10 @@ class SharedStore(Store):
         if not stat.S_ISREG(info.st_mode) or info.st_size <= HEADER_BYTES:
             os.close(fd)
             return None
-        self.on_use(key, info.st_mtime)
         return Block(fd, info.st_size - HEADER_BYTES)
+
+    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
+        return purge(self._dir(names.QUARANTINE), doomed)
 
     def quarantine(self, key: bytes) -> bool:
         blocks, quarantine = self._dir(names.BLOCKS), self._dir(names.QUARANTINE)

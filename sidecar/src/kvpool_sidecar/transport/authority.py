@@ -10,7 +10,6 @@ node has read the new one by the time the first leaf of it appears. The shape is
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,7 +26,7 @@ from kvpool.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SETTLE", "SKEW", "Authorities", "Authority", "Leaf", "derived", "issue", "read", "server_name"]
+__all__ = ["SETTLE", "SKEW", "Authorities", "Authority", "Leaf", "derived", "issue", "read"]
 
 LEAF_LIFE = timedelta(days=1)
 SETTLE = timedelta(minutes=10)
@@ -82,12 +81,6 @@ class Leaf:
         """Renew it: two thirds of its life are over, another authority signs, or the clock went back before it."""
         renewal = self.made + (self.expires - self.made) * 2 / 3
         return signer.certificate != self.issuer.certificate or now >= renewal or now < self.made - SKEW
-
-
-def server_name(pool_uid: str, node: str) -> str:
-    """The DNS name in the leaf of `node`; a digest, because a node may be called anything."""
-    labels = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in (node, pool_uid))
-    return "n{}.p{}.kvpool".format(*labels)
 
 
 def derived(secret: bytes) -> Authority:

@@ -12,11 +12,13 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from kvpool.certnames import node_name, operator_name
 from kvpool.errors import ConfigError
 from kvpool_sidecar.transport import authority
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 __all__ = ["NodeIdentity", "utc_now"]
 
@@ -45,7 +47,7 @@ class NodeIdentity:
     ) -> None:
         self._read = read
         self._uid = pool_uid
-        self._name = authority.server_name(pool_uid, node)
+        self._name = node_name(pool_uid, node)
         self._life = life
         self._clock = clock
         self._look_s = look_s
@@ -84,7 +86,11 @@ class NodeIdentity:
 
     def name_of(self, node: str) -> str:
         """What the certificate of another node of this pool must say."""
-        return authority.server_name(self._uid, node)
+        return node_name(self._uid, node)
+
+    def is_operator(self, certificate: dict[str, Any] | None) -> bool:
+        """Is this verified certificate (SSLSocket.getpeercert) that of the pool's operator?"""
+        return _dns_names(certificate) == [operator_name(self._uid)]
 
     def refresh(self) -> None:
         """Look at the authorities and the clock, renew what is due."""
@@ -114,6 +120,10 @@ class NodeIdentity:
             except Exception as e:
                 self.problem = f"{type(e).__name__}: no new certificate"
                 log.exception("renewing this node's certificate")
+
+
+def _dns_names(certificate: dict[str, Any] | None) -> list[str]:
+    return [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
 
 
 def _context(side: int, leaf: authority.Leaf, trusted: str) -> ssl.SSLContext:

@@ -181,6 +181,8 @@ class PeerServer:
         assert isinstance(tls, ssl.SSLSocket)  # noqa: S101
         tls.settimeout(max(0.001, deadline - time.monotonic()))
         tls.do_handshake()
+        if self._security is not None and self._security.identity.is_operator(tls.getpeercert()):
+            raise RefusedError("the operator reads no blocks")
 
     def _answer_all(self, sock: socket.socket, host: str, session_key: bytes, rdma: PeerRdma) -> None:
         sequence = 0

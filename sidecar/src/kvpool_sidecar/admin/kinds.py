@@ -1,0 +1,35 @@
+"""The kinds of operations, and what they work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.admin.purge import Purge
+from kvpool_sidecar.admin.verify import Verify
+
+if TYPE_CHECKING:
+    from kvpool.config import PoolConfig
+    from kvpool_sidecar.admin.context import Runner
+    from kvpool_sidecar.shared_tier import SharedTier
+    from kvpool_sidecar.store.local import LocalStore
+
+__all__ = ["Parts", "make_kinds"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of the sidecar: what operations may use. Add what yours needs."""
+
+    config: PoolConfig
+    secret: bytes
+    local: LocalStore
+    shared: SharedTier | None
+
+
+def make_kinds(parts: Parts) -> dict[str, Runner]:
+    """By name. A kind is called with its parameters and a Context, in a thread of its own (Operations)."""
+    return {
+        "purge": Purge(parts.secret, parts.local, parts.shared),
+        "verify": Verify(parts.local, parts.shared),
+    }

@@ -1,0 +1,87 @@
+"""Purge: remove the blocks of a tenant, of a fingerprint, of before some time, or all, from one tier.
+
+parameters: those of `Wish`, and `tier`: Local (this node's drives) or Shared (for all nodes: one of them does it).
+counts: blocks, bytes (header and payload as stored), quarantined (bad blocks that were kept for a look, and went).
+
+What is being read goes on being read: its descriptor stays good. The index is told, routers are told, and copies that
+wait for the shared tier are forgotten. An engine's own memory is out of reach: it may store a block again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from kvpool.block import HEADER_BYTES
+from kvpool.errors import CorruptBlockError, PoolUnavailableError, ProtocolError
+from kvpool_sidecar.admin.wish import Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kvpool_sidecar.admin.context import Context
+    from kvpool_sidecar.shared_tier import SharedTier
+    from kvpool_sidecar.store.base import Store
+    from kvpool_sidecar.store.local import LocalStore
+
+__all__ = ["Purge"]
+
+_BATCH = 64
+_BREATH_S = 0.002  # after each batch: requests come first
+_THREADS = 8
+_SCAN_POLL_S = 0.2
+
+
+class Purge:
+    """A kind of operation."""
+
+    def __init__(self, secret: bytes, local: LocalStore, shared: SharedTier | None) -> None:
+        self._secret = secret
+        self._local = local
+        self._shared = shared
+
+    def __call__(self, params: Mapping[str, object], context: Context) -> None:
+        wish = Wish.parse(params, self._secret)
+        tier = params.get("tier")
+        if tier == "Local":
+            while not self._local.scanned:
+                if context.cancelled.wait(_SCAN_POLL_S):
+                    context.check()
+            self._purge(wish, self._local, context, lambda _keys: None)
+        elif tier == "Shared":
+            if self._shared is None:
+                raise ProtocolError("this pool has no shared tier")
+            if not self._shared.available:
+                raise PoolUnavailableError(f"the shared tier is not available: {self._shared.problem or 'no answer'}")
+            self._purge(wish, self._shared.store, context, self._shared.gone)
+        else:
+            raise ProtocolError("purge: tier is Local or Shared")
+
+    def _purge(self, wish: Wish, store: Store, context: Context, gone: Callable[[Sequence[bytes]], None]) -> None:
+        context.count("blocks", 0)
+        context.count("bytes", 0)
+        total, seen = store.usage().blocks, 0
+        found = store.keys()
+        with ThreadPoolExecutor(_THREADS, "purge") as threads:
+            while batch := dict(itertools.islice(found, _BATCH)):
+                context.check()
+                seen += len(batch)
+                fitting = threads.map(lambda key: wish.is_everything or _fits(wish, store, key), batch)
+                doomed = [key for key, fits in zip(batch, fitting, strict=True) if fits]
+                went = threads.map(lambda key: store.purge([key]), doomed)
+                removed = [key for key, n in zip(doomed, went, strict=True) if n]
+                gone(removed)
+                context.count("blocks", len(removed))
+                context.count("bytes", sum(HEADER_BYTES + batch[key] for key in removed))
+                context.progress(seen, max(total, seen), "blocks")
+                context.cancelled.wait(_BREATH_S)
+        context.count("quarantined", store.purge_quarantine(wish.fits))
+
+
+def _fits(wish: Wish, store: Store, key: bytes) -> bool:
+    try:
+        header = store.header(key)
+    except CorruptBlockError:
+        return True
+    return header is not None and wish.fits(header)

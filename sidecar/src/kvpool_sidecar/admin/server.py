@@ -1,0 +1,120 @@
+"""Where the operator gives orders: HTTPS on the pod's own address, for the operator's certificate alone.
+
+::
+
+    POST   /v1/operations      {"id", "kind", "params"}     start it, or tell of the one that has this id already
+    GET    /v1/operations/ID                                tell of it
+    DELETE /v1/operations/ID                                have it end soon
+
+The answer is {"id", "kind", "state", "message", "progress": {"done", "total", "unit"}, "counts": {...}} with the state
+Running, Succeeded or Failed, or {"error"}: 400 what makes no sense, 404 not known, 409 the id means something else,
+413 too large, 429 two are running. TLS 1.3 with certificates of the pool's own authority on both sides; whoever shows
+another name than the operator's is turned away before a byte of HTTP is read.
+"""
+
+from __future__ import annotations
+
+import json
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any
+
+from kvpool.errors import BusyError, ProtocolError, RefusedError
+from kvpool_sidecar.bounded_http import BoundedHandler, BoundedHttpServer, body_length
+
+if TYPE_CHECKING:
+    import socket
+
+    from kvpool_sidecar.admin.operations import Operations
+    from kvpool_sidecar.stats import Stats
+    from kvpool_sidecar.transport.identity import NodeIdentity
+
+__all__ = ["MAX_BODY", "AdminServer"]
+
+MAX_BODY = 64 << 10
+_MAX_THREADS = 8
+_PATH = "/v1/operations"
+
+
+class AdminServer(BoundedHttpServer):
+    """Binds at once (OSError if the address is taken); serves from `start` to `stop`."""
+
+    def __init__(self, host: str, port: int, identity: NodeIdentity, operations: Operations, stats: Stats) -> None:
+        self.identity = identity
+        self.operations = operations
+        self.stats = stats
+        super().__init__(host, port, _Handler, name="admin", threads=_MAX_THREADS)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """With the certificates of now. The handshake is its thread's."""
+        sock, address = super().get_request()
+        try:
+            return self.identity.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False), address
+        except BaseException:
+            sock.close()
+            raise
+
+
+class _Handler(BoundedHandler, BaseHTTPRequestHandler):
+    server: AdminServer
+
+    def setup(self) -> None:
+        self.request.settimeout(self.timeout)
+        try:
+            self._prove()
+        except BaseException:
+            self.server.stats.add("refused", "admin-certificate")
+            raise
+        super().setup()
+
+    def _prove(self) -> None:
+        self.request.do_handshake()
+        if not self.server.identity.is_operator(self.request.getpeercert()):
+            raise RefusedError("not the operator's certificate")
+
+    def do_GET(self) -> None:
+        self._tell(self.server.operations.get(self._name()))
+
+    def do_DELETE(self) -> None:
+        self._tell(self.server.operations.cancel(self._name()))
+
+    def do_POST(self) -> None:
+        self.close_connection = True
+        length = body_length(self.headers.get("Content-Length", ""), MAX_BODY)
+        if not length:
+            self._json(413, {"error": f"give a Content-Length of at most {MAX_BODY}"})
+            return
+        body = self.rfile.read(length)
+        if self.path != _PATH:
+            self._json(404, {"error": "no such path"})
+            return
+        code, told = self._started(body)
+        self._json(code, told)
+
+    def _started(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        try:
+            order = json.loads(body)
+        except (ValueError, RecursionError):
+            return 400, {"error": "not JSON"}
+        if not isinstance(order, dict):
+            return 400, {"error": "an object is needed"}
+        try:
+            return 200, self.server.operations.start(order.get("id"), order.get("kind"), order.get("params", {}))
+        except ProtocolError as e:
+            return 400, {"error": str(e)}
+        except RefusedError as e:
+            return 409, {"error": str(e)}
+        except BusyError as e:
+            return 429, {"error": str(e)}
+
+    def _name(self) -> str:
+        folder, _, name = self.path.rpartition("/")
+        return name if folder == _PATH else ""
+
+    def _tell(self, report: dict[str, Any] | None) -> None:
+        if report is None:
+            self._json(404, {"error": "not known here"})
+        else:
+            self._json(200, report)
+
+    def _json(self, code: int, value: dict[str, Any]) -> None:
+        self.answer(code, "application/json", json.dumps(value).encode() + b"\n")
