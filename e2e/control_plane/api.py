@@ -82,7 +82,7 @@ def until(what: str, probe: Callable[[], Any], timeout: float = 30, every: float
             last = probe()
             if last:
                 return last
-        except (ApiError, KeyError, TypeError, IndexError) as e:
+        except (ApiError, OSError, KeyError, TypeError, IndexError) as e:
             last = repr(e)
         if time.monotonic() > end:
             raise AssertionError(f"not within {timeout:.0f} s: {what}; last: {str(last)[:3000]}")

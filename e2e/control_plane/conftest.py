@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -48,14 +50,18 @@ def api(kubeconfig: Path) -> Api:
     return api
 
 
-@pytest.fixture(scope="session")
-def rights(api: Api, kubeconfig: Path) -> Path:
-    """A kubeconfig of the operator's service account, with the rights that the chart gives it and no others."""
+def rendered(*sets: str) -> list[dict[str, Any]]:
+    """What the chart makes. `sets`: for helm's --set-json."""
     helm = shutil.which("helm", path=f"{binaries()}{os.pathsep}{os.environ['PATH']}")
     if helm is None:
         pytest.skip("no helm: `e2e/airgap/binaries.sh helm` builds it")
-    chart = [helm, "template", "kvpool", "charts/kvpool", "-n", SYSTEM]
+    chart = [helm, "template", "kvpool", "charts/kvpool", "-n", SYSTEM, *(f for s in sets for f in ("--set-json", s))]
     text = subprocess.run(chart, check=True, capture_output=True, text=True, cwd=ROOT, timeout=60).stdout
+    return [m for m in yaml.safe_load_all(text) if m and "helm.sh/hook" not in str(m["metadata"])]
+
+
+def grant(api: Api, manifests: list[dict[str, Any]]) -> None:
+    """Make or renew the accounts and roles among them."""
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     places = {
         "ServiceAccount": f"/api/v1/namespaces/{SYSTEM}/serviceaccounts",
@@ -64,16 +70,28 @@ def rights(api: Api, kubeconfig: Path) -> Path:
         "Role": f"{rbac}/namespaces/{SYSTEM}/roles",
         "RoleBinding": f"{rbac}/namespaces/{SYSTEM}/rolebindings",
     }
-    for manifest in yaml.safe_load_all(text):
-        if manifest and manifest["kind"] in places and "helm.sh/hook" not in str(manifest["metadata"]):
-            api.call("POST", places[manifest["kind"]], manifest)
+    for manifest in manifests:
+        if manifest["kind"] in places:
+            path = f"{places[manifest['kind']]}/{manifest['metadata']['name']}"
+            api.call("PATCH", f"{path}?fieldManager=helm&force=true", manifest, APPLY)
+
+
+def as_account(api: Api, kubeconfig: Path, name: str) -> Path:
+    """A kubeconfig of a service account of the chart."""
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
-    token = api.call("POST", f"{places['ServiceAccount']}/kvpool-operator/token", request)["status"]["token"]
+    token = api.call("POST", f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{name}/token", request)["status"]["token"]
     config = yaml.safe_load(kubeconfig.read_text())
     config["users"][0]["user"]["token"] = token
-    path = kubeconfig.with_name("operator.kubeconfig")
+    path = kubeconfig.with_name(f"{name}.kubeconfig")
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+@pytest.fixture(scope="session")
+def rights(api: Api, kubeconfig: Path) -> Path:
+    """A kubeconfig of the operator's service account, with the rights that the chart gives it and no others."""
+    grant(api, rendered())
+    return as_account(api, kubeconfig, "kvpool-operator")
 
 
 @pytest.fixture(scope="session")
@@ -93,21 +111,37 @@ def sidecars(kubelet: Kubelet) -> Iterator[dict[str, SidecarDouble]]:
 class Operator:
     """A real operator process."""
 
-    def __init__(self, kubeconfig: Path, log: Path, identity: str) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, identity: str, **settings: str) -> None:
         self.log = log
-        env = {
+        self.admin_port = free_port()
+        self._env = {
             **{k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG")},
             "KUBECONFIG": str(kubeconfig),
             "KVPOOL_NAMESPACE": SYSTEM,
             "KVPOOL_SIDECAR_IMAGE": "kvpool/sidecar:test",
             "KVPOOL_IDENTITY": identity,
-            "KVPOOL_ADMIN_PORT": str(free_port()),
+            "KVPOOL_ADMIN_PORT": str(self.admin_port),
             "KVPOOL_REFRESH": "1",
+            **{f"KVPOOL_{name.upper()}": value for name, value in settings.items()},
         }
-        with log.open("wb") as out:
+        self._start()
+
+    def _start(self) -> None:
+        with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "kvpool_operator", "run"], env=env, stdout=out, stderr=out, cwd=ROOT
+                [sys.executable, "-m", "kvpool_operator", "run"], env=self._env, stdout=out, stderr=out, cwd=ROOT
             )
+
+    def ensure(self) -> None:
+        """Start it again where a test has ended it."""
+        if self.process.poll() is not None:
+            self._start()
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}[ {{]", line))
 
     def end(self) -> int:
         self.process.terminate()
@@ -127,13 +161,29 @@ class Operator:
 
 
 @pytest.fixture(scope="session")
-def operator(api: Api, kubelet: Kubelet, rights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+def first_operator(
+    api: Api, kubelet: Kubelet, rights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Operator]:
     with Operator(rights, tmp_path_factory.mktemp("operator") / "log", "first") as operator:
         yield operator
     text = operator.log.read_text()
     assert "Traceback" not in text, text[-6000:]
     forbidden = [line for line in text.splitlines() if "HTTP 403" in line and "being terminated" not in line]
     assert not forbidden, "the chart's rights do not suffice"
+
+
+@pytest.fixture
+def operator(first_operator: Operator) -> Operator:
+    """The one of all tests; it runs, also after a test that ended it."""
+    first_operator.ensure()
+    return first_operator
+
+
+@pytest.fixture
+def no_operator(first_operator: Operator) -> None:
+    """For tests that bring operators of their own."""
+    if first_operator.process.poll() is None:
+        first_operator.end()
 
 
 def namespace(api: Api, name: str, **labels: str) -> None:
@@ -222,6 +272,12 @@ class Pools:
 @pytest.fixture
 def pools(operator: Operator, sidecars: dict[str, SidecarDouble], api: Api) -> Iterator[Pools]:
     yield Pools(api)
+    operator.ensure()
+    remove_all_pools(api)
+
+
+def remove_all_pools(api: Api) -> None:
+    """An operator must run."""
     for pool in api.items(f"{POOLS}/kvcachepools"):
         path = f"{POOLS}/namespaces/{pool['metadata']['namespace']}/kvcachepools/{pool['metadata']['name']}"
         api.call("PATCH", path, {"spec": {"deletionPolicy": "Retain"}}, "application/merge-patch+json")

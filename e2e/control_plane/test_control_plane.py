@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from api import APPLY, MERGE, POOLS, Api, ApiError, until
-from conftest import ROOT, SYSTEM, Operator, Pools, namespace
+from conftest import ROOT, SYSTEM, Pools, namespace
 
 from kvpool_operator.webhook.inject import Injection, inject
 from kvpool_operator.webhook.wishes import read_wishes
@@ -439,37 +437,3 @@ def test_the_token_of_routers_comes_changes_and_goes_with_the_events(pools: Pool
     until("the token is gone", lambda: "secrets/chat-events" not in pools.owned("chat"))
     pools.until_ready("chat")
     assert without_pods(pools.owned("chat")) == MANAGED
-
-
-# -- the operator's own life (last: these end the process) ------------------------------------------------------------
-
-
-def lease(api: Api) -> dict[str, Any]:
-    found: dict[str, Any] = api.get(f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/kvpool-operator")["spec"]
-    return found
-
-
-def test_replicas_take_turns(pools: Pools, operator: Operator, rights: Path, tmp_path: Path):
-    pools.apply("chat")
-    pools.until_ready("chat")
-    assert lease(pools.api)["holderIdentity"] == "first"
-    with Operator(rights, tmp_path / "second", "second") as second:
-        # a leader that was stopped for longer than its Lease finds it lost and ends, without a write
-        operator.process.send_signal(signal.SIGSTOP)
-        until("the second one leads", lambda: lease(pools.api)["holderIdentity"] == "second", timeout=40)
-        until("it serves", lambda: "leading as second" in second.log.read_text())
-        before = {k: o["metadata"]["resourceVersion"] for k, o in pools.owned("chat").items()}
-        operator.process.send_signal(signal.SIGCONT)
-        assert operator.process.wait(20) == 1
-        assert {k: o["metadata"]["resourceVersion"] for k, o in pools.owned("chat").items()} == before
-        # one that is told to end hands over at once
-        with Operator(rights, tmp_path / "third", "third") as third:
-            until("the third one waits", lambda: os.path.exists(third.log) and lease(pools.api)["holderIdentity"])
-            started = time.monotonic()
-            assert second.end() == 0
-            until("the third one leads", lambda: lease(pools.api)["holderIdentity"] == "third")
-            assert time.monotonic() - started < 12
-            pools.apply("chat", cleanupTimeout="2m")
-            pools.until_ready("chat")
-            pools.delete("chat")
-            pools.until_gone("chat")

@@ -133,6 +133,9 @@ class MemoryCluster(Cluster):
             raise ConflictError(f"{target} is another one")
         del self.objects[target]
 
+    async def evict(self, target: Ref, *, uid: str) -> None:
+        await self.delete(target, uid=uid)
+
     def _write(self, verb: str, target: Ref) -> None:
         assert target.kind in KINDS
         self.calls.append((verb, target))

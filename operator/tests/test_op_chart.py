@@ -86,6 +86,7 @@ def test_every_value_of_the_schema_has_a_default_to_look_at():
         {"operator": {"image": {"repository": "x", "tag": "a b"}}},
         {"webhook": {"failurePolicy": "ignore"}},
         {"webhook": {"timeoutSeconds": 30}},
+        {"webhook": {"certificates": {"mode": "own"}}},
         {"sidecar": {"kubeletDir": "/var/../etc"}},
         {"crds": {"install": True}},
     ],
@@ -238,12 +239,57 @@ def test_rights_are_no_wider_than_needed():
 
 
 @needs_helm
+def test_pods_are_evicted_only_where_the_chart_allows_it():
+    def evicts(*sets):
+        rules = one(render(*sets), "ClusterRole", "kvpool-operator")["rules"]
+        return [r["verbs"] for r in rules if "pods/eviction" in r["resources"]]
+
+    assert evicts() == []
+    assert evicts("operator.restartPods=true") == [["create"]]
+
+
+@needs_helm
 def test_the_operator_may_keep_every_kind_that_it_owns():
     rules = one(render(), "ClusterRole", "kvpool-operator")["rules"]
     for kind in (KINDS[k] for k in OWNED_KINDS + OWNED_WIDE_KINDS):
         group = kind.api_version.rpartition("/")[0]
         rule = next(r for r in rules if group in r["apiGroups"] and kind.plural in r["resources"])
         assert {"get", "list", "create", "patch", "delete"} <= set(rule["verbs"]), kind.name
+
+
+@needs_helm
+def test_cert_manager_keeps_the_certificates_where_it_is_asked_to():
+    objects = render('webhook.certificates.mode="CertManager"', namespace="elsewhere")
+    made = {(o["kind"], o["metadata"]["name"]): o for o in objects}
+    leaf = made["Certificate", "kvpool-webhook"]["spec"]
+    assert leaf["dnsNames"] == ["kvpool-webhook.elsewhere.svc"]
+    assert leaf["issuerRef"] == {"name": "kvpool-webhook-ca", "kind": "Issuer", "group": "cert-manager.io"}
+    authority = made["Certificate", "kvpool-webhook-ca"]["spec"]
+    assert authority["isCA"] is True
+    assert made["Issuer", "kvpool-webhook-ca"]["spec"]["ca"]["secretName"] == authority["secretName"]
+    assert authority["issuerRef"]["name"] == "kvpool-webhook-self"
+    hooks = made["MutatingWebhookConfiguration", "kvpool-webhook"]
+    assert hooks["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": "elsewhere/kvpool-webhook"}
+    pod = pod_of(made["Deployment", "kvpool-webhook"])
+    (container,) = pod["containers"]
+    env = {e["name"]: e.get("value", "elsewhere") for e in container["env"]}
+    (mount,) = container["volumeMounts"]
+    assert read_settings([], env).certificate_dir == mount["mountPath"]
+    assert pod["volumes"] == [{"name": mount["name"], "secret": {"secretName": leaf["secretName"]}}]
+    # it then neither reads a key from the API nor writes the configuration
+    assert ("Secret", "kvpool-webhook-ca") not in made
+    assert ("Role", "kvpool-webhook") not in made
+    rights = {r for rule in made["ClusterRole", "kvpool-webhook"]["rules"] for r in rule["resources"]}
+    assert rights == {"kvcachepools", "namespaces"}
+
+
+@needs_helm
+def test_an_issuer_of_ones_own():
+    mine = {"mode": "CertManager", "issuerRef": {"name": "corp", "kind": "ClusterIssuer", "group": "cert-manager.io"}}
+    objects = render(f"webhook.certificates={json.dumps(mine)}")
+    (leaf,) = [o for o in objects if o["kind"] == "Certificate"]
+    assert leaf["spec"]["issuerRef"] == mine["issuerRef"]
+    assert not [o for o in objects if o["kind"] == "Issuer"]
 
 
 @needs_helm

@@ -48,7 +48,7 @@ def test_engine_pods_by_state():
         {"metadata": {"deletionTimestamp": "now", "annotations": {"kvpool.dev/pool": "sys/chat"}}},
         {"metadata": {}},
     ]
-    found = count(pods, "sys", "chat", "new")
+    found = count(pods, "sys", "chat", "new", {})
     assert (found.selected, found.injected, found.stale, found.skipped, found.missed) == (5, 2, 1, 1, 2)
     assert found.missed_names == ("sys/e", "team/d")
 

@@ -113,12 +113,12 @@ def test_an_engine_without_a_remote_tier_is_said_as_long_as_its_pods_are_there()
         return {"metadata": {"namespace": "t", "name": name, "uid": name, "annotations": notes, **metadata}}
 
     pods = [pod("kvbm", "dynamo"), pod("plain", "vllm"), pod("old", "dynamo", deletionTimestamp="now")]
-    engines = count(pods, "s", "chat", "i")
+    engines = count(pods, "s", "chat", "i", {})
     assert (engines.alone, engines.names) == (1, {"kvbm": "t/kvbm", "plain": "t/plain"})
     condition, _ = judged([kind("d1", "plain")], engines=engines)
     assert (condition["status"], condition["reason"]) == ("False", "EngineHasNoRemoteTier")
     assert condition["message"].startswith("t/kvbm run an engine without a remote tier")
-    assert judged([kind("d1", "plain")], engines=count(pods[1:], "s", "chat", "i"))[0]["reason"] == "Sharing"
+    assert judged([kind("d1", "plain")], engines=count(pods[1:], "s", "chat", "i", {}))[0]["reason"] == "Sharing"
 
 
 def test_whether_engines_share_says_nothing_about_the_pools_health():

@@ -107,6 +107,7 @@ async def test_the_patch_touches_only_what_is_added():
         ("replace", "/metadata/annotations/kvpool.dev~1pool"),
         ("add", "/metadata/annotations/kvpool.dev~1injected"),
         ("add", "/metadata/annotations/kvpool.dev~1injected-engine"),
+        ("add", "/metadata/annotations/kvpool.dev~1injected-revision"),
     }
 
 

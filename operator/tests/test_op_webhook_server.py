@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientSession, TCPConnector
 
+from kvpool_operator.certs import CertPolicy
 from kvpool_operator.cluster import Ref, ref
 from kvpool_operator.errors import ConflictError
 from kvpool_operator.webhook.cluster import WebhookCluster
@@ -59,6 +60,9 @@ def settings():
         service="kvpool-webhook",
         configuration="kvpool-webhook",
         ca_secret="kvpool-webhook-ca",
+        certificate_dir="",
+        policy=CertPolicy(),
+        certificate_poll_s=60,
         sidecar_image="kvpool-sidecar:0.1.0",
         sidecar_pull_policy="IfNotPresent",
         drain_s=0,
@@ -193,8 +197,9 @@ async def test_metrics_count_outcomes(running):
     assert 'kvpool_webhook_reviews_total{outcome="injected"} 1.0' in text
     assert 'kvpool_webhook_reviews_total{outcome="bad-request"} 1.0' in text
     assert "kvpool_webhook_pools 1.0" in text
-    expires = next(line for line in text.splitlines() if line.startswith("kvpool_webhook_certificate_expiry"))
-    assert float(expires.split()[1]) > 1.7e9
+    for what in ("certificate", "authority"):
+        expires = next(line for line in text.splitlines() if line.startswith(f"kvpool_webhook_{what}_expiry"))
+        assert float(expires.split()[1]) > 1.7e9
 
 
 async def test_a_namespace_that_the_pool_does_not_admit_is_told(running):
@@ -244,6 +249,9 @@ def test_settings_come_from_flags_then_environment_then_defaults():
     read = read_settings(["--https-port", "2", "--drain", "0.5"], env)
     assert (read.namespace, read.sidecar_image, read.port, read.admin_port, read.drain_s) == ("n", "i", 2, 8081, 0.5)
     assert read.dns_name == "kvpool-webhook.n.svc"
+    assert read.policy == CertPolicy()
+    short = read_settings(["--ca-life", "9", "--certificate-life", "4", "--ca-settle", "1.5"], env).policy
+    assert (short.ca_life.seconds, short.leaf_life.seconds, short.settle.total_seconds()) == (9, 4, 1.5)
     assert replace(read, namespace="m").dns_name == "kvpool-webhook.m.svc"
 
 

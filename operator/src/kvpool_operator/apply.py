@@ -12,7 +12,7 @@ from kvpool_operator.cluster import Manifest, Ref, ref
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import is_ours
 from kvpool_operator.difference import stamped
-from kvpool_operator.errors import ConflictError, OperatorError, RejectedError
+from kvpool_operator.errors import ConflictError, NotLeaderError, OperatorError, RejectedError
 from kvpool_operator.plan import Apply, Edit, Mark, Plan, Post, Prune
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvpool_operator.cluster import Cluster
     from kvpool_operator.plan import Action
 
-__all__ = ["Outcome", "execute", "write_status"]
+__all__ = ["Outcome", "execute", "post_about", "write_status"]
 
 log = logging.getLogger(__name__)
 
@@ -110,21 +110,30 @@ async def _make(manifest: Manifest, meta: Metadata, cluster: Cluster) -> None:
 
 
 async def _post(event: Post, meta: Metadata, cluster: Cluster) -> None:
+    about = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "namespace": meta.namespace,
+        "name": meta.name,
+        "uid": meta.uid,
+    }
+    await post_about(about, event.reason, event.message, cluster, warning=event.warning)
+
+
+async def post_about(
+    about: Manifest, reason: str, message: str, cluster: Cluster, *, warning: bool, name: str = ""
+) -> None:
+    """An Event about an object (its reference). With a name of its own it is made once, whoever makes it."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    called = {"name": name} if name else {"generateName": f"{about['name']}.", "name": ""}
     manifest = {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{meta.name}.", "name": "", "namespace": meta.namespace},
-        "involvedObject": {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "namespace": meta.namespace,
-            "name": meta.name,
-            "uid": meta.uid,
-        },
-        "type": "Warning" if event.warning else "Normal",
-        "reason": event.reason,
-        "message": event.message[:1000],
+        "metadata": {**called, "namespace": about["namespace"]},
+        "involvedObject": about,
+        "type": "Warning" if warning else "Normal",
+        "reason": reason,
+        "message": message[:1000],
         "source": {"component": COMPONENT},
         "firstTimestamp": now,
         "lastTimestamp": now,
@@ -132,8 +141,12 @@ async def _post(event: Post, meta: Metadata, cluster: Cluster) -> None:
     }
     try:
         await cluster.create(manifest)
+    except ConflictError:
+        pass  # it was told of before
+    except NotLeaderError:
+        raise
     except OperatorError as e:  # an Event is a courtesy: nothing waits for it
-        log.info("no Event %s: %s", event.reason, e)
+        log.info("no Event %s: %s", reason, e)
 
 
 def _note(action: Action, meta: Metadata, applied: list[Ref], pruned: list[Ref]) -> None:

@@ -76,7 +76,7 @@ def ref(manifest: Manifest) -> Ref:
 
 
 class Cluster(Protocol):
-    """Six calls. Each has a timeout of its own and raises only the errors of `kvpool_operator.errors`."""
+    """Seven calls. Each has a timeout of its own and raises only the errors of `kvpool_operator.errors`."""
 
     async def get(self, target: Ref) -> Manifest | None:
         """The object as it is now; None when there is none."""
@@ -102,4 +102,9 @@ class Cluster(Protocol):
 
     async def delete(self, target: Ref, *, uid: str = "", foreground: bool = False) -> None:
         """Delete it if it is there (and is the one with `uid`). Foreground: it goes after what it owns."""
+        ...
+
+    async def evict(self, target: Ref, *, uid: str) -> None:
+        """Ask for a pod's eviction, as `kubectl drain` does. HeldError when a budget does not allow it now;
+        ConflictError when it is another pod than the one with `uid`, or gone."""
         ...

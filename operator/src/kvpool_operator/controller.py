@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.errors import NotLeaderError, OperatorError
+from kvpool_operator.hearing import Hearing
 from kvpool_operator.queue import Backoff, KeyQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_operator.cluster import Cluster
+    from kvpool_operator.cluster import Cluster, Manifest
     from kvpool_operator.metrics import OperatorMetrics
     from kvpool_operator.reconcile import Reconciler
 
@@ -49,6 +50,7 @@ class Controller:
         self._pools: set[tuple[str, str]] = set()
         self._listed: float | None = None
         self.queue = KeyQueue()
+        self.hearing = Hearing(clock=clock)
 
     @property
     def listed_s_ago(self) -> float:
@@ -72,8 +74,10 @@ class Controller:
             except OperatorError as e:
                 log.warning("the pools cannot be listed: %s", e)
             else:
-                self._pools = {(p["metadata"]["namespace"], p["metadata"]["name"]) for p in found}
+                self._pools = {_key(p) for p in found}
                 self._listed = self._clock()
+                self.hearing.listed({_key(p): p["metadata"]["resourceVersion"] for p in found})
+                self._metrics.deaf.set(self.hearing.deaf_s)
                 self._metrics.pools.set(len(self._pools))
                 self._metrics.listed.set_to_current_time()
                 self.all_changed()
@@ -108,6 +112,10 @@ class Controller:
             self._backoff.succeeded(key)
             if again.again_s is not None:
                 self.queue.add(key, again.again_s)
+            if again.gone or again.engines is not None:
+                self._metrics.show_engines("/".join(key), again.engines)
+            for outcome in again.restarts:
+                self._metrics.restarts.labels(outcome).inc()
         self._metrics.passes.labels(result).inc()
         self._metrics.seconds.observe(self._clock() - started)
 
@@ -115,3 +123,7 @@ class Controller:
         pause = self._backoff.failed(key)
         log.warning("pool=%s/%s: %s; again in %.1f s", *key, why, pause)
         self.queue.add(key, pause)
+
+
+def _key(pool: Manifest) -> tuple[str, str]:
+    return pool["metadata"]["namespace"], pool["metadata"]["name"]

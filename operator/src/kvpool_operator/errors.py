@@ -7,6 +7,7 @@
     |   +-- ApiUnavailableError   the API server did not answer in time, or asked to come back later
     |   +-- ConflictError         somebody else changed the object in between
     |   +-- CommandUnansweredError  a sidecar did not answer an order, or has too much to do
+    |   +-- HeldError             a PodDisruptionBudget does not allow an eviction now
     +-- PermanentError            the same step fails until somebody changes something
     |   +-- CommandRefusedError   a sidecar does not understand an order
     |   +-- InvalidPoolError      the KVCachePool cannot be understood (also ValueError)
@@ -21,6 +22,7 @@ __all__ = [
     "CommandRefusedError",
     "CommandUnansweredError",
     "ConflictError",
+    "HeldError",
     "InvalidPoolError",
     "NotLeaderError",
     "OperatorError",
@@ -41,9 +43,13 @@ class RetryableError(OperatorError):
 
 
 class ApiUnavailableError(RetryableError):
-    """The API server did not answer, or not yet."""
+    """The API server did not answer, or not yet; `status` is its HTTP status, 0 for none."""
 
     reason = "ApiUnavailable"
+
+    def __init__(self, message: str = "", status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ConflictError(RetryableError):
@@ -56,6 +62,12 @@ class CommandUnansweredError(RetryableError):
     """A sidecar did not answer an order, or has too much to do."""
 
     reason = "Unanswered"
+
+
+class HeldError(RetryableError):
+    """A PodDisruptionBudget does not allow it now."""
+
+    reason = "Held"
 
 
 class PermanentError(OperatorError):

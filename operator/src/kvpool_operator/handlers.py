@@ -21,16 +21,25 @@ if TYPE_CHECKING:
 
 __all__ = ["watch"]
 
+SILENCE_S: Final = 70.0
 _OURS: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
 _OWNED: Final = (("apps", "daemonsets"), ("apps", "statefulsets"), ("", "configmaps"), ("", "services"))
 
 
 async def watch(
-    changed: Callable[[str, str], None], all_changed: Callable[[], None], stop: asyncio.Event, ready: asyncio.Event
+    changed: Callable[[str, str], None],
+    all_changed: Callable[[], None],
+    heard: Callable[[tuple[str, str], str], None],
+    stop: asyncio.Event,
+    ready: asyncio.Event,
+    *,
+    silence_s: float = SILENCE_S,
 ) -> None:
     """Run until `stop` is set or the process is told to end by a signal.
 
-    `changed(namespace, pool)` and `all_changed()` are called from this event loop and must not block.
+    `changed(namespace, pool)`, `all_changed()` and `heard((namespace, pool), version)` are called from this event loop
+    and must not block. A stream that was silent for `silence_s` is taken for dead and opened again: API servers send a
+    bookmark every minute.
     """
     registry = kopf.OperatorRegistry()
 
@@ -39,7 +48,8 @@ async def watch(
             return kopf.login_with_service_account(settings=settings, **kwargs)
         return kopf.login_with_kubeconfig(settings=settings, **kwargs)
 
-    async def pool(namespace: str | None, name: str | None, **_: Any) -> None:
+    async def pool(namespace: str | None, name: str | None, meta: Any, **_: Any) -> None:
+        heard((namespace or "", name or ""), str(meta.get("resourceVersion", "")))
         changed(namespace or "", name or "")
 
     async def owned(namespace: str | None, labels: Any, **_: Any) -> None:
@@ -58,7 +68,7 @@ async def watch(
 
     await kopf.operator(
         registry=registry,
-        settings=_settings(),
+        settings=_settings(silence_s),
         standalone=True,
         clusterwide=True,
         stop_flag=stop,
@@ -66,12 +76,13 @@ async def watch(
     )
 
 
-def _settings() -> kopf.OperatorSettings:
+def _settings(silence_s: float) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # needs no right to list CRDs; the process waits for its own before this
     settings.watching.server_timeout = 300
     settings.watching.connect_timeout = 10
+    settings.watching.inactivity_timeout = silence_s
     settings.networking.request_timeout = 20
     settings.queueing.worker_limit = 16
     settings.process.ultimate_exiting_timeout = 10

@@ -13,7 +13,7 @@ from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from kvpool_operator.cluster import KINDS, Cluster, Manifest, Ref, ref
-from kvpool_operator.errors import ApiUnavailableError, ConflictError, OperatorError, RejectedError
+from kvpool_operator.errors import ApiUnavailableError, ConflictError, HeldError, OperatorError, RejectedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -108,6 +108,24 @@ class KubeCluster(Cluster):
             if e.status != 404:
                 raise
 
+    async def evict(self, target: Ref, *, uid: str) -> None:
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": target.name, "namespace": target.namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        try:
+            await self._call("POST", _path(target, "eviction"), f"eviction of {target}", body=eviction)
+        except ApiUnavailableError as e:
+            if e.status == 429:
+                raise HeldError(str(e)) from None
+            raise
+        except RejectedError as e:
+            if e.status == 404:
+                raise ConflictError(f"{target} is gone") from None
+            raise
+
     async def _call(
         self,
         method: str,
@@ -160,5 +178,5 @@ def _error(method: str, what: str, status: int, message: str) -> OperatorError:
     if status == 409:
         return ConflictError(text)
     if status in (401, 408, 429) or status >= 500 or status == 0:
-        return ApiUnavailableError(text)
+        return ApiUnavailableError(text, status)
     return RejectedError(text, status)

@@ -24,10 +24,11 @@ __all__ = ["LeaderOnly", "Lease"]
 log = logging.getLogger(__name__)
 
 LEASE_S: Final = 15.0
-RENEW_S: Final = 10.0
-"""A leader that could not renew for so long gives up, before others may take over."""
-RETRY_S: Final = 2.0
-CALL_S: Final = 4.0
+RENEW: Final = 2 / 3
+"""A leader that could not renew for so much of the Lease's time gives up, before others may take over."""
+RENEW_S: Final = LEASE_S * RENEW
+RETRY: Final = 2 / 15
+CALL: Final = 4 / 15
 """A call that takes longer has failed, so that a second one fits in before the Lease is lost."""
 
 
@@ -35,11 +36,19 @@ class Lease:
     """The right to write. `acquire`, then `keep` in a task of its own, then `release`."""
 
     def __init__(
-        self, cluster: Cluster, namespace: str, name: str, identity: str, *, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: Cluster,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        lease_s: float = LEASE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._ref = Ref("Lease", namespace, name)
         self._identity = identity
+        self._lease_s = lease_s
         self._clock = clock
         self._renewed: float | None = None
         self._seen: tuple[Any, float] | None = None
@@ -47,20 +56,20 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether this process may write now."""
-        return self._renewed is not None and self._clock() - self._renewed < RENEW_S
+        return self._renewed is not None and self._clock() - self._renewed < self._lease_s * RENEW
 
-    async def acquire(self, retry_s: float = RETRY_S) -> None:
+    async def acquire(self, retry_s: float | None = None) -> None:
         """Wait until the Lease is ours."""
         while True:
             if await self._try():
                 break
-            await asyncio.sleep(retry_s)
+            await asyncio.sleep(self._lease_s * RETRY if retry_s is None else retry_s)
         log.info("leading as %s", self._identity)
 
-    async def keep(self, retry_s: float = RETRY_S) -> None:
+    async def keep(self, retry_s: float | None = None) -> None:
         """Renew; returns when the Lease is lost."""
         while self.held:
-            await asyncio.sleep(retry_s)
+            await asyncio.sleep(self._lease_s * RETRY if retry_s is None else retry_s)
             await self._try()
         log.error("the Lease is lost")
 
@@ -77,7 +86,7 @@ class Lease:
         """Take or renew the Lease if that may be done; the time of a renewal is that of its beginning."""
         started = self._clock()
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(self._lease_s * CALL):
                 taken = await self._take()
         except ConflictError:
             return False
@@ -111,7 +120,7 @@ class Lease:
         mark = (holder, spec.get("renewTime"), spec.get("leaseTransitions"))
         if self._seen is None or self._seen[0] != mark:
             self._seen = (mark, self._clock())
-        if holder and self._clock() - self._seen[1] < float(spec.get("leaseDurationSeconds") or LEASE_S):
+        if holder and self._clock() - self._seen[1] < float(spec.get("leaseDurationSeconds") or self._lease_s):
             return False
         await self._write(lease, self._spec(int(spec.get("leaseTransitions") or 0) + 1, acquired=None))
         return True
@@ -124,7 +133,7 @@ class Lease:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": int(LEASE_S),
+            "leaseDurationSeconds": int(self._lease_s),
             "acquireTime": acquired or now,
             "renewTime": now,
             "leaseTransitions": transitions,
@@ -161,6 +170,10 @@ class LeaderOnly(Cluster):
     async def delete(self, target: Ref, *, uid: str = "", foreground: bool = False) -> None:
         self._check()
         await self._cluster.delete(target, uid=uid, foreground=foreground)
+
+    async def evict(self, target: Ref, *, uid: str) -> None:
+        self._check()
+        await self._cluster.evict(target, uid=uid)
 
     def _check(self) -> None:
         if not self._lease.held:

@@ -10,6 +10,7 @@ from kvpool_operator import podview
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.cluster import Ref, ref
 from kvpool_operator.desired import labels, names
+from kvpool_operator.desired.injection import revisions
 from kvpool_operator.engines import OPTED_IN, count
 from kvpool_operator.errors import RejectedError
 from kvpool_operator.external import read_external, secret_names
@@ -80,7 +81,7 @@ class Observer:
             external_problem=external if isinstance(external, str) else "",
             namespace_terminating=terminating,
             sidecars=sidecars,
-            engines=count(engine_pods, meta.namespace, meta.name, self._image),
+            engines=count(engine_pods, meta.namespace, meta.name, self._image, revisions(pool)),
             webhook=webhook,
             refusal=refusal,
         )

@@ -14,11 +14,13 @@ from kvpool_operator.apply import Outcome, execute, write_status
 from kvpool_operator.cluster import Ref
 from kvpool_operator.desired import Inputs, build
 from kvpool_operator.desired.cleanup import build_cleanup
+from kvpool_operator.desired.injection import revisions
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.peer_ca import peer_files
 from kvpool_operator.plan import Plan, plan, plan_cleanup
 from kvpool_operator.randomness import make_secret
+from kvpool_operator.restarts import Restarts, Round
 from kvpool_operator.status import Progress, invalid_status, make_status, worth_writing
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.cluster import Cluster, Manifest
     from kvpool_operator.desired.env import Env, PoolSecret
+    from kvpool_operator.engines import EnginePods
     from kvpool_operator.observe import Observer
     from kvpool_operator.observed import Observed
 
@@ -43,6 +46,10 @@ class Result:
 
     again_s: float | None = None
     gone: bool = False
+    engines: EnginePods | None = None
+    """The pods that ask for the pool, where they were looked at."""
+    restarts: tuple[str, ...] = ()
+    """What came of the watchdog's evictions."""
 
 
 class Reconciler:
@@ -63,12 +70,14 @@ class Reconciler:
         self._clock = clock
         self._now = now
         self._written: dict[str, float] = {}
+        self._restarts = Restarts(cluster, clock=clock)
 
     async def reconcile(self, namespace: str, name: str) -> Result:
         """Bring one pool a step nearer to what it should be. Raises RetryableError when that must be repeated."""
         raw = await self._cluster.get(Ref(KIND, namespace, name))
         if raw is None:
             self._written.pop(f"{namespace}/{name}", None)
+            self._restarts.forget(f"{namespace}/{name}")
             return Result(gone=True)
         meta, pool, problem = _read(raw)
         observed = await self._observer.observe(raw, meta, pool)
@@ -77,8 +86,18 @@ class Reconciler:
         outcome = await execute(steps, meta, self._cluster)
         if steps.done and not outcome.rejections:
             return Result(gone=True)
-        await self._tell(meta, pool, problem, observed, steps, outcome, secret.pool_id)
-        return Result(again_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned else None)
+        living = pool is not None and not meta.deletion_timestamp and not observed.namespace_terminating
+        watched = await self._watch(pool, observed) if pool is not None and living else Round()
+        await self._tell(meta, pool, problem, observed, steps, outcome, secret.pool_id, watched.problem)
+        return Result(
+            again_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned else None,
+            engines=observed.engines if pool is not None else None,
+            restarts=watched.outcomes,
+        )
+
+    async def _watch(self, pool: KVCachePool, observed: Observed) -> Round:
+        target = f"{self._env.sidecar_image} {sorted(revisions(pool).items())}"
+        return await self._restarts.look(pool, observed, target)
 
     def _plan(self, meta: Metadata, pool: KVCachePool | None, secret: PoolSecret, observed: Observed) -> Plan:
         inputs = Inputs(pool, self._env, secret, observed.allowed_namespaces, observed.external) if pool else None
@@ -111,12 +130,14 @@ class Reconciler:
         steps: Plan,
         outcome: Outcome,
         pool_id: str,
+        watchdog: str,
     ) -> None:
         now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
         if pool is None:
             status = invalid_status(meta, observed, problem, now)
         else:
-            progress = Progress(len(outcome.applied) + len(outcome.pruned), steps.waiting, outcome.rejections)
+            applied = len(outcome.applied) + len(outcome.pruned)
+            progress = Progress(applied, steps.waiting, outcome.rejections, watchdog)
             known = pool_id if observed.objects or outcome.applied else ""
             status = make_status(pool, observed, progress, known, now)
         key = f"{meta.namespace}/{meta.name}"

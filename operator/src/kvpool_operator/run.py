@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 DEAF_AFTER_S: Final = 300.0
 """A leader that could not list the pools for so long is restarted by its liveness probe."""
+WATCH_DEAF_AFTER_S: Final = 180.0
+"""So is one whose watch has not told for so long what listings show; before that it opens silent streams again."""
 
 
 async def run(settings: OperatorSettings) -> int:
@@ -46,14 +48,17 @@ async def run(settings: OperatorSettings) -> int:
 
     def healthy() -> str:
         ago = leading[0].listed_s_ago if leading else 0.0
-        return f"the pools were not listed for {ago:.0f} s" if DEAF_AFTER_S < ago < float("inf") else ""
+        if DEAF_AFTER_S < ago < float("inf"):
+            return f"the pools were not listed for {ago:.0f} s"
+        deaf = leading[0].hearing.deaf_s if leading else 0.0
+        return f"the watch of the pools has missed changes for {deaf:.0f} s" if deaf > WATCH_DEAF_AFTER_S else ""
 
     async with (
         serve_admin(settings.address, settings.admin_port, metrics, healthy),
         open_cluster() as cluster,
         open_scraper() as scraper,
     ):
-        lease = Lease(cluster, settings.namespace, settings.lease, settings.identity)
+        lease = Lease(cluster, settings.namespace, settings.lease, settings.identity, lease_s=settings.lease_s)
         if not await _unless(stop, _until_leading(cluster, lease)):
             return 0
         metrics.leader.set(1)
@@ -104,7 +109,8 @@ async def _lead(
     parts += [asyncio.create_task(controller.work(), name=f"worker {i}") for i in range(settings.workers)]
     stopping = asyncio.create_task(stop.wait(), name="stop")
     # last: when kopf ends, it ends every task that was made after its start
-    events = asyncio.create_task(watch(controller.changed, controller.all_changed, stop, watching), name="events")
+    told = controller.changed, controller.all_changed, controller.hearing.heard
+    events = asyncio.create_task(watch(*told, stop, watching, silence_s=settings.silence_s), name="events")
     started = asyncio.create_task(_after(watching, stop), name="signals")
     try:
         done, _ = await asyncio.wait([*parts, stopping, events], return_when=asyncio.FIRST_COMPLETED)

@@ -24,10 +24,12 @@ class OperatorSettings:
     address: str
     admin_port: int
     lease: str
+    lease_s: float
     webhook: str
     env: Env
     workers: int
     refresh_s: float
+    silence_s: float
     log_level: str
 
 
@@ -49,6 +51,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
     flag("address", "address for probes and metrics: the pod's own", "127.0.0.1")
     flag("admin-port", "port for probes and metrics (HTTP)", "8080")
     flag("lease", "name of the Lease that one replica holds", "kvpool-operator")
+    flag("lease-duration", "seconds after which a Lease that is not renewed may be taken over", "15")
     flag("webhook", "name of the webhook's MutatingWebhookConfiguration and Deployment", "kvpool-webhook")
     flag("sidecar-image", "image of everything that a pool runs")
     flag("sidecar-pull-policy", "its imagePullPolicy", "IfNotPresent")
@@ -57,6 +60,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
     flag("rendezvous-role", "ClusterRole that sidecars are bound to", "kvpool-sidecar-rendezvous")
     flag("workers", "pools that are worked on at once", "4")
     flag("refresh", "seconds between two looks at a pool when nothing happens", "10")
+    flag("watch-silence", "seconds without a word after which a watch is opened again; bookmarks come every 60", "70")
     flag("log-level", "DEBUG, INFO, WARNING or ERROR", "INFO")
     a = parser.parse_args(argv)
     return OperatorSettings(
@@ -65,6 +69,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
         address=a.address,
         admin_port=int(a.admin_port),
         lease=a.lease,
+        lease_s=max(3.0, float(a.lease_duration)),
         webhook=a.webhook,
         env=Env(
             sidecar_image=a.sidecar_image,
@@ -75,5 +80,6 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
         ),
         workers=max(1, int(a.workers)),
         refresh_s=max(1.0, float(a.refresh)),
+        silence_s=max(1.0, float(a.watch_silence)),
         log_level=a.log_level,
     )

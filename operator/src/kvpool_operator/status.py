@@ -60,6 +60,8 @@ class Progress:
     applied: int = 0
     waiting: str = ""
     rejections: tuple[str, ...] = ()
+    watchdog: str = ""
+    """Why a pod that should be made again was not."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
         ready,
         storage,
         index,
-        _injection_ready(pool, observed),
+        _injection_ready(pool, observed, progress.watchdog),
         _transport_ready(pool, reports),
         _shared_reuse(observed.engines, reports, found),
         progressing,
@@ -227,20 +229,25 @@ def _index_ready(pool: KVCachePool, observed: Observed, reports: Sequence[Report
     return _Verdict(True, Reason.CONNECTED, told)
 
 
-def _injection_ready(pool: KVCachePool, observed: Observed) -> _Verdict:
+def _injection_ready(pool: KVCachePool, observed: Observed, watchdog: str) -> _Verdict:
     engines = observed.engines
     if not pool.spec.injection.enabled:
         return _Verdict(False, Reason.DISABLED, "spec.injection.enabled is false: new pods start without the pool")
     if observed.webhook.problem:
         return _Verdict(False, Reason.WEBHOOK_DOWN, f"{observed.webhook.problem}: new pods start without the pool")
+    restarts = pool.spec.injection.watchdog == "Restart" and pool.spec.mode == "Enforce"
+    what = watchdog or ("their owners make them again, one after the other" if restarts else "make them again")
     if engines.missed:
         return _Verdict(
             False,
             Reason.PODS_NOT_INJECTED,
-            f"{engines.missed} opted-in pods were made while the webhook was away and run without the pool; make them "
-            f"again: {_some(engines.missed_names, engines.missed)}",
+            f"{engines.missed} opted-in pods were made while the webhook was away and run without the pool; {what}: "
+            f"{_some(engines.missed_names, engines.missed)}",
         )
-    return _Verdict(True, Reason.INJECTING, f"{engines.injected} pods use the pool, {engines.skipped} were skipped")
+    told = f"{engines.injected} pods use the pool, {engines.skipped} were skipped"
+    if engines.stale:
+        told += f"; {engines.stale} of them carry an older client or configuration and work: {what}"
+    return _Verdict(True, Reason.INJECTING, told)
 
 
 def _transport_ready(pool: KVCachePool, reports: Sequence[Report]) -> _Verdict:

@@ -58,6 +58,7 @@ __all__ = [
     "ReadAhead",
     "Reserve",
     "ResourceName",
+    "RestartPause",
     "SharedPath",
     "StoreTime",
     "TenantRoom",
@@ -216,3 +217,4 @@ StoreTime = duration_between("100ms", "10m", "give storeDeadline from 100ms to 1
 LifeTime = duration_between("0s", "8760h", "give a time to live up to 8760h, such as 24h; 0s turns it off")
 Cooldown = duration_between("10ms", "10m", "give cooldown from 10ms to 10m, such as 1s")
 CleanupTime = duration_between("1s", "24h", "give cleanupTimeout from 1s to 24h, such as 5m")
+RestartPause = duration_between("10s", "24h", "give restartEvery from 10s to 24h, such as 1m")

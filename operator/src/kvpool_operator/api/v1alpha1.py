@@ -562,6 +562,14 @@ class Injection(Model):
     """false: new pods start without the pool; running ones keep what they have."""
     allowed_namespaces: AllowedNamespaces = section(AllowedNamespaces)
     """Whose pods may use the pool."""
+    watchdog: Literal["Report", "Restart"] = "Report"
+    """What about pods that run without the pool, because the webhook was away when they were made, or with an older
+    client or configuration? Report: they are counted, and an Event on each says so. Restart: they are evicted, too, so
+    that their owners make them again: one after the other, never a tenth of an owner's pods at once (of a small owner
+    one), as PodDisruptionBudgets allow it, and not those of Jobs. The chart must let the operator do it
+    (operator.restartPods)."""
+    restart_every: f.RestartPause = "1m"
+    """Shortest time between two evictions for this pool."""
     vllm: VllmInjection = section(VllmInjection)
     """What injected vLLM engines are told."""
     dynamo: DynamoInjection = section(DynamoInjection)

@@ -134,7 +134,8 @@ class PodsStatus(Model):
     missed: Count = 0
     """Those that the webhook never saw, because it was away when they were made: make them again."""
     stale: Count = 0
-    """Those that carry the client of another version of KVPool; they work, and get the new one when made again."""
+    """Those that carry the client of another version of KVPool, or are told of the pool as it was before its spec was
+    changed; they work, and get the new one when made again."""
 
 
 class PoolStatus(Model):

@@ -11,6 +11,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvpool_operator.desired.injection import revision
 from kvpool_operator.webhook import client_parts
 from kvpool_operator.webhook.command import Reading, read_container
 from kvpool_operator.webhook.connector import compact
@@ -27,6 +28,7 @@ from kvpool_operator.webhook.wishes import (
     ANNOTATION_FAMILY,
     ANNOTATION_INJECTED,
     ANNOTATION_POOL,
+    ANNOTATION_REVISION,
     ANNOTATION_SKIP,
     Wishes,
 )
@@ -73,6 +75,15 @@ def inject(pod: Pod, wishes: Wishes, injection: Injection) -> Injected:
     notes.pop(ANNOTATION_SKIP, None)
     notes[ANNOTATION_POOL] = injection.pool
     notes[ANNOTATION_FAMILY] = family
+    if not again:  # what an earlier pass told it stays
+        notes[ANNOTATION_REVISION] = revision(
+            family,
+            client_config=injection.client_config,
+            block_tokens=injection.block_tokens,
+            host_memory_bytes=injection.host_memory_bytes,
+            kvbm_host_bytes=injection.kvbm_host_bytes,
+            kvbm_disk_bytes=injection.kvbm_disk_bytes,
+        )
     notes[ANNOTATION_INJECTED] = _digest(pod, container)
     return Injected(pod, [] if again else warnings)
 
@@ -85,6 +96,7 @@ def mark_skipped(pod: Pod, skip: Skip) -> Pod:
     notes = notes_of(pod)
     notes.pop(ANNOTATION_INJECTED, None)
     notes.pop(ANNOTATION_FAMILY, None)
+    notes.pop(ANNOTATION_REVISION, None)
     notes[ANNOTATION_SKIP] = str(skip)
     return pod
 

@@ -33,3 +33,8 @@ class WebhookMetrics:
             "When this replica's certificate ends, in seconds since 1970.",
             registry=self.registry,
         )
+        self.authority_expires = Gauge(
+            "kvpool_webhook_authority_expiry_timestamp_seconds",
+            "When the authority of our own that signs certificates ends, in seconds since 1970; 0 where another signs.",
+            registry=self.registry,
+        )

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -17,6 +18,7 @@ from prometheus_client import generate_latest
 
 from kvpool_operator.kube import open_cluster
 from kvpool_operator.webhook.cluster import WebhookCluster
+from kvpool_operator.webhook.filecerts import FileCerts
 from kvpool_operator.webhook.metrics import WebhookMetrics
 from kvpool_operator.webhook.pools import PoolCache, PoolReader
 from kvpool_operator.webhook.review import Installation, answer
@@ -24,6 +26,7 @@ from kvpool_operator.webhook.settings import read_settings
 from kvpool_operator.webhook.tls import CertKeeper, Names, TrustStore, server_context
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Sequence
 
     from kvpool_operator.webhook.settings import WebhookSettings
@@ -43,7 +46,7 @@ BODY_S: Final = 2.0
 class WebhookServer:
     """Routes, limits and counts around `review.answer`."""
 
-    def __init__(self, pools: PoolCache, certs: CertKeeper, installation: Installation) -> None:
+    def __init__(self, pools: PoolCache, certs: CertKeeper | FileCerts, installation: Installation) -> None:
         self.draining = False
         """Set before the end, so that the Service stops sending while requests are still answered."""
         self._pools = pools
@@ -105,6 +108,8 @@ class WebhookServer:
         m.pools.set(len(self._pools))
         m.view_age.set(self._pools.age_s)
         m.certificate_expires.set(self._certs.expires.timestamp() if self._certs.expires else 0)
+        if self._certs.authority_expires is not None:
+            m.authority_expires.set(self._certs.authority_expires.timestamp())
         return web.Response(body=generate_latest(m.registry), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
@@ -113,7 +118,7 @@ async def serve(settings: WebhookSettings, reader: PoolReader, store: TrustStore
     """Listen, keep the view and the certificates fresh, and stop all of it on the way out."""
     context = server_context()
     pools = PoolCache(reader)
-    certs = CertKeeper(store, context, Names(f"kvpool-webhook-ca.{settings.namespace}", (settings.dns_name,)))
+    certs = _certificates(settings, store, context)
     server = WebhookServer(pools, certs, Installation(settings.sidecar_image, settings.sidecar_pull_policy))
     async with AsyncExitStack() as stack:
         tasks = [asyncio.create_task(certs.run(), name="certs"), asyncio.create_task(pools.run(), name="pools")]
@@ -127,6 +132,13 @@ async def serve(settings: WebhookSettings, reader: PoolReader, store: TrustStore
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, settings.address, port, ssl_context=tls, backlog=512).start()
         yield server
+
+
+def _certificates(settings: WebhookSettings, store: TrustStore, context: ssl.SSLContext) -> CertKeeper | FileCerts:
+    if settings.certificate_dir:
+        return FileCerts(Path(settings.certificate_dir), context, poll_s=min(10.0, settings.certificate_poll_s))
+    names = Names(f"kvpool-webhook-ca.{settings.namespace}", (settings.dns_name,))
+    return CertKeeper(store, context, names, policy=settings.policy, poll_s=settings.certificate_poll_s)
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from kvpool_operator.certs import CertPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +26,10 @@ class WebhookSettings:
     service: str
     configuration: str
     ca_secret: str
+    certificate_dir: str
+    """Empty: an authority of our own."""
+    policy: CertPolicy
+    certificate_poll_s: float
     sidecar_image: str
     sidecar_pull_policy: str
     drain_s: float
@@ -54,6 +61,11 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> WebhookSet
     flag("webhook-service", "Service by which the API server calls this webhook", "kvpool-webhook")
     flag("webhook-configuration", "the MutatingWebhookConfiguration whose caBundle is kept", "kvpool-webhook")
     flag("ca-secret", "Secret of the certificate authority, shared by the replicas", "kvpool-webhook-ca")
+    flag("certificate-dir", "directory of a tls.crt and tls.key that somebody else keeps, such as cert-manager", "")
+    flag("ca-life", "seconds that an authority of our own lives; a new one comes at two thirds", "31536000")
+    flag("certificate-life", "seconds that a certificate of our own lives; a new one comes at two thirds", "604800")
+    flag("ca-settle", "seconds that a new authority is trusted before it signs", "600")
+    flag("certificate-poll", "seconds between two looks at the certificates", "60")
     flag("sidecar-image", "image of the init container that brings the client")
     flag("sidecar-pull-policy", "its imagePullPolicy", "IfNotPresent")
     flag("drain", "seconds to go on answering after SIGTERM, while the Service forgets this pod", "5")
@@ -67,6 +79,13 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> WebhookSet
         service=a.webhook_service,
         configuration=a.webhook_configuration,
         ca_secret=a.ca_secret,
+        certificate_dir=a.certificate_dir,
+        policy=CertPolicy(
+            ca_life=timedelta(seconds=float(a.ca_life)),
+            leaf_life=timedelta(seconds=float(a.certificate_life)),
+            settle=timedelta(seconds=float(a.ca_settle)),
+        ),
+        certificate_poll_s=max(0.1, float(a.certificate_poll)),
         sidecar_image=a.sidecar_image,
         sidecar_pull_policy=a.sidecar_pull_policy,
         drain_s=float(a.drain),

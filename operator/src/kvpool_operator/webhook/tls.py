@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-__all__ = ["CertKeeper", "Names", "TrustStore", "server_context"]
+__all__ = ["CertKeeper", "Names", "TrustStore", "load_pem", "server_context"]
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class CertKeeper:
         self._clock = clock
         self._poll_s = poll_s
         self._leaf: Leaf | None = None
+        self._authority_expires: datetime | None = None
         self._trusted = False
 
     @property
@@ -97,6 +98,11 @@ class CertKeeper:
     def expires(self) -> datetime | None:
         """End of the leaf's life."""
         return self._leaf.expires if self._leaf else None
+
+    @property
+    def authority_expires(self) -> datetime | None:
+        """End of the newest authority's life."""
+        return self._authority_expires
 
     async def run(self) -> None:
         """Poll until cancelled. After a failure the last leaf stays in use and the next try comes sooner."""
@@ -112,6 +118,7 @@ class CertKeeper:
     async def step(self) -> None:
         """Authority, caBundle, leaf: in this order, so that nothing is served before it is trusted."""
         authorities = await self._authorities()
+        self._authority_expires = authorities.current.expires
         now = self._clock()
         await self._publish(base64.b64encode(authorities.bundle(now)).decode())
         signer = authorities.signer(now, self._policy)
@@ -151,7 +158,7 @@ class CertKeeper:
 
     def _serve(self, signer: Authority, now: datetime) -> None:
         leaf = issue_leaf(signer, self._names.service_dns, now, self._policy)
-        _load(self._context, leaf)
+        load_pem(self._context, leaf.certificate_pem + leaf.key_pem)
         self._leaf = leaf
         log.info("a new server certificate, valid until %s", leaf.expires.isoformat())
 
@@ -164,12 +171,15 @@ def server_context() -> ssl.SSLContext:
     return context
 
 
-def _load(context: ssl.SSLContext, leaf: Leaf) -> None:
-    """OpenSSL reads files; an anonymous file in memory keeps the key off every file system."""
+def load_pem(context: ssl.SSLContext, pem: bytes) -> None:
+    """Serve a certificate with its key. OpenSSL reads files; an anonymous one in memory keeps the key off every disk.
+
+    ssl.SSLError when they do not belong together.
+    """
     fd = os.memfd_create("kvpool-webhook-leaf", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(fd), "wb") as file:
-            file.write(leaf.certificate_pem + leaf.key_pem)
+            file.write(pem)
         context.load_cert_chain(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)

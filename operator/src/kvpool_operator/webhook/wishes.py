@@ -16,6 +16,7 @@ __all__ = [
     "ANNOTATION_FAMILY",
     "ANNOTATION_INJECTED",
     "ANNOTATION_POOL",
+    "ANNOTATION_REVISION",
     "ANNOTATION_SKIP",
     "LABEL_INJECT",
     "Wishes",
@@ -30,6 +31,7 @@ ANNOTATION_ENGINE: Final = "kvpool.dev/engine"
 ANNOTATION_CONNECTOR: Final = "kvpool.dev/connector-config"
 ANNOTATION_INJECTED: Final = "kvpool.dev/injected"
 ANNOTATION_FAMILY: Final = "kvpool.dev/injected-engine"
+ANNOTATION_REVISION: Final = "kvpool.dev/injected-revision"
 ANNOTATION_SKIP: Final = "kvpool.dev/skip-reason"
 
 ENGINES: Final = ("auto", "vllm", "vllm-pd", "lmcache", "sglang", "dynamo", "none")

@@ -1,0 +1,47 @@
+"""Whether the watch of the pools still tells of their changes. Pure but for the clock that it is given.
+
+A watch can die without a word: the connection stands, and nothing comes. Every listing is held against what the watch
+last said of each pool; a version that was listed twice and never heard of has been missed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Hearing"]
+
+Key = tuple[str, str]
+
+
+class Hearing:
+    """For one event loop. Versions are compared for equality alone: they are opaque."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._heard: dict[Key, str] = {}
+        self._behind: dict[Key, str] = {}
+        self._since: float | None = None
+
+    @property
+    def deaf_s(self) -> float:
+        """For how long listings have had what the watch did not tell; 0 while it tells."""
+        return self._clock() - self._since if self._since is not None else 0.0
+
+    def heard(self, key: Key, version: str) -> None:
+        """The watch told of this version of a pool."""
+        self._heard[key] = version
+
+    def listed(self, versions: Mapping[Key, str]) -> None:
+        """All pools as a listing has them."""
+        self._heard = {k: v for k, v in self._heard.items() if k in versions}
+        behind = {k: v for k, v in versions.items() if self._heard.get(k) != v}
+        missed = any(self._behind.get(k) == v for k, v in behind.items())
+        self._behind = behind
+        if not missed:
+            self._since = None
+        elif self._since is None:
+            self._since = self._clock()
