@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvpool_sidecar.bounded_http import BoundedHandler, BoundedHttpServer, body_length
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.metrics import Metrics
+    from collections.abc import Callable
+
     from kvpool_sidecar.server.prefixes import Prefixes
-    from kvpool_sidecar.status import StatusReport
 
 __all__ = ["HealthServer"]
 
@@ -22,11 +22,26 @@ _MAX_THREADS = 16
 _MAX_BODY = 512 << 10
 
 
+class _Reporting(Protocol):
+    """What /status and /readyz tell."""
+
+    @property
+    def ready(self) -> Callable[[], bool]: ...
+
+    def __call__(self) -> dict[str, Any]: ...
+
+
+class _Text(Protocol):
+    """What /metrics tells."""
+
+    def text(self) -> bytes: ...
+
+
 class HealthServer(BoundedHttpServer):
     """Binds at once (OSError if the address is taken); serves from `start` to `stop`."""
 
     def __init__(
-        self, host: str, port: int, report: StatusReport, metrics: Metrics, prefixes: Prefixes | None = None
+        self, host: str, port: int, report: _Reporting, metrics: _Text, prefixes: Prefixes | None = None
     ) -> None:
         self.report = report
         self.metrics = metrics

@@ -16,6 +16,7 @@ __all__ = [
     "ServeSettings",
     "fixed_sockets",
     "index_files",
+    "own_address",
     "read_config",
     "read_secret",
 ]
@@ -44,12 +45,7 @@ class ServeSettings:
     object_secret_dir: str = ""  # credentials of the object store, one file each
 
     def __post_init__(self) -> None:
-        try:
-            address = ipaddress.ip_address(self.address)
-        except ValueError:
-            raise ConfigError(f"--address: {self.address!r} is not a numeric address") from None
-        if address.is_unspecified or address.is_multicast:
-            raise ConfigError("--address: give the pod's own address; a sidecar does not listen on all of them")
+        own_address(self.address)
         if not self.node:
             raise ConfigError("--node: the node's name is needed (KVPOOL_NODE)")
         if not self.handoff and not self.sockets:
@@ -69,6 +65,17 @@ class ServeSettings:
             if os.path.isdir(candidate):
                 return candidate
         return None
+
+
+def own_address(text: str) -> str:
+    """The address, which is this pod's or machine's own. ConfigError for anything that stands for more than one."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ConfigError(f"--address: {text!r} is not a numeric address") from None
+    if address.is_unspecified or address.is_multicast:
+        raise ConfigError("--address: give the pod's own address; a sidecar does not listen on all of them")
+    return text
 
 
 def read_config(path: str) -> PoolConfig:

@@ -1,0 +1,80 @@
+"""What a look at a node found, as values and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+__all__ = ["Finding", "Level", "Report", "failed", "fine", "warned"]
+
+_MOST_FINDINGS = 64
+_TEXT = 300
+
+
+class Level(StrEnum):
+    """Fail: the pool cannot work on this node as its spec asks. Warn: it works, and somebody should know."""
+
+    OK = "Ok"
+    WARN = "Warn"
+    FAIL = "Fail"
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at. `values` are numbers with their unit in the name (`write_mb_s`, `free_bytes`)."""
+
+    check: str
+    level: Level
+    message: str
+    advice: str = ""
+    tier: str = ""
+    values: Mapping[str, float] = {}
+
+    def dump(self) -> dict[str, Any]:
+        return {
+            "check": self.check,
+            "level": self.level.value,
+            "message": self.message[:_TEXT],
+            "advice": self.advice[:_TEXT],
+            "tier": self.tier,
+            "values": {k: round(v, 3) for k, v in self.values.items()},
+        }
+
+
+class Report(NamedTuple):
+    """A whole look at a node."""
+
+    node: str
+    seconds: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(f.level is not Level.FAIL for f in self.findings)
+
+    def dump(self) -> dict[str, Any]:
+        """JSON values only; the worst findings first."""
+        order = {Level.FAIL: 0, Level.WARN: 1, Level.OK: 2}
+        worst = sorted(self.findings, key=lambda f: order[f.level])
+        return {
+            "version": 1,
+            "node": self.node,
+            "passed": self.passed,
+            "seconds": round(self.seconds, 2),
+            "findings": [f.dump() for f in worst[:_MOST_FINDINGS]],
+        }
+
+
+def fine(check: str, message: str, *, tier: str = "", **values: float) -> Finding:
+    """As it should be."""
+    return Finding(check, Level.OK, message, "", tier, values)
+
+
+def warned(check: str, message: str, advice: str, *, tier: str = "", **values: float) -> Finding:
+    """Works, but somebody should know."""
+    return Finding(check, Level.WARN, message, advice, tier, values)
+
+
+def failed(check: str, message: str, advice: str, *, tier: str = "", **values: float) -> Finding:
+    """Does not work as the spec asks."""
+    return Finding(check, Level.FAIL, message, advice, tier, values)

@@ -1,0 +1,132 @@
+"""RDMA as this pod sees it: devices, ports, GIDs of the pod's own network namespace, memory that may be pinned.
+
+A device that was put into a pod is of no use there for RoCE if none of its GIDs belongs to a network device of the pod's
+network namespace: the kernel keeps the table (Documentation/ABI/stable/sysfs-class-infiniband), and reading whose a GID
+is (`gid_attrs/ndevs`) fails for those of other namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool_sidecar.preflight.finding import failed, fine, warned
+from kvpool_sidecar.transport.rdma.choose import what_is_here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvpool.config import PeerConfig
+    from kvpool_sidecar.preflight.finding import Finding
+
+__all__ = ["Port", "look_at_rdma", "ports"]
+
+_MOST_DEVICES, _MOST_PORTS, _MOST_GIDS = 64, 8, 256
+_NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+
+class Port(NamedTuple):
+    """One port of a device. `gids`: how many may be used from here."""
+
+    device: str
+    number: str
+    active: bool
+    gids: int
+    link: str
+
+
+def ports(sys: str = "/sys", interfaces: frozenset[str] | None = None) -> list[Port]:
+    """Ports of the devices that this pod sees. `interfaces`: the network devices of this namespace."""
+    here = _interfaces(sys) if interfaces is None else interfaces
+    return [
+        Port(
+            device.name,
+            port.name,
+            _read(port / "state").endswith("ACTIVE"),
+            _gids(port, here),
+            _read(port / "link_layer") or "Ethernet",
+        )
+        for device in _entries(Path(sys, "class", "infiniband"), _MOST_DEVICES)
+        for port in _entries(device / "ports", _MOST_PORTS)
+    ]
+
+
+def look_at_rdma(
+    peer: PeerConfig,
+    *,
+    sys: str = "/sys",
+    here: tuple[bool, bool] | None = None,
+    memlock: int | None = None,
+    interfaces: frozenset[str] | None = None,
+) -> Iterator[Finding]:
+    """`here`: is NIXL's package there, is a device there. What the pool does not ask for is no failure."""
+    if peer.protocol == "TCP" or peer.encryption == "Always":
+        return
+    package, devices = what_is_here() if here is None else here
+    wanted = peer.protocol == "RDMA"
+    missing = failed if wanted else warned
+    if not devices:
+        told = "no RDMA device in this pod (/dev/infiniband/uverbs*)"
+        if wanted:
+            yield failed("RdmaDevice", told, "name the device plugin's resource in transport.rdma.resources")
+        else:
+            yield fine("RdmaDevice", f"blocks travel over TCP: {told}")
+        return
+    if not package:
+        yield missing("RdmaPackage", "there is a device, and this image has no NIXL", "build the image with RDMA=1")
+    found = ports(sys, interfaces)
+    active = [port for port in found if port.active]
+    if not active:
+        yield missing(
+            "RdmaPort", f"none of {len(found)} RDMA ports is active", "look at the cable, the switch and the driver"
+        )
+    elif not any(port.gids for port in active):
+        yield missing(
+            "GIDTableEmpty",
+            f"no GID of {', '.join(sorted({p.device for p in active}))[:100]} is of this pod's network namespace",
+            "give the pod a network device of the adapter (SR-IOV, macvlan or host device plugin)",
+        )
+    else:
+        usable = sum(port.gids for port in active)
+        yield fine("Rdma", f"{len(active)} active ports, {usable} GIDs of this pod", gids=float(usable))
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if memlock is None else memlock
+    if limit != resource.RLIM_INFINITY and limit < peer.rdma_bytes:
+        yield missing(
+            "MemlockTooLow",
+            f"{limit >> 20} MiB may be pinned, and transport.rdma.memory is {peer.rdma_bytes >> 20} MiB",
+            "raise the container runtime's memlock limit (LimitMEMLOCK=infinity of its unit)",
+            memlock_bytes=float(limit),
+        )
+
+
+def _gids(port: Path, interfaces: frozenset[str]) -> int:
+    """InfiniBand proper has GIDs of its own; RoCE's are of a network device, which must be one of ours."""
+    is_ethernet = _read(port / "link_layer") != "InfiniBand"
+    count = 0
+    for entry in _entries(port / "gids", _MOST_GIDS):
+        if _read(entry) in ("", _NO_GID):
+            continue
+        owner = _read(port / "gid_attrs" / "ndevs" / entry.name)
+        count += owner in interfaces if is_ethernet else True
+    return count
+
+
+def _interfaces(sys: str) -> frozenset[str]:
+    return frozenset(entry.name for entry in _entries(Path(sys, "class", "net"), 4096))
+
+
+def _entries(folder: Path, most: int) -> list[Path]:
+    try:
+        return [folder / name for name in sorted(os.listdir(folder))[:most]]
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(256).strip()
+    except OSError:
+        return ""

@@ -1,0 +1,191 @@
+"""The shared tier as this node reaches it: a directory that every node mounts, or an object store.
+
+Both may hang, so `run` calls these in threads that it does not wait for for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.errors import ConfigError, KVPoolError
+from kvpool_sidecar.preflight import speed
+from kvpool_sidecar.preflight.drive import scratch_file, size
+from kvpool_sidecar.preflight.finding import failed, fine, warned
+from kvpool_sidecar.preflight.mounts import mount_of
+from kvpool_sidecar.store import filesystem, names
+from kvpool_sidecar.store.fsspec_options import open_bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvpool.config import FsspecTier, SharedTier
+    from kvpool_sidecar.preflight.finding import Finding
+    from kvpool_sidecar.preflight.mounts import Mount
+    from kvpool_sidecar.store.bucket import Bucket
+
+__all__ = ["look_at_directory", "look_at_objects"]
+
+_ROUNDS = 5
+_PAGE = 4096
+_MOST_BYTES = 64 << 20
+
+
+def look_at_directory(
+    tier: SharedTier,
+    pool_uid: str,
+    *,
+    node_files: tuple[str, ...] = filesystem.NODE_FILES,
+    measure: bool = True,
+    most_s: float = speed.MOST_S,
+    mount: Callable[[int], Mount | None] = mount_of,
+) -> Iterator[Finding]:
+    """Is it there, is it really shared, may we write, how long does a small file take there and back?"""
+    try:
+        fd = os.open(tier.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as e:
+        yield _away(tier.name, f"the directory cannot be opened: {e.strerror}")
+        return
+    try:
+        known = names.read_pool_id(fd, tier.path)
+        foreign = names.foreign_entry(fd) if known is None else ""
+        if foreign or (known is not None and known.pool_uid != pool_uid):
+            whose = f"pool {known.pool_uid}" if known is not None else f"somebody else ({foreign[:64]!r})"
+            yield failed(
+                "SharedDirectory", f"the directory is of {whose}", "give the pool its own directory", tier=tier.name
+            )
+            return
+        yield from _kind(mount(fd), fd, tier, node_files)
+        yield _round_trip(fd, tier)
+        if measure:
+            yield _speed(fd, tier, most_s)
+    except (OSError, ConfigError) as e:
+        told = (e.strerror if isinstance(e, OSError) else None) or str(e)
+        yield _away(tier.name, f"it does not take or give a small file: {told}")
+    finally:
+        os.close(fd)
+
+
+def _away(tier: str, told: str) -> Finding:
+    advice = "mount it on this node, and let user 65532 write there"
+    return failed("SharedDirectory", told, advice, tier=tier)
+
+
+def _kind(mount: Mount | None, fd: int, tier: SharedTier, node_files: tuple[str, ...]) -> Iterator[Finding]:
+    on = f"{mount.fs_type} on {mount.source}" if mount is not None else "a file system of unknown type"
+    if filesystem.is_shared(fd, node_files):
+        yield warned(
+            "NotMounted",
+            f"the directory is on the node's own file system ({on}): other nodes do not see it",
+            "mount the shared file system there",
+            tier=tier.name,
+        )
+    elif mount is not None and not mount.is_network:
+        yield warned("NotShared", f"other nodes may not see {on}", "use NFS, CephFS, Lustre or alike", tier=tier.name)
+    elif mount is not None and mount.fs_type.startswith("nfs"):
+        yield _nfs(mount, tier.name)
+    else:
+        yield fine("SharedFilesystem", on, tier=tier.name)
+
+
+def _nfs(mount: Mount, tier: str) -> Finding:
+    over = "RDMA" if {"proto=rdma", "rdma"} & set(mount.options) else "TCP"
+    told = f"{mount.fs_type} from {mount.source} over {over}"
+    if "hard" in mount.options:
+        return warned(
+            "HardMount",
+            f"{told}, mounted hard: threads hang while the server is away",
+            "mount it with soft,timeo=30,retrans=2: a lost block is computed again",
+            tier=tier,
+        )
+    return fine("SharedFilesystem", told, tier=tier)
+
+
+def _round_trip(fd: int, tier: SharedTier) -> Finding:
+    """A page written, brought to the server, opened again by its name, read, removed; the median of some."""
+    took = []
+    for _ in range(_ROUNDS):
+        data, name = os.urandom(_PAGE), f".{names.POOL_ID}.preflight-{secrets.token_hex(8)}"
+        started = time.monotonic()
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=fd)
+        try:
+            try:
+                os.write(file, data)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                got = os.read(file, _PAGE)
+            finally:
+                os.close(file)
+        finally:
+            os.unlink(name, dir_fd=fd)
+        if got != data:
+            return failed("SharedDirectory", "other bytes came back than were written", "do not use it", tier=tier.name)
+        took.append((time.monotonic() - started) * 1000)
+    ms = statistics.median(took)
+    return fine("RoundTrip", f"a small file there and back in {ms:.1f} ms", tier=tier.name, round_trip_ms=ms)
+
+
+def _speed(fd: int, tier: SharedTier, most_s: float) -> Finding:
+    info = os.fstatvfs(fd)
+    free = info.f_bavail * info.f_frsize
+    with scratch_file(fd) as (file, _):
+        direct = speed.takes_direct_io(file)
+        most = min(_MOST_BYTES, max(speed.CHUNK, free // 4))
+        found = speed.measure(file, direct=direct, most_bytes=most, most_s=most_s / 2)
+    told = f"writes {found.write_mb_s:.0f} MB/s, reads {found.read_mb_s:.0f} MB/s ({size(found.count)}, one stream)"
+    values = {"write_mb_s": found.write_mb_s, "read_mb_s": found.read_mb_s, "free_bytes": float(free)}
+    if tier.capacity_bytes and info.f_blocks * info.f_frsize < tier.capacity_bytes:
+        return warned(
+            "Space",
+            f"{told}; capacity is {size(tier.capacity_bytes)}, and the file system has "
+            f"{size(info.f_blocks * info.f_frsize)}",
+            "set capacity to what there is",
+            tier=tier.name,
+            **values,
+        )
+    return fine("Speed", told, tier=tier.name, **values)
+
+
+def look_at_objects(
+    tier: FsspecTier, pool_uid: str, secret_dir: str, *, open_it: Callable[[FsspecTier, str], Bucket] = open_bucket
+) -> Iterator[Finding]:
+    """Put a small object, get it, remove it. What the store says is told; credentials never are."""
+    try:
+        bucket = open_it(tier, secret_dir)
+    except ConfigError as e:
+        yield failed("ObjectStore", str(e), "see docs/object-store.md", tier=tier.name)
+        return
+    name, data = f"{pool_uid}/preflight/{secrets.token_hex(16)}", os.urandom(_PAGE)
+    here = os.memfd_create("preflight", os.MFD_CLOEXEC)
+    back = os.memfd_create("preflight", os.MFD_CLOEXEC)
+    try:
+        os.write(here, data)
+        started = time.monotonic()
+        bucket.put(name, here, len(data))
+        try:
+            bucket.fetch(name, back, len(data))
+        finally:
+            bucket.remove(name)
+        ms = (time.monotonic() - started) * 1000
+        if os.pread(back, _PAGE, 0) != data:
+            yield failed("ObjectStore", "other bytes came back than were put", "do not use it", tier=tier.name)
+        else:
+            yield fine("ObjectStore", f"an object there and back in {ms:.0f} ms", tier=tier.name, round_trip_ms=ms)
+    except (OSError, KVPoolError) as e:
+        told = (e.strerror if isinstance(e, OSError) else None) or str(e)
+        yield failed(
+            "ObjectStore",
+            f"no object can be put, got and removed: {told}",
+            "check the URL, the endpoint and the Secret (docs/object-store.md)",
+            tier=tier.name,
+        )
+    finally:
+        os.close(here)
+        os.close(back)
+        bucket.close()
