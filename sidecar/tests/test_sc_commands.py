@@ -46,7 +46,7 @@ def pool(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["rendezvous"], ["prepare"], ["index"], ["install-client"], ["wipe"]]
+    "command", [[], ["serve"], ["rendezvous"], ["prepare"], ["index"], ["install-client"], ["wipe"], ["preflight"]]
 )
 def test_help_says_what_a_command_is_for(command):
     done = run(*command, "--help")

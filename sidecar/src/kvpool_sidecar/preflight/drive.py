@@ -1,4 +1,4 @@
-"""A local tier: is its directory ours, has it a drive of its own, room, what we need of a file system, and its speed?"""
+"""A local tier: is its directory ours, has it a drive of its own, room, what a file system must have, and its speed?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import ConfigError
 from kvpool_sidecar.preflight import speed
 from kvpool_sidecar.preflight.finding import failed, fine, warned
-from kvpool_sidecar.preflight.mounts import mount_of, rotates
+from kvpool_sidecar.preflight.mounts import mount_of
 from kvpool_sidecar.store import filesystem, names
 
 if TYPE_CHECKING:
@@ -71,11 +71,6 @@ def open_own(path: str, pool_uid: str) -> int:
     """The directory, which is ours alone and not of another pool. ConfigError says what is wrong, or OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        info = os.fstat(fd)
-        if info.st_uid != os.geteuid():
-            raise ConfigError(f"it belongs to user {info.st_uid}, not to {os.geteuid()}")
-        if info.st_mode & 0o022:
-            raise ConfigError("others may write there")
         _refuse_foreign(fd, pool_uid, path)
     except BaseException:
         os.close(fd)
@@ -84,6 +79,11 @@ def open_own(path: str, pool_uid: str) -> int:
 
 
 def _refuse_foreign(fd: int, pool_uid: str, path: str) -> None:
+    info = os.fstat(fd)
+    if info.st_uid != os.geteuid():
+        raise ConfigError(f"it belongs to user {info.st_uid}, not to {os.geteuid()}")
+    if info.st_mode & 0o022:
+        raise ConfigError("others may write there")
     known = names.read_pool_id(fd, path)
     if known is not None and known.pool_uid != pool_uid:
         raise ConfigError(f"it belongs to pool {known.pool_uid}, not to {pool_uid}")
@@ -113,8 +113,6 @@ def _kind(fd: int, tier: LocalTier, node_files: tuple[str, ...]) -> Iterator[Fin
         yield warned(
             "Filesystem", f"this is no drive of this node ({on})", "make it a shared tier instead", tier=tier.name
         )
-    elif rotates(fd):
-        yield warned("Filesystem", f"the disk turns ({on})", "use an NVMe drive or an SSD", tier=tier.name)
     else:
         yield fine("Filesystem", on, tier=tier.name)
 
@@ -182,9 +180,9 @@ def _speed(
     room = (info.f_bavail * info.f_frsize - reserve) // 4  # the node must not come under disk pressure for this
     most = min(speed.MOST_BYTES, max(speed.CHUNK, room))
     found = speed.measure(file, direct=direct, most_bytes=most, most_s=most_s)
-    values = {"write_mb_s": found.write_mb_s, "read_mb_s": found.read_mb_s, "measured_bytes": float(found.count)}
-    told = f"writes {found.write_mb_s:.0f} MB/s, reads {found.read_mb_s:.0f} MB/s ({size(found.count)}, one stream)"
-    if found.count and found.read_mb_s < expected_mb_s * _SLOW:
+    values = {"write_mb_s": found.write_mb_s, "read_mb_s": found.read_mb_s, "measured_bytes": float(found.written)}
+    told = f"writes {found.write_mb_s:.0f} MB/s, reads {found.read_mb_s:.0f} MB/s ({size(found.written)}, one stream)"
+    if found.written and found.read_mb_s < expected_mb_s * _SLOW:
         yield warned(
             "Speed",
             f"{told}: loads will miss their deadline, which expects {expected_mb_s} MB/s and waits three times as long",

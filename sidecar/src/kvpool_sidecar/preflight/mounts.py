@@ -1,12 +1,11 @@
-"""What kind of file system a directory is on, by /proc/self/mountinfo and /sys. Linux only."""
+"""What kind of file system a directory is on, by /proc/self/mountinfo. Linux only."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["NETWORK", "Mount", "mount_of", "parse", "rotates"]
+__all__ = ["NETWORK", "Mount", "mount_of", "parse"]
 
 NETWORK = frozenset(
     {
@@ -63,17 +62,6 @@ def mount_of(fd: int) -> Mount | None:
             return parse(file.read(_MAX_MOUNTINFO), _device(fd))
     except OSError:
         return None
-
-
-def rotates(fd: int, sys: str = "/sys") -> bool | None:
-    """Is the directory `fd` on a disk that turns? None where the kernel does not tell (no block device)."""
-    here = Path(sys, "dev", "block", _device(fd))
-    for place in (here / "queue" / "rotational", here / ".." / "queue" / "rotational"):
-        try:
-            return place.read_text().strip() == "1"
-        except OSError:
-            continue
-    return None
 
 
 def _device(fd: int) -> str:

@@ -1,8 +1,8 @@
 """RDMA as this pod sees it: devices, ports, GIDs of the pod's own network namespace, memory that may be pinned.
 
-A device that was put into a pod is of no use there for RoCE if none of its GIDs belongs to a network device of the pod's
-network namespace: the kernel keeps the table (Documentation/ABI/stable/sysfs-class-infiniband), and reading whose a GID
-is (`gid_attrs/ndevs`) fails for those of other namespaces.
+A device that was put into a pod is of no use there for RoCE if none of its GIDs belongs to a network device of the
+pod's network namespace: the kernel keeps the table (Documentation/ABI/stable/sysfs-class-infiniband), and reading whose
+a GID is (`gid_attrs/ndevs`) fails for those of other namespaces.
 """
 
 from __future__ import annotations

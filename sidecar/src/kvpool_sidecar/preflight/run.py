@@ -55,8 +55,7 @@ def looks(settings: PreflightSettings, *, measure: bool = True) -> list[Look]:
     for tier in config.local:
         devices[device_of(tier.path) or tier.path].append(tier)
     wanted: list[Look] = [("Kernel", look_at_kernel), ("Rdma", functools.partial(look_at_rdma, config.peer))]
-    for tiers in devices.values():
-        wanted.append(("Drive", functools.partial(_drives, settings, tiers, measure)))
+    wanted += [("Drive", functools.partial(_drives, settings, tiers, measure)) for tiers in devices.values()]
     if config.shared is not None:
         wanted.append(
             ("SharedDirectory", functools.partial(look_at_directory, config.shared, config.uid, measure=measure))

@@ -138,7 +138,7 @@ def _speed(fd: int, tier: SharedTier, most_s: float) -> Finding:
         direct = speed.takes_direct_io(file)
         most = min(_MOST_BYTES, max(speed.CHUNK, free // 4))
         found = speed.measure(file, direct=direct, most_bytes=most, most_s=most_s / 2)
-    told = f"writes {found.write_mb_s:.0f} MB/s, reads {found.read_mb_s:.0f} MB/s ({size(found.count)}, one stream)"
+    told = f"writes {found.write_mb_s:.0f} MB/s, reads {found.read_mb_s:.0f} MB/s ({size(found.written)}, one stream)"
     values = {"write_mb_s": found.write_mb_s, "read_mb_s": found.read_mb_s, "free_bytes": float(free)}
     if tier.capacity_bytes and info.f_blocks * info.f_frsize < tier.capacity_bytes:
         return warned(

@@ -21,11 +21,11 @@ _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS}
 
 
 class Speed(NamedTuple):
-    """Megabytes (10^6 bytes) per second; 0 where too little came to say. `count`: bytes that were written."""
+    """Megabytes (10^6 bytes) per second; 0 where too little came to say. `written` in bytes."""
 
     write_mb_s: float
     read_mb_s: float
-    count: int
+    written: int
     direct: bool
 
 
