@@ -27,11 +27,16 @@ class Reports:
     """Answers for sidecars."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Report] = {}
+        self.told: dict[str, Report] = {}
+        self.looks: dict[str, Any] = {}
 
     async def reports(self, addresses: Iterable[str], port: int) -> dict[str, Report]:
         assert port == 7422
-        return {a: self.answers[a] for a in addresses if a in self.answers}
+        return {a: self.told[a] for a in addresses if a in self.told}
+
+    async def answers(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
+        assert port == 7422
+        return {a: self.looks[a] for a in addresses if a in self.looks}
 
 
 class World:
@@ -43,7 +48,7 @@ class World:
         self.now = datetime(2026, 11, 20, 10, tzinfo=UTC)
         self.clock = 0.0
         self.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NS}})
-        raw = pool_manifest(**spec)
+        raw = pool_manifest(**{"preflight": "Skip", **spec})
         raw["metadata"]["finalizers"] = []
         self.cluster.put(raw)
         observer = Observer(
@@ -106,7 +111,7 @@ class World:
                     },
                 }
             )
-            self.reports.answers[f"10.0.0.{i}"] = GOOD
+            self.reports.told[f"10.0.0.{i}"] = GOOD
 
     def condition(self, kind: str) -> dict[str, Any]:
         found: dict[str, Any] = next(c for c in self.pool["status"]["conditions"] if c["type"] == kind)
@@ -277,7 +282,7 @@ async def test_numbers_are_written_every_half_minute_at_most():
     await world.settle()
     writes = 0
     for i in range(9):  # 90 seconds
-        world.reports.answers["10.0.0.0"] = Report(
+        world.reports.told["10.0.0.0"] = Report(
             ready=True, capacity_bytes=2**30, index_connected=True, transport="TCP", hits={"local": i + 1}
         )
         await world.look()

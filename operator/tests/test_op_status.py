@@ -98,6 +98,7 @@ def test_a_pool_that_serves():
         "InjectionReady": ("True", "Injecting"),
         "TransportReady": ("True", "AsAsked"),
         "SharedReuse": ("True", "Sharing"),
+        "PreflightPassed": ("Unknown", "PreflightSkipped"),
         "Progressing": ("False", "UpToDate"),
     }
     assert made["phase"] == "Ready"

@@ -14,6 +14,7 @@ from kvpool_operator.desired.injection import revisions
 from kvpool_operator.engines import OPTED_IN, count
 from kvpool_operator.errors import RejectedError
 from kvpool_operator.external import read_external, secret_names
+from kvpool_operator.observe_preflight import look_at_nodes
 from kvpool_operator.observed import Observed, Sidecar, Webhook
 
 if TYPE_CHECKING:
@@ -65,13 +66,15 @@ class Observer:
         if pool is None:
             return Observed(raw=raw, objects=objects, namespace_terminating=terminating)
         daemonset = objects.get(Ref("DaemonSet", meta.namespace, names.sidecar(meta.name)))
-        external, allowed, sidecars, engine_pods, webhook, refusal = await asyncio.gather(
+        look = objects.get(Ref("DaemonSet", meta.namespace, names.preflight(meta.name)))
+        external, allowed, sidecars, engine_pods, webhook, refusal, looks = await asyncio.gather(
             self._external(pool),
             self._allowed(pool),
             self._sidecars(pool),
             self._shared("engines", lambda: self._cluster.list("Pod", labels=OPTED_IN)),
             self._shared("webhook", self._webhook_view),
-            self._refusal(meta, daemonset),
+            self._refusal(meta, daemonset or look),
+            look_at_nodes(self._cluster, self._scraper, pool, look),
         )
         return Observed(
             raw=raw,
@@ -84,6 +87,7 @@ class Observer:
             engines=count(engine_pods, meta.namespace, meta.name, self._image, revisions(pool)),
             webhook=webhook,
             refusal=refusal,
+            looks=looks,
         )
 
     async def _objects(self, meta: Metadata) -> dict[Ref, Manifest]:
@@ -91,7 +95,7 @@ class Observer:
         mine = f"app.kubernetes.io/managed-by={labels.MANAGED_BY},{labels.POOL}={meta.name}"
         wide = f"{mine},{labels.NAMESPACE}={meta.namespace}"
         fresh = meta.deletion_timestamp is not None  # what is overlooked now is left behind for ever
-        wanted = (names.secret(meta.name), names.events(meta.name))
+        wanted = (names.secret(meta.name), names.events(meta.name), names.preflight(meta.name))
         secrets = [await self._cluster.get(Ref("Secret", meta.namespace, name)) for name in wanted]
         lists = await asyncio.gather(
             *(self._cluster.list(k, namespace=meta.namespace, labels=mine, fresh=fresh) for k in OWNED_KINDS),

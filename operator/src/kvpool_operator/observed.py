@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvpool_operator.cluster import Ref
 from kvpool_operator.engines import EnginePods
+from kvpool_operator.preflight import Looks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +50,8 @@ class Observed:
     sidecars: tuple[Sidecar, ...] = ()
     engines: EnginePods = field(default_factory=EnginePods)
     webhook: Webhook = field(default_factory=Webhook)
+    looks: Looks = field(default_factory=Looks)
+    """What the pods of the look at the nodes answered; empty where none runs."""
     refusal: str = ""
     """Why no pod can be made for the DaemonSet, in the words of the API server."""
 

@@ -20,7 +20,22 @@ if TYPE_CHECKING:
     from kvpool_operator.cluster import Manifest
     from kvpool_operator.observed import Observed
 
-__all__ = ["FINALIZER", "WIPED", "Action", "Apply", "Edit", "Mark", "Plan", "Post", "Prune", "plan", "plan_cleanup"]
+__all__ = [
+    "FINALIZER",
+    "WIPED",
+    "Action",
+    "Apply",
+    "Edit",
+    "Mark",
+    "Plan",
+    "Post",
+    "Prune",
+    "changes",
+    "plan",
+    "plan_cleanup",
+    "plan_dry_run",
+    "plan_held",
+]
 
 FINALIZER: Final = "kvpool.dev/cleanup"
 WIPED: Final = "kvpool.dev/wiped"
@@ -86,12 +101,57 @@ def plan(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> Plan
     """Keep a living pool as its spec says. Empty when everything is as it should be."""
     if FINALIZER not in meta.finalizers:
         # first of all: nothing is made that would not be cleaned up
-        return Plan((Edit({"finalizers": [*meta.finalizers, FINALIZER]}),), waiting="the finalizer")
+        return _with_finalizer(meta)
     refs = {ref(m) for m in wanted}
     kept = Ref("Secret", meta.namespace, names.secret(meta.name))
     surplus = [r for r in observed.objects if r not in refs and r != kept]
     adopted = [Mark(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
     return Plan((*adopted, *_applies(wanted, observed), *_prunes(surplus, observed)))
+
+
+def plan_held(
+    meta: Metadata, wanted: Sequence[Manifest], looks: Sequence[Manifest], observed: Observed, waiting: str
+) -> Plan:
+    """While the nodes are looked at: everything but the sidecars, and nothing goes.
+
+    Sidecars that run keep the configuration they run with: one that restarts must not find another.
+    """
+    if FINALIZER not in meta.finalizers:
+        return _with_finalizer(meta)
+    sidecars = Ref("DaemonSet", meta.namespace, names.sidecar(meta.name))
+    left = {sidecars}
+    if sidecars in observed.objects:
+        left.add(Ref("ConfigMap", meta.namespace, names.config(meta.name)))
+    refs = {ref(m) for m in wanted}
+    now = [m for m in wanted if ref(m) not in left] + [m for m in looks if ref(m) not in refs]
+    adopted = [Mark(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
+    return Plan((*adopted, *_applies(now, observed)), waiting=waiting)
+
+
+def plan_dry_run(
+    meta: Metadata, shown: Manifest, looks: Sequence[Manifest] | None, observed: Observed, waiting: str
+) -> Plan:
+    """Only `shown`, which says what would be done, and what looks at the nodes; that goes when it has (None)."""
+    if FINALIZER not in meta.finalizers:
+        return _with_finalizer(meta)
+    actions = _applies([*(looks or ()), shown], observed)
+    if looks is None:
+        actions += _prunes([r for r in observed.objects if _is_look(r, observed)], observed)
+    return Plan(tuple(actions), waiting=waiting)
+
+
+def changes(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> dict[str, list[str]]:
+    """What `plan` would do with which objects: create, change, keep, delete."""
+    told: dict[str, list[str]] = {"create": [], "change": [], "keep": [], "delete": []}
+    for manifest in wanted:
+        live = observed.objects.get(ref(manifest))
+        what = "create" if live is None else "keep" if is_as_wanted(live, manifest) else "change"
+        told[what].append(str(ref(manifest)))
+    refs = {ref(m) for m in wanted}
+    kept = {Ref("Secret", meta.namespace, names.secret(meta.name))}
+    kept |= {r for r in observed.objects if _is_look(r, observed) or r.name == names.rendered(meta.name)}
+    told["delete"] = [str(r) for r in sorted(observed.objects) if r not in refs and r not in kept]
+    return told
 
 
 def plan_cleanup(
@@ -170,6 +230,18 @@ def _is_current(daemonset: Manifest | None) -> bool:
         return False
     seen = (daemonset.get("status") or {}).get("observedGeneration", 0)
     return bool(seen >= daemonset["metadata"].get("generation", 1))
+
+
+def _is_look(target: Ref, observed: Observed) -> bool:
+    """Whether it is there for a look at the nodes alone. An NFS volume is, where no sidecar runs."""
+    meta = observed.raw["metadata"]
+    if target.kind in ("PersistentVolume", "PersistentVolumeClaim"):
+        return Ref("DaemonSet", meta.get("namespace", ""), names.sidecar(meta["name"])) not in observed.objects
+    return target.name == names.preflight(meta["name"]) and target.kind in ("DaemonSet", "ConfigMap", "Secret")
+
+
+def _with_finalizer(meta: Metadata) -> Plan:
+    return Plan((Edit({"finalizers": [*meta.finalizers, FINALIZER]}),), waiting="the finalizer")
 
 
 def _is_kept(manifest: Manifest) -> bool:

@@ -42,6 +42,13 @@ class Reason(StrEnum):
     ROLLING_OUT = "RollingOut"
     PAUSED = "Paused"
     DELETING = "Deleting"
+    DRY_RUN = "DryRun"
+    # PreflightPassed
+    NODES_PASSED = "NodesPassed"
+    NODES_FAILED = "NodesFailed"
+    NODES_SILENT = "NodesSilent"
+    PREFLIGHT_RUNNING = "PreflightRunning"
+    PREFLIGHT_SKIPPED = "PreflightSkipped"
     # any
     SERVING = "Serving"
     NO_REPORTS = "NoReports"

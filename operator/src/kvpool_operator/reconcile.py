@@ -12,13 +12,16 @@ from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.v1alpha1 import KIND, KVCachePool, Metadata
 from kvpool_operator.apply import Outcome, execute, write_status
 from kvpool_operator.cluster import Ref
-from kvpool_operator.desired import Inputs, build
+from kvpool_operator.desired import Inputs, build, names
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.desired.injection import revisions
+from kvpool_operator.desired.preflight import build_preflight, preflight_spec
+from kvpool_operator.desired.rendered import rendered_configmap
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.peer_ca import peer_files
-from kvpool_operator.plan import Plan, plan, plan_cleanup
+from kvpool_operator.plan import Plan, changes, plan, plan_cleanup, plan_dry_run, plan_held
+from kvpool_operator.preflight import Gate, as_told, judge
 from kvpool_operator.randomness import make_secret
 from kvpool_operator.restarts import Restarts, Round
 from kvpool_operator.status import Progress, invalid_status, make_status, worth_writing
@@ -82,13 +85,14 @@ class Reconciler:
         meta, pool, problem = _read(raw)
         observed = await self._observer.observe(raw, meta, pool)
         secret = _secret(meta, observed, self._now())
-        steps = self._plan(meta, pool, secret, observed)
+        gate = self._gate(pool, secret, observed)
+        steps = self._plan(meta, pool, secret, observed, gate)
         outcome = await execute(steps, meta, self._cluster)
         if steps.done and not outcome.rejections:
             return Result(gone=True)
         living = pool is not None and not meta.deletion_timestamp and not observed.namespace_terminating
         watched = await self._watch(pool, observed) if pool is not None and living else Round()
-        await self._tell(meta, pool, problem, observed, steps, outcome, secret.pool_id, watched.problem)
+        await self._tell(meta, pool, problem, observed, steps, outcome, secret.pool_id, watched.problem, gate)
         return Result(
             again_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned else None,
             engines=observed.engines if pool is not None else None,
@@ -99,8 +103,25 @@ class Reconciler:
         target = f"{self._env.sidecar_image} {sorted(revisions(pool).items())}"
         return await self._restarts.look(pool, observed, target)
 
-    def _plan(self, meta: Metadata, pool: KVCachePool | None, secret: PoolSecret, observed: Observed) -> Plan:
-        inputs = Inputs(pool, self._env, secret, observed.allowed_namespaces, observed.external) if pool else None
+    def _inputs(self, pool: KVCachePool, secret: PoolSecret, observed: Observed) -> Inputs:
+        return Inputs(pool, self._env, secret, observed.allowed_namespaces, observed.external)
+
+    def _gate(self, pool: KVCachePool | None, secret: PoolSecret, observed: Observed) -> Gate:
+        """Whether sidecars may be made or changed, by what was found on the nodes."""
+        told = observed.status.get("preflight")
+        told = told if isinstance(told, dict) else {}
+        if pool is None:
+            return as_told("Warn", told)
+        policy, mode = pool.spec.preflight, pool.spec.mode
+        if pool.metadata.deletion_timestamp or mode == "Paused" or observed.external_problem:
+            return as_told(policy, told)
+        spec = preflight_spec(self._inputs(pool, secret, observed))
+        return judge(policy, spec, observed.looks, told, self._now(), dry_run=mode == "DryRun")
+
+    def _plan(
+        self, meta: Metadata, pool: KVCachePool | None, secret: PoolSecret, observed: Observed, gate: Gate
+    ) -> Plan:
+        inputs = self._inputs(pool, secret, observed) if pool else None
         if meta.deletion_timestamp:
             return plan_cleanup(
                 meta,
@@ -113,6 +134,14 @@ class Reconciler:
             return Plan()
         if inputs.pool.spec.mode == "Paused" or observed.external_problem:
             return Plan()
+        looks = build_preflight(inputs) if gate.is_looking else None
+        waiting = f"the look at {gate.silent} of {gate.nodes} nodes" if gate.state == "Checking" else ""
+        if inputs.pool.spec.mode == "DryRun":
+            wanted = build(_shown(inputs, observed))
+            shown = rendered_configmap(inputs.pool, wanted, changes(meta, wanted, observed))
+            return plan_dry_run(meta, shown, looks, observed, waiting)
+        if looks is not None:
+            return plan_held(meta, build(inputs), looks, observed, waiting)
         return plan(meta, build(inputs), observed)
 
     def _overdue(self, meta: Metadata, pool: KVCachePool | None) -> bool:
@@ -131,13 +160,14 @@ class Reconciler:
         outcome: Outcome,
         pool_id: str,
         watchdog: str,
+        gate: Gate,
     ) -> None:
         now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
         if pool is None:
             status = invalid_status(meta, observed, problem, now)
         else:
             applied = len(outcome.applied) + len(outcome.pruned)
-            progress = Progress(applied, steps.waiting, outcome.rejections, watchdog)
+            progress = Progress(applied, steps.waiting, outcome.rejections, watchdog, gate)
             known = pool_id if observed.objects or outcome.applied else ""
             status = make_status(pool, observed, progress, known, now)
         key = f"{meta.namespace}/{meta.name}"
@@ -152,6 +182,14 @@ def _read(raw: Manifest) -> tuple[Metadata, KVCachePool | None, str]:
         return pool.metadata, pool, ""
     except InvalidPoolError as e:
         return Metadata.model_validate(raw["metadata"]), None, str(e)
+
+
+def _shown(inputs: Inputs, observed: Observed) -> Inputs:
+    """For `mode: DryRun`: values that are not made yet must not look different at each look."""
+    if observed.object("Secret", names.secret(inputs.pool.metadata.name)) is not None:
+        return inputs
+    unmade = replace(inputs.secret, pool_secret="0" * 64, managed_index_password="", peer_files={})
+    return replace(inputs, secret=unmade)
 
 
 def _policy(raw: Manifest) -> str:

@@ -26,6 +26,10 @@ class Scraper(Protocol):
 
     async def reports(self, addresses: Iterable[str], port: int) -> dict[str, Report]: ...
 
+    async def answers(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
+        """As they were told."""
+        ...
+
 
 class HttpScraper(Scraper):
     """Over HTTP, with a bound on time, bytes and the number of sidecars asked at once."""
@@ -35,9 +39,12 @@ class HttpScraper(Scraper):
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def reports(self, addresses: Iterable[str], port: int) -> dict[str, Report]:
+        return {a: Report.parse(answer) for a, answer in (await self.answers(addresses, port)).items()}
+
+    async def answers(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
         wanted = sorted(set(addresses))
         answers = await asyncio.gather(*(self._one(a, port) for a in wanted))
-        return {a: Report.parse(answer) for a, answer in zip(wanted, answers, strict=True) if answer is not None}
+        return {a: answer for a, answer in zip(wanted, answers, strict=True) if answer is not None}
 
     async def _one(self, address: str, port: int) -> Any:
         host = f"[{address}]" if ":" in address else address

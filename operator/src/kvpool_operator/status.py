@@ -26,6 +26,8 @@ from kvpool_operator.api.v1alpha1_status import (
     TransportStatus,
 )
 from kvpool_operator.desired import names
+from kvpool_operator.preflight import Gate
+from kvpool_operator.preflight_status import preflight_status, preflight_verdict
 from kvpool_operator.reasons import Reason
 from kvpool_operator.sharing import kinds, sentence, splits
 
@@ -49,6 +51,7 @@ _TYPES: Final = (
     "InjectionReady",
     "TransportReady",
     "SharedReuse",
+    "PreflightPassed",
     "Progressing",
 )
 
@@ -62,6 +65,7 @@ class Progress:
     rejections: tuple[str, ...] = ()
     watchdog: str = ""
     """Why a pod that should be made again was not."""
+    gate: Gate = Gate("Skipped", is_open=True)
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
     """The pool's status. `now` (RFC 3339) becomes the transition time of the conditions that flip."""
     reports = [s.report for s in observed.sidecars if s.report is not None]
     nodes = _nodes(pool, observed)
-    storage = _storage_ready(pool, observed, nodes)
+    storage = _storage_ready(pool, observed, nodes, progress.gate)
     index = _index_ready(pool, observed, reports)
     progressing = _progressing(pool, observed, nodes, progress)
     ready = _ready(storage, index, nodes, progress)
@@ -89,6 +93,7 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
         _injection_ready(pool, observed, progress.watchdog),
         _transport_ready(pool, reports),
         _shared_reuse(observed.engines, reports, found),
+        _Verdict(*preflight_verdict(progress.gate)),
         progressing,
     )
     conditions = _conditions(observed.status, pool.metadata.generation, now, dict(zip(_TYPES, verdicts, strict=True)))
@@ -116,6 +121,7 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
             missed=observed.engines.missed,
             stale=observed.engines.stale,
         ),
+        preflight=preflight_status(progress.gate),
         conditions=[Condition.model_validate(c) for c in conditions if c["type"] in _TYPES],
     ).dump()
 
@@ -173,9 +179,11 @@ def _ready(storage: _Verdict, index: _Verdict, nodes: NodesStatus, progress: Pro
     return _Verdict(True, Reason.SERVING, f"{nodes.ready} nodes serve, and each finds the blocks of the others")
 
 
-def _storage_ready(pool: KVCachePool, observed: Observed, nodes: NodesStatus) -> _Verdict:
+def _storage_ready(pool: KVCachePool, observed: Observed, nodes: NodesStatus, gate: Gate) -> _Verdict:
     daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
-    if daemonset is None or not _is_current(daemonset):
+    if daemonset is None and not observed.refusal:
+        return _not_created(pool, gate)
+    if daemonset is not None and not _is_current(daemonset):
         return _Verdict(False, Reason.NOT_CREATED, "the sidecars are being made")
     if observed.refusal:
         return _Verdict(
@@ -209,6 +217,15 @@ def _storage_ready(pool: KVCachePool, observed: Observed, nodes: NodesStatus) ->
             f"the shared tier is not available on {len(away)} nodes; {_some(sorted(away))}",
         )
     return _Verdict(True, Reason.ALL_NODES_READY, f"{nodes.ready} of {nodes.desired} nodes serve")
+
+
+def _not_created(pool: KVCachePool, gate: Gate) -> _Verdict:
+    if pool.spec.mode == "DryRun":
+        return _Verdict(False, Reason.DRY_RUN, "spec.mode is DryRun: no sidecars are made")
+    if gate.is_looking:
+        _, reason, told = preflight_verdict(gate)
+        return _Verdict(False, reason, told)
+    return _Verdict(False, Reason.NOT_CREATED, "the sidecars are being made")
 
 
 def _index_ready(pool: KVCachePool, observed: Observed, reports: Sequence[Report]) -> _Verdict:
@@ -294,12 +311,19 @@ def _progressing(pool: KVCachePool, observed: Observed, nodes: NodesStatus, prog
         return _Verdict(False, Reason.PAUSED, "spec.mode is Paused: the operator only watches")
     if progress.rejections:
         return _Verdict(False, Reason.REJECTED, f"the API server refuses: {'; '.join(progress.rejections)[:900]}")
+    if pool.spec.mode == "DryRun" and not progress.waiting:
+        shown = names.rendered(pool.metadata.name)
+        told = f"spec.mode is DryRun: ConfigMap {shown} says what would be made, changed and deleted"
+        return _Verdict(False, Reason.DRY_RUN, told)
     if observed.external_problem:
         return _Verdict(False, Reason.URL_NOT_USABLE, f"nothing is changed: {observed.external_problem}")
     if progress.applied or progress.waiting:
         return _Verdict(
             True, Reason.APPLYING, progress.waiting or f"{progress.applied} objects were brought up to date"
         )
+    if progress.gate.state == "Held":
+        _, reason, told = preflight_verdict(progress.gate)
+        return _Verdict(False, reason, told)
     daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
     if daemonset is not None and (not _is_current(daemonset) or nodes.updated < nodes.desired):
         return _Verdict(True, Reason.ROLLING_OUT, f"{nodes.updated} of {nodes.desired} nodes run the present spec")
@@ -313,6 +337,8 @@ def _phase(pool: KVCachePool, observed: Observed, ready: _Verdict, progressing: 
         return "Paused"
     if progress.rejections:
         return "Failed"
+    if pool.spec.mode == "DryRun":
+        return "DryRun"
     if ready.status:
         return "Updating" if progressing.status else "Ready"
     if observed.status.get("phase") in ("Ready", "Degraded", "Updating"):

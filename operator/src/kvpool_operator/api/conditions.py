@@ -20,8 +20,8 @@ class Condition(BaseModel):
     )
 
     type: Annotated[str, Field(max_length=64)]
-    """What this condition is about: Ready, StorageReady, IndexReady, InjectionReady, TransportReady, SharedReuse or
-    Progressing."""
+    """What this condition is about: Ready, StorageReady, IndexReady, InjectionReady, TransportReady, SharedReuse,
+    PreflightPassed or Progressing."""
     status: Literal["True", "False", "Unknown"]
     """True, False or Unknown."""
     observed_generation: int = 0

@@ -581,9 +581,16 @@ class PoolSpec(Model):
 
     model_config = ConfigDict(json_schema_extra=with_rules(f.WRITES_SOMEWHERE, f.EVENT_PORTS_DIFFER))
 
-    mode: Literal["Enforce", "Paused"] = "Enforce"
-    """Enforce: the operator keeps the cluster as this spec says. Paused: it only watches and reports; a deleted pool
-    is still cleaned up."""
+    mode: Literal["Enforce", "DryRun", "Paused"] = "Enforce"
+    """Enforce: the operator keeps the cluster as this spec says. DryRun: it looks at the nodes (`preflight`) and writes
+    into the ConfigMap NAME-plan what it would make, change and delete; it does nothing else. Paused: it only watches
+    and reports. A deleted pool is cleaned up in every mode."""
+    preflight: Literal["Require", "Warn", "Skip"] = "Warn"
+    """Whether nodes are looked at before sidecars are made there, or changed because of other tiers, transport, index
+    or nodes: drives, file systems, speed, room, shared tier, index, RDMA (docs/preflight.md). The verdict is in
+    status.preflight and the condition PreflightPassed. Warn: they are rolled out as soon as some node passes, for a
+    node that fails holds up no other; while none does, nothing is. Require: nothing is rolled out before every node
+    has passed. Skip: no node is looked at."""
     nodes: Nodes = section(Nodes)
     """Which nodes carry a part of the pool."""
     tiers: Annotated[
@@ -650,6 +657,7 @@ class Metadata(Model):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     finalizers: list[str] = Field(default_factory=list)
+    annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class KVCachePool(Model):

@@ -20,13 +20,17 @@ __all__ = [
     "Phase",
     "PodsStatus",
     "PoolStatus",
+    "PreflightFinding",
+    "PreflightStatus",
     "TransportStatus",
 ]
 
 MAX_FINGERPRINTS = 10
 MAX_PODS = 8
 
-Phase = Literal["Pending", "Provisioning", "Ready", "Degraded", "Updating", "Paused", "Deleting", "Failed"]
+MAX_FOUND = 8
+
+Phase = Literal["Pending", "Provisioning", "Ready", "Degraded", "Updating", "DryRun", "Paused", "Deleting", "Failed"]
 Text = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 # atomic: applied anew as a whole, for a map that loses its last entry would become null otherwise
@@ -138,14 +142,54 @@ class PodsStatus(Model):
     changed; they work, and get the new one when made again."""
 
 
+class PreflightFinding(Model):
+    """Something that is not as it should be on a node."""
+
+    node: Text = ""
+    """The node."""
+    check: Text = ""
+    """What was looked at; docs/preflight.md lists them."""
+    level: Text = ""
+    """Fail: the pool cannot work there as its spec asks. Warn: it can."""
+    tier: Text = ""
+    """The tier, where it is about one."""
+    message: Annotated[str, Field(max_length=300)] = ""
+    """What was found."""
+    advice: Annotated[str, Field(max_length=300)] = ""
+    """What to do about it."""
+
+
+class PreflightStatus(Model):
+    """What was found on the nodes before sidecars were made or changed there."""
+
+    spec: Text = ""
+    """Digest of the part of the spec that was looked at."""
+    state: Text = ""
+    """Checking: nodes are being looked at. Held: too few passed, so nothing is rolled out; they are looked at again and
+    again. Done: the verdict stands until tiers, transport, index or nodes of the spec change, or the annotation
+    kvpool.dev/preflight does."""
+    since: Text = ""
+    """When this look began."""
+    nodes: Count = 0
+    """Nodes that should carry a part of the pool."""
+    passed: Count = 0
+    """Nodes where nothing failed."""
+    failed: Count = 0
+    """Nodes where something failed; what is left of `nodes` did not answer."""
+    findings: Annotated[list[PreflightFinding], Field(max_length=MAX_FOUND)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """What is not as it should be, the worst first, at most 8."""
+
+
 class PoolStatus(Model):
     """The pool as the operator last saw it."""
 
     observed_generation: Annotated[int, Field(json_schema_extra={"format": "int64"})] = 0
     """metadata.generation that this status was judged by."""
     phase: Phase = "Pending"
-    """One word: Pending, Provisioning, Ready, Degraded, Updating, Paused, Deleting or Failed. Programs should look at
-    the conditions."""
+    """One word: Pending, Provisioning, Ready, Degraded, Updating, DryRun, Paused, Deleting or Failed.
+    Programs should look at the conditions."""
     pool_id: Annotated[str, Field(alias="poolID", max_length=64)] = ""
     """Identity of the pool's data; it stays when a pool of the same name takes over retained blocks."""
     nodes: NodesStatus = Field(default_factory=NodesStatus)
@@ -164,14 +208,16 @@ class PoolStatus(Model):
     """The kinds of blocks that are in use, and those that take the most room, at most 10."""
     pods: PodsStatus = Field(default_factory=PodsStatus)
     """Pods with the opt-in label that ask for this pool."""
+    preflight: PreflightStatus | None = None
+    """What was found on the nodes before sidecars were made or changed there. Not there with `preflight: Skip`."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = Field(
         default_factory=list,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     """Ready is the one to wait for: the sidecars serve and the index is there. StorageReady, IndexReady, InjectionReady
     and TransportReady say which part is not as it should be, SharedReuse whether engines find each other's blocks,
-    Progressing whether the operator is at work."""
+    PreflightPassed what was found on the nodes before, Progressing whether the operator is at work."""
 
     def dump(self) -> dict[str, Any]:
         """As the API server holds it."""
-        return self.model_dump(by_alias=True)
+        return self.model_dump(by_alias=True, exclude_none=True)

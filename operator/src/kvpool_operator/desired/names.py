@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["claim", "cluster_binding", "config", "events", "index", "secret", "sidecar", "volume", "wipe"]
+__all__ = [
+    "claim",
+    "cluster_binding",
+    "config",
+    "events",
+    "index",
+    "preflight",
+    "rendered",
+    "secret",
+    "sidecar",
+    "volume",
+    "wipe",
+]
 
 
 def sidecar(pool: str) -> str:
@@ -28,6 +40,16 @@ def secret(pool: str) -> str:
 def events(pool: str) -> str:
     """Secret with the token that routers show."""
     return f"{pool}-events"
+
+
+def preflight(pool: str) -> str:
+    """DaemonSet, ConfigMap and Secret of a look at the nodes."""
+    return f"{pool}-preflight"
+
+
+def rendered(pool: str) -> str:
+    """ConfigMap that says what a pool with `mode: DryRun` would become."""
+    return f"{pool}-plan"
 
 
 def wipe(pool: str) -> str:
