@@ -205,7 +205,7 @@ class Pools:
             "apiVersion": "kvpool.dev/v1alpha1",
             "kind": "KVCachePool",
             "metadata": {"name": name, "namespace": ns},
-            "spec": {"tiers": tiers, **spec},
+            "spec": {"tiers": tiers, "preflight": "Skip", **spec},
         }
         made: dict[str, Any] = self.api.call("PATCH", f"{self.path(name, ns)}?fieldManager=user", manifest, APPLY)
         return made
