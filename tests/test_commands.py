@@ -11,9 +11,10 @@ import pytest
 
 from kvpool_operator import command
 from kvpool_operator.certs import CertPolicy
-from kvpool_operator.command import HttpCommands, Progress, Target, open_commands
+from kvpool_operator.command import HttpCommands, open_commands
 from kvpool_operator.desired.env import PoolSecret
 from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError
+from kvpool_operator.orders import Progress, Target
 from kvpool_operator.peer_ca import peer_files
 from kvpool_sidecar.admin.operations import Operations
 from kvpool_sidecar.admin.server import AdminServer

@@ -1,4 +1,4 @@
-"""Doing what a plan says. The only module that writes to the cluster (but for the Lease in `leader.py`)."""
+"""Doing what a plan says. Nobody else writes to the cluster, but for the Lease in `leader.py` and `operations`."""
 
 from __future__ import annotations
 

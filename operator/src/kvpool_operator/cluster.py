@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from kvpool_operator.api import operation
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND, PLURAL
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Kind:
 
 _ALL: Final = (
     Kind(API_VERSION, KIND, PLURAL),
+    Kind(API_VERSION, operation.KIND, operation.PLURAL),
     Kind("v1", "ConfigMap", "configmaps"),
     Kind("v1", "Event", "events"),
     Kind("v1", "Namespace", "namespaces", namespaced=False),

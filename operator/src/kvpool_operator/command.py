@@ -11,9 +11,9 @@ import contextlib
 import json
 import os
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import aiohttp
 
@@ -21,6 +21,7 @@ from kvpool.certnames import node_name, operator_name
 from kvpool_operator.api.fields import ADMIN_PORT
 from kvpool_operator.certs import CertPolicy, issue_leaf, leaf_due
 from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError
+from kvpool_operator.orders import Progress, Target
 from kvpool_operator.peer_ca import peer_authorities
 
 if TYPE_CHECKING:
@@ -36,47 +37,6 @@ AT_ONCE: Final = 32
 MOST_BYTES: Final = 64 * 1024
 MOST_POOLS: Final = 512
 _POLICY: Final = CertPolicy()
-_COUNTS: Final = 32
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where an order goes: its pod's address, and the node that its certificate must name."""
-
-    node: str
-    address: str
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How an operation stands on one node. `done` of `total` (0: not known) in `unit`."""
-
-    state: Literal["Running", "Succeeded", "Failed"]
-    message: str = ""
-    done: int = 0
-    total: int = 0
-    unit: str = ""
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, raw: Any) -> Progress:
-        """CommandUnansweredError for what no sidecar would say."""
-        r = raw if isinstance(raw, dict) else {}
-        state = r.get("state")
-        if state not in ("Running", "Succeeded", "Failed"):
-            raise CommandUnansweredError("an answer that makes no sense")
-        p = r.get("progress")
-        progress: dict[str, Any] = p if isinstance(p, dict) else {}
-        c = r.get("counts")
-        counts = list(c.items())[:_COUNTS] if isinstance(c, dict) else []
-        return cls(
-            state=state,
-            message=str(r.get("message") or "")[:500],
-            done=_count(progress.get("done")),
-            total=_count(progress.get("total")),
-            unit=str(progress.get("unit") or "")[:16],
-            counts={str(k)[:64]: _count(v) for k, v in counts},
-        )
 
 
 class Commands(Protocol):
@@ -205,10 +165,6 @@ def _error(status: int, answer: Any) -> CommandRefusedError | CommandUnansweredE
     said = str(answer.get("error") or "")[:300] if isinstance(answer, dict) else ""
     kind = CommandUnansweredError if status == 429 or status >= 500 else CommandRefusedError
     return kind(f"{said or 'no reason given'} (HTTP {status})")
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else 0
 
 
 @contextlib.asynccontextmanager

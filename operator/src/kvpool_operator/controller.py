@@ -1,11 +1,11 @@
-"""Workers around the queue: every key gets its pass, failures their pauses, and no pool is ever forgotten."""
+"""Workers around the queue: every key gets its pass, failures their pauses, and no object is ever forgotten."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.errors import NotLeaderError, OperatorError
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from kvpool_operator.cluster import Cluster, Manifest
     from kvpool_operator.metrics import OperatorMetrics
-    from kvpool_operator.reconcile import Reconciler
+    from kvpool_operator.reconcile import Result
 
-__all__ = ["Controller"]
+__all__ = ["Controller", "Passes"]
 
 log = logging.getLogger(__name__)
 
@@ -29,22 +29,33 @@ PER_POOL_S: Final = 0.3
 """With many pools the refresh slows down, so that the API server sees a bounded rate of requests."""
 
 
+class Passes(Protocol):
+    """What does a pass over one object."""
+
+    async def reconcile(self, namespace: str, name: str) -> Result: ...
+
+
 class Controller:
-    """Level-triggered: events only say which pool to look at, and a refresh looks at all of them without events."""
+    """Level-triggered: events only say what to look at, and a refresh looks at everything without events.
+
+    Of one kind, KVCachePool unless said otherwise.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
-        reconciler: Reconciler,
+        reconciler: Passes,
         metrics: OperatorMetrics,
         *,
         refresh_s: float,
+        kind: str = KIND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._reconciler = reconciler
         self._metrics = metrics
         self._refresh_s = refresh_s
+        self._kind = kind
         self._clock = clock
         self._backoff = Backoff()
         self._pools: set[tuple[str, str]] = set()
@@ -70,16 +81,17 @@ class Controller:
         """List the pools again and again, and look at each. Missed events are made good here."""
         while True:
             try:
-                found = await self._cluster.list(KIND)
+                found = await self._cluster.list(self._kind)
             except OperatorError as e:
-                log.warning("the pools cannot be listed: %s", e)
+                log.warning("%ss cannot be listed: %s", self._kind, e)
             else:
                 self._pools = {_key(p) for p in found}
                 self._listed = self._clock()
-                self.hearing.listed({_key(p): p["metadata"]["resourceVersion"] for p in found})
-                self._metrics.deaf.set(self.hearing.deaf_s)
-                self._metrics.pools.set(len(self._pools))
-                self._metrics.listed.set_to_current_time()
+                if self._kind == KIND:
+                    self.hearing.listed({_key(p): p["metadata"]["resourceVersion"] for p in found})
+                    self._metrics.deaf.set(self.hearing.deaf_s)
+                    self._metrics.pools.set(len(self._pools))
+                    self._metrics.listed.set_to_current_time()
                 self.all_changed()
             await asyncio.sleep(max(self._refresh_s, PER_POOL_S * len(self._pools)))
 
@@ -87,7 +99,8 @@ class Controller:
         """One worker; any number may run. Ends only with NotLeaderError."""
         while True:
             key = await self.queue.get()
-            self._metrics.queued.set(len(self.queue))
+            if self._kind == KIND:
+                self._metrics.queued.set(len(self.queue))
             try:
                 await self._pass(key)
             finally:
@@ -106,7 +119,7 @@ class Controller:
             self._retry(key, str(e))
         except Exception as e:  # one pool's trouble must not end the worker that serves the others
             result = "Bug"
-            log.exception("pool=%s/%s: unexpected", *key)
+            log.exception("%s=%s/%s: unexpected", self._kind, *key)
             self._retry(key, type(e).__name__)
         else:
             self._backoff.succeeded(key)
@@ -121,7 +134,7 @@ class Controller:
 
     def _retry(self, key: tuple[str, str], why: str) -> None:
         pause = self._backoff.failed(key)
-        log.warning("pool=%s/%s: %s; again in %.1f s", *key, why, pause)
+        log.warning("%s=%s/%s: %s; again in %.1f s", self._kind, *key, why, pause)
         self.queue.add(key, pause)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import kopf
 
+from kvpool_operator.api.operation import PLURAL as OPERATIONS
 from kvpool_operator.api.v1alpha1 import GROUP, PLURAL, VERSION
 from kvpool_operator.desired.labels import MANAGED_BY, NAMESPACE, POOL
 
@@ -33,13 +34,14 @@ async def watch(
     stop: asyncio.Event,
     ready: asyncio.Event,
     *,
+    operation_changed: Callable[[str, str], None] = lambda _namespace, _name: None,
     silence_s: float = SILENCE_S,
 ) -> None:
     """Run until `stop` is set or the process is told to end by a signal.
 
-    `changed(namespace, pool)`, `all_changed()` and `heard((namespace, pool), version)` are called from this event loop
-    and must not block. A stream that was silent for `silence_s` is taken for dead and opened again: API servers send a
-    bookmark every minute.
+    `changed(namespace, pool)`, `operation_changed(namespace, operation)`, `all_changed()` and
+    `heard((namespace, pool), version)` are called from this event loop and must not block. A stream that was silent for
+    `silence_s` is taken for dead and opened again: API servers send a bookmark every minute.
     """
     registry = kopf.OperatorRegistry()
 
@@ -52,6 +54,9 @@ async def watch(
         heard((namespace or "", name or ""), str(meta.get("resourceVersion", "")))
         changed(namespace or "", name or "")
 
+    async def operation(namespace: str | None, name: str | None, **_: Any) -> None:
+        operation_changed(namespace or "", name or "")
+
     async def owned(namespace: str | None, labels: Any, **_: Any) -> None:
         if POOL in labels:
             changed(namespace or labels.get(NAMESPACE, ""), labels[POOL])
@@ -62,6 +67,7 @@ async def watch(
 
     kopf.on.login(registry=registry)(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(pool)
+    kopf.on.event(GROUP, VERSION, OPERATIONS, registry=registry)(operation)
     kopf.on.event("", "v1", "namespaces", registry=registry)(namespace_changed)
     for group, plural in _OWNED:
         kopf.on.event(group, "v1", plural, registry=registry)(owned)

@@ -10,7 +10,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.operation import KIND as OPERATION
 from kvpool_operator.api.v1alpha1 import KIND
+from kvpool_operator.command import open_commands
 from kvpool_operator.controller import Controller
 from kvpool_operator.errors import OperatorError
 from kvpool_operator.handlers import watch
@@ -18,6 +20,7 @@ from kvpool_operator.kube import open_cluster
 from kvpool_operator.leader import LeaderOnly, Lease
 from kvpool_operator.metrics import OperatorMetrics, serve_admin
 from kvpool_operator.observe import Observer
+from kvpool_operator.operations.reconcile import OperationReconciler
 from kvpool_operator.reconcile import Reconciler
 from kvpool_operator.scrape import open_scraper
 from kvpool_operator.settings import read_settings
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from kvpool_operator.cluster import Cluster
+    from kvpool_operator.command import Commands
     from kvpool_operator.scrape import Scraper
     from kvpool_operator.settings import OperatorSettings
 
@@ -33,6 +37,7 @@ __all__ = ["main", "run"]
 
 log = logging.getLogger(__name__)
 
+OPERATIONS_AT_ONCE: Final = 4
 DEAF_AFTER_S: Final = 300.0
 """A leader that could not list the pools for so long is restarted by its liveness probe."""
 WATCH_DEAF_AFTER_S: Final = 180.0
@@ -57,24 +62,26 @@ async def run(settings: OperatorSettings) -> int:
         serve_admin(settings.address, settings.admin_port, metrics, healthy),
         open_cluster() as cluster,
         open_scraper() as scraper,
+        open_commands() as commands,
     ):
         lease = Lease(cluster, settings.namespace, settings.lease, settings.identity, lease_s=settings.lease_s)
         if not await _unless(stop, _until_leading(cluster, lease)):
             return 0
         metrics.leader.set(1)
         try:
-            return await _lead(settings, cluster, scraper, lease, metrics, stop, leading)
+            return await _lead(settings, cluster, scraper, commands, lease, metrics, stop, leading)
         finally:
             metrics.leader.set(0)
             await lease.release()
 
 
 async def _until_leading(cluster: Cluster, lease: Lease) -> None:
-    """Wait for the CRD, without which nothing can be watched, and for the Lease."""
+    """Wait for the CRDs, without which nothing can be watched, and for the Lease."""
     told = False
     while True:
         try:
             await cluster.list(KIND)
+            await cluster.list(OPERATION)
             break
         except OperatorError as e:
             if not told:
@@ -88,6 +95,7 @@ async def _lead(
     settings: OperatorSettings,
     cluster: Cluster,
     scraper: Scraper,
+    commands: Commands,
     lease: Lease,
     metrics: OperatorMetrics,
     stop: asyncio.Event,
@@ -103,14 +111,20 @@ async def _lead(
     )
     controller = Controller(fenced, Reconciler(fenced, observer, settings.env), metrics, refresh_s=settings.refresh_s)
     leading.append(controller)
+    operations = Controller(
+        fenced, OperationReconciler(fenced, commands), metrics, refresh_s=settings.refresh_s, kind=OPERATION
+    )
     watching = asyncio.Event()
     parts = [asyncio.create_task(lease.keep(), name="lease")]
     parts += [asyncio.create_task(controller.refresh(), name="refresh")]
     parts += [asyncio.create_task(controller.work(), name=f"worker {i}") for i in range(settings.workers)]
+    parts += [asyncio.create_task(operations.refresh(), name="operations' refresh")]
+    parts += [asyncio.create_task(operations.work(), name=f"operations' worker {i}") for i in range(OPERATIONS_AT_ONCE)]
     stopping = asyncio.create_task(stop.wait(), name="stop")
     # last: when kopf ends, it ends every task that was made after its start
     told = controller.changed, controller.all_changed, controller.hearing.heard
-    events = asyncio.create_task(watch(*told, stop, watching, silence_s=settings.silence_s), name="events")
+    watched = watch(*told, stop, watching, operation_changed=operations.changed, silence_s=settings.silence_s)
+    events = asyncio.create_task(watched, name="events")
     started = asyncio.create_task(_after(watching, stop), name="signals")
     try:
         done, _ = await asyncio.wait([*parts, stopping, events], return_when=asyncio.FIRST_COMPLETED)

@@ -8,6 +8,7 @@ no tenant's name is needed. After a restart it goes on with what is still missin
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import statistics
@@ -23,7 +24,7 @@ from kvpool_sidecar.transport import hottest
 from kvpool_sidecar.transport.fetch import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.index.directory import Found
@@ -118,10 +119,11 @@ class WarmUp:
         self._state = "waiting"
         self._seen_requests = 0.0
         self._busy_until = 0.0
-        self._replicator = Replicator(
-            local, dial, max_block_bytes=max_block_bytes, stats=stats, family=FAMILY, stop=self._stop,
-            on_stored=on_stored, on_corrupt=on_corrupt,
-        )  # fmt: skip
+        self._on_stored = on_stored
+        self._new_replicator = functools.partial(
+            Replicator, local, dial, max_block_bytes=max_block_bytes, stats=stats, family=FAMILY, on_corrupt=on_corrupt
+        )
+        self._replicator = self._new_replicator(stop=self._stop, on_stored=on_stored)
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="warm-up", daemon=True).start()
@@ -129,6 +131,35 @@ class WarmUp:
     def stop(self) -> None:
         """Copy no more; a block under way is given up."""
         self._stop.set()
+
+    def once(
+        self,
+        bytes_per_s: int,
+        stop: threading.Event,
+        stored: Callable[[int], None],
+        progress: Callable[[int, int], None],
+    ) -> bool:
+        """Copy the hottest blocks that are not here now, in this thread. True if there was no room for all.
+
+        `stored(payload_len)` is told of each that came, `progress(done, total)` how far it is. KVPoolError if the index
+        does not tell who the peers are.
+        """
+
+        def came(key: bytes, payload_len: int) -> None:
+            self._on_stored(key, payload_len)
+            stored(payload_len)
+
+        peers = [node for node in self._members() if node.node != self._own.node]
+        wanted = [one for one in plan(self._ask(peers), self._locate_all) if not self._local.has(one.key)]
+
+        def counted() -> Iterator[Wanted]:
+            for done, one in enumerate(wanted):
+                progress(done, len(wanted))
+                yield one
+            progress(len(wanted), len(wanted))
+
+        replicator = self._new_replicator(stop=stop, on_stored=came)
+        return replicator.copy(counted(), Pace(lambda: self._rate(bytes_per_s), stop)) == Outcome.FULL
 
     def status(self) -> dict[str, Any]:
         """`state` is waiting, copying, done, full (no room without eviction), unneeded, alone or stopped."""
@@ -170,7 +201,7 @@ class WarmUp:
         wanted = [one for one in plan(lists, self._locate_all) if not self._local.has(one.key)]
         before = self._stats.whole(FAMILY).get("blocks", 0)
         self._state = "copying"
-        outcome = self._replicator.copy(wanted, Pace(self._rate, self._stop))
+        outcome = self._replicator.copy(wanted, Pace(lambda: self._rate(self._bytes_per_s), self._stop))
         copied = self._stats.whole(FAMILY).get("blocks", 0) - before
         if outcome == Outcome.FULL:
             self._state = "full"
@@ -203,10 +234,10 @@ class WarmUp:
             found += self._locate(keys[at : at + 256], _LOCATE_S)
         return found
 
-    def _rate(self) -> float:
+    def _rate(self, bytes_per_s: int) -> float:
         """Bytes per second now."""
         now, requests = time.monotonic(), self._requests()
         if requests != self._seen_requests:
             self._seen_requests = requests
             self._busy_until = now + _BUSY_S
-        return self._bytes_per_s / (_BUSY_SHARE if now < self._busy_until else 1)
+        return bytes_per_s / (_BUSY_SHARE if now < self._busy_until else 1)

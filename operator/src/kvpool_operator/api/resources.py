@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api import operation
 from kvpool_operator.api.fields import POOL_NAME
 from kvpool_operator.api.v1alpha1 import KIND, PLURAL, PoolSpec
 from kvpool_operator.api.v1alpha1_status import PoolStatus
@@ -56,4 +57,22 @@ POOL: Final = Resource(
     rules=(POOL_NAME,),
 )
 
-RESOURCES: Final = (POOL,)
+OPERATION: Final = Resource(
+    kind=operation.KIND,
+    plural=operation.PLURAL,
+    short="kvop",
+    description="KVCacheOperation does something to a KVCachePool once, on all its nodes: it purges blocks, warms the "
+    "nodes, verifies all blocks. Its status is the receipt. Deleting one that runs cancels it.",
+    spec=operation.OperationSpec,
+    status=operation.OperationStatus,
+    columns=(
+        ("Pool", "string", ".spec.poolRef.name", 0),
+        ("Phase", "string", ".status.phase", 0),
+        ("Nodes", "string", ".status.nodes.summary", 0),
+        ("Age", "date", ".metadata.creationTimestamp", 0),
+        ("Completed", "date", ".status.completionTime", 1),
+        ("Message", "string", ".status.message", 1),
+    ),
+)
+
+RESOURCES: Final = (POOL, OPERATION)

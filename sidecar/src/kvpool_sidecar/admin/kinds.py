@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from kvpool_sidecar.admin.purge import Purge
 from kvpool_sidecar.admin.verify import Verify
+from kvpool_sidecar.admin.warm import Warm
 
 if TYPE_CHECKING:
     from kvpool.config import PoolConfig
     from kvpool_sidecar.admin.context import Runner
     from kvpool_sidecar.shared_tier import SharedTier
     from kvpool_sidecar.store.local import LocalStore
+    from kvpool_sidecar.warm_up import WarmUp
 
 __all__ = ["Parts", "make_kinds"]
 
@@ -25,6 +27,7 @@ class Parts:
     secret: bytes
     local: LocalStore
     shared: SharedTier | None
+    warm_up: WarmUp | None
 
 
 def make_kinds(parts: Parts) -> dict[str, Runner]:
@@ -32,4 +35,5 @@ def make_kinds(parts: Parts) -> dict[str, Runner]:
     return {
         "purge": Purge(parts.secret, parts.local, parts.shared),
         "verify": Verify(parts.local, parts.shared),
+        "warm": Warm(parts.warm_up),
     }

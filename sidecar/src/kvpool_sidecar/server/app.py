@@ -348,7 +348,13 @@ class App:
 
     def _open_admin(self, made: contextlib.ExitStack) -> None:
         settings = self._settings
-        parts = Parts(config=self._config, secret=settings.secret, local=self._local, shared=self._shared)
+        parts = Parts(
+            config=self._config,
+            secret=settings.secret,
+            local=self._local,
+            shared=self._shared,
+            warm_up=self._warm_up,
+        )
         self._operations = Operations(make_kinds(parts), self._stats)
         made.callback(self._operations.stop)
         self._admin: AdminServer | None = None

@@ -1,0 +1,189 @@
+"""kvpool.dev/v1alpha1 KVCacheOperation: something that is done to a pool once, and the receipt of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from kvpool_operator.api import operation_fields as f
+from kvpool_operator.api.conditions import Condition  # noqa: TC001  read by pydantic
+from kvpool_operator.api.rules import with_rules
+from kvpool_operator.api.v1alpha1 import Metadata, Model
+from kvpool_operator.api.v1alpha1_status import Count, Counts, Text  # noqa: TC001  read by pydantic
+from kvpool_operator.errors import InvalidPoolError
+
+__all__ = [
+    "MAX_FAILURES",
+    "KVCacheOperation",
+    "NodeFailure",
+    "OperationSpec",
+    "OperationStatus",
+    "Phase",
+    "Purge",
+    "Receipt",
+]
+
+KIND: Final = "KVCacheOperation"
+PLURAL: Final = "kvcacheoperations"
+MAX_FAILURES: Final = 16
+
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Cancelled"]
+
+
+class PoolRef(Model):
+    """A pool of the same namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the KVCachePool."""
+
+
+class Purge(Model):
+    """Remove blocks from every node's drives and from the shared tier. All that is given must fit a block.
+
+    Blocks are known by what their headers say: tenant, fingerprint, and when they were made. A request's cache salt is
+    not among it: it is inside the engine's hash, so blocks cannot be purged by salt.
+    """
+
+    model_config = Model.model_config | {"json_schema_extra": with_rules(f.SOME_BLOCKS)}
+
+    tenant: f.TenantName | None = None
+    """Blocks of this tenant, which is the namespace of the pods that stored them."""
+    fingerprint: f.Digest | None = None
+    """Blocks with this fingerprint (status.fingerprints of the pool), such as those of a model that is not used any
+    more; its first 8 digits or more."""
+    older_than: f.Age | None = None
+    """Blocks that were made so long before this operation was, such as 72h."""
+    all: bool = False
+    """true: every block of the pool."""
+
+    @model_validator(mode="after")
+    def _some_blocks(self) -> Purge:
+        f.SOME_BLOCKS.check(self.all != any(v is not None for v in (self.tenant, self.fingerprint, self.older_than)))
+        return self
+
+
+class Warm(Model):
+    """Have every node copy the pool's hottest blocks from its peers, as one that joins does (docs/warm-up.md)."""
+
+    bandwidth: f.Pace = "100Mi"
+    """Bytes per second on each node, such as 100Mi; a quarter of it while engines load and store there."""
+
+
+class Verify(Model):
+    """Read every block and compare its checksum. Those that are not right are quarantined, and computed again."""
+
+    bandwidth: f.Pace = "100Mi"
+    """Bytes per second on each node, such as 100Mi."""
+
+
+class OperationSpec(Model):
+    """What is to be done, to which pool. It cannot be changed; deleting the operation cancels it."""
+
+    model_config = Model.model_config | {"json_schema_extra": with_rules(f.ONE_WISH, f.SPEC_STAYS)}
+
+    pool_ref: PoolRef
+    """The pool, in the operation's namespace."""
+    purge: Purge | None = None
+    """Remove blocks."""
+    warm: Warm | None = None
+    """Copy hot blocks to where they are not."""
+    verify: Verify | None = None
+    """Check all blocks."""
+    timeout: f.Limit = "1h"
+    """The operation ends after so long, Failed, with the nodes named that are not done."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000, json_schema_extra={"format": "int64"})] = (
+        604_800
+    )
+    """The operation is removed so long after its end, in seconds: a week unless said otherwise."""
+
+    @model_validator(mode="after")
+    def _one_wish(self) -> OperationSpec:
+        f.ONE_WISH.check(sum(getattr(self, name) is not None for name in f.WISHES) == 1)
+        return self
+
+    @property
+    def kind(self) -> str:
+        """What is to be done: purge, warm or verify."""
+        return next(name for name in f.WISHES if getattr(self, name) is not None)
+
+
+class OperationNodes(Model):
+    """Nodes that take part."""
+
+    total: Count = 0
+    """Nodes of the pool."""
+    done: Count = 0
+    """Nodes that have done all that was asked of them."""
+    failed: Count = 0
+    """Nodes that could not."""
+    summary: Text = "0/0"
+    """Nodes that are done, and all, such as 23/24."""
+
+
+class Receipt(Model):
+    """What was counted, all nodes together, by tier. A purge counts blocks and bytes that are gone, and bad blocks that
+    were kept in quarantine and are gone; a verification blocks and bytes that were read, and corrupt blocks; a warm-up
+    blocks and bytes that were copied."""
+
+    local: Counts = Field(default_factory=dict)
+    """On the nodes' own drives; a block on two nodes counts twice."""
+    shared: Counts = Field(default_factory=dict)
+    """On the shared tier."""
+
+
+class NodeFailure(Model):
+    """A node that is not done."""
+
+    node: Text
+    """Name of the node."""
+    message: Annotated[str, Field(max_length=600)] = ""
+    """Why."""
+
+
+class OperationStatus(Model):
+    """How the operation stands."""
+
+    phase: Phase = "Pending"
+    """Pending: nothing was asked of a node yet. Running. Succeeded: every node is done. Failed: `failures` says which
+    are not. Cancelled: it was deleted, or its pool was."""
+    message: Annotated[str, Field(max_length=1024)] = ""
+    """What is going on, or what came of it."""
+    start_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = None
+    """When the nodes were first asked."""
+    completion_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = None
+    """When it ended."""
+    nodes: OperationNodes = Field(default_factory=OperationNodes)
+    """Nodes that take part."""
+    receipt: Receipt = Field(default_factory=Receipt)
+    """What was counted, by tier."""
+    failures: Annotated[list[NodeFailure], Field(max_length=MAX_FAILURES)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Nodes that are not done, at most 16, and why."""
+    conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
+        default_factory=list,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    """Complete: True when the operation has ended; its reason is the phase."""
+
+    def dump(self) -> dict[str, Any]:
+        """As the API server holds it."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
+class KVCacheOperation(Model):
+    """One operation, as the API server holds it."""
+
+    metadata: Metadata
+    spec: OperationSpec
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> KVCacheOperation:
+        """InvalidPoolError for one that the API server should not have let in."""
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as e:
+            first = e.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidPoolError(f"{where[:200]}: {first['msg']}") from None

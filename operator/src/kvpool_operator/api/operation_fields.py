@@ -1,0 +1,30 @@
+"""The field types and rules of KVCacheOperation: what may be written, and the sentence that answers what may not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvpool_operator.api.rules import Rule, bytes_between, duration_between, immutable, matching
+
+__all__ = ["ONE_WISH", "SOME_BLOCKS", "SPEC_STAYS", "WISHES", "Age", "Digest", "Limit", "Pace", "TenantName"]
+
+WISHES: Final = ("purge", "warm", "verify")
+"""The parts of the spec of which exactly one says what is to be done."""
+
+ONE_WISH: Final = Rule(
+    f"[{', '.join(f'has(self.{name})' for name in WISHES)}].exists_one(given, given)",
+    f"say what is to be done: give exactly one of {', '.join(WISHES)}",
+)
+SOME_BLOCKS: Final = Rule(
+    "self.all != (has(self.tenant) || has(self.fingerprint) || has(self.olderThan))",
+    "say which blocks: tenant, fingerprint, olderThan (all that are given must fit), or all: true alone",
+)
+SPEC_STAYS: Final = immutable("an operation", "delete it, which cancels it, and make another one")
+
+TenantName = matching(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", 253, "give the name of a tenant, which is a namespace")
+Digest = matching(
+    r"^[0-9a-f]{8,64}$", 64, "give a fingerprint's first 8 to 64 hexadecimal digits, as the pool's status shows them"
+)
+Age = duration_between("1s", "87600h", "give an age from 1s to 87600h, such as 72h")
+Pace = bytes_between("1Mi", "100Gi", "give bandwidth in bytes per second from 1Mi to 100Gi, such as 100Mi")
+Limit = duration_between("1s", "168h", "give timeout from 1s to 168h, such as 1h")

@@ -1,0 +1,59 @@
+"""Orders for sidecars: to whom they go, and how they stand. Pure; `command` sends them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from kvpool_operator.errors import CommandUnansweredError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Progress", "Target"]
+
+_COUNTS: Final = 32
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an order goes: its pod's address, and the node that its certificate must name."""
+
+    node: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How an operation stands on one node. `done` of `total` (0: not known) in `unit`."""
+
+    state: Literal["Running", "Succeeded", "Failed"]
+    message: str = ""
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, raw: Any) -> Progress:
+        """CommandUnansweredError for what no sidecar would say."""
+        r = raw if isinstance(raw, dict) else {}
+        state = r.get("state")
+        if state not in ("Running", "Succeeded", "Failed"):
+            raise CommandUnansweredError("an answer that makes no sense")
+        p = r.get("progress")
+        progress: dict[str, Any] = p if isinstance(p, dict) else {}
+        c = r.get("counts")
+        counts = list(c.items())[:_COUNTS] if isinstance(c, dict) else []
+        return cls(
+            state=state,
+            message=str(r.get("message") or "")[:500],
+            done=_count(progress.get("done")),
+            total=_count(progress.get("total")),
+            unit=str(progress.get("unit") or "")[:16],
+            counts={str(k)[:64]: _count(v) for k, v in counts},
+        )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else 0

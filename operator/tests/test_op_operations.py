@@ -1,0 +1,436 @@
+"""KVCacheOperations: what is asked of which node, in which order, and what the receipt says. The nodes are played."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from op_samples import SECRET, MemoryCluster, pool_manifest
+
+from kvpool_operator.api.operation import KVCacheOperation
+from kvpool_operator.api.v1alpha1 import KVCachePool
+from kvpool_operator.cluster import Ref
+from kvpool_operator.errors import ApiUnavailableError, CommandRefusedError, CommandUnansweredError, InvalidPoolError
+from kvpool_operator.operations.reconcile import CANCEL_S, FINALIZER, OperationReconciler
+from kvpool_operator.operations.steps import steps_of
+from kvpool_operator.orders import Progress, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvpool_operator.desired.env import PoolSecret
+    from kvpool_operator.reconcile import Result
+
+NS = "kvpool-system"
+OP = Ref("KVCacheOperation", NS, "tidy")
+SHARED = {"name": "cold", "shared": {"hostPath": {"path": "/mnt/cold"}, "capacity": "1Ti"}}
+LOCAL = {"name": "nvme", "local": {"path": "/mnt/nvme/kv", "capacity": "10Gi"}}
+
+
+class Nodes:
+    """Sidecars: each order ends at the next look, unless it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.orders: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+        self.states: dict[tuple[str, str], Progress] = {}
+        self.heard: list[tuple[str, str]] = []
+        self.cancelled: list[tuple[str, str]] = []
+        self.silent: set[str] = set()
+        self.endless: set[str] = set()
+        self.answers: dict[str, Progress] = {}
+        self.refusing: set[str] = set()
+
+    def _hear(self, to: Target) -> None:
+        if to.node in self.silent:
+            raise CommandUnansweredError("no answer within 5 s")
+
+    async def start(self, pool: PoolSecret, to: Target, name: str, kind: str, params: Mapping[str, Any]) -> Progress:
+        self._hear(to)
+        assert pool.pool_id == SECRET.pool_id
+        if to.node in self.refusing:
+            raise CommandRefusedError("this sidecar knows nothing")
+        known = self.orders.setdefault((to.node, name), (kind, dict(params)))
+        assert known == (kind, dict(params))
+        self.heard.append((to.node, str(params.get("tier", kind))))
+        return self.states.setdefault((to.node, name), Progress("Running", total=10, unit="blocks"))
+
+    async def poll(self, pool: PoolSecret, to: Target, name: str) -> Progress | None:
+        self._hear(to)
+        state = self.states.get((to.node, name))
+        if state is not None and state.state == "Running" and to.node not in self.endless:
+            state = self.states[to.node, name] = self.answers.get(
+                to.node, Progress("Succeeded", counts={"blocks": 2, "bytes": 100})
+            )
+        return state
+
+    async def cancel(self, pool: PoolSecret, to: Target, name: str) -> None:
+        self._hear(to)
+        self.cancelled.append((to.node, name))
+
+    def restart(self, node: str) -> None:
+        self.states = {k: v for k, v in self.states.items() if k[0] != node}
+        self.orders = {k: v for k, v in self.orders.items() if k[0] != node}
+
+
+class World:
+    """A pool with its Secret and the pods of its sidecars, and one operation."""
+
+    def __init__(self, nodes: int = 2, tiers: list[dict[str, Any]] | None = None, **spec: Any) -> None:
+        self.cluster = MemoryCluster()
+        self.nodes = Nodes()
+        self.now = datetime(2026, 11, 20, 10, tzinfo=UTC)
+        raw = pool_manifest(tiers=tiers or [LOCAL])
+        self.cluster.put(raw)
+        files = {"pool-id": SECRET.pool_id, **SECRET.peer_files}
+        data = {k: base64.b64encode(v.encode()).decode() for k, v in files.items()}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "chat-secret", "namespace": NS}}
+        self.cluster.put({**secret, "data": data})
+        for n in range(nodes):
+            self.pod(f"node-{n}", f"10.0.0.{n}")
+        self.operation(**spec)
+        self.reconciler = OperationReconciler(self.cluster, self.nodes, now=lambda: self.now)
+
+    def operation(self, **spec: Any) -> None:
+        wish = spec if {"purge", "verify", "warm"} & spec.keys() else {"purge": {"tenant": "team-a"}, **spec}
+        self.cluster.put(
+            {
+                "apiVersion": "kvpool.dev/v1alpha1",
+                "kind": "KVCacheOperation",
+                "metadata": {
+                    "name": "tidy",
+                    "namespace": NS,
+                    "creationTimestamp": "2026-11-20T10:00:00Z",
+                    "generation": 1,
+                    "finalizers": [],
+                },
+                "spec": {"poolRef": {"name": "chat"}, **wish},
+            }
+        )
+
+    def pod(self, node: str, address: str) -> None:
+        labels = {
+            "app.kubernetes.io/name": "kvpool",
+            "app.kubernetes.io/managed-by": "kvpool-operator",
+            "kvpool.dev/pool": "chat",
+            "app.kubernetes.io/component": "sidecar",
+        }
+        self.cluster.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": f"chat-sidecar-{node}", "namespace": NS, "labels": labels},
+                "spec": {"nodeName": node},
+                "status": {"phase": "Running", "podIP": address} if address else {"phase": "Pending"},
+            }
+        )
+
+    async def look(self, seconds: float = 1) -> Result:
+        self.now += timedelta(seconds=seconds)
+        return await self.reconciler.reconcile(NS, "tidy")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.cluster.objects[OP].get("status", {})
+        return found
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.cluster.objects[OP]["metadata"]
+        return found
+
+    async def run(self, phase: str = "Succeeded", looks: int = 60, seconds: float = 1) -> dict[str, Any]:
+        for _ in range(looks):
+            await self.look(seconds)
+            if self.status.get("completionTime"):
+                break
+        assert self.status["phase"] == phase, self.status
+        return self.status
+
+
+def operation(**spec: Any) -> KVCacheOperation:
+    meta = {"name": "tidy", "namespace": NS, "uid": "u", "creationTimestamp": "2026-11-20T10:00:00Z"}
+    return KVCacheOperation.parse({"metadata": meta, "spec": {"poolRef": {"name": "chat"}, **spec}})
+
+
+# -- what is asked
+
+
+def test_a_purge_goes_over_the_drives_the_shared_tier_and_the_drives_again():
+    pool = KVCachePool.parse(pool_manifest(tiers=[LOCAL, SHARED]))
+    made = steps_of(operation(purge={"tenant": "team-a", "fingerprint": "ab" * 8, "olderThan": "1h"}), pool)
+    assert [(s.params["tier"], s.everywhere, s.tier) for s in made] == [
+        ("Local", True, "local"),
+        ("Shared", False, "shared"),
+        ("Local", True, "local"),
+    ]
+    before = int(datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() * 1000)  # by the operation's birth, not by the clock
+    wanted = {"tenant": "team-a", "fingerprint": "ab" * 8, "made_before_ms": before}
+    assert all({k: v for k, v in s.params.items() if k != "tier"} == wanted for s in made)
+
+
+def test_everything_is_asked_for_by_that_word_alone():
+    pool = KVCachePool.parse(pool_manifest())
+    assert [dict(s.params) for s in steps_of(operation(purge={"all": True}), pool)] == [
+        {"all": True, "tier": "Local"}
+    ] * 2
+
+
+def test_bandwidths_are_bytes():
+    pool = KVCachePool.parse(pool_manifest())
+    assert [dict(s.params) for s in steps_of(operation(warm={"bandwidth": "1Mi"}), pool)] == [{"bytes_per_s": 1 << 20}]
+    assert [s.params["bytes_per_s"] for s in steps_of(operation(verify={}), pool)] == [100 << 20]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"purge": {"all": True}, "verify": {}},
+        {"purge": {}},
+        {"purge": {"all": True, "tenant": "a"}},
+        {"purge": {"fingerprint": "xyz"}},
+        {"purge": {"tenant": "A_b"}},
+        {"verify": {"bandwidth": "1"}},
+        {"warm": {}, "timeout": "0s"},
+    ],
+)
+def test_what_makes_no_sense_is_not_understood(spec: dict[str, Any]):
+    with pytest.raises(InvalidPoolError):
+        operation(**spec)
+
+
+# -- how it goes
+
+
+async def test_each_step_begins_when_the_one_before_has_ended_everywhere():
+    world = World(tiers=[LOCAL, SHARED])
+    world.nodes.endless.add("node-1")
+    for _ in range(5):
+        await world.look()
+    assert set(world.nodes.heard) == {("node-0", "Local"), ("node-1", "Local")}
+    assert world.status["phase"] == "Running"
+    assert "step 1 of 3" in world.status["message"]
+    world.nodes.endless.clear()
+    status = await world.run()
+    tiers = [tier for _, tier in world.nodes.heard]
+    assert tiers == ["Local", "Local", "Shared", "Local", "Local"]
+    assert status["nodes"] == {"total": 2, "done": 2, "failed": 0, "summary": "2/2"}
+    assert status["receipt"] == {"local": {"blocks": 8, "bytes": 400}, "shared": {"blocks": 2, "bytes": 100}}
+    assert status["startTime"] < status["completionTime"]
+    (condition,) = status["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("Complete", "True", "Succeeded")
+
+
+async def test_nothing_is_asked_before_the_finalizer_is_there_and_it_goes_with_the_end():
+    world = World()
+    await world.look()
+    assert world.meta["finalizers"] == [FINALIZER]
+    assert world.nodes.heard == []
+    await world.run()
+    await world.look()
+    assert world.meta["finalizers"] == []
+
+
+async def test_an_operator_that_starts_anew_learns_from_the_nodes_what_they_did():
+    world = World()
+    world.nodes.endless.add("node-1")
+    for _ in range(4):
+        await world.look()
+    world.reconciler = OperationReconciler(world.cluster, world.nodes, now=lambda: world.now)
+    world.nodes.endless.clear()
+    status = await world.run()
+    assert status["receipt"]["local"] == {"blocks": 8, "bytes": 400}
+    assert len(world.nodes.orders) == 4  # two steps, two nodes: none of them twice under another name
+
+
+async def test_a_sidecar_that_restarts_is_asked_again():
+    world = World()
+    world.nodes.endless |= {"node-0", "node-1"}
+    for _ in range(4):
+        await world.look()
+    world.nodes.restart("node-1")
+    world.nodes.endless.clear()
+    await world.run()
+    assert [n for n, _ in world.nodes.heard].count("node-1") == 3
+
+
+async def test_one_that_was_cut_short_by_its_sidecars_end_is_not_failed():
+    world = World()
+    world.nodes.answers["node-1"] = Progress("Failed", "cancelled")
+    for _ in range(6):
+        await world.look()
+    assert world.status["phase"] == "Running"
+    world.nodes.answers.clear()
+    world.nodes.restart("node-1")
+    await world.run()
+
+
+async def test_a_node_that_does_not_answer_is_named_when_the_time_is_over_and_the_others_are_done():
+    world = World(nodes=3, timeout="30s", verify={})
+    world.nodes.silent.add("node-1")
+    await world.look()
+    await world.look()
+    await world.look()
+    assert "waiting for node-1" in world.status["message"]
+    status = await world.run("Failed")
+    assert status["failures"] == [
+        {"node": "node-1", "message": "verifying the nodes' drives: does not answer: no answer within 5 s"}
+    ]
+    assert status["nodes"] == {"total": 3, "done": 2, "failed": 1, "summary": "2/3"}
+    assert status["receipt"]["local"] == {"blocks": 4, "bytes": 200}
+    assert "node-1" in status["message"]
+    assert len(world.nodes.cancelled) == 2  # what may still run elsewhere is ended
+
+
+async def test_a_node_without_an_address_is_waited_for():
+    world = World(nodes=1, timeout="20s", verify={})
+    world.pod("node-9", "")
+    status = await world.run("Failed")
+    assert status["failures"] == [
+        {"node": "node-9", "message": "verifying the nodes' drives: its sidecar has no address"}
+    ]
+
+
+@pytest.mark.parametrize("how", ["fails", "refuses"])
+async def test_a_node_that_fails_does_not_keep_the_others(how: str):
+    world = World(tiers=[LOCAL, SHARED])
+    if how == "fails":
+        world.nodes.answers["node-0"] = Progress("Failed", "the drive is gone", counts={"blocks": 1})
+    else:
+        world.nodes.refusing.add("node-0")
+    status = await world.run("Failed")
+    assert [f["node"] for f in status["failures"]] == ["node-0"]
+    assert status["failures"][0]["message"].startswith("purging the nodes' drives: ")
+    assert [n for n, tier in world.nodes.heard if tier == "Shared"] == ["node-1"]  # by one that is able
+    assert status["nodes"]["done"] == 1
+
+
+async def test_what_one_node_does_for_all_is_done_by_another_when_it_falls_silent():
+    world = World(tiers=[LOCAL, SHARED], verify={})
+    world.nodes.endless.add("node-0")
+    for _ in range(3):
+        await world.look()
+    world.nodes.endless.clear()
+    while ("node-0", "Shared") not in world.nodes.heard:
+        await world.look()
+    world.nodes.silent.add("node-0")
+    status = await world.run()
+    assert ("node-1", "Shared") in world.nodes.heard
+    assert status["nodes"]["done"] == 2
+
+
+async def test_failures_that_are_told_are_bounded():
+    world = World(nodes=40, verify={})
+    world.nodes.refusing |= {f"node-{n}" for n in range(40)}
+    status = await world.run("Failed")
+    assert len(status["failures"]) == 16
+    assert status["nodes"]["failed"] == 40
+
+
+async def test_an_operation_waits_for_its_pool_and_for_its_first_node():
+    world = World(nodes=0)
+    pool = world.cluster.objects.pop(Ref("KVCachePool", NS, "chat"))
+    await world.look()
+    await world.look()
+    assert (world.status["phase"], world.status["message"]) == ("Pending", "there is no pool chat in this namespace")
+    world.cluster.put(pool)
+    await world.look()
+    assert world.status["message"] == "the pool has no sidecar yet"
+    world.pod("node-0", "10.0.0.1")
+    await world.run()
+
+
+async def test_no_pool_and_no_node_ever_is_a_failure():
+    world = World(nodes=0, timeout="10s")
+    assert (await world.run("Failed"))["message"] == "not done on 0 of 0 nodes: no node was there"
+    world = World(timeout="10s")
+    del world.cluster.objects[Ref("KVCachePool", NS, "chat")]
+    assert "there is no pool" in (await world.run("Failed"))["message"]
+
+
+async def test_an_operation_on_a_pool_that_goes_is_cancelled():
+    world = World()
+    world.cluster.objects[Ref("KVCachePool", NS, "chat")]["metadata"]["deletionTimestamp"] = "2026-11-20T10:00:00Z"
+    await world.run("Cancelled")
+    assert world.nodes.heard == []
+
+
+async def test_status_is_written_when_it_changes_and_not_otherwise():
+    world = World()
+    world.nodes.endless |= {"node-0", "node-1"}
+    for _ in range(4):
+        await world.look()
+    world.cluster.calls.clear()
+    for _ in range(5):
+        await world.look()
+    assert world.cluster.writes() == []
+
+
+# -- its end
+
+
+async def test_a_deleted_one_is_cancelled_on_the_nodes_and_let_go():
+    world = World()
+    world.nodes.endless |= {"node-0", "node-1"}
+    for _ in range(3):
+        await world.look()
+    world.meta["deletionTimestamp"] = world.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    await world.look()
+    assert {node for node, _ in world.nodes.cancelled} == {"node-0", "node-1"}
+    assert world.meta["finalizers"] == []
+    assert world.status["phase"] == "Cancelled"
+
+
+async def test_a_deleted_one_does_not_wait_for_ever_for_a_node_that_is_silent():
+    world = World()
+    world.nodes.endless |= {"node-0", "node-1"}
+    for _ in range(3):
+        await world.look()
+    world.nodes.silent.add("node-1")
+    world.meta["deletionTimestamp"] = world.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    result = await world.look()
+    assert result.again_s is not None
+    assert world.meta["finalizers"] == [FINALIZER]
+    await world.look(CANCEL_S)
+    assert world.meta["finalizers"] == []
+
+
+async def test_a_deleted_one_that_never_began_goes_at_once():
+    world = World()
+    await world.look()
+    world.meta["deletionTimestamp"] = world.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    await world.look()
+    assert world.meta["finalizers"] == []
+    assert world.nodes.cancelled == []
+
+
+async def test_a_finished_one_is_kept_and_removed_when_its_time_has_come():
+    world = World(ttlSecondsAfterFinished=100)
+    await world.run()
+    result = await world.look()
+    assert result.again_s is not None
+    assert 90 < result.again_s <= 102
+    assert OP in world.cluster.objects
+    await world.look(101)
+    assert OP not in world.cluster.objects
+    assert (await world.look()).gone
+
+
+async def test_one_of_the_same_name_is_another_one():
+    world = World(verify={})
+    await world.run()
+    first = set(world.nodes.orders)
+    world.operation(verify={})
+    await world.run()
+    assert len(set(world.nodes.orders) - first) == 2
+
+
+async def test_an_api_server_that_refuses_is_tried_again_and_nothing_is_lost():
+    world = World()
+    world.cluster.refuse["KVCacheOperation"] = ApiUnavailableError("429")
+    with pytest.raises(ApiUnavailableError):
+        await world.look()
+    world.cluster.refuse.clear()
+    await world.run()

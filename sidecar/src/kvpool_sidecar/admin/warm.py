@@ -1,0 +1,44 @@
+"""Warm: copy the pool's hottest blocks from this node's peers, as a node that joins does, whatever this node holds.
+
+parameters: `bytes_per_s`. counts: blocks and bytes that were copied; `full`: 1 where room ended it. It never evicts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvpool.block import HEADER_BYTES
+from kvpool.errors import ProtocolError, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvpool_sidecar.admin.context import Context
+    from kvpool_sidecar.warm_up import WarmUp
+
+__all__ = ["Warm"]
+
+
+class Warm:
+    """A kind of operation."""
+
+    def __init__(self, warm_up: WarmUp | None) -> None:
+        self._warm_up = warm_up
+
+    def __call__(self, params: Mapping[str, object], context: Context) -> Mapping[str, int]:
+        rate = params.get("bytes_per_s")
+        if params.keys() != {"bytes_per_s"} or isinstance(rate, bool) or not isinstance(rate, int) or rate <= 0:
+            raise ProtocolError("warm: give bytes_per_s, a number above 0, and nothing else")
+        if self._warm_up is None:
+            raise RefusedError("the pool does not count what is hot: set spec.cache.warmUp.bandwidth above 0")
+        context.count("blocks", 0)
+        context.count("bytes", 0)
+
+        def stored(payload_len: int) -> None:
+            context.count("blocks")
+            context.count("bytes", HEADER_BYTES + payload_len)
+
+        was_full = self._warm_up.once(
+            rate, context.cancelled, stored, lambda done, total: context.progress(done, total, "blocks")
+        )
+        return {"full": 1} if was_full else {}
