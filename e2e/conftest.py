@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import loadpod
 import pytest
-from kubectl import items, kubectl
+import system
+from kubectl import Proxy, items, kubectl
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Iterator
 
 OUT = Path(__file__).resolve().parent.parent / "out" / "e2e"
 NAMESPACES = ("kvpool-system", "team-a", "team-b")
@@ -23,6 +25,49 @@ def pytest_sessionstart() -> None:
         raise pytest.UsageError(f"run these by `make e2e` (missing: {', '.join([*missing, 'KUBECONFIG'])})")
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The whole path first: it begins with a cluster that has nothing of ours. What may break nodes comes last."""
+    items.sort(key=lambda i: ("test_whole_path" not in i.nodeid, i.get_closest_marker("disruptive") is not None))
+
+
+@pytest.fixture(scope="session")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    made = Proxy(tmp_path_factory.mktemp("proxy"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def installed() -> None:
+    """The chart. It stays: the next case, or whoever keeps the cluster, uses it."""
+    system.install()
+
+
+@pytest.fixture(scope="session")
+def load_pool(installed: None) -> str:
+    """A pool for load pods, Ready; its namespace/name."""
+    system.apply_pool()
+    return system.KEY
+
+
+@pytest.fixture
+def load_pod(proxy: Proxy, load_pool: str) -> Iterator[Callable[..., loadpod.LoadPod]]:
+    """Starts load pods; at the end each is held against the invariants and goes."""
+    started: list[loadpod.LoadPod] = []
+
+    def start(name: str, node: str, namespace: str = "team-a") -> loadpod.LoadPod:
+        started.append(loadpod.start(proxy, name, namespace=namespace, node=node, pool=load_pool))
+        return started[-1]
+
+    yield start
+    try:
+        for pod in started:
+            pod.check()
+    finally:
+        for pod in started:
+            pod.delete()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,3 +1,7 @@
-.PHONY: e2e
-e2e: setup ## the whole path on a real kind cluster with real vLLM (KEEP=1 keeps the cluster)
-	e2e/run.sh $(ARGS)
+LEVELS ?= smoke
+.PHONY: e2e e2e-full
+e2e: setup ## the whole path on a real kind cluster with real vLLM (LEVELS="smoke or full"; KEEP=1 keeps the cluster)
+	LEVELS="$(LEVELS)" e2e/run.sh $(ARGS)
+
+e2e-full: setup ## all cases on kind: what may break, too, nodes and leaders; the operator is away for ten minutes
+	LEVELS="smoke or full or disruptive" KVPOOL_E2E_ABSENT_S=$(or $(KVPOOL_E2E_ABSENT_S),600) e2e/run.sh $(ARGS)

@@ -3,6 +3,7 @@
 #
 #   e2e/run.sh [pytest arguments]
 #
+# LEVELS says which cases (default: smoke): smoke, full, disruptive, or some of them with `or` between them.
 # KEEP=1 keeps the cluster for a look afterwards (e2e/cluster.sh down removes it).
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
@@ -36,4 +37,4 @@ eval "$exports"
 e2e/cluster.sh load "$KVPOOL_OPERATOR_IMAGE" "$KVPOOL_SIDECAR_IMAGE" "$KVPOOL_BASE_IMAGE"
 
 say "the tests"
-.venv/bin/python -m pytest -x --timeout=600 --durations=10 e2e/cases "$@"
+.venv/bin/python -m pytest -x -rP --timeout=900 --durations=15 -m "${LEVELS:-smoke}" e2e/cases "$@"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.smoke]
 
 SYSTEM = "kvpool-system"
 EXAMPLE = ROOT / "examples" / "kvcachepool.yaml"

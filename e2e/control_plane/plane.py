@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 CACHE = Path(os.environ.get("KVPOOL_CACHE") or Path.home() / ".cache" / "kvpool")
 
@@ -58,8 +58,13 @@ def _ready(url: str, token: str, process: subprocess.Popen[bytes], log: Path, ti
 
 
 @contextlib.contextmanager
-def control_plane(bin_dir: Path, folder: Path) -> Iterator[Path]:
-    """Start it in `folder` and give the kubeconfig of an administrator; end every process afterwards."""
+def control_plane(
+    bin_dir: Path, folder: Path, *, apiserver: Sequence[str] = (), scheduler: bool = False
+) -> Iterator[Path]:
+    """Start it in `folder` and give the kubeconfig of an administrator; end every process afterwards.
+
+    `apiserver`: further flags. With a `scheduler` pods are bound to nodes, and controllers ask as often as they like.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     pki = folder / "pki"
     pki.mkdir(exist_ok=True)
@@ -107,8 +112,10 @@ def control_plane(bin_dir: Path, folder: Path) -> Iterator[Path]:
             "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.97.0.0/24",
             "--allow-privileged",
+            *apiserver,
         )
         _ready(f"https://127.0.0.1:{api}/readyz", token, server, folder / "kube-apiserver.log")
+        unlimited = ["--kube-api-qps=500", "--kube-api-burst=1000"] if scheduler else []
         start(
             kube,
             "kube-controller-manager",
@@ -118,7 +125,17 @@ def control_plane(bin_dir: Path, folder: Path) -> Iterator[Path]:
             "--leader-elect=false",
             "--secure-port=0",
             "--controllers=*,-node-lifecycle-controller,-node-ipam-controller",
+            *unlimited,
         )
+        if scheduler:
+            start(
+                kube,
+                "kube-scheduler",
+                f"--kubeconfig={kubeconfig}",
+                "--leader-elect=false",
+                "--secure-port=0",
+                *unlimited,
+            )
         yield kubeconfig
     finally:
         for process in reversed(started):  # nothing in there is worth a graceful end

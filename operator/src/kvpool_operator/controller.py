@@ -27,6 +27,8 @@ PASS_S: Final = 60.0
 """Longest time of one pass: each of its calls has a shorter one."""
 PER_POOL_S: Final = 0.3
 """With many pools the refresh slows down, so that the API server sees a bounded rate of requests."""
+PART_S: Final = 0.5
+"""A rollout changes a DaemonSet's status again and again."""
 
 
 class Passes(Protocol):
@@ -72,10 +74,22 @@ class Controller:
         """Something about this pool changed."""
         self.queue.add((namespace, name))
 
+    def part_changed(self, namespace: str, name: str) -> None:
+        """An object of this pool changed: one pass for all that change in the same moment."""
+        self.queue.add((namespace, name), PART_S)
+
+    def seen(self, namespace: str, name: str) -> None:
+        """This pool, or an object of it, was listed: nobody waits."""
+        self.queue.add((namespace, name), background=True)
+
+    def heard(self, pool: tuple[str, str], version: str) -> None:
+        """The watch has told of this version of a pool."""
+        self.hearing.heard(pool, version)
+
     def all_changed(self) -> None:
         """Something changed that may concern any pool."""
         for key in self._pools:
-            self.queue.add(key)
+            self.queue.add(key, PART_S, background=True)
 
     async def refresh(self) -> None:
         """List the pools again and again, and look at each. Missed events are made good here."""
@@ -85,6 +99,7 @@ class Controller:
             except OperatorError as e:
                 log.warning("%ss cannot be listed: %s", self._kind, e)
             else:
+                before = self._pools
                 self._pools = {_key(p) for p in found}
                 self._listed = self._clock()
                 if self._kind == KIND:
@@ -92,8 +107,18 @@ class Controller:
                     self._metrics.deaf.set(self.hearing.deaf_s)
                     self._metrics.pools.set(len(self._pools))
                     self._metrics.listed.set_to_current_time()
-                self.all_changed()
-            await asyncio.sleep(max(self._refresh_s, PER_POOL_S * len(self._pools)))
+                self._spread(before)
+            await asyncio.sleep(self._interval_s)
+
+    @property
+    def _interval_s(self) -> float:
+        return max(self._refresh_s, PER_POOL_S * len(self._pools))
+
+    def _spread(self, known: set[tuple[str, str]]) -> None:
+        """New pools at once, the others one after the other over the time until the next listing."""
+        gap_s = self._interval_s / max(1, len(self._pools))
+        for place, key in enumerate(sorted(self._pools)):
+            self.queue.add(key, place * gap_s if key in known else 0.0, background=True)
 
     async def work(self) -> None:
         """One worker; any number may run. Ends only with NotLeaderError."""

@@ -8,29 +8,47 @@ watched: sidecars show in their DaemonSet's status, and engine pods are counted 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import kopf
 
 from kvpool_operator.api.operation import PLURAL as OPERATIONS
 from kvpool_operator.api.v1alpha1 import GROUP, PLURAL, VERSION
 from kvpool_operator.desired.labels import MANAGED_BY, NAMESPACE, POOL
+from kvpool_operator.namespaces import Namespaces
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-__all__ = ["watch"]
+__all__ = ["Hears", "watch"]
 
 SILENCE_S: Final = 70.0
 _OURS: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
 _OWNED: Final = (("apps", "daemonsets"), ("apps", "statefulsets"), ("", "configmaps"), ("", "services"))
 
 
+class Hears(Protocol):
+    """Whom events are told. The calls come from the event loop that watches, and must not block."""
+
+    def changed(self, namespace: str, name: str) -> None:
+        """A pool changed."""
+
+    def part_changed(self, namespace: str, name: str) -> None:
+        """An object of a pool changed."""
+
+    def seen(self, namespace: str, name: str) -> None:
+        """A pool or an object of it was listed, when a watch began or began anew."""
+
+    def all_changed(self) -> None:
+        """Something changed that may concern any pool."""
+
+    def heard(self, pool: tuple[str, str], version: str) -> None:
+        """The watch has told of this version of a pool."""
+
+
 async def watch(
-    changed: Callable[[str, str], None],
-    all_changed: Callable[[], None],
-    heard: Callable[[tuple[str, str], str], None],
+    hears: Hears,
     stop: asyncio.Event,
     ready: asyncio.Event,
     *,
@@ -39,9 +57,9 @@ async def watch(
 ) -> None:
     """Run until `stop` is set or the process is told to end by a signal.
 
-    `changed(namespace, pool)`, `operation_changed(namespace, operation)`, `all_changed()` and
-    `heard((namespace, pool), version)` are called from this event loop and must not block. A stream that was silent for
-    `silence_s` is taken for dead and opened again: API servers send a bookmark every minute.
+    `operation_changed(namespace, operation)` is called from this event loop and must not block, as all of `hears`.
+    A stream that was silent for `silence_s` is taken for dead and opened again: API servers send a bookmark every
+    minute.
     """
     registry = kopf.OperatorRegistry()
 
@@ -50,20 +68,24 @@ async def watch(
             return kopf.login_with_service_account(settings=settings, **kwargs)
         return kopf.login_with_kubeconfig(settings=settings, **kwargs)
 
-    async def pool(namespace: str | None, name: str | None, meta: Any, **_: Any) -> None:
-        heard((namespace or "", name or ""), str(meta.get("resourceVersion", "")))
-        changed(namespace or "", name or "")
+    async def pool(namespace: str | None, name: str | None, meta: Any, type: str | None, **_: Any) -> None:  # noqa: A002
+        key = namespace or "", name or ""
+        hears.heard(key, str(meta.get("resourceVersion", "")))
+        (hears.changed if type is not None else hears.seen)(*key)
 
     async def operation(namespace: str | None, name: str | None, **_: Any) -> None:
         operation_changed(namespace or "", name or "")
 
-    async def owned(namespace: str | None, labels: Any, **_: Any) -> None:
+    async def owned(namespace: str | None, labels: Any, type: str | None, **_: Any) -> None:  # noqa: A002
         if POOL in labels:
-            changed(namespace or labels.get(NAMESPACE, ""), labels[POOL])
+            tell = hears.part_changed if type is not None else hears.seen
+            tell(namespace or labels.get(NAMESPACE, ""), labels[POOL])
 
-    async def namespace_changed(type: str | None, **_: Any) -> None:  # noqa: A002  kopf's name for it
-        if type is not None:  # not the first listing
-            all_changed()
+    namespaces = Namespaces()
+
+    async def namespace_changed(type: str | None, name: str | None, labels: Any, meta: Any, **_: Any) -> None:  # noqa: A002
+        if namespaces.changed(type, name or "", labels, "deletionTimestamp" in meta):
+            hears.all_changed()
 
     kopf.on.login(registry=registry)(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(pool)

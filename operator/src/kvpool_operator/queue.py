@@ -9,49 +9,69 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = ["Backoff", "KeyQueue"]
 
 Key = tuple[str, str]
 
 
+class _Wait(NamedTuple):
+    """From when, and in which lane (0: somebody waits)."""
+
+    at: float
+    lane: int
+
+
 class KeyQueue:
-    """For one event loop. Times are those of the loop's clock."""
+    """For one event loop. Times are those of the loop's clock.
+
+    Two lanes: what somebody waits for goes before what is looked at again only to be sure. The second lane is never
+    starved: it gets every `FAIR`-th turn at least.
+    """
+
+    FAIR: Final = 8
 
     def __init__(self) -> None:
-        self._due: dict[Key, float] = {}
-        self._heap: list[tuple[float, Key]] = []
+        self._due: dict[Key, _Wait] = {}
+        self._lanes: tuple[list[tuple[float, Key]], ...] = ([], [])
         self._busy: set[Key] = set()
-        self._again: dict[Key, float] = {}
+        self._again: dict[Key, _Wait] = {}
         self._changed = asyncio.Event()
+        self._in_a_row = 0
 
     def __len__(self) -> int:
         return len(self._due) + len(self._again)
 
-    def add(self, key: Key, delay_s: float = 0.0) -> None:
-        """Work on `key` in `delay_s` seconds, or earlier if it was to be earlier."""
-        at = asyncio.get_running_loop().time() + delay_s
+    def add(self, key: Key, delay_s: float = 0.0, *, background: bool = False) -> None:
+        """Work on `key` in `delay_s` seconds, or earlier if it was to be earlier. `background`: nobody waits for it."""
+        self._add(key, _Wait(asyncio.get_running_loop().time() + delay_s, int(background)))
+
+    def _add(self, key: Key, wait: _Wait) -> None:
         waiting = self._again if key in self._busy else self._due
-        if key in waiting and waiting[key] <= at:
-            return
-        waiting[key] = at
+        before = waiting.get(key)
+        if before is not None:
+            wait = _Wait(min(before.at, wait.at), min(before.lane, wait.lane))
+            if wait == before:
+                return
+        waiting[key] = wait
         if waiting is self._due:
-            heapq.heappush(self._heap, (at, key))
+            heapq.heappush(self._lanes[wait.lane], (wait.at, key))
             self._changed.set()
 
     async def get(self) -> Key:
         """The next key that is due; `done` must follow."""
         while True:
             self._changed.clear()
-            pause = self._drop_stale()
-            if pause is not None and pause <= 0:
-                _, key = heapq.heappop(self._heap)
+            pauses = [self._drop_stale(lane) for lane in (0, 1)]
+            lane = self._turn([pause is not None and pause <= 0 for pause in pauses])
+            if lane is not None:
+                _, key = heapq.heappop(self._lanes[lane])
                 del self._due[key]
                 self._busy.add(key)
                 return key
             try:
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(min((p for p in pauses if p is not None), default=None)):
                     await self._changed.wait()
             except TimeoutError:
                 continue
@@ -59,15 +79,24 @@ class KeyQueue:
     def done(self, key: Key) -> None:
         """The work on `key` has ended."""
         self._busy.discard(key)
-        at = self._again.pop(key, None)
-        if at is not None:
-            self.add(key, max(0.0, at - asyncio.get_running_loop().time()))
+        wait = self._again.pop(key, None)
+        if wait is not None:
+            self._add(key, wait)
 
-    def _drop_stale(self) -> float | None:
-        """Seconds until the earliest key; None when there is none."""
-        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] - asyncio.get_running_loop().time() if self._heap else None
+    def _turn(self, due: list[bool]) -> int | None:
+        """Whose turn it is, of the lanes in which something is due."""
+        if due[0] and not (due[1] and self._in_a_row >= self.FAIR - 1):
+            self._in_a_row = self._in_a_row + 1 if due[1] else 0
+            return 0
+        self._in_a_row = 0
+        return 1 if due[1] else None
+
+    def _drop_stale(self, lane: int) -> float | None:
+        """Seconds until the earliest key of the lane; None when there is none."""
+        heap = self._lanes[lane]
+        while heap and self._due.get(heap[0][1]) != _Wait(heap[0][0], lane):
+            heapq.heappop(heap)
+        return heap[0][0] - asyncio.get_running_loop().time() if heap else None
 
 
 class Backoff:

@@ -122,8 +122,7 @@ async def _lead(
     parts += [asyncio.create_task(operations.work(), name=f"operations' worker {i}") for i in range(OPERATIONS_AT_ONCE)]
     stopping = asyncio.create_task(stop.wait(), name="stop")
     # last: when kopf ends, it ends every task that was made after its start
-    told = controller.changed, controller.all_changed, controller.hearing.heard
-    watched = watch(*told, stop, watching, operation_changed=operations.changed, silence_s=settings.silence_s)
+    watched = watch(controller, stop, watching, operation_changed=operations.changed, silence_s=settings.silence_s)
     events = asyncio.create_task(watched, name="events")
     started = asyncio.create_task(_after(watching, stop), name="signals")
     try:

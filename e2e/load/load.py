@@ -1,0 +1,147 @@
+"""Runs in an injected pod in an engine's place: stores and loads blocks when it is told to, and checks every call.
+
+HTTP on the pod's own address. Blocks are named by number and their bytes follow from tenant and number, so two pods of
+one tenant check each other's blocks, and a block of another tenant can never look right. Answers are JSON:
+
+    POST /put {"first", "count"}            how many were stored, had, or refused for which reason
+    POST /get {"first", "count"}            how many came from which tier, misses by reason, seconds of each call
+    POST /lookup {"first", "count", "times"}  seconds of each lookup, and what was found
+    POST /traffic {"depth", "universe"}     so many requests at once from now on (0: none)
+    GET  /report                            everything since the start: counts, what was broken (invariants I1 to I4)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from kvpool import block, keys
+from kvpool.client import Client
+from kvpool.engines.settings import client_config
+from kvpool_sidecar.testing.history import History, Stalls
+from kvpool_sidecar.testing.traffic import Mix, Traffic, ident_of, payload_of
+
+PORT = 8000
+MOST_BODY = 64 * 1024
+MOST_BLOCKS = 4096
+
+
+class Load:
+    """One pod's client and what it saw."""
+
+    def __init__(self, tenant: str, block_bytes: int, stalls: Stalls) -> None:
+        self._tenant, self._size = tenant, block_bytes
+        self._fingerprint = keys.fingerprint({"model": "load", "block": block_bytes})
+        self._sums: dict[bytes, bytes] = {}
+        self._names: set[bytes] = set()
+        self._history = History(stalls, expected=self._expected)
+        client = Client(client_config({}), fingerprint=self._fingerprint, facts={"engine": "load", "model": "load"})
+        self._plain, self._client = client, self._history.client(client, tenant)
+        self._traffic: Traffic | None = None
+
+    def _idents(self, asked: dict[str, Any]) -> list[bytes]:
+        first, count = int(asked.get("first", 0)), int(asked["count"])
+        if not 0 < count <= MOST_BLOCKS or not 0 <= first < 2**32:
+            raise ValueError(f"1 to {MOST_BLOCKS} blocks")
+        found = [ident_of(self._fingerprint, n) for n in range(first, first + count)]
+        self._names.update(found)
+        return found
+
+    def _expected(self, whose: str, ident: bytes) -> bytes | None:
+        if ident not in self._names:
+            return None
+        if ident not in self._sums:
+            self._sums[ident] = block.checksum(payload_of(whose, ident, self._size))
+        return self._sums[ident]
+
+    def put(self, asked: dict[str, Any]) -> dict[str, Any]:
+        outcome: Counter[str] = Counter()
+        for ident in self._idents(asked):
+            (result,) = self._client.put_from([ident], [payload_of(self._tenant, ident, self._size)])
+            outcome["stored" if result.stored else "have" if result.ok else result.reason] += 1
+        return {"outcome": dict(outcome), "ok": outcome["stored"] + outcome["have"]}
+
+    def get(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Looks each block up and loads it, as an engine does; a block that is not found is not asked for."""
+        outcome: Counter[str] = Counter()
+        seconds, view = [], memoryview(bytearray(self._size))
+        for ident in self._idents(asked):
+            started = time.monotonic()
+            (tier,) = self._client.lookup([ident])
+            if not tier:
+                outcome["absent"] += 1
+            else:
+                (result,) = self._client.get_into([ident], [view])
+                outcome[result.tier.name.lower() if result.ok else result.reason] += 1
+            seconds.append(time.monotonic() - started)
+        hits = sum(outcome[t] for t in ("local", "peer", "shared"))
+        return {"outcome": dict(outcome), "hits": hits, "seconds": seconds}
+
+    def lookup(self, asked: dict[str, Any]) -> dict[str, Any]:
+        idents, outcome, seconds = self._idents(asked), Counter(), []
+        for _ in range(min(int(asked.get("times", 1)), 2000)):
+            started = time.monotonic()
+            tiers = self._client.lookup(idents)
+            seconds.append(time.monotonic() - started)
+            outcome.update(t.name.lower() for t in tiers)
+        return {"outcome": dict(outcome), "seconds": seconds}
+
+    def traffic(self, asked: dict[str, Any]) -> dict[str, Any]:
+        depth, universe = int(asked["depth"]), int(asked.get("universe", 200))
+        if not 0 <= depth <= 64 or not 0 < universe <= MOST_BLOCKS:
+            raise ValueError(f"at most 64 requests at once over {MOST_BLOCKS} blocks")
+        self._names.update(ident_of(self._fingerprint, n) for n in range(universe))
+        if self._traffic is None:
+            pause = float(asked.get("pause_s", 0.2))
+            mix = Mix(self._size, universe, 8, float(asked.get("reads", 0.92)), pause_s=pause, prefill_s=pause)
+            self._traffic = Traffic(self._client, self._fingerprint, mix, seed=1)
+        self._traffic.resize(depth)
+        return {"depth": depth}
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "connected": self._plain.connected,
+            "counts": dict(self._history.counts),
+            "broken": [list(b) for b in self._history.broken[:20]],
+            "worst_late_s": round(self._history.latest_s, 3),
+        }
+
+
+def serve(load: Load, address: str) -> None:
+    orders = {"/put": load.put, "/get": load.get, "/lookup": load.lookup, "/traffic": load.traffic}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, load.report())
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            if self.path not in orders or not 0 < length <= MOST_BODY:
+                return self._answer(404, {"error": "unknown"})
+            try:
+                return self._answer(200, orders[self.path](json.loads(self.rfile.read(length))))
+            except (ValueError, KeyError, TypeError) as e:
+                return self._answer(400, {"error": str(e)})
+
+        def _answer(self, status: int, told: dict[str, Any]) -> None:
+            body = json.dumps(told).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer((address, PORT), Handler)
+    server.daemon_threads = True
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    with Stalls() as stalls:
+        serve(Load(os.environ["LOAD_TENANT"], int(os.environ["LOAD_BLOCK_BYTES"]), stalls), os.environ["POD_IP"])

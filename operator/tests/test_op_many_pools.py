@@ -1,0 +1,135 @@
+"""Many pools: what a user waits for goes first, nothing is forgotten, and the API server sees a bounded rate."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from op_samples import MemoryCluster, pool_manifest
+
+from kvpool_operator import controller as module
+from kvpool_operator.controller import Controller
+from kvpool_operator.metrics import OperatorMetrics
+from kvpool_operator.namespaces import Namespaces
+from kvpool_operator.pace import Pace
+from kvpool_operator.queue import KeyQueue
+from kvpool_operator.reconcile import Result
+
+MINE = ("team", "mine")
+
+
+def others(count: int) -> list[tuple[str, str]]:
+    return [("team", f"other-{n:03d}") for n in range(count)]
+
+
+async def taken(queue: KeyQueue, count: int) -> list[tuple[str, str]]:
+    found = []
+    for _ in range(count):
+        found.append(await asyncio.wait_for(queue.get(), 5))
+        queue.done(found[-1])
+    return found
+
+
+async def test_what_somebody_waits_for_goes_before_what_was_there_first():
+    queue = KeyQueue()
+    for key in others(100):
+        queue.add(key, background=True)
+    queue.add(MINE)
+    assert (await taken(queue, 1)) == [MINE]
+
+
+async def test_the_background_gets_its_turn_however_much_is_waited_for():
+    queue = KeyQueue()
+    queue.add(MINE, background=True)
+    for key in others(100):
+        queue.add(key)
+    assert MINE in await taken(queue, KeyQueue.FAIR)
+
+
+async def test_a_key_of_the_background_that_somebody_comes_to_wait_for_is_taken_once_and_first():
+    queue = KeyQueue()
+    for key in [*others(5), MINE]:
+        queue.add(key, background=True)
+    queue.add(MINE)
+    assert len(queue) == 6
+    found = await taken(queue, 6)
+    assert found[0] == MINE
+    assert sorted(found) == sorted([*others(5), MINE])
+    assert len(queue) == 0
+
+
+async def test_a_key_keeps_its_lane_while_it_is_worked_on():
+    queue = KeyQueue()
+    queue.add(MINE)
+    assert await queue.get() == MINE
+    queue.add(MINE)
+    for key in others(10):
+        queue.add(key, background=True)
+    queue.done(MINE)
+    assert await asyncio.wait_for(queue.get(), 5) == MINE
+
+
+class Noted:
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    async def reconcile(self, namespace: str, name: str) -> Result:
+        self.seen.append((namespace, name))
+        return Result()
+
+
+async def test_pools_that_are_known_are_looked_at_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "PER_POOL_S", 30.0)
+    cluster, passes = MemoryCluster(), Noted()
+    for n in range(20):
+        made = pool_manifest()
+        made["metadata"]["name"] = f"pool-{n:02d}"
+        cluster.put(made)
+    loop = Controller(cluster, passes, OperatorMetrics(), refresh_s=1.0)  # type: ignore[arg-type]
+    refreshing = [asyncio.ensure_future(t) for t in (loop.refresh(), loop.work())]
+    try:
+        async with asyncio.timeout(10):
+            while len(passes.seen) < 20:  # the first listing: all of them at once  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            refreshing[0].cancel()
+            again = asyncio.ensure_future(loop.refresh())
+            refreshing.append(again)
+            while len(passes.seen) < 21:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert len(loop.queue) == 19  # the others wait for their moment, half a minute apart
+        loop.changed(*passes.seen[5])
+        async with asyncio.timeout(10):
+            while len(passes.seen) < 22:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert passes.seen[21] == passes.seen[5]
+    finally:
+        for task in refreshing:
+            task.cancel()
+        await asyncio.gather(*refreshing, return_exceptions=True)
+
+
+async def test_a_pace_lets_a_burst_through_and_then_keeps_its_rate():
+    loop = asyncio.get_running_loop()
+    pace, started = Pace(per_second=50, burst=10), loop.time()
+    for _ in range(10):
+        await pace.turn()
+    assert loop.time() - started < 1 / 50 * 10  # without a wait, or a slow machine took as long as all of them
+    await asyncio.gather(*(pace.turn() for _ in range(20)))
+    assert loop.time() - started >= 20 / 50 - 0.01
+
+
+def test_a_pace_without_a_rate_is_refused():
+    with pytest.raises(ValueError, match="rate"):
+        Pace(0, 1)
+
+
+def test_only_what_pools_look_at_makes_a_namespace_interesting():
+    seen = Namespaces()
+    assert not seen.changed(None, "a", {"x": "1"}, going=False)  # it was there before
+    assert not seen.changed("MODIFIED", "a", {"x": "1"}, going=False)  # an annotation, say
+    assert seen.changed("MODIFIED", "a", {"x": "2"}, going=False)
+    assert seen.changed("MODIFIED", "a", {"x": "2"}, going=True)
+    assert not seen.changed("MODIFIED", "a", {"x": "2"}, going=True)
+    assert seen.changed("DELETED", "a", {"x": "2"}, going=True)
+    assert seen.changed("ADDED", "a", {}, going=False)
+    assert not seen.changed("MODIFIED", "a", {}, going=False)
