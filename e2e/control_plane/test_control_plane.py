@@ -12,9 +12,6 @@ import yaml
 from api import APPLY, MERGE, POOLS, Api, ApiError, until
 from conftest import ROOT, SYSTEM, Pools, namespace
 
-from kvpool_operator.webhook.inject import Injection, inject
-from kvpool_operator.webhook.wishes import read_wishes
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -52,47 +49,6 @@ def test_a_bad_pool_is_refused_with_a_sentence_that_helps(api: Api, path: Path):
         api.call("POST", url, pool)
     assert case["message"] in str(refused.value)
     assert refused.value.status == 422
-
-
-@pytest.mark.parametrize("name", ["minimal.yaml", "kvcachepool.yaml"])
-def test_an_example_is_accepted(api: Api, name: str):
-    pool = yaml.safe_load((ROOT / "examples" / name).read_text())
-    url = f"{Pools(api).path(pool['metadata']['name'])}?fieldManager=user&dryRun=All&fieldValidation=Strict"
-    made = api.call("PATCH", url, pool, APPLY)
-    assert made["spec"]["deletionPolicy"] == "Retain"
-
-
-def plain(manifest: dict[str, Any]) -> str:
-    return f"/apis/apps/v1/namespaces/{manifest['metadata']['namespace']}/deployments/{manifest['metadata']['name']}"
-
-
-def test_the_engines_of_the_examples_are_accepted_and_so_are_their_pods_with_the_pool_in_them(api: Api):
-    injection = Injection("kvpool-system/chat", 256, 4 << 30, "{}", "kvpool-sidecar:test")
-    found = []
-    for name in ("vllm", "lmcache", "sglang", "dynamo", "prefill-decode"):
-        for manifest in yaml.safe_load_all((ROOT / "examples" / f"{name}.yaml").read_text()):
-            found.append(manifest)
-            if manifest["kind"] == "Namespace":
-                path = f"/api/v1/namespaces/{manifest['metadata']['name']}"
-                api.call("PATCH", f"{path}?fieldManager=user&fieldValidation=Strict", manifest, APPLY)
-                account = f"{path}/serviceaccounts/default"
-                until("the account is there", lambda account=account: api.get(account))
-                continue
-            api.call("PATCH", f"{plain(manifest)}?fieldManager=user&fieldValidation=Strict", manifest, APPLY)
-            wanted = manifest["spec"].get("replicas", 1)
-            pods = f"/api/v1/namespaces/team-a/pods?labelSelector=app%3D{manifest['metadata']['name']}"
-            made = until("its pods", lambda pods=pods, wanted=wanted: (p := api.items(pods)) and len(p) == wanted and p)
-            template = manifest["spec"]["template"]
-            pod = {"apiVersion": "v1", "kind": "Pod", **template}
-            pod["metadata"] = template["metadata"] | {"name": f"{made[0]['metadata']['name']}-injected"}
-            injected = inject(pod, read_wishes(pod), injection).pod
-            url = "/api/v1/namespaces/team-a/pods?dryRun=All&fieldValidation=Strict"
-            admitted = api.call("POST", url, injected)
-            assert admitted["metadata"]["annotations"]["kvpool.dev/injected"]
-    for manifest in found:
-        if manifest["kind"] == "Deployment":
-            api.delete(plain(manifest), propagationPolicy="Foreground")
-    until("their pods are gone", lambda: api.items("/api/v1/namespaces/team-a/pods") == [], timeout=60)
 
 
 @pytest.mark.parametrize(
