@@ -22,6 +22,7 @@ from kvpool_operator.desired import Env, ExternalUrl, Inputs, build
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.desired.config import to_client_config, to_pool_config
 from kvpool_operator.desired.configmap import config_digest
+from kvpool_operator.desired.preflight import build_preflight
 from kvpool_operator.desired.secrets import read_secret, secret
 from kvpool_operator.desired.wipe import wipe_daemonset
 from kvpool_operator.randomness import make_secret
@@ -71,6 +72,7 @@ CASES = {
     "example": build(Inputs(example("kvcachepool.yaml"), ENV, SECRET, ("kvpool-system", "team-a"))),
     "full": build(FULL),
     "external": build(EXTERNAL),
+    "preflight": build_preflight(EXTERNAL),
     "cleanup": build_cleanup(Inputs(example("kvcachepool.yaml"), ENV, SECRET)),
 }
 
