@@ -112,6 +112,9 @@ def control_plane(
             "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.97.0.0/24",
             "--allow-privileged",
+            # beta and off by default in this version; from 1.36 on it is always there
+            "--feature-gates=MutatingAdmissionPolicy=true",
+            "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
             *apiserver,
         )
         _ready(f"https://127.0.0.1:{api}/readyz", token, server, folder / "kube-apiserver.log")

@@ -293,6 +293,32 @@ def test_an_issuer_of_ones_own():
 
 
 @needs_helm
+def test_the_api_server_injects_where_it_is_asked_to():
+    objects = render("webhook.enabled=false", 'policy={"enabled": true, "poolNamespaces": ["a", "b"]}')
+    policy = one(objects, "MutatingAdmissionPolicy", "kvpool-injection")
+    assert policy["apiVersion"] == "admissionregistration.k8s.io/v1"
+    assert policy["spec"]["failurePolicy"] == "Ignore", "a cache must not stop pods"
+    constraints = policy["spec"]["matchConstraints"]
+    assert constraints["objectSelector"] == {"matchLabels": {"kvpool.dev/inject": "true"}}
+    assert "kvpool-system" in constraints["namespaceSelector"]["matchExpressions"][0]["values"]
+    bindings = [o["spec"] for o in objects if o["kind"] == "MutatingAdmissionPolicyBinding"]
+    assert [b["paramRef"]["namespace"] for b in bindings] == ["a", "b"]
+    assert {b["policyName"] for b in bindings} == {"kvpool-injection"}
+    (container,) = pod_of(one(objects, "Deployment", "kvpool-operator"))["containers"]
+    env = {e["name"]: e.get("value", "given") for e in container["env"]}
+    assert read_operator_settings([], env).injection == "Policy"
+    (container,) = pod_of(one(render(), "Deployment", "kvpool-operator"))["containers"]
+    assert "KVPOOL_INJECTION" not in {e["name"] for e in container["env"]}
+
+
+@needs_helm
+def test_only_one_of_webhook_and_policy_injects():
+    done = helm("template", "kvpool", str(CHART), "--set", "policy.enabled=true")
+    assert done.returncode != 0
+    assert "set webhook.enabled to false" in done.stderr
+
+
+@needs_helm
 def test_a_crd_is_kept_unless_told_otherwise():
     crd = one(render(), "CustomResourceDefinition", "kvcachepools.kvpool.dev")
     assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"

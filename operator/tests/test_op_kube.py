@@ -11,7 +11,7 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
 from kvpool_operator.cluster import Ref
-from kvpool_operator.errors import ApiUnavailableError, ConflictError, OperatorError, RejectedError
+from kvpool_operator.errors import ApiUnavailableError, ConflictError, HeldError, OperatorError, RejectedError
 from kvpool_operator.kube import KubeCluster
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def serving(
         (401, ApiUnavailableError),
         (403, RejectedError),
         (409, ConflictError),
-        (410, RejectedError),
+        (410, ApiUnavailableError),
         (422, RejectedError),
         (429, ApiUnavailableError),
         (500, ApiUnavailableError),
@@ -156,3 +156,23 @@ async def test_a_delete_is_of_the_object_that_was_seen():
     async with serving(handler) as cluster:
         await cluster.delete(TARGET, uid="u", foreground=True)
     assert seen == [{"propagationPolicy": "Foreground", "preconditions": {"uid": "u"}}]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(429, HeldError), (409, ConflictError), (404, ConflictError), (403, RejectedError)]
+)
+async def test_an_eviction_is_of_the_pod_that_was_seen_and_may_be_held_back(status: int, error: type[OperatorError]):
+    asked = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.method, request.path, await request.json()))
+        return web.json_response({"message": "no"}, status=status if len(asked) > 1 else 201)
+
+    async with serving(answer) as cluster:
+        await cluster.evict(Ref("Pod", "team", "e"), uid="u")
+        with pytest.raises(error):
+            await cluster.evict(Ref("Pod", "team", "e"), uid="u")
+    method, path, body = asked[0]
+    assert (method, path) == ("POST", "/api/v1/namespaces/team/pods/e/eviction")
+    assert body["kind"] == "Eviction"
+    assert body["deleteOptions"] == {"preconditions": {"uid": "u"}}

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 NS, NAME = "kvpool-system", "chat"
 POOL = Ref("KVCachePool", NS, NAME)
+WEBHOOK = {
+    "kind": "MutatingWebhookConfiguration",
+    "metadata": {"name": "kvpool-webhook"},
+    "webhooks": [{"name": "pods.kvpool.dev", "clientConfig": {"caBundle": "YQ=="}}],
+}
 GOOD = Report(ready=True, capacity_bytes=2**30, index_connected=True, transport="TCP")
 
 
@@ -363,3 +368,31 @@ async def test_what_is_the_same_for_all_pools_is_read_once_in_a_while():
         await world.reconciler.reconcile(NS, NAME)
     lists = [r for verb, r in world.cluster.calls if verb == "list" and r.kind == "Pod" and not r.namespace]
     assert len(lists) <= 1
+
+
+async def test_pods_that_were_missed_are_told_of_counted_and_evicted_where_that_is_asked_for():
+    world = World(injection={"watchdog": "Restart", "restartEvery": "20s"})
+    world.cluster.put({"apiVersion": "admissionregistration.k8s.io/v1", **WEBHOOK})
+    world.run()
+    await world.settle()
+    owner = {"kind": "ReplicaSet", "name": "e", "uid": "rs", "controller": True}
+    metadata = {
+        "name": "engine",
+        "namespace": "team",
+        "uid": "u-1",
+        "labels": {"kvpool.dev/inject": "true"},
+        "annotations": {"kvpool.dev/pool": f"{NS}/{NAME}"},
+        "ownerReferences": [owner],
+    }
+    world.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+    pod = Ref("Pod", "team", "engine")
+    results = []
+    while pod in world.cluster.objects:
+        results.append(await world.look())
+        assert len(results) < 5
+    assert results[-1].restarts == ("evicted",)
+    assert results[-1].engines is not None
+    assert results[-1].engines.missed == 1
+    assert world.condition("InjectionReady")["reason"] == "PodsNotInjected"
+    told = {o["reason"] for r, o in world.cluster.objects.items() if r.kind == "Event" and r.namespace == "team"}
+    assert told == {"NotInjected", "RestartedForPool"}

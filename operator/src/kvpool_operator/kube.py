@@ -184,6 +184,6 @@ def _error(method: str, what: str, status: int, message: str) -> OperatorError:
     text = f"{method} {what}: {message or 'no message'} (HTTP {status})"
     if status == 409:
         return ConflictError(text)
-    if status in (401, 408, 429) or status >= 500 or status == 0:
+    if status in (401, 408, 410, 429) or status >= 500 or status == 0:  # 410: a long list that is to be begun anew
         return ApiUnavailableError(text, status)
     return RejectedError(text, status)

@@ -161,6 +161,8 @@ class Observer:
         return str(newest.get("message", ""))[:500]
 
     async def _webhook_view(self) -> Webhook:
+        if not self._webhook:
+            return Webhook()  # the API server itself injects
         try:
             configuration = await self._cluster.get(Ref("MutatingWebhookConfiguration", "", self._webhook))
             deployment = await self._cluster.get(Ref("Deployment", self._namespace, self._webhook))

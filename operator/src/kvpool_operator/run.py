@@ -107,7 +107,7 @@ async def _lead(
         scraper,
         sidecar_image=settings.env.sidecar_image,
         namespace=settings.namespace,
-        webhook=settings.webhook,
+        webhook="" if settings.injection == "Policy" else settings.webhook,
     )
     controller = Controller(fenced, Reconciler(fenced, observer, settings.env), metrics, refresh_s=settings.refresh_s)
     leading.append(controller)

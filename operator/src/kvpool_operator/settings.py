@@ -26,6 +26,7 @@ class OperatorSettings:
     lease: str
     lease_s: float
     webhook: str
+    injection: str
     env: Env
     workers: int
     refresh_s: float
@@ -53,6 +54,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
     flag("lease", "name of the Lease that one replica holds", "kvpool-operator")
     flag("lease-duration", "seconds after which a Lease that is not renewed may be taken over", "15")
     flag("webhook", "name of the webhook's MutatingWebhookConfiguration and Deployment", "kvpool-webhook")
+    flag("injection", "who injects: Webhook, or Policy (a MutatingAdmissionPolicy)", "Webhook")
     flag("sidecar-image", "image of everything that a pool runs")
     flag("sidecar-pull-policy", "its imagePullPolicy", "IfNotPresent")
     flag("image-pull-secrets", "names of Secrets in the pools' namespaces, with commas between them", "")
@@ -71,6 +73,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
         lease=a.lease,
         lease_s=max(3.0, float(a.lease_duration)),
         webhook=a.webhook,
+        injection=a.injection,
         env=Env(
             sidecar_image=a.sidecar_image,
             image_pull_policy=a.sidecar_pull_policy,

@@ -83,7 +83,7 @@ def complaint(pod: EnginePod, pool: str) -> Complaint | None:
     if pod.leaving:
         return None
     if pod.state == "missed":
-        told = f"admitted while the webhook was away: it runs without the pool {pool} until it is made again"
+        told = f"admitted while nobody injected: it runs without the pool {pool} until it is made again"
         return Complaint("NotInjected", told, warning=True)
     if pod.outdated:
         told = f"it carries an older {pod.outdated} of the pool {pool} than a new pod would, and works with it"
