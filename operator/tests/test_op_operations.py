@@ -93,7 +93,9 @@ class World:
         self.reconciler = OperationReconciler(self.cluster, self.nodes, now=lambda: self.now)
 
     def operation(self, **spec: Any) -> None:
-        wish = spec if {"purge", "verify", "warm"} & spec.keys() else {"purge": {"tenant": "team-a"}, **spec}
+        wish = (
+            spec if {"purge", "verify", "warm", "preflight"} & spec.keys() else {"purge": {"tenant": "team-a"}, **spec}
+        )
         self.cluster.put(
             {
                 "apiVersion": "kvpool.dev/v1alpha1",
@@ -181,6 +183,12 @@ def test_bandwidths_are_bytes():
     pool = KVCachePool.parse(pool_manifest())
     assert [dict(s.params) for s in steps_of(operation(warm={"bandwidth": "1Mi"}), pool)] == [{"bytes_per_s": 1 << 20}]
     assert [s.params["bytes_per_s"] for s in steps_of(operation(verify={}), pool)] == [100 << 20]
+
+
+@pytest.mark.parametrize("measure", [False, True])
+def test_a_look_at_the_nodes_is_for_all_of_them(measure: bool):
+    (step,) = steps_of(operation(preflight={"measure": measure}), KVCachePool.parse(pool_manifest()))
+    assert (step.kind, dict(step.params), step.everywhere) == ("preflight", {"measure": measure}, True)
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,9 @@ def test_a_sidecar_takes_orders_where_it_is_told_to(cluster):
     operator = Operator.of(a)
     assert operator.start("x-1", "purge", all=True, tier="Local")[0] == 200
     wait_for(lambda: operator.poll("x-1")["state"] == "Succeeded", "it is done")
+    looked = operator.run("x-2", "preflight", measure=False)  # from where it stands, at its own drive that it uses
+    assert (looked["state"], looked["counts"]["failed"]) == ("Succeeded", 0), looked
+    assert looked["counts"]["checks"] >= 3
     with pytest.raises(ConnectionRefusedError):
         Operator(b.address, "b", 17423).start("x-1", "purge")
     assert "purge-succeeded" in a.get("/metrics").decode()

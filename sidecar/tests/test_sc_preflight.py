@@ -18,8 +18,11 @@ from sc_nodes import MIB, fresh_address, wait_for
 from sc_redis import ACL, Servers
 
 from kvpool import config
+from kvpool.errors import ProtocolError, RetryableError
+from kvpool_sidecar.admin.context import Context
+from kvpool_sidecar.admin.preflight import Preflight
 from kvpool_sidecar.preflight import drive, index, kernel, mounts, rdma, shared, speed
-from kvpool_sidecar.preflight.finding import Level, Report, failed, fine
+from kvpool_sidecar.preflight.finding import Level, Report, failed, fine, warned
 from kvpool_sidecar.preflight.run import PreflightSettings, run
 from kvpool_sidecar.preflight.serve import serve_preflight
 from kvpool_sidecar.preflight.show import show
@@ -388,6 +391,30 @@ def test_a_report_is_bounded_and_its_worst_comes_first():
     assert len(told["findings"]) == 64
     assert len(json.dumps(told)) < 64 * 1024
     assert "D: y" in show(Report("node", 1.0, many), as_json=False)
+
+
+# -- as an operation of a sidecar that runs
+
+
+def test_as_an_operation_it_counts_and_what_fails_is_told(folder):
+    looks = [Report("n", 1.0, (fine("A", "a"), warned("B", "b", "do"), failed("C", "c", "mend it", tier="nvme")))]
+    context = Context()
+    kind = Preflight(settings(folder), look=lambda _settings, *, measure: looks[0])
+    with pytest.raises(RetryableError, match=r"C nvme: c \(mend it\)"):
+        kind({"measure": True}, context)
+    assert context.counts == {"checks": 3, "warned": 1, "failed": 1}
+    for params in ({}, {"measure": 1}, {"measure": True, "more": 1}):
+        with pytest.raises(ProtocolError):
+            kind(params, Context())
+
+
+def test_as_an_operation_a_drive_is_looked_at_while_it_is_used(folder):
+    used = TierDirectory("nvme", str(folder), UID, read_path=None, use_tmpfile=True)
+    context = Context()
+    Preflight(settings(folder))({"measure": False}, context)
+    assert context.counts["failed"] == 0
+    assert context.counts["checks"] >= 3
+    used.close()
 
 
 class Told(NamedTuple):

@@ -77,6 +77,15 @@ class Verify(Model):
     """Bytes per second on each node, such as 100Mi."""
 
 
+class Preflight(Model):
+    """Look at every node as before a roll-out (docs/preflight.md), while it serves. A node where something fails is
+    among `failures`, with what to do about it."""
+
+    measure: bool = False
+    """true: also write at most 256 MiB to each local tier and read it back, which takes that much from the engines for
+    up to 3 s; slow drives are warned of."""
+
+
 class OperationSpec(Model):
     """What is to be done, to which pool. It cannot be changed; deleting the operation cancels it."""
 
@@ -90,6 +99,8 @@ class OperationSpec(Model):
     """Copy hot blocks to where they are not."""
     verify: Verify | None = None
     """Check all blocks."""
+    preflight: Preflight | None = None
+    """Look at the nodes."""
     timeout: f.Limit = "1h"
     """The operation ends after so long, Failed, with the nodes named that are not done."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000, json_schema_extra={"format": "int64"})] = (
@@ -104,7 +115,7 @@ class OperationSpec(Model):
 
     @property
     def kind(self) -> str:
-        """What is to be done: purge, warm or verify."""
+        """What is to be done: purge, warm, verify or preflight."""
         return next(name for name in f.WISHES if getattr(self, name) is not None)
 
 
@@ -124,7 +135,7 @@ class OperationNodes(Model):
 class Receipt(Model):
     """What was counted, all nodes together, by tier. A purge counts blocks and bytes that are gone, and bad blocks that
     were kept in quarantine and are gone; a verification blocks and bytes that were read, and corrupt blocks; a warm-up
-    blocks and bytes that were copied."""
+    blocks and bytes that were copied; a preflight what was looked at (`checks`), and what of it warned or failed."""
 
     local: Counts = Field(default_factory=dict)
     """On the nodes' own drives; a block on two nodes counts twice."""

@@ -8,7 +8,7 @@ from kvpool_operator.api.rules import Rule, bytes_between, duration_between, imm
 
 __all__ = ["ONE_WISH", "SOME_BLOCKS", "SPEC_STAYS", "WISHES", "Age", "Digest", "Limit", "Pace", "TenantName"]
 
-WISHES: Final = ("purge", "warm", "verify")
+WISHES: Final = ("purge", "warm", "verify", "preflight")
 """The parts of the spec of which exactly one says what is to be done."""
 
 ONE_WISH: Final = Rule(

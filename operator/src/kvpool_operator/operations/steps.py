@@ -71,6 +71,12 @@ def _warm(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:
     return (Step("warm", {"bytes_per_s": to_bytes(wish.bandwidth)}, what="copying hot blocks"),)
 
 
+def _preflight(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:
+    wish = operation.spec.preflight
+    assert wish is not None  # noqa: S101
+    return (Step("preflight", {"measure": wish.measure}, what="looking at the nodes"),)
+
+
 def _has_shared(pool: KVCachePool) -> bool:
     return any(tier.local is None for tier in pool.spec.tiers)
 
@@ -79,4 +85,5 @@ _STEPS: Mapping[str, Callable[[KVCacheOperation, KVCachePool], tuple[Step, ...]]
     "purge": _purge,
     "verify": _verify,
     "warm": _warm,
+    "preflight": _preflight,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvpool_sidecar.admin.preflight import Preflight
 from kvpool_sidecar.admin.purge import Purge
 from kvpool_sidecar.admin.verify import Verify
 from kvpool_sidecar.admin.warm import Warm
@@ -12,6 +13,7 @@ from kvpool_sidecar.admin.warm import Warm
 if TYPE_CHECKING:
     from kvpool.config import PoolConfig
     from kvpool_sidecar.admin.context import Runner
+    from kvpool_sidecar.preflight.run import PreflightSettings
     from kvpool_sidecar.shared_tier import SharedTier
     from kvpool_sidecar.store.local import LocalStore
     from kvpool_sidecar.warm_up import WarmUp
@@ -28,12 +30,14 @@ class Parts:
     local: LocalStore
     shared: SharedTier | None
     warm_up: WarmUp | None
+    preflight: PreflightSettings
 
 
 def make_kinds(parts: Parts) -> dict[str, Runner]:
     """By name. A kind is called with its parameters and a Context, in a thread of its own (Operations)."""
     return {
         "purge": Purge(parts.secret, parts.local, parts.shared),
+        "preflight": Preflight(parts.preflight),
         "verify": Verify(parts.local, parts.shared),
         "warm": Warm(parts.warm_up),
     }

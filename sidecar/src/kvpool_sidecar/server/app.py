@@ -34,6 +34,7 @@ from kvpool_sidecar.inspector import Inspector
 from kvpool_sidecar.metrics import Metrics
 from kvpool_sidecar.node import NodeBlocks
 from kvpool_sidecar.prefetch import Prefetcher
+from kvpool_sidecar.preflight.run import PreflightSettings
 from kvpool_sidecar.server.auth import Identity, Tenant, is_allowed, tenant_of
 from kvpool_sidecar.server.g4 import open_shared
 from kvpool_sidecar.server.handoff import Handoff
@@ -354,6 +355,13 @@ class App:
             local=self._local,
             shared=self._shared,
             warm_up=self._warm_up,
+            preflight=PreflightSettings(
+                self._config,
+                settings.node,
+                settings.index_password,
+                settings.index_files,
+                settings.object_secret_dir,
+            ),
         )
         self._operations = Operations(make_kinds(parts), self._stats)
         made.callback(self._operations.stop)
