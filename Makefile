@@ -16,6 +16,7 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 -include images.mk
 -include bench/bench.mk
 -include bench/soak/soak.mk
+-include supply/supply.mk
 
 .PHONY: help setup check test gen golden clean
 help: ## show this list
@@ -36,6 +37,8 @@ gen: setup ## regenerate crds/, schemas and API docs from the models
 	$(PY) -m kvpool_operator.api.crdgen --write
 	cp crds/*.kvpool.dev.yaml charts/kvpool/files/crds/
 	$(PY) -m kvpool.config --write
+	$(PY) charts/dashboards.py --write
+	$(PY) tests/metrics_reference.py --write
 
 check: setup ## lint, types, import rules, freshness of generated files
 	$(VENV)/bin/ruff check .

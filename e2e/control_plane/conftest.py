@@ -57,7 +57,7 @@ def rendered(*sets: str) -> list[dict[str, Any]]:
         pytest.skip("no helm: `e2e/airgap/binaries.sh helm` builds it")
     chart = [helm, "template", "kvpool", "charts/kvpool", "-n", SYSTEM, *(f for s in sets for f in ("--set-json", s))]
     text = subprocess.run(chart, check=True, capture_output=True, text=True, cwd=ROOT, timeout=60).stdout
-    return [m for m in yaml.safe_load_all(text) if m and "helm.sh/hook" not in str(m["metadata"])]
+    return [m for m in yaml.safe_load_all(text) if m]
 
 
 def grant(api: Api, manifests: list[dict[str, Any]]) -> None:
@@ -122,6 +122,8 @@ class Operator:
             "KVPOOL_IDENTITY": identity,
             "KVPOOL_ADMIN_PORT": str(self.admin_port),
             "KVPOOL_REFRESH": "1",
+            "KVPOOL_LOG_LEVEL": "DEBUG",
+            "KVPOOL_NETWORK_POLICIES": "true",
             **{f"KVPOOL_{name.upper()}": value for name, value in settings.items()},
         }
         self._start()
@@ -255,6 +257,7 @@ class Pools:
         for group, kinds in (
             ("/api/v1", ("configmaps", "secrets", "services", "serviceaccounts", "persistentvolumeclaims", "pods")),
             ("/apis/apps/v1", ("daemonsets", "statefulsets")),
+            ("/apis/networking.k8s.io/v1", ("networkpolicies",)),
         ):
             for kind in kinds:
                 for o in self.api.items(f"{group}/namespaces/{ns}/{kind}?labelSelector=kvpool.dev%2Fpool%3D{name}"):

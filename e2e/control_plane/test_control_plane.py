@@ -24,6 +24,8 @@ MANAGED = {
     "clusterrolebindings/kvpool:kvpool-system:chat",
     "configmaps/chat-config",
     "daemonsets/chat-sidecar",
+    "networkpolicies/chat-index",
+    "networkpolicies/chat-sidecar",
     "secrets/chat-secret",
     "serviceaccounts/chat-index",
     "serviceaccounts/chat-sidecar",

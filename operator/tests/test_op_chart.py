@@ -1,21 +1,29 @@
 """The chart: values against their schema without helm, rendered objects with it."""
 
+import functools
 import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from op_samples import inputs
 
+from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.cluster import KINDS
+from kvpool_operator.desired.daemonset import sidecar_daemonset
 from kvpool_operator.desired.env import Env
+from kvpool_operator.desired.labels import POOL
 from kvpool_operator.observe import OWNED_KINDS, OWNED_WIDE_KINDS
 from kvpool_operator.settings import read_settings as read_operator_settings
+from kvpool_operator.webhook.inject import Injection, inject
 from kvpool_operator.webhook.settings import read_settings
+from kvpool_operator.webhook.wishes import opted_in, read_wishes
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvpool"
@@ -42,11 +50,17 @@ def helm(*args):
     return subprocess.run([HELM, *args], capture_output=True, text=True, timeout=60, check=False)
 
 
-def render(*sets, namespace="kvpool-system"):
+@functools.cache
+def rendered(sets, namespace):
     flags = [f for s in sets for f in ("--set-json", s)]
     done = helm("template", "kvpool", str(CHART), "-n", namespace, "--kube-version", "1.34.4", *flags)
     assert done.returncode == 0, done.stderr
-    return [o for o in yaml.safe_load_all(done.stdout) if o]
+    return tuple(o for o in yaml.safe_load_all(done.stdout) if o)
+
+
+def render(*sets, namespace="kvpool-system"):
+    """The objects; helm runs once for the same values. Nobody changes them."""
+    return list(rendered(sets, namespace))
 
 
 def one(objects, kind, name):
@@ -89,6 +103,12 @@ def test_every_value_of_the_schema_has_a_default_to_look_at():
         {"webhook": {"certificates": {"mode": "own"}}},
         {"sidecar": {"kubeletDir": "/var/../etc"}},
         {"crds": {"install": True}},
+        {"operator": {"podDisruptionBudget": {"minAvailable": 1}}},
+        {"priorityClass": {"create": True, "value": 2_000_000_000}},
+        {"networkPolicy": {"enable": True}},
+        {"monitoring": {"podMonitors": {"interval": "often"}}},
+        {"monitoring": {"rules": {"runbookUrl": "javascript:0"}}},
+        {"test": {"pool": "chat"}},
     ],
 )
 def test_a_wrong_value_is_refused(change):
@@ -103,8 +123,23 @@ def test_the_charts_crds_are_those_of_the_repository():
     assert ours == made, "run `make gen` and commit the result"
 
 
+CHART_YAML = yaml.safe_load((CHART / "Chart.yaml").read_text())
+
+
+def test_artifact_hub_is_told_of_every_crd_and_image_with_an_example():
+    hub = {name.partition("/")[2]: text for name, text in CHART_YAML["annotations"].items()}
+    told = {(c["kind"], c["version"], c["name"]) for c in yaml.safe_load(hub["crds"])}
+    made = [yaml.safe_load(p.read_text()) for p in (CHART / "files" / "crds").glob("*.yaml")]
+    assert told == {(c["spec"]["names"]["kind"], c["spec"]["versions"][0]["name"], c["metadata"]["name"]) for c in made}
+    assert yaml.safe_load(hub["crdsExamples"])[0] == yaml.safe_load((ROOT / "examples" / "minimal.yaml").read_text())
+    version = CHART_YAML["appVersion"]
+    images = {f"{VALUES[part]['image']['repository']}:{version}" for part in ("operator", "sidecar")}
+    assert {i["image"] for i in yaml.safe_load(hub["images"])} == images
+    assert hub["license"] == "Apache-2.0"
+
+
 def test_the_chart_has_the_operators_version():
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    chart = CHART_YAML
     assert f'version = "{chart["appVersion"]}"' in (ROOT / "operator" / "pyproject.toml").read_text()
 
 
@@ -130,12 +165,20 @@ def test_the_chart_passes_lint():
             'webhook.podAnnotations={"y": "2"}',
             'webhook.namespaceSelector=[{"key": "pool", "operator": "Exists"}]',
         ),
+        (
+            "networkPolicy.enabled=true",
+            'networkPolicy.metricsFrom={"kubernetes.io/metadata.name": "monitoring"}',
+            "priorityClass.create=true",
+            "monitoring.dashboards.enabled=true",
+            'monitoring.dashboards.annotations={"k8s-sidecar-target-directory": "KVPool"}',
+            'test={"pool": "kvpool-system/chat", "namespace": "team-a"}',
+        ),
     ],
 )
 def test_rendered_objects_are_what_kubernetes_takes(sets):
-    for rendered in render(*sets):
+    for made in render(*sets):
         for version in KUBERNETES:
-            kubernetes_validate.validate(rendered, version, strict=True)
+            kubernetes_validate.validate(made, version, strict=True)
 
 
 @needs_helm
@@ -348,6 +391,174 @@ def test_images_follow_their_values():
         assert container["imagePullPolicy"] == "Always"
         env = {e["name"]: e.get("value") for e in container["env"]}
         assert env["KVPOOL_SIDECAR_IMAGE"] == "registry.example/team/kvpool-sidecar:7"
+
+
+# -- what is there only when it is asked for
+
+
+def kinds(objects):
+    return {o["kind"] for o in objects}
+
+
+@needs_helm
+def test_nothing_that_a_cluster_may_not_know_is_made_unless_asked_for():
+    usual = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Deployment", "Service"}
+    usual |= {"Secret", "PodDisruptionBudget", "MutatingWebhookConfiguration", "CustomResourceDefinition", "Pod"}
+    assert kinds(render()) == usual
+
+
+@needs_helm
+def test_both_deployments_keep_a_replica_while_nodes_are_drained():
+    objects = render('operator.podDisruptionBudget.maxUnavailable="50%"')
+    for name, most in (("kvpool-operator", "50%"), ("kvpool-webhook", 1)):
+        budget = one(objects, "PodDisruptionBudget", name)["spec"]
+        assert budget["maxUnavailable"] == most
+        pods = one(objects, "Deployment", name)["spec"]["template"]["metadata"]["labels"]
+        assert budget["selector"]["matchLabels"].items() <= pods.items()
+
+
+@needs_helm
+def test_network_policies_let_in_who_has_to_and_nobody_else():
+    assert "NetworkPolicy" not in kinds(render("networkPolicy.metricsFrom={}"))
+    objects = render("networkPolicy.enabled=true", 'networkPolicy.metricsFrom={"team": "sre"}')
+    for name, open_ports in (("kvpool-operator", []), ("kvpool-webhook", ["https"])):
+        policy = one(objects, "NetworkPolicy", name)["spec"]
+        pod = one(objects, "Deployment", name)["spec"]["template"]
+        assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        assert policy["policyTypes"] == ["Ingress"]
+        ports = {p["name"] for p in pod["spec"]["containers"][0]["ports"]}
+        assert {p["port"] for rule in policy["ingress"] for p in rule["ports"]} == ports
+        assert [p["port"] for rule in policy["ingress"] if "from" not in rule for p in rule["ports"]] == open_ports
+        (metrics,) = [rule for rule in policy["ingress"] if "from" in rule]
+        assert metrics["from"] == [{"namespaceSelector": {"matchLabels": {"team": "sre"}}}]
+    env = {
+        e["name"]: e.get("value") for e in pod_of(one(objects, "Deployment", "kvpool-operator"))["containers"][0]["env"]
+    }
+    assert read_operator_settings(
+        [], env | dict.fromkeys(("KVPOOL_ADDRESS", "KVPOOL_NAMESPACE"), "x")
+    ).env.network_policies
+
+
+@needs_helm
+def test_tenants_are_in_metrics_only_when_asked_for():
+    for asked in ("false", "true"):
+        (container,) = pod_of(one(render(f"sidecar.metrics.tenantLabels={asked}"), "Deployment", "kvpool-operator"))[
+            "containers"
+        ]
+        env = {e["name"]: e.get("value", "x") for e in container["env"]}
+        assert read_operator_settings([], env).env.tenant_labels is (asked == "true")
+
+
+@needs_helm
+def test_a_priority_class_is_used_where_it_is_made():
+    objects = render("priorityClass.create=true", 'webhook.priorityClassName="system-cluster-critical"')
+    made = one(objects, "PriorityClass", "kvpool")
+    assert (made["value"], made["preemptionPolicy"], made["globalDefault"]) == (1000000, "Never", False)
+    assert pod_of(one(objects, "Deployment", "kvpool-operator"))["priorityClassName"] == "kvpool"
+    assert pod_of(one(objects, "Deployment", "kvpool-webhook"))["priorityClassName"] == "system-cluster-critical"
+    assert "priorityClassName" not in pod_of(one(render(), "Deployment", "kvpool-operator"))
+
+
+@needs_helm
+def test_monitors_find_the_pods_and_their_ports():
+    objects = render("monitoring.podMonitors.enabled=true", 'monitoring.podMonitors.labels={"release": "prometheus"}')
+    for component in ("operator", "webhook"):
+        monitor = one(objects, "PodMonitor", f"kvpool-{component}")
+        pod = one(objects, "Deployment", f"kvpool-{component}")["spec"]["template"]
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in {p["name"] for p in pod["spec"]["containers"][0]["ports"]}
+    sidecars = one(objects, "PodMonitor", "kvpool-sidecars")["spec"]
+    daemonset = sidecar_daemonset(inputs())
+    template = daemonset["spec"]["template"]
+    assert sidecars["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (endpoint,) = sidecars["podMetricsEndpoints"]
+    (port,) = [p for c in template["spec"]["containers"] for p in c.get("ports", []) if p["name"] == endpoint["port"]]
+    assert port["containerPort"] == HTTP_PORT
+    sources = [r["sourceLabels"][0] for r in endpoint["relabelings"]]
+    assert sources == ["__meta_kubernetes_pod_label_kvpool_dev_pool", "__meta_kubernetes_pod_node_name"]
+    assert POOL.translate(str.maketrans("./", "__")) in sources[0]
+    assert "kvpool-webhook" not in {
+        o["metadata"]["name"] for o in render("monitoring.podMonitors.enabled=true", "webhook.enabled=false")
+    }
+
+
+@needs_helm
+def test_rules_carry_the_address_of_their_runbook():
+    def urls(*sets):
+        rules = one(render("monitoring.rules.enabled=true", *sets), "PrometheusRule", "kvpool")["spec"]["groups"]
+        found = [rule["annotations"] for group in rules for rule in group["rules"] if "alert" in rule]
+        assert all(set(notes) == {"summary", "description", "runbook_url"} for notes in found)
+        return {notes["runbook_url"] for notes in found}
+
+    pages = {str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "runbooks").glob("*.md")}
+    assert urls() == pages
+    there = urls('monitoring.rules.runbookUrl="https://runbooks.example/kvpool/"')
+    assert there == {f"https://runbooks.example/kvpool/{Path(p).name}" for p in pages}
+
+
+@needs_helm
+def test_rules_reach_prometheus_as_they_were_written():
+    groups = one(render("monitoring.rules.enabled=true"), "PrometheusRule", "kvpool")["spec"]["groups"]
+    written = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
+    assert [[rule["expr"] for rule in g["rules"]] for g in groups] == [[r["expr"] for r in g["rules"]] for g in written]
+    assert "{{ $labels.pool }}" in json.dumps(groups)
+
+
+@needs_helm
+def test_dashboards_are_config_maps_that_grafana_finds():
+    made = [o for o in render("monitoring.dashboards.enabled=true") if o["kind"] == "ConfigMap"]
+    files = {p.name: p.read_text() for p in (CHART / "files" / "dashboards").glob("*.json")}
+    assert {name.removeprefix("kvpool-"): text for o in made for name, text in o["data"].items()} == files
+    assert all(o["metadata"]["labels"]["grafana_dashboard"] == "1" for o in made)
+
+
+# -- helm test
+
+
+@needs_helm
+def test_the_test_pods_are_restricted_and_have_no_rights():
+    pods = [o for o in render('test.pool="kvpool-system/chat"') if o["kind"] == "Pod"]
+    assert {p["metadata"]["name"] for p in pods} == {"kvpool-test-webhook", "kvpool-test-pool"}
+    for pod in pods:
+        assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        (container,) = pod["spec"]["containers"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@needs_helm
+def test_the_test_pod_is_one_that_the_webhook_injects():
+    pod = one(render('test.pool="kvpool-system/chat"'), "Pod", "kvpool-test-pool")
+    wishes = read_wishes(pod)
+    assert (wishes.pool_namespace, wishes.pool_name, wishes.engine) == ("kvpool-system", "chat", "none")
+    assert opted_in(pod)
+    assert pod["metadata"]["namespace"] == "default"
+    injected = inject(pod, wishes, Injection("kvpool-system/chat", 256, 4 << 30, "{}", "kvpool-sidecar:1")).pod
+    kubernetes_validate.validate(injected, KUBERNETES[-1], strict=True)
+    env = {e["name"]: e.get("value") for e in injected["spec"]["containers"][0]["env"]}
+    assert env["PYTHONPATH"]
+    assert injected["spec"]["containers"][0]["args"] == [(CHART / "files" / "tests" / "pool.py").read_text()]
+
+
+@pytest.mark.parametrize(
+    ("notes", "pool", "code", "words"),
+    [
+        ("", "kvpool-system/chat", 1, "was not asked"),
+        ("", "", 1, "was not asked"),
+        ('kvpool.dev/skip-reason="pool-not-found: no pool"', "", 0, "said: pool-not-found: no pool"),
+        ('kvpool.dev/skip-reason="namespace-not-allowed: x"', "a/b", 1, "not injected: namespace-not-allowed"),
+    ],
+)
+def test_the_test_says_what_is_wrong(tmp_path, notes, pool, code, words):
+    path = tmp_path / "annotations"
+    path.write_text(f'a="b"\n{notes}\n')
+    env = {**os.environ, "TEST_ANNOTATIONS": str(path), "TEST_POOL": pool}
+    script = [sys.executable, str(CHART / "files" / "tests" / "pool.py")]
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, words in done.stdout + done.stderr) == (code, True), done
 
 
 def test_the_notes_name_the_next_commands():

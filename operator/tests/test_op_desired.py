@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
@@ -67,12 +68,14 @@ EXTERNAL = Inputs(
         {"index-ca.crt": "their-ca", "index-client.crt": "their-cert", "index-client.key": "their-key"},
     ),
 )
+CLOSED = Env(sidecar_image="i", network_policies=True, tenant_labels=True)
 CASES = {
     "minimal": build(Inputs(example("minimal.yaml"), ENV, SECRET)),
     "example": build(Inputs(example("kvcachepool.yaml"), ENV, SECRET, ("kvpool-system", "team-a"))),
     "full": build(FULL),
     "external": build(EXTERNAL),
     "preflight": build_preflight(EXTERNAL),
+    "closed": build(Inputs(pool(events={"enabled": True}), CLOSED, SECRET)),
     "cleanup": build_cleanup(Inputs(example("kvcachepool.yaml"), ENV, SECRET)),
 }
 
@@ -110,7 +113,31 @@ def test_rdma_brings_its_device_and_its_memory_and_only_where_it_is_asked_for():
 
 
 def test_there_is_no_golden_file_without_a_case():
-    assert {p.stem for p in GOLDEN.glob("*.yaml")} == set(CASES)
+    assert {p.stem for p in GOLDEN.glob("*.yaml")} == {*CASES, "rbac"}  # that one is test_op_rights.py's
+
+
+def test_policies_let_in_the_pools_own_pods_and_the_operator():
+    policies = {m["metadata"]["name"]: m["spec"] for m in CASES["closed"] if m["kind"] == "NetworkPolicy"}
+    assert policies.keys() == {"chat-sidecar", "chat-index"}
+    operator = {"app.kubernetes.io/name": "kvpool", "app.kubernetes.io/component": "operator"}
+    for name, spec in policies.items():
+        kind = "DaemonSet" if name == "chat-sidecar" else "StatefulSet"
+        template = find(CASES["closed"], kind)["spec"]["template"]
+        assert spec["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        (named,) = [rule["from"] for rule in spec["ingress"] if "from" in rule]
+        assert {"namespaceSelector": {}, "podSelector": {"matchLabels": operator}} in named
+        own = [peer for peer in named if "namespaceSelector" not in peer]
+        assert all(peer["podSelector"]["matchLabels"]["kvpool.dev/pool"] == "chat" for peer in own)
+    (index,) = policies["chat-index"]["ingress"]
+    assert index["ports"] == [{"port": 6379, "protocol": "TCP"}]
+    to_all = [rule["ports"] for rule in policies["chat-sidecar"]["ingress"] if "from" not in rule]
+    assert [[p["port"] for p in ports] for ports in to_all] == [[7422, 5557, 5558]]
+    assert not [m for m in CASES["full"] if m["kind"] == "NetworkPolicy"]
+
+
+def test_with_an_external_index_there_is_no_policy_for_one():
+    made = build(replace(EXTERNAL, env=CLOSED))
+    assert [m["metadata"]["name"] for m in made if m["kind"] == "NetworkPolicy"] == ["chat-sidecar"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,6 +15,7 @@ from sc_nodes import Cluster, wait_for
 from sc_raw import FINGERPRINT, GoneError, Raw, header, ident, payload, write_block
 
 from kvpool import block, wire
+from kvpool.stats import BUCKETS_S
 
 Begin, Commit, Open = wire.BeginStatus, wire.CommitStatus, wire.OpenStatus
 
@@ -300,6 +301,10 @@ def packet(op, body=b"", *, count=0, flags=0):
     return wire.pack(op, body, count=count, request=1, flags=flags)
 
 
+def report_of(seconds) -> bytes:
+    return packet(wire.Op.REPORT, json.dumps({"seconds": seconds}).encode())
+
+
 BAD = {
     "empty-ish": b"K",
     "not ours": b"GET / HTTP/1.1\r\n\r\n",
@@ -323,6 +328,15 @@ BAD = {
     "report of no ident": packet(wire.Op.REPORT, b'{"corrupt": ["xyz"]}'),
     "report with white space": packet(wire.Op.REPORT, json.dumps({"corrupt": ["  " + "00" * 31]}).encode()),
     "report of a path": packet(wire.Op.REPORT, b'{"corrupt": ["../../../../etc/passwd"]}'),
+    "report of times in a list": report_of([]),
+    "report of a number for times": report_of({"local": 1}),
+    "report of times elsewhere": report_of({"elsewhere": [0] * (len(BUCKETS_S) + 2)}),
+    "report of too few times": report_of({"local": [0] * (len(BUCKETS_S) + 1)}),
+    "report of too many times": report_of({"local": [0] * 1500}),
+    "report of negative times": report_of({"local": [-1] + [0] * (len(BUCKETS_S) + 1)}),
+    "report of no times": report_of({"local": [True] + [0] * (len(BUCKETS_S) + 1)}),
+    "report of broken times": report_of({"local": [1.5] + [0] * (len(BUCKETS_S) + 1)}),
+    "report of endless times": report_of({"local": [1 << 60] + [0] * (len(BUCKETS_S) + 1)}),
     "report of text counts": packet(wire.Op.REPORT, b'{"hits": {"local": "many"}}'),
     "report of negative counts": packet(wire.Op.REPORT, b'{"hits": {"local": -1}}'),
     "report of infinite counts": packet(wire.Op.REPORT, b'{"hits": {"local": Infinity}}'),

@@ -79,6 +79,9 @@ def test_one_sweeps_and_when_it_is_killed_another_takes_over(cluster):
     assert b'kvpool_sidecar_shared_swept_total{reason="idle"} 30.0' in holder.get("/metrics")
     assert b"kvpool_sidecar_shared_sweep_holder 1.0" in holder.get("/metrics")
     assert b"kvpool_sidecar_shared_sweep_holder 0.0" in other.get("/metrics")
+    assert b"kvpool_sidecar_shared_tenant_bytes{" not in holder.get("/metrics"), (
+        "tenants are told of only when asked for"
+    )
     term = sweep_of(holder)["term"]
     holder.kill()
     place(c, range(1, 31))
@@ -126,7 +129,7 @@ def test_a_sidecar_that_ends_gives_the_lease_back(cluster):
 def test_capacity_and_quota_hold_for_all_sidecars_together(cluster):
     c = cluster(index=True, shared=True)
     pool = settings(c, capacity_bytes=40 * FILE, cache={"tenant_quota_bytes": 20 * FILE})
-    a, b = c.node("a", **pool), c.node("b", **pool)
+    a, b = (c.node(name, arguments=["--tenant-labels"], **pool) for name in ("a", "b"))
     store(a, range(15))
     store(b, range(15, 30))
     store(b, range(5), "team-b")

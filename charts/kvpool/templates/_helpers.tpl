@@ -38,7 +38,7 @@ securityContext:
   runAsUser: 65532
   runAsGroup: 65532
   seccompProfile: {type: RuntimeDefault}
-{{- with .values.priorityClassName }}
+{{- with .values.priorityClassName | default (ternary .root.Values.priorityClass.name "" .root.Values.priorityClass.create) }}
 priorityClassName: {{ . }}
 {{- end }}
 {{- with .values.nodeSelector }}
@@ -66,4 +66,14 @@ topologySpreadConstraints:
 allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
 readOnlyRootFilesystem: true
+{{- end }}
+
+{{/* Who may read metrics: the part of an ingress rule beside its ports. Probes come from the node and always get in. */}}
+{{- define "kvpool.metricsFrom" -}}
+{{- with .Values.networkPolicy.metricsFrom }}
+from:
+- namespaceSelector:
+    matchLabels:
+      {{- toYaml . | nindent 6 }}
+{{- end }}
 {{- end }}

@@ -37,7 +37,7 @@ from kvpool.facts import field_digests
 from kvpool.keys import FINGERPRINT_BYTES
 from kvpool.links import Links
 from kvpool.loading import BatchLoad
-from kvpool.stats import Reason, Stats
+from kvpool.stats import STORE, Reason, Stats
 from kvpool.storing import BatchStore, Stored
 from kvpool.workers import Workers
 
@@ -166,6 +166,7 @@ class Client:
 
         Returns by the deadline. A block that is not `ok` must be treated as a miss: its buffer may hold garbage.
         """
+        began = time.monotonic()
         views = [_bytes_of(buffer, writable=True) for buffer in buffers]
         if len(views) != len(idents):
             views = [None] * len(idents)
@@ -178,12 +179,15 @@ class Client:
         results = []
         counts: Counter[tuple[str, str]] = Counter()
         hits: Counter[tuple[wire.Tier, int]] = Counter()  # by tier and size, of which there are few
+        seconds: dict[str, float] = {}
         for i, view in enumerate(views):
             load = by_place.get(i)
             if load is not None and load.ok:
                 size = len(load.view)
                 result = LoadResult(True, load.tier, "", size)
                 hits[load.tier, size] += 1
+                if load.done > seconds.get(name := load.tier.name.lower(), 0.0):
+                    seconds[name] = load.done
             else:
                 why = Reason.BUFFER if view is None else (load.reason if load else "") or reason
                 result = LoadResult(False, load.tier if load else wire.Tier.MISS, why, 0)
@@ -192,7 +196,7 @@ class Client:
         for (tier, size), count in hits.items():
             counts["hits", tier.name.lower()] += count
             counts["bytes", tier.name.lower()] += count * size
-        self._stats.add_all(counts)
+        self._stats.add_all(counts, {name: done - began for name, done in seconds.items()})
         return results
 
     @_total(StoreResult(False, False, Reason.INTERNAL, 0))
@@ -212,6 +216,7 @@ class Client:
         Call it from a background thread: it returns when all is written, at the deadline at the latest. While
         `max_inflight_stores` blocks are under way it refuses at once.
         """
+        began = time.monotonic()
         views = [_bytes_of(buffer, writable=False) for buffer in buffers]
         if len(views) != len(idents):
             views = [None] * len(idents)
@@ -235,7 +240,8 @@ class Client:
             else:
                 results.append(StoreResult(False, False, outcome, 0))
             counts["stores", outcome] += 1
-        self._stats.add_all(counts)
+        stored = any(result.stored for result in results)
+        self._stats.add_all(counts, {STORE: time.monotonic() - began} if stored else None)
         return results
 
     def report(self) -> None:
@@ -253,8 +259,12 @@ class Client:
         except Exception as e:
             _log.debug("kvpool: report not delivered: %s", e)
 
+    def count_tokens(self, tokens: Mapping[str, int]) -> None:
+        """Tokens that the engine need not compute, by the tier that had them: only it knows how many a block holds."""
+        self._stats.add_all(Counter({("tokens", tier): n for tier, n in tokens.items()}))
+
     def stats(self) -> dict[str, dict[str, int]]:
-        """Totals since the start: hits and bytes by tier, misses by reason, lookups, stores by outcome."""
+        """Totals since the start: hits, bytes and tokens by tier, misses by reason, lookups, stores by outcome."""
         return self._stats.snapshot()
 
     def load_seconds(self, payload_bytes: int) -> float:

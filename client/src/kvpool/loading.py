@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from typing import TYPE_CHECKING
 
 from kvpool import answers, transfer, wire
@@ -125,6 +126,7 @@ class BatchLoad:
         try:
             if not read(load, self.batch, expect, may_block):
                 return False
+            load.done = time.monotonic()
             load.ok = True
         except CorruptBlockError as e:
             load.reason = Reason.CORRUPT

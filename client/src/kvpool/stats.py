@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Reason", "Stats"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["BUCKETS_S", "STORE", "Histogram", "Reason", "Stats"]
+
+BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Upper bounds of the buckets that times are counted in, in seconds; one more holds what took longer."""
+STORE = "store"
+"""Beside the tiers, of which times of loads are kept: that of stores."""
+
+
+class Histogram:
+    """Times by bucket, and their sum. Not thread-safe: its owner has the lock."""
+
+    __slots__ = ("counts", "micros")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS_S) + 1)
+        self.micros = 0
+
+    def observe(self, seconds: float) -> None:
+        """One more."""
+        self.counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self.micros += int(seconds * 1e6)
+
+    @property
+    def packed(self) -> list[int]:
+        """Counts by bucket, then the sum in microseconds."""
+        return [*self.counts, self.micros]
 
 
 class Reason:
@@ -37,21 +66,25 @@ class Stats:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._totals: dict[str, Counter[str]] = {
-            name: Counter() for name in ("hits", "bytes", "misses", "lookups", "stores", "stored_bytes")
+            name: Counter() for name in ("hits", "bytes", "misses", "lookups", "stores", "stored_bytes", "tokens")
         }
-        self._reported: dict[str, Counter[str]] = {name: Counter() for name in ("hits", "bytes", "misses")}
+        self._reported: dict[str, Counter[str]] = {name: Counter() for name in ("hits", "bytes", "misses", "tokens")}
+        self._seconds: dict[str, Histogram] = {}
+        self._reported_seconds: dict[str, list[int]] = {}
 
     def add(self, family: str, name: str, count: int = 1) -> None:
-        """Add `count` to one counter of `family` (hits, bytes, misses, lookups, stores, stored_bytes)."""
+        """Add `count` to one counter of `family` (hits, bytes, misses, lookups, stores, stored_bytes, tokens)."""
         if count:
             with self._lock:
                 self._totals[family][name] += count
 
-    def add_all(self, counts: Counter[tuple[str, str]]) -> None:
-        """Many counts at once: `{(family, name): count}`."""
+    def add_all(self, counts: Counter[tuple[str, str]], seconds: Mapping[str, float] | None = None) -> None:
+        """Many counts at once: `{(family, name): count}`; `seconds`: a time by tier, or STORE, for the histograms."""
         with self._lock:
             for (family, name), count in counts.items():
                 self._totals[family][name] += count
+            for name, taken in (seconds or {}).items():
+                self._seconds.setdefault(name, Histogram()).observe(taken)
 
     def snapshot(self) -> dict[str, dict[str, int]]:
         """All totals: `{"hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}, ...}`."""
@@ -68,4 +101,13 @@ class Stats:
                 if grown:
                     report[family] = grown
                     self._reported[family] = Counter(now)
+            times = {}
+            for name, histogram in self._seconds.items():
+                packed = histogram.packed
+                told = self._reported_seconds.get(name, [0] * len(packed))
+                if packed != told:
+                    times[name] = [n - before for n, before in zip(packed, told, strict=True)]
+                    self._reported_seconds[name] = packed
+            if times:
+                report["seconds"] = times
             return report

@@ -101,6 +101,7 @@ class Load:
 
     __slots__ = (
         "descriptor",
+        "done",
         "gate",
         "header",
         "ident",
@@ -128,6 +129,7 @@ class Load:
         self.offset = 0
         self.sum: block.RunningChecksum | None = None
         self.ok = False
+        self.done = 0.0  # when it was there and verified, by the monotonic clock
         self.reason = ""
 
     def close(self) -> None:

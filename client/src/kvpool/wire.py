@@ -30,8 +30,8 @@ request comes first, so that the next in line can start.
 
 LOOKUP answers up to the first miss (the rest is 0) unless EVERY is set. OPEN keeps the order of the idents. For a
 block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the sidecar fills it in.
-REPORT is `{"corrupt": [ident hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}}`, counts
-since the last report.
+REPORT is `{"corrupt": [ident hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n},
+"tokens": {tier: n}, "seconds": {tier or "store": kvpool.stats.Histogram.packed}}`, each since the last report.
 
 Everything here is pure packing and unpacking; ProtocolError for anything out of bounds. Thread-safe.
 """

@@ -48,6 +48,7 @@ _ALL: Final = (
     Kind("apps/v1", "Deployment", "deployments"),
     Kind("apps/v1", "StatefulSet", "statefulsets"),
     Kind("coordination.k8s.io/v1", "Lease", "leases"),
+    Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
     Kind("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
     Kind(
         "admissionregistration.k8s.io/v1",

@@ -148,14 +148,21 @@ class Controller:
             self._retry(key, type(e).__name__)
         else:
             self._backoff.succeeded(key)
+            self._show(key, again)
             if again.again_s is not None:
                 self.queue.add(key, again.again_s)
-            if again.gone or again.engines is not None:
-                self._metrics.show_engines("/".join(key), again.engines)
             for outcome in again.restarts:
                 self._metrics.restarts.labels(outcome).inc()
         self._metrics.passes.labels(result).inc()
         self._metrics.seconds.observe(self._clock() - started)
+
+    def _show(self, key: tuple[str, str], seen: Result) -> None:
+        if self._kind != KIND:
+            return
+        if seen.gone:
+            self._metrics.status.forget(key)
+        elif seen.status is not None:
+            self._metrics.status.saw(key, seen.status)
 
     def _retry(self, key: tuple[str, str], why: str) -> None:
         pause = self._backoff.failed(key)

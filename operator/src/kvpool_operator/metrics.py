@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from kvpool_operator.pool_metrics import PoolMetrics
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from kvpool_operator.engines import EnginePods
 
 __all__ = ["OperatorMetrics", "serve_admin"]
-
-STATES: Final = ("injected", "skipped", "missed", "stale")
 
 
 class OperatorMetrics:
@@ -35,12 +34,6 @@ class OperatorMetrics:
         self.queued = Gauge("kvpool_operator_queue_length", "Pools waiting for a pass.", registry=self.registry)
         self.pools = Gauge("kvpool_operator_pools", "KVCachePools in the cluster.", registry=self.registry)
         self.leader = Gauge("kvpool_operator_leader", "1 while this process holds the Lease.", registry=self.registry)
-        self.engine_pods = Gauge(
-            "kvpool_operator_engine_pods",
-            "Opted-in pods that ask for a pool (namespace/name), by state. Stale ones are among the injected.",
-            ["pool", "state"],
-            registry=self.registry,
-        )
         self.restarts = Counter(
             "kvpool_operator_pod_restarts_total",
             "Evictions of engine pods by the watchdog, by what came of them.",
@@ -52,17 +45,11 @@ class OperatorMetrics:
             "For how long listings have had what the watch did not tell.",
             registry=self.registry,
         )
+        self.status = PoolMetrics()
+        self.registry.register(self.status)
         self.listed = Gauge(
             "kvpool_operator_last_list_timestamp_seconds", "When the pools were last listed.", registry=self.registry
         )
-
-    def show_engines(self, pool: str, engines: EnginePods | None) -> None:
-        """The numbers of one pool (namespace/name); None when it is gone."""
-        for state in STATES:
-            if engines is None:
-                self.engine_pods.remove(pool, state)
-            else:
-                self.engine_pods.labels(pool, state).set(getattr(engines, state))
 
 
 @contextlib.asynccontextmanager

@@ -30,6 +30,7 @@ __all__ = ["Observer"]
 OWNED_KINDS: Final = (
     "ConfigMap",
     "DaemonSet",
+    "NetworkPolicy",
     "PersistentVolumeClaim",
     "Service",
     "ServiceAccount",

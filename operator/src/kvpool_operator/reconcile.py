@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from kvpool_operator.cluster import Cluster, Manifest
     from kvpool_operator.desired.env import Env, PoolSecret
-    from kvpool_operator.engines import EnginePods
     from kvpool_operator.observe import Observer
     from kvpool_operator.observed import Observed
 
@@ -49,8 +48,8 @@ class Result:
 
     again_s: float | None = None
     gone: bool = False
-    engines: EnginePods | None = None
-    """The pods that ask for the pool, where they were looked at."""
+    status: Manifest | None = None
+    """The pool's status as it was judged, written or not; None when it is gone."""
     restarts: tuple[str, ...] = ()
     """What came of the watchdog's evictions."""
 
@@ -92,10 +91,10 @@ class Reconciler:
             return Result(gone=True)
         living = pool is not None and not meta.deletion_timestamp and not observed.namespace_terminating
         watched = await self._watch(pool, observed) if pool is not None and living else Round()
-        await self._tell(meta, pool, problem, observed, steps, outcome, secret.pool_id, watched.problem, gate)
+        status = await self._tell(meta, pool, problem, observed, steps, outcome, secret.pool_id, watched.problem, gate)
         return Result(
             again_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned else None,
-            engines=observed.engines if pool is not None else None,
+            status=status,
             restarts=watched.outcomes,
         )
 
@@ -161,7 +160,7 @@ class Reconciler:
         pool_id: str,
         watchdog: str,
         gate: Gate,
-    ) -> None:
+    ) -> Manifest:
         now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
         if pool is None:
             status = invalid_status(meta, observed, problem, now)
@@ -174,6 +173,7 @@ class Reconciler:
         if worth_writing(observed.status, status, self._clock() - self._written.get(key, float("-inf"))):
             await write_status(status, meta, self._cluster)
             self._written[key] = self._clock()
+        return status
 
 
 def _read(raw: Manifest) -> tuple[Metadata, KVCachePool | None, str]:

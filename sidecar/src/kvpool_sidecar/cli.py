@@ -83,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="credentials of the object store, one file each: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY ...",
     )
+    serve.add_argument(
+        "--tenant-labels",
+        action="store_true",
+        default=_env("KVPOOL_TENANT_LABELS") == "true",
+        help="tell metrics by tenant, too, under a tag that only the pool's secret can tie to a namespace",
+    )
     serve.add_argument("--peer-port", type=int, help="instead of peer.port of the configuration")
     serve.add_argument("--http-port", type=int, help="instead of http_port of the configuration")
     serve.add_argument("--admin-port", type=int, help="instead of admin_port of the configuration")
@@ -215,6 +221,7 @@ def _serve(args: argparse.Namespace) -> int:
             sockets=settings.fixed_sockets(args.socket),
             tiers_ro=(here.rstrip("/"), there.rstrip("/")),
             object_secret_dir=args.object_secret_dir,
+            tenant_labels=args.tenant_labels,
         )
     )
 

@@ -1,37 +1,6 @@
 """/metrics: the counters of kvpool_sidecar.stats and a few gauges in the words of Prometheus.
 
-======================================== ===================================================================
-kvpool_sidecar_requests_total            {op} requests of clients; kvpool_sidecar_request_seconds_total: their time
-kvpool_sidecar_lookup_blocks_total       {result} blocks asked for in lookups, and found
-kvpool_sidecar_opened_blocks_total       {tier} blocks handed out; `miss`: asked for and not there
-kvpool_client_blocks_total               {tier} blocks that clients loaded and verified; kvpool_client_bytes_total
-kvpool_client_misses_total               {reason} blocks that clients did not get
-kvpool_sidecar_stored_total              {what} blocks and bytes stored
-kvpool_sidecar_rejected_total            {reason} written blocks that were not accepted
-kvpool_sidecar_refused_total             {reason} requests, connections and writes turned away
-kvpool_sidecar_events_total              {event} evicted, quarantined, junk, io_error, writers_given_up
-kvpool_sidecar_copies_total              {result} copies to the shared tier
-kvpool_sidecar_shared_swept_total        {reason} blocks and files removed from the shared tier, and
-                                         kvpool_sidecar_shared_swept_bytes_total
-kvpool_sidecar_shared_touches_total      {result} shared blocks whose time of last use was noted
-kvpool_sidecar_shared_tenant_bytes       {tenant} bytes in the shared tier, by the tag of the tenant's blocks; told by
-                                         the node that sweeps alone
-kvpool_sidecar_peer_total                {what} blocks and bytes sent to peers, and asked for in vain
-kvpool_sidecar_peer_errors_total         {reason} peers that could not be reached
-kvpool_sidecar_prefetch_total            {result} blocks and bytes read ahead after lookups; of these blocks `used` were
-                                         loaded and `unused` not; `cached` were in memory already; `late`, `busy`,
-                                         `dropped` were passed over
-kvpool_sidecar_warm_up_total             {result} blocks and bytes copied from peers after joining; `corrupt`,
-                                         `missing`, `refused` were not
-kvpool_sidecar_compression_total         {what} blocks compressed, incompressible and decompressed; raw-bytes became
-                                         stored-bytes
-kvpool_sidecar_operations_total          {result} operations of the operator that ended, as in purge-succeeded
-kvpool_sidecar_reports_total             {result} blocks that clients reported corrupt
-kvpool_events_total                      {event} published to routers: stored, removed, cleared; batches, and replays
-                                         of them; kvpool_events_lost_total: {reason} what was not
-kvpool_events_prefix_queries_total       {result} questions of routers; kvpool_events_waiting, _known: see /status
-kvpool_sidecar_capacity_bytes ... _index_connected   gauges, see /status
-======================================== ===================================================================
+What there is stands in docs/metrics.md, which is made from these tables. No tenant is told of unless that is asked for.
 """
 
 from __future__ import annotations
@@ -39,31 +8,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from kvpool.stats import BUCKETS_S, STORE
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from prometheus_client.metrics_core import Metric
 
     from kvpool_sidecar.status import StatusReport
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "reference"]
 
 _COUNTERS = (
     ("requests", "kvpool_sidecar_requests", "op", "Requests of clients."),
-    ("request_seconds", "kvpool_sidecar_request_seconds", "op", "Seconds spent answering them."),
     ("lookup", "kvpool_sidecar_lookup_blocks", "result", "Blocks asked for in lookups, and found."),
     ("served", "kvpool_sidecar_opened_blocks", "tier", "Blocks handed out by tier; miss: asked for and not there."),
     ("client_hits", "kvpool_client_blocks", "tier", "Blocks that clients loaded and verified."),
     ("client_bytes", "kvpool_client_bytes", "tier", "Payload bytes that clients loaded and verified."),
+    (
+        "client_tokens",
+        "kvpool_client_tokens",
+        "tier",
+        "Tokens that engines need not compute, as vLLM's plug-in counts.",
+    ),
     ("client_misses", "kvpool_client_misses", "reason", "Blocks that clients asked for and did not get."),
     ("stored", "kvpool_sidecar_stored", "what", "Blocks and bytes stored."),
     ("rejected", "kvpool_sidecar_rejected", "reason", "Written blocks that were not accepted."),
     ("operations", "kvpool_sidecar_operations", "result", "Operations of the operator that ended."),
     ("refused", "kvpool_sidecar_refused", "reason", "Requests, connections and writes turned away."),
-    ("events", "kvpool_sidecar_events", "event", "Evictions, quarantined blocks, junk, errors of drives."),
+    (
+        "evictions",
+        "kvpool_sidecar_evicted_blocks",
+        "cause",
+        "Blocks that went: capacity of the tier, space on its file system, quota of a tenant, expired.",
+    ),
+    ("events", "kvpool_sidecar_events", "event", "Blocks evicted and quarantined, junk, errors of drives."),
     ("copies", "kvpool_sidecar_copies", "result", "Copies to the shared tier."),
     ("swept", "kvpool_sidecar_shared_swept", "reason", "Blocks and files removed from the shared tier."),
     ("swept_bytes", "kvpool_sidecar_shared_swept_bytes", "reason", "Bytes removed from the shared tier."),
@@ -78,6 +60,7 @@ _COUNTERS = (
     ),
     ("warm_up", "kvpool_sidecar_warm_up", "result", "Blocks and bytes copied from peers after joining."),
     ("compression", "kvpool_sidecar_compression", "what", "Blocks and bytes compressed for the shared tier."),
+    ("rdma", "kvpool_sidecar_rdma", "result", "Blocks read from peers by RDMA, and why others were not."),
     ("reports", "kvpool_sidecar_reports", "result", "Blocks that clients reported as corrupt."),
     ("kv_events", "kvpool_events", "event", "Events published to routers, batches of them, and replays."),
     ("kv_events_lost", "kvpool_events_lost", "reason", "Blocks and events that routers were not told of."),
@@ -119,6 +102,24 @@ _GAUGES: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
 )
 
 
+_HISTOGRAMS = (
+    (
+        "kvpool_sidecar_request_seconds",
+        "op",
+        "Seconds from a client's request to the sidecar's answer; the payload is read afterwards.",
+    ),
+    (
+        "kvpool_client_load_seconds",
+        "tier",
+        "Seconds from a load's begin until its last block of that tier was in the engine's buffer, verified.",
+    ),
+    ("kvpool_client_store_seconds", "", "Seconds of a store of one or more new blocks, until they were accepted."),
+)
+_BREAKER = "1 while that part is treated as absent after repeated failures: index, shared."
+_TENANT_BYTES = (
+    "Bytes of a tenant's blocks in the shared tier, by the tag of its blocks. Told by the node that sweeps, and only "
+    "where metrics by tenant are asked for."
+)
 _KV_EVENTS = {
     "next": "Number of the next batch of events.",
     "remembered": "Batches that can be replayed.",
@@ -130,8 +131,9 @@ _KV_EVENTS = {
 class Metrics(Collector):
     """A registry of its own: nothing of the interpreter or of other libraries gets in."""
 
-    def __init__(self, report: StatusReport) -> None:
+    def __init__(self, report: StatusReport, *, tenant_labels: bool = False) -> None:
         self._report = report
+        self._tenant_labels = tenant_labels
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -143,20 +145,52 @@ class Metrics(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        status = self._report()
+        status, stats = self._report(), self._report.stats
         for name, text, value in _GAUGES:
             yield GaugeMetricFamily(f"kvpool_sidecar_{name}", text, value=float(value(status)))
         for name, n in status.get("kv_events", {}).items():
             yield GaugeMetricFamily(f"kvpool_events_{name}", _KV_EVENTS[name], value=float(n))
-        tenants = GaugeMetricFamily(
-            "kvpool_sidecar_shared_tenant_bytes", "Bytes of a tenant's blocks in the shared tier.", labels=["tenant"]
-        )
-        if _sweep(status, "holder"):
+        breakers = GaugeMetricFamily("kvpool_sidecar_breaker_open", _BREAKER, labels=["part"])
+        for part, is_open in status["breakers"].items():
+            breakers.add_metric([part], float(is_open))
+        yield breakers
+        tenants = GaugeMetricFamily("kvpool_sidecar_shared_tenant_bytes", _TENANT_BYTES, labels=["tenant"])
+        if self._tenant_labels and _sweep(status, "holder"):
             for tenant, size in sorted(status["shared"]["sweep"]["tenants"].items()):
                 tenants.add_metric([tenant], size)
         yield tenants
         for family, name, label, text in _COUNTERS:
             metric = CounterMetricFamily(name, text, labels=[label])
-            for item, n in sorted(self._report.stats.family(family).items()):
+            for item, n in sorted(stats.family(family).items()):
                 metric.add_metric([item], n)
             yield metric
+        loads = stats.histograms("client_seconds")
+        stores = {STORE: loads.pop(STORE)} if STORE in loads else {}
+        for (name, label, text), found in zip(
+            _HISTOGRAMS, (stats.histograms("request_seconds"), loads, stores), strict=True
+        ):
+            yield _histogram(name, label, text, found)
+
+
+def reference() -> list[tuple[str, str, str, str]]:
+    """Name, type, label (may be empty) and meaning of every metric."""
+    found = [(f"kvpool_sidecar_{name}", "gauge", "", text) for name, text, _ in _GAUGES]
+    found += [(f"kvpool_events_{name}", "gauge", "", text) for name, text in _KV_EVENTS.items()]
+    found.append(("kvpool_sidecar_breaker_open", "gauge", "part", _BREAKER))
+    found.append(("kvpool_sidecar_shared_tenant_bytes", "gauge", "tenant", _TENANT_BYTES))
+    found += [(f"{name}_total", "counter", label, text) for _, name, label, text in _COUNTERS]
+    found += [(name, "histogram", label, text) for name, label, text in _HISTOGRAMS]
+    return sorted(found)
+
+
+def _histogram(name: str, label: str, text: str, found: dict[str, list[int]]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=[label] if label else [])
+    for item, packed in sorted(found.items()):
+        family.add_metric([item] if label else [], _buckets(packed[:-1]), packed[-1] / 1e6)
+    return family
+
+
+def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Prometheus wants how many took at most so long."""
+    bounds = [*map(str, BUCKETS_S), "+Inf"]
+    return [(bound, float(sum(counts[: n + 1]))) for n, bound in enumerate(bounds)]

@@ -43,6 +43,7 @@ class ServeSettings:
     sockets: dict[str, str] = field(default_factory=dict)  # path of a socket: tenant
     tiers_ro: tuple[str, str] = ("/tiers", "/tiers-ro")
     object_secret_dir: str = ""  # credentials of the object store, one file each
+    tenant_labels: bool = False  # whether metrics are told by tenant
 
     def __post_init__(self) -> None:
         own_address(self.address)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from kvpool.wire import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kvpool.config import PoolConfig
     from kvpool_sidecar.admission import Admission
+    from kvpool_sidecar.breaker import Breaker
     from kvpool_sidecar.copier import Copier
     from kvpool_sidecar.index.announcer import Announcer
     from kvpool_sidecar.index.directory import PeerDirectory
@@ -49,6 +50,7 @@ class StatusReport:
         admission: Admission,
         warm_up: Callable[[], dict[str, Any]],
         security: Security,
+        breakers: Mapping[str, Breaker],
         kv_events: Callable[[], dict[str, Any]] | None = None,
         stats: Stats,
         ready: Callable[[], bool],
@@ -68,6 +70,7 @@ class StatusReport:
         self._admission = admission
         self._warm_up = warm_up
         self._security = security
+        self._breakers = breakers
         self._kv_events = kv_events
         self.stats = stats
         self.ready = ready
@@ -125,6 +128,7 @@ class StatusReport:
             "warm_up": self._warm_up(),
             "compression": self.stats.whole("compression"),
             "peers": self._security.status(),
+            "breakers": {part: breaker.is_open for part, breaker in self._breakers.items()},
             **({"kv_events": self._kv_events()} if self._kv_events is not None else {}),
             "congestion_control": self._congestion_control,
             "fingerprints": self._fingerprints.latest(),

@@ -347,9 +347,12 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
                     group = int.from_bytes(name[-4:], "big")
                     size = self._tokens_of_groups[min(group, len(self._tokens_of_groups) - 1)]
                     groups.setdefault(group, collections.Counter())[tier.name.lower()] += size
-            self._tokens += _tokens_of(groups) - before
+            grown = _tokens_of(groups) - before
+            self._tokens += grown
             while len(self._requests) > _MAX_REQUESTS:
                 self._requests.popitem(last=False)
+        if self._client is not None and grown:
+            self._client.count_tokens(grown)
 
 
 def _tokens_of(groups: Mapping[int, collections.Counter[str]]) -> collections.Counter[str]:

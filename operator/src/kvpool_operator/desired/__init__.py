@@ -12,6 +12,7 @@ from kvpool_operator.desired.configmap import configmap
 from kvpool_operator.desired.daemonset import sidecar_daemonset
 from kvpool_operator.desired.env import Env, ExternalUrl, Inputs, Manifest, PoolSecret
 from kvpool_operator.desired.index import index_statefulset
+from kvpool_operator.desired.networkpolicy import network_policies
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
 from kvpool_operator.desired.rbac import cluster_binding
 from kvpool_operator.desired.secrets import events_secret, secret
@@ -34,6 +35,7 @@ def build(inputs: Inputs) -> list[Manifest]:
         secret(inputs),
         events_secret(inputs),
         configmap(inputs),
+        *network_policies(pool, inputs.env),
         *nfs_volumes(pool),
         *nfs_claims(pool),
         index_service(pool),

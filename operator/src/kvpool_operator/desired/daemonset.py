@@ -97,6 +97,7 @@ def _server(pool: KVCachePool, env: Env) -> Manifest:
             {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
             {"name": "KVPOOL_HANDOFF", "value": f"{_HANDOFF}/handoff.sock"},
             *object_store_env(pool),
+            *([{"name": "KVPOOL_TENANT_LABELS", "value": "true"}] if env.tenant_labels else []),
             _field("KVPOOL_NODE", "spec.nodeName"),
             _field("KVPOOL_ADDRESS", "status.podIP"),
         ],

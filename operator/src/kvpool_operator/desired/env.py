@@ -25,6 +25,10 @@ class Env:
     kubelet_dir: str = "/var/lib/kubelet"
     rendezvous_role: str = "kvpool-sidecar-rendezvous"
     """ClusterRole (of the chart) that lets a sidecar's rendezvous part list and watch pods."""
+    network_policies: bool = False
+    """Whether each pool gets NetworkPolicies."""
+    tenant_labels: bool = False
+    """Whether sidecars tell metrics by tenant."""
 
 
 @dataclass(frozen=True)

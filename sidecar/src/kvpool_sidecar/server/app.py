@@ -125,6 +125,9 @@ class _StoreEvents(Events):
     def count(self, what: str, n: int) -> None:
         self._stats.add("events", what, n)
 
+    def evicted(self, cause: str, n: int) -> None:
+        self._stats.add("evictions", cause, n)
+
 
 class App:
     """Everything of one `serve` process. Making it opens and binds (ConfigError, OSError); `start` serves."""
@@ -214,12 +217,17 @@ class App:
             on_absent=lambda key: self._announcer.withdraw([key]),
         )
         made.callback(self._peer_server.stop)
+        self._breakers: dict[str, Breaker] = {}
         index = self._make_index()
         made.callback(index.close)
         info = NodeInfo(settings.node, settings.address, self._peer_server.port, self._local.generation)
         lease_s = float(config.index.lease_s)
         guard = Guard("index", _INDEX_THREADS, _INDEX_BACKLOG, Breaker(3, 0.5, time.monotonic, longest_s=2.0))
         made.callback(guard.close)
+        if config.index.url:
+            self._breakers["index"] = guard.breaker
+        if self._shared is not None:
+            self._breakers["shared"] = self._shared.guard.breaker
         self._peers = PeerDirectory(
             index,
             guard,
@@ -338,12 +346,13 @@ class App:
             admission=self._admission,
             warm_up=self._warm_up.status if self._warm_up is not None else lambda: {"state": "off"},
             security=self._security,
+            breakers=self._breakers,
             kv_events=self._publisher.status if self._publisher is not None else None,
             stats=self._stats,
             ready=lambda: self._serving,
         )
         prefixes = self._make_prefixes() if self._publisher is not None else None
-        self._health = HealthServer(settings.address, self._config.http_port, report, Metrics(report), prefixes)
+        self._health = HealthServer(settings.address, self._config.http_port, report, self._metrics(report), prefixes)
         made.callback(self._health.stop)
         self._open_admin(made)
 
@@ -369,6 +378,9 @@ class App:
         if port := self._config.admin_port:
             self._admin = AdminServer(settings.address, port, self._security.identity, self._operations, self._stats)
             made.callback(self._admin.stop)
+
+    def _metrics(self, report: StatusReport) -> Metrics:
+        return Metrics(report, tenant_labels=self._settings.tenant_labels)
 
     def _make_publisher(self) -> Publisher | None:
         if self._feed is None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool import wire
 from kvpool.block import HEADER_BYTES
 from kvpool.errors import KVPoolError, ProtocolError
+from kvpool.stats import BUCKETS_S, STORE
 from kvpool_sidecar.node import Opened, Streams, close_files
 from kvpool_sidecar.transport.tcp import set_send_timeout
 
@@ -44,6 +45,7 @@ _FIRST_GUESS = 2 << 20  # bytes of a block, before this client has asked for one
 _TELL_BYTES = 8 << 20  # of a load whose end is worth a message in any case
 _READ_PATIENCE = 0.4  # of the deadline may go by in the queue; the rest is for reading
 _WRITE_PATIENCE_S = 1.0
+_TIMED = {*(tier.name.lower() for tier in wire.Tier if tier), STORE}
 _TOKEN = struct.Struct("<I")
 _DEADLINE = struct.Struct("<I")
 
@@ -148,7 +150,7 @@ class Session:
             return
         name = wire.Op(head.op).name.lower()
         self._node.stats.add("requests", name)
-        self._node.stats.add("request_seconds", name, time.monotonic() - started)
+        self._node.stats.observe("request_seconds", name, time.monotonic() - started)
 
     def _operation(self, op: int) -> Callable[[wire.Head, memoryview], None]:
         if op == wire.Op.HELLO:
@@ -339,7 +341,7 @@ class Session:
         if not isinstance(corrupt, list) or len(corrupt) > wire.MAX_BATCH:
             raise ProtocolError("too many corrupt blocks in one report")
         idents = [_ident(text) for text in corrupt]
-        for family in ("hits", "bytes", "misses"):
+        for family in ("hits", "bytes", "misses", "tokens"):
             counts = value.get(family, {})
             if not isinstance(counts, dict):
                 raise ProtocolError(f"{family} is not an object")
@@ -347,8 +349,19 @@ class Session:
                 if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n <= _MAX_COUNT:
                     raise ProtocolError(f"{family} is not a count")
                 self._node.stats.add(f"client_{family}", label, n)
+        self._report_seconds(value.get("seconds", {}))
         self._node.report(self._pod.tenant, idents)
         self._reply(head, b"")
+
+    def _report_seconds(self, times: object) -> None:
+        if not isinstance(times, dict) or not times.keys() <= _TIMED:
+            raise ProtocolError("seconds are not those of tiers")
+        for label, packed in times.items():
+            if not isinstance(packed, list) or len(packed) != len(BUCKETS_S) + 2:
+                raise ProtocolError("seconds are not a histogram")
+            if not all(type(n) is int and 0 <= n <= _MAX_COUNT for n in packed):
+                raise ProtocolError("seconds are not counts")
+            self._node.stats.observe_packed("client_seconds", label, packed)
 
     # -- descriptors
 

@@ -72,6 +72,9 @@ class Events:
     def count(self, what: str, n: int) -> None:
         """`what` is evicted, quarantined, junk, io_error or writers_given_up."""
 
+    def evicted(self, cause: str, n: int) -> None:
+        """`cause` is capacity (of the tier), space (on its file system), quota (of a tenant) or expired."""
+
 
 class Root(Store):
     """See Store. `path` must belong to this user and to nobody else; it is made if it is missing.
@@ -426,7 +429,7 @@ class Root(Store):
                 raise TierFullError("too many blocks are being written", where=self.name)
         self._evict(over)
         if short := self._shortage(need):
-            self._evict(short)
+            self._evict(short, "space")
             if self._shortage(need):
                 raise TierFullError("the file system has no space to spare", where=self.name)
         with self._lock:
@@ -445,7 +448,7 @@ class Root(Store):
         if not self.scanned:
             return
         self._expire(now)
-        self._evict(self._shortage(0))
+        self._evict(self._shortage(0), "space")
         for _ in range(MAX_BLOCKS // _EVICT_BATCH):
             with self._lock:
                 over = quota.overshoot(self._used_bytes(), self._pending_bytes, self._limits)
@@ -460,7 +463,7 @@ class Root(Store):
         info = os.fstatvfs(self._dir.blocks)
         return quota.shortage(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, need, self._limits)
 
-    def _evict(self, need: int, *, at_least: int = 0, may_wait: bool = False) -> int:
+    def _evict(self, need: int, cause: str = "capacity", *, at_least: int = 0, may_wait: bool = False) -> int:
         """One batch, in the policy's order; how many blocks went. `may_wait`: for copies of those that have none."""
         if need <= 0 and at_least <= 0:
             return 0
@@ -468,7 +471,7 @@ class Root(Store):
             victims = self._table.take_victims(need, _EVICT_BATCH, at_least=at_least)
         if dirty := self._events.dirty([key for key, _ in victims]):
             victims = self._spare(victims, dirty, need, at_least, may_wait=may_wait)
-        return self._remove_all(victims)
+        return self._remove_all(victims, cause)
 
     def _spare(
         self, victims: list[tuple[bytes, Entry]], dirty: set[bytes], need: int, at_least: int, *, may_wait: bool
@@ -506,7 +509,7 @@ class Root(Store):
         with self._lock:
             over = self._table.bytes_of(tenant) - self._limits.tenant_bytes
             victims = self._table.take_from(tenant, over, _EVICT_BATCH)
-        if self._remove_all(victims):
+        if self._remove_all(victims, "quota"):
             self._events.count("over_quota", len(victims))
 
     def _expire(self, now: float) -> None:
@@ -526,14 +529,14 @@ class Root(Store):
                 some = [(k, e) for k in late[start : start + _EVICT_BATCH] if (e := self._table.get(k)) is not None]
                 for key, _ in some:
                     self._table.discard(key)
-            self._events.count("expired", self._remove_all(some))
+            self._events.count("expired", self._remove_all(some, "expired"))
 
     def _wall(self) -> float:
         """Unix seconds that go on evenly, whatever is done to the node's clock while this process runs."""
         return self._clock() if self._clock is not None else self._started_at + time.monotonic() - self._started
 
-    def _remove_all(self, victims: list[tuple[bytes, Entry]]) -> int:
-        """Remove their files; how many went."""
+    def _remove_all(self, victims: list[tuple[bytes, Entry]], cause: str) -> int:
+        """Remove their files; how many went. `cause`: see Events.evicted."""
         gone: list[bytes] = []
         for key, entry in victims:
             try:
@@ -549,6 +552,7 @@ class Root(Store):
             gone.append(key)
         if gone:
             self._events.count("evicted", len(gone))
+            self._events.evicted(cause, len(gone))
             self._events.gone(gone)
         return len(gone)
 

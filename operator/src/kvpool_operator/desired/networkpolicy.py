@@ -1,0 +1,67 @@
+"""Who may connect to a pool's pods, where the pod network enforces it. Whoever is let in still has to prove himself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.desired import names
+from kvpool_operator.desired.labels import metadata, selector
+from kvpool_operator.desired.services import INDEX_PORT
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.desired.env import Env, Manifest
+
+__all__ = ["network_policies"]
+
+_OPERATOR: Manifest = {
+    "namespaceSelector": {},
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kvpool", "app.kubernetes.io/component": "operator"}},
+}
+
+
+def network_policies(pool: KVCachePool, env: Env) -> list[Manifest]:
+    """None of them unless the installation wants them."""
+    if not env.network_policies:
+        return []
+    made = [_policy(pool, names.sidecar(pool.metadata.name), "sidecar", _to_sidecars(pool))]
+    if pool.spec.index.external is None:
+        made.append(_policy(pool, names.index(pool.metadata.name), "index", _to_index(pool)))
+    return made
+
+
+def _to_sidecars(pool: KVCachePool) -> list[Manifest]:
+    events = pool.spec.events
+    anybody = [HTTP_PORT, *([events.port, events.replay_port] if events.enabled else [])]
+    return [
+        # blocks, and whatever RDMA's connections are made over
+        {"from": [_pods(pool, "sidecar"), _OPERATOR]},
+        # probes, the operator, metrics, routers
+        {"ports": [_tcp(port) for port in anybody]},
+    ]
+
+
+def _to_index(pool: KVCachePool) -> list[Manifest]:
+    return [{"from": [_pods(pool, "sidecar"), _pods(pool, "index"), _OPERATOR], "ports": [_tcp(INDEX_PORT)]}]
+
+
+def _pods(pool: KVCachePool, component: str) -> Manifest:
+    return {"podSelector": {"matchLabels": selector(pool, component)}}
+
+
+def _tcp(port: int) -> Manifest:
+    return {"port": port, "protocol": "TCP"}
+
+
+def _policy(pool: KVCachePool, name: str, component: str, ingress: list[Any]) -> Manifest:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(pool, name, component),
+        "spec": {
+            "podSelector": {"matchLabels": selector(pool, component)},
+            "policyTypes": ["Ingress"],
+            "ingress": ingress,
+        },
+    }

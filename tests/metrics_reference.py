@@ -1,0 +1,79 @@
+"""docs/metrics.md, made from the metrics that the programs really have: `python tests/metrics_reference.py --write`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvpool_operator.metrics import OperatorMetrics
+from kvpool_operator.webhook.metrics import WebhookMetrics
+from kvpool_sidecar import metrics as sidecar
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+Row = tuple[str, str, str, str]
+"""Name, type, labels with commas between them, meaning."""
+
+_HEAD = """# Metrics
+
+Made from the code by `make gen`. Units are seconds and bytes. Counters run since the process started. The chart's
+`monitoring` values scrape all of this, bring alerts ([runbooks](runbooks/)) and two dashboards; with its PodMonitors
+every sidecar's metrics also have the labels `namespace`, `pool` and `node`.
+
+No metric names a tenant. `sidecar.metrics.tenantLabels: true` of the chart adds those that have the label `tenant`: a
+tag that only the pool's secret can tie to a namespace.
+"""
+
+
+def rows(registry: CollectorRegistry) -> list[Row]:
+    """What a registry would show."""
+    found = []
+    for collector in list(registry._collector_to_names):  # no public way to ask for labels that have no value yet
+        for family in collector.describe():
+            name = family.name + ("_total" if family.type == "counter" else "")
+            labels = getattr(collector, "_labelnames", None) or getattr(family, "_labelnames", ())
+            found.append((name, family.type, ", ".join(labels), family.documentation))
+    return sorted(found)
+
+
+def tables() -> dict[str, list[Row]]:
+    """By program."""
+    return {
+        "Sidecars, and the clients in engines, which tell their sidecar (port 7422)": sidecar.reference(),
+        "Operator (port 8080)": rows(OperatorMetrics().registry),
+        "Webhook (port 8081)": rows(WebhookMetrics().registry),
+    }
+
+
+def labels_of() -> dict[str, set[str]]:
+    """Every name that Prometheus would know, with its own labels."""
+    found: dict[str, set[str]] = {}
+    for table in tables().values():
+        for name, kind, labels, _ in table:
+            own = {label for label in labels.split(", ") if label}
+            if kind == "histogram":
+                found[f"{name}_bucket"] = own | {"le"}
+                found[f"{name}_sum"] = found[f"{name}_count"] = own
+            else:
+                found[name] = own
+    return found
+
+
+def page() -> str:
+    """The text of docs/metrics.md."""
+    parts = [_HEAD]
+    for title, table in tables().items():
+        lines = [f"| `{name}` | {kind} | {labels} | {text} |" for name, kind, labels, text in table]
+        parts.append(
+            "\n".join([f"## {title}\n", "| metric | type | labels | meaning |", "|---|---|---|---|", *lines, ""])
+        )
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: python tests/metrics_reference.py --write")
+    PAGE.write_text(page())
