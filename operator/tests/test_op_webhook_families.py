@@ -543,6 +543,13 @@ WORDS = st.sampled_from(
 )
 
 
+def test_of_two_engines_the_one_that_was_chosen_first_stays_the_one():
+    pod = pod_of({"command": ["vllm", "serve"]}, {"command": ["vllm", "serve"]})
+    once = inject(pod, read_wishes(pod), INJECTION).pod
+    assert inject(once, read_wishes(once), INJECTION).pod == once
+    assert [bool(c.get("args")) for c in once["spec"]["containers"]] == [True, False]
+
+
 @settings(deadline=None, max_examples=300)
 @given(
     st.lists(st.lists(WORDS, max_size=6), min_size=1, max_size=2),

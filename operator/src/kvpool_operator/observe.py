@@ -97,10 +97,12 @@ class Observer:
         wide = f"{mine},{labels.NAMESPACE}={meta.namespace}"
         fresh = meta.deletion_timestamp is not None  # what is overlooked now is left behind for ever
         wanted = (names.secret(meta.name), names.events(meta.name), names.preflight(meta.name))
-        secrets = [await self._cluster.get(Ref("Secret", meta.namespace, name)) for name in wanted]
-        lists = await asyncio.gather(
-            *(self._cluster.list(k, namespace=meta.namespace, labels=mine, fresh=fresh) for k in OWNED_KINDS),
-            *(self._cluster.list(k, labels=wide, fresh=fresh) for k in OWNED_WIDE_KINDS),
+        secrets, lists = await asyncio.gather(
+            asyncio.gather(*(self._cluster.get(Ref("Secret", meta.namespace, name)) for name in wanted)),
+            asyncio.gather(
+                *(self._cluster.list(k, namespace=meta.namespace, labels=mine, fresh=fresh) for k in OWNED_KINDS),
+                *(self._cluster.list(k, labels=wide, fresh=fresh) for k in OWNED_WIDE_KINDS),
+            ),
         )
         found = [o for objects in lists for o in objects]
         ours = (s for s in secrets if s is not None and labels.is_ours(s, meta.name))

@@ -118,6 +118,13 @@ def _has_kvbm(pod: Pod) -> bool:
     )
 
 
+def _carries(container: dict[str, Any]) -> bool:
+    """Whether an earlier pass gave this container the client or KVBM's settings."""
+    mounts = {str(m.get("name", "")) for m in container.get("volumeMounts") or []}
+    settings = [e for e in container.get("env") or [] if str(e.get("name", "")).startswith("DYN_KVBM_")]
+    return bool(mounts & {client_parts.VOLUME, KVBM_VOLUME} or settings)
+
+
 def _engine_container(pod: Pod, wishes: Wishes) -> tuple[dict[str, Any], Reading]:
     """The container that the annotation names, else the one that fits best; of equals the first."""
     if ((spec(pod).get("os") or {}).get("name") or "linux") != "linux":
@@ -133,6 +140,8 @@ def _engine_container(pod: Pod, wishes: Wishes) -> tuple[dict[str, Any], Reading
         containers = [chosen]
     if not containers:
         raise Skip(SkipReason.CONTAINER_NOT_FOUND, "the pod has no container")
+    if is_injected(pod):  # the one that an earlier pass chose, whatever it looks like by now
+        containers = [c for c in containers if _carries(c)] or containers
     readings = [(c, read_container(c)) for c in containers]
     best = max(readings, key=lambda pair: suits(wishes.engine, pair[1]))
     if suits(wishes.engine, best[1]):
