@@ -66,9 +66,9 @@ def apply_pool(name: str = POOL, *, namespace: str = SYSTEM, wait: float = 180, 
     return time.monotonic() - started
 
 
-def change(name: str = POOL, *, lookup: str) -> None:
-    """A change of the spec that restarts nothing."""
-    patch = json.dumps({"spec": {"failOpen": {"lookupDeadline": lookup}}})
+def change(name: str = POOL, *, cleanup: str) -> None:
+    """A change of the spec that restarts nothing: the sidecars are told of it, and need not know."""
+    patch = json.dumps({"spec": {"cleanupTimeout": cleanup}})
     kubectl("-n", SYSTEM, "patch", "kvp", name, "--type=merge", "-p", patch)
 
 

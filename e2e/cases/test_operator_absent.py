@@ -34,7 +34,7 @@ def test_while_the_operator_is_away_pods_come_and_go_and_find_their_blocks(
     system.scale("kvpool-operator", 0)
     gone = time.monotonic()
     try:
-        system.change(lookup="900ms")
+        system.change(cleanup="6m")
         lost = system.sidecar(node_b)["metadata"]["name"]
         kubectl("-n", system.SYSTEM, "delete", "pod", lost, "--wait=true", "--timeout=60s")
         until("a sidecar is there again", lambda: system.pod_ready(system.sidecar(node_b)), 60)

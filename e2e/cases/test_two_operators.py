@@ -48,7 +48,7 @@ def test_a_leader_that_is_stopped_and_goes_on_writes_nothing_more_and_ends():
         until("another leads", lambda: lease()["holderIdentity"] not in ("", was["holderIdentity"]), 60, every=0.2)
         took = time.monotonic() - stopped
         assert took >= LEASE_S - 2.5, "the Lease was taken from a leader that might still have written"
-        system.change(lookup="950ms")
+        system.change(cleanup="4m")
         until("the new leader works", system.settled, 60)
         taken = lease()
     finally:

@@ -253,7 +253,7 @@ def changes(api: Api, world: World, arrivals: Arrivals, count: int, every: float
     for i in range(count):
         before = time.monotonic()
         number, other = rng.randrange(world.pools), rng.randrange(world.pools)
-        generation = apply_pool(api, world, number, lookup_ms=21 + (1000 * seed + i) % 900)
+        generation = apply_pool(api, world, number, patience_s=1000 * seed + i)
         wanted.append((world.place(number), generation, before))
         replace_engine(api, world, other, life=1000 * seed + i)
         time.sleep(max(0.0, before + every - time.monotonic()))

@@ -29,6 +29,7 @@ def status(address: str) -> bytes:
         "bytes": {"local": 6 * 2**25, "peer": 3 * 2**25, "shared": 0},
         "misses": {"absent": 3},
         "transport": "TCP",
+        "preflight": {"version": 1, "passed": True, "findings": []},
         "fingerprints": [{"digest": "4be1c0", "engine": "vllm 0.33", "model": "llama", "bytes": 2**30}],
     }
     return json.dumps(told).encode()
