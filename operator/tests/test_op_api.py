@@ -32,6 +32,8 @@ BY_SCHEMA = {
     "tier_name_twice": "a name of its own",
     "tier_of_unknown_kind": "no such field",
     "codec_unknown": "'None', 'Zstd' or 'LZ4'",
+    "mode_unknown": "'Enforce', 'DryRun' or 'Paused'",
+    "preflight_unknown": "'Require', 'Warn' or 'Skip'",
     "write_policy_unknown": "'WriteBack', 'WriteThroughSelective' or 'LocalOnly'",
 }
 

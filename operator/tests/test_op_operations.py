@@ -442,3 +442,17 @@ async def test_an_api_server_that_refuses_is_tried_again_and_nothing_is_lost():
         await world.look()
     world.cluster.refuse.clear()
     await world.run()
+
+
+@pytest.mark.parametrize("mode", ["Paused", "DryRun"])
+async def test_nothing_begins_on_a_pool_that_is_not_to_be_changed(mode: str):
+    world = World(verify={}, timeout="1m")
+    spec = world.cluster.objects[Ref("KVCachePool", NS, "chat")]["spec"]
+    spec["mode"] = mode
+    for _ in range(3):
+        await world.look(120)
+    assert world.nodes.heard == []
+    assert world.status["phase"] == "Pending"
+    assert f"is {mode}: this begins when it is Enforce" in world.status["message"]
+    spec["mode"] = "Enforce"
+    await world.run()

@@ -94,6 +94,10 @@ class OperationReconciler:
                 return await self._end(raw, meta, OperationStatus(phase="Failed", message=pool))
             await self._write(raw, meta, OperationStatus(phase="Pending", message=pool))
             return Result(again_s=SELDOM_S)
+        if not began and pool.spec.mode != "Enforce":
+            told = f"spec.mode of pool {pool.metadata.name} is {pool.spec.mode}: this begins when it is Enforce"
+            await self._write(raw, meta, OperationStatus(phase="Pending", message=told))
+            return Result(again_s=SELDOM_S)
         secret = await self._secret(pool)
         targets = await self._targets(pool)
         course = self._courses.setdefault(meta.uid, Course(steps_of(operation, pool)))
