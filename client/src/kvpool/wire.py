@@ -23,6 +23,8 @@ PEER_RESPONSE and then the block file (header and payload) by sendfile. The side
 its client (OPEN, STREAM), which reads the answers straight into the engine's buffer; the client can neither ask
 (it has no session key) nor see another tenant's bytes (a connection serves one client connection only).
 A node that joins asks its peers by HOTTEST which blocks it should copy first (kvpool_sidecar.transport.hottest).
+A node that leaves asks its peers by ROOM what they can take, and by ADOPT to copy a block
+(kvpool_sidecar.transport.moving).
 
 A node admits a bounded number of bytes at once. An OPEN that it turned away is answered by MISS entries that say
 MISS_BUSY. The answer to an OPEN may carry TELL: the client then sends DONE when it has read the blocks, unless another
@@ -123,6 +125,8 @@ class Op(enum.IntEnum):
     STAGE = 17  # between sidecars: put the block there
     RELEASE = 18  # between sidecars: it has been read; no answer
     HOTTEST = 32  # between sidecars: the blocks that are asked for most (kvpool_sidecar.transport.hottest)
+    ROOM = 33  # between sidecars: how much room you have (kvpool_sidecar.transport.moving)
+    ADOPT = 34  # between sidecars: take a copy of this block, from whoever has it
     ERROR = 127
 
 
@@ -132,6 +136,7 @@ class Flag(enum.IntFlag):
     VERIFY = 2  # OPEN: the sidecar checks payloads first; COMMIT: the sidecar computes the payload checksum
     LOCAL_ONLY = 4  # OPEN: no STREAM entries, for a client that cannot verify streams
     TELL = 8  # in the answer to an OPEN: say DONE
+    EVICT = 16  # ADOPT: colder blocks may go for it
 
 
 class Tier(enum.IntEnum):

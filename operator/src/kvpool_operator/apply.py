@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvpool_operator.cluster import Cluster
     from kvpool_operator.plan import Action
 
-__all__ = ["Outcome", "execute", "post_about", "write_status"]
+__all__ = ["Outcome", "execute", "post_about", "write_node", "write_status"]
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,15 @@ async def write_status(status: Manifest, meta: Metadata, cluster: Cluster) -> No
         "status": status,
     }
     await cluster.apply(manifest, subresource="status")
+
+
+async def write_node(manifest: Manifest, status: Manifest, cluster: Cluster, *, new: bool) -> None:
+    """A KVCacheNode's status; the object itself, too, if it is `new`."""
+    if new:
+        await cluster.apply(manifest)
+    bare = {k: manifest[k] for k in ("apiVersion", "kind")}
+    names_only = {"metadata": {k: manifest["metadata"][k] for k in ("name", "namespace")}}
+    await cluster.apply({**bare, **names_only, "status": status}, subresource="status")
 
 
 async def _do(action: Action, meta: Metadata, cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvpool_operator.api import operation
+from kvpool_operator.api.node import NODE_KIND, NODE_PLURAL
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND, PLURAL
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ class Kind:
 _ALL: Final = (
     Kind(API_VERSION, KIND, PLURAL),
     Kind(API_VERSION, operation.KIND, operation.PLURAL),
+    Kind(API_VERSION, NODE_KIND, NODE_PLURAL),
     Kind("v1", "ConfigMap", "configmaps"),
     Kind("v1", "Event", "events"),
     Kind("v1", "Namespace", "namespaces", namespaced=False),
+    Kind("v1", "Node", "nodes", namespaced=False),
     Kind("v1", "PersistentVolume", "persistentvolumes", namespaced=False),
     Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
     Kind("v1", "Pod", "pods"),

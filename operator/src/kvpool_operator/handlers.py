@@ -1,7 +1,8 @@
 """Events of the cluster -> keys in the queue. The only module that imports kopf, which lists, watches and reconnects.
 
 kopf's own handlers of changes are not used: they keep state in annotations and can miss a change. Watches of what a
-pool is made of carry a server-side label selector, so that only this operator's objects cross the wire. Pods are not
+pool is made of carry a server-side label selector, so that only this operator's objects cross the wire. Nodes are
+watched for cordons and taints; they change seldom, for kubelets say that they are alive by Leases. Pods are not
 watched: sidecars show in their DaemonSet's status, and engine pods are counted by the refresh.
 """
 
@@ -20,6 +21,8 @@ from kvpool_operator.namespaces import Namespaces
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+
+    from kvpool_operator.nodebook import NodeBook
 
 __all__ = ["Hears", "watch"]
 
@@ -49,6 +52,7 @@ class Hears(Protocol):
 
 async def watch(
     hears: Hears,
+    nodes: NodeBook,
     stop: asyncio.Event,
     ready: asyncio.Event,
     *,
@@ -59,7 +63,8 @@ async def watch(
 
     `operation_changed(namespace, operation)` is called from this event loop and must not block, as all of `hears`.
     A stream that was silent for `silence_s` is taken for dead and opened again: API servers send a bookmark every
-    minute.
+    minute. `nodes` is kept up to date; a node that is to leave, or is not any more, concerns the pools that have a
+    sidecar there.
     """
     registry = kopf.OperatorRegistry()
 
@@ -87,10 +92,20 @@ async def watch(
         if namespaces.changed(type, name or "", labels, "deletionTimestamp" in meta):
             hears.all_changed()
 
+    async def node_changed(type: str | None, name: str | None, body: Any, **_: Any) -> None:  # noqa: A002
+        before = nodes.get(name or "")
+        if type == "DELETED":
+            nodes.lost(name or "")
+        elif nodes.saw(name or "", dict(body)) == before:
+            return
+        for namespace, pool_name in nodes.pools_on(name or ""):
+            hears.changed(namespace, pool_name)
+
     kopf.on.login(registry=registry)(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(pool)
     kopf.on.event(GROUP, VERSION, OPERATIONS, registry=registry)(operation)
     kopf.on.event("", "v1", "namespaces", registry=registry)(namespace_changed)
+    kopf.on.event("", "v1", "nodes", registry=registry)(node_changed)
     for group, plural in _OWNED:
         kopf.on.event(group, "v1", plural, registry=registry)(owned)
 

@@ -147,6 +147,7 @@ class Observer:
                 ready=podview.is_ready(p),
                 problem=podview.problem(p),
                 report=reports.get(addresses[p["metadata"]["name"]]),
+                address=addresses[p["metadata"]["name"]],
             )
             for p in pods
         ]

@@ -27,6 +27,8 @@ class Sidecar:
     ready: bool
     problem: str = ""
     report: Report | None = None
+    address: str = ""
+    """Of its pod; empty while it has none."""
 
 
 @dataclass(frozen=True)

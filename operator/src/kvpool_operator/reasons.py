@@ -1,4 +1,4 @@
-"""Every reason that a condition of a KVCachePool can have."""
+"""Every reason that a condition of a KVCachePool or a KVCacheNode can have."""
 
 from __future__ import annotations
 
@@ -49,6 +49,10 @@ class Reason(StrEnum):
     NODES_SILENT = "NodesSilent"
     PREFLIGHT_RUNNING = "PreflightRunning"
     PREFLIGHT_SKIPPED = "PreflightSkipped"
+    # Ready and DiskHealthy of a KVCacheNode
+    NODE_GONE = "NodeGone"
+    NO_SIDECAR = "NoSidecar"
+    DRIVES_HEALTHY = "DrivesHealthy"
     # any
     SERVING = "Serving"
     NO_REPORTS = "NoReports"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.cluster import Cluster, Manifest
     from kvpool_operator.desired.env import Env, PoolSecret
+    from kvpool_operator.nodekeeper import NodeKeeper
     from kvpool_operator.observe import Observer
     from kvpool_operator.observed import Observed
 
@@ -65,12 +66,14 @@ class Reconciler:
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        nodes: NodeKeeper | None = None,
     ) -> None:
         self._cluster = cluster
         self._observer = observer
         self._env = env
         self._clock = clock
         self._now = now
+        self._nodes = nodes
         self._written: dict[str, float] = {}
         self._restarts = Restarts(cluster, clock=clock)
 
@@ -80,6 +83,8 @@ class Reconciler:
         if raw is None:
             self._written.pop(f"{namespace}/{name}", None)
             self._restarts.forget(f"{namespace}/{name}")
+            if self._nodes is not None:
+                self._nodes.forget(namespace, name)
             return Result(gone=True)
         meta, pool, problem = _read(raw)
         observed = await self._observer.observe(raw, meta, pool)
@@ -92,8 +97,11 @@ class Reconciler:
         living = pool is not None and not meta.deletion_timestamp and not observed.namespace_terminating
         watched = await self._watch(pool, observed) if pool is not None and living else Round()
         status = await self._tell(meta, pool, problem, observed, steps, outcome, secret.pool_id, watched.problem, gate)
+        drains_s = None
+        if self._nodes is not None and pool is not None and living and pool.spec.mode != "DryRun":
+            drains_s = await self._nodes.keep(pool, observed, secret)
         return Result(
-            again_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned else None,
+            again_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned else drains_s,
             status=status,
             restarts=watched.outcomes,
         )

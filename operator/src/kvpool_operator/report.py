@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Fingerprint", "PodSeen", "Report"]
+__all__ = ["DrainReport", "Fingerprint", "PodSeen", "Report"]
 
 _TEXT = 200
 _MOST_FIELDS = 48
@@ -38,6 +38,19 @@ class Fingerprint:
 
 
 @dataclass(frozen=True)
+class DrainReport:
+    """How a drain goes. `clean`: everything hot on the node exists elsewhere, too."""
+
+    leaving: bool = False
+    clean: bool = False
+    moved_blocks: int = 0
+    moved_bytes: int = 0
+    remaining_blocks: int = 0
+    remaining_bytes: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class Report:
     """One sidecar's numbers. Counters run since it started."""
 
@@ -48,6 +61,8 @@ class Report:
     blocks: int = 0
     index_connected: bool = False
     index_announced: int = 0
+    node_generation: int = 0
+    """Number of the first tier's directory on the node."""
     shared_problem: str = ""
     """Why the shared tier is not available on this node; empty when it is, or when there is none."""
     failing_drives: tuple[str, ...] = ()
@@ -60,6 +75,7 @@ class Report:
     bytes: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=dict)
     fingerprints: tuple[Fingerprint, ...] = ()
+    drain: DrainReport = field(default_factory=DrainReport)
 
     @classmethod
     def parse(cls, raw: Any) -> Report:
@@ -77,6 +93,7 @@ class Report:
             blocks=_count(r.get("blocks")),
             index_connected=index.get("connected") is True,
             index_announced=_count(index.get("announced")),
+            node_generation=_count(index.get("node_generation")),
             shared_problem=(_text(shared.get("problem")) or "not available") if away else "",
             failing_drives=tuple(sorted(str(k)[:64] for k, v in list(drives.items())[:64] if v == "failing")),
             clients=_count(r.get("clients")),
@@ -86,7 +103,20 @@ class Report:
             bytes=_counts(r.get("bytes")),
             misses=_counts(r.get("misses")),
             fingerprints=tuple(_fingerprint(k) for k in kinds[:10] if isinstance(k, dict) and _text(k.get("digest"))),
+            drain=_drain(_dict(r.get("drain"))),
         )
+
+
+def _drain(d: dict[str, Any]) -> DrainReport:
+    return DrainReport(
+        leaving=d.get("leaving") is True,
+        clean=d.get("clean") is True,
+        moved_blocks=_count(d.get("moved_blocks")),
+        moved_bytes=_count(d.get("moved_bytes")),
+        remaining_blocks=_count(d.get("remaining_blocks")),
+        remaining_bytes=_count(d.get("remaining_bytes")),
+        problem=_text(d.get("problem")),
+    )
 
 
 def _fingerprint(k: dict[str, Any]) -> Fingerprint:

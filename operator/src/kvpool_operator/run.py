@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.node import NODE_KIND
 from kvpool_operator.api.operation import KIND as OPERATION
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.command import open_commands
@@ -19,6 +20,8 @@ from kvpool_operator.handlers import watch
 from kvpool_operator.kube import open_cluster
 from kvpool_operator.leader import LeaderOnly, Lease
 from kvpool_operator.metrics import OperatorMetrics, serve_admin
+from kvpool_operator.nodebook import NodeBook
+from kvpool_operator.nodekeeper import NodeKeeper
 from kvpool_operator.observe import Observer
 from kvpool_operator.operations.reconcile import OperationReconciler
 from kvpool_operator.reconcile import Reconciler
@@ -82,6 +85,7 @@ async def _until_leading(cluster: Cluster, lease: Lease) -> None:
         try:
             await cluster.list(KIND)
             await cluster.list(OPERATION)
+            await cluster.list(NODE_KIND)
             break
         except OperatorError as e:
             if not told:
@@ -109,7 +113,10 @@ async def _lead(
         namespace=settings.namespace,
         webhook="" if settings.injection == "Policy" else settings.webhook,
     )
-    controller = Controller(fenced, Reconciler(fenced, observer, settings.env), metrics, refresh_s=settings.refresh_s)
+    book = NodeBook()
+    nodes = NodeKeeper(fenced, book, commands)
+    reconciler = Reconciler(fenced, observer, settings.env, nodes=nodes)
+    controller = Controller(fenced, reconciler, metrics, refresh_s=settings.refresh_s)
     leading.append(controller)
     operations = Controller(
         fenced, OperationReconciler(fenced, commands), metrics, refresh_s=settings.refresh_s, kind=OPERATION
@@ -122,7 +129,9 @@ async def _lead(
     parts += [asyncio.create_task(operations.work(), name=f"operations' worker {i}") for i in range(OPERATIONS_AT_ONCE)]
     stopping = asyncio.create_task(stop.wait(), name="stop")
     # last: when kopf ends, it ends every task that was made after its start
-    watched = watch(controller, stop, watching, operation_changed=operations.changed, silence_s=settings.silence_s)
+    watched = watch(
+        controller, book, stop, watching, operation_changed=operations.changed, silence_s=settings.silence_s
+    )
     events = asyncio.create_task(watched, name="events")
     started = asyncio.create_task(_after(watching, stop), name="signals")
     try:

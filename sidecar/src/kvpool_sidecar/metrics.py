@@ -59,6 +59,8 @@ _COUNTERS = (
         "Blocks and bytes read ahead after lookups, and what came of it.",
     ),
     ("warm_up", "kvpool_sidecar_warm_up", "result", "Blocks and bytes copied from peers after joining."),
+    ("evacuated", "kvpool_sidecar_evacuated", "result", "Blocks and bytes moved away while the node is drained."),
+    ("adopted", "kvpool_sidecar_adopted", "result", "Blocks and bytes taken over from nodes that are drained."),
     ("compression", "kvpool_sidecar_compression", "what", "Blocks and bytes compressed for the shared tier."),
     ("rdma", "kvpool_sidecar_rdma", "result", "Blocks read from peers by RDMA, and why others were not."),
     ("reports", "kvpool_sidecar_reports", "result", "Blocks that clients reported as corrupt."),

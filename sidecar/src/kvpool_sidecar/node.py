@@ -128,6 +128,7 @@ class NodeBlocks:
         fetcher: Fetcher | None = None,
         prefetcher: Prefetcher | None = None,
         after_lookup: AfterLookup | None = None,
+        on_stored: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
         self.fetcher = fetcher
@@ -140,6 +141,7 @@ class NodeBlocks:
         self._inspector = inspector
         self._prefetcher = prefetcher
         self._after_lookup = after_lookup
+        self._on_stored = on_stored
 
     def locate(self, tenant: Tenant, idents: Sequence[bytes], timeout_s: float, *, every: bool) -> bytes:
         """The tier of each block; all 0 after the first miss unless `every`.
@@ -336,6 +338,7 @@ class NodeBlocks:
             self._announcer.announce(pending.key, pending.payload_len)
             if self._copier is not None:
                 self._copier.offer(pending.key, pending.payload_len)
+            self._on_stored()
         return status
 
     def report(self, tenant: Tenant, corrupt: Sequence[bytes]) -> None:

@@ -49,6 +49,7 @@ class StatusReport:
         rdma: RdmaParts,
         admission: Admission,
         warm_up: Callable[[], dict[str, Any]],
+        drain: Callable[[], dict[str, Any]],
         security: Security,
         breakers: Mapping[str, Breaker],
         kv_events: Callable[[], dict[str, Any]] | None = None,
@@ -69,6 +70,7 @@ class StatusReport:
         self._rdma = rdma
         self._admission = admission
         self._warm_up = warm_up
+        self._drain = drain
         self._security = security
         self._breakers = breakers
         self._kv_events = kv_events
@@ -126,6 +128,7 @@ class StatusReport:
             "prefetch": self.stats.whole("prefetch"),
             "admission": self._admission.status(),
             "warm_up": self._warm_up(),
+            "drain": self._drain(),
             "compression": self.stats.whole("compression"),
             "peers": self._security.status(),
             "breakers": {part: breaker.is_open for part, breaker in self._breakers.items()},

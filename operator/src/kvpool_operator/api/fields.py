@@ -41,6 +41,8 @@ __all__ = [
     "Cooldown",
     "DirtyRoom",
     "DiskCache",
+    "DrainBandwidth",
+    "DrainTime",
     "EventTopic",
     "ExportPath",
     "ForgetTime",
@@ -216,5 +218,9 @@ LoadTime = duration_between("1ms", "1m", "give loadDeadline from 1ms to 1m, such
 StoreTime = duration_between("100ms", "10m", "give storeDeadline from 100ms to 10m, such as 10s")
 LifeTime = duration_between("0s", "8760h", "give a time to live up to 8760h, such as 24h; 0s turns it off")
 Cooldown = duration_between("10ms", "10m", "give cooldown from 10ms to 10m, such as 1s")
+DrainTime = duration_between("1s", "24h", "give drain.timeout from 1s to 24h, such as 10m")
+DrainBandwidth = bytes_between(
+    "1Mi", "100Gi", "give drain.bandwidth in bytes per second from 1Mi to 100Gi, such as 256Mi"
+)
 CleanupTime = duration_between("1s", "24h", "give cleanupTimeout from 1s to 24h, such as 5m")
 RestartPause = duration_between("10s", "24h", "give restartEvery from 10s to 24h, such as 1m")

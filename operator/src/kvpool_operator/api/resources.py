@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api import operation
 from kvpool_operator.api.fields import POOL_NAME
+from kvpool_operator.api.node import NODE_KIND, NODE_PLURAL, NodeSpec, NodeStatus
 from kvpool_operator.api.v1alpha1 import KIND, PLURAL, PoolSpec
 from kvpool_operator.api.v1alpha1_status import PoolStatus
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.rules import Rule
 
-__all__ = ["POOL", "RESOURCES", "Resource"]
+__all__ = ["NODE", "POOL", "RESOURCES", "Resource"]
 
 
 @dataclass(frozen=True)
@@ -75,4 +76,28 @@ OPERATION: Final = Resource(
     ),
 )
 
-RESOURCES: Final = (POOL, OPERATION)
+NODE: Final = Resource(
+    kind=NODE_KIND,
+    plural=NODE_PLURAL,
+    short="kvn",
+    description="KVCacheNode is one node's part of one KVCachePool: its drives, how full they are, and what becomes of "
+    "its hot blocks when the node is to leave. The operator makes, writes and removes it; nothing is configured here.",
+    spec=NodeSpec,
+    status=NodeStatus,
+    columns=(
+        ("Pool", "string", ".spec.pool", 0),
+        ("Node", "string", ".spec.node", 0),
+        ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0),
+        ("Used", "string", ".status.used", 0),
+        ("Capacity", "string", ".status.capacity", 0),
+        ("Drain", "string", ".status.drain.state", 0),
+        ("Remaining", "string", ".status.drain.remaining", 0),
+        ("Age", "date", ".metadata.creationTimestamp", 0),
+        ("Blocks", "integer", ".status.blocks", 1),
+        ("Moved", "string", ".status.drain.moved", 1),
+        ("Transport", "string", ".status.transport", 1),
+        ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 1),
+    ),
+)
+
+RESOURCES: Final = (POOL, NODE, OPERATION)

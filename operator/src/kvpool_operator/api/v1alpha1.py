@@ -85,6 +85,19 @@ class Toleration(Model):
     """Effect of the taint; left out for all."""
 
 
+class Drain(Model):
+    """What becomes of a node's hot blocks when the node is about to leave: cordoned, or tainted by an autoscaler."""
+
+    policy: Literal["Evacuate", "Abandon"] = "Evacuate"
+    """Evacuate: blocks that were used within the last hour and exist nowhere else are copied to the shared tier, or
+    where there is none to nodes that stay; progress shows in the node's KVCacheNode. Abandon: nothing is moved. Neither
+    ever holds up the drain: what was not moved in time is computed again when it is asked for."""
+    timeout: f.DrainTime = "10m"
+    """After so long it is given up."""
+    bandwidth: f.DrainBandwidth = "256Mi"
+    """Most bytes per second that leave one node, such as 256Mi."""
+
+
 class Nodes(Model):
     """Which nodes carry a part of the pool."""
 
@@ -96,6 +109,8 @@ class Nodes(Model):
     """Taints that the sidecars tolerate, for instance those of GPU nodes."""
     priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """PriorityClass of the sidecars. Left out: the cluster's default."""
+    drain: Drain = section(Drain)
+    """What becomes of a node's hot blocks when the node is about to leave."""
 
 
 class LocalTier(Model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvpool_sidecar.admin.evacuate import Evacuate, Remain
 from kvpool_sidecar.admin.preflight import Preflight
 from kvpool_sidecar.admin.purge import Purge
 from kvpool_sidecar.admin.verify import Verify
@@ -13,6 +14,7 @@ from kvpool_sidecar.admin.warm import Warm
 if TYPE_CHECKING:
     from kvpool.config import PoolConfig
     from kvpool_sidecar.admin.context import Runner
+    from kvpool_sidecar.evacuate import Evacuator
     from kvpool_sidecar.preflight.run import PreflightSettings
     from kvpool_sidecar.shared_tier import SharedTier
     from kvpool_sidecar.store.local import LocalStore
@@ -30,6 +32,7 @@ class Parts:
     local: LocalStore
     shared: SharedTier | None
     warm_up: WarmUp | None
+    evacuator: Evacuator
     preflight: PreflightSettings
 
 
@@ -37,6 +40,8 @@ def make_kinds(parts: Parts) -> dict[str, Runner]:
     """By name. A kind is called with its parameters and a Context, in a thread of its own (Operations)."""
     return {
         "purge": Purge(parts.secret, parts.local, parts.shared),
+        "evacuate": Evacuate(parts.evacuator),
+        "remain": Remain(parts.evacuator),
         "preflight": Preflight(parts.preflight),
         "verify": Verify(parts.local, parts.shared),
         "warm": Warm(parts.warm_up),

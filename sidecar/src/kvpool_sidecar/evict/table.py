@@ -102,6 +102,17 @@ class Table(abc.ABC):
         late = idle_since - self.save_every_s
         return [k for k, e in self._entries.items() if e.saved_at < late or 0 < e.created < created_before]
 
+    def used_since(self, when: float) -> list[tuple[bytes, int, float]]:
+        """Key, payload length and last use (Unix seconds) of the blocks used after `when`, noted as for `expired`.
+
+        Takes time for every block."""
+        since = when - self.save_every_s
+        return [(k, e.payload_len, e.saved_at) for k, e in self._entries.items() if e.saved_at >= since]
+
+    def last_uses(self) -> list[float]:
+        """When each block was last used, in no order. Takes time for every block."""
+        return [entry.saved_at for entry in self._entries.values()]
+
     def discard(self, key: bytes) -> bool:
         """Take a block out. False if it was not here."""
         entry = self._entries.pop(key, None)

@@ -72,6 +72,8 @@ class Announcer:
         self._all_done = 0
         self._complete = False
         self._connected = False
+        self._beat_due = False
+        self._told: NodeInfo | None = None  # what the index was told last
         self._epoch = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="announcer", daemon=True)
@@ -87,6 +89,17 @@ class Announcer:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+
+    def leave_soon(self, *, leaving: bool, timeout_s: float = 0.0) -> bool:
+        """Tell the others that this node is drained, or is not any more, by a heartbeat that is due now.
+
+        True if the index has been told within `timeout_s`.
+        """
+        with self._changed:
+            self._info = self._info._replace(leaving=leaving)
+            self._beat_due = self._told != self._info
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._told == self._info or self._stop.is_set(), timeout_s)
 
     def announce(self, key: bytes, payload_len: int) -> None:
         """This node has the block now."""
@@ -125,7 +138,8 @@ class Announcer:
         beat_at = 0.0
         while not self._stop.is_set():
             try:
-                if time.monotonic() >= beat_at:
+                if time.monotonic() >= beat_at or self._beat_due:
+                    self._beat_due = False
                     self._beat()
                     beat_at = time.monotonic() + self._beat_s
                 worked = self._work()
@@ -147,10 +161,11 @@ class Announcer:
         self._leave()
 
     def _beat(self) -> None:
-        epoch = self._index.renew(self.number, self._info) if self.number else None
+        info = self._info
+        epoch = self._index.renew(self.number, info) if self.number else None
         if epoch is None:
-            self.number = self._index.join(self._info)
-            epoch = self._index.renew(self.number, self._info)
+            self.number = self._index.join(info)
+            epoch = self._index.renew(self.number, info)
             with self._changed:
                 self._announce_all_again()
         with self._changed:
@@ -161,6 +176,8 @@ class Announcer:
                 self._epoch = epoch
                 self._announce_all_again()
             self._connected = True
+            self._told = info
+            self._changed.notify_all()
         self._on_renewed()
 
     def _work(self) -> bool:
@@ -227,7 +244,7 @@ class Announcer:
                 return
             if self._full_until:
                 seconds = min(seconds, max(_SCAN_POLL_S, self._full_until - time.monotonic()))
-            if not self._queue or self._full_until:
+            if (not self._queue or self._full_until) and not self._beat_due:
                 self._changed.wait(max(0.0, seconds))
 
     def _leave(self) -> None:

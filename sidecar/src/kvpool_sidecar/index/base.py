@@ -23,12 +23,13 @@ _MAX_TEXT = 253
 
 
 class NodeInfo(NamedTuple):
-    """What a node says of itself. `generation`: see Record."""
+    """What a node says of itself. `generation`: see Record. `leaving`: it is drained: ask it, rely on nothing."""
 
     node: str
     host: str
     port: int
     generation: int
+    leaving: bool = False
 
     def dumps(self) -> str:
         return json.dumps(self._asdict(), sort_keys=True)
@@ -38,8 +39,9 @@ class NodeInfo(NamedTuple):
         """None for anything that no node would write."""
         try:
             value = json.loads(text)
-            info = cls(value["node"], value["host"], value["port"], value["generation"])
-        except (ValueError, KeyError, TypeError):
+            leaving = value.get("leaving", False) is True  # a sidecar of before this field does not say
+            info = cls(value["node"], value["host"], value["port"], value["generation"], leaving)
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
         if not (isinstance(info.node, str) and isinstance(info.host, str) and 0 < len(info.host) <= _MAX_TEXT):
             return None

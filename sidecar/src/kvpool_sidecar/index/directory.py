@@ -110,8 +110,11 @@ class PeerDirectory:
             answers[span.start : span.stop] = b"\1" * len(span)
         return answers
 
-    def holders(self, keys: Sequence[bytes], timeout_s: float) -> list[set[str]] | None:
-        """Names of the living peers that are said to have each block, in order; None if nobody could tell in time."""
+    def holders(self, keys: Sequence[bytes], timeout_s: float, *, staying: bool = False) -> list[set[str]] | None:
+        """Names of the living peers that are said to have each block, in order; None if nobody could tell in time.
+
+        `staying`: leave out peers that are being drained.
+        """
         deadline = self._clock() + min(timeout_s, self._lookup_s)
         told = self._in_time(lambda: dict(enumerate(self._all_records(keys, deadline))), deadline)
         if len(told) != len(keys):
@@ -119,7 +122,9 @@ class PeerDirectory:
         now = self._clock()
         with self._lock:
             found = [[self._alive(key, r, now) for r in told[n]] for n, key in enumerate(keys)]
-        return [{one.peer.node for one in some if one is not None} for some in found]
+        return [
+            {one.peer.node for one in some if one is not None and not (staying and one.peer.leaving)} for some in found
+        ]
 
     def _all_records(self, keys: Sequence[bytes], deadline: float) -> list[tuple[Record, ...]]:
         records = self._index.locate(keys)

@@ -11,15 +11,17 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool import keys
+from kvpool import keys, wire
 from kvpool.errors import ConfigError, RefusedError
 from kvpool_sidecar.admin.kinds import Parts, make_kinds
 from kvpool_sidecar.admin.operations import Operations
 from kvpool_sidecar.admin.server import AdminServer
 from kvpool_sidecar.admission import Admission
+from kvpool_sidecar.adopt import Adopter
 from kvpool_sidecar.after_lookup import AfterLookup, Listener
 from kvpool_sidecar.breaker import Breaker
 from kvpool_sidecar.copier import Copier
+from kvpool_sidecar.evacuate import Evacuator
 from kvpool_sidecar.events.feed import Feed, Place
 from kvpool_sidecar.guard import Guard
 from kvpool_sidecar.health import HealthServer
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 
     from kvpool.block import BlockHeader
     from kvpool_sidecar.events.publisher import Publisher
+    from kvpool_sidecar.heat import Hot
     from kvpool_sidecar.index.base import Index
     from kvpool_sidecar.settings import ServeSettings
     from kvpool_sidecar.store.local import LocalStore
@@ -204,6 +207,8 @@ class App:
         self._heat = Heat() if config.cache.warm_up_bytes_per_s else None
         self._rdma = rdma.make(config.peer, settings.node, self._local, self._dial, self._stats)
         made.callback(self._rdma.close)
+        self._adopter = self._make_adopter()
+        made.callback(self._adopter.stop)
         self._peer_server = PeerServer(
             settings.address,
             config.peer.port,
@@ -214,6 +219,7 @@ class App:
             lane=self._admission.peers,
             staging=self._rdma.staging,
             hottest=self._tell_hottest,
+            others={wire.Op.ROOM: self._adopter.room, wire.Op.ADOPT: self._adopter.adopt},
             on_absent=lambda key: self._announcer.withdraw([key]),
         )
         made.callback(self._peer_server.stop)
@@ -254,6 +260,8 @@ class App:
         )
         made.callback(self._sweeper.stop)
         self._warm_up = self._make_warm_up(index, info)
+        self._evacuator = self._make_evacuator(index)
+        made.callback(self._evacuator.stay)
         self._events.announcer = self._announcer
 
     def _make_warm_up(self, index: Index, own: NodeInfo) -> WarmUp | None:
@@ -275,9 +283,36 @@ class App:
             on_corrupt=lambda key: self._inspector.offer(key),
         )
 
+    def _make_adopter(self) -> Adopter:
+        return Adopter(
+            self._local,
+            lambda keys, timeout_s: self._peers.locate(keys, timeout_s),
+            self._dial,
+            max_block_bytes=self._config.cache.max_block_bytes,
+            leaving=lambda: self._evacuator.leaving,
+            stats=self._stats,
+            on_stored=lambda key, payload_len: self._announcer.announce(key, payload_len),
+            on_corrupt=lambda key: self._inspector.offer(key),
+        )
+
+    def _make_evacuator(self, index: Index) -> Evacuator:
+        return Evacuator(
+            self._local,
+            self._shared if self._config.cache.write_policy != "LocalOnly" else None,
+            self._settings.node,
+            hottest=self._hottest,
+            members=index.members,
+            holders=lambda keys, timeout_s: self._peers.holders(keys, timeout_s, staying=True),
+            dial=self._dial,
+            tell=lambda leaving, timeout_s: self._announcer.leave_soon(leaving=leaving, timeout_s=timeout_s),
+            stats=self._stats,
+        )
+
+    def _hottest(self, count: int, now: float) -> Sequence[Hot]:
+        return self._heat.hottest(count, now) if self._heat is not None else []
+
     def _tell_hottest(self, request: bytes) -> bytes:
-        heat = self._heat.hottest if self._heat is not None else lambda _count, _now: []
-        return hottest.answer(heat, self._local.payload_len, self._local.usage, request)
+        return hottest.answer(self._hottest, self._local.payload_len, self._local.usage, request)
 
     def _make_index(self) -> Index:
         config = self._config.index
@@ -322,6 +357,7 @@ class App:
             self._rdma.fetcher,
             self._prefetcher,
             self._after_lookup,
+            on_stored=self._evacuator.stored,
         )
         self._listeners = PodListeners(self._new_session, self._stats)
         made.callback(self._listeners.stop, _DRAIN_S)
@@ -345,6 +381,7 @@ class App:
             rdma=self._rdma,
             admission=self._admission,
             warm_up=self._warm_up.status if self._warm_up is not None else lambda: {"state": "off"},
+            drain=self._evacuator.status,
             security=self._security,
             breakers=self._breakers,
             kv_events=self._publisher.status if self._publisher is not None else None,
@@ -371,6 +408,7 @@ class App:
                 settings.index_files,
                 settings.object_secret_dir,
             ),
+            evacuator=self._evacuator,
         )
         self._operations = Operations(make_kinds(parts), self._stats)
         made.callback(self._operations.stop)

@@ -82,6 +82,19 @@ class LocalStore(Store):
         """Of a block whose drive has been scanned; 0 if it is not here."""
         return next((n for root in self.roots if (n := root.payload_len(key))), 0)
 
+    def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
+        """Key, payload length and idle seconds of the blocks that were used within the last `idle_s`, in no order."""
+        return [found for root in self.roots for found in root.used_since(idle_s)]
+
+    def idle_of_coldest(self) -> float:
+        """Idle seconds of the coldest tenth of the blocks, on the drive where that is the least."""
+        return min((root.idle_of_coldest() for root in self.roots), default=0.0)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes that the drives can take before anything must go."""
+        return sum(max(0, root.spare_bytes()) for root in self.roots)
+
     def spare_for(self, key: bytes) -> int:
         """Bytes that the block's drive can take before anything must go."""
         return self._home(key).spare_bytes()

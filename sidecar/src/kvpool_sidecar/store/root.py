@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import heapq
 import logging
 import os
 import stat
@@ -238,6 +239,20 @@ class Root(Store):
         with self._lock:
             used = self._used_bytes() + self._pending_bytes
         return quota.spare(used, info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, self._limits)
+
+    def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
+        """Key, payload length and idle seconds of the blocks that were used within the last `idle_s`."""
+        now = self._wall()
+        with self._lock:
+            found = self._table.used_since(now - idle_s)
+        return [(key, payload_len, max(0.0, now - when)) for key, payload_len, when in found]
+
+    def idle_of_coldest(self) -> float:
+        """Seconds for which the coldest tenth of the blocks has not been used; 0: nothing is here."""
+        now = self._wall()
+        with self._lock:
+            uses = self._table.last_uses()
+        return max(0.0, now - heapq.nsmallest(len(uses) // 10 + 1, uses)[-1]) if uses else 0.0
 
     @property
     def pinned_bytes(self) -> int:

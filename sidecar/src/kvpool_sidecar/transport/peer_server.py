@@ -23,7 +23,7 @@ from kvpool_sidecar.transport import tcp
 from kvpool_sidecar.transport.peer_rdma import PeerRdma
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvpool_sidecar.stats import Stats
     from kvpool_sidecar.store.base import Block, Store
@@ -62,6 +62,7 @@ class PeerServer:
         staging: Staging | None = None,
         lane: Lane | None = None,
         hottest: Callable[[bytes], bytes] = lambda _request: b"",
+        others: Mapping[int, Callable[[bytes, int], bytes]] | None = None,
         on_absent: Callable[[bytes], None] = lambda _key: None,
     ) -> None:
         self._listener = tcp.listen(host, port)
@@ -75,7 +76,10 @@ class PeerServer:
         self._on_absent = on_absent
         self._lane = lane if lane is not None else Lane(PEER_BYTES)
         self._staging = staging
-        self._hottest = hottest
+        self._others: dict[int, Callable[[bytes, int], bytes]] = {
+            wire.Op.HOTTEST: lambda request, _flags: hottest(request),
+            **(others or {}),
+        }
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._unproven = 0
@@ -193,7 +197,7 @@ class PeerServer:
                 magic, op, flags, _, number, key, mac = wire.PEER_REQUEST.unpack(request)
                 expected = wire.peer_request_mac(session_key, sequence, key)
                 genuine = number == sequence and hmac.compare_digest(mac, expected)
-                if magic != wire.MAGIC or op not in (wire.Op.OPEN, wire.Op.HOTTEST, *rdma.OPERATIONS) or not genuine:
+                if magic != wire.MAGIC or op not in (wire.Op.OPEN, *self._others, *rdma.OPERATIONS) or not genuine:
                     self._stats.add("refused", "peer-request")
                     return
                 sequence += 1
@@ -205,14 +209,13 @@ class PeerServer:
                 if op == wire.Op.OPEN:
                     self._store.check(key)
                     self._answer(sock, host, [key])
-                elif op == wire.Op.HOTTEST:
-                    self._tell_hottest(sock, key)
+                elif op in self._others:
+                    self._tell(sock, self._others[op](key, flags))
                 elif answer := rdma.answer(op, key):
                     sock.sendall(answer)
             self._answer(sock, host, wanted)
 
-    def _tell_hottest(self, sock: socket.socket, request: bytes) -> None:
-        body = self._hottest(request)
+    def _tell(self, sock: socket.socket, body: bytes) -> None:
         status = wire.PeerStatus.OK if body else wire.PeerStatus.MISS
         sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body)
 
