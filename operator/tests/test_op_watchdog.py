@@ -278,6 +278,8 @@ async def test_each_pod_is_told_of_once_and_some_at_a_time():
 
 async def test_only_who_asks_for_restarts_gets_them():
     world = World()
+    await world.look(a_pod("a"), after=0, **{**RESTART, "mode": "DryRun"})
+    assert world.cluster.events == []
     await world.look(a_pod("a"), after=0)
     for spec in (
         {"injection": {}},

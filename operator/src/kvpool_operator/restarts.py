@@ -48,6 +48,8 @@ class Restarts:
 
     async def look(self, pool: KVCachePool, observed: Observed, target: str) -> Round:
         """Tell of each pod once; evict one, if that is wanted and may be done now. `target`: what new pods carry."""
+        if pool.spec.mode == "DryRun":
+            return Round()  # it makes nothing, so nothing is missed
         await self._tell(pool.key, observed.engines.pods)
         memory = self._memory.setdefault(pool.key, Memory(last=self._clock()))
         memory.forget(observed.engines.pods, self._clock())
