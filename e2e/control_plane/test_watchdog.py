@@ -90,7 +90,7 @@ def test_pods_that_were_missed_are_made_again_one_after_the_other(
         assert min(least) >= 2, "one at a time"
         pools.until_condition("chat", "InjectionReady", "Injecting", "3 pods use the pool")
         assert operator.metric("kvpool_operator_pod_restarts_total") >= 3
-        assert operator.metric("kvpool_operator_engine_pods") == 3
+        until("the metric has them", lambda: operator.metric("kvpool_pool_pods", 'state="injected"') == 3)
 
         # a change of what they are told makes them outdated, and they are made again, too
         young = {p["metadata"]["uid"] for p in api.items(PODS)}
