@@ -19,6 +19,10 @@ from kvpool_sidecar.admin.purge import Purge
 from kvpool_sidecar.admin.verify import Verify
 from kvpool_sidecar.admin.warm import Warm
 from kvpool_sidecar.admin.wish import Wish
+from kvpool_sidecar.copier import Copier
+from kvpool_sidecar.shared_tier import SharedTier
+from kvpool_sidecar.stats import Stats
+from kvpool_sidecar.store.bars import LIFE_S, Bars
 from kvpool_sidecar.store.faulty import FaultyStore
 from kvpool_sidecar.store.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
@@ -99,7 +103,7 @@ def test_a_purge_that_is_cancelled_ends_between_two_batches():
     context = Context()
     faulty = FaultyStore(store)
     gate = faulty.hang("remove")
-    purge = Purge(SECRET, None, None)
+    purge = Purge(SECRET, MemoryStore(1), None)
     ended = []
 
     def run() -> None:
@@ -118,6 +122,41 @@ def test_a_purge_that_is_cancelled_ends_between_two_batches():
     assert 0 < store.usage().blocks < 200
     assert context.counts["blocks"] == 200 - store.usage().blocks
     store.close()
+
+
+def test_a_copy_that_was_on_its_way_during_a_purge_does_not_arrive():
+    local, inner = MemoryStore(1 << 30), MemoryStore(1 << 30)
+    put(local, 1, 100)
+    shared = SharedTier(FaultyStore(inner))
+    purge = Purge(SECRET, local, shared)
+    copier = Copier(local, shared, Stats())
+    gate = shared.store.hang("seal")
+    copying = threading.Thread(target=copier._copy, args=(key(1),))
+    copying.start()
+    wait_for(lambda: shared.store.calls["seal"], "the copy is on its way")
+    local.scanned = True
+    purge({"all": True, **LOCAL}, Context())
+    assert local.usage().blocks == 0
+    gate.set()
+    copying.join(30)
+    assert inner.usage().blocks == 0
+    assert shared.available
+    for store in (local, inner):
+        store.close()
+
+
+def test_what_is_stored_after_a_purge_is_kept_and_the_bar_ends():
+    now = [0.0]
+    bars = Bars(lambda: now[0])
+    bars.add(Wish(fingerprint=FINGERPRINT.hex()).fits, 1000)
+    assert bars.forbid(made(created_ms=999))
+    assert not bars.forbid(made(created_ms=1000))
+    assert not bars.forbid(made(created_ms=999, fingerprint=bytes(32)))
+    now[0] = LIFE_S + 1
+    assert not bars.forbid(made(created_ms=999))
+    for n in range(200):
+        bars.add(Wish().fits, n)
+    assert len(bars._bars) == 64
 
 
 # -- real sidecars
@@ -145,6 +184,8 @@ def test_a_tenant_is_purged_from_every_tier_and_the_others_keep_theirs(cluster):
             assert os.pread(reader.fd, SIZE, HEADER_BYTES) == payload(0, SIZE)  # who reads, reads to the end
         finally:
             os.close(reader.fd)
+    with b.connect("team-a") as one:  # the index knows it, too: nobody is sent to the other node in vain
+        wait_for(lambda: not any(one.lookup(list(mine))), "the index has forgotten them")
     for node in (a, b):
         with node.connect("team-a") as one, node.connect("team-b") as two:
             assert one.get(list(mine)) == [None] * 8

@@ -11,7 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
+from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
 from kvpool_sidecar import blockfile
 from kvpool_sidecar.dirty import Dirty, Hits
 
@@ -123,6 +123,9 @@ class Copier:
         breaker = self._shared.guard.breaker
         try:
             copied = copy_block(self._local, self._shared.store, key)
+        except RefusedError:  # it was purged while it was copied
+            self._stats.add("copies", "purged")
+            return True
         except TierFullError as e:
             self._stats.add("copies", "full")
             self.problem = str(e)

@@ -3,6 +3,7 @@
 parameters: those of `Wish`, and `tier`: Local (this node's drives) or Shared (for all nodes: one of them does it).
 counts: blocks, bytes (header and payload as stored), quarantined (bad blocks that were kept for a look, and went).
 
+Copies of what was purged that are on their way, from a peer, from or to the shared tier, are refused when they arrive.
 What is being read goes on being read: its descriptor stays good. The index is told, routers are told, and copies that
 wait for the shared tier are forgotten. An engine's own memory is out of reach: it may store a block again.
 """
@@ -10,12 +11,15 @@ wait for the shared tier are forgotten. An engine's own memory is out of reach: 
 from __future__ import annotations
 
 import itertools
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kvpool.block import HEADER_BYTES
 from kvpool.errors import CorruptBlockError, PoolUnavailableError, ProtocolError
 from kvpool_sidecar.admin.wish import Wish
+from kvpool_sidecar.store.bars import Bars
+from kvpool_sidecar.store.packed import PackedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,10 +44,18 @@ class Purge:
         self._secret = secret
         self._local = local
         self._shared = shared
+        self._bars = Bars()
+        local.bars = self._bars
+        if shared is not None:
+            shared.store.bars = self._bars
+            if isinstance(shared.store, PackedStore):
+                shared.store.inner.bars = self._bars
 
     def __call__(self, params: Mapping[str, object], context: Context) -> None:
         wish = Wish.parse(params, self._secret)
         tier = params.get("tier")
+        if tier in ("Local", "Shared"):
+            self._bars.add(wish.fits, int(time.time() * 1000))
         if tier == "Local":
             while not self._local.scanned:
                 if context.cancelled.wait(_SCAN_POLL_S):

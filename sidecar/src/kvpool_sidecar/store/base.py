@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from kvpool.block import BlockHeader
     from kvpool_sidecar.blockfile import Expect
+    from kvpool_sidecar.store.bars import Bars
 
 __all__ = ["Block", "Pending", "Store", "Usage"]
 
@@ -79,6 +80,7 @@ class Store(abc.ABC):
     """Keys are 32 bytes; lengths are of the payload. OSError comes through where the medium fails."""
 
     name: str
+    bars: Bars | None = None  # of purged blocks, which are not to come back
 
     @abc.abstractmethod
     def has(self, key: bytes) -> bool:
@@ -108,8 +110,8 @@ class Store(abc.ABC):
         """Check the written file and give it its name: STORED, or HAVE if another writer was first.
 
         `fill`: compute the payload's checksum and write it into the header. Raises RefusedError if somebody can still
-        write or the file was given up, CorruptBlockError if it is not the block that was announced. `pending` is over
-        in any case.
+        write, the file was given up or the block was purged, CorruptBlockError if it is not the block that was
+        announced. `pending` is over in any case.
         """
         if not pending.claim():
             raise RefusedError("the time to commit is over", key=pending.key.hex())
@@ -117,6 +119,8 @@ class Store(abc.ABC):
             pending.close_writer()
             self._seal(pending)
             header = blockfile.read_header(pending.reader, pending.key, pending.payload_len, expect)
+            if self.bars is not None and self.bars.forbid(header):
+                raise RefusedError("a copy of a block that was purged", key=pending.key.hex())
             if fill:
                 header = self._fill(pending, header)
             return CommitStatus.STORED if self._publish(pending, header) else CommitStatus.HAVE

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kvpool.block import HEADER_BYTES
-from kvpool.errors import ConfigError, CorruptBlockError, TierFullError
+from kvpool.errors import ConfigError, CorruptBlockError, RefusedError, TierFullError
 from kvpool_sidecar import blockfile
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
 from kvpool_sidecar.store.memory import MemoryStore
@@ -257,7 +257,7 @@ class ObjectStore(Store):
         if payload_len is None:
             return None
         if self._keep is not None:
-            with contextlib.suppress(TierFullError):
+            with contextlib.suppress(TierFullError, RefusedError):
                 return self._bring_to(self._keep, bucket, key, payload_len, stays=True)
         with self._room(HEADER_BYTES + payload_len):
             try:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvpool.block import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTES, MAGIC, BlockHeader, encode_header
-from kvpool.errors import CorruptBlockError, TierFullError
+from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
 from kvpool.wire import CommitStatus
 from kvpool_sidecar import blockfile, codec
 from kvpool_sidecar.store.base import Block, Pending, Store, Usage
@@ -91,7 +91,7 @@ class PackedStore(Store):
             log.warning("a compressed block of the shared tier: %s", e)
             self.quarantine(key)
             return None
-        except TierFullError as e:
+        except (TierFullError, RefusedError) as e:
             log.info("a compressed block cannot be brought to this node: %s", e)
             return None
         finally:

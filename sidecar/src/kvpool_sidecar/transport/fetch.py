@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool import wire
-from kvpool.errors import PoolUnavailableError, ProtocolError
+from kvpool.errors import PoolUnavailableError, ProtocolError, RefusedError
 from kvpool_sidecar import blockfile
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Pace:
 
 
 def fetch_block(link: PeerLink, key: bytes, payload_len: int, store: Store, pace: Pace) -> wire.CommitStatus | None:
-    """STORED or HAVE, or None if the peer does not have it (the link is in order then).
+    """STORED or HAVE, or None if the peer does not have it, or it was purged (the link is in order then).
 
     CorruptBlockError: the bytes are not the block; nothing was kept and the link is in order. TierFullError: no space.
     Any other KVPoolError or OSError: the link must be closed.
@@ -70,10 +70,17 @@ def fetch_block(link: PeerLink, key: bytes, payload_len: int, store: Store, pace
             return None
         _receive(link, pending, size, pace)
         blockfile.verify(pending.reader, key, payload_len)
-        return store.commit(pending)
+        return _committed(store, pending)
     except BaseException:
         store.abort(pending)
         raise
+
+
+def _committed(store: Store, pending: Pending) -> wire.CommitStatus | None:
+    try:
+        return store.commit(pending)
+    except RefusedError:  # it was purged here meanwhile
+        return None
 
 
 def _receive(link: PeerLink, pending: Pending, size: int, pace: Pace) -> None:
