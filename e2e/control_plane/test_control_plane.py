@@ -128,7 +128,7 @@ def test_a_changed_spec_rolls_the_sidecars_and_one_that_does_not_concern_them_do
     pools.apply("chat", cleanupTimeout="1m")
     pools.until_ready("chat")
     assert pools.api.get(path)["spec"]["template"] == first
-    pools.apply("chat", cleanupTimeout="1m", cache={"eviction": {"highWatermark": 90}})
+    pools.apply("chat", cleanupTimeout="1m", transport={"streams": 3})
     until("the template changed", lambda: pools.api.get(path)["spec"]["template"] != first)
     pools.until_ready("chat")
 

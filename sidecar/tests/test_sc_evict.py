@@ -23,7 +23,7 @@ def make(policy: str) -> evict.Table:
     def plain(order: str) -> evict.Table:
         return evict.make_table(order, CAPACITY, evict.Pins(CAPACITY // 5, 2, halve_after=25) if pinned else None)
 
-    return evict.PerTenant(lambda: plain("PrefixAware")) if name == "PerTenant" else plain(name)
+    return evict.PerTenant(lambda _tenant: plain("PrefixAware")) if name == "PerTenant" else plain(name)
 
 
 def table_of(policy: str, count: int, size: int = 10) -> evict.Table:

@@ -26,6 +26,7 @@ from kvpool_sidecar.sweep.object_sweeper import ObjectSweeper
 from kvpool_sidecar.sweep.plan import Limits
 from kvpool_sidecar.sweep.sweep import LeaseLostError
 from kvpool_sidecar.sweep.turns import Timing
+from kvpool_sidecar.tenancy import Tenancy
 from kvpool_sidecar.testing.blocks import key, put, read
 
 SIZE = 20_000
@@ -333,9 +334,13 @@ def test_idle_counts_only_where_uses_can_be_noted(pool, url, max_age, idle):
         fsspec=config.FsspecTier("far", url, capacity_bytes=7),
         cache=config.CacheConfig(idle_ttl_s=8, max_age_s=max_age, tenant_quota_bytes=5),
     )  # fmt: skip
-    keeper = make_keeper(made, "a", SharedTier(pool.store), Stats(), list)
+    tenancy = Tenancy(b"a secret of this test", made)
+    keeper = make_keeper(made, tenancy, "a", SharedTier(pool.store), Stats(), list)
     assert keeper.sweeper._limits == Limits(7, 85, 75, 0, idle, max_age)
-    assert (keeper.touches._touch == pool.store.touch) is bool(idle)
+    touched = []
+    pool.store.touch = lambda key, every_s: touched.append(key) or True
+    assert keeper.touches._touch(b"k", 1.0) is bool(idle)
+    assert touched == ([b"k"] if idle else [])
 
 
 def test_a_lease_that_was_lost_is_no_error_of_the_store():

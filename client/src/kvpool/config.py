@@ -10,6 +10,7 @@ that names the field. client/tests/golden/*.json are read by the tests of both s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
@@ -32,17 +33,22 @@ __all__ = [
     "PeerConfig",
     "PoolConfig",
     "SharedTier",
+    "TenantConfig",
+    "digest",
     "dumps",
+    "fixed",
     "loads",
 ]
 
 CONFIG_VERSION = 1
 CLIENT_CONFIG_ENV = "KVPOOL_CLIENT_CONFIG"
+MAX_TENANTS = 1024
 T = TypeVar("T")
 
 
-def _doc(text: str, **kw: Any) -> Any:
-    return field(metadata={"doc": text}, **kw)
+def _doc(text: str, *, live: bool = False, **kw: Any) -> Any:
+    """`live`: a running sidecar takes another value without a restart."""
+    return field(metadata={"doc": text, "live": live}, **kw)
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,9 @@ class LocalTier:
 
     name: str = _doc("The tier's name in the pool's spec.")
     path: str = _doc("Directory as the sidecar sees it; it belongs to this pool alone.")
-    capacity_bytes: int = _doc("Most bytes that blocks may take on each node.")
-    reserve_free_bytes: int = _doc("Bytes of the file system that are always left free.", default=0)
-    reserve_free_percent: int = _doc("Percent of the file system that is always left free.", default=5)
+    capacity_bytes: int = _doc("Most bytes that blocks may take on each node.", live=True)
+    reserve_free_bytes: int = _doc("Bytes of the file system that are always left free.", default=0, live=True)
+    reserve_free_percent: int = _doc("Percent of the file system that is always left free.", default=5, live=True)
     dedicated_filesystem: str = _doc(
         "Require (refuse to start), Prefer (warn) or Ignore a directory on the node's own file system.",
         default="Prefer",
@@ -66,7 +72,9 @@ class SharedTier:
 
     name: str = _doc("The tier's name in the pool's spec.")
     path: str = _doc("Directory as the sidecar sees it.")
-    capacity_bytes: int = _doc("Most bytes that this pool's blocks may take there; 0: no limit of ours.", default=0)
+    capacity_bytes: int = _doc(
+        "Most bytes that this pool's blocks may take there; 0: no limit of ours.", default=0, live=True
+    )
     sweep_lease_s: int = _doc("A sweeper that was not heard of for so many seconds is gone.", default=60)
     sweep_every_s: int = _doc("What is there is counted every so many seconds, and what is too old goes.", default=600)
     sweep_entries_per_s: int = _doc("A sweep looks at no more files than so many a second.", default=2000)
@@ -84,7 +92,9 @@ class FsspecTier:
     url: str = _doc("s3://bucket/prefix, or another URL that fsspec knows; blocks are below the pool's id there.")
     endpoint: str = _doc("URL of an S3 endpoint other than AWS's; empty: AWS.", default="")
     region: str = _doc("S3 region; empty: the client library's default.", default="")
-    capacity_bytes: int = _doc("Most bytes that this pool's blocks may take there; 0: no limit of ours.", default=0)
+    capacity_bytes: int = _doc(
+        "Most bytes that this pool's blocks may take there; 0: no limit of ours.", default=0, live=True
+    )
     sweep_lease_s: int = _doc("A sweeper that was not heard of for so many seconds is gone.", default=600)
     sweep_every_s: int = _doc("What is there is counted every so many seconds, and what is too old goes.", default=3600)
 
@@ -137,19 +147,26 @@ class CacheConfig:
     write_max_dirty_bytes: int = _doc("WriteBack: most bytes on a node that wait for their copy.", default=4 << 30)
     write_min_hits: int = _doc("WriteThroughSelective: uses after which a block is copied.", default=2)
     eviction_policy: str = _doc(
-        "What goes first on a drive that is full: PrefixAware, LRU, LFU, FIFO or S3FIFO.", default="PrefixAware"
+        "What goes first on a drive that is full: PrefixAware, LRU, LFU, FIFO or S3FIFO.",
+        default="PrefixAware",
+        live=True,
     )
-    idle_ttl_s: int = _doc("A block that is not used for so many seconds goes; 0: it may stay.", default=0)
-    max_age_s: int = _doc("A block that was made so many seconds ago goes; 0: it may stay.", default=0)
+    idle_ttl_s: int = _doc("A block that is not used for so many seconds goes; 0: it may stay.", default=0, live=True)
+    max_age_s: int = _doc("A block that was made so many seconds ago goes; 0: it may stay.", default=0, live=True)
     tenant_quota_bytes: int = _doc(
-        "Most bytes that one tenant's blocks may take on each node; over it the tenant loses blocks of its own; 0: no "
-        "quota.",
+        "Most bytes that one tenant's blocks may take on each node, and as many in a shared directory; over it the "
+        "tenant loses blocks of its own; 0: no quota.",
         default=0,
+        live=True,
     )
-    pinned_percent: int = _doc("Percent of each drive for blocks used often, which go last; 0: none.", default=0)
-    pinned_min_uses: int = _doc("Uses that pin a block; they are halved after each 65,536 uses of a drive.", default=16)
-    high_watermark: int = _doc("Percent of the capacity at which eviction starts.", default=85)
-    low_watermark: int = _doc("Percent of the capacity at which eviction stops.", default=75)
+    pinned_percent: int = _doc(
+        "Percent of each drive for blocks used often, which go last; 0: none.", default=0, live=True
+    )
+    pinned_min_uses: int = _doc(
+        "Uses that pin a block; they are halved after each 65,536 uses of a drive.", default=16, live=True
+    )
+    high_watermark: int = _doc("Percent of the capacity at which eviction starts.", default=85, live=True)
+    low_watermark: int = _doc("Percent of the capacity at which eviction stops.", default=75, live=True)
     prefetch_bytes: int = _doc(
         "Most bytes that are read ahead after lookups and not yet loaded; 0: nothing is read ahead.", default=512 << 20
     )
@@ -219,6 +236,26 @@ class EventsConfig:
 
 
 @dataclass(frozen=True)
+class TenantConfig:
+    """Namespaces that are one tenant: they find each other's blocks, and what is said here holds for all together."""
+
+    name: str = _doc("Name of the KVCacheTenant.")
+    id: str = _doc("What names of its blocks are made with; it has a colon, so no namespace is called so.")
+    namespaces: tuple[str, ...] = _doc("Its namespaces; each is of one tenant.", default=())
+    quota_bytes: int = _doc("Most bytes of its blocks on each node; 0: no quota.", default=0)
+    shared_quota_bytes: int = _doc("Most bytes of its blocks in a shared directory; 0: no quota.", default=0)
+    idle_ttl_s: int = _doc("Its blocks go when not used for so many seconds; 0: they may stay.", default=0)
+    max_age_s: int = _doc("Its blocks go so many seconds after they were made; 0: they may stay.", default=0)
+    priority: int = _doc("On a full drive tenants with the lowest number make room; all others have 0.", default=0)
+
+    def __post_init__(self) -> None:
+        if not self.name or ":" not in self.id:
+            raise ConfigError("tenants: a name is needed, and an id with a colon")
+        if min(self.quota_bytes, self.shared_quota_bytes, self.idle_ttl_s, self.max_age_s) < 0:
+            raise ConfigError(f"tenants: quotas and times of {self.name} must not be below 0")
+
+
+@dataclass(frozen=True)
 class PoolConfig:
     """Everything a sidecar must know of its pool; the same on every node."""
 
@@ -236,13 +273,20 @@ class PoolConfig:
     deadlines: Deadlines = _doc("Deadlines that the sidecar tells its clients.", default_factory=Deadlines)
     events: EventsConfig = _doc("KV events for routers.", default_factory=EventsConfig)
     allowed_namespaces: tuple[str, ...] = _doc(
-        "Namespaces whose pods are served; `*` is every namespace. The operator resolves selectors.", default=("*",)
+        "Namespaces whose pods are served; `*` is every namespace. The operator resolves selectors.",
+        default=("*",),
+        live=True,
+    )
+    tenants: tuple[TenantConfig, ...] = _doc(
+        "Tenants of more, or of other rights, than one namespace. Every other namespace is a tenant by itself.",
+        default=(),
+        live=True,
     )
     http_port: int = _doc("Port of /healthz, /readyz, /metrics and /status on the pod's address.", default=7422)
     admin_port: int = _doc(
         "Port where the operator starts operations (TLS, the operator's certificate only); 0: none.", default=0
     )
-    generation: int = _doc("Generation of the spec that this was written from.", default=0)
+    generation: int = _doc("Generation of the spec that this was written from.", default=0, live=True)
     version: int = _doc("Version of this schema.", default=CONFIG_VERSION)
 
     def __post_init__(self) -> None:
@@ -281,6 +325,11 @@ class PoolConfig:
             raise ConfigError("peer.rdma_bytes: must be above 0 and at most 16 TiB")
         if c.eviction_policy not in ("PrefixAware", "LRU", "LFU", "FIFO", "S3FIFO"):
             raise ConfigError(f"cache.eviction_policy: unknown policy {c.eviction_policy!r}")
+        members = [namespace for tenant in self.tenants for namespace in tenant.namespaces]
+        if len(self.tenants) > MAX_TENANTS or len({tenant.id for tenant in self.tenants}) != len(self.tenants):
+            raise ConfigError(f"tenants: at most {MAX_TENANTS}, each with an id of its own")
+        if len(set(members)) != len(members):
+            raise ConfigError("tenants: a namespace is of one tenant")
 
 
 @dataclass(frozen=True)
@@ -342,6 +391,31 @@ def _build(kind: Any, value: Any, path: str, where: str) -> Any:
     return value
 
 
+def digest(text: str) -> str:
+    """Short name of a configuration's text but for its generation, 16 hexadecimal digits. ValueError if it is not JSON.
+
+    Sidecars tell by it which configuration they run. Fields that this build does not know count.
+    """
+    value = json.loads(text)
+    if isinstance(value, dict):
+        value.pop("generation", None)
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def fixed(config: PoolConfig) -> dict[str, Any]:
+    """The part of a configuration that a running sidecar cannot change: where it differs, the process must restart."""
+    found: dict[str, Any] = _fixed(config)
+    return found
+
+
+def _fixed(value: Any) -> Any:
+    if is_dataclass(value):
+        return {f.name: _fixed(getattr(value, f.name)) for f in fields(value) if not f.metadata["live"]}
+    if isinstance(value, tuple):
+        return [_fixed(v) for v in value]
+    return value
+
+
 _DOC_FILE = Path("docs/reference/config.md")
 
 
@@ -352,6 +426,9 @@ def _reference() -> str:
         "Written by the operator, read by the sidecar (`PoolConfig`, `pool.json` of the pool's ConfigMap) and by the",
         f"client (`ClientConfig`, environment variable `{CLIENT_CONFIG_ENV}`). Users do not write them: they follow",
         "from the KVCachePool. Generated from `kvpool.config` by `make gen`.",
+        "",
+        "A running sidecar takes the fields marked *live* without a restart (docs/resize.md); for another value of any",
+        "other one the operator restarts the sidecars, one node at a time.",
     ]
     for kind in (
         PoolConfig,
@@ -362,6 +439,7 @@ def _reference() -> str:
         CacheConfig,
         PeerConfig,
         Deadlines,
+        TenantConfig,
         ClientConfig,
     ):
         out += [
@@ -379,7 +457,8 @@ def _reference() -> str:
             else:
                 default = "required" if f.default is MISSING else f"`{json.dumps(f.default)}`"
             kind_name = str(f.type).replace("|", "or")
-            out.append(f"| `{f.name}` | {kind_name} | {default} | {f.metadata['doc']} |")
+            live = " *Live.*" if f.metadata["live"] else ""
+            out.append(f"| `{f.name}` | {kind_name} | {default} | {f.metadata['doc']}{live} |")
     return "\n".join(out) + "\n"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
 from kvpool_operator.cluster import Manifest, Ref, ref
 from kvpool_operator.desired import names
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from kvpool_operator.cluster import Cluster
     from kvpool_operator.plan import Action
 
-__all__ = ["Outcome", "execute", "post_about", "write_node", "write_status"]
+__all__ = ["Outcome", "execute", "post_about", "write_node", "write_status", "write_tenant_status"]
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,22 @@ async def write_node(manifest: Manifest, status: Manifest, cluster: Cluster, *, 
     bare = {k: manifest[k] for k in ("apiVersion", "kind")}
     names_only = {"metadata": {k: manifest["metadata"][k] for k in ("name", "namespace")}}
     await cluster.apply({**bare, **names_only, "status": status}, subresource="status")
+
+
+async def write_tenant_status(status: Manifest, tenant: Manifest, cluster: Cluster) -> None:
+    """A KVCacheTenant's status, all of it. One that is gone is no trouble."""
+    meta = tenant["metadata"]
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": TENANT_KIND,
+        "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+        "status": status,
+    }
+    try:
+        await cluster.apply(manifest, subresource="status")
+    except RejectedError as e:
+        if e.status != 404:
+            raise
 
 
 async def _do(action: Action, meta: Metadata, cluster: Cluster) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvpool_operator.api import operation
 from kvpool_operator.api.node import NODE_KIND, NODE_PLURAL
+from kvpool_operator.api.tenant import TENANT_KIND, TENANT_PLURAL
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND, PLURAL
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _ALL: Final = (
     Kind(API_VERSION, KIND, PLURAL),
     Kind(API_VERSION, operation.KIND, operation.PLURAL),
     Kind(API_VERSION, NODE_KIND, NODE_PLURAL),
+    Kind(API_VERSION, TENANT_KIND, TENANT_PLURAL),
     Kind("v1", "ConfigMap", "configmaps"),
     Kind("v1", "Event", "events"),
     Kind("v1", "Namespace", "namespaces", namespaced=False),

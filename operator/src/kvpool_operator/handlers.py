@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import kopf
 
 from kvpool_operator.api.operation import PLURAL as OPERATIONS
+from kvpool_operator.api.tenant import TENANT_PLURAL
 from kvpool_operator.api.v1alpha1 import GROUP, PLURAL, VERSION
 from kvpool_operator.desired.labels import MANAGED_BY, NAMESPACE, POOL
 from kvpool_operator.namespaces import Namespaces
@@ -81,6 +82,11 @@ async def watch(
     async def operation(namespace: str | None, name: str | None, **_: Any) -> None:
         operation_changed(namespace or "", name or "")
 
+    async def tenant(namespace: str | None, spec: Any, type: str | None, **_: Any) -> None:  # noqa: A002
+        name = (spec.get("poolRef") or {}).get("name")
+        if name:
+            (hears.changed if type is not None else hears.seen)(namespace or "", str(name))
+
     async def owned(namespace: str | None, labels: Any, type: str | None, **_: Any) -> None:  # noqa: A002
         if POOL in labels:
             tell = hears.part_changed if type is not None else hears.seen
@@ -104,6 +110,7 @@ async def watch(
     kopf.on.login(registry=registry)(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(pool)
     kopf.on.event(GROUP, VERSION, OPERATIONS, registry=registry)(operation)
+    kopf.on.event(GROUP, VERSION, TENANT_PLURAL, registry=registry)(tenant)
     kopf.on.event("", "v1", "namespaces", registry=registry)(namespace_changed)
     kopf.on.event("", "v1", "nodes", registry=registry)(node_changed)
     for group, plural in _OWNED:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator import podview
 from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.cluster import Ref, ref
 from kvpool_operator.desired import labels, names
 from kvpool_operator.desired.injection import revisions
@@ -16,9 +17,10 @@ from kvpool_operator.errors import RejectedError
 from kvpool_operator.external import read_external, secret_names
 from kvpool_operator.observe_preflight import look_at_nodes
 from kvpool_operator.observed import Observed, Sidecar, Webhook
+from kvpool_operator.tenants import selects, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
     from kvpool_operator.cluster import Cluster, Manifest
@@ -68,9 +70,10 @@ class Observer:
             return Observed(raw=raw, objects=objects, namespace_terminating=terminating)
         daemonset = objects.get(Ref("DaemonSet", meta.namespace, names.sidecar(meta.name)))
         look = objects.get(Ref("DaemonSet", meta.namespace, names.preflight(meta.name)))
-        external, allowed, sidecars, engine_pods, webhook, refusal, looks = await asyncio.gather(
+        external, allowed, tenants, sidecars, engine_pods, webhook, refusal, looks = await asyncio.gather(
             self._external(pool),
             self._allowed(pool),
+            self.tenants_of(meta.namespace, meta.name),
             self._sidecars(pool),
             self._shared("engines", lambda: self._cluster.list("Pod", labels=OPTED_IN)),
             self._shared("webhook", self._webhook_view),
@@ -81,6 +84,7 @@ class Observer:
             raw=raw,
             objects=objects,
             allowed_namespaces=allowed,
+            tenants=settle(tenants, await self._namespaces(tenants), allowed),
             external=None if isinstance(external, str) else external,
             external_problem=external if isinstance(external, str) else "",
             namespace_terminating=terminating,
@@ -133,6 +137,24 @@ class Observer:
             listed = await self._cluster.list("Namespace", labels=podview.selector_text(allowed.selector))
             found |= {n["metadata"]["name"] for n in listed if "deletionTimestamp" not in n["metadata"]}
         return tuple(sorted(found))
+
+    async def tenants_of(self, namespace: str, pool: str) -> list[Manifest]:
+        """The KVCacheTenants that name the pool; none where the cluster does not know the kind."""
+        try:
+            found = await self._cluster.list(TENANT_KIND, namespace=namespace)
+        except RejectedError as e:
+            if e.status == 404:
+                return []
+            raise
+        return [raw for raw in found if ((raw.get("spec") or {}).get("poolRef") or {}).get("name") == pool]
+
+    async def _namespaces(self, tenants: Sequence[Manifest]) -> dict[str, dict[str, str]]:
+        """Labels of all namespaces, where a tenant chooses by them."""
+        if not selects(tenants):
+            return {}
+        listed = await self._cluster.list("Namespace")
+        living = [n["metadata"] for n in listed if "deletionTimestamp" not in n["metadata"]]
+        return {meta["name"]: meta.get("labels") or {} for meta in living}
 
     async def _sidecars(self, pool: KVCachePool) -> tuple[Sidecar, ...]:
         meta = pool.metadata

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvpool_operator.cluster import Manifest
     from kvpool_operator.desired.env import ExternalUrl
     from kvpool_operator.report import Report
+    from kvpool_operator.tenants import Settled
 
 __all__ = ["Observed", "Sidecar", "Webhook"]
 
@@ -50,6 +51,8 @@ class Observed:
     external_problem: str = ""
     namespace_terminating: bool = False
     sidecars: tuple[Sidecar, ...] = ()
+    tenants: tuple[Settled, ...] = ()
+    """The pool's KVCacheTenants, and what they come to."""
     engines: EnginePods = field(default_factory=EnginePods)
     webhook: Webhook = field(default_factory=Webhook)
     looks: Looks = field(default_factory=Looks)

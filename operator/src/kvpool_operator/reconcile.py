@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.v1alpha1 import KIND, KVCachePool, Metadata
-from kvpool_operator.apply import Outcome, execute, write_status
+from kvpool_operator.apply import execute, write_status, write_tenant_status
 from kvpool_operator.cluster import Ref
 from kvpool_operator.desired import Inputs, build, names
 from kvpool_operator.desired.cleanup import build_cleanup
+from kvpool_operator.desired.configmap import running_digest
 from kvpool_operator.desired.injection import revisions
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.desired.rendered import rendered_configmap
@@ -24,7 +25,8 @@ from kvpool_operator.plan import Plan, changes, plan, plan_cleanup, plan_dry_run
 from kvpool_operator.preflight import Gate, as_told, judge
 from kvpool_operator.randomness import make_secret
 from kvpool_operator.restarts import Restarts, Round
-from kvpool_operator.status import Progress, invalid_status, make_status, worth_writing
+from kvpool_operator.status import NUMBERS_EVERY_S, Progress, invalid_status, make_status, worth_writing
+from kvpool_operator.tenants import orphan_status, tenant_status, to_configs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,18 +87,27 @@ class Reconciler:
             self._restarts.forget(f"{namespace}/{name}")
             if self._nodes is not None:
                 self._nodes.forget(namespace, name)
+            for tenant in await self._observer.tenants_of(namespace, name):
+                await self._tell_tenant(tenant, orphan_status(tenant, name, self._stamp()))
             return Result(gone=True)
         meta, pool, problem = _read(raw)
         observed = await self._observer.observe(raw, meta, pool)
         secret = _secret(meta, observed, self._now())
-        gate = self._gate(pool, secret, observed)
-        steps = self._plan(meta, pool, secret, observed, gate)
+        inputs = self._inputs(pool, secret, observed) if pool else None
+        gate = self._gate(pool, inputs, observed)
+        steps = self._plan(meta, pool, inputs, observed, gate)
         outcome = await execute(steps, meta, self._cluster)
         if steps.done and not outcome.rejections:
             return Result(gone=True)
         living = pool is not None and not meta.deletion_timestamp and not observed.namespace_terminating
         watched = await self._watch(pool, observed) if pool is not None and living else Round()
-        status = await self._tell(meta, pool, problem, observed, steps, outcome, secret.pool_id, watched.problem, gate)
+        wanted = running_digest(inputs) if inputs else ""
+        applied = len(outcome.applied) + len(outcome.pruned)
+        progress = Progress(applied, steps.waiting, outcome.rejections, watched.problem, gate, wanted)
+        known = secret.pool_id if observed.objects or outcome.applied else ""
+        status = await self._tell(meta, pool, problem, observed, progress, known)
+        if pool is not None:
+            await self._tell_tenants(pool, observed, secret, wanted)
         drains_s = None
         if self._nodes is not None and pool is not None and living and pool.spec.mode != "DryRun":
             drains_s = await self._nodes.keep(pool, observed, secret)
@@ -111,24 +122,24 @@ class Reconciler:
         return await self._restarts.look(pool, observed, target)
 
     def _inputs(self, pool: KVCachePool, secret: PoolSecret, observed: Observed) -> Inputs:
-        return Inputs(pool, self._env, secret, observed.allowed_namespaces, observed.external)
+        tenants = to_configs(observed.tenants, pool.spec)
+        return Inputs(pool, self._env, secret, observed.allowed_namespaces, observed.external, tenants)
 
-    def _gate(self, pool: KVCachePool | None, secret: PoolSecret, observed: Observed) -> Gate:
+    def _gate(self, pool: KVCachePool | None, inputs: Inputs | None, observed: Observed) -> Gate:
         """Whether sidecars may be made or changed, by what was found on the nodes."""
         told = observed.status.get("preflight")
         told = told if isinstance(told, dict) else {}
-        if pool is None:
+        if pool is None or inputs is None:
             return as_told("Warn", told)
         policy, mode = pool.spec.preflight, pool.spec.mode
         if pool.metadata.deletion_timestamp or mode == "Paused" or observed.external_problem:
             return as_told(policy, told)
-        spec = preflight_spec(self._inputs(pool, secret, observed))
+        spec = preflight_spec(inputs)
         return judge(policy, spec, observed.looks, told, self._now(), dry_run=mode == "DryRun")
 
     def _plan(
-        self, meta: Metadata, pool: KVCachePool | None, secret: PoolSecret, observed: Observed, gate: Gate
+        self, meta: Metadata, pool: KVCachePool | None, inputs: Inputs | None, observed: Observed, gate: Gate
     ) -> Plan:
-        inputs = self._inputs(pool, secret, observed) if pool else None
         if meta.deletion_timestamp:
             return plan_cleanup(
                 meta,
@@ -163,25 +174,38 @@ class Reconciler:
         pool: KVCachePool | None,
         problem: str,
         observed: Observed,
-        steps: Plan,
-        outcome: Outcome,
+        progress: Progress,
         pool_id: str,
-        watchdog: str,
-        gate: Gate,
     ) -> Manifest:
-        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = self._stamp()
         if pool is None:
             status = invalid_status(meta, observed, problem, now)
         else:
-            applied = len(outcome.applied) + len(outcome.pruned)
-            progress = Progress(applied, steps.waiting, outcome.rejections, watchdog, gate)
-            known = pool_id if observed.objects or outcome.applied else ""
-            status = make_status(pool, observed, progress, known, now)
+            status = make_status(pool, observed, progress, pool_id, now)
         key = f"{meta.namespace}/{meta.name}"
         if worth_writing(observed.status, status, self._clock() - self._written.get(key, float("-inf"))):
             await write_status(status, meta, self._cluster)
             self._written[key] = self._clock()
         return status
+
+    async def _tell_tenants(self, pool: KVCachePool, observed: Observed, secret: PoolSecret, config: str) -> None:
+        reports = [s.report for s in observed.sidecars if s.report is not None]
+        for one in observed.tenants:
+            status = tenant_status(one, pool.spec, reports, config, secret.pool_secret, self._stamp())
+            await self._tell_tenant(one.raw, status)
+
+    async def _tell_tenant(self, raw: Manifest, status: Manifest) -> None:
+        """Numbers may wait half a minute; everything else is told at once."""
+        meta = raw["metadata"]
+        key, old = f"tenant {meta['namespace']}/{meta['name']}", raw.get("status") or {}
+        calm = {k: v for k, v in old.items() if k != "used"} == {k: v for k, v in status.items() if k != "used"}
+        since = self._clock() - self._written.get(key, float("-inf"))
+        if old != status and (not calm or since >= NUMBERS_EVERY_S):
+            await write_tenant_status(status, raw, self._cluster)
+            self._written[key] = self._clock()
+
+    def _stamp(self) -> str:
+        return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _read(raw: Manifest) -> tuple[Metadata, KVCachePool | None, str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DrainReport", "Fingerprint", "PodSeen", "Report"]
+__all__ = ["DrainReport", "Fingerprint", "PodSeen", "Report", "TenantUse"]
 
 _TEXT = 200
 _MOST_FIELDS = 48
 _MOST_PODS = 16
+_MOST_TENANTS = 1024
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,25 @@ class DrainReport:
 
 
 @dataclass(frozen=True)
+class TenantUse:
+    """What one tenant's blocks take on a node."""
+
+    used_bytes: int = 0
+    blocks: int = 0
+    over_quota: int = 0
+    """Blocks that went because of its quota."""
+
+
+@dataclass(frozen=True)
 class Report:
     """One sidecar's numbers. Counters run since it started."""
 
     ready: bool = False
     generation: int = 0
+    config: str = ""
+    """Digest of the configuration that it runs (kvpool.config.digest); empty if it does not tell."""
+    config_problem: str = ""
+    """Why it does not run the latest that it was given."""
     capacity_bytes: int = 0
     used_bytes: int = 0
     blocks: int = 0
@@ -76,6 +91,10 @@ class Report:
     misses: dict[str, int] = field(default_factory=dict)
     fingerprints: tuple[Fingerprint, ...] = ()
     drain: DrainReport = field(default_factory=DrainReport)
+    tenants: dict[str, TenantUse] = field(default_factory=dict)
+    """By the tag of their blocks, where whose a block is matters."""
+    shared_tenants: dict[str, int] = field(default_factory=dict)
+    """Bytes in the shared directory, by tag, as last counted."""
 
     @classmethod
     def parse(cls, raw: Any) -> Report:
@@ -85,9 +104,14 @@ class Report:
         shared, drives = _dict(r.get("shared")), _dict(r.get("drives"))
         away = shared.get("configured") is True and shared.get("available") is False
         kinds = _list(r.get("fingerprints"))
+        config = _dict(r.get("config"))
+        tenants = list(_dict(r.get("tenants")).items())[:_MOST_TENANTS]
+        swept = list(_dict(_dict(shared.get("sweep")).get("tenants")).items())[:_MOST_TENANTS]
         return cls(
             ready=r.get("ready") is True,
             generation=_count(r.get("generation")),
+            config=_text(config.get("digest"))[:64],
+            config_problem=_text(config.get("problem")),
             capacity_bytes=_count(r.get("capacity_bytes")),
             used_bytes=_count(r.get("used_bytes")),
             blocks=_count(r.get("blocks")),
@@ -104,6 +128,8 @@ class Report:
             misses=_counts(r.get("misses")),
             fingerprints=tuple(_fingerprint(k) for k in kinds[:10] if isinstance(k, dict) and _text(k.get("digest"))),
             drain=_drain(_dict(r.get("drain"))),
+            tenants={str(tag)[:64]: _tenant(_dict(use)) for tag, use in tenants},
+            shared_tenants={str(tag)[:64]: _count(size) for tag, size in swept},
         )
 
 
@@ -117,6 +143,10 @@ def _drain(d: dict[str, Any]) -> DrainReport:
         remaining_bytes=_count(d.get("remaining_bytes")),
         problem=_text(d.get("problem")),
     )
+
+
+def _tenant(use: dict[str, Any]) -> TenantUse:
+    return TenantUse(_count(use.get("used_bytes")), _count(use.get("blocks")), _count(use.get("over_quota")))
 
 
 def _fingerprint(k: dict[str, Any]) -> Fingerprint:

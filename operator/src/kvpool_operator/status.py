@@ -66,6 +66,8 @@ class Progress:
     watchdog: str = ""
     """Why a pod that should be made again was not."""
     gate: Gate = Gate("Skipped", is_open=True)
+    config: str = ""
+    """Digest of the configuration that the sidecars should run; empty if that is not known."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class _Verdict:
 def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_id: str, now: str) -> Manifest:
     """The pool's status. `now` (RFC 3339) becomes the transition time of the conditions that flip."""
     reports = [s.report for s in observed.sidecars if s.report is not None]
-    nodes = _nodes(pool, observed)
+    nodes = _nodes(pool, observed, progress.config)
     storage = _storage_ready(pool, observed, nodes, progress.gate)
     index = _index_ready(pool, observed, reports)
     progressing = _progressing(pool, observed, nodes, progress)
@@ -346,14 +348,17 @@ def _phase(pool: KVCachePool, observed: Observed, ready: _Verdict, progressing: 
     return "Provisioning" if observed.objects else "Pending"
 
 
-def _nodes(pool: KVCachePool, observed: Observed) -> NodesStatus:
+def _nodes(pool: KVCachePool, observed: Observed, config: str) -> NodesStatus:
+    """A node is up to date when its pod is of the present template and it has taken what it takes as it runs."""
     daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
     status = (daemonset or {}).get("status") or {}
     desired, ready = int(status.get("desiredNumberScheduled", 0)), int(status.get("numberReady", 0))
+    told = [s.report.config for s in observed.sidecars if s.report and s.report.config]
+    behind = sum(one != config for one in told) if config else 0
     return NodesStatus(
         desired=desired,
         ready=ready,
-        updated=int(status.get("updatedNumberScheduled", 0)),
+        updated=max(0, min(int(status.get("updatedNumberScheduled", 0)), desired - behind)),
         summary=f"{ready}/{desired}",
     )
 

@@ -14,6 +14,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvpool.config import PoolConfig, loads
 from kvpool.errors import ConfigError, KVPoolError
 
 if TYPE_CHECKING:
@@ -197,13 +198,15 @@ def _serve(args: argparse.Namespace) -> int:
     from kvpool_sidecar import settings
     from kvpool_sidecar.server.app import serve
 
-    config = settings.read_config(args.config)
-    if args.peer_port is not None:
-        config = replace(config, peer=replace(config.peer, port=args.peer_port))
-    if args.http_port is not None:
-        config = replace(config, http_port=args.http_port)
-    if args.admin_port is not None:
-        config = replace(config, admin_port=args.admin_port)
+    def adapt(config: PoolConfig) -> PoolConfig:
+        if args.peer_port is not None:
+            config = replace(config, peer=replace(config.peer, port=args.peer_port))
+        if args.http_port is not None:
+            config = replace(config, http_port=args.http_port)
+        return config if args.admin_port is None else replace(config, admin_port=args.admin_port)
+
+    text = settings.read_text(args.config)
+    config = adapt(loads(PoolConfig, text, where=args.config))
     here, separator, there = args.tiers_ro.partition("=")
     if args.tiers_ro and not (separator and here and there):
         raise ConfigError(f"--tiers-ro: FROM=TO is needed, not {args.tiers_ro!r}")
@@ -211,6 +214,7 @@ def _serve(args: argparse.Namespace) -> int:
     return serve(
         settings.ServeSettings(
             config=config,
+            config_file=settings.ConfigFile(args.config, text, adapt),
             secret=settings.read_secret(args.secret_dir, settings.POOL_SECRET),
             node=args.node,
             address=args.address,

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-__all__ = ["Limits", "excess", "overshoot", "pending_limit", "reserve", "shortage", "spare"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Limits", "TenantLimits", "excess", "overshoot", "part", "pending_limit", "reserve", "shortage", "spare"]
+
+
+class TenantLimits(NamedTuple):
+    """Of one tenant's blocks in one place. 0: no such limit."""
+
+    bytes: int = 0
+    idle_s: float = 0.0  # without a use a block goes
+    max_age_s: float = 0.0  # after its making a block goes
+    priority: int = 0  # where room is short the tenants with the lowest number lose blocks first
+
+
+_NOBODY: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
 
 
 class Limits(NamedTuple):
@@ -19,6 +35,26 @@ class Limits(NamedTuple):
     tenant_bytes: int = 0  # that one tenant may take; 0: no such limit
     idle_s: float = 0.0  # without a use a block goes; 0: never
     max_age_s: float = 0.0  # after its making a block goes; 0: never
+    tenants: Mapping[bytes, TenantLimits] = _NOBODY  # by tag: those for which something else holds
+
+    def of(self, tenant: bytes) -> TenantLimits:
+        """What holds for this tenant."""
+        return self.tenants.get(tenant) or TenantLimits(self.tenant_bytes, self.idle_s, self.max_age_s)
+
+    @property
+    def by_tenant(self) -> bool:
+        """Does it matter whose a block is?"""
+        return bool(self.tenant_bytes or self.tenants)
+
+    @property
+    def by_age(self) -> bool:
+        """Does it matter when a block was made?"""
+        return bool(self.max_age_s or any(one.max_age_s for one in self.tenants.values()))
+
+
+def part(quota_bytes: int, share: float) -> int:
+    """Of a tenant's quota, for a drive with this share of the room. At least a byte, for 0 would be no quota."""
+    return max(1, int(quota_bytes * share)) if quota_bytes else 0
 
 
 def excess(used: int, pending: int, need: int, limits: Limits) -> int:

@@ -6,19 +6,25 @@ import ipaddress
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvpool.config import PoolConfig, loads
 from kvpool.errors import ConfigError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = [
     "INDEX_PASSWORD",
     "POOL_SECRET",
+    "ConfigFile",
     "ServeSettings",
     "fixed_sockets",
     "index_files",
     "own_address",
     "read_config",
     "read_secret",
+    "read_text",
 ]
 
 POOL_SECRET = "pool-secret"  # noqa: S105 - the name of a file
@@ -26,6 +32,19 @@ INDEX_PASSWORD = "index-password"  # noqa: S105
 _INDEX_FILES = {"ca": "index-ca.crt", "cert": "index-client.crt", "key": "index-client.key"}
 _MIN_SECRET = 16
 _MAX_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """Where the pool's configuration came from, and where its successors will be found."""
+
+    path: str
+    text: str  # as it was at the start
+    adapt: Callable[[PoolConfig], PoolConfig] = lambda config: config  # what flags say instead
+
+    def read(self) -> str:
+        """As it is now. ConfigError."""
+        return read_text(self.path)
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,7 @@ class ServeSettings:
     handoff: str = ""
     sockets: dict[str, str] = field(default_factory=dict)  # path of a socket: tenant
     tiers_ro: tuple[str, str] = ("/tiers", "/tiers-ro")
+    config_file: ConfigFile | None = None
     object_secret_dir: str = ""  # credentials of the object store, one file each
     tenant_labels: bool = False  # whether metrics are told by tenant
 
@@ -81,7 +101,12 @@ def own_address(text: str) -> str:
 
 def read_config(path: str) -> PoolConfig:
     """The pool's configuration. ConfigError if there is none or it is wrong."""
-    return loads(PoolConfig, _read(path).decode("utf-8", "replace"), where=path)
+    return loads(PoolConfig, read_text(path), where=path)
+
+
+def read_text(path: str) -> str:
+    """The text of the pool's configuration. ConfigError if there is none."""
+    return _read(path).decode("utf-8", "replace")
 
 
 def read_secret(directory: str, name: str, *, optional: bool = False) -> bytes:

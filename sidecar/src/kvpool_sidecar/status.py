@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvpool.wire import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvpool.config import PoolConfig
     from kvpool_sidecar.admission import Admission
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StatusReport"]
 
+_MOST_TENANTS = 512
 _TIERS = [tier.name.lower() for tier in Tier if tier != Tier.MISS]
 
 
@@ -37,6 +38,8 @@ class StatusReport:
         *,
         node: str,
         config: PoolConfig,
+        live: Callable[[], dict[str, Any]],
+        tenants: Callable[[], Sequence[bytes]],
         local: LocalStore,
         shared: SharedTier | None,
         announcer: Announcer,
@@ -57,7 +60,9 @@ class StatusReport:
         ready: Callable[[], bool],
     ) -> None:
         self._node = node
-        self._config = config
+        self.config = config
+        self._live = live
+        self._tenants = tenants
         self._local = local
         self._shared = shared
         self._announcer = announcer
@@ -82,15 +87,17 @@ class StatusReport:
         index = self._announcer.status()
         return {
             "node": self._node,
-            "generation": self._config.generation,
+            "generation": self.config.generation,
+            "config": self._live(),
             "ready": self.ready(),
             "scanned": self._local.scanned,
             "capacity_bytes": usage.capacity_bytes,
             "used_bytes": usage.used_bytes,
             "pinned_bytes": self._local.pinned_bytes,
             "blocks": usage.blocks,
+            "tenants": self._by_tenant(),
             "index": {
-                "configured": bool(self._config.index.url),
+                "configured": bool(self.config.index.url),
                 "connected": index.connected,
                 "epoch": index.epoch,
                 "announced": index.announced,
@@ -136,6 +143,13 @@ class StatusReport:
             "congestion_control": self._congestion_control,
             "fingerprints": self._fingerprints.latest(),
         }
+
+    def _by_tenant(self) -> dict[str, dict[str, int]]:
+        """By tag, where it matters whose a block is: the configured tenants, then those that take the most."""
+        found = self._local.tenants()
+        first = [tag for tag in self._tenants() if tag in found]
+        rest = sorted(found.keys() - set(first), key=lambda tag: -found[tag].used_bytes)
+        return {tag.hex(): found[tag]._asdict() for tag in [*first, *rest][:_MOST_TENANTS]}
 
     def _shared_problem(self) -> str:
         """Reading may work where writing is refused, so a copy's failure counts where nothing else is wrong."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from kvpool_operator.api import operation
 from kvpool_operator.api.fields import POOL_NAME
 from kvpool_operator.api.node import NODE_KIND, NODE_PLURAL, NodeSpec, NodeStatus
+from kvpool_operator.api.tenant import TENANT_KIND, TENANT_PLURAL, TenantSpec, TenantStatus
 from kvpool_operator.api.v1alpha1 import KIND, PLURAL, PoolSpec
 from kvpool_operator.api.v1alpha1_status import PoolStatus
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.rules import Rule
 
-__all__ = ["NODE", "POOL", "RESOURCES", "Resource"]
+__all__ = ["NODE", "POOL", "RESOURCES", "TENANT", "Resource"]
 
 
 @dataclass(frozen=True)
@@ -100,4 +101,25 @@ NODE: Final = Resource(
     ),
 )
 
-RESOURCES: Final = (POOL, NODE, OPERATION)
+TENANT: Final = Resource(
+    kind=TENANT_KIND,
+    plural=TENANT_PLURAL,
+    short="kvt",
+    description="KVCacheTenant makes namespaces one tenant of a KVCachePool: they find each other's blocks and nobody "
+    "else's, and share a quota. A namespace without one is a tenant by itself.",
+    spec=TenantSpec,
+    status=TenantStatus,
+    columns=(
+        ("Pool", "string", ".spec.poolRef.name", 0),
+        ("Members", "integer", ".status.memberCount", 0),
+        ("Quota", "string", ".spec.quota.capacity", 0),
+        ("Used", "string", ".status.used.nodes", 0),
+        ("Accepted", "string", '.status.conditions[?(@.type=="Accepted")].reason', 0),
+        ("Enforced", "string", '.status.conditions[?(@.type=="Enforced")].status', 0),
+        ("Age", "date", ".metadata.creationTimestamp", 0),
+        ("Priority", "integer", ".spec.priority", 1),
+        ("Evicted", "integer", ".status.used.evictedOverQuota", 1),
+    ),
+)
+
+RESOURCES: Final = (POOL, NODE, OPERATION, TENANT)

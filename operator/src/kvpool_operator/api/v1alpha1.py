@@ -692,7 +692,7 @@ class KVCachePool(Model):
         try:
             return cls.model_validate(raw)
         except ValidationError as e:
-            raise InvalidPoolError(_sentences(e)) from None
+            raise InvalidPoolError(sentences(e)) from None
         except RecursionError:
             raise InvalidPoolError("the object is nested too deeply") from None
 
@@ -702,7 +702,7 @@ class KVCachePool(Model):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
-def _sentences(error: ValidationError) -> str:
+def sentences(error: ValidationError) -> str:
     """Field and sentence, never the value: it may be large or secret."""
     told = []
     for e in error.errors(include_url=False, include_context=False, include_input=False)[:5]:

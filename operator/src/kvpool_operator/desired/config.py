@@ -23,6 +23,7 @@ from kvpool_operator.api.quantity import to_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvpool.config import TenantConfig
     from kvpool_operator.api.v1alpha1 import FsspecTier as FsspecSpec
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.api.v1alpha1 import LocalTier as LocalSpec
@@ -45,12 +46,14 @@ def to_pool_config(
     index_url: str,
     index_username: str = "kvpool",
     allowed_namespaces: Sequence[str] = ("*",),
+    tenants: Sequence[TenantConfig] = (),
     tier_path: Callable[[str], str] = in_pod,
 ) -> PoolConfig:
     """`pool.json` of a pool.
 
     `pool_id` names the pool's data (config.uid). `index_url` holds no password; empty means no index.
-    `allowed_namespaces` is what the selector came to. `tier_path` maps a tier's name to its directory.
+    `allowed_namespaces` is what the selector came to, `tenants` what the KVCacheTenants came to. `tier_path` maps a
+    tier's name to its directory.
     """
     spec = pool.spec
     shared = next((t for t in spec.tiers if t.shared is not None), None)
@@ -109,6 +112,7 @@ def to_pool_config(
             token_revision=spec.events.token_revision,
         ),
         allowed_namespaces=tuple(allowed_namespaces),
+        tenants=tuple(tenants),
         http_port=HTTP_PORT,
         admin_port=ADMIN_PORT,
         generation=pool.metadata.generation,

@@ -1,13 +1,13 @@
-"""The ConfigMap with pool.json, and the digest that rolls the pods when something in it matters to them."""
+"""The ConfigMap with pool.json, and the digest that rolls the pods when they cannot take what changed as they run."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import replace
+import json
 from typing import TYPE_CHECKING
 
-from kvpool.config import dumps
+from kvpool.config import digest, dumps, fixed
 from kvpool_operator.desired import names
 from kvpool_operator.desired.config import to_pool_config
 from kvpool_operator.desired.labels import metadata
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvpool.config import PoolConfig
     from kvpool_operator.desired.env import Inputs, Manifest
 
-__all__ = ["config_digest", "configmap", "pool_config"]
+__all__ = ["config_digest", "configmap", "pool_config", "running_digest"]
 
 
 def pool_config(inputs: Inputs) -> PoolConfig:
@@ -29,6 +29,7 @@ def pool_config(inputs: Inputs) -> PoolConfig:
         index_url=external.url if external else index_url(inputs.pool),
         index_username=external.username if external else "kvpool",
         allowed_namespaces=inputs.allowed_namespaces,
+        tenants=inputs.tenants,
     )
 
 
@@ -41,10 +42,15 @@ def configmap(inputs: Inputs) -> Manifest:
     }
 
 
+def running_digest(inputs: Inputs) -> str:
+    """What a sidecar that runs this configuration says of itself."""
+    return digest(dumps(pool_config(inputs)))
+
+
 def config_digest(inputs: Inputs) -> str:
-    """Changes with whatever a running sidecar must be restarted for; the generation alone is not that.
+    """Changes with whatever a running sidecar must be restarted for; what it takes live is not that.
 
     Keyed with the pool's secret, because passwords go in and the digest is an annotation that many may read.
     """
-    text = dumps(replace(pool_config(inputs), generation=0)) + inputs.index_password
+    text = json.dumps(fixed(pool_config(inputs)), sort_keys=True) + inputs.index_password
     return hmac.new(inputs.secret.pool_secret.encode(), text.encode(), hashlib.sha256).hexdigest()[:16]

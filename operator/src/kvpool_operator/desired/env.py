@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvpool.config import TenantConfig
     from kvpool_operator.api.v1alpha1 import KVCachePool
 
 __all__ = ["Env", "ExternalUrl", "Inputs", "Manifest", "PoolSecret"]
@@ -65,6 +66,7 @@ class Inputs:
     secret: PoolSecret
     allowed_namespaces: tuple[str, ...] = ("*",)
     external: ExternalUrl | None = None
+    tenants: tuple[TenantConfig, ...] = ()
 
     @property
     def index_password(self) -> str:

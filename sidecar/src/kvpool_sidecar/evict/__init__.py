@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvpool_sidecar.evict.keeping import Order, adjust, expired, make_table, make_tables, must_rebuild
 from kvpool_sidecar.evict.pins import Pins
 from kvpool_sidecar.evict.prefix import PrefixAware
 from kvpool_sidecar.evict.queues import Fifo, Lfu, Lru
@@ -16,29 +17,19 @@ __all__ = [
     "Fifo",
     "Lfu",
     "Lru",
+    "Order",
     "PerTenant",
     "Pins",
     "PrefixAware",
     "S3Fifo",
     "Table",
+    "adjust",
+    "expired",
     "make_table",
+    "make_tables",
+    "must_rebuild",
     "saved_ns",
     "saved_uses",
 ]
 
 POLICIES = ("PrefixAware", "LRU", "LFU", "FIFO", "S3FIFO")
-
-
-def make_table(policy: str, capacity_bytes: int, pins: Pins | None = None) -> Table:
-    """An empty table by the policy's name in the pool's spec; what `pins` holds goes last. KeyError: no such name."""
-    table = _plain_table(policy, capacity_bytes)
-    if pins is not None:
-        table.pin_by(pins)
-    return table
-
-
-def _plain_table(policy: str, capacity_bytes: int) -> Table:
-    if policy == "PrefixAware":
-        return PrefixAware(capacity_bytes)
-    plain: dict[str, type[Lru | Lfu | Fifo | S3Fifo]] = {"LRU": Lru, "LFU": Lfu, "FIFO": Fifo, "S3FIFO": S3Fifo}
-    return plain[policy]()

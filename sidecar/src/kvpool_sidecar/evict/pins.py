@@ -59,6 +59,14 @@ class Pins:
             self.discard(key)
         return gone
 
+    def limit(self, budget_bytes: int, min_uses: int) -> list[bytes]:
+        """Another budget, another number of uses. Blocks that are pinned no more: those pinned last."""
+        self._budget, self._min_uses = budget_bytes, min_uses
+        gone = []
+        while self.total_bytes > budget_bytes:
+            gone.append(self.give_up())
+        return gone
+
     def discard(self, key: bytes) -> bool:
         """A block is pinned no more. False if it was not."""
         size = self._pinned.pop(key, None)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool_sidecar.evict.pins import Pins
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from kvpool_sidecar.evict.pins import Pins
 
 __all__ = ["SAVE_EVERY_S", "Entry", "Table", "saved_ns", "saved_uses"]
 
@@ -51,6 +51,7 @@ class Table(abc.ABC):
         self._pins: Pins | None = None
         self.total_bytes = 0
         self.save_every_s: float = SAVE_EVERY_S
+        self.journal: dict[bytes, None] | None = None  # blocks that came or went since it was set, in order
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -62,8 +63,19 @@ class Table(abc.ABC):
         return self._in_order() if self._pins is None else iter(self._entries)
 
     def pin_by(self, pins: Pins) -> None:
-        """What `pins` holds goes last. Before the first block comes."""
+        """What `pins` holds goes last; it holds nothing yet."""
         self._pins = pins
+
+    def limit_pins(self, budget_bytes: int, min_uses: int) -> None:
+        """So many bytes of blocks that were used so often go last from now on; 0: none."""
+        if self._pins is None:
+            if budget_bytes:
+                self.pin_by(Pins(budget_bytes, min_uses))
+            return
+        for key in self._pins.limit(budget_bytes, min_uses):
+            self._admit(key, self._entries[key])
+        if not budget_bytes:
+            self._pins = None
 
     @property
     def pinned_bytes(self) -> int:
@@ -79,6 +91,7 @@ class Table(abc.ABC):
         self.discard(key)
         self._entries[key] = entry
         self.total_bytes += entry.size
+        self._note(key)
         self._admit(key, entry)
 
     def touch(self, key: bytes, now: float) -> bool:
@@ -119,6 +132,7 @@ class Table(abc.ABC):
         if entry is None:
             return False
         self.total_bytes -= entry.size
+        self._note(key)
         if self._pins is None or not self._pins.discard(key):
             self._forget(key)
         return True
@@ -133,7 +147,14 @@ class Table(abc.ABC):
             taken.append((key, entry))
             freed += entry.size
         self.total_bytes -= freed
+        self._note(*(key for key, _ in taken))
         return taken
+
+    def _note(self, *keys: bytes) -> None:
+        if self.journal is not None:
+            for key in keys:
+                self.journal.pop(key, None)
+                self.journal[key] = None
 
     def _next_victim(self) -> bytes:
         if self._pins is not None and len(self._pins) == len(self._entries):

@@ -1,7 +1,8 @@
-"""One table for each tenant, where tenants have a quota: a tenant's own order decides what of its own goes.
+"""One table for each tenant, where it matters whose a block is: a tenant's own order decides what of its own goes.
 
-Who makes room when the drive as a whole is full: whoever takes the most. So a tenant that writes much pays for itself,
-and nothing that one tenant does changes the order of another. The number of tenants is that of the namespaces served.
+Who makes room when the drive as a whole is full: of the tenants with the lowest priority the one that takes the most.
+So a tenant that writes much pays for itself, and nothing that one tenant does changes the order of another. The number
+of tenants is that of the namespaces served.
 """
 
 from __future__ import annotations
@@ -19,12 +20,24 @@ __all__ = ["PerTenant"]
 
 
 class PerTenant(Table):
-    """`make` gives a tenant's table. What a tenant has is told by `Entry.tenant`, which is in the block's header."""
+    """`make` gives a tenant's table, `priority` tells who loses blocks first: the lowest.
 
-    def __init__(self, make: Callable[[], Table]) -> None:
+    Whose a block is says `Entry.tenant`, which is in the block's header.
+    """
+
+    def __init__(self, make: Callable[[bytes], Table], priority: Callable[[bytes], int] = lambda _tenant: 0) -> None:
         super().__init__()
         self._make = make
+        self._priority = priority
         self._tables: dict[bytes, Table] = {}
+
+    def rule_by(self, make: Callable[[bytes], Table], priority: Callable[[bytes], int]) -> None:
+        """From now on; the tables that there are stay."""
+        self._make, self._priority = make, priority
+
+    def tables(self) -> dict[bytes, Table]:
+        """Each tenant's, to be read and limited, not to be changed otherwise."""
+        return dict(self._tables)
 
     def __iter__(self) -> Iterator[bytes]:
         for table in self._tables.values():
@@ -50,6 +63,7 @@ class PerTenant(Table):
         for key, entry in taken:
             del self._entries[key]
             self.total_bytes -= entry.size
+        self._note(*(key for key, _ in taken))
         return taken
 
     def touch(self, key: bytes, now: float) -> bool:
@@ -88,8 +102,9 @@ class PerTenant(Table):
         self._tables[entry.tenant].put_back(key, entry)
 
     def _evict(self) -> bytes:
-        table = max(self._tables.values(), key=lambda one: one.total_bytes)
-        (key, _), *_ = table.take_victims(0, 1, at_least=1)
+        some = (tenant for tenant, table in self._tables.items() if len(table))
+        tenant = min(some, key=lambda one: (self._priority(one), -self._tables[one].total_bytes))
+        (key, _), *_ = self._tables[tenant].take_victims(0, 1, at_least=1)
         return key
 
     def _use(self, key: bytes) -> None:
@@ -104,6 +119,5 @@ class PerTenant(Table):
     def _table_of(self, tenant: bytes) -> Table:
         table = self._tables.get(tenant)
         if table is None:
-            table = self._tables[tenant] = self._make()
-            table.save_every_s = self.save_every_s
+            table = self._tables[tenant] = self._make(tenant)
         return table

@@ -37,10 +37,11 @@ from kvpool_sidecar.metrics import Metrics
 from kvpool_sidecar.node import NodeBlocks
 from kvpool_sidecar.prefetch import Prefetcher
 from kvpool_sidecar.preflight.run import PreflightSettings
-from kvpool_sidecar.server.auth import Identity, Tenant, is_allowed, tenant_of
+from kvpool_sidecar.server.auth import Identity, Tenant, is_allowed
 from kvpool_sidecar.server.g4 import open_shared
 from kvpool_sidecar.server.handoff import Handoff
 from kvpool_sidecar.server.listener import PodListeners
+from kvpool_sidecar.server.live import LiveConfig
 from kvpool_sidecar.server.pod import Pod
 from kvpool_sidecar.server.prefixes import Prefixes
 from kvpool_sidecar.server.session import Session
@@ -51,6 +52,7 @@ from kvpool_sidecar.status import StatusReport
 from kvpool_sidecar.store.local import open_local
 from kvpool_sidecar.store.root import Events
 from kvpool_sidecar.sweep.keeper import SharedKeeper, make_keeper
+from kvpool_sidecar.tenancy import Tenancy
 from kvpool_sidecar.transport import authority, hottest
 from kvpool_sidecar.transport.identity import NodeIdentity
 from kvpool_sidecar.transport.peer_server import PeerServer
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool.block import BlockHeader
+    from kvpool.config import PoolConfig
     from kvpool_sidecar.events.publisher import Publisher
     from kvpool_sidecar.heat import Hot
     from kvpool_sidecar.index.base import Index
@@ -138,6 +141,9 @@ class App:
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
         self._config = settings.config
+        self._tenancy = Tenancy(settings.secret, settings.config)
+        self._pods_lock = threading.Lock()  # over what is decided of pods by the configuration
+        self._live = LiveConfig(settings.config_file, settings.config, self._reconfigure)
         self._stats = Stats()
         self._fingerprints = Fingerprints()
         self._admission = Admission(len(self._config.local))
@@ -155,14 +161,13 @@ class App:
         config, settings = self._config, self._settings
         self._events = _StoreEvents(self._stats)
         self._feed = self._events.feed = Feed(self._stats) if config.events.enabled else None
-        for namespace in config.allowed_namespaces:
-            if namespace != "*":
-                self._knows_tenant(Tenant(settings.secret, namespace), namespace)
+        self._know_tenants()
         read_paths = {tier.path: ro for tier in config.local if (ro := settings.read_path(tier.path)) is not None}
         self._local = open_local(
             config.local,
             config.cache,
             config.uid,
+            tenants=self._tenancy.local,
             read_paths=read_paths,
             events=self._events,
             read_headers=self._feed is not None,
@@ -178,7 +183,9 @@ class App:
             if (feed := self._feed) is not None:
                 self._shared.on_absent = lambda keys: feed.gone(keys, Place.SHARED)
             made.callback(self._shared.close)
-            self._keeper = make_keeper(config, settings.node, self._shared, self._stats, self._fingerprints.known)
+            self._keeper = make_keeper(
+                config, self._tenancy, settings.node, self._shared, self._stats, self._fingerprints.known
+            )
             if self._keeper is not None:
                 made.callback(self._keeper.stop)
             if config.cache.write_policy != "LocalOnly":
@@ -366,9 +373,11 @@ class App:
         if settings.handoff:
             self._handoff = Handoff(settings.handoff, add=self._add_pod, remove=self._listeners.remove, sync=self._sync)
             made.callback(self._handoff.stop)
-        report = StatusReport(
+        self._report = report = StatusReport(
             node=settings.node,
             config=self._config,
+            live=self._live.status,
+            tenants=lambda: self._tenancy.tags,
             local=self._local,
             shared=self._shared,
             announcer=self._announcer,
@@ -444,7 +453,16 @@ class App:
     def _make_prefixes(self) -> Prefixes:
         settings, config = self._settings, self._config
         token = keys.events_token(settings.secret, config.uid, config.events.token_revision)
-        return Prefixes(token, settings.secret, settings.node, self._local, self._peers, self._shared, self._stats)
+        return Prefixes(
+            token,
+            settings.secret,
+            settings.node,
+            self._local,
+            self._peers,
+            self._shared,
+            self._stats,
+            lambda namespace: self._tenancy.id_of(namespace),
+        )
 
     def _lookup_listeners(self) -> list[Listener]:
         listeners: list[Listener] = []
@@ -488,6 +506,7 @@ class App:
         if self._admin is not None:
             self._admin.start()
         self._health.start()
+        self._live.start()
         self._serving = True
 
     def stop(self) -> None:
@@ -496,6 +515,7 @@ class App:
             self._copier.flush(_FLUSH_S)
         self._serving = False
         self._stopping.set()
+        self._live.stop()
         self._cleanup.close()
 
     def _serve_fixed(self, path: str, identity: Identity) -> None:
@@ -513,17 +533,49 @@ class App:
             raise ConfigError(f"--socket {path}: {e}") from None
 
     def _add_pod(self, identity: Identity, listener: socket.socket) -> None:
-        if not is_allowed(identity, self._config.allowed_namespaces):
-            raise RefusedError(f"namespace {identity.namespace} is not among those this pool serves")
-        tenant = Tenant(self._settings.secret, tenant_of(identity))
-        self._knows_tenant(tenant, tenant_of(identity))
-        write_room = self._local.usage().capacity_bytes // _POD_SHARE
-        self._listeners.add(Pod(identity, tenant, write_room), listener)
+        with self._pods_lock:
+            if not is_allowed(identity, self._config.allowed_namespaces):
+                raise RefusedError(f"namespace {identity.namespace} is not among those this pool serves")
+            self._listeners.add(self._pod(identity), listener)
         log.info("serving pod %s/%s", identity.namespace, identity.pod)
 
-    def _knows_tenant(self, tenant: Tenant, name: str) -> None:
+    def _pod(self, identity: Identity) -> Pod:
+        tenant = Tenant(self._settings.secret, self._tenancy.id_of(identity.namespace))
         if self._feed is not None:
-            self._feed.tenant(tenant.tag, name)
+            self._feed.tenant(tenant.tag, self._tenancy.name_of(identity.namespace))
+        return Pod(identity, tenant, self._local.usage().capacity_bytes // _POD_SHARE)
+
+    def _know_tenants(self) -> None:
+        """Routers are told whose a block is by name."""
+        if self._feed is None:
+            return
+        config = self._config
+        namespaces = [*config.allowed_namespaces, *(n for tenant in config.tenants for n in tenant.namespaces)]
+        for namespace in namespaces:
+            if namespace != "*":
+                tenant = Tenant(self._settings.secret, self._tenancy.id_of(namespace))
+                self._feed.tenant(tenant.tag, self._tenancy.name_of(namespace))
+
+    def _reconfigure(self, config: PoolConfig) -> None:
+        """Take the live fields of another configuration. Pods whose tenant is another now connect anew."""
+        before, tenancy = self._config, Tenancy(self._settings.secret, config)
+        with self._pods_lock:
+            self._config, self._tenancy = config, tenancy
+            for pod in self._listeners.pods():
+                identity = pod.identity
+                if not is_allowed(identity, config.allowed_namespaces):
+                    self._listeners.replace(identity.uid, None)
+                elif pod.tenant.name != tenancy.id_of(identity.namespace):
+                    self._listeners.replace(identity.uid, self._pod(identity))
+        self._local.reconfigure(config.local, config.cache, tenancy.local)
+        if self._keeper is not None:
+            self._keeper.reconfigure(config, tenancy)
+        for pod in self._listeners.pods():
+            pod.limit_room(self._local.usage().capacity_bytes // _POD_SHARE)
+        self._node.config = self._report.config = config
+        self._know_tenants()
+        if before.allowed_namespaces != config.allowed_namespaces and self._handoff is not None:
+            self._handoff.ask_again()
 
     def _sync(self, known: set[str]) -> None:
         for uid in self._listeners.uids() - known:
@@ -534,7 +586,10 @@ class App:
         return Session(sock, pod, self._node, self._settings.node, self._dial, self._fingerprints, self._admission)
 
     def _housekeep(self, root: Root) -> None:
-        while not self._stopping.wait(_HOUSEKEEPING_S):
+        while not self._stopping.is_set():
+            root.due.wait(_HOUSEKEEPING_S)
+            if self._stopping.is_set():
+                return
             try:
                 root.housekeep()
             except Exception:

@@ -12,7 +12,7 @@ from kvpool.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Identity", "Tenant", "is_allowed", "tenant_of"]
+__all__ = ["Identity", "Tenant", "is_allowed"]
 
 _REMEMBERED = 1 << 13  # idents: a load comes after its lookup; about 2 MB
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -40,11 +40,14 @@ class Identity(NamedTuple):
 
 
 class Tenant:
-    """Names of blocks within one tenant. Holds the pool's secret: never shown to a client."""
+    """Names of blocks within one tenant. Holds the pool's secret: never shown to a client.
+
+    `name` is that of a namespace, or the id of a tenant of several (kvpool_sidecar.tenancy).
+    """
 
     def __init__(self, secret: bytes, name: str) -> None:
         self._secret = secret
-        self._name = name
+        self.name = name
         self.tag = keys.tenant_tag(secret, name)
         self._remembered = functools.lru_cache(_REMEMBERED)(self._key)
 
@@ -53,12 +56,7 @@ class Tenant:
         return self._remembered(ident)
 
     def _key(self, ident: bytes) -> bytes:
-        return keys.key(self._secret, self._name, ident)
-
-
-def tenant_of(identity: Identity) -> str:
-    """A tenant is a namespace."""
-    return identity.namespace
+        return keys.key(self._secret, self.name, ident)
 
 
 def is_allowed(identity: Identity, allowed_namespaces: Sequence[str]) -> bool:

@@ -65,6 +65,13 @@ class Handoff:
     def start(self) -> None:
         threading.Thread(target=self._accept, name="handoff", daemon=True).start()
 
+    def ask_again(self) -> None:
+        """Have the rendezvous tell all of its pods anew: other ones may be served now."""
+        with self._lock:
+            if self._peer is not None:
+                with contextlib.suppress(OSError):
+                    self._peer.shutdown(socket.SHUT_RDWR)
+
     def stop(self) -> None:
         """Close; the rendezvous keeps the pods' sockets for the next server."""
         self._stopped.set()

@@ -34,7 +34,7 @@ class PodListeners:
         self._stats = stats
         self._lock = threading.Lock()
         self._pods: dict[str, tuple[Pod, socket.socket]] = {}
-        self._sessions: set[Session] = set()
+        self._sessions: dict[Session, Pod] = {}
         self._stopped = threading.Event()
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
@@ -59,6 +59,28 @@ class PodListeners:
         if known:
             known[1].close()
             self._wake()
+
+    def replace(self, uid: str, pod: Pod | None) -> None:
+        """Serve it as that from now on, or no more; its connections end with the request they are at."""
+        with self._lock:
+            known = self._pods.get(uid)
+            if known is None:
+                return
+            ending = [session for session, of in self._sessions.items() if of is known[0]]
+            if pod is None:
+                del self._pods[uid]
+            else:
+                self._pods[uid] = (pod, known[1])
+        if pod is None:
+            known[1].close()
+        self._wake()
+        for session in ending:
+            session.stop()
+
+    def pods(self) -> list[Pod]:
+        """Those that are served."""
+        with self._lock:
+            return [pod for pod, _ in self._pods.values()]
 
     def uids(self) -> set[str]:
         """Pods that are served."""
@@ -129,13 +151,17 @@ class PodListeners:
             self._stopped.wait(_PAUSE_S)  # out of descriptors, or the socket was just closed
             return
         sock.setblocking(True)
-        if self.connections >= MAX_CONNECTIONS or not pod.enter():
+        with self._lock:  # so that no connection is that of a pod which was replaced a moment ago
+            known = self._pods.get(pod.identity.uid)
+            session = None
+            if known is not None and len(self._sessions) < MAX_CONNECTIONS and known[0].enter():
+                pod = known[0]
+                session = self._new_session(sock, pod)
+                self._sessions[session] = pod
+        if session is None:
             self._stats.add("refused", "client-connections")
             sock.close()
             return
-        session = self._new_session(sock, pod)
-        with self._lock:
-            self._sessions.add(session)
         threading.Thread(target=self._run, args=(session, pod), name="client", daemon=True).start()
 
     def _run(self, session: Session, pod: Pod) -> None:
@@ -146,4 +172,4 @@ class PodListeners:
         finally:
             pod.leave()
             with self._lock:
-                self._sessions.discard(session)
+                del self._sessions[session]

@@ -20,7 +20,7 @@ class Pod:
         self.identity = identity
         self.tenant = tenant
         self._lock = threading.Lock()
-        self._write_room = write_room
+        self._write_room = self._total_room = write_room
         self._connections = 0
 
     @property
@@ -40,6 +40,12 @@ class Pod:
         """One connection less."""
         with self._lock:
             self._connections -= 1
+
+    def limit_room(self, write_room: int) -> None:
+        """So many bytes from now on, those of unfinished writes included."""
+        with self._lock:
+            self._write_room += write_room - self._total_room
+            self._total_room = write_room
 
     def take_room(self, size: int) -> bool:
         """Promise `size` bytes to a write; False if that is too much."""

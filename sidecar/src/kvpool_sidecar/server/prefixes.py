@@ -18,7 +18,7 @@ from kvpool.errors import ProtocolError
 from kvpool.wire import MAX_LOOKUP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvpool_sidecar.index.directory import PeerDirectory
     from kvpool_sidecar.shared_tier import SharedTier
@@ -76,7 +76,7 @@ def _hex(text: object, what: str, least: int, most: int) -> bytes:
 
 
 class Prefixes:
-    """Thread-safe. `token` is what a router must show; `secret` is the pool's."""
+    """Thread-safe. `token` is what a router must show; `secret` is the pool's; `tenant_of` a namespace's tenant."""
 
     def __init__(
         self,
@@ -87,7 +87,9 @@ class Prefixes:
         peers: PeerDirectory,
         shared: SharedTier | None,
         stats: Stats,
+        tenant_of: Callable[[str], str] = lambda namespace: namespace,
     ) -> None:
+        self._tenant_of = tenant_of
         self._token = token.encode()
         self._secret = secret
         self._node = node
@@ -113,7 +115,8 @@ class Prefixes:
             return 400, {"error": str(e)}
         deadline = time.monotonic() + _TIMEOUT_S
         idents = (keys.ident(question.fingerprint, one, question.part) for one in question.hashes)
-        wanted = [keys.key(self._secret, question.tenant, ident) for ident in idents]
+        tenant = self._tenant_of(question.tenant)
+        wanted = [keys.key(self._secret, tenant, ident) for ident in idents]
         nodes = self._peers_reach(wanted, deadline)
         complete = nodes is not None
         reach = {self._node: next((n for n, key in enumerate(wanted) if not self._local.has(key)), len(wanted))}

@@ -82,6 +82,7 @@ class Session:
         self._writing: Grant | None = None
         self._typical_bytes = _FIRST_GUESS
         self._hello: wire.ClientHello | None = None
+        self._stopped = False
         self._writes: dict[int, _Write] = {}
         self._next_token = 1
         give_back = node.fetcher.give if node.fetcher is not None else lambda _slot: None
@@ -95,7 +96,7 @@ class Session:
             self._socket.settimeout(_HELLO_S)
             while True:
                 size = self._socket.recv_into(buffer)  # descriptors that a client sends are dropped by the kernel
-                if size == 0:
+                if size == 0 or self._stopped:
                     return
                 self._handle(memoryview(buffer)[:size])
                 self._socket.settimeout(None)
@@ -110,7 +111,8 @@ class Session:
             self._end()
 
     def stop(self) -> None:
-        """From another thread: end after the request that is being answered."""
+        """From another thread: end after the request that is being answered; what came after it is not read."""
+        self._stopped = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.blockfile import Expect
     from kvpool_sidecar.store.bars import Bars
 
-__all__ = ["Block", "Pending", "Store", "Usage"]
+__all__ = ["Block", "Pending", "Store", "TenantUsage", "Usage"]
 
 
 class Block(NamedTuple):
@@ -42,6 +42,12 @@ class Usage(NamedTuple):
     blocks: int
 
 
+class TenantUsage(NamedTuple):
+    used_bytes: int = 0
+    blocks: int = 0
+    over_quota: int = 0  # blocks that went because of the tenant's quota, since the process started
+
+
 class Pending:
     """A file that is being written: `writer` for who writes it (-1 once given up), `reader` for us."""
 
@@ -54,6 +60,7 @@ class Pending:
         self.reader = reader
         self.reserved = reserved  # bytes promised to it
         self.name = name  # of a temporary file; empty while the file has none
+        self.drive = 0  # which it is on, in a store that has several
         self.born = time.monotonic()
         self._claimed = False
         self._lock = threading.Lock()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar import placement, quota
-from kvpool_sidecar.evict import Pins
-from kvpool_sidecar.store.base import Block, Pending, Store, Usage
+from kvpool_sidecar.evict import Order
+from kvpool_sidecar.store.base import Block, Pending, Store, TenantUsage, Usage
 from kvpool_sidecar.store.root import MAX_BLOCKS, Events, Root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvpool.block import BlockHeader
     from kvpool.config import CacheConfig, LocalTier
 
 __all__ = ["LocalStore", "open_local"]
+
+TenantsOf = Callable[[float], Mapping[bytes, quota.TenantLimits]]
 
 
 class LocalStore(Store):
@@ -29,6 +32,12 @@ class LocalStore(Store):
         self.on_used: Callable[[Sequence[bytes]], None] | None = None  # told of what engines and peers read
         self._names = [root.name for root in roots]
         self._weights = [root.usage().capacity_bytes for root in roots]
+
+    def reconfigure(self, tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) -> None:
+        """Other capacities, orders, quotas and ages of the same drives. Returns at once; housekeeping follows."""
+        for root, limits in zip(self.roots, _limits(tiers, cache, tenants), strict=True):
+            root.reconfigure(limits, _order(cache))
+        self._weights = [tier.capacity_bytes for tier in tiers]
 
     def start(self) -> None:
         """Scan each drive in a thread of its own; reads are served meanwhile."""
@@ -123,6 +132,19 @@ class LocalStore(Store):
         each = [root.usage() for root in self.roots]
         return Usage(*(sum(column) for column in zip(*each, strict=True)))
 
+    def tenants(self) -> dict[bytes, TenantUsage]:
+        """By tag, where it matters whose a block is; else nothing."""
+        found: dict[bytes, list[TenantUsage]] = {}
+        for root in self.roots:
+            for tag, usage in root.tenants().items():
+                found.setdefault(tag, []).append(usage)
+        return {tag: TenantUsage(*(sum(n) for n in zip(*each, strict=True))) for tag, each in found.items()}
+
+    @property
+    def settled(self) -> bool:
+        """False while a drive does not follow the last `reconfigure` yet."""
+        return all(root.settled for root in self.roots)
+
     @property
     def pinned_bytes(self) -> int:
         """Bytes of blocks that go last, because they are used so often."""
@@ -144,19 +166,22 @@ class LocalStore(Store):
         return self.roots[placement.choose(key, self._names, self._weights)]
 
     def _create(self, key: bytes, payload_len: int) -> Pending:
-        return self._home(key)._create(key, payload_len)
+        drive = placement.choose(key, self._names, self._weights)
+        pending = self.roots[drive]._create(key, payload_len)
+        pending.drive = drive  # the key's place may be another by the time it is written
+        return pending
 
     def _seal(self, pending: Pending) -> None:
-        self._home(pending.key)._seal(pending)
+        self.roots[pending.drive]._seal(pending)
 
     def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
-        return self._home(pending.key)._fill(pending, header)
+        return self.roots[pending.drive]._fill(pending, header)
 
     def _publish(self, pending: Pending, header: BlockHeader) -> bool:
-        return self._home(pending.key)._publish(pending, header)
+        return self.roots[pending.drive]._publish(pending, header)
 
     def _release(self, pending: Pending) -> None:
-        self._home(pending.key)._release(pending)
+        self.roots[pending.drive]._release(pending)
 
 
 def open_local(
@@ -164,32 +189,19 @@ def open_local(
     cache: CacheConfig,
     pool_uid: str,
     *,
+    tenants: TenantsOf = lambda _share: {},
     read_paths: dict[str, str] | None = None,
     events: Events | None = None,
     read_headers: bool = False,
 ) -> LocalStore:
     """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only.
 
+    `tenants(share)` gives the tenants for which something else holds, on a drive with that part of the node's room.
     `read_headers`: a scan reads what each block says of itself, for Events.stored.
     """
     roots: list[Root] = []
-    pins: Callable[[int], Pins] | None = None
-    if cache.pinned_percent:
-        pins = lambda room: Pins(room * cache.pinned_percent // 100, cache.pinned_min_uses)  # noqa: E731
     try:
-        for tier in tiers:
-            share = tier.capacity_bytes / sum(t.capacity_bytes for t in tiers)
-            limits = quota.Limits(
-                tier.capacity_bytes,
-                cache.high_watermark,
-                cache.low_watermark,
-                MAX_BLOCKS,
-                tier.reserve_free_bytes,
-                tier.reserve_free_percent,
-                tenant_bytes=max(1, int(cache.tenant_quota_bytes * share)) if cache.tenant_quota_bytes else 0,
-                idle_s=cache.idle_ttl_s,
-                max_age_s=cache.max_age_s,
-            )
+        for tier, limits in zip(tiers, _limits(tiers, cache, tenants), strict=True):
             read_path = (read_paths or {}).get(tier.path)
             roots.append(
                 Root(
@@ -199,8 +211,7 @@ def open_local(
                     pool_uid=pool_uid,
                     read_path=read_path,
                     events=events,
-                    policy=cache.eviction_policy,
-                    pins=pins,
+                    order=_order(cache),
                     dedicated=tier.dedicated_filesystem,
                     read_headers=read_headers,
                 )
@@ -210,3 +221,27 @@ def open_local(
             root.close()
         raise
     return LocalStore(roots)
+
+
+def _order(cache: CacheConfig) -> Order:
+    return Order(cache.eviction_policy, cache.pinned_percent, cache.pinned_min_uses)
+
+
+def _limits(tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) -> list[quota.Limits]:
+    """Of each drive: of a tenant's quota it has the part that it has of the node's room."""
+    total = sum(tier.capacity_bytes for tier in tiers)
+    return [
+        quota.Limits(
+            tier.capacity_bytes,
+            cache.high_watermark,
+            cache.low_watermark,
+            MAX_BLOCKS,
+            tier.reserve_free_bytes,
+            tier.reserve_free_percent,
+            tenant_bytes=quota.part(cache.tenant_quota_bytes, tier.capacity_bytes / total),
+            idle_s=cache.idle_ttl_s,
+            max_age_s=cache.max_age_s,
+            tenants=tenants(tier.capacity_bytes / total),
+        )
+        for tier in tiers
+    ]

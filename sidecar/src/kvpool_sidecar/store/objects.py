@@ -214,6 +214,11 @@ class ObjectStore(Store):
         with self._lock:
             return self._stored
 
+    def limit(self, capacity_bytes: int) -> None:
+        """Another capacity; what is there above it is swept."""
+        with self._lock:
+            self._capacity = capacity_bytes
+
     def tell_usage(self, used_bytes: int, blocks: int) -> None:
         """So much lies there, all sidecars together."""
         with self._lock:

@@ -10,15 +10,16 @@ import os
 import stat
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvpool import block
 from kvpool.block import HEADER_BYTES
 from kvpool.errors import ConfigError, CorruptBlockError, TierFullError
-from kvpool_sidecar import blockfile, quota, safefs
-from kvpool_sidecar.evict import SAVE_EVERY_S, Entry, PerTenant, Table, make_table, saved_ns, saved_uses
+from kvpool_sidecar import blockfile, evict, quota, safefs
+from kvpool_sidecar.evict import Entry, Order, PerTenant, saved_ns, saved_uses
 from kvpool_sidecar.store import filesystem, names
-from kvpool_sidecar.store.base import Block, Pending, Store, Usage
+from kvpool_sidecar.store.base import Block, Pending, Store, TenantUsage, Usage
 from kvpool_sidecar.store.directory import TierDirectory
 from kvpool_sidecar.store.fence import Fence
 from kvpool_sidecar.store.scan import prune, purge, remove_junk, scan
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from kvpool.block import BlockHeader
-    from kvpool_sidecar.evict import Pins
 
 __all__ = ["MAX_BLOCKS", "Events", "Root"]
 
@@ -80,7 +80,6 @@ class Events:
 class Root(Store):
     """See Store. `path` must belong to this user and to nobody else; it is made if it is missing.
 
-    `pins` makes what decides which blocks go last, given the bytes of a drive or of a tenant's share of it.
     ConfigError if the directory cannot be used (kvpool_sidecar.store.directory). `scan` must run once.
     """
 
@@ -95,7 +94,7 @@ class Root(Store):
         events: Events | None = None,
         use_tmpfile: bool = True,
         policy: str = "PrefixAware",
-        pins: Callable[[int], Pins] | None = None,
+        order: Order | None = None,
         dedicated: str = "Ignore",
         node_files: tuple[str, ...] = filesystem.NODE_FILES,
         clock: Callable[[], float] | None = None,
@@ -108,17 +107,15 @@ class Root(Store):
         self._pending_max_age_s = pending_max_age_s
         self._lock = threading.Lock()
 
-        def table_for(room: int) -> Table:
-            return make_table(policy, room, None if pins is None else pins(room))
-
-        self._table: Table = table_for(limits.capacity)
-        if limits.tenant_bytes:
-            self._table = PerTenant(lambda: table_for(limits.tenant_bytes))
-        if limits.idle_s:
-            self._table.save_every_s = min(SAVE_EVERY_S, limits.idle_s / 4)
-        self._reads_headers = bool(read_headers or limits.tenant_bytes or limits.max_age_s)
+        self._order = order or Order(policy)
+        self._table = evict.make_tables(self._order, limits)
+        self._rebuild = False
+        self.due = threading.Event()  # there is something to do for `housekeep`
+        self._always_reads_headers = read_headers
         self._clock = clock
+        self._settled_at = float("-inf")
         self._expire_at = 0.0
+        self._over_quota: Counter[bytes] = Counter()
         self._started_at, self._started = time.time(), time.monotonic()
         self._pending: set[Pending] = set()
         self._pending_bytes = 0
@@ -140,6 +137,21 @@ class Root(Store):
     @property
     def scanned(self) -> bool:
         return self._scanned.is_set()
+
+    def reconfigure(self, limits: quota.Limits, order: Order) -> None:
+        """Other limits, another order. Returns at once; `housekeep` does what follows from it, and is due now."""
+        with self._lock:
+            self._rebuild |= evict.must_rebuild(order, limits, self._order, self._limits)
+            self._limits, self._order = limits, order
+            self._settled_at, self._expire_at = time.monotonic(), 0.0
+            if not self._rebuild:
+                evict.adjust(self._table, order, limits)
+        self.due.set()
+
+    @property
+    def settled(self) -> bool:
+        """False while the table is still that of before the last `reconfigure`."""
+        return not self._rebuild
 
     # -- reading
 
@@ -263,6 +275,14 @@ class Root(Store):
     def usage(self) -> Usage:
         with self._lock:
             return Usage(self._limits.capacity, self._used_bytes(), len(self._table))
+
+    def tenants(self) -> dict[bytes, TenantUsage]:
+        """By tag, where it matters whose a block is; else nothing."""
+        with self._lock:
+            tables = self._table.tables() if isinstance(self._table, PerTenant) else {}
+            return {
+                tag: TenantUsage(table.total_bytes, len(table), self._over_quota[tag]) for tag, table in tables.items()
+            }
 
     def keys(self) -> Iterator[tuple[bytes, int]]:
         with self._lock:
@@ -454,6 +474,7 @@ class Root(Store):
 
     def housekeep(self) -> None:
         """Bring the tier down to its low watermark, leave the file system its reserve, give up forgotten writers."""
+        self.due.clear()
         now = time.monotonic()
         with self._lock:
             late = [p for p in self._pending if now - p.born > self._pending_max_age_s or _overgrown(p)]
@@ -462,7 +483,10 @@ class Root(Store):
                 self._events.count("writers_given_up", 1)
         if not self.scanned:
             return
+        if self._rebuild:
+            self._rebuild_table()
         self._expire(now)
+        self._keep_quotas()
         self._evict(self._shortage(0), "space")
         for _ in range(MAX_BLOCKS // _EVICT_BATCH):
             with self._lock:
@@ -517,34 +541,89 @@ class Root(Store):
         self._events.hurry([key for key, _ in spared])
         return clean
 
-    def _keep_to_quota(self, tenant: bytes) -> None:
-        """A tenant over its quota loses blocks of its own, before anybody else makes room for them."""
-        if not isinstance(self._table, PerTenant):
-            return
+    def _keep_to_quota(self, tenant: bytes) -> int:
+        """A tenant over its quota loses blocks of its own, before anybody else makes room for them. One batch."""
         with self._lock:
-            over = self._table.bytes_of(tenant) - self._limits.tenant_bytes
-            victims = self._table.take_from(tenant, over, _EVICT_BATCH)
-        if self._remove_all(victims, "quota"):
-            self._events.count("over_quota", len(victims))
+            room = self._limits.of(tenant).bytes
+            if not isinstance(self._table, PerTenant) or not room:
+                return 0
+            victims = self._table.take_from(tenant, self._table.bytes_of(tenant) - room, _EVICT_BATCH)
+        if removed := self._remove_all(victims, "quota"):
+            self._events.count("over_quota", removed)
+            with self._lock:
+                self._over_quota[tenant] += removed
+        return removed
+
+    def _keep_quotas(self) -> None:
+        """A quota may have become smaller since the tenant's last store."""
+        for tenant in self.tenants():
+            while not self._closed and self._keep_to_quota(tenant):
+                pass
 
     def _expire(self, now: float) -> None:
         """Remove what was idle for too long or is too old. `now` is monotonic."""
         limits = self._limits
-        if not (limits.idle_s or limits.max_age_s) or now < self._expire_at:
+        every = (limits.of(b""), *limits.tenants.values())
+        shortest = min((t for one in every for t in (one.idle_s, one.max_age_s) if t), default=0.0)
+        if not shortest or now < self._expire_at:
             return
-        self._expire_at = now + min(60.0, (limits.idle_s or limits.max_age_s) / 10, (limits.max_age_s or 600.0) / 10)
+        self._expire_at = now + min(60.0, shortest / 10)
         wall = self._wall()
-        never = float("-inf")
         with self._lock:
-            late = self._table.expired(
-                wall - limits.idle_s if limits.idle_s else never, wall - limits.max_age_s if limits.max_age_s else never
-            )
+            late = evict.expired(self._table, limits, wall, now - self._settled_at)
         for start in range(0, len(late), _EVICT_BATCH):
             with self._lock:
                 some = [(k, e) for k in late[start : start + _EVICT_BATCH] if (e := self._table.get(k)) is not None]
                 for key, _ in some:
                     self._table.discard(key)
             self._events.count("expired", self._remove_all(some, "expired"))
+
+    def _rebuild_table(self) -> None:
+        """Another table with the same blocks, in the order of their last uses, as after a restart.
+
+        It is made beside the one in use; what comes and goes meanwhile is noted there and made good at the end.
+        """
+        with self._lock:
+            order, limits, self._rebuild = self._order, self._limits, False
+            old = self._table
+            old.journal = {}
+            keys = list(old)
+        found: list[tuple[bytes, Entry]] = []
+        for start in range(0, len(keys), _EVICT_BATCH):
+            with self._lock:
+                some = [
+                    (k, e, old.uses(k)) for k in keys[start : start + _EVICT_BATCH] if (e := old.get(k)) is not None
+                ]
+            found += [(k, self._attributed(k, e)._replace(uses=uses)) for k, e, uses in some]
+            if self._closed:
+                return
+        found.sort(key=lambda item: item[1].saved_at)
+        table = evict.make_tables(order, limits)
+        for key, entry in found:
+            table.add(key, entry)
+        with self._lock:
+            changed, old.journal = old.journal, None
+            for key in changed:
+                was, now = table.get(key), old.get(key)
+                table.discard(key)
+                if now is not None:
+                    table.add(
+                        key, now if was is None or now.tenant else now._replace(tenant=was.tenant, created=was.created)
+                    )
+            self._table = table
+            if not self._rebuild:
+                evict.adjust(table, self._order, self._limits)
+        log.info("tier %s: %d blocks in the order of %s from now on", self.name, len(table), order.policy)
+
+    def _attributed(self, key: bytes, entry: Entry) -> Entry:
+        """With what the block says of itself, if that is not known yet and matters."""
+        if entry.tenant or not self._reads_headers or (header := self._header_of(key)) is None:
+            return entry
+        return entry._replace(tenant=header.tenant_tag, created=min(header.created_ms / 1000, entry.saved_at))
+
+    @property
+    def _reads_headers(self) -> bool:
+        return self._always_reads_headers or self._limits.by_tenant or self._limits.by_age
 
     def _wall(self) -> float:
         """Unix seconds that go on evenly, whatever is done to the node's clock while this process runs."""

@@ -138,6 +138,11 @@ class SharedStore(Store):
         with self._lock:
             return self._stored
 
+    def limit(self, capacity_bytes: int) -> None:
+        """Another capacity; what is there above it is swept."""
+        with self._lock:
+            self._capacity = capacity_bytes
+
     def tell_usage(self, used_bytes: int, blocks: int) -> None:
         """So much lies there, all sidecars together."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool_sidecar.evict import SAVE_EVERY_S
 from kvpool_sidecar.store.fsspec_bucket import TOUCHES, split_url
@@ -17,27 +17,43 @@ from kvpool_sidecar.sweep.touches import Touches
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kvpool.config import CacheConfig, FsspecTier, PoolConfig
-    from kvpool.config import SharedTier as DirectoryTier
+    from kvpool.config import PoolConfig
     from kvpool_sidecar.shared_tier import SharedTier
     from kvpool_sidecar.stats import Stats
     from kvpool_sidecar.sweep.turns import Turns
+    from kvpool_sidecar.tenancy import Tenancy
 
-__all__ = ["SharedKeeper", "make_keeper"]
+__all__ = ["Rules", "SharedKeeper", "make_keeper", "rules_of"]
 
 _OBJECT_EVERY_S = 6 * 3600.0  # noting a use costs a request that is paid for
 _COPIES_PER_S = 20.0
 _LISTED_PER_S = 10_000.0
 
 
+class Rules(NamedTuple):
+    """What a configuration says of a shared tier."""
+
+    limits: Limits
+    every_s: float  # a note of the last use may be as old
+    touched: bool = True  # are uses noted at all?
+
+
 class SharedKeeper:
     """A sweeper and the touches of one sidecar."""
 
-    def __init__(self, sweeper: Turns, touches: Touches, store: SharedStore | ObjectStore, every_s: float) -> None:
-        self.sweeper = sweeper
-        self.touches = touches
+    def __init__(
+        self,
+        rules: Rules,
+        make_sweeper: Callable[[Rules], Turns],
+        store: SharedStore | ObjectStore,
+        stats: Stats,
+        *,
+        per_s: float = 500.0,
+    ) -> None:
+        self._rules = rules
         self._store = store
-        self._every_s = every_s
+        self.sweeper = make_sweeper(rules)
+        self.touches = Touches(self._touch, stats, every_s=rules.every_s, per_s=per_s)
         store.on_use = self._used
 
     def start(self) -> None:
@@ -49,85 +65,103 @@ class SharedKeeper:
         self.touches.stop()
         self.sweeper.stop()
 
+    def reconfigure(self, config: PoolConfig, tenancy: Tenancy) -> None:
+        """Another capacity, other quotas and ages. Whichever sidecar sweeps follows them with its next turn."""
+        rules = rules_of(config, tenancy)
+        if rules is None:
+            return
+        self._rules = rules
+        self._store.limit(rules.limits.capacity)
+        self.touches.every_s = rules.every_s
+        self.sweeper.limit(rules.limits, rules.every_s)
+
     def status(self) -> dict[str, Any]:
         """For /status."""
         return self.sweeper.status()
 
     def _used(self, key: bytes, used_at: float) -> None:
-        if self._store.now - used_at >= self._every_s:
+        if self._store.now - used_at >= self._rules.every_s:
             self.touches.offer(key)
+
+    def _touch(self, key: bytes, every_s: float) -> bool:
+        return self._rules.touched and self._store.touch(key, every_s)
 
 
 def make_keeper(
-    config: PoolConfig, node: str, tier: SharedTier, stats: Stats, models: Callable[[], Iterable[tuple[bytes, str]]]
+    config: PoolConfig,
+    tenancy: Tenancy,
+    node: str,
+    tier: SharedTier,
+    stats: Stats,
+    models: Callable[[], Iterable[tuple[bytes, str]]],
 ) -> SharedKeeper | None:
     """None where there is nothing to keep. `models()` gives fingerprints that engines named, with the model."""
     store = tier.store.inner if isinstance(tier.store, PackedStore) else tier.store
+    rules = rules_of(config, tenancy)
+    if rules is None:
+        return None
     if config.shared is not None and isinstance(store, SharedStore):
-        return _of_directory(config, config.shared, node, tier, store, stats, models)
+        shared = config.shared
+
+        def sweeper(rules: Rules) -> Turns:
+            return SharedSweeper(
+                shared.path,
+                config.uid,
+                rules.limits,
+                store,
+                stats,
+                node=node,
+                timing=Timing(shared.sweep_lease_s, shared.sweep_every_s, shared.sweep_entries_per_s),
+                grace_s=rules.every_s,
+                available=lambda: tier.available,
+                models=models,
+                removed=tier.forget,
+            )
+
+        return SharedKeeper(rules, sweeper, store, stats)
     if config.fsspec is not None and isinstance(store, ObjectStore):
-        return _of_bucket(config, config.fsspec, node, tier, store, stats)
+        bucket, objects = config.fsspec, store
+
+        def object_sweeper(rules: Rules) -> Turns:
+            return ObjectSweeper(
+                rules.limits,
+                objects,
+                stats,
+                node=node,
+                timing=Timing(bucket.sweep_lease_s, bucket.sweep_every_s, _LISTED_PER_S),
+                grace_s=rules.every_s,
+                available=lambda: tier.available,
+                removed=tier.forget,
+            )
+
+        return SharedKeeper(rules, object_sweeper, store, stats, per_s=_COPIES_PER_S)
     return None
 
 
-def _limits(cache: CacheConfig, capacity: int) -> Limits:
-    return Limits(
-        capacity,
-        cache.high_watermark,
-        cache.low_watermark,
-        cache.tenant_quota_bytes,
-        cache.idle_ttl_s,
-        cache.max_age_s,
+def rules_of(config: PoolConfig, tenancy: Tenancy) -> Rules | None:
+    """None without a shared tier."""
+    cache = config.cache
+    limits = Limits(
+        high_percent=cache.high_watermark,
+        low_percent=cache.low_watermark,
+        idle_s=cache.idle_ttl_s,
+        max_age_s=cache.max_age_s,
     )
+    if config.shared is not None:
+        limits = limits._replace(
+            capacity=config.shared.capacity_bytes, tenant_bytes=cache.tenant_quota_bytes, tenants=tenancy.shared()
+        )
+        return Rules(limits, _every_s(limits, SAVE_EVERY_S))
+    if config.fsspec is not None:
+        # an object has one time only: where its age since it was made counts, nothing is touched, and nothing is idle
+        touched = not limits.max_age_s and split_url(config.fsspec.url)[0] in TOUCHES
+        every_s = _every_s(limits, _OBJECT_EVERY_S)
+        idle_s = limits.idle_s if touched else 0.0
+        return Rules(limits._replace(capacity=config.fsspec.capacity_bytes, idle_s=idle_s), every_s, touched)
+    return None
 
 
-def _every_s(cache: CacheConfig, usual: float) -> float:
+def _every_s(limits: Limits, usual: float) -> float:
     """How old a note of the last use may be."""
-    return min(usual, cache.idle_ttl_s / 4) if cache.idle_ttl_s else usual
-
-
-def _of_directory(
-    config: PoolConfig,
-    shared: DirectoryTier,
-    node: str,
-    tier: SharedTier,
-    store: SharedStore,
-    stats: Stats,
-    models: Callable[[], Iterable[tuple[bytes, str]]],
-) -> SharedKeeper:
-    every_s = _every_s(config.cache, SAVE_EVERY_S)
-    sweeper = SharedSweeper(
-        shared.path,
-        config.uid,
-        _limits(config.cache, shared.capacity_bytes),
-        store,
-        stats,
-        node=node,
-        timing=Timing(shared.sweep_lease_s, shared.sweep_every_s, shared.sweep_entries_per_s),
-        grace_s=every_s,
-        available=lambda: tier.available,
-        models=models,
-        removed=tier.forget,
-    )
-    return SharedKeeper(sweeper, Touches(store.touch, stats, every_s=every_s), store, every_s)
-
-
-def _of_bucket(
-    config: PoolConfig, bucket: FsspecTier, node: str, tier: SharedTier, store: ObjectStore, stats: Stats
-) -> SharedKeeper:
-    every_s = _every_s(config.cache, _OBJECT_EVERY_S)
-    limits = _limits(config.cache, bucket.capacity_bytes)._replace(tenant_bytes=0)
-    # an object has one time only: where its age since it was made counts, nothing is touched, and nothing is idle
-    is_touched = not limits.max_age_s and split_url(bucket.url)[0] in TOUCHES
-    sweeper = ObjectSweeper(
-        limits if is_touched else limits._replace(idle_s=0.0),
-        store,
-        stats,
-        node=node,
-        timing=Timing(bucket.sweep_lease_s, bucket.sweep_every_s, _LISTED_PER_S),
-        grace_s=every_s,
-        available=lambda: tier.available,
-        removed=tier.forget,
-    )
-    touch = store.touch if is_touched else lambda _key, _every_s: False
-    return SharedKeeper(sweeper, Touches(touch, stats, every_s=every_s, per_s=_COPIES_PER_S), store, every_s)
+    idle = [one.idle_s for one in (limits.of(b""), *limits.tenants.values()) if one.idle_s]
+    return min([usual, *(one / 4 for one in idle)])

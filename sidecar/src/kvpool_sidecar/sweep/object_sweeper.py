@@ -58,9 +58,10 @@ class ObjectSweeper(Turns):
         available: Callable[[], bool] = lambda: True,
         removed: Callable[[bytes], None] = lambda _key: None,
     ) -> None:
-        super().__init__(limits, store, stats, node=node, timing=timing, available=available, removed=removed)
+        super().__init__(
+            limits, store, stats, node=node, timing=timing, available=available, removed=removed, grace_s=grace_s
+        )
         self._objects = store
-        self._grace_s = grace_s
         self._lease = ObjectLease(self._owner, timing.lease_s)
         self._renewed_at = 0.0
 

@@ -1,14 +1,17 @@
 """What goes from a shared tier, and in which order, once it is known what lies there. Pure; sizes are bytes.
 
-First blocks of a superseded fingerprint. Then the oldest by last use: of the tenants that take the most where tenants
-have a quota, else of all. A tenant over its quota loses blocks of its own, whatever else is there.
+First blocks of a superseded fingerprint. Then the oldest by last use: where it matters whose a block is, of the tenants
+with the lowest priority those that take the most, else of all. A tenant over its quota loses blocks of its own,
+whatever else is there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kvpool_sidecar.quota import TenantLimits
 from kvpool_sidecar.sweep.ages import Ages, Cut
 
 if TYPE_CHECKING:
@@ -19,8 +22,11 @@ __all__ = ["Census", "Group", "Limits", "Model", "Plan", "level", "make_plan", "
 MAX_GROUPS = 1024
 
 
+_NOBODY: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
+
+
 class Limits(NamedTuple):
-    """Of one pool's shared tier. 0: no such limit."""
+    """Of one pool's shared tier. 0: no such limit. `tenants` by tag: those for which something else holds."""
 
     capacity: int = 0
     high_percent: int = 85
@@ -28,6 +34,16 @@ class Limits(NamedTuple):
     tenant_bytes: int = 0
     idle_s: float = 0.0
     max_age_s: float = 0.0
+    tenants: Mapping[bytes, TenantLimits] = _NOBODY
+
+    def of(self, tenant: bytes) -> TenantLimits:
+        """What holds for this tenant."""
+        return self.tenants.get(tenant) or TenantLimits(self.tenant_bytes, self.idle_s, self.max_age_s)
+
+    @property
+    def by_tenant(self) -> bool:
+        """Does it matter whose a block is?"""
+        return bool(self.tenant_bytes or self.tenants)
 
     @property
     def high(self) -> int:
@@ -166,22 +182,26 @@ def make_plan(census: Census, limits: Limits, old: list[Group], *, coming: int =
     """`old` as `superseded` told; `coming`: bytes that were stored meanwhile and not counted."""
     need = census.bytes + coming - limits.low if limits.capacity and census.bytes + coming > limits.high else 0
     gives = _Gives(census, old)
-    if limits.tenant_bytes:
-        target = limits.tenant_bytes * limits.low_percent // limits.high_percent
+    if limits.by_tenant:
         for tenant, size in census.tenants().items():
-            if tenant and size > limits.tenant_bytes:
-                need -= size - target
-                gives.by_tenant[tenant] = gives.take_old(size - target, tenant)
+            quota = limits.of(tenant).bytes
+            if tenant and quota and size > quota:
+                give = size - quota * limits.low_percent // limits.high_percent
+                need -= give
+                gives.by_tenant[tenant] = gives.take_old(give, tenant)
     plan = Plan()
     over = {tenant for tenant, size in gives.by_tenant.items() if size}
     need = gives.take_old(max(0, need), None)
-    if need and not limits.tenant_bytes:
+    if need and not limits.by_tenant:
         # where nothing is superseded the exact ages of all are known, headers read or not
         plan.everyone = (gives.rest(None) if gives.from_old else census.all).cut(need)
     elif need:
         have = {tenant: gives.rest(tenant).total - gives.by_tenant.get(tenant, 0) for tenant in census.tenants()}
-        for tenant, size in level(have, need).items():
-            gives.by_tenant[tenant] = gives.by_tenant.get(tenant, 0) + size
+        for priority in sorted({limits.of(tenant).priority for tenant in have}):
+            some = {tenant: size for tenant, size in have.items() if limits.of(tenant).priority == priority}
+            for tenant, size in (level(some, need) if need > 0 else {}).items():
+                gives.by_tenant[tenant] = gives.by_tenant.get(tenant, 0) + size
+                need -= size
     plan.groups = {group: census.groups[group].ages.cut(size) for group, size in gives.from_old.items()}
     for tenant, size in gives.by_tenant.items():
         if size:

@@ -98,7 +98,7 @@ class Sweep:
         self._pace = pace
         self._gone = gone
         self._grace_s = grace_s
-        self._mask = 0 if limits.tenant_bytes or limits.max_age_s else _mask(expected)
+        self._mask = 0 if limits.by_tenant or limits.max_age_s else _mask(expected)
         self._at = now()  # ages are counted up to here, in both walks
         self._first = secrets.randbelow(256)  # sweeps that are cut short do not always begin with the same blocks
         self._removed_blocks = 0
@@ -140,14 +140,15 @@ class Sweep:
     def _look(self, leaf: Leaf, found: Found, census: Census) -> None:
         now = self._at
         age = now - found.used_at
-        if self._limits.idle_s and age > self._limits.idle_s + self._grace_s:
-            self._remove(leaf, found, "idle")
-            return
         is_read = self._is_read(found)
         known = whose(leaf, found) if is_read else None
+        limits = self._limits.of(known.group.tenant if known is not None else b"")
+        if limits.idle_s and age > limits.idle_s + self._grace_s:
+            self._remove(leaf, found, "idle")
+            return
         # whoever made it may have a clock that is ahead
         made = min(known.made_at, found.used_at) if known is not None else found.used_at
-        if known is not None and self._limits.max_age_s and now - made > self._limits.max_age_s:
+        if known is not None and limits.max_age_s and now - made > limits.max_age_s:
             self._remove(leaf, found, "age")
             return
         census.add(found.size, age)

@@ -48,10 +48,11 @@ class SharedSweeper(Turns):
         models: Callable[[], Iterable[tuple[bytes, str]]] = tuple,
         removed: Callable[[bytes], None] = lambda _key: None,
     ) -> None:
-        super().__init__(limits, store, stats, node=node, timing=timing, available=available, removed=removed)
+        super().__init__(
+            limits, store, stats, node=node, timing=timing, available=available, removed=removed, grace_s=grace_s
+        )
         self._path = path
         self._pool_uid = pool_uid
-        self._grace_s = grace_s
         self._models = models
         self._lease = Lease(timing.lease_s)
         self._renewed_at = 0.0

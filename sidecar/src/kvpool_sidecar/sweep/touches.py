@@ -43,7 +43,7 @@ class Touches:
     ) -> None:
         self._touch = touch
         self._stats = stats
-        self._every_s = every_s
+        self.every_s = every_s
         self._per_s = per_s
         self._clock = clock
         self._done: collections.OrderedDict[bytes, float] = collections.OrderedDict()
@@ -64,7 +64,7 @@ class Touches:
         """This block was used just now. Returns at once."""
         now = self._clock()
         with self._ready:
-            if now - self._done.get(key, float("-inf")) < self._every_s or len(self._queue) >= _MAX_QUEUED:
+            if now - self._done.get(key, float("-inf")) < self.every_s or len(self._queue) >= _MAX_QUEUED:
                 return
             self._done[key] = now
             self._done.move_to_end(key)
@@ -88,7 +88,7 @@ class Touches:
                     return
                 key = self._queue.popleft()
             try:
-                if self._touch(key, self._every_s):
+                if self._touch(key, self.every_s):
                     self._stats.add("touches", "touched")
             except OSError as e:
                 self._stats.add("touches", "failed")

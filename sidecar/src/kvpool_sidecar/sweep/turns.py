@@ -24,6 +24,7 @@ __all__ = ["Swept", "Timing", "Turns"]
 log = logging.getLogger(__name__)
 
 _RETRY_S = 2.0
+_OTHERS_FOLLOW_S = 120.0  # sidecars take a new configuration within so long of each other
 
 
 class Timing(NamedTuple):
@@ -65,8 +66,10 @@ class Turns(abc.ABC):
         timing: Timing,
         available: Callable[[], bool],
         removed: Callable[[bytes], None],
+        grace_s: float = 0.0,
     ) -> None:
         self._limits = limits
+        self._grace_s = grace_s
         self._store = store
         self._stats = stats
         self._node = node
@@ -79,6 +82,7 @@ class Turns(abc.ABC):
         self._ahead_s = 0.0
         self._not_before = 0.0
         self._sweeping = False
+        self._hurry = False
         self._problem = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shared-sweep", daemon=True)
@@ -91,6 +95,16 @@ class Turns(abc.ABC):
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+
+    def limit(self, limits: Limits, grace_s: float) -> None:
+        """From the next sweep on, which is due with the next turn. `grace_s`: uses may be noted as much too early.
+
+        Where uses are noted more often from now on, what is in use must have the time to be noted before it is swept.
+        """
+        if grace_s < self._grace_s:
+            self._not_before = time.monotonic() + min(self._grace_s, 4 * grace_s + _OTHERS_FOLLOW_S)
+        self._limits, self._grace_s = limits, grace_s
+        self._hurry = True
 
     def status(self) -> dict[str, Any]:
         """For /status: JSON values; tenants by the tag of their blocks."""
@@ -162,6 +176,9 @@ class Turns(abc.ABC):
     def _is_due(self) -> bool:
         if time.monotonic() < self._not_before:
             return False
+        if self._hurry:
+            self._hurry = False
+            return True
         since = self._now() - self._summary.finished
         if since < 0 or since >= max(self._timing.every_s, 2 * self._summary.seconds):
             return True

@@ -1,0 +1,302 @@
+"""KVCacheTenants: what is refused, which namespaces are whose, and what their status says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from op_samples import ENV, SECRET, MemoryCluster, pool, pool_manifest
+
+from kvpool.config import PoolConfig, TenantConfig, digest, loads
+from kvpool.keys import tenant_tag
+from kvpool_operator.api import crdgen
+from kvpool_operator.api.conditions import find
+from kvpool_operator.api.resources import TENANT
+from kvpool_operator.api.tenant import KVCacheTenant
+from kvpool_operator.cluster import Ref
+from kvpool_operator.desired.configmap import config_digest, running_digest
+from kvpool_operator.desired.env import Inputs
+from kvpool_operator.errors import InvalidPoolError
+from kvpool_operator.observe import Observer
+from kvpool_operator.reconcile import Reconciler
+from kvpool_operator.report import Report, TenantUse
+from kvpool_operator.tenants import settle, tenant_status, to_configs
+
+if TYPE_CHECKING:
+    from kvpool_operator.cluster import Manifest
+
+BAD = sorted((Path(__file__).parent / "bad_tenants").glob("*.yaml"))
+SCHEMA = crdgen.crd(TENANT)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+NOW = "2026-11-20T10:00:00Z"
+
+
+def tenant(name: str, *namespaces: str, age: int = 0, labels: dict[str, str] | None = None, **spec: Any) -> Manifest:
+    """A KVCacheTenant; the higher `age`, the older."""
+    members: dict[str, Any] = {"namespaces": list(namespaces)}
+    if labels:
+        members["selector"] = {"matchLabels": labels}
+    return {
+        "apiVersion": "kvpool.dev/v1alpha1",
+        "kind": "KVCacheTenant",
+        "metadata": {
+            "name": name,
+            "namespace": "kvpool-system",
+            "uid": f"uid-of-{name}",
+            "generation": 2,
+            "creationTimestamp": f"2026-11-20T{20 - age:02}:00:00Z",
+        },
+        "spec": {"poolRef": {"name": "chat"}, "members": members, **spec},
+    }
+
+
+# -- the API ----------------------------------------------------------------------------------------------------------
+
+
+def messages(node: Any) -> set[str]:
+    if isinstance(node, list):
+        return set().union(*map(messages, node))
+    if not isinstance(node, dict):
+        return set()
+    own = {rule["message"] for rule in node.get("x-kubernetes-validations", [])}
+    return own.union(*(messages(child) for child in node.values()))
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
+def test_a_bad_tenant_is_refused_with_the_same_sentence_everywhere(path: Path):
+    case = yaml.safe_load(path.read_text())
+    with pytest.raises(InvalidPoolError) as refused:
+        KVCacheTenant.parse(case["tenant"])
+    assert case["message"] in str(refused.value)
+    if path.stem != "priority_absurd":  # a bound of the schema
+        assert any(case["message"] in m for m in messages(SCHEMA))
+
+
+def test_every_rule_of_the_kind_has_a_bad_example_or_is_about_a_change():
+    shown = [yaml.safe_load(p.read_text())["message"] for p in BAD]
+    assert not {m for m in messages(SCHEMA) if not any(s in m for s in shown) and "cannot be changed" not in m}
+
+
+def test_the_example_is_valid():
+    parts = list(yaml.safe_load_all((Path(__file__).parents[2] / "examples" / "multi-tenant.yaml").read_text()))
+    tenants = [KVCacheTenant.parse(p) for p in parts if p["kind"] == "KVCacheTenant"]
+    assert len(tenants) == 2
+
+
+# -- whose a namespace is ----------------------------------------------------------------------------------------------
+
+
+def names(settled: Any) -> dict[str, tuple[str, ...]]:
+    return {one.name: one.namespaces for one in settled}
+
+
+def test_members_by_name_and_by_label():
+    labels = {"acme-dev": {"team": "acme"}, "acme-prod": {"team": "acme"}, "other": {}}
+    settled = settle([tenant("acme", "acme-lab", labels={"team": "acme"})], labels, ["*"])
+    assert names(settled) == {"acme": ("acme-dev", "acme-lab", "acme-prod")}
+    assert settled[0].reason == "Accepted"
+
+
+def test_the_older_of_two_that_claim_a_namespace_has_it():
+    younger, older = tenant("aaa", "both", "mine"), tenant("zzz", "both", "its", age=3)
+    for order in ([younger, older], [older, younger]):
+        settled = settle(order, {}, ["*"])
+        assert names(settled) == {"zzz": ("both", "its"), "aaa": ("mine",)}
+        assert {one.name: one.reason for one in settled} == {"zzz": "Accepted", "aaa": "NamespaceConflict"}
+        assert "both (of zzz)" in settled[1].message
+
+
+def test_a_tenant_gives_no_access_that_the_pool_does_not_give():
+    (one,) = settle([tenant("acme", "in", "out")], {}, ["in", "kvpool-system"])
+    assert one.namespaces == ("in",)
+    assert one.reason == "NamespaceNotAllowed"
+    assert "out" in one.message
+
+
+def test_one_that_cannot_be_understood_or_is_going_has_no_members():
+    wrong, going = tenant("wrong", "a", priority="high"), tenant("going", "b")
+    going["metadata"]["deletionTimestamp"] = NOW
+    settled = settle([wrong, going, tenant("fine", "a", "b")], {}, ["*"])
+    assert names(settled) == {"wrong": (), "fine": ("a", "b")}
+    assert [one.reason for one in settled if one.name == "wrong"] == ["InvalidSpec"]
+
+
+NAMESPACES = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True)
+
+
+@given(st.lists(st.tuples(NAMESPACES, st.integers(0, 3)), max_size=6), st.sampled_from([["*"], ["a", "b", "c"]]))
+def test_a_namespace_is_of_one_tenant_at_most_and_admitted(claims: list[Any], allowed: list[str]):
+    raws = [tenant(f"t{n}", *namespaces, age=age) for n, (namespaces, age) in enumerate(claims)]
+    settled = settle(raws, {}, allowed)
+    members = [namespace for one in settled for namespace in one.namespaces]
+    assert len(members) == len(set(members))
+    assert "*" in allowed or set(members) <= set(allowed)
+    claimed = {namespace for namespaces, _ in claims for namespace in namespaces}
+    assert set(members) == (claimed if "*" in allowed else claimed & set(allowed))
+    made = to_configs(settled, pool().spec)
+    assert loads(PoolConfig, _dumps(made)).tenants == made
+
+
+def _dumps(tenants: tuple[TenantConfig, ...]) -> str:
+    from kvpool_operator.desired.configmap import configmap
+
+    return str(configmap(Inputs(pool(), ENV, SECRET, tenants=tenants))["data"]["pool.json"])
+
+
+def test_what_a_tenant_leaves_out_is_the_pools():
+    spec = pool(tenancy={"defaultQuota": {"capacity": "10Gi"}}, cache={"ttl": {"idle": "1h", "maxAge": "24h"}}).spec
+    own = {"quota": {"capacity": "1Gi", "sharedCapacity": "0"}, "ttl": {"idle": "0s"}, "priority": -3}
+    plain, other = to_configs(settle([tenant("a", "x"), tenant("b", "y", **own)], {}, ["*"]), spec)
+    assert plain == TenantConfig("a", "kvt:a:uid-of-a", ("x",), 10 << 30, 10 << 30, 3600, 86400, 0)
+    assert other == TenantConfig("b", "kvt:b:uid-of-b", ("y",), 1 << 30, 0, 0, 86400, -3)
+
+
+def test_a_namesake_that_comes_later_is_another_tenant():
+    first, second = tenant("acme", "x"), tenant("acme", "y")
+    second["metadata"]["uid"] = "another"
+    one, two = (to_configs(settle([raw], {}, ["*"]), pool().spec)[0].id for raw in (first, second))
+    assert one != two
+
+
+# -- what needs a roll ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"tiers": [{"name": "nvme", "local": {"path": "/mnt/nvme/kv", "capacity": "1Gi", "reserveFree": "9%"}}]},
+        {"cache": {"eviction": {"policy": "LRU", "highWatermark": 60, "lowWatermark": 50}}},
+        {"cache": {"ttl": {"idle": "1h"}, "pinning": {"share": 5}}},
+        {"tenancy": {"defaultQuota": {"capacity": "1Gi"}}},
+        {"injection": {"allowedNamespaces": {"from": "Same"}}},
+    ],
+    ids=lambda spec: "-".join(spec),
+)
+def test_what_sidecars_take_as_they_run_does_not_roll_them(spec: dict[str, Any]):
+    before, after = Inputs(pool(), ENV, SECRET), Inputs(pool(**spec), ENV, SECRET, allowed_namespaces=("a",))
+    assert config_digest(before) == config_digest(after)
+    assert running_digest(before) != running_digest(after)
+
+
+def test_tenants_roll_nothing_and_what_cannot_be_taken_does():
+    before = Inputs(pool(), ENV, SECRET)
+    tenants = to_configs(settle([tenant("a", "x")], {}, ["*"]), pool().spec)
+    assert config_digest(before) == config_digest(Inputs(pool(), ENV, SECRET, tenants=tenants))
+    for spec in ({"transport": {"streams": 3}}, {"cache": {"write": {"policy": "LocalOnly"}}}):
+        assert config_digest(before) != config_digest(Inputs(pool(**spec), ENV, SECRET))
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+
+
+def told(status: Manifest, kind: str) -> tuple[str, str]:
+    condition = find(status["conditions"], kind)
+    assert condition is not None
+    assert condition["message"]
+    return condition["status"], condition["reason"]
+
+
+TAG = tenant_tag(SECRET.pool_secret.encode(), "kvt:acme:uid-of-acme").hex()
+
+
+def status(*reports: Report, raw: Manifest | None = None, **spec: Any) -> Manifest:
+    (one,) = settle([raw or tenant("acme", "x", "y")], {}, ["*"])
+    made = tenant_status(one, pool(**spec).spec, reports, "now", SECRET.pool_secret, NOW)
+    schema = SCHEMA["properties"]["status"]["properties"]
+    assert set(made) <= set(schema)
+    assert set(made["used"]) <= set(schema["used"]["properties"])
+    return made
+
+
+def test_a_status_adds_up_what_the_nodes_say():
+    one = Report(config="now", tenants={TAG: TenantUse(1 << 30, 30, 2), "other": TenantUse(5, 5, 5)})
+    two = Report(config="now", tenants={TAG: TenantUse(1 << 30, 34, 3)}, shared_tenants={TAG: 3 << 30})
+    made = status(one, two)
+    assert made["used"] == {"nodes": "2Gi", "blocks": 64, "shared": "3Gi", "evictedOverQuota": 5}
+    assert (made["memberCount"], made["members"], made["tag"]) == (2, ["x", "y"], TAG)
+    assert told(made, "Accepted") == ("True", "Accepted")
+    assert told(made, "Enforced") == ("True", "InForce")
+
+
+def test_enforced_says_how_many_nodes_keep_to_it():
+    assert told(status(Report(config="now"), Report(config="before")), "Enforced") == ("False", "RollingOut")
+    assert told(status(), "Enforced") == ("Unknown", "NoReports")
+    assert told(status(Report(config="now"), mode="Paused"), "Enforced") == ("Unknown", "Paused")
+    wrong = tenant("acme", "x", priority="high")
+    made = status(Report(config="now"), raw=wrong)
+    assert told(made, "Accepted") == told(made, "Enforced") == ("False", "InvalidSpec")
+    assert made["tag"] == ""
+
+
+# -- whole passes ------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """A pool without nodes, and tenants."""
+
+    def __init__(self, *tenants: Manifest, namespaces: dict[str, dict[str, str]] | None = None) -> None:
+        self.cluster = MemoryCluster()
+        for name, labels in {"kvpool-system": {}, **(namespaces or {})}.items():
+            metadata = {"name": name, "labels": labels}
+            self.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        self.cluster.put(pool_manifest(preflight="Skip"))
+        for raw in tenants:
+            self.cluster.put(raw)
+        self.clock = 0.0
+        image, clock = ENV.sidecar_image, lambda: self.clock
+        observer = Observer(
+            self.cluster, self, sidecar_image=image, namespace="kvpool-system", webhook="w", clock=clock
+        )
+        now = datetime(2026, 11, 20, 10, tzinfo=UTC)
+        self.reconciler = Reconciler(self.cluster, observer, ENV, clock=clock, now=lambda: now)
+
+    async def reports(self, addresses: Any, port: int) -> dict[str, Report]:
+        return {}
+
+    async def answers(self, addresses: Any, port: int) -> dict[str, Any]:
+        return {}
+
+    async def settle(self) -> None:
+        for _ in range(3):
+            self.clock += 100
+            await self.reconciler.reconcile("kvpool-system", "chat")
+
+    def status_of(self, name: str) -> Manifest:
+        found: Manifest = self.cluster.objects[Ref("KVCacheTenant", "kvpool-system", name)]["status"]
+        return found
+
+    @property
+    def config(self) -> PoolConfig:
+        text = self.cluster.objects[Ref("ConfigMap", "kvpool-system", "chat-config")]["data"]["pool.json"]
+        assert digest(text)
+        return loads(PoolConfig, text)
+
+
+async def test_tenants_come_into_the_configuration_and_get_a_status():
+    world = World(tenant("acme", labels={"team": "acme"}), namespaces={"a": {"team": "acme"}, "b": {}})
+    await world.settle()
+    assert [t.namespaces for t in world.config.tenants] == [("a",)]
+    assert world.status_of("acme")["members"] == ["a"]
+    assert told(world.status_of("acme"), "Accepted") == ("True", "Accepted")
+    world.cluster.calls.clear()
+    await world.settle()
+    assert world.cluster.writes() == []
+
+
+async def test_a_tenant_without_its_pool_says_so():
+    world = World(tenant("acme", "a"))
+    await world.settle()
+    del world.cluster.objects[Ref("KVCachePool", "kvpool-system", "chat")]
+    await world.settle()
+    assert told(world.status_of("acme"), "Accepted") == ("False", "PoolNotFound")
+    assert world.status_of("acme")["members"] == []
+
+
+async def test_a_tenant_of_another_pool_is_not_this_pools():
+    world = World(tenant("acme", "a") | {"spec": {"poolRef": {"name": "other"}, "members": {"namespaces": ["a"]}}})
+    await world.settle()
+    assert world.config.tenants == ()

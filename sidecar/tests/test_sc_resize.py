@@ -1,0 +1,201 @@
+"""Another capacity, order, quota or tenant for a sidecar that runs: real processes, under load, without a restart."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import threading
+
+import pytest
+from sc_nodes import MIB, Cluster, wait_for
+from sc_raw import SECRET, GoneError, ident, payload
+
+from kvpool import config, keys
+from kvpool.wire import CommitStatus
+
+SIZE = 256 * 1024 - 4096
+REFUSED = -1
+ONE, TWO, THREE = 1_000_001, 1_000_002, 1_000_003
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """One for all tests of this file, in their order."""
+    with Cluster(tmp_path_factory.mktemp("resize"), index=False) as c:
+        local = (config.LocalTier("nvme", str(c.directory / "a" / "nvme"), 64 * MIB, reserve_free_percent=0),)
+        yield c.node("a", tenants=("team-a", "team-b", "team-c"), local=local)
+
+
+def change(node, **fields) -> None:
+    """Exchange the configuration's file as the kubelet does, and wait until it is in force."""
+    node.pool = dataclasses.replace(node.pool, generation=node.pool.generation + 1, **fields)
+    wanted = config.dumps(node.pool)
+    (node.home / "new.json").write_text(wanted)
+    os.replace(node.home / "new.json", node.home / "pool.json")
+    wait_for(lambda: node.status()["config"]["generation"] == node.pool.generation, "the configuration is in force")
+    assert node.status()["config"]["digest"] == config.digest(wanted)
+
+
+def capacity(node, size: int):
+    return (dataclasses.replace(node.pool.local[0], capacity_bytes=size),)
+
+
+class Load:
+    """One engine that stores and one that reads, as fast as they can, until told to stop."""
+
+    def __init__(self, node, first: int) -> None:
+        self.node = node
+        self.first = self.stored = first
+        self.read = 0
+        self.refused = 0
+        self.wrong: list[object] = []
+        self.stop = threading.Event()
+        self.threads = [threading.Thread(target=self.run, args=(work,)) for work in (self.store, self.load)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        for thread in self.threads:
+            thread.join(20)
+        assert not self.wrong
+
+    def run(self, work) -> None:
+        try:
+            with self.node.connect() as raw:
+                while not self.stop.is_set() and self.stored < self.first + 20_000:
+                    work(raw)
+        except (AssertionError, GoneError, OSError) as e:
+            self.wrong.append(e)
+
+    def store(self, raw) -> None:
+        (status,) = raw.put({ident(self.stored): payload(self.stored, SIZE)})
+        assert status in (CommitStatus.STORED, CommitStatus.HAVE, REFUSED)
+        self.refused += status == REFUSED  # there is no room for the moment, and no failure of the engine
+        self.stored += 1
+
+    def load(self, raw) -> None:
+        first = max(self.first, self.stored - 100)
+        some = [random.randrange(first, self.stored + 1) for _ in range(8)]
+        for n, data in zip(some, raw.get([ident(n) for n in some]), strict=True):
+            assert data is None or data == payload(n, SIZE)
+            self.read += data is not None
+
+    def goes_on(self) -> None:
+        before = self.read
+        wait_for(lambda: self.wrong or self.read > before + 50, "blocks are read")
+        assert not self.wrong
+
+
+def test_a_drive_is_shrunk_and_grown_under_load_and_no_request_fails(node):
+    pid = node.process.pid
+    with Load(node, 100_000) as load:
+        wait_for(lambda: node.status()["used_bytes"] > 40 * MIB, "the drive fills")
+        change(node, local=capacity(node, 12 * MIB))
+        assert node.status()["capacity_bytes"] == 12 * MIB
+        wait_for(lambda: node.status()["used_bytes"] <= 12 * MIB, "what is too much goes")
+        load.goes_on()
+        assert node.status()["used_bytes"] <= 12 * MIB
+        change(node, local=capacity(node, 64 * MIB))
+        wait_for(lambda: node.status()["used_bytes"] > 24 * MIB, "the new room is used")
+        load.goes_on()
+    assert node.process.pid == pid
+    assert node.running
+
+
+def test_the_order_is_changed_under_load(node):
+    with Load(node, 200_000) as load:
+        for policy in ("LRU", "S3FIFO", "PrefixAware"):
+            change(node, cache=dataclasses.replace(node.pool.cache, eviction_policy=policy))
+            wait_for(lambda policy=policy: f"in the order of {policy}" in node.log.read_text(), policy)
+            load.goes_on()
+
+
+def quotas(node, size: int):
+    return (config.TenantConfig("team-a", "kvt:team-a:1", ("team-a",), quota_bytes=size),)
+
+
+def test_the_quota_of_a_tenant_is_changed_and_costs_nobody_else_a_block(node):
+    change(node, tenants=quotas(node, 16 * MIB))
+    for tenant, first in (("team-a", 0), ("team-b", 1000)):
+        with node.connect(tenant) as raw:
+            for n in range(first, first + 40):
+                assert raw.put({ident(n): payload(n, SIZE)}) == [CommitStatus.STORED]
+
+    def use(tenant):
+        return node.status()["tenants"][keys.tenant_tag(SECRET, tenant).hex()]
+
+    assert (use("kvt:team-a:1")["blocks"], use("team-b")["blocks"]) == (40, 40)
+    change(node, tenants=quotas(node, 2 * MIB))
+    wait_for(lambda: use("kvt:team-a:1")["over_quota"] == 32, "the quota holds")
+    assert use("kvt:team-a:1")["used_bytes"] == 2 * MIB
+    assert use("team-b")["blocks"] == 40
+    with node.connect("team-b") as raw:
+        assert all(raw.get([ident(n) for n in range(1000, 1040)]))
+    with node.connect("team-a") as raw:
+        assert sum(data is not None for data in raw.get([ident(n) for n in range(40)])) == 8
+
+
+def one_tenant(*namespaces: str):
+    return (config.TenantConfig("both", "kvt:both:7", namespaces),)
+
+
+def test_namespaces_that_become_one_tenant_share_and_when_they_part_find_nothing_of_it(node):
+    change(node, tenants=())
+    a, b = node.connect("team-a"), node.connect("team-b")
+    assert a.put({ident(ONE): payload(ONE, SIZE)}) == [CommitStatus.STORED]
+    change(node, tenants=one_tenant("team-a", "team-b"))
+    for raw in (a, b):  # who they are is said when they connect: these connections are of another tenant
+        with pytest.raises(GoneError):
+            raw.lookup([ident(ONE)])
+        raw.close()
+    with node.connect("team-a") as a, node.connect("team-b") as b, node.connect("team-c") as c:
+        assert a.get([ident(ONE)]) == [None]  # it was the namespace's own
+        assert a.put({ident(TWO): payload(TWO, SIZE)}) == [CommitStatus.STORED]
+        assert b.get([ident(TWO)]) == [payload(TWO, SIZE)]
+        assert c.get([ident(ONE), ident(TWO)]) == [None, None]
+        change(node, tenants=one_tenant("team-a"))
+        assert a.get([ident(TWO)]) == [payload(TWO, SIZE)]
+        with pytest.raises(GoneError):
+            b.lookup([ident(TWO)])
+    with node.connect("team-b") as b:
+        assert b.get([ident(TWO)]) == [None]
+    change(node, tenants=())
+    with node.connect("team-a") as a:
+        assert a.get([ident(ONE), ident(TWO)]) == [payload(ONE, SIZE), None]
+
+
+def test_what_needs_a_restart_and_what_cannot_be_read_is_told_and_has_no_effect(node):
+    before = node.status()
+    peer = dataclasses.replace(node.pool.peer, port=17500)
+    text = config.dumps(dataclasses.replace(node.pool, peer=peer, local=capacity(node, MIB)))
+    (node.home / "pool.json").write_text(text)
+    told = wait_for(lambda: node.status()["config"]["problem"], "it is told")
+    assert told == "needs a restart: peer.port"
+    assert node.status()["config"]["needs_restart"]
+    (node.home / "pool.json").write_text(text[:100])
+    wait_for(lambda: "not JSON" in node.status()["config"]["problem"], "it is told")
+    after = node.status()
+    assert after["config"]["digest"] == before["config"]["digest"]
+    assert after["capacity_bytes"] == before["capacity_bytes"]
+    with node.connect() as raw:
+        assert raw.put({ident(THREE): payload(THREE, SIZE)}) == [CommitStatus.STORED]
+    change(node, local=capacity(node, 32 * MIB))
+    assert node.status()["config"]["problem"] == ""
+    assert node.status()["capacity_bytes"] == 32 * MIB
+
+
+def test_a_namespace_that_is_admitted_no_more_is_served_no_more_at_once(node):
+    a, b = node.connect("team-a"), node.connect("team-b")
+    change(node, allowed_namespaces=("team-b",))
+    with pytest.raises(GoneError):
+        a.lookup([ident(ONE)])
+    b.lookup([ident(ONE)])
+    with pytest.raises(ConnectionRefusedError):
+        type(a)(node.sockets["team-a"])
+    a.close()
+    b.close()

@@ -1,0 +1,359 @@
+"""Tenants of their own quota, ages and priority on a drive and in a shared directory, and limits that change."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+
+import pytest
+
+from kvpool import keys
+from kvpool.config import CacheConfig, IndexConfig, LocalTier, PoolConfig, TenantConfig, digest, dumps, fixed, loads
+from kvpool.errors import ConfigError
+from kvpool.wire import CommitStatus
+from kvpool_sidecar import evict, quota
+from kvpool_sidecar.evict import Order
+from kvpool_sidecar.quota import TenantLimits
+from kvpool_sidecar.server.live import differences
+from kvpool_sidecar.store.local import open_local
+from kvpool_sidecar.store.root import Root
+from kvpool_sidecar.sweep.plan import Census, Group, Limits, make_plan
+from kvpool_sidecar.tenancy import Tenancy
+from kvpool_sidecar.testing.blocks import header, key, payload, read, write
+
+MIB = 1 << 20
+GOLD, LEAD = b"G" * 16, b"L" * 16
+SECRET = b"a secret of this test, long enough"
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def root(limits: quota.Limits, **kw) -> Root:
+        made.append(Root("nvme", str(tmp_path / "r"), limits, pool_uid="u", **kw))
+        made[-1].scan()
+        return made[-1]
+
+    yield root
+    for one in made:
+        one.close()
+
+
+def limits(capacity: int = 32 * MIB, **kw) -> quota.Limits:
+    return quota.Limits(capacity, 85, 75, 1000, **kw)
+
+
+def put(root: Root, n: int, tenant: bytes, size: int = MIB - 4096, **fields) -> None:
+    data = payload(n, size)
+    pending = root.begin(key(n), len(data))
+    assert pending is not None
+    write(pending, dataclasses.replace(header(n, data), tenant_tag=tenant, **fields), data)
+    assert root.commit(pending) == CommitStatus.STORED
+
+
+def those_of(root: Root, *numbers: int) -> int:
+    return sum(root.has(key(n)) for n in numbers)
+
+
+def test_each_tenant_has_its_own_quota(make):
+    root = make(limits(tenant_bytes=2 * MIB, tenants={GOLD: TenantLimits(8 * MIB)}))
+    for n in range(12):
+        put(root, n, GOLD)
+        put(root, 100 + n, LEAD)
+    assert those_of(root, *range(12)) == 8
+    assert those_of(root, *range(100, 112)) == 2
+    assert {tag: use.over_quota for tag, use in root.tenants().items()} == {GOLD: 4, LEAD: 10}
+
+
+def test_on_a_full_drive_the_tenant_of_the_lowest_priority_makes_room(make):
+    root = make(limits(20 * MIB, tenants={GOLD: TenantLimits(priority=5)}))
+    for n in range(10):
+        put(root, n, GOLD)
+    for n in range(100, 104):  # it takes less, and still it is the one
+        put(root, n, LEAD)
+    for n in range(200, 207):
+        put(root, n, GOLD)
+        root.housekeep()
+    assert those_of(root, *range(10), *range(200, 207)) == 15
+    assert those_of(root, *range(100, 104)) == 0
+
+
+def test_each_tenant_has_its_own_ages(make):
+    now = [10_000_000_000.0]
+    root = make(limits(tenants={LEAD: TenantLimits(idle_s=100.0), GOLD: TenantLimits()}), clock=lambda: now[0])
+    for n in range(4):
+        put(root, n, GOLD)
+        put(root, 100 + n, LEAD)
+        read(root, n)  # the files are of today, the clock is not
+        read(root, 100 + n)
+    now[0] += 300
+    root.housekeep()
+    assert those_of(root, *range(4)) == 4
+    assert those_of(root, *range(100, 104)) == 0
+
+
+def test_a_smaller_drive_is_emptied_by_housekeeping_in_its_order(make):
+    root = make(limits(), policy="LRU")
+    for n in range(20):
+        put(root, n, LEAD)
+    root.reconfigure(limits(8 * MIB), Order("LRU"))
+    assert root.usage().capacity_bytes == 8 * MIB
+    assert those_of(root, *range(20)) == 20  # nothing is waited for
+    root.housekeep()
+    assert [n for n in range(20) if root.has(key(n))] == list(range(14, 20))
+
+
+@pytest.mark.parametrize("policy", ["LRU", "FIFO"])
+def test_another_order_holds_after_the_next_housekeeping(make, policy):
+    root = make(limits(), policy="FIFO" if policy == "LRU" else "LRU")
+    for n in range(10):
+        put(root, n, LEAD)
+    root.reconfigure(limits(), Order(policy))
+    assert not root.settled
+    root.housekeep()
+    assert root.settled
+    assert read(root, 0) == payload(0, MIB - 4096)
+    root.reconfigure(limits(6 * MIB), Order(policy))
+    root.housekeep()
+    assert root.has(key(0)) == (policy == "LRU")
+
+
+def test_what_comes_and_goes_while_the_table_is_made_anew_is_not_forgotten(make, monkeypatch):
+    """A rebuild that is stopped in the middle by stores, reads and removals of another thread."""
+    root = make(limits(64 * MIB))
+    for n in range(20):
+        put(root, n, LEAD)
+    arrived, go_on = threading.Event(), threading.Event()
+    plain = evict.make_tables
+
+    def slow(order, its_limits):
+        arrived.set()
+        assert go_on.wait(10)
+        return plain(order, its_limits)
+
+    monkeypatch.setattr(evict, "make_tables", slow)
+    root.reconfigure(limits(64 * MIB, tenants={GOLD: TenantLimits(4 * MIB)}), Order("LRU"))
+    thread = threading.Thread(target=root.housekeep)
+    thread.start()
+    assert arrived.wait(10)
+    for n in range(100, 110):
+        put(root, n, GOLD)
+    for n in range(5):
+        assert root.remove(key(n))
+    assert read(root, 6) == payload(6, MIB - 4096)
+    go_on.set()
+    thread.join(10)
+    assert {tag: use.blocks for tag, use in root.tenants().items()} == {LEAD: 15, GOLD: 4}
+    assert root.usage().used_bytes == 19 * MIB
+    assert sorted(dict(root.keys())) == sorted(key(n) for n in (*range(5, 20), *range(106, 110)))
+
+
+def test_quotas_of_before_a_restart_are_known_again_when_they_are_asked_for_later(make):
+    root = make(limits())
+    for n in range(6):
+        put(root, n, GOLD)
+        put(root, 100 + n, LEAD)
+    root.close()
+    again = make(limits())  # it reads no headers
+    again.reconfigure(limits(tenant_bytes=4 * MIB), Order())
+    again.housekeep()
+    assert those_of(again, *range(6)) == 4
+    assert those_of(again, *range(100, 106)) == 4
+
+
+def test_an_age_that_is_asked_for_later_counts_from_when_blocks_were_made(make):
+    root = make(limits())
+    put(root, 1, LEAD, created_ms=1_000)
+    put(root, 2, LEAD, created_ms=int(time.time() * 1000))
+    root.close()
+    again = make(limits())
+    again.reconfigure(limits(max_age_s=1000.0), Order())
+    again.housekeep()
+    assert not again.has(key(1))
+    assert again.has(key(2))
+
+
+def test_a_shorter_idle_time_spares_what_was_in_use_but_not_noted(make):
+    now = [10_000_000_000.0]
+    root = make(limits(), clock=lambda: now[0])
+    put(root, 1, LEAD)
+    read(root, 1)
+    now[0] += 500
+    read(root, 1)  # within ten minutes of the last note: not noted
+    root.reconfigure(limits(idle_s=100.0), Order())
+    root.housekeep()
+    assert root.has(key(1))
+
+
+def test_pins_follow_their_share(make):
+    root = make(limits(), order=Order("LRU", 50, 2))
+    for n in range(16):
+        put(root, n, LEAD)
+    for _ in range(2):
+        for n in range(8):
+            read(root, n)
+    assert root.pinned_bytes == 8 * MIB
+    root.reconfigure(limits(), Order("LRU", 10, 2))
+    assert root.pinned_bytes == 3 * MIB
+    root.reconfigure(limits(8 * MIB), Order("LRU", 0, 2))
+    root.housekeep()
+    assert root.pinned_bytes == 0
+    assert those_of(root, *range(16)) == 6
+    assert root.usage().used_bytes == 6 * MIB
+
+
+@pytest.mark.parametrize("policy", [*evict.POLICIES, "PerTenant"])
+def test_a_table_and_its_journal_agree_whatever_happens(policy):
+    """The rule of the rebuild: a copy, and then every block of the journal as it is now, is the table."""
+    rng = random.Random(7)
+    lim = limits(1 << 40, tenants={GOLD: TenantLimits(priority=1)} if policy == "PerTenant" else {})
+    order = Order("PrefixAware" if policy == "PerTenant" else policy, 20, 3)
+    table = evict.make_tables(order, lim)
+    for n in range(200):
+        table.add(key(n), evict.Entry(4096, 10, float(n), 0, rng.choice([GOLD, LEAD])))
+    copy = {k: table.get(k) for k in list(table)}
+    table.journal = {}
+    for step in range(2000):
+        n = rng.randrange(300)
+        match rng.randrange(6):
+            case 0:
+                table.add(key(n), evict.Entry(4096 * (step % 3 + 1), 10, 1e3, 0, rng.choice([GOLD, LEAD])))
+            case 1:
+                table.discard(key(n))
+            case 2 if len(table) > 50:
+                table.take_victims(5000, 3)
+            case 3 if isinstance(table, evict.PerTenant):
+                table.take_from(LEAD, 5000, 3)
+            case _:
+                table.touch(key(n), 2.0)
+        if step == 1000:
+            evict.adjust(table, order._replace(pinned_percent=1), lim)
+    for k in table.journal:
+        copy.pop(k, None)
+        if k in table:
+            copy[k] = table.get(k)
+    assert {k: e.size for k, e in copy.items()} == {k: table.get(k).size for k in list(table)}
+    assert sum(e.size for e in copy.values()) == table.total_bytes
+
+
+# -- a drive's part of a quota, and blocks whose place moves -----------------------------------------------------------
+
+
+def config(**fields) -> PoolConfig:
+    tiers = (LocalTier("a", "/a", 1000), LocalTier("b", "/b", 3000))
+    return PoolConfig("chat", "kvpool", "u", tiers, IndexConfig(""), **fields)
+
+
+ACME = TenantConfig("acme", "kvt:acme:1", ("acme-dev", "acme-prod"), 400, 800, 60, 600, 3)
+
+
+def test_who_is_whose():
+    tenancy = Tenancy(SECRET, config(tenants=(ACME,)))
+    assert {tenancy.id_of("acme-dev"), tenancy.id_of("acme-prod")} == {"kvt:acme:1"}
+    assert (tenancy.id_of("acme"), tenancy.name_of("acme")) == ("acme", "acme")
+    assert tenancy.name_of("acme-dev") == "kvt/acme"
+    tag = keys.tenant_tag(SECRET, "kvt:acme:1")
+    assert tenancy.local(0.25) == {tag: TenantLimits(100, 60, 600, 3)}
+    assert tenancy.shared() == {tag: TenantLimits(800, 60, 600, 3)}
+
+
+def test_a_drive_that_grows_takes_more_of_the_blocks_and_what_is_being_written_arrives_where_it_began(tmp_path):
+    tiers = [LocalTier(n, str(tmp_path / n), 32 * MIB, 0, 0) for n in ("a", "b")]
+    store = open_local(tiers, CacheConfig(), "u")
+    for root in store.roots:
+        root.scan()
+    begun = []
+    for n in range(24):
+        data = payload(n, 4096)
+        pending = store.begin(key(n), len(data))
+        write(pending, header(n, data), data)
+        begun.append(pending)
+    grown = [dataclasses.replace(tiers[0], capacity_bytes=1 << 40), tiers[1]]
+    store.reconfigure(grown, CacheConfig(), lambda _share: {})
+    assert {store._home(key(n)).name for n in range(24)} == {"a"}
+    for n, pending in enumerate(begun):
+        assert store.commit(pending) == CommitStatus.STORED
+        assert read(store, n) == payload(n, 4096)
+    assert [root._pending_bytes for root in store.roots] == [0, 0]
+    assert all(root.usage().blocks for root in store.roots)
+    store.close()
+
+
+# -- the shared directory ---------------------------------------------------------------------------------------------
+
+
+def census(**sizes: int) -> Census:
+    found = Census()
+    for name, size in sizes.items():
+        for n in range(size):
+            found.add(1, 10.0 + n)
+            found.attribute(Group(name.encode()), 1, 10.0 + n, 10.0 + n)
+    return found
+
+
+def test_a_full_shared_tier_is_paid_for_by_the_lowest_priority_first():
+    its = Limits(100, 90, 60, tenants={b"gold": TenantLimits(priority=2), b"lead": TenantLimits(priority=-1)})
+    plan = make_plan(census(gold=50, lead=10, other=40), its, [])
+    assert set(plan.tenants) == {b"lead", b"other"}
+    taken = {name: sum(cut.takes(10.0 + n, 1) for n in range(40)) for name, cut in plan.tenants.items()}
+    assert taken == {b"lead": 40, b"other": 30}  # all of lead's
+
+
+def test_each_tenant_has_its_own_quota_in_the_shared_tier():
+    its = Limits(1000, 90, 60, tenant_bytes=20, tenants={b"gold": TenantLimits(40), b"free": TenantLimits(0)})
+    plan = make_plan(census(gold=50, free=60, other=30), its, [])
+    assert set(plan.quota) == {b"gold", b"other"}
+    assert not plan.tenants
+
+
+# -- the configuration -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_live_is_not_part_of_what_a_restart_is_for():
+    one = config()
+    other = config(
+        tenants=(ACME,),
+        allowed_namespaces=("acme-dev",),
+        generation=9,
+        cache=CacheConfig(eviction_policy="LRU", idle_ttl_s=5, high_watermark=99, tenant_quota_bytes=7),
+        **{},
+    )
+    other = dataclasses.replace(other, local=(LocalTier("a", "/a", 7, 8, 9), other.local[1]))
+    assert fixed(one) == fixed(other)
+    assert differences(fixed(one), fixed(dataclasses.replace(other, local=other.local[:1]))) == ["local"]
+    moved = dataclasses.replace(other, local=(LocalTier("a", "/elsewhere", 7), other.local[1]), http_port=1)
+    assert differences(fixed(one), fixed(moved)) == ["http_port", "local[0].path"]
+
+
+def test_a_digest_knows_every_field_but_the_generation():
+    text = dumps(config(generation=1))
+    assert digest(text) == digest(dumps(config(generation=2)))
+    assert digest(text) != digest(dumps(config(http_port=1)))
+    assert digest(text) != digest(text.replace("{", '{"of a newer build": 1,', 1))
+
+
+@pytest.mark.parametrize(
+    ("tenants", "told"),
+    [
+        ((ACME, dataclasses.replace(ACME, id="kvt:other:2")), "a namespace is of one tenant"),
+        ((ACME, dataclasses.replace(ACME, namespaces=())), "an id of its own"),
+        ((ACME,) * 1025, "at most 1024"),
+    ],
+)
+def test_tenants_that_cannot_be_are_refused(tenants, told):
+    with pytest.raises(ConfigError, match=told):
+        config(tenants=tenants)
+
+
+@pytest.mark.parametrize("wrong", [{"id": "acme-prod"}, {"name": ""}, {"quota_bytes": -1}])
+def test_a_tenant_that_could_be_taken_for_a_namespace_is_refused(wrong):
+    with pytest.raises(ConfigError, match="tenants"):
+        dataclasses.replace(ACME, **wrong)
+
+
+def test_tenants_are_read_as_they_were_written():
+    made = config(tenants=(ACME,))
+    assert loads(PoolConfig, dumps(made)) == made
