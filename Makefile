@@ -17,6 +17,7 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 -include bench/bench.mk
 -include bench/soak/soak.mk
 -include supply/supply.mk
+-include charts/charts.mk
 
 .PHONY: help setup check test gen golden clean
 help: ## show this list
@@ -52,6 +53,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(PY) -m kvpool_operator.api.crdgen --check
 	@for f in crds/*.kvpool.dev.yaml; do cmp $$f charts/kvpool/files/$$f || { echo "run make gen and commit the result"; exit 1; }; done
 	$(PY) -m kvpool.config --check
+	@$(MAKE) --no-print-directory audit
 
 test: setup ## unit, contract and integration tests with a real Redis and real sidecars (5 minutes on 2 processors)
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)

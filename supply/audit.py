@@ -1,7 +1,8 @@
 """Known vulnerabilities of what the images install: `python -m supply.audit PIP_AUDIT` asks PyPI's advisories.
 
-Ends with 1 for one that supply/accepted.toml does not name. Where nobody answers that is said, and nothing fails: a
-check of the code must not depend on a network. An answer is good for a day.
+Ends with 1 for one that supply/accepted.toml does not name. Where nobody answers, or does not know a part, that is
+said, and nothing fails: a check of the code must not depend on a network. An answer is good for a day, silence for an
+hour.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,9 @@ LISTS = sorted({name for made_of in IMAGES.values() for name in (*made_of["lists
 TIMEOUT_S = 120
 CALL_S = 10
 
-Verdict = tuple[list[str], list[str]]
-"""What must be dealt with, and what was accepted, in sentences."""
+Verdict = tuple[list[str], list[str], int]
+"""What must be dealt with, and what was accepted, in sentences; how many parts the source knows nothing of."""
+SILENCE_S = 3600
 
 
 def read_accepted(text: str, today: datetime.date) -> dict[str, str]:
@@ -46,14 +49,15 @@ def read_accepted(text: str, today: datetime.date) -> dict[str, str]:
 
 def judge(report: dict[str, Any], accepted: dict[str, str]) -> Verdict:
     """`report` is pip-audit's JSON."""
-    bad, known = [], []
+    bad, known, unknown = [], [], 0
     for part in report["dependencies"]:
+        unknown += "skip_reason" in part
         for one in part.get("vulns", []):
             names = {one["id"], *one.get("aliases", [])}
             mended = ", ".join(one.get("fix_versions") or []) or "no version yet"
             sentence = f"{part['name']} {part['version']}: {one['id']} (mended in {mended})"
             (known if any(accepted.get(name) == part["name"] for name in names) else bad).append(sentence)
-    return bad, known
+    return bad, known, unknown
 
 
 def _ask(pip_audit: str, name: str, kept: Path) -> dict[str, Any] | None:
@@ -71,7 +75,8 @@ def _ask(pip_audit: str, name: str, kept: Path) -> dict[str, Any] | None:
         found = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):
         return None
-    kept.mkdir(parents=True, exist_ok=True)
+    if all("skip_reason" in part for part in found["dependencies"]):
+        return None  # a mirror that has the distributions, but no advisories
     for old in kept.glob(f"{name}-*.json"):
         old.unlink()
     cached.write_text(done.stdout)
@@ -85,17 +90,25 @@ def main(argv: list[str]) -> int:
         return 2
     cache = os.environ.get("KVPOOL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvpool"
     accepted = read_accepted(ACCEPTED.read_text(), datetime.datetime.now(datetime.UTC).date())
+    kept = Path(cache) / "audit"
+    kept.mkdir(parents=True, exist_ok=True)
+    silent = kept / "silent"
     every: list[str] = []
     for name in LISTS:
-        report = _ask(argv[0], name, Path(cache) / "audit")
+        is_silent = silent.exists() and 0 <= time.time() - silent.stat().st_mtime < SILENCE_S
+        report = None if is_silent else _ask(argv[0], name, kept)
         if report is None:
-            print("audit: the source of advisories does not answer, so nothing is known about vulnerabilities")
-            return 0
-        bad, known = judge(report, accepted)
+            if not is_silent:
+                silent.touch()
+            print("audit: the source of advisories does not answer, so NOTHING IS KNOWN about vulnerabilities")
+            break
+        silent.unlink(missing_ok=True)
+        bad, known, unknown = judge(report, accepted)
         for sentence in known:
             print(f"audit: accepted: {sentence}")
         every += [f"requirements/{name}.txt: {sentence}" for sentence in bad]
-        print(f"audit: requirements/{name}.txt: {len(report['dependencies'])} parts, {len(bad)} with something to mend")
+        parts = len(report["dependencies"])
+        print(f"audit: requirements/{name}.txt: {parts} parts, {len(bad)} findings, {unknown} unknown")
     for sentence in every:
         print(f"audit: {sentence}", file=sys.stderr)
     return 1 if every else 0

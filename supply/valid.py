@@ -13,4 +13,6 @@ for name in sys.argv[1:]:
     if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(Path(name).read_text()):
         print(f"{name}: {str(error)[:500]}", file=sys.stderr)
         wrong = 1
+    else:
+        print(f"{name}: valid CycloneDX 1.6")
 sys.exit(wrong)

@@ -73,6 +73,7 @@ def test_a_line_without_pin_or_digest_is_refused(tmp_path: Path, monkeypatch: py
 REPORT = {
     "dependencies": [
         {"name": "good", "version": "1", "vulns": []},
+        {"name": "own", "skip_reason": "not found"},
         {"name": "bad", "version": "2", "vulns": [{"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["3"]}]},
     ]
 }
@@ -80,10 +81,11 @@ ENTRY = '["CVE-1"]\npart = "bad"\nreason = "not called"\nuntil = 2027-01-02\n'
 
 
 def test_an_advisory_must_be_dealt_with_unless_it_was_accepted():
-    bad, known = audit.judge(REPORT, {})
+    bad, known, unknown = audit.judge(REPORT, {})
+    assert unknown == 1
     assert bad == ["bad 2: PYSEC-1 (mended in 3)"]
     assert known == []
-    bad, known = audit.judge(REPORT, audit.read_accepted(ENTRY, TODAY))
+    bad, known, _ = audit.judge(REPORT, audit.read_accepted(ENTRY, TODAY))
     assert (bad, len(known)) == ([], 1)
 
 
@@ -109,7 +111,15 @@ def test_a_finding_fails_and_a_silent_source_does_not(
 ):
     monkeypatch.setenv("KVPOOL_CACHE", str(tmp_path / "silent"))
     assert audit.main([fake(tmp_path, "echo 'could not connect' >&2; exit 1")]) == 0
-    assert "nothing is known" in capsys.readouterr().out
+    assert "NOTHING IS KNOWN" in capsys.readouterr().out
+    # a mirror that knows no advisories knows nothing, which is not the same as none
+    monkeypatch.setenv("KVPOOL_CACHE", str(tmp_path / "mirror"))
+    nothing = '{"dependencies": [{"name": "p", "skip_reason": "not found"}]}'
+    assert audit.main([fake(tmp_path, f"echo '{nothing}'")]) == 0
+    assert "NOTHING IS KNOWN" in capsys.readouterr().out
+    # and it is not asked again at once
+    assert audit.main([fake(tmp_path, f"touch {tmp_path}/asked; exit 1")]) == 0
+    assert not (tmp_path / "asked").exists()
     monkeypatch.setenv("KVPOOL_CACHE", str(tmp_path / "answers"))
     one = '{"dependencies": [{"name": "p", "version": "1", "vulns": [{"id": "X", "fix_versions": []}]}]}'
     assert audit.main([fake(tmp_path, f"echo '{one}'; exit 1")]) == 1
