@@ -90,7 +90,9 @@ class World:
         for n in range(nodes):
             self.pod(f"node-{n}", f"10.0.0.{n}")
         self.operation(**spec)
-        self.reconciler = OperationReconciler(self.cluster, self.nodes, now=lambda: self.now)
+        self.reconciler = OperationReconciler(
+            self.cluster, self.nodes, now=lambda: self.now, clock=lambda: self.now.timestamp()
+        )
 
     def operation(self, **spec: Any) -> None:
         wish = (
@@ -256,12 +258,17 @@ async def test_an_operator_that_starts_anew_learns_from_the_nodes_what_they_did(
 async def test_a_sidecar_that_restarts_is_asked_again():
     world = World()
     world.nodes.endless |= {"node-0", "node-1"}
-    for _ in range(4):
+    for _ in range(3):
         await world.look()
+    for at in [at for at in world.nodes.states if at[0] == "node-1"]:
+        world.nodes.states[at] = Progress("Running", total=10, counts={"blocks": 7, "bytes": 350})
+    await world.look()
     world.nodes.restart("node-1")
+    await world.look()
     world.nodes.endless.clear()
-    await world.run()
+    status = await world.run()
     assert [n for n, _ in world.nodes.heard].count("node-1") == 3
+    assert status["receipt"]["local"] == {"blocks": 8 + 7, "bytes": 400 + 350}  # what was gone before is not forgotten
 
 
 async def test_one_that_was_cut_short_by_its_sidecars_end_is_not_failed():
@@ -363,6 +370,21 @@ async def test_an_operation_on_a_pool_that_goes_is_cancelled():
     world.cluster.objects[Ref("KVCachePool", NS, "chat")]["metadata"]["deletionTimestamp"] = "2026-11-20T10:00:00Z"
     await world.run("Cancelled")
     assert world.nodes.heard == []
+
+
+async def test_numbers_that_go_up_are_written_now_and_then():
+    world = World()
+    world.nodes.endless |= {"node-0", "node-1"}
+    for _ in range(4):
+        await world.look()
+    world.cluster.calls.clear()
+    for n in range(20):
+        for at in world.nodes.states:
+            world.nodes.states[at] = Progress("Running", done=n, total=40, unit="blocks", counts={"blocks": n})
+        await world.look()
+    assert 3 <= len(world.cluster.writes()) <= 5  # in twenty seconds
+    assert "step 1 of 2), " in world.status["message"]
+    assert "of 80 blocks" in world.status["message"]
 
 
 async def test_status_is_written_when_it_changes_and_not_otherwise():

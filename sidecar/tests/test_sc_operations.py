@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -13,7 +14,8 @@ from sc_raw import FINGERPRINT, SECRET, ident, payload
 
 from kvpool import block, config, keys, wire
 from kvpool.block import HEADER_BYTES
-from kvpool.errors import ProtocolError
+from kvpool.errors import PoolUnavailableError, ProtocolError
+from kvpool_sidecar import blockfile
 from kvpool_sidecar.admin.context import CancelledError, Context
 from kvpool_sidecar.admin.purge import Purge
 from kvpool_sidecar.admin.verify import Verify
@@ -24,6 +26,7 @@ from kvpool_sidecar.shared_tier import SharedTier
 from kvpool_sidecar.stats import Stats
 from kvpool_sidecar.store.bars import LIFE_S, Bars
 from kvpool_sidecar.store.faulty import FaultyStore
+from kvpool_sidecar.store.local import open_local
 from kvpool_sidecar.store.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
 
@@ -157,6 +160,44 @@ def test_what_is_stored_after_a_purge_is_kept_and_the_bar_ends():
     for n in range(200):
         bars.add(Wish().fits, n)
     assert len(bars._bars) == 64
+
+
+@pytest.fixture
+def drive(tmp_path):
+    tier = config.LocalTier("nvme", str(tmp_path / "nvme"), 64 * MIB, reserve_free_percent=0)
+    store = open_local([tier], config.CacheConfig(), "pool-uid")
+    store.start()
+    wait_for(lambda: store.scanned, "it has been scanned")
+    for n in range(4):
+        put(store, n, 1000)
+    yield store
+    store.close()
+
+
+def test_a_bad_spot_of_a_drive_costs_its_block_and_the_rest_is_looked_at(drive, monkeypatch):
+    whole = blockfile.verify
+
+    def verify(fd, one, size):
+        if one == key(2):
+            raise OSError(errno.EIO, "Input/output error")
+        return whole(fd, one, size)
+
+    monkeypatch.setattr(blockfile, "verify", verify)
+    context = Context()
+    Verify(drive, None)({"bytes_per_s": 1 << 30, **LOCAL}, context)
+    assert (context.counts["blocks"], context.counts["corrupt"]) == (4, 1)
+    assert [drive.has(key(n)) for n in range(4)] == [True, True, False, True]
+    monkeypatch.setattr(drive.roots[0], "look", lambda one: (_ for _ in ()).throw(OSError(errno.EIO, "bad")))
+    Purge(SECRET, drive, None)({"tenant": "nobody", **LOCAL}, context)
+    assert drive.usage().blocks == 0  # what cannot be read is of no use, and might be the tenant's
+
+
+def test_a_drive_that_is_fenced_is_not_said_to_be_whole(drive):
+    for _ in range(20):
+        drive.roots[0].fence.strike(OSError(errno.EIO, "bad"))
+    assert drive.roots[0].fence.fenced
+    with pytest.raises(PoolUnavailableError):
+        Verify(drive, None)({"bytes_per_s": 1 << 30, **LOCAL}, Context())
 
 
 # -- real sidecars

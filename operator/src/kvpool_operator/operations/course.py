@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Course", "Said"]
 
 _CANCELLED = "cancelled"
+_ADDS_UP = "purge"
+"""The kind of order of which a second run counts only what the first one left."""
 _SILENT = 5
 """Times in a row that a node must be silent for another one to be asked in its place."""
 
@@ -41,6 +43,8 @@ class Said:
     is_final: bool = False
     unanswered: int = 0
     """Times in a row that it could not be asked."""
+    earlier: Mapping[str, int] = field(default_factory=dict)
+    """What was counted before its sidecar restarted and began this step anew."""
 
     @property
     def is_done(self) -> bool:
@@ -116,6 +120,8 @@ class Course:
         """All that was counted."""
         tiers: dict[str, Counter[str]] = {"local": Counter(), "shared": Counter()}
         for (number, _), said in self.said.items():
+            if self.steps[number].kind == _ADDS_UP:
+                tiers[self.steps[number].tier].update(said.earlier)
             if said.progress is not None:
                 tiers[self.steps[number].tier].update(said.progress.counts)
         return Receipt(local=dict(sorted(tiers["local"].items())), shared=dict(sorted(tiers["shared"].items())))
@@ -146,9 +152,16 @@ class Course:
             return f"not done on {len(failures)} of {len(nodes)} nodes: {some}"[:1024]
         if not nodes:
             return "the pool has no sidecar yet"
+        far = self._how_far(number, nodes)
         waiting = {node: why for node in self.asked(number, nodes) if (why := self._unanswered(number, node))}
         told = f"; waiting for {', '.join(sorted(waiting)[:8])}: {next(iter(waiting.values()))}" if waiting else ""
-        return f"{self.steps[number].what} (step {number + 1} of {len(self.steps)}){told}"[:1024]
+        return f"{self.steps[number].what} (step {number + 1} of {len(self.steps)}){far}{told}"[:1024]
+
+    def _how_far(self, number: int, nodes: Sequence[str]) -> str:
+        """All nodes together, as far as they tell."""
+        told = [s.progress for n in self.asked(number, nodes) if (s := self.said.get((number, n))) and s.progress]
+        done, total = sum(p.done for p in told), sum(p.total for p in told)
+        return f", {done} of {total} {told[0].unit}" if total else ""
 
     def _unanswered(self, number: int, node: str) -> str:
         said = self.said.get((number, node))

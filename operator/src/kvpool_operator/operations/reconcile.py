@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -26,7 +28,7 @@ from kvpool_operator.randomness import make_secret
 from kvpool_operator.reconcile import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvpool_operator.cluster import Cluster, Manifest
     from kvpool_operator.command import Commands
@@ -50,12 +52,19 @@ class OperationReconciler:
     """Remembers what the nodes said of the operations that run, by uid; see `Course` for what a restart costs."""
 
     def __init__(
-        self, cluster: Cluster, commands: Commands, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        cluster: Cluster,
+        commands: Commands,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._commands = commands
         self._now = now
+        self._clock = clock
         self._courses: dict[str, Course] = {}
+        self._written: dict[str, float] = {}
         self._uids: dict[tuple[str, str], str] = {}
 
     async def reconcile(self, namespace: str, name: str) -> Result:
@@ -123,14 +132,16 @@ class OperationReconciler:
             progress = None
             if old.progress is not None:
                 progress = await self._commands.poll(secret, to, name)
+            earlier = old.earlier
             if progress is None:  # not asked yet, or its sidecar has restarted since
+                earlier = _sum(old.earlier, old.progress.counts if old.progress is not None else {})
                 progress = await self._commands.start(secret, to, name, step.kind, step.params)
         except CommandUnansweredError as e:
             course.said[number, to.node] = replace(old, problem=str(e), unanswered=old.unanswered + 1)
         except CommandRefusedError as e:
             course.said[number, to.node] = Said(problem=str(e), is_final=True)
         else:
-            course.said[number, to.node] = Said(progress)
+            course.said[number, to.node] = Said(progress, earlier=earlier)
 
     # -- end
 
@@ -243,7 +254,7 @@ class OperationReconciler:
         )
         conditions = set_condition(list((old or {}).get("conditions") or []), condition, self._stamp())
         new = {**status.dump(), "conditions": conditions}
-        if new == old:
+        if new == old or not self._worth_writing(meta.uid, old or {}, new):
             return
         manifest = {
             "apiVersion": API_VERSION,
@@ -253,12 +264,23 @@ class OperationReconciler:
         }
         await self._cluster.apply(manifest, subresource="status")
 
+    def _worth_writing(self, uid: str, old: Manifest, new: Manifest) -> bool:
+        """Numbers that go up are written now and then; a phase that changes, or a node that is done, at once."""
+        now = self._clock()
+        urgent = any(old.get(what) != new.get(what) for what in ("phase", "nodes", "failures"))
+        if not urgent and now - self._written.get(uid, float("-inf")) < SELDOM_S:
+            return False
+        self._written[uid] = now
+        return True
+
     async def _edit(self, meta: Metadata, finalizers: list[str]) -> None:
         patch = {"metadata": {"resourceVersion": meta.resource_version, "finalizers": finalizers}}
         await self._cluster.patch(Ref(KIND, meta.namespace, meta.name), patch)
 
     def _forget(self, key: tuple[str, str]) -> None:
-        self._courses.pop(self._uids.pop(key, ""), None)
+        uid = self._uids.pop(key, "")
+        self._courses.pop(uid, None)
+        self._written.pop(uid, None)
 
     def _late(self, operation: KVCacheOperation, since: str) -> bool:
         return self._age(since) > to_ms(operation.spec.timeout) / 1000
@@ -272,3 +294,7 @@ class OperationReconciler:
 
     def _stamp(self) -> str:
         return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return dict(Counter(one) + Counter(other))

@@ -79,7 +79,7 @@ class Purge:
             while batch := dict(itertools.islice(found, _BATCH)):
                 context.check()
                 seen += len(batch)
-                fitting = threads.map(lambda key: wish.is_everything or _fits(wish, store, key), batch)
+                fitting = threads.map(lambda key: wish.is_everything or self._fits(wish, store, key), batch)
                 doomed = [key for key, fits in zip(batch, fitting, strict=True) if fits]
                 went = threads.map(lambda key: store.purge([key]), doomed)
                 removed = [key for key, n in zip(doomed, went, strict=True) if n]
@@ -90,10 +90,13 @@ class Purge:
                 context.cancelled.wait(_BREATH_S)
         context.count("quarantined", store.purge_quarantine(wish.fits))
 
-
-def _fits(wish: Wish, store: Store, key: bytes) -> bool:
-    try:
-        header = store.header(key)
-    except CorruptBlockError:
-        return True
-    return header is not None and wish.fits(header)
+    def _fits(self, wish: Wish, store: Store, key: bytes) -> bool:
+        try:
+            header = store.header(key)
+        except CorruptBlockError:
+            return True
+        except OSError:
+            if store is self._local:  # a bad spot on the drive: nobody can use this block
+                return True
+            raise
+        return header is not None and wish.fits(header)

@@ -59,6 +59,8 @@ class Verify:
         for root in self._local.roots:
             for key, size in root.keys():  # noqa: SIM118 - not a dictionary
                 context.check()
+                if root.fence.fenced:
+                    raise PoolUnavailableError("the drive returned errors or did not answer", where=root.name)
                 seen += 1
                 pace.settle()
                 found = root.look(key)
@@ -97,7 +99,7 @@ def _is_good(root: Root, key: bytes, found: Block) -> bool:
         blockfile.verify(fd, key, size)
         if not was_in_memory:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    except CorruptBlockError:
+    except (CorruptBlockError, OSError):  # a bad spot on the drive is as bad
         root.quarantine(key)
         return False
     finally:
