@@ -100,6 +100,7 @@ def test_a_pool_that_serves():
         "SharedReuse": ("True", "Sharing"),
         "PreflightPassed": ("Unknown", "PreflightSkipped"),
         "Progressing": ("False", "UpToDate"),
+        "UpgradeSafe": ("True", "KeepsCaches"),
     }
     assert made["phase"] == "Ready"
     assert (made["observedGeneration"], made["poolID"]) == (3, "id-1")

@@ -236,7 +236,7 @@ def test_a_url_of_another_kind_is_a_configuration_error():
 
 def test_the_embedded_server_is_found_without_importing_its_package():
     assert embedded.server_binary().endswith("redis-server")
-    password_file = embedded.acl(b"pw", "admin")
+    password_file = embedded.acl([b"pw"], "admin")
     assert "user default off" in password_file
     assert "pw" not in password_file.replace("nopass", "")
 

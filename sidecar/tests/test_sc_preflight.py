@@ -244,7 +244,7 @@ def test_a_shared_directory_that_is_away_read_only_or_somebody_elses_fails(folde
 
 
 def index_look(url, password=""):
-    return {f.check: f for f in index.look_at_index(config.IndexConfig(url), password, {})}
+    return {f.check: f for f in index.look_at_index(config.IndexConfig(url), lambda: (password,), {})}
 
 
 def test_an_index_is_tried(tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ __all__ = [
     "events_token",
     "fingerprint",
     "ident",
+    "index_login",
     "key",
     "peer_secret",
     "tenant_tag",
@@ -79,3 +80,10 @@ def events_token(pool_secret: bytes, pool_uid: str, revision: int) -> str:
     """
     message = b"kvpool-events-v1" + _lp(pool_uid.encode()) + revision.to_bytes(4, "little")
     return hmac.digest(pool_secret, message, "sha256").hex()
+
+
+def index_login(pool_secret: bytes, password: str) -> str:
+    """Which password of the index somebody uses, 16 hexadecimal digits that tell nothing of it; empty for none."""
+    if not password:
+        return ""
+    return hmac.digest(pool_secret, b"kvpool-index-login-v1" + _lp(password.encode()), "sha256").hex()[:16]

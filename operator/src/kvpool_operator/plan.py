@@ -106,7 +106,24 @@ def plan(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> Plan
     kept = Ref("Secret", meta.namespace, names.secret(meta.name))
     surplus = [r for r in observed.objects if r not in refs and r != kept]
     adopted = [Mark(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
-    return Plan((*adopted, *_applies(wanted, observed), *_prunes(surplus, observed)))
+    used = [] if _has_rolled(meta, wanted, observed) else [r for r in surplus if r.name == names.index(meta.name)]
+    surplus = [r for r in surplus if r not in used]
+    return Plan(
+        (*adopted, *_applies(wanted, observed), *_prunes(surplus, observed)),
+        waiting="every sidecar to use the other index" if used else "",
+    )
+
+
+def _has_rolled(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> bool:
+    """Whether every sidecar runs as it should: none reads the former configuration, and its index, any more."""
+    target = Ref("DaemonSet", meta.namespace, names.sidecar(meta.name))
+    live = observed.objects.get(target)
+    manifest = next((m for m in wanted if ref(m) == target), None)
+    if live is None or manifest is None:
+        return True
+    status = live.get("status") or {}
+    updated, desired = status.get("updatedNumberScheduled", 0), status.get("desiredNumberScheduled", 0)
+    return is_as_wanted(live, manifest) and _is_current(live) and updated >= desired
 
 
 def plan_held(

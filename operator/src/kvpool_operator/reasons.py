@@ -36,6 +36,10 @@ class Reason(StrEnum):
     NO_ENGINES = "NoEngines"
     FINGERPRINTS_DIFFER = "FingerprintsDiffer"
     NO_REMOTE_TIER = "EngineHasNoRemoteTier"
+    # UpgradeSafe
+    KEEPS_CACHES = "KeepsCaches"
+    FORMAT_UNKNOWN = "FormatUnknown"
+    NOT_ANNOUNCED = "NotAnnounced"
     # Progressing
     UP_TO_DATE = "UpToDate"
     APPLYING = "Applying"

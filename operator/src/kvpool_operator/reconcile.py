@@ -15,6 +15,7 @@ from kvpool_operator.cluster import Ref
 from kvpool_operator.desired import Inputs, build, names
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.desired.configmap import running_digest
+from kvpool_operator.desired.index import memory_of
 from kvpool_operator.desired.injection import revisions
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.desired.rendered import rendered_configmap
@@ -25,12 +26,14 @@ from kvpool_operator.plan import Plan, changes, plan, plan_cleanup, plan_dry_run
 from kvpool_operator.preflight import Gate, as_told, judge
 from kvpool_operator.randomness import make_secret
 from kvpool_operator.restarts import Restarts, Round
+from kvpool_operator.rotation import next_password, revision, waited_for
 from kvpool_operator.status import NUMBERS_EVERY_S, Progress, invalid_status, make_status, worth_writing
 from kvpool_operator.tenants import orphan_status, tenant_status, to_configs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvpool.config import TenantConfig
     from kvpool_operator.cluster import Cluster, Manifest
     from kvpool_operator.desired.env import Env, PoolSecret
     from kvpool_operator.nodekeeper import NodeKeeper
@@ -92,7 +95,7 @@ class Reconciler:
             return Result(gone=True)
         meta, pool, problem = _read(raw)
         observed = await self._observer.observe(raw, meta, pool)
-        secret = _secret(meta, observed, self._now())
+        secret = _secret(meta, pool, observed, self._now())
         inputs = self._inputs(pool, secret, observed) if pool else None
         gate = self._gate(pool, inputs, observed)
         steps = self._plan(meta, pool, inputs, observed, gate)
@@ -103,7 +106,8 @@ class Reconciler:
         watched = await self._watch(pool, observed) if pool is not None and living else Round()
         wanted = running_digest(inputs) if inputs else ""
         applied = len(outcome.applied) + len(outcome.pruned)
-        progress = Progress(applied, steps.waiting, outcome.rejections, watched.problem, gate, wanted)
+        behind = tuple(waited_for(secret, observed.sidecars)) if secret.managed_index_previous else ()
+        progress = Progress(applied, steps.waiting, outcome.rejections, watched.problem, gate, wanted, behind)
         known = secret.pool_id if observed.objects or outcome.applied else ""
         status = await self._tell(meta, pool, problem, observed, progress, known)
         if pool is not None:
@@ -123,7 +127,7 @@ class Reconciler:
 
     def _inputs(self, pool: KVCachePool, secret: PoolSecret, observed: Observed) -> Inputs:
         tenants = to_configs(observed.tenants, pool.spec)
-        return Inputs(pool, self._env, secret, observed.allowed_namespaces, observed.external, tenants)
+        return _inputs(pool, self._env, secret, observed, tenants)
 
     def _gate(self, pool: KVCachePool | None, inputs: Inputs | None, observed: Observed) -> Gate:
         """Whether sidecars may be made or changed, by what was found on the nodes."""
@@ -230,9 +234,34 @@ def _policy(raw: Manifest) -> str:
     return "Delete" if isinstance(spec, dict) and spec.get("deletionPolicy") == "Delete" else "Retain"
 
 
-def _secret(meta: Metadata, observed: Observed, now: datetime) -> PoolSecret:
-    """The pool's random values: those in its Secret, and new ones only for what is not there."""
+def _inputs(
+    pool: KVCachePool, env: Env, secret: PoolSecret, observed: Observed, tenants: tuple[TenantConfig, ...]
+) -> Inputs:
+    sidecars = observed.object("DaemonSet", names.sidecar(pool.metadata.name)) or {}
+    index = observed.object("StatefulSet", names.index(pool.metadata.name))
+    return Inputs(
+        pool,
+        env,
+        secret,
+        observed.allowed_namespaces,
+        observed.external,
+        tenants,
+        nodes=int((sidecars.get("status") or {}).get("desiredNumberScheduled", 0)),
+        index_memory=memory_of(index),
+    )
+
+
+def _secret(meta: Metadata, pool: KVCachePool | None, observed: Observed, now: datetime) -> PoolSecret:
+    """The pool's random values: those in its Secret, and new ones only for what is not there or is to be changed."""
     known = str(observed.status.get("poolID") or "")
-    live = observed.object("Secret", f"{meta.name}-secret")
-    secret = read_secret(live or {}, make_secret(known))
-    return replace(secret, peer_files=peer_files(secret.peer_files, now))
+    live = observed.object("Secret", names.secret(meta.name))
+    fresh = make_secret(known)
+    secret = read_secret(live or {}, fresh)
+    secret = replace(secret, peer_files=peer_files(secret.peer_files, now))
+    if pool is None:
+        return secret
+    if live is None:
+        return replace(secret, managed_index_revision=revision(pool))
+    if pool.spec.mode != "Enforce":
+        return secret
+    return next_password(pool, secret, fresh.managed_index_password, observed.sidecars)

@@ -78,6 +78,12 @@ class Report:
     index_announced: int = 0
     node_generation: int = 0
     """Number of the first tier's directory on the node."""
+    index_login: str = ""
+    """Which password it showed last (kvpool.keys.index_login)."""
+    scanned: bool = True
+    """False while it does not know yet all that lies on its drives."""
+    block_formats: tuple[int, ...] = ()
+    """Versions of the block format that it reads; empty for a sidecar that does not tell."""
     shared_problem: str = ""
     """Why the shared tier is not available on this node; empty when it is, or when there is none."""
     failing_drives: tuple[str, ...] = ()
@@ -118,6 +124,9 @@ class Report:
             index_connected=index.get("connected") is True,
             index_announced=_count(index.get("announced")),
             node_generation=_count(index.get("node_generation")),
+            index_login=_text(index.get("login"))[:64],
+            scanned=r.get("scanned") is not False,
+            block_formats=tuple(n for n in _list(r.get("block_formats"))[:16] if type(n) is int),
             shared_problem=(_text(shared.get("problem")) or "not available") if away else "",
             failing_drives=tuple(sorted(str(k)[:64] for k, v in list(drives.items())[:64] if v == "failing")),
             clients=_count(r.get("clients")),

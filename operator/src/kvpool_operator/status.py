@@ -26,10 +26,12 @@ from kvpool_operator.api.v1alpha1_status import (
     TransportStatus,
 )
 from kvpool_operator.desired import names
+from kvpool_operator.desired.index import memory_of
 from kvpool_operator.preflight import Gate
 from kvpool_operator.preflight_status import preflight_status, preflight_verdict
 from kvpool_operator.reasons import Reason
 from kvpool_operator.sharing import kinds, sentence, splits
+from kvpool_operator.upgrade import upgrade_safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,6 +55,7 @@ _TYPES: Final = (
     "SharedReuse",
     "PreflightPassed",
     "Progressing",
+    "UpgradeSafe",
 )
 
 
@@ -68,6 +71,8 @@ class Progress:
     gate: Gate = Gate("Skipped", is_open=True)
     config: str = ""
     """Digest of the configuration that the sidecars should run; empty if that is not known."""
+    without_new_password: tuple[str, ...] = ()
+    """Nodes that have not shown the managed index's new password yet."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
         _shared_reuse(observed.engines, reports, found),
         _Verdict(*preflight_verdict(progress.gate)),
         progressing,
+        _Verdict(*upgrade_safe(pool, observed.sidecars, nodes.desired, index_is_ready=index.status is True)),
     )
     conditions = _conditions(observed.status, pool.metadata.generation, now, dict(zip(_TYPES, verdicts, strict=True)))
     return PoolStatus(
@@ -110,6 +116,8 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
             mode="External" if pool.spec.index.external else "Managed",
             connected=f"{sum(r.index_connected for r in reports)}/{len(reports)}",
             announced=sum(r.index_announced for r in reports),
+            memory=_index_memory(pool, observed),
+            password=_some(progress.without_new_password)[:253],
         ),
         transport=TransportStatus(
             effective=", ".join(sorted({r.transport for r in reports if r.transport}))[:253],
@@ -246,6 +254,11 @@ def _index_ready(pool: KVCachePool, observed: Observed, reports: Sequence[Report
     if connected < len(reports):
         return _Verdict(False, Reason.NODES_NOT_CONNECTED, f"{told}; the others find their own and shared blocks only")
     return _Verdict(True, Reason.CONNECTED, told)
+
+
+def _index_memory(pool: KVCachePool, observed: Observed) -> str:
+    memory = memory_of(observed.object("StatefulSet", names.index(pool.metadata.name)))
+    return format_bytes(memory) if memory and pool.spec.index.external is None else ""
 
 
 def _injection_ready(pool: KVCachePool, observed: Observed, watchdog: str) -> _Verdict:

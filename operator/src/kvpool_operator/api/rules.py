@@ -17,6 +17,7 @@ from kvpool_operator.api import duration, quantity
 __all__ = [
     "Rule",
     "bytes_between",
+    "count_or_percent",
     "duration_between",
     "host_path",
     "immutable",
@@ -149,6 +150,25 @@ def matching(form: str, max_length: int, what: str, *more: Rule) -> Any:
 def name(max_length: int, what: str) -> Any:
     """A DNS label that may become part of a volume's name."""
     return matching(rf"^[a-z]([-a-z0-9]{{0,{max_length - 2}}}[a-z0-9])?$", max_length, what)
+
+
+def count_or_percent(what: str) -> Any:
+    """A count of nodes from 1 to 1000, or a percentage from 1% to 100%."""
+    percent = r"^([1-9][0-9]?|100)%$"
+    rule = Rule(
+        f"type(self) == int ? self >= 1 && self <= 1000 : string(self).matches({_quote(percent)})",
+        what,
+    )
+
+    def check(value: int | str) -> int | str:
+        if isinstance(value, int):
+            rule.check(not isinstance(value, bool) and 1 <= value <= 1000)
+        else:
+            rule.check(re.fullmatch(percent, value, re.ASCII) is not None)
+        return value
+
+    extra = with_rules(rule, **{"x-kubernetes-int-or-string": True, "maxLength": 4})
+    return Annotated[int | str, Field(json_schema_extra=extra), AfterValidator(check)]
 
 
 def reserve(what: str) -> Any:

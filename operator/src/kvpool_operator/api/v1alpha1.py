@@ -98,6 +98,17 @@ class Drain(Model):
     """Most bytes per second that leave one node, such as 256Mi."""
 
 
+class NodesUpdate(Model):
+    """How the sidecars are replaced when something in their pods changes: node by node, warm caches kept."""
+
+    max_unavailable: f.Unavailable = 1
+    """Nodes whose sidecar may be away at the same time, as a count or as a percentage of all nodes such as 10% (at
+    least one). A sidecar that is away costs its node's engines misses, and nothing else."""
+    min_ready: f.SettleTime = "10s"
+    """How long a new sidecar must have been ready before the next one is replaced. With few nodes it keeps the hit rate
+    of the whole pool up while they are replaced."""
+
+
 class Nodes(Model):
     """Which nodes carry a part of the pool."""
 
@@ -111,6 +122,8 @@ class Nodes(Model):
     """PriorityClass of the sidecars. Left out: the cluster's default."""
     drain: Drain = section(Drain)
     """What becomes of a node's hot blocks when the node is about to leave."""
+    update: NodesUpdate = section(NodesUpdate)
+    """How the sidecars are replaced when something in their pods changes."""
 
 
 class LocalTier(Model):
@@ -233,12 +246,29 @@ class Tier(Model):
         return self
 
 
+class IndexPersistence(Model):
+    """A volume for the entries of the managed index."""
+
+    size: f.IndexDisk = "1Gi"
+    """Size of the volume: twice `maxMemory` is plenty. It can grow where the storage class lets it."""
+    storage_class_name: f.StorageClass | None = None
+    """StorageClass of the volume. Left out: the cluster's default. It cannot be changed later."""
+
+
 class ManagedIndex(Model):
     """A Redis that the operator runs for this pool alone."""
 
-    max_memory: f.IndexMemory = "256Mi"
+    max_memory: f.IndexMemory | None = None
     """Memory for index entries, such as 256Mi. A block takes about 110 bytes per node that holds it, so 256Mi is room
-    for 2 million blocks; beyond that new blocks are found only on their own node and in the shared tier."""
+    for 2 million blocks; beyond that new blocks are found only on their own node and in the shared tier. Left out: room
+    for blocks of 1 MiB in the local tiers of all nodes (at least four), 110 bytes each, in steps of four from 64Mi to
+    16Gi; the status says what it is. Another step starts the index anew."""
+    password_revision: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Raise it to have another password made. Both are good until every sidecar was let in with the new one; then the
+    old one goes. Nothing is started anew and no lookup fails. The status says which nodes are waited for."""
+    persistence: IndexPersistence | None = None
+    """Keeps the entries on a volume, so that an index which starts anew knows them at once. Left out: it starts empty,
+    and the nodes announce their blocks again at `rebuildRate`."""
 
 
 class SecretKey(Model):

@@ -94,6 +94,10 @@ class IndexStatus(Model):
     """Nodes that are connected to the index, of those that report, such as 24/24."""
     announced: Count = 0
     """Blocks that the nodes have announced."""
+    memory: Text = ""
+    """Memory for entries that a managed index has, such as 256Mi."""
+    password: Text = ""
+    """While the password of a managed index is being changed: the nodes that have not shown the new one yet."""
 
 
 class TransportStatus(Model):
@@ -216,7 +220,8 @@ class PoolStatus(Model):
     )
     """Ready is the one to wait for: the sidecars serve and the index is there. StorageReady, IndexReady, InjectionReady
     and TransportReady say which part is not as it should be, SharedReuse whether engines find each other's blocks,
-    PreflightPassed what was found on the nodes before, Progressing whether the operator is at work."""
+    PreflightPassed what was found on the nodes before, Progressing whether the operator is at work, UpgradeSafe
+    whether replacing the sidecars now would keep what is cached."""
 
     def dump(self) -> dict[str, Any]:
         """As the API server holds it."""

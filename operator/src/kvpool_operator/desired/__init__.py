@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvpool_operator.desired.configmap import configmap
 from kvpool_operator.desired.daemonset import sidecar_daemonset
 from kvpool_operator.desired.env import Env, ExternalUrl, Inputs, Manifest, PoolSecret
-from kvpool_operator.desired.index import index_statefulset
+from kvpool_operator.desired.index import index_claim, index_statefulset
 from kvpool_operator.desired.networkpolicy import network_policies
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
 from kvpool_operator.desired.rbac import cluster_binding
@@ -38,6 +38,7 @@ def build(inputs: Inputs) -> list[Manifest]:
         *network_policies(pool, inputs.env),
         *nfs_volumes(pool),
         *nfs_claims(pool),
+        index_claim(inputs),
         index_service(pool),
         sidecar_service(pool),
         index_statefulset(inputs),

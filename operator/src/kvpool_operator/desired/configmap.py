@@ -50,7 +50,8 @@ def running_digest(inputs: Inputs) -> str:
 def config_digest(inputs: Inputs) -> str:
     """Changes with whatever a running sidecar must be restarted for; what it takes live is not that.
 
-    Keyed with the pool's secret, because passwords go in and the digest is an annotation that many may read.
+    Passwords and certificates are not in it: a sidecar reads them anew for each connection. Keyed with the pool's
+    secret, because the digest is an annotation that many may read.
     """
-    text = json.dumps(fixed(pool_config(inputs)), sort_keys=True) + inputs.index_password
+    text = json.dumps(fixed(pool_config(inputs)), sort_keys=True)
     return hmac.new(inputs.secret.pool_secret.encode(), text.encode(), hashlib.sha256).hexdigest()[:16]

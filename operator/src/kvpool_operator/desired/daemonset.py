@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
@@ -24,7 +25,7 @@ from kvpool_operator.desired.podparts import (
     tier_mounts,
     tier_volumes,
 )
-from kvpool_operator.desired.secrets import PEER_FILES
+from kvpool_operator.desired.secrets import PEER_FILES, password_files
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -47,7 +48,12 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
         "metadata": metadata(pool, names.sidecar(pool.metadata.name), "sidecar"),
         "spec": {
             "selector": {"matchLabels": selector(pool, "sidecar")},
-            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "minReadySeconds": -(-to_ms(pool.spec.nodes.update.min_ready) // 1000),
+            # no surge: two sidecars cannot have one drive
+            "updateStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": pool.spec.nodes.update.max_unavailable},
+            },
             "template": {
                 "metadata": {
                     "labels": labels(pool.metadata.name, "sidecar"),
@@ -167,7 +173,7 @@ def _rendezvous(pool: KVCachePool, env: Env) -> Manifest:
 def _volumes(inputs: Inputs) -> list[Manifest]:
     pool, env = inputs.pool, inputs.env
     name = pool.metadata.name
-    wanted = ("pool-secret", "index-password", *PEER_FILES, *sorted(inputs.index_files))
+    wanted = ("pool-secret", *PEER_FILES, *sorted(inputs.index_files))
     return [
         {"name": "config", "configMap": {"name": names.config(name)}},
         {
@@ -175,7 +181,7 @@ def _volumes(inputs: Inputs) -> list[Manifest]:
             "secret": {
                 "secretName": names.secret(name),
                 "defaultMode": 0o440,
-                "items": [{"key": k, "path": k} for k in wanted],
+                "items": [{"key": k, "path": k} for k in wanted] + password_files(managed=inputs.external is None),
             },
         },
         {"name": "handoff", "emptyDir": {}},

@@ -44,6 +44,10 @@ class PoolSecret:
     """Password of the index that the operator runs."""
     peer_files: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The authority of the pool's sidecars, PEM by the name of its file (kvpool_operator.peer_ca)."""
+    managed_index_previous: str = field(default="", repr=False)
+    """The one before it, which is good until all sidecars have shown the new one; else empty."""
+    managed_index_revision: str = "0"
+    """`spec.index.managed.passwordRevision` that the password was made for."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,10 @@ class Inputs:
     allowed_namespaces: tuple[str, ...] = ("*",)
     external: ExternalUrl | None = None
     tenants: tuple[TenantConfig, ...] = ()
-
-    @property
-    def index_password(self) -> str:
-        return self.external.password if self.external else self.secret.managed_index_password
+    nodes: int = 0
+    """Nodes that carry the pool, as far as is known."""
+    index_memory: int = 0
+    """Bytes that the managed index has for entries now; 0 if there is none."""
 
     @property
     def index_files(self) -> Mapping[str, str]:

@@ -1,22 +1,28 @@
-"""The managed index: one Redis without persistence. It is a hint; the nodes announce again what it forgets."""
+"""The managed index: one Redis. It is a hint; the nodes announce again what it forgets, so one instance is enough.
+
+Nothing starts it anew but another image, another size or another place for its entries: a changed password comes by its
+Secret (kvpool_sidecar.managed_index).
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.quantity import exact_bytes, to_bytes
-from kvpool_operator.api.v1alpha1 import ManagedIndex
 from kvpool_operator.desired import names
+from kvpool_operator.desired.index_size import index_memory
 from kvpool_operator.desired.labels import labels, metadata, selector
 from kvpool_operator.desired.podparts import USER, container, pull_secrets, security
-from kvpool_operator.desired.services import INDEX_PORT
+from kvpool_operator.desired.secrets import password_files
+from kvpool_operator.desired.services import INDEX_PORT, PROBE_PORT
 
 if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import IndexPersistence, KVCachePool
     from kvpool_operator.desired.env import Inputs, Manifest
 
-__all__ = ["index_statefulset"]
+__all__ = ["index_claim", "index_statefulset", "memory_of"]
+
+_MEMORY: Final = "kvpool.dev/index-memory"
 
 _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
 _MIB: Final = 2**20
@@ -31,21 +37,18 @@ def index_statefulset(inputs: Inputs) -> Manifest | None:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata(pool, name, "index"),
+        "metadata": metadata(pool, name, "index") | {"annotations": {_MEMORY: str(_memory(inputs))}},
         "spec": {
             "replicas": 1,
             "serviceName": name,
             "selector": {"matchLabels": selector(pool, "index")},
             "template": {
-                "metadata": {
-                    "labels": labels(pool.metadata.name, "index"),
-                    "annotations": {"kvpool.dev/secret-digest": _digest(inputs)},
-                },
+                "metadata": {"labels": labels(pool.metadata.name, "index")},
                 "spec": {
                     "serviceAccountName": name,
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
-                    "terminationGracePeriodSeconds": 5,
+                    "terminationGracePeriodSeconds": 60 if _persistence(pool) else 5,
                     "securityContext": {
                         "fsGroup": USER,
                         "runAsNonRoot": True,
@@ -55,13 +58,13 @@ def index_statefulset(inputs: Inputs) -> Manifest | None:
                     **_tolerations(inputs),
                     "containers": [_redis(inputs)],
                     "volumes": [
-                        {"name": "data", "emptyDir": {}},
+                        {"name": "data"} | _data(pool),
                         {
                             "name": "secret",
                             "secret": {
                                 "secretName": names.secret(pool.metadata.name),
                                 "defaultMode": 0o440,
-                                "items": [{"key": "managed-index-password", "path": "index-password"}],
+                                "items": password_files(managed=True),
                             },
                         },
                     ],
@@ -71,21 +74,69 @@ def index_statefulset(inputs: Inputs) -> Manifest | None:
     }
 
 
+def index_claim(inputs: Inputs) -> Manifest | None:
+    """The volume for its entries; None where they are not kept."""
+    pool = inputs.pool
+    persistence = _persistence(pool)
+    if pool.spec.index.external is not None or persistence is None:
+        return None
+    storage_class = persistence.storage_class_name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata(pool, names.index(pool.metadata.name), "index"),
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            **({"storageClassName": storage_class} if storage_class else {}),
+            "resources": {"requests": {"storage": exact_bytes(to_bytes(persistence.size))}},
+        },
+    }
+
+
+def memory_of(statefulset: Manifest | None) -> int:
+    """Bytes for entries that a living index has; 0 if there is none, or if it does not say."""
+    notes = (statefulset or {}).get("metadata", {}).get("annotations") or {}
+    text = str(notes.get(_MEMORY, ""))
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
+
+
+def _memory(inputs: Inputs) -> int:
+    return index_memory(inputs.pool, inputs.nodes, inputs.index_memory)
+
+
+def _persistence(pool: KVCachePool) -> IndexPersistence | None:
+    return pool.spec.index.managed.persistence if pool.spec.index.managed else None
+
+
+def _data(pool: KVCachePool) -> Manifest:
+    if _persistence(pool) is None:
+        return {"emptyDir": {}}
+    return {"persistentVolumeClaim": {"claimName": names.index(pool.metadata.name)}}
+
+
 def _redis(inputs: Inputs) -> Manifest:
-    settings = inputs.pool.spec.index.managed or ManagedIndex()
-    memory = -(-to_bytes(settings.max_memory) // _MIB) * _MIB
-    limit = -(-memory * 5 // 4 // _MIB) * _MIB + 96 * _MIB  # what Redis itself takes: fragmentation, connections
+    memory = _memory(inputs)
+    keeps = _persistence(inputs.pool) is not None
+    # what Redis itself takes: fragmentation, connections; while entries are written, pages that change meanwhile; and
+    # what stands beside it
+    limit = -(-memory * (7 if keeps else 5) // 4 // _MIB) * _MIB + 160 * _MIB
     return container(
         inputs.env,
         "index",
-        *("kvpool-sidecar", "index", "--port", str(INDEX_PORT), "--dir", "/data", "--max-memory", str(memory)),
+        *("kvpool-sidecar", "index", "--port", str(INDEX_PORT), "--http-port", str(PROBE_PORT), "--dir", "/data"),
+        *("--max-memory", str(memory), *(["--keep"] if keeps else [])),
         env=[
             {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
             {"name": "KVPOOL_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ],
-        ports=[{"name": "redis", "containerPort": INDEX_PORT, "protocol": "TCP"}],
-        readinessProbe={"tcpSocket": {"port": "redis"}, "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 3},
-        livenessProbe={"tcpSocket": {"port": "redis"}, "periodSeconds": 10, "timeoutSeconds": 3, "failureThreshold": 6},
+        ports=[
+            {"name": "redis", "containerPort": INDEX_PORT, "protocol": "TCP"},
+            {"name": "probes", "containerPort": PROBE_PORT, "protocol": "TCP"},
+        ],
+        # one that reads its entries is alive: /healthz counts it so, and the first start has ten minutes
+        startupProbe=_probe("/healthz", period=2, failures=300),
+        readinessProbe=_probe("/readyz", period=2, failures=3),
+        livenessProbe=_probe("/healthz", period=10, failures=6),
         resources={
             "requests": {"cpu": "50m", "memory": exact_bytes(memory)},
             "limits": {"memory": exact_bytes(limit)},
@@ -106,6 +157,10 @@ def _tolerations(inputs: Inputs) -> Manifest:
     return {"tolerations": [t.model_dump(by_alias=True, exclude_none=True) for t in tolerations]}
 
 
-def _digest(inputs: Inputs) -> str:
-    s = inputs.secret
-    return hmac.new(s.pool_secret.encode(), s.managed_index_password.encode(), hashlib.sha256).hexdigest()[:16]
+def _probe(path: str, *, period: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": "probes"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }

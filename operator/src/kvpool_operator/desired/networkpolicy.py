@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import metadata, selector
-from kvpool_operator.desired.services import INDEX_PORT
+from kvpool_operator.desired.services import INDEX_PORT, PROBE_PORT
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -43,7 +43,10 @@ def _to_sidecars(pool: KVCachePool) -> list[Manifest]:
 
 
 def _to_index(pool: KVCachePool) -> list[Manifest]:
-    return [{"from": [_pods(pool, "sidecar"), _pods(pool, "index"), _OPERATOR], "ports": [_tcp(INDEX_PORT)]}]
+    return [
+        {"from": [_pods(pool, "sidecar"), _pods(pool, "index"), _OPERATOR], "ports": [_tcp(INDEX_PORT)]},
+        {"ports": [_tcp(PROBE_PORT)]},
+    ]
 
 
 def _pods(pool: KVCachePool, component: str) -> Manifest:

@@ -89,7 +89,7 @@ def _secret(inputs: Inputs) -> Manifest | None:
     """What an external index asks for."""
     if not inputs.external:
         return None
-    values = {"index-password": inputs.index_password, **inputs.index_files}
+    values = {"index-password": inputs.external.password, **inputs.index_files}
     return {
         "apiVersion": "v1",
         "kind": "Secret",

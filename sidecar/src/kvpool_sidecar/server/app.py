@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool import keys, wire
+from kvpool import index_url, keys, wire
 from kvpool.errors import ConfigError, RefusedError
 from kvpool_sidecar.admin.kinds import Parts, make_kinds
 from kvpool_sidecar.admin.operations import Operations
@@ -30,6 +30,7 @@ from kvpool_sidecar.index.announcer import Announcer
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.directory import PeerDirectory
 from kvpool_sidecar.index.memory import MemoryIndex
+from kvpool_sidecar.index.passwords import Passwords
 from kvpool_sidecar.index.redis import RedisIndex
 from kvpool_sidecar.index.sweeper import Sweeper
 from kvpool_sidecar.inspector import Inspector
@@ -230,6 +231,8 @@ class App:
             on_absent=lambda key: self._announcer.withdraw([key]),
         )
         made.callback(self._peer_server.stop)
+        url = index_url.parse(config.index.url) if config.index.url else None
+        self._passwords = Passwords(lambda: (*settings.index_passwords(), url.password if url else ""))
         self._breakers: dict[str, Breaker] = {}
         index = self._make_index()
         made.callback(index.close)
@@ -329,7 +332,7 @@ class App:
         return RedisIndex(
             config.url,
             username=config.username,
-            password=self._settings.index_password,
+            passwords=self._passwords,
             lease_s=config.lease_s,
             forget_s=config.forget_after_s,
             ca=files.get("ca", ""),
@@ -381,6 +384,7 @@ class App:
             local=self._local,
             shared=self._shared,
             announcer=self._announcer,
+            index_login=lambda: keys.index_login(settings.secret, self._passwords.accepted),
             peers=self._peers,
             copier=self._copier,
             keeper=self._keeper,
@@ -413,7 +417,7 @@ class App:
             preflight=PreflightSettings(
                 self._config,
                 settings.node,
-                settings.index_password,
+                settings.index_passwords,
                 settings.index_files,
                 settings.object_secret_dir,
             ),

@@ -1,0 +1,79 @@
+"""UpgradeSafe, and how sidecars are replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from op_samples import inputs, pool
+from test_op_status import GOOD, message, observed, status, told
+
+from kvpool import block
+from kvpool_operator.desired import build
+from kvpool_operator.observed import Sidecar
+from kvpool_operator.report import Report
+from kvpool_operator.upgrade import BLOCK_FORMATS, upgrade_safe
+
+
+def test_the_operator_knows_what_the_sidecars_of_its_release_read():
+    assert BLOCK_FORMATS == (block.FORMAT_VERSION, block.FORMAT_VERSION_NAMED)
+
+
+def seen(*reports: Report | None, ready: bool = True) -> tuple[Sidecar, ...]:
+    return tuple(Sidecar(f"node-{i}", ready, "", r) for i, r in enumerate(reports))
+
+
+@pytest.mark.parametrize(
+    ("sidecars", "desired", "index", "expected", "words"),
+    [
+        (seen(GOOD, GOOD), 2, True, (True, "KeepsCaches"), "1 at a time"),
+        (seen(), 2, True, (None, "NoReports"), ""),
+        (seen(GOOD, None), 2, True, (False, "NodesNotReady"), "node-1"),
+        (seen(GOOD), 2, True, (False, "NodesNotReady"), "1 nodes"),
+        (seen(GOOD, GOOD, ready=False), 2, True, (False, "NodesNotReady"), "node-0; node-1"),
+        (seen(GOOD, replace(GOOD, block_formats=(1, 2, 3))), 2, True, (False, "FormatUnknown"), "node-1"),
+        (seen(GOOD, replace(GOOD, block_formats=(1,))), 2, True, (True, "KeepsCaches"), ""),
+        (seen(GOOD, GOOD), 2, False, (False, "IndexNotRunning"), ""),
+        (seen(GOOD, replace(GOOD, scanned=False)), 2, True, (False, "NotAnnounced"), "node-1"),
+        (seen(GOOD, replace(GOOD, blocks=1000, index_announced=10)), 2, True, (False, "NotAnnounced"), "node-1"),
+        (seen(GOOD, replace(GOOD, blocks=1000, index_announced=900)), 2, True, (True, "KeepsCaches"), ""),
+    ],
+)
+def test_a_roll_is_safe_while_it_would_keep_what_is_cached(
+    sidecars: tuple[Sidecar, ...], desired: int, index: bool, expected: tuple[bool | None, str], words: str
+):
+    verdict, reason, sentence = upgrade_safe(pool(), sidecars, desired, index_is_ready=index)
+    assert (verdict, reason.value) == expected
+    assert words in sentence
+
+
+def test_it_is_a_condition_whose_sentence_stays_while_numbers_change():
+    made = status(observed())
+    assert told(made, "UpgradeSafe") == ("True", "KeepsCaches")
+    more = tuple(Sidecar(f"node-{i}", True, "", replace(GOOD, blocks=33, index_announced=33)) for i in range(2))
+    assert message(status(observed(sidecars=more)), "UpgradeSafe") == message(made, "UpgradeSafe")
+    behind = (Sidecar("node-0", True, "", GOOD), Sidecar("node-1", True, "", replace(GOOD, blocks=5000)))
+    assert told(status(observed(sidecars=behind)), "UpgradeSafe") == ("False", "NotAnnounced")
+
+
+def test_what_a_sidecar_tells_of_it_is_read_and_nothing_odd_is_believed():
+    read = Report.parse({"scanned": False, "block_formats": [1, 2, "3", True], "index": {"login": "ab" * 99}})
+    assert (read.scanned, read.block_formats, len(read.index_login)) == (False, (1, 2), 64)
+    assert Report.parse({"block_formats": 5}).block_formats == ()
+    assert Report.parse({}).scanned
+
+
+@pytest.mark.parametrize(
+    ("update", "expected"),
+    [
+        ({}, (1, 10)),
+        ({"maxUnavailable": 3, "minReady": "0s"}, (3, 0)),
+        ({"maxUnavailable": "10%", "minReady": "1500ms"}, ("10%", 2)),
+    ],
+)
+def test_sidecars_are_replaced_as_the_spec_says(update: dict[str, Any], expected: tuple[int | str, int]):
+    spec = next(m for m in build(inputs(nodes={"update": update})) if m["kind"] == "DaemonSet")["spec"]
+    rolling = spec["updateStrategy"]["rollingUpdate"]
+    assert (rolling["maxUnavailable"], spec["minReadySeconds"]) == expected
+    assert rolling["maxSurge"] == 0
