@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from op_samples import MemoryCluster, pool_manifest
 
+from kvpool_operator.cluster import Ref
 from kvpool_operator.controller import Controller
 from kvpool_operator.errors import ApiUnavailableError, NotLeaderError
 from kvpool_operator.metrics import OperatorMetrics, serve_admin
@@ -138,3 +139,32 @@ async def test_probes_and_metrics():
             assert (answer.status, await answer.text()) == (503, "deaf\n")
         async with session.get(f"{base}/metrics") as answer:
             assert "kvpool_operator_pools 7.0" in await answer.text()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_process_that_sees_nothing_any_more_says_so_to_its_probe():
+    cluster, clock = MemoryCluster(), Clock()
+    cluster.put(pool_manifest())
+    loop = Controller(cluster, Passes(), OperatorMetrics(), refresh_s=0.02, clock=clock)  # type: ignore[arg-type]
+    assert loop.trouble == "", "nothing was listed yet: that may take as long as the API server is away"
+    version = cluster.objects[Ref("KVCachePool", *KEY)]["metadata"]["resourceVersion"]
+    loop.heard(KEY, version)
+    async with running(loop.refresh()):
+        await until(lambda: loop.listed_s_ago == 0)
+        cluster.put(pool_manifest())  # and the watch does not tell
+        await until(lambda: loop.hearing.deaf_s == 0 and clock.now == 0 and loop.hearing._since is not None)
+        clock.now = 179.0
+        assert loop.trouble == ""
+        clock.now = 181.0
+        assert loop.trouble == "the watch of the pools has missed changes for 181 s"
+        loop.heard(KEY, cluster.objects[Ref("KVCachePool", *KEY)]["metadata"]["resourceVersion"])
+        await until(lambda: loop.trouble == "")
+    clock.now += 301.0
+    assert "not listed for" in loop.trouble

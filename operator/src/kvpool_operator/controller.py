@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 
 PASS_S: Final = 60.0
 """Longest time of one pass: each of its calls has a shorter one."""
+UNLISTED_S: Final = 300.0
+"""A leader that could not list the pools for so long is restarted by its liveness probe."""
+DEAF_S: Final = 180.0
+"""So is one whose watch has not told for so long what listings show; before that, silent streams are opened again."""
 PER_POOL_S: Final = 0.3
 """With many pools the refresh slows down, so that the API server sees a bounded rate of requests."""
 PART_S: Final = 0.5
@@ -64,6 +68,14 @@ class Controller:
         self._listed: float | None = None
         self.queue = KeyQueue()
         self.hearing = Hearing(clock=clock)
+
+    @property
+    def trouble(self) -> str:
+        """Why this process should be made anew; empty for as long as it sees what happens."""
+        ago, deaf = self.listed_s_ago, self.hearing.deaf_s
+        if UNLISTED_S < ago < float("inf"):
+            return f"the pools were not listed for {ago:.0f} s"
+        return f"the watch of the pools has missed changes for {deaf:.0f} s" if deaf > DEAF_S else ""
 
     @property
     def listed_s_ago(self) -> float:

@@ -41,10 +41,6 @@ __all__ = ["main", "run"]
 log = logging.getLogger(__name__)
 
 OPERATIONS_AT_ONCE: Final = 4
-DEAF_AFTER_S: Final = 300.0
-"""A leader that could not list the pools for so long is restarted by its liveness probe."""
-WATCH_DEAF_AFTER_S: Final = 180.0
-"""So is one whose watch has not told for so long what listings show; before that it opens silent streams again."""
 
 
 async def run(settings: OperatorSettings) -> int:
@@ -55,11 +51,7 @@ async def run(settings: OperatorSettings) -> int:
     leading: list[Controller] = []
 
     def healthy() -> str:
-        ago = leading[0].listed_s_ago if leading else 0.0
-        if DEAF_AFTER_S < ago < float("inf"):
-            return f"the pools were not listed for {ago:.0f} s"
-        deaf = leading[0].hearing.deaf_s if leading else 0.0
-        return f"the watch of the pools has missed changes for {deaf:.0f} s" if deaf > WATCH_DEAF_AFTER_S else ""
+        return leading[0].trouble if leading else ""
 
     async with (
         serve_admin(settings.address, settings.admin_port, metrics, healthy),
