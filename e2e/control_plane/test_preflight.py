@@ -43,6 +43,7 @@ def test_nodes_that_pass_get_their_sidecars_and_the_look_goes(pools: Pools):
         "passed": 2,
         "failed": 0,
         "findings": [],
+        "measured": [],
     }
     pools.until_condition("chat", "PreflightPassed", "NodesPassed", "2 of 2")
     until("the look is gone", lambda: not any("preflight" in k for k in pools.owned("chat")))

@@ -176,6 +176,31 @@ def test_one_kind_of_failure_on_many_nodes_hides_no_other():
     assert {f.check for f in found} == {"Index", "Directory"}
 
 
+def measured(node: str, tier: str, **values: float) -> NodeLook:
+    return parse({"preflight": {"passed": True, "findings": [{"level": "Ok", "tier": tier, "values": values}]}}, node)
+
+
+def test_of_what_was_measured_the_worst_is_told_and_remembered():
+    nodes = (
+        measured("a", "nvme", write_mb_s=900.2, read_mb_s=3000.0),
+        measured("b", "nvme", write_mb_s=800.0, read_mb_s=0.4),
+        measured("a", "nfs", round_trip_ms=1.5),
+        measured("b", "nfs", round_trip_ms=20.1),
+    )
+    gate = judge("Warn", "s", Looks(4, nodes, "s"), {}, NOW)
+    status = told(gate)
+    assert [{k: v for k, v in m.items() if v} for m in status["measured"]] == [
+        {"tier": "nfs", "roundTripMs": 21, "slowestNode": "b"},
+        {"tier": "nvme", "writeMBps": 800, "readMBps": 1, "slowestNode": "b"},
+    ]
+    assert told(judge("Warn", "s", Looks(), status, NOW)) == status
+
+
+@pytest.mark.parametrize("value", [None, "9", True, -1, float("inf"), float("nan"), 2**60, [1]])
+def test_odd_measures_are_none(value: Any):
+    assert measured("a", "nvme", read_mb_s=value).measures == ()
+
+
 @pytest.mark.parametrize(
     ("policy", "passed", "after", "status", "reason", "words"),
     [

@@ -8,6 +8,7 @@ whereas keeping it away by the DaemonSet's affinity would restart every sidecar 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -40,12 +41,25 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """What was measured of a tier, of all nodes the worst: MB/s of one stream, milliseconds; 0: not measured."""
+
+    tier: str
+    write_mb_s: int = 0
+    read_mb_s: int = 0
+    round_trip_ms: int = 0
+    node: str = ""
+    """Where reads were slowest."""
+
+
+@dataclass(frozen=True)
 class NodeLook:
     """What one node answered. `passed` None: nothing yet."""
 
     node: str
     passed: bool | None
     findings: tuple[Finding, ...] = ()
+    measures: tuple[Measure, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,7 @@ class Gate:
     passed: int = 0
     failed: int = 0
     findings: tuple[Finding, ...] = ()
+    measures: tuple[Measure, ...] = ()
 
     @property
     def is_looking(self) -> bool:
@@ -101,7 +116,7 @@ def parse(raw: Any, node: str) -> NodeLook:
         for f in found
         if f.get("level") in _LEVELS
     )
-    return NodeLook(node, told["passed"], findings)
+    return NodeLook(node, told["passed"], findings, _measures(found, node))
 
 
 def judge(policy: str, spec: str, looks: Looks, told: dict[str, Any], now: datetime, *, dry_run: bool = False) -> Gate:
@@ -134,6 +149,7 @@ def judge(policy: str, spec: str, looks: Looks, told: dict[str, Any], now: datet
         passed,
         failed,
         _worst(looks.nodes),
+        _slowest(looks.nodes),
     )
 
 
@@ -161,8 +177,58 @@ def _remembered(told: dict[str, Any], policy: str) -> Gate:
         for f in (listed if isinstance(listed, list) else [])[:MOST_FINDINGS]
         if isinstance(f, dict)
     )
+    measured = told.get("measured")
+    measures = tuple(
+        Measure(
+            _text(m.get("tier"))[:64],
+            _count(m.get("writeMBps")),
+            _count(m.get("readMBps")),
+            _count(m.get("roundTripMs")),
+            _text(m.get("slowestNode")),
+        )
+        for m in (measured if isinstance(measured, list) else [])[:MOST_FINDINGS]
+        if isinstance(m, dict)
+    )
     is_open = allows(policy, nodes, passed, failed)
-    return Gate("Done", is_open, str(told["spec"]), _text(told.get("since")), nodes, passed, failed, findings)
+    since = _text(told.get("since"))
+    return Gate("Done", is_open, str(told["spec"]), since, nodes, passed, failed, findings, measures)
+
+
+def _measures(found: list[dict[str, Any]], node: str) -> tuple[Measure, ...]:
+    """By tier, out of the values of findings about one."""
+    values: dict[str, dict[str, Any]] = {}
+    for f in found:
+        tier = _text(f.get("tier"))[:64]
+        if tier and isinstance(f.get("values"), dict):
+            values.setdefault(tier, {}).update(f["values"])
+    made = (
+        Measure(
+            tier,
+            _whole(v.get("write_mb_s")),
+            _whole(v.get("read_mb_s")),
+            _whole(v.get("round_trip_ms")),
+            node,
+        )
+        for tier, v in sorted(values.items())[:MOST_FINDINGS]
+    )
+    return tuple(m for m in made if m.write_mb_s or m.read_mb_s or m.round_trip_ms)
+
+
+def _slowest(nodes: Sequence[NodeLook]) -> tuple[Measure, ...]:
+    """Of each tier the slowest writes, the slowest reads and the longest way, over all nodes."""
+    by_tier: dict[str, list[Measure]] = {}
+    for m in (m for n in nodes for m in n.measures):
+        by_tier.setdefault(m.tier, []).append(m)
+    return tuple(
+        Measure(
+            tier,
+            min((m.write_mb_s for m in some if m.write_mb_s), default=0),
+            min((m.read_mb_s for m in some if m.read_mb_s), default=0),
+            max(m.round_trip_ms for m in some),
+            min(some, key=lambda m: (m.read_mb_s or 2**53, -m.round_trip_ms, m.node)).node,
+        )
+        for tier, some in sorted(by_tier.items())[:MOST_FINDINGS]
+    )
 
 
 def _worst(nodes: Sequence[NodeLook]) -> tuple[Finding, ...]:
@@ -185,6 +251,13 @@ def _age(since: str, now: datetime) -> float:
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+
+
+def _whole(value: Any) -> int:
+    """Rounded up, so that what took less than one is not taken for what was not measured."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**53:
+        return 0
+    return math.ceil(value)
 
 
 def _text(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvpool_operator.api.v1alpha1_status import PreflightFinding, PreflightStatus
+from kvpool_operator.api.v1alpha1_status import PreflightFinding, PreflightMeasure, PreflightStatus
 from kvpool_operator.reasons import Reason
 
 if TYPE_CHECKING:
@@ -27,6 +27,16 @@ def preflight_status(gate: Gate) -> PreflightStatus | None:
         findings=[
             PreflightFinding(node=f.node, check=f.check, level=f.level, tier=f.tier, message=f.message, advice=f.advice)
             for f in gate.findings
+        ],
+        measured=[
+            PreflightMeasure(
+                tier=m.tier,
+                write_mbps=m.write_mb_s,
+                read_mbps=m.read_mb_s,
+                round_trip_ms=m.round_trip_ms,
+                slowest_node=m.node,
+            )
+            for m in gate.measures
         ],
     )
 

@@ -21,6 +21,7 @@ __all__ = [
     "PodsStatus",
     "PoolStatus",
     "PreflightFinding",
+    "PreflightMeasure",
     "PreflightStatus",
     "TransportStatus",
 ]
@@ -163,6 +164,21 @@ class PreflightFinding(Model):
     """What to do about it."""
 
 
+class PreflightMeasure(Model):
+    """What was measured of one tier, of all nodes the worst; by one stream, at most 256 MiB on each node."""
+
+    tier: Text = ""
+    """The tier."""
+    write_mbps: Annotated[Count, Field(alias="writeMBps")] = 0
+    """Slowest writes, in megabytes per second; 0: not measured."""
+    read_mbps: Annotated[Count, Field(alias="readMBps")] = 0
+    """Slowest reads, in megabytes per second."""
+    round_trip_ms: Annotated[Count, Field(alias="roundTripMs")] = 0
+    """Shared tiers: longest time in milliseconds for a small file or object, there and back."""
+    slowest_node: Text = ""
+    """The node with the slowest reads."""
+
+
 class PreflightStatus(Model):
     """What was found on the nodes before sidecars were made or changed there."""
 
@@ -184,6 +200,10 @@ class PreflightStatus(Model):
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """What is not as it should be, the worst first, at most 8."""
+    measured: Annotated[list[PreflightMeasure], Field(max_length=MAX_FOUND)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """What was measured, by tier."""
 
 
 class PoolStatus(Model):
