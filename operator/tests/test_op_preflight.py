@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -232,6 +233,8 @@ def test_what_is_told(policy: str, passed: list[bool | None], after: int, status
         ({"nodes": {"selector": {"matchLabels": {"a": "b"}}}}, True),
         ({"cache": {"eviction": {"highWatermark": 90}}}, False),
         ({"preflight": "Require"}, False),
+        ({"tiers": [{"name": "nvme", "local": LOCAL["local"] | {"capacity": "99Gi", "reserveFree": "9%"}}]}, False),
+        ({"tiers": [{"name": "nvme", "local": LOCAL["local"] | {"dedicatedFilesystem": "Require"}}]}, True),
         ({"transport": {"streams": 4}}, False),
     ],
     ids=str,
@@ -266,6 +269,16 @@ def test_the_objects_are_valid_and_hold_no_secret_in_the_open(asked: Inputs):
             assert asked.secret.pool_secret not in json.dumps(manifest)
     config = next(m for m in made if m["kind"] == "ConfigMap")["data"]["pool.json"]
     assert loads(PoolConfig, config).index.url == ("rediss://r:6380/2" if asked.external else "")
+
+
+def test_its_pods_are_let_in_to_where_policies_are_wanted():
+    wanted = replace(ENV, network_policies=True)
+    (policy,) = [m for m in build_preflight(Inputs(pool(), wanted, SECRET)) if m["kind"] == "NetworkPolicy"]
+    kubernetes_validate.validate(policy, "1.34", strict=True)
+    assert policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "preflight"
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": 7422, "protocol": "TCP"}]}]
+    unwanted = replace(ENV, network_policies=False)
+    assert not [m for m in build_preflight(Inputs(pool(), unwanted, SECRET)) if m["kind"] == "NetworkPolicy"]
 
 
 def test_its_pods_have_no_more_rights_than_the_sidecars():

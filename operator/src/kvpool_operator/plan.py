@@ -254,7 +254,12 @@ def _is_look(target: Ref, observed: Observed) -> bool:
     meta = observed.raw["metadata"]
     if target.kind in ("PersistentVolume", "PersistentVolumeClaim"):
         return Ref("DaemonSet", meta.get("namespace", ""), names.sidecar(meta["name"])) not in observed.objects
-    return target.name == names.preflight(meta["name"]) and target.kind in ("DaemonSet", "ConfigMap", "Secret")
+    return target.name == names.preflight(meta["name"]) and target.kind in (
+        "DaemonSet",
+        "ConfigMap",
+        "NetworkPolicy",
+        "Secret",
+    )
 
 
 def _with_finalizer(meta: Metadata) -> Plan:

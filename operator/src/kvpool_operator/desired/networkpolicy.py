@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.env import Env, Manifest
 
-__all__ = ["network_policies"]
+__all__ = ["network_policies", "preflight_policy"]
 
 _OPERATOR: Manifest = {
     "namespaceSelector": {},
@@ -29,6 +29,14 @@ def network_policies(pool: KVCachePool, env: Env) -> list[Manifest]:
     if pool.spec.index.external is None:
         made.append(_policy(pool, names.index(pool.metadata.name), "index", _to_index(pool)))
     return made
+
+
+def preflight_policy(pool: KVCachePool, env: Env) -> Manifest | None:
+    """For the pods that look at nodes: probes and the operator. None unless the installation wants policies."""
+    if not env.network_policies:
+        return None
+    name = names.preflight(pool.metadata.name)
+    return _policy(pool, name, "preflight", [{"ports": [_tcp(HTTP_PORT)]}])
 
 
 def _to_sidecars(pool: KVCachePool) -> list[Manifest]:

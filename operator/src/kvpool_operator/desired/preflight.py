@@ -10,13 +10,14 @@ import base64
 import hashlib
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvpool.config import IndexConfig, dumps
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired import names
 from kvpool_operator.desired.configmap import pool_config
 from kvpool_operator.desired.labels import labels, metadata, selector
+from kvpool_operator.desired.networkpolicy import preflight_policy
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
 from kvpool_operator.desired.podparts import (
     CONFIG_FILE,
@@ -48,14 +49,25 @@ AGAIN: Final = "kvpool.dev/preflight"
 _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
 
 
+_SIZES: Final[Any] = {
+    "local": {"capacity", "reserve_free"},
+    "shared": {"capacity"},
+    "fsspec": {"capacity"},
+}
+"""Of a tier: what can be changed without a look, for no node can do more or less because of it."""
+
+
 def preflight_spec(inputs: Inputs) -> str:
-    """Short digest of what a look depends on: nodes, tiers, transport, an external index. No secret goes in."""
+    """Short digest of what a look depends on: nodes, tiers but for sizes, transport, an external index.
+
+    No secret goes in, and no default: another version of the operator must not have every pool looked at anew.
+    """
     spec = inputs.pool.spec
     parts = {
-        "nodes": spec.nodes.selector.model_dump(),
-        "tiers": [t.model_dump() for t in spec.tiers],
-        "transport": spec.transport.model_dump(include={"protocol", "rdma", "encryption"}),
-        "index": [spec.index.external.model_dump() if spec.index.external else None, _url(inputs)],
+        "nodes": spec.nodes.selector.model_dump(exclude_defaults=True),
+        "tiers": [t.model_dump(exclude=_SIZES, exclude_defaults=True) for t in spec.tiers],
+        "transport": spec.transport.model_dump(include={"protocol", "rdma", "encryption"}, exclude_defaults=True),
+        "index": [spec.index.external is not None, _url(inputs)],
         "again": inputs.pool.metadata.annotations.get(AGAIN, "")[:253],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
@@ -64,7 +76,8 @@ def preflight_spec(inputs: Inputs) -> str:
 def build_preflight(inputs: Inputs) -> list[Manifest]:
     """The DaemonSet and everything it needs, in the order in which it is applied."""
     pool = inputs.pool
-    wanted = (_secret(inputs), _configmap(inputs), *nfs_volumes(pool), *nfs_claims(pool), _daemonset(inputs))
+    policy = preflight_policy(pool, inputs.env)
+    wanted = (_secret(inputs), _configmap(inputs), policy, *nfs_volumes(pool), *nfs_claims(pool), _daemonset(inputs))
     return [m for m in wanted if m is not None]
 
 
