@@ -99,6 +99,8 @@ class TestShared(FileContract):
 
 
 class TestMemory(StoreContract):
+    keeps_bad_blocks = False
+
     @pytest.fixture
     def store(self):
         store = MemoryStore(CAPACITY)

@@ -29,6 +29,7 @@ class StoreContract(abc.ABC):
     detects_writers = True
     # a store that verifies what it hands out has a miss where others hand out a bad block, which its reader finds
     verifies = False
+    keeps_bad_blocks = True
 
     @abc.abstractmethod
     def corrupt(self, store: Store, key: bytes, offset: int) -> None:
@@ -186,6 +187,41 @@ class StoreContract(abc.ABC):
         assert not store.has(key(1))
         assert os.pread(found.fd, found.payload_len, block.HEADER_BYTES) == payload(1)
         os.close(found.fd)
+
+    def test_a_block_says_of_itself_what_its_writer_said(self, store: Store) -> None:
+        put(store, 1)
+        said = store.header(key(1))
+        assert said is not None
+        assert (said.key, said.ident, said.tenant_tag, said.payload_len) == (key(1), ident(1), TAG, 20_000)
+        assert store.header(key(2)) is None
+        self.corrupt(store, key(1), 100)
+        with pytest.raises(CorruptBlockError):
+            store.header(key(1))
+
+    def test_purged_blocks_are_gone_and_counted(self, store: Store) -> None:
+        for n in range(3):
+            put(store, n)
+        assert store.purge([key(0), key(1), key(9)]) == 2
+        assert store.purge([key(0)]) == 0
+        assert [store.has(key(n)) for n in range(3)] == [False, False, True]
+        assert read(store, 2) == payload(2)
+
+    def test_bad_blocks_that_were_kept_go_by_what_they_say(self, store: Store) -> None:
+        if not self.keeps_bad_blocks:
+            pytest.skip("this store keeps no bad blocks for a look")
+        for n in (1, 2):
+            put(store, n)
+            store.quarantine(key(n))
+        asked: list[bytes] = []
+
+        def doomed(said: block.BlockHeader | None) -> bool:
+            assert said is not None
+            asked.append(said.key)
+            return said.key == key(1)
+
+        assert store.purge_quarantine(doomed) == 1
+        assert store.purge_quarantine(doomed) == 0
+        assert asked.count(key(2)) == 2
 
     def test_a_block_that_vanished_is_a_miss_and_can_be_stored_again(self, store: Store) -> None:
         put(store, 1)
