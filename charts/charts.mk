@@ -1,3 +1,5 @@
 .PHONY: chart-check
-chart-check: ## what helm lint and kube-score find in the chart (needs helm, and Go the first time)
+chart-check: setup ## what helm lint and kube-score find in the chart, and whether its PromQL is (needs helm, and Go the first time)
 	charts/score.sh
+	@$(AUDIT_TOOLS)
+	$(AUDIT)/bin/python charts/promql.py

@@ -201,6 +201,18 @@ OPERATOR: list[Any] = [
         [("sum(kvpool_operator_queue_length)", "waiting"), ("max(kvpool_operator_pools)", "pools")],
         "",
     ),
+    (
+        "Engine pods made again by the watchdog",
+        "short",
+        [("sum by (outcome) (increase(kvpool_operator_pod_restarts_total[1h]))", "{{outcome}}")],
+        "In an hour, by what came of it.",
+    ),
+    (
+        "Operations on nodes that ended",
+        "short",
+        [("sum by (result) (increase(kvpool_sidecar_operations_total[1h]))", "{{result}}")],
+        "In an hour: purge, verify, warm and the like.",
+    ),
     ("Leaders", "short", [("sum(kvpool_operator_leader)", "leaders")], "One."),
     "Webhook",
     (

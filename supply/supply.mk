@@ -1,5 +1,8 @@
 # The tools live apart: they ask PyPI, and nothing else here needs them.
 AUDIT := $(KVPOOL_CACHE)/audit-$(shell cksum requirements/audit.txt 2>/dev/null | cut -d' ' -f1)
+AUDIT_TOOLS = [ -x $(AUDIT)/bin/pip-audit ] || { rm -rf $(AUDIT) && $(BASE_PYTHON) -m venv $(AUDIT) && timeout 300 \
+  $(AUDIT)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements/audit.txt; } || \
+  { rm -rf $(AUDIT); echo "the tools of requirements/audit.txt cannot be had"; false; }
 
 .PHONY: sbom audit
 sbom: setup ## bills of materials of the images (CycloneDX) in out/sbom
@@ -7,7 +10,5 @@ sbom: setup ## bills of materials of the images (CycloneDX) in out/sbom
 
 # Without PyPI there are neither tools nor advisories: said, not failed.
 audit: sbom ## known vulnerabilities of what the images install; those of supply/accepted.toml are let pass
-	@[ -x $(AUDIT)/bin/pip-audit ] || { rm -rf $(AUDIT) && $(BASE_PYTHON) -m venv $(AUDIT) && timeout 300 $(AUDIT)/bin/pip \
-	  install -q --disable-pip-version-check --no-deps --require-hashes -r requirements/audit.txt; } || rm -rf $(AUDIT)
-	@[ -x $(AUDIT)/bin/pip-audit ] || { echo "audit: its tools cannot be had, so nothing is known about vulnerabilities"; exit 0; }; \
+	@{ $(AUDIT_TOOLS); } || { echo "audit: so NOTHING IS KNOWN about vulnerabilities"; exit 0; }; \
 	  $(AUDIT)/bin/python supply/valid.py out/sbom/*.cdx.json && $(PY) -m supply.audit $(AUDIT)/bin/pip-audit

@@ -20,9 +20,11 @@ def notes(path):
 
 
 def bring_a_block():
-    from kvpool.client import Client  # what the injection brought
+    # what the injection brought
+    from kvpool.client import Client
+    from kvpool.engines.settings import client_config
 
-    client = Client(fingerprint=secrets.token_bytes(32), facts={"engine": "helm test"})
+    client = Client(client_config({}), fingerprint=secrets.token_bytes(32), facts={"engine": "helm test"})
     until = time.monotonic() + WAIT_S
     while not client.connected:
         if time.monotonic() > until:
