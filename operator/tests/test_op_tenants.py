@@ -19,11 +19,14 @@ from kvpool_operator.api.conditions import find
 from kvpool_operator.api.resources import TENANT
 from kvpool_operator.api.tenant import KVCacheTenant
 from kvpool_operator.cluster import Ref
-from kvpool_operator.desired.configmap import config_digest, running_digest
+from kvpool_operator.desired.configmap import config_digest, config_text
 from kvpool_operator.desired.env import Inputs
-from kvpool_operator.errors import InvalidPoolError
+from kvpool_operator.errors import CommandUnansweredError, InvalidPoolError, RejectedError
 from kvpool_operator.observe import Observer
+from kvpool_operator.observed import Observed, Sidecar
+from kvpool_operator.orders import Progress, Target
 from kvpool_operator.reconcile import Reconciler
+from kvpool_operator.reload import Reloads
 from kvpool_operator.report import Report, TenantUse
 from kvpool_operator.tenants import settle, tenant_status, to_configs
 
@@ -179,7 +182,7 @@ def test_a_namesake_that_comes_later_is_another_tenant():
 def test_what_sidecars_take_as_they_run_does_not_roll_them(spec: dict[str, Any]):
     before, after = Inputs(pool(), ENV, SECRET), Inputs(pool(**spec), ENV, SECRET, allowed_namespaces=("a",))
     assert config_digest(before) == config_digest(after)
-    assert running_digest(before) != running_digest(after)
+    assert digest(config_text(before)) != digest(config_text(after))
 
 
 def test_tenants_roll_nothing_and_what_cannot_be_taken_does():
@@ -238,7 +241,10 @@ def test_enforced_says_how_many_nodes_keep_to_it():
 class World:
     """A pool without nodes, and tenants."""
 
-    def __init__(self, *tenants: Manifest, namespaces: dict[str, dict[str, str]] | None = None) -> None:
+    def __init__(
+        self, *tenants: Manifest, namespaces: dict[str, dict[str, str]] | None = None, orders: Any = None
+    ) -> None:
+        self.told: dict[str, Report] = {}
         self.cluster = MemoryCluster()
         for name, labels in {"kvpool-system": {}, **(namespaces or {})}.items():
             metadata = {"name": name, "labels": labels}
@@ -252,10 +258,21 @@ class World:
             self.cluster, self, sidecar_image=image, namespace="kvpool-system", webhook="w", clock=clock
         )
         now = datetime(2026, 11, 20, 10, tzinfo=UTC)
-        self.reconciler = Reconciler(self.cluster, observer, ENV, clock=clock, now=lambda: now)
+        reloads = None if orders is None else Reloads(orders, clock=clock)
+        self.reconciler = Reconciler(self.cluster, observer, ENV, clock=clock, now=lambda: now, reloads=reloads)
 
     async def reports(self, addresses: Any, port: int) -> dict[str, Report]:
-        return {}
+        return {address: self.told[address] for address in addresses if address in self.told}
+
+    def sidecar(self, node: str, report: Report) -> None:
+        """A pod of the pool's that says this of itself."""
+        address = f"10.0.0.{len(self.told) + 1}"
+        self.told[address] = report
+        labels = {"kvpool.dev/pool": "chat", "app.kubernetes.io/component": "sidecar"}
+        metadata = {"name": f"chat-sidecar-{node}", "namespace": "kvpool-system", "labels": labels}
+        status = {"phase": "Running", "podIP": address, "conditions": [{"type": "Ready", "status": "True"}]}
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}}
+        self.cluster.put(manifest | {"status": status})
 
     async def answers(self, addresses: Any, port: int) -> dict[str, Any]:
         return {}
@@ -300,3 +317,65 @@ async def test_a_tenant_of_another_pool_is_not_this_pools():
     world = World(tenant("acme", "a") | {"spec": {"poolRef": {"name": "other"}, "members": {"namespaces": ["a"]}}})
     await world.settle()
     assert world.config.tenants == ()
+
+
+class Orders:
+    """Commands that note what is ordered; those in `deaf` do not answer."""
+
+    def __init__(self) -> None:
+        self.deaf: set[str] = set()
+        self.given: list[tuple[str, str, dict[str, Any]]] = []
+
+    async def start(self, pool: Any, to: Target, name: str, kind: str, params: dict[str, Any]) -> Progress:
+        self.given.append((to.node, kind, params))
+        if to.node in self.deaf:
+            raise CommandUnansweredError("no answer")
+        return Progress("Running")
+
+    async def poll(self, *_: Any) -> None:
+        raise AssertionError
+
+    cancel = poll
+
+
+async def test_sidecars_that_run_another_configuration_are_brought_the_new_one_and_not_all_the_time():
+    orders, now = Orders(), [0.0]
+    orders.deaf.add("deaf")
+    reloads = Reloads(orders, clock=lambda: now[0])
+    sidecars = [
+        Sidecar("behind", True, "", Report(config="before"), "10.0.0.1"),
+        Sidecar("there", True, "", Report(config="now"), "10.0.0.2"),
+        Sidecar("old", True, "", Report(), "10.0.0.3"),  # a version that does not tell
+        Sidecar("silent", True, "", None, "10.0.0.4"),
+        Sidecar("deaf", True, "", Report(config="before"), "10.0.0.5"),
+    ]
+    seen = Observed(raw=pool_manifest(), sidecars=tuple(sidecars))
+
+    async def bring(text: str = "{}", its_digest: str = "now") -> list[str]:
+        orders.given.clear()
+        await reloads.bring("kvpool-system/chat", seen, SECRET, text, its_digest)
+        assert all((kind, params) == ("reload", {"config": text}) for _, kind, params in orders.given)
+        return sorted(node for node, _, _ in orders.given)
+
+    assert await bring() == ["behind", "deaf"]
+    assert await bring() == []
+    now[0] += 11
+    assert await bring() == ["behind", "deaf"]
+    assert await bring(its_digest="newer") == ["behind", "deaf", "there"]
+    reloads.forget("kvpool-system/chat")
+    assert await bring("x" * 100_000) == []
+    assert await bring() == ["behind", "deaf"]
+
+
+async def test_what_is_not_in_the_configmap_is_brought_to_nobody():
+    orders = Orders()
+    world = World(tenant("acme", "a"), orders=orders)
+    world.sidecar("node-a", Report(config="another"))
+    await world.settle()
+    text = world.cluster.objects[Ref("ConfigMap", "kvpool-system", "chat-config")]["data"]["pool.json"]
+    assert [(node, params["config"] == text) for node, _, params in orders.given] == [("node-a", True)] * 3
+    orders.given.clear()
+    world.cluster.refuse["ConfigMap"] = RejectedError("forbidden", 403)
+    world.cluster.put(tenant("other", "b"))
+    await world.settle()
+    assert orders.given == []

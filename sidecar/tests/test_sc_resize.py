@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from sc_nodes import MIB, Cluster, wait_for
+from sc_operator import ADMIN_PORT, Operator
 from sc_raw import SECRET, GoneError, ident, payload
 
 from kvpool import config, keys
@@ -24,7 +25,7 @@ def node(tmp_path_factory):
     """One for all tests of this file, in their order."""
     with Cluster(tmp_path_factory.mktemp("resize"), index=False) as c:
         local = (config.LocalTier("nvme", str(c.directory / "a" / "nvme"), 64 * MIB, reserve_free_percent=0),)
-        yield c.node("a", tenants=("team-a", "team-b", "team-c"), local=local)
+        yield c.node("a", tenants=("team-a", "team-b", "team-c"), local=local, admin_port=ADMIN_PORT)
 
 
 def change(node, **fields) -> None:
@@ -186,6 +187,31 @@ def test_what_needs_a_restart_and_what_cannot_be_read_is_told_and_has_no_effect(
         assert raw.put({ident(THREE): payload(THREE, SIZE)}) == [CommitStatus.STORED]
     change(node, local=capacity(node, 32 * MIB))
     assert node.status()["config"]["problem"] == ""
+    assert node.status()["capacity_bytes"] == 32 * MIB
+
+
+def test_the_operator_brings_a_configuration_before_the_kubelet_does_and_an_older_file_does_not_undo_it(node):
+    change(node, local=capacity(node, 64 * MIB))
+    operator = Operator.of(node)
+
+    def given(pool) -> dict:
+        return operator.run(f"reload-{pool.generation}", "reload", config=config.dumps(pool))
+
+    newest = dataclasses.replace(node.pool, generation=node.pool.generation + 2, local=capacity(node, 24 * MIB))
+    assert given(newest)["counts"] == {"taken": 1}
+    assert node.status()["capacity_bytes"] == 24 * MIB
+    assert node.status()["config"]["digest"] == config.digest(config.dumps(newest))
+    between = dataclasses.replace(newest, local=capacity(node, 48 * MIB))  # the kubelet was late: it brings this first
+    (node.home / "pool.json").write_text(config.dumps(between))
+    older = given(dataclasses.replace(node.pool, generation=node.pool.generation, local=capacity(node, 40 * MIB)))
+    assert older["state"] == "Succeeded"  # passed over
+    told = given(dataclasses.replace(newest, generation=newest.generation + 1, http_port=17999))
+    assert (told["state"], told["message"]) == ("Failed", "needs a restart: http_port")
+    assert operator.run("no-config", "reload", text="x")["state"] == "Failed"
+    assert operator.run("no-json", "reload", config="{")["state"] == "Failed"
+    assert node.status()["capacity_bytes"] == 24 * MIB
+    node.pool = newest
+    change(node, local=capacity(node, 32 * MIB))  # a newer one is taken at once
     assert node.status()["capacity_bytes"] == 32 * MIB
 
 

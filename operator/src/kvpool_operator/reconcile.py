@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from kvpool.config import digest
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.v1alpha1 import KIND, KVCachePool, Metadata
-from kvpool_operator.apply import execute, write_status, write_tenant_status
+from kvpool_operator.apply import Outcome, execute, write_status, write_tenant_status
 from kvpool_operator.cluster import Ref
 from kvpool_operator.desired import Inputs, build, names
 from kvpool_operator.desired.cleanup import build_cleanup
-from kvpool_operator.desired.configmap import running_digest
+from kvpool_operator.desired.configmap import config_text
 from kvpool_operator.desired.index import memory_of
 from kvpool_operator.desired.injection import revisions
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kvpool_operator.nodekeeper import NodeKeeper
     from kvpool_operator.observe import Observer
     from kvpool_operator.observed import Observed
+    from kvpool_operator.reload import Reloads
 
 __all__ = ["Reconciler", "Result"]
 
@@ -72,6 +74,7 @@ class Reconciler:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         nodes: NodeKeeper | None = None,
+        reloads: Reloads | None = None,
     ) -> None:
         self._cluster = cluster
         self._observer = observer
@@ -79,6 +82,7 @@ class Reconciler:
         self._clock = clock
         self._now = now
         self._nodes = nodes
+        self._reloads = reloads
         self._written: dict[str, float] = {}
         self._restarts = Restarts(cluster, clock=clock)
 
@@ -90,6 +94,8 @@ class Reconciler:
             self._restarts.forget(f"{namespace}/{name}")
             if self._nodes is not None:
                 self._nodes.forget(namespace, name)
+            if self._reloads is not None:
+                self._reloads.forget(f"{namespace}/{name}")
             for tenant in await self._observer.tenants_of(namespace, name):
                 await self._tell_tenant(tenant, orphan_status(tenant, name, self._stamp()))
             return Result(gone=True)
@@ -104,7 +110,8 @@ class Reconciler:
             return Result(gone=True)
         living = pool is not None and not meta.deletion_timestamp and not observed.namespace_terminating
         watched = await self._watch(pool, observed) if pool is not None and living else Round()
-        wanted = running_digest(inputs) if inputs else ""
+        text = config_text(inputs) if inputs else ""
+        wanted = digest(text) if text else ""
         applied = len(outcome.applied) + len(outcome.pruned)
         behind = tuple(waited_for(secret, observed.sidecars)) if secret.managed_index_previous else ()
         progress = Progress(applied, steps.waiting, outcome.rejections, watched.problem, gate, wanted, behind)
@@ -112,14 +119,25 @@ class Reconciler:
         status = await self._tell(meta, pool, problem, observed, progress, known)
         if pool is not None:
             await self._tell_tenants(pool, observed, secret, wanted)
+        brought = living and await self._bring(meta, observed, outcome, secret, text, wanted)
         drains_s = None
         if self._nodes is not None and pool is not None and living and pool.spec.mode != "DryRun":
             drains_s = await self._nodes.keep(pool, observed, secret)
         return Result(
-            again_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned else drains_s,
+            again_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned or brought else drains_s,
             status=status,
             restarts=watched.outcomes,
         )
+
+    async def _bring(
+        self, meta: Metadata, observed: Observed, outcome: Outcome, secret: PoolSecret, text: str, wanted: str
+    ) -> bool:
+        """Have sidecars take at once what is in the ConfigMap; nothing that is not there."""
+        target = Ref("ConfigMap", meta.namespace, names.config(meta.name))
+        there = (observed.objects.get(target) or {}).get("data") or {}
+        if self._reloads is None or not text or (target not in outcome.applied and there.get("pool.json") != text):
+            return False
+        return await self._reloads.bring(f"{meta.namespace}/{meta.name}", observed, secret, text, wanted)
 
     async def _watch(self, pool: KVCachePool, observed: Observed) -> Round:
         target = f"{self._env.sidecar_image} {sorted(revisions(pool).items())}"

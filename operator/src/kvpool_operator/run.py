@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.node import NODE_KIND
 from kvpool_operator.api.operation import KIND as OPERATION
+from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.command import open_commands
 from kvpool_operator.controller import Controller
@@ -25,6 +26,7 @@ from kvpool_operator.nodekeeper import NodeKeeper
 from kvpool_operator.observe import Observer
 from kvpool_operator.operations.reconcile import OperationReconciler
 from kvpool_operator.reconcile import Reconciler
+from kvpool_operator.reload import Reloads
 from kvpool_operator.scrape import open_scraper
 from kvpool_operator.settings import read_settings
 
@@ -78,6 +80,7 @@ async def _until_leading(cluster: Cluster, lease: Lease) -> None:
             await cluster.list(KIND)
             await cluster.list(OPERATION)
             await cluster.list(NODE_KIND)
+            await cluster.list(TENANT_KIND)
             break
         except OperatorError as e:
             if not told:
@@ -107,7 +110,7 @@ async def _lead(
     )
     book = NodeBook()
     nodes = NodeKeeper(fenced, book, commands)
-    reconciler = Reconciler(fenced, observer, settings.env, nodes=nodes)
+    reconciler = Reconciler(fenced, observer, settings.env, nodes=nodes, reloads=Reloads(commands))
     controller = Controller(fenced, reconciler, metrics, refresh_s=settings.refresh_s)
     leading.append(controller)
     operations = Controller(

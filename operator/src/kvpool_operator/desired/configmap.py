@@ -7,7 +7,7 @@ import hmac
 import json
 from typing import TYPE_CHECKING
 
-from kvpool.config import digest, dumps, fixed
+from kvpool.config import dumps, fixed
 from kvpool_operator.desired import names
 from kvpool_operator.desired.config import to_pool_config
 from kvpool_operator.desired.labels import metadata
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvpool.config import PoolConfig
     from kvpool_operator.desired.env import Inputs, Manifest
 
-__all__ = ["config_digest", "configmap", "pool_config", "running_digest"]
+__all__ = ["config_digest", "config_text", "configmap", "pool_config"]
 
 
 def pool_config(inputs: Inputs) -> PoolConfig:
@@ -38,13 +38,13 @@ def configmap(inputs: Inputs) -> Manifest:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(inputs.pool, names.config(inputs.pool.metadata.name), "config"),
-        "data": {"pool.json": dumps(pool_config(inputs))},
+        "data": {"pool.json": config_text(inputs)},
     }
 
 
-def running_digest(inputs: Inputs) -> str:
-    """What a sidecar that runs this configuration says of itself."""
-    return digest(dumps(pool_config(inputs)))
+def config_text(inputs: Inputs) -> str:
+    """`pool.json`. What a sidecar that runs it says of itself is kvpool.config.digest of it."""
+    return dumps(pool_config(inputs))
 
 
 def config_digest(inputs: Inputs) -> str:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from kvpool_sidecar.admin.evacuate import Evacuate, Remain
 from kvpool_sidecar.admin.preflight import Preflight
 from kvpool_sidecar.admin.purge import Purge
+from kvpool_sidecar.admin.reload import Reload
 from kvpool_sidecar.admin.verify import Verify
 from kvpool_sidecar.admin.warm import Warm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvpool.config import PoolConfig
     from kvpool_sidecar.admin.context import Runner
     from kvpool_sidecar.evacuate import Evacuator
@@ -34,6 +37,7 @@ class Parts:
     warm_up: WarmUp | None
     evacuator: Evacuator
     preflight: PreflightSettings
+    take_config: Callable[[str], str]
 
 
 def make_kinds(parts: Parts) -> dict[str, Runner]:
@@ -43,6 +47,7 @@ def make_kinds(parts: Parts) -> dict[str, Runner]:
         "evacuate": Evacuate(parts.evacuator),
         "remain": Remain(parts.evacuator),
         "preflight": Preflight(parts.preflight),
+        "reload": Reload(parts.take_config),
         "verify": Verify(parts.local, parts.shared),
         "warm": Warm(parts.warm_up),
     }

@@ -422,6 +422,7 @@ class App:
                 settings.object_secret_dir,
             ),
             evacuator=self._evacuator,
+            take_config=self._live.take,
         )
         self._operations = Operations(make_kinds(parts), self._stats)
         made.callback(self._operations.stop)
