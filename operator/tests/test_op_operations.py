@@ -202,6 +202,9 @@ def test_a_look_at_the_nodes_is_for_all_of_them(measure: bool):
         {"purge": {"all": True, "tenant": "a"}},
         {"purge": {"fingerprint": "xyz"}},
         {"purge": {"tenant": "A_b"}},
+        {"purge": {"tenant": "kvt/"}},
+        {"purge": {"tenant": "kvt:acme"}},
+        {"purge": {"tenant": "a/b"}},
         {"verify": {"bandwidth": "1"}},
         {"warm": {}, "timeout": "0s"},
     ],
@@ -231,6 +234,47 @@ async def test_each_step_begins_when_the_one_before_has_ended_everywhere():
     assert status["startTime"] < status["completionTime"]
     (condition,) = status["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("Complete", "True", "Succeeded")
+
+
+def tenant(name: str, pool: str = "chat", **status: Any) -> dict[str, Any]:
+    meta = {"name": name, "namespace": NS, "uid": f"00000000-0000-0000-0000-{len(name):012d}"}
+    spec = {"poolRef": {"name": pool}, "members": {"namespaces": ["team-a"]}}
+    kind = {"apiVersion": "kvpool.dev/v1alpha1", "kind": "KVCacheTenant"}
+    return {**kind, "metadata": meta, "spec": spec, "status": status}
+
+
+async def test_a_tenant_of_several_namespaces_is_known_to_sidecars_by_its_uid():
+    world = World(purge={"tenant": "kvt/acme"})
+    world.cluster.put(tenant("acme"))
+    await world.run()
+    assert {params["tenant"] for _, params in world.nodes.orders.values()} == {
+        "kvt:acme:00000000-0000-0000-0000-000000000004"
+    }
+
+
+async def test_one_that_is_gone_is_named_by_what_it_was():
+    gone = "kvt:acme:00000000-0000-0000-0000-000000000004"
+    world = World(purge={"tenant": gone})
+    await world.run()
+    assert {params["tenant"] for _, params in world.nodes.orders.values()} == {gone}
+
+
+@pytest.mark.parametrize("pool", ["", "other"])
+async def test_a_tenant_that_the_pool_does_not_have_is_not_said_to_be_purged(pool: str):
+    world = World(purge={"tenant": "kvt/acme"})
+    if pool:
+        world.cluster.put(tenant("acme", pool))
+    status = await world.run("Failed")
+    assert "no KVCacheTenant acme" in status["message"]
+    assert world.nodes.heard == []
+
+
+async def test_a_namespace_that_stores_as_a_member_is_told_so():
+    world = World(purge={"tenant": "team-a"})
+    world.cluster.put(tenant("acme", members=["team-a", "team-z"]))
+    status = await world.run()
+    assert status["message"] == "done on every node; team-a is a member of kvt/acme, whose blocks stay"
+    assert {params["tenant"] for _, params in world.nodes.orders.values()} == {"team-a"}
 
 
 async def test_nothing_is_asked_before_the_finalizer_is_there_and_it_goes_with_the_end():

@@ -6,9 +6,10 @@ import errno
 import os
 import threading
 import time
+from dataclasses import replace
 
 import pytest
-from sc_nodes import MIB, wait_for
+from sc_nodes import MIB, Node, wait_for
 from sc_operator import ADMIN_PORT, Operator
 from sc_raw import FINGERPRINT, SECRET, ident, payload
 
@@ -78,7 +79,7 @@ def test_all_that_is_given_must_fit(params, fits):
         {"salt": "x", "tenant": "a"},
         {"tenant": ""},
         {"tenant": 7},
-        {"tenant": "x" * 300},
+        {"tenant": "x" * 600},
         {"fingerprint": "abc"},
         {"fingerprint": "G" * 64},
         {"made_before_ms": -1},
@@ -379,3 +380,24 @@ def test_an_object_store_is_purged_by_what_its_objects_say(tmp_path, cluster):
     with a.connect("team-a") as one, a.connect("team-b") as two:
         assert two.get(list(theirs)) == [None] * 3
         assert one.get(list(mine)) == list(mine.values())
+
+
+def test_a_tenant_of_several_namespaces_is_purged_as_one(cluster):
+    acme = config.TenantConfig("acme", "kvt:acme:0123", ("team-a", "team-b"))
+    c = cluster(index=False)
+    a = Node(c, "a", tenants=("team-a", "team-b", "team-c"), admin_port=ADMIN_PORT)
+    c.nodes.append(a)
+    a.pool = replace(a.pool, tenants=(acme,))
+    a.write_config()
+    a.start()
+    a.ready()
+    mine, theirs = blocks(0, 3), blocks(0, 3)
+    with a.connect("team-a") as one, a.connect("team-b") as two, a.connect("team-c") as three:
+        one.put(mine)
+        three.put(theirs)
+        assert two.get(list(mine)) == list(mine.values())
+        operator = Operator.of(a)
+        assert operator.run("p-1", "purge", tenant="team-a", **LOCAL)["counts"]["blocks"] == 0
+        assert operator.run("p-2", "purge", tenant="kvt:acme:0123", **LOCAL)["counts"]["blocks"] == 3
+        assert one.get(list(mine)) == two.get(list(mine)) == [None] * 3
+        assert three.get(list(theirs)) == list(theirs.values())

@@ -48,7 +48,8 @@ class Purge(Model):
     model_config = Model.model_config | {"json_schema_extra": with_rules(f.SOME_BLOCKS)}
 
     tenant: f.TenantName | None = None
-    """Blocks of this tenant, which is the namespace of the pods that stored them."""
+    """Blocks of this tenant: the name of a namespace, for what its pods stored while it was a tenant by itself;
+    kvt/NAME for a KVCacheTenant of the pool; kvt:NAME:UID for one that was deleted."""
     fingerprint: f.Digest | None = None
     """Blocks with this fingerprint (status.fingerprints of the pool), such as those of a model that is not used any
     more; its first 8 digits or more."""

@@ -21,7 +21,12 @@ SOME_BLOCKS: Final = Rule(
 )
 SPEC_STAYS: Final = immutable("an operation", "delete it, which cancels it, and make another one")
 
-TenantName = matching(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", 253, "give the name of a tenant, which is a namespace")
+TenantName = matching(
+    r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?|kvt/[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+    r"|kvt:[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?:[0-9a-f-]{36})$",
+    300,
+    "give the name of a tenant: a namespace, kvt/NAME for a KVCacheTenant, or kvt:NAME:UID for one that is gone",
+)
 Digest = matching(
     r"^[0-9a-f]{8,64}$", 64, "give a fingerprint's first 8 to 64 hexadecimal digits, as the pool's status shows them"
 )

@@ -71,6 +71,8 @@ class Course:
     said: dict[tuple[int, str], Said] = field(default_factory=dict)
     chosen: dict[int, str] = field(default_factory=dict)
     """Of steps for one node: which."""
+    note: str = ""
+    """What a reader of the end's message should know besides."""
 
     def step(self, nodes: Sequence[str]) -> int:
         """Number of the step that is under way; the number of steps when all have ended."""
@@ -146,7 +148,7 @@ class Course:
 
     def _message(self, phase: str, number: int, nodes: Sequence[str], failures: Mapping[str, str]) -> str:
         if phase == "Succeeded":
-            return "done on every node"
+            return f"done on every node{self.note}"[:1024]
         if phase == "Failed":
             some = ", ".join(sorted(failures)[:8]) or "no node was there"
             return f"not done on {len(failures)} of {len(nodes)} nodes: {some}"[:1024]

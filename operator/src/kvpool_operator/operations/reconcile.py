@@ -15,6 +15,7 @@ from kvpool_operator import podview
 from kvpool_operator.api.conditions import Condition, set_condition
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.operation import KIND, KVCacheOperation, OperationStatus
+from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import API_VERSION, KVCachePool, Metadata
 from kvpool_operator.api.v1alpha1 import KIND as POOL_KIND
 from kvpool_operator.cluster import Ref
@@ -22,7 +23,7 @@ from kvpool_operator.desired import labels, names
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError, InvalidPoolError, OperatorError
 from kvpool_operator.operations.course import Course, Said
-from kvpool_operator.operations.steps import steps_of
+from kvpool_operator.operations.steps import steps_of, tenant_of
 from kvpool_operator.orders import Target
 from kvpool_operator.randomness import make_secret
 from kvpool_operator.reconcile import Result
@@ -109,7 +110,12 @@ class OperationReconciler:
             return Result(again_s=SELDOM_S)
         secret = await self._secret(pool)
         targets = await self._targets(pool)
-        course = self._courses.setdefault(meta.uid, Course(steps_of(operation, pool)))
+        if meta.uid not in self._courses:
+            try:
+                self._courses[meta.uid] = await self._course(operation, pool)
+            except LookupError as e:
+                return await self._end(raw, meta, OperationStatus(phase="Failed", message=str(e)))
+        course = self._courses[meta.uid]
         late = self._late(operation, began or self._stamp())
         if secret is not None and not late:
             orders = course.orders(targets)
@@ -191,7 +197,7 @@ class OperationReconciler:
         if isinstance(pool, str):
             return True
         secret = await self._secret(pool)
-        course = self._courses.setdefault(meta.uid, Course(steps_of(operation, pool)))
+        course = self._courses.get(meta.uid) or Course(steps_of(operation, pool))
         return secret is None or await self._cancel_on(meta.uid, course, secret, await self._targets(pool))
 
     async def _cancel_on(self, uid: str, course: Course, secret: PoolSecret, targets: Sequence[Target]) -> bool:
@@ -208,6 +214,15 @@ class OperationReconciler:
         return all(await asyncio.gather(*(one(number, to) for number, to in asked)))
 
     # -- what there is
+
+    async def _course(self, operation: KVCacheOperation, pool: KVCachePool) -> Course:
+        """LookupError if there is no such tenant."""
+        wish = operation.spec.purge
+        if wish is None or wish.tenant is None:
+            return Course(steps_of(operation, pool))
+        tenants = await self._cluster.list(TENANT_KIND, namespace=operation.metadata.namespace)
+        tenant, note = tenant_of(operation, tenants)
+        return Course(steps_of(operation, pool, tenant), note=note)
 
     async def _pool(self, operation: KVCacheOperation) -> KVCachePool | str:
         """The pool, or why there is none to work on."""

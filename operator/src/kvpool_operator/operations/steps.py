@@ -6,7 +6,7 @@ brought a block back from the shared tier, or from a peer that was not done yet,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,13 @@ from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.quantity import to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvpool_operator.api.operation import KVCacheOperation
     from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.desired.env import Manifest
 
-__all__ = ["Step", "steps_of"]
+__all__ = ["Step", "steps_of", "tenant_of"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,38 @@ class Step:
     """For people: what goes on during this step."""
 
 
-def steps_of(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:
-    """In order: each begins when the one before it has ended on all nodes that it was for."""
-    return _STEPS[operation.spec.kind](operation, pool)
+def steps_of(operation: KVCacheOperation, pool: KVCachePool, tenant: str = "") -> tuple[Step, ...]:
+    """In order: each begins when the one before it has ended on all nodes that it was for.
+
+    `tenant`: what names of blocks are made with, where that is not what the spec says (`tenant_of`).
+    """
+    steps = _STEPS[operation.spec.kind](operation, pool)
+    if not tenant:
+        return steps
+    return tuple(replace(step, params={**step.params, "tenant": tenant}) for step in steps)
+
+
+def tenant_of(operation: KVCacheOperation, tenants: Sequence[Manifest]) -> tuple[str, str]:
+    """The tenant of a purge as sidecars know it (empty: as it is written), and what a reader should know besides.
+
+    LookupError if there is no such KVCacheTenant. `tenants` are those of the operation's namespace.
+    """
+    wish = operation.spec.purge
+    if wish is None or wish.tenant is None or wish.tenant.startswith("kvt:"):
+        return "", ""
+    mine = [t for t in tenants if t.get("spec", {}).get("poolRef", {}).get("name") == operation.spec.pool_ref.name]
+    kind, _, name = wish.tenant.rpartition("/")
+    if kind:
+        found = next((t["metadata"] for t in mine if t["metadata"]["name"] == name), None)
+        if found is None:
+            raise LookupError(f"this pool has no KVCacheTenant {name}; of one that was deleted give kvt:{name}:UID")
+        return f"kvt:{name}:{found['uid']}", ""
+    groups = [
+        t["metadata"]["name"]
+        for t in mine
+        if name in ((t.get("status") or {}).get("members") or t["spec"].get("members", {}).get("namespaces") or [])
+    ]
+    return "", f"; {name} is a member of kvt/{groups[0]}, whose blocks stay" if groups else ""
 
 
 def _purge(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Wish"]
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
-_MAX_TENANT = 253
+_MAX_TENANT = 512
 
 
 class Wish(NamedTuple):
