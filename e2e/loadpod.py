@@ -120,11 +120,10 @@ def bring_program(namespace: str) -> None:
     apply(json.dumps(made))
 
 
-def start(proxy: Proxy, name: str, *, namespace: str, node: str, pool: str, wait: bool = True) -> LoadPod:
+def start(proxy: Proxy, name: str, *, namespace: str, node: str, pool: str, block_bytes: int = BLOCK_BYTES) -> LoadPod:
     """Make the pod and wait until it is connected to its node's sidecar."""
     bring_program(namespace)
-    apply(json.dumps(manifest(name, namespace=namespace, node=node, pool=pool)))
+    apply(json.dumps(manifest(name, namespace=namespace, node=node, pool=pool, block_bytes=block_bytes)))
     pod = LoadPod(proxy, namespace, name)
-    if wait:
-        pod.wait_connected()
+    pod.wait_connected()
     return pod

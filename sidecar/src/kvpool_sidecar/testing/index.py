@@ -45,6 +45,17 @@ class IndexContract:
         index.leave(b, B)
         assert index.members() == [A]
 
+    def test_the_members_are_found_again_after_the_index_was_emptied(
+        self, index: Index, empty: Callable[[], None]
+    ) -> None:
+        a, b = index.join(A), index.join(B)
+        empty()
+        assert index.members() == []
+        assert index.renew(b, B)
+        assert index.members() == [B]
+        assert index.renew(a, A)
+        assert sorted(index.members()) == [A, B]
+
     def test_a_number_that_another_node_holds_cannot_be_renewed(self, index: Index) -> None:
         a, b = index.join(A), index.join(B)
         assert index.renew(a, A)
