@@ -8,10 +8,15 @@ import pytest
 from op_samples import MemoryCluster, pool_manifest
 
 from kvpool_operator import controller as module
+from kvpool_operator.api.v1alpha1 import Metadata
+from kvpool_operator.apply import execute
+from kvpool_operator.cluster import KINDS, Manifest
 from kvpool_operator.controller import Controller
+from kvpool_operator.errors import ApiUnavailableError, OperatorError, RejectedError
 from kvpool_operator.metrics import OperatorMetrics
 from kvpool_operator.namespaces import Namespaces
 from kvpool_operator.pace import Pace
+from kvpool_operator.plan import Apply, Plan
 from kvpool_operator.queue import KeyQueue
 from kvpool_operator.reconcile import Result
 
@@ -133,3 +138,60 @@ def test_only_what_pools_look_at_makes_a_namespace_interesting():
     assert seen.changed("DELETED", "a", {"x": "2"}, going=True)
     assert seen.changed("ADDED", "a", {}, going=False)
     assert not seen.changed("MODIFIED", "a", {}, going=False)
+
+
+class Slow(MemoryCluster):
+    """Notes what is written at the same time as what; refuses what it is told to, after a moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing: list[str] = []
+        self.together: list[frozenset[str]] = []
+        self.ended: list[str] = []
+        self.failing: dict[str, OperatorError] = {}
+
+    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+        kind = manifest["kind"]
+        self.writing.append(kind)
+        self.together.append(frozenset(self.writing))
+        await asyncio.sleep(0.01)
+        self.writing.remove(kind)
+        self.ended.append(kind)
+        if kind in self.failing:
+            raise self.failing[kind]
+        return await super().apply(manifest, subresource=subresource)
+
+
+def a_plan() -> Plan:
+    kinds = ("ServiceAccount", "ConfigMap", "Service", "StatefulSet", "DaemonSet")
+    made = [{"apiVersion": KINDS[k].api_version, "kind": k, "metadata": {"name": "x", "namespace": "n"}} for k in kinds]
+    return Plan(tuple(Apply(m) for m in made))
+
+
+META = Metadata.model_validate(pool_manifest()["metadata"])
+
+
+async def test_what_does_not_rely_on_each_other_is_written_together():
+    cluster = Slow()
+    outcome = await execute(a_plan(), META, cluster)
+    assert frozenset({"ServiceAccount", "ConfigMap", "Service"}) in cluster.together
+    assert [w for w in cluster.together if w & {"StatefulSet", "DaemonSet"}] == [{"StatefulSet"}, {"DaemonSet"}]
+    assert cluster.ended[-2:] == ["StatefulSet", "DaemonSet"]
+    assert [r.kind for r in outcome.applied] == ["ServiceAccount", "ConfigMap", "Service", "StatefulSet", "DaemonSet"]
+
+
+async def test_a_pass_that_fails_leaves_nothing_under_way_and_begins_nothing_more():
+    cluster = Slow()
+    cluster.failing["ServiceAccount"] = ApiUnavailableError("503")
+    with pytest.raises(ApiUnavailableError):
+        await execute(a_plan(), META, cluster)
+    assert sorted(cluster.ended) == ["ConfigMap", "Service", "ServiceAccount"]
+    assert cluster.writing == []
+
+
+async def test_what_is_refused_is_told_and_keeps_nothing_else_back():
+    cluster = Slow()
+    cluster.failing["ConfigMap"] = RejectedError("not allowed", 403)
+    outcome = await execute(a_plan(), META, cluster)
+    assert outcome.rejections == ("not allowed",)
+    assert [r.kind for r in outcome.applied] == ["ServiceAccount", "Service", "StatefulSet", "DaemonSet"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ from kvpool_operator.errors import ConflictError, NotLeaderError, OperatorError,
 from kvpool_operator.plan import Apply, Edit, Mark, Plan, Post, Prune
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvpool_operator.api.v1alpha1 import Metadata
     from kvpool_operator.cluster import Cluster
     from kvpool_operator.plan import Action
@@ -26,6 +29,8 @@ __all__ = ["Outcome", "execute", "post_about", "write_node", "write_status", "wr
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "kvpool-operator"
+_IN_TURN: Final = frozenset({"Secret", "StatefulSet", "DaemonSet"})
+"""Kinds that others rely on, or that rely on others."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +44,43 @@ class Outcome:
 
 
 async def execute(plan: Plan, meta: Metadata, cluster: Cluster) -> Outcome:
-    """Every action in order. One that is refused does not keep the others from being done; errors that may pass by
-    themselves end the pass, which is then repeated."""
+    """Every action in order; neighbours that do not rely on each other together. One that is refused does not keep the
+    others from being done; errors that may pass by themselves end the pass, which is then repeated."""
     applied: list[Ref] = []
     pruned: list[Ref] = []
     rejections: list[str] = []
-    for action in plan.actions:
-        try:
-            await _do(action, meta, cluster)
-        except RejectedError as e:
-            log.warning("pool=%s/%s: %s", meta.namespace, meta.name, e)
-            rejections.append(str(e))
-            kept = Ref("Secret", meta.namespace, names.secret(meta.name))
-            if isinstance(action, Edit) or (isinstance(action, Apply) and ref(action.manifest) == kept):
-                break  # what follows relies on these
-        else:
-            _note(action, meta, applied, pruned)
+    for together in _groups(plan.actions):
+        # all are waited for: nothing goes on behind the back of a pass that has ended
+        ends = await asyncio.gather(*(_do(a, meta, cluster) for a in together), return_exceptions=True)
+        for action, end in zip(together, ends, strict=True):
+            if isinstance(end, RejectedError):
+                log.warning("pool=%s/%s: %s", meta.namespace, meta.name, end)
+                rejections.append(str(end))
+            elif end is None:
+                _note(action, meta, applied, pruned)
+        failed = next((e for e in ends if e is not None and not isinstance(e, RejectedError)), None)
+        if failed is not None:
+            raise failed
+        if ends[0] is not None and _carries_the_rest(together[0], meta):
+            break
     return Outcome(tuple(applied), tuple(pruned), tuple(rejections))
+
+
+def _groups(actions: Sequence[Action]) -> list[list[Action]]:
+    groups: list[list[Action]] = []
+    for action in actions:
+        apart = not isinstance(action, Apply) or action.manifest["kind"] in _IN_TURN
+        before = groups[-1][-1] if groups else None
+        if apart or not isinstance(before, Apply) or before.manifest["kind"] in _IN_TURN:
+            groups.append([])
+        groups[-1].append(action)
+    return groups
+
+
+def _carries_the_rest(action: Action, meta: Metadata) -> bool:
+    """Whether what follows relies on this."""
+    kept = Ref("Secret", meta.namespace, names.secret(meta.name))
+    return isinstance(action, Edit) or (isinstance(action, Apply) and ref(action.manifest) == kept)
 
 
 async def write_status(status: Manifest, meta: Metadata, cluster: Cluster) -> None:
