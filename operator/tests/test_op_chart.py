@@ -566,3 +566,12 @@ def test_the_notes_name_the_next_commands():
     assert "kubectl apply -f examples/kvcachepool.yaml" in notes
     assert "--for=condition=Ready" in notes
     assert '"kvpool.dev/inject": "true"' in notes
+
+
+@needs_helm
+def test_who_may_view_a_namespace_may_view_every_kind_of_ours_and_change_none():
+    (rule,) = one(render(), "ClusterRole", "kvpool-view")["rules"]
+    kinds_of_ours = {o["spec"]["names"]["plural"] for o in render() if o["kind"] == "CustomResourceDefinition"}
+    assert {r for r in rule["resources"] if "/" not in r} == kinds_of_ours
+    assert {r.removesuffix("/status") for r in rule["resources"]} == kinds_of_ours
+    assert rule["verbs"] == ["get", "list", "watch"]
