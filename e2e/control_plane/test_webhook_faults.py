@@ -63,7 +63,7 @@ def test_while_the_webhook_is_away_or_slow_a_pod_is_made_within_its_timeout_and_
     assert not injected
     if mode == "slow":
         assert webhooks.gate.taken > taken
-        assert 3 <= seconds < 10, "timeoutSeconds of the chart, not how long the webhook is slow"
+        assert 3 <= seconds < 30, "timeoutSeconds of the chart (3), not how long the webhook is slow (60)"
     webhooks.gate.set("open")
     missed(pools, team, f"made-while-{mode}")
     team.until_injecting()

@@ -258,7 +258,8 @@ class World:
 
     async def look(self, *pods: EnginePod, after: float = 60.0, problem: str = "", **spec: Any) -> Round:
         self.clock.now += after
-        seen = Observed(raw=pool_manifest(), engines=EnginePods(pods=pods), webhook=Webhook(problem))
+        engines = EnginePods(pods=pods, missed=sum(p.state == "missed" for p in pods))
+        seen = Observed(raw=pool_manifest(), engines=engines, webhook=Webhook(problem))
         return await self.restarts.look(pool(**(spec or RESTART)), seen, "t")
 
 
@@ -324,7 +325,9 @@ async def test_what_an_eviction_may_meet():
     refused = await world.look(a_pod("a"))
     assert refused.outcomes == ("refused",)
     assert "operator.restartPods" in refused.problem
-    assert await world.look(a_pod("a"), after=1) == Round(), "not again at once"
+    again = await world.look(a_pod("a"), after=1)
+    assert again == Round(problem=refused.problem), "not again at once, and the reason stays"
+    assert await world.look(a_pod("a"), problem="no replica of the webhook is ready") == Round()
     assert "odd" in (await world.look(a_pod("a"))).problem
     assert await world.look(a_pod("a")) == Round(("failed",))
     world.cluster.answers = [NotLeaderError("lost")]

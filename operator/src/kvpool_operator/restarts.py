@@ -55,11 +55,15 @@ class Restarts:
         memory.forget(observed.engines.pods, self._clock())
         injection = pool.spec.injection
         may = injection.enabled and injection.watchdog == "Restart" and pool.spec.mode == "Enforce"
-        if not may or observed.webhook.problem:
-            return Round()  # a new pod would be no better
+        if not may or observed.webhook.problem or not (observed.engines.missed or observed.engines.stale):
+            memory.problem = ""
+            return Round()  # nobody is to go, or a new pod would be no better
         every_s = to_ms(injection.restart_every) / 1000
         pod = next_to_go(observed.engines.pods, memory, target, self._clock(), every_s)
-        return Round() if pod is None else await self._evict(pod, pool, observed, memory, target, every_s)
+        if pod is None:
+            return Round(problem=memory.problem)
+        outcome, memory.problem = await self._evict(pod, pool, observed, memory, target, every_s)
+        return Round((outcome,), memory.problem)
 
     def forget(self, key: str) -> None:
         """The pool `namespace/name` is gone."""
@@ -68,7 +72,8 @@ class Restarts:
 
     async def _evict(
         self, pod: EnginePod, pool: KVCachePool, observed: Observed, memory: Memory, target: str, every_s: float
-    ) -> Round:
+    ) -> tuple[str, str]:
+        """What came of it, and why it did not happen."""
         now = self._clock()
         try:
             await self._cluster.evict(Ref("Pod", pod.namespace, pod.name), uid=pod.uid)
@@ -76,22 +81,22 @@ class Restarts:
             raise
         except HeldError:
             memory.held(pod, now + every_s)
-            return Round(("held",), f"a PodDisruptionBudget keeps {pod.full_name} from being made again now")
+            return "held", f"a PodDisruptionBudget keeps {pod.full_name} from being made again now"
         except ConflictError:
-            return Round(("gone",))
+            return "gone", ""
         except RejectedError as e:
             memory.last = now
             hint = "; allow it by the chart's value operator.restartPods" if e.status == 403 else f": {e}"
-            return Round(("refused",), f"{pod.full_name} may not be evicted{hint}")
+            return "refused", f"{pod.full_name} may not be evicted{hint}"
         except OperatorError as e:
             memory.last = now
             log.warning("pool=%s: %s was not evicted: %s", pool.key, pod.full_name, e)
-            return Round(("failed",))
+            return "failed", ""
         memory.evicted(pod, observed.engines.pods, target, now)
         log.info("pool=%s: evicted %s, which is to be made again with the pool", pool.key, pod.full_name)
         why = "runs without the pool" if pod.state == "missed" else f"carries an older {pod.outdated}"
         await self._post(pod, "RestartedForPool", f"evicted, because it {why} {pool.key}", warning=False)
-        return Round(("evicted",))
+        return "evicted", ""
 
     async def _tell(self, key: str, pods: tuple[EnginePod, ...]) -> None:
         there = {p.uid for p in pods}

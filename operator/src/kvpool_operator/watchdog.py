@@ -56,6 +56,8 @@ class Memory:
     tries: dict[str, _Try] = field(default_factory=dict)
     rests: dict[str, float] = field(default_factory=dict)
     """By uid of an owner: until when a budget is not asked again."""
+    problem: str = ""
+    """Why the last one that was to go is still there."""
 
     def evicted(self, pod: EnginePod, pods: Iterable[EnginePod], target: str, now: float) -> None:
         """`pod` goes. `target`: what its successor should carry."""
