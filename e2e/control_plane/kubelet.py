@@ -11,6 +11,7 @@ import functools
 import json
 import socket
 import threading
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -112,12 +113,13 @@ class Kubelet:
             "state": state,
             "lastState": last,
         }
+        since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # what minReadySeconds counts from
         status = {
             "phase": "Running",
             "podIP": address(node),
             "podIPs": [{"ip": address(node)}],
             "conditions": [
-                {"type": "Ready", "status": "True" if broken is None else "False"},
+                {"type": "Ready", "status": "True" if broken is None else "False", "lastTransitionTime": since},
                 {"type": "ContainersReady", "status": "True" if broken is None else "False"},
             ],
             "containerStatuses": [container],

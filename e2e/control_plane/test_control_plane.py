@@ -167,9 +167,10 @@ def test_refused_pods_are_explained(pools: Pools, api: Api):
 
 
 def test_an_index_of_ones_own(pools: Pools):
-    pools.apply("chat")
+    nodes = {"update": {"minReady": "0s"}}
+    pools.apply("chat", nodes=nodes)
     pools.until_ready("chat")
-    pools.apply("chat", index={"external": {"urlSecretRef": {"name": "redis"}}})
+    pools.apply("chat", nodes=nodes, index={"external": {"urlSecretRef": {"name": "redis"}}})
     pools.until_condition("chat", "Ready", "UrlNotUsable", "Secret redis does not exist: create it")
     assert "statefulsets/chat-index" in pools.owned("chat")
     url = base64.b64encode(b"redis://me:p%40ss-w0rd@redis.example:6380/3").decode()

@@ -48,7 +48,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
         "metadata": metadata(pool, names.sidecar(pool.metadata.name), "sidecar"),
         "spec": {
             "selector": {"matchLabels": selector(pool, "sidecar")},
-            "minReadySeconds": -(-to_ms(pool.spec.nodes.update.min_ready) // 1000),
+            **_min_ready(pool),
             # no surge: two sidecars cannot have one drive
             "updateStrategy": {
                 "type": "RollingUpdate",
@@ -78,6 +78,12 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
             },
         },
     }
+
+
+def _min_ready(pool: KVCachePool) -> Manifest:
+    """The API server does not store a zero."""
+    seconds = -(-to_ms(pool.spec.nodes.update.min_ready) // 1000)
+    return {"minReadySeconds": seconds} if seconds else {}
 
 
 def _prepare(pool: KVCachePool, env: Env) -> Manifest:
