@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 from dataclasses import replace
@@ -409,6 +410,33 @@ async def test_running_sidecars_keep_their_configuration_until_the_nodes_have_pa
     await world.settle()
     assert world.cluster.objects[SIDECARS]["spec"] != before[SIDECARS]["spec"]
     assert LOOK not in world.cluster.objects
+
+
+async def test_running_sidecars_keep_the_password_of_their_index_until_the_nodes_reach_another():
+    world = Looking()
+    await world.until_looking()
+    world.look_at(answer())
+    await world.settle()
+    world.run(1, 1)
+    await world.settle()
+    secret = Ref("Secret", NS, "chat-secret")
+    before = copy.deepcopy(world.cluster.objects[secret]["data"])
+    data = {"url": base64.b64encode(b"redis://u:another-password@redis:6379/0").decode()}
+    meta = {"name": "redis", "namespace": NS}
+    world.cluster.put({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
+    world.pool["spec"]["index"] = {"external": {"urlSecretRef": {"name": "redis"}}}
+    await world.until_looking()
+    world.look_at(BAD)
+    await world.settle()
+    assert world.cluster.objects[secret]["data"] == before
+    of_the_look = world.cluster.objects[Ref("Secret", NS, "chat-preflight")]["data"]
+    assert base64.b64decode(of_the_look["index-password"]) == b"another-password"
+    del world.cluster.objects[secret]  # lost meanwhile: made anew at once, or no sidecar could start
+    await world.look()
+    assert secret in world.cluster.objects
+    world.look_at(answer())
+    await world.settle()
+    assert base64.b64decode(world.cluster.objects[secret]["data"]["index-password"]) == b"another-password"
 
 
 async def test_answers_to_an_earlier_question_do_not_count():

@@ -131,14 +131,19 @@ def plan_held(
 ) -> Plan:
     """While the nodes are looked at: everything but the sidecars, and nothing goes.
 
-    Sidecars that run keep the configuration they run with: one that restarts must not find another.
+    Sidecars that run keep the configuration and the passwords they run with: one that restarts must not find others,
+    nor one that reads them anew.
     """
     if FINALIZER not in meta.finalizers:
         return _with_finalizer(meta)
     sidecars = Ref("DaemonSet", meta.namespace, names.sidecar(meta.name))
     left = {sidecars}
     if sidecars in observed.objects:
-        left.add(Ref("ConfigMap", meta.namespace, names.config(meta.name)))
+        read = {
+            Ref("ConfigMap", meta.namespace, names.config(meta.name)),
+            Ref("Secret", meta.namespace, names.secret(meta.name)),
+        }
+        left |= read & observed.objects.keys()
     refs = {ref(m) for m in wanted}
     now = [m for m in wanted if ref(m) not in left] + [m for m in looks if ref(m) not in refs]
     adopted = [Mark(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
