@@ -294,8 +294,9 @@ class PeerDirectory:
 
     def _recall(self, key: bytes, record: Record, until: float, now: float) -> Found | None:
         found = self._alive(key, record, now) if until > now else None
-        if found is None:
+        if found is None or found.peer.leaving:  # somebody who stays may have it by now
             del self._blocks[key]
+            return None
         return found
 
     def _choose(self, keys: Sequence[bytes], records: Mapping[int, tuple[Record, ...]]) -> dict[int, Found | None]:
@@ -320,11 +321,14 @@ class PeerDirectory:
     def _first_alive(
         self, key: bytes, candidates: Sequence[Record], now: float, until: float
     ) -> tuple[Found | None, tuple[Record, float] | None]:
+        last_choice: tuple[Found | None, tuple[Record, float] | None] = (None, None)
         for record in candidates:
             found = self._alive(key, record, now)
-            if found is not None:
+            if found is not None and not found.peer.leaving:
                 return found, (record, until)
-        return None, None
+            if found is not None and last_choice[0] is None:
+                last_choice = found, (record, until)
+        return last_choice
 
     def _alive(self, key: bytes, record: Record, now: float) -> Found | None:
         info, until = self._nodes.get(record.node, (None, 0.0))
