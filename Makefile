@@ -13,6 +13,7 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 -include e2e/rdma/rdma.mk
 -include client/engine.mk
 -include operator/operator.mk
+-include sidecar/sidecar.mk
 -include images.mk
 -include bench/bench.mk
 -include bench/soak/soak.mk
