@@ -1,7 +1,7 @@
 """Copies blocks of peers to this node's drives in the background, in a given order, without evicting anything.
 
-Who decides what is copied is another matter: warm-up copies the hottest (kvpool_sidecar.warm_up); a node that is about
-to leave can have its successors copy what only it has.
+Who decides what is copied is another matter: warm-up copies the hottest (kvpool_sidecar.warm_up). A node that leaves
+has others take its blocks one at a time (kvpool_sidecar.adopt).
 """
 
 from __future__ import annotations
