@@ -28,8 +28,10 @@ LATER = "2026-11-21T10:09:59Z"
 TOO_LATE = "2026-11-21T10:10:00Z"
 EVACUATE = DrainPolicy(evacuate=True, timeout_s=600)
 STAYS = DrainReport()
-MOVING = DrainReport(leaving=True, moved_blocks=3, moved_bytes=3 << 20, remaining_blocks=7, remaining_bytes=7 << 20)
-CLEAN = DrainReport(leaving=True, clean=True, moved_blocks=10, moved_bytes=10 << 20)
+MOVING = DrainReport(
+    leaving=True, by_node=True, moved_blocks=3, moved_bytes=3 << 20, remaining_blocks=7, remaining_bytes=7 << 20
+)
+CLEAN = DrainReport(leaving=True, by_node=True, clean=True, moved_blocks=10, moved_bytes=10 << 20)
 
 
 def node(name: str = "n", **spec: Any) -> dict[str, Any]:
@@ -116,6 +118,23 @@ def test_the_numbers_are_the_sidecars_and_stay_when_it_is_silent():
     assert (found.moved_blocks, found.moved, found.remaining_blocks, found.remaining) == (3, "3Mi", 7, "7Mi")
     silent, _ = next_drain(found, "it is cordoned", EVACUATE, None, LATER)
     assert (silent.moved, silent.remaining, silent.message) == ("3Mi", "7Mi", "the sidecar does not answer")
+
+
+def test_an_operations_drain_shows_and_is_not_ended():
+    once = replace(MOVING, by_node=False)
+    found, told = next_drain(DrainStatus(), "", EVACUATE, once, NOW)
+    assert (found.state, found.reason, found.moved, told) == (
+        "Evacuating",
+        "a KVCacheOperation moves its blocks off",
+        "3Mi",
+        None,
+    )
+    found, told = next_drain(found, "", EVACUATE, replace(once, clean=True), TOO_LATE)
+    assert (found.state, found.start_time, told) == ("Drained", NOW, None)
+    # cordoned meanwhile: that drain begins now, whatever the other one did
+    assert next_drain(found, "it is cordoned", EVACUATE, once, TOO_LATE)[1] == "evacuate"
+    assert next_drain(found, "it is cordoned", EVACUATE, once, TOO_LATE)[0].start_time == TOO_LATE
+    assert next_drain(found, "", EVACUATE, STAYS, TOO_LATE) == (DrainStatus(), None)
 
 
 def test_a_node_that_went_ends_its_drain():

@@ -96,7 +96,9 @@ class World:
 
     def operation(self, **spec: Any) -> None:
         wish = (
-            spec if {"purge", "verify", "warm", "preflight"} & spec.keys() else {"purge": {"tenant": "team-a"}, **spec}
+            spec
+            if {"purge", "verify", "warm", "preflight", "drain"} & spec.keys()
+            else {"purge": {"tenant": "team-a"}, **spec}
         )
         self.cluster.put(
             {
@@ -215,6 +217,24 @@ def test_what_makes_no_sense_is_not_understood(spec: dict[str, Any]):
 
 
 # -- how it goes
+
+
+async def test_a_drain_is_for_its_node_alone():
+    world = World(drain={"node": "node-1", "bandwidth": "2Mi"}, timeout="10m")
+    status = await world.run()
+    ((node, _),) = world.nodes.orders
+    assert node == "node-1"
+    assert list(world.nodes.orders.values()) == [("evacuate", {"bandwidth": 2 << 20, "wait_s": 600})]
+    assert status["nodes"] == {"total": 1, "done": 1, "failed": 0, "summary": "1/1"}
+    assert status["receipt"] == {"local": {"blocks": 2, "bytes": 100}, "shared": {}}
+
+
+async def test_a_drain_of_a_node_that_is_not_there_fails_when_its_time_is_over():
+    world = World(drain={"node": "node-9"}, timeout="10s")
+    status = await world.run("Failed")
+    assert status["failures"][0]["node"] == "node-9"
+    assert status["nodes"] == {"total": 1, "done": 0, "failed": 1, "summary": "0/1"}
+    assert world.nodes.orders == {}
 
 
 async def test_each_step_begins_when_the_one_before_has_ended_everywhere():

@@ -23,6 +23,7 @@ __all__ = ["Command", "DrainPolicy", "NodeFacts", "facts", "next_drain", "when_g
 
 Command = Literal["evacuate", "remain"]
 
+_BY_OPERATION: Final = "a KVCacheOperation moves its blocks off"
 _TAINTS: Final = {
     "ToBeDeletedByClusterAutoscaler": "Cluster Autoscaler removes it",
     "DeletionCandidateOfClusterAutoscaler": "Cluster Autoscaler may remove it soon",
@@ -63,9 +64,14 @@ def next_drain(
 
     `now` is RFC 3339. Asked again and again; the answer depends on what is seen now and on when the drain began.
     """
-    tells = report is not None and report.leaving
+    tells = report is not None and report.leaving and report.by_node
     if not leaving:
-        return DrainStatus(), "remain" if tells else None
+        once = report is not None and report.leaving and not report.by_node
+        return _by_operation(old, report, now) if once and report is not None else DrainStatus(), (
+            "remain" if tells else None
+        )
+    if old.reason == _BY_OPERATION:
+        old = DrainStatus()
     start = old.start_time if old.state != "None" and old.start_time else now
     was_drained = old.state == "Drained"
     base = _numbers(old, report).model_copy(update={"reason": leaving[:253], "start_time": start})
@@ -85,6 +91,13 @@ def next_drain(
     if not tells:
         return _going(base, "Requested", ""), "evacuate"
     return _going(base, "Evacuating", report.problem), None
+
+
+def _by_operation(old: DrainStatus, report: DrainReport, now: str) -> DrainStatus:
+    """Blocks are moved off once; the node stays."""
+    start = old.start_time if old.reason == _BY_OPERATION else now
+    base = _numbers(old, report).model_copy(update={"reason": _BY_OPERATION, "start_time": start})
+    return _ended(base, old, "Drained", "", now) if report.clean else _going(base, "Evacuating", report.problem)
 
 
 def when_gone(old: DrainStatus, now: str) -> DrainStatus:

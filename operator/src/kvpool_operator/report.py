@@ -43,6 +43,8 @@ class DrainReport:
     """How a drain goes. `clean`: everything hot on the node exists elsewhere, too."""
 
     leaving: bool = False
+    by_node: bool = False
+    """The operator has said that the node leaves; else an operation moves its blocks off."""
     clean: bool = False
     moved_blocks: int = 0
     moved_bytes: int = 0
@@ -145,6 +147,7 @@ class Report:
 def _drain(d: dict[str, Any]) -> DrainReport:
     return DrainReport(
         leaving=d.get("leaving") is True,
+        by_node="node" in _list(d.get("leaving_for")),
         clean=d.get("clean") is True,
         moved_blocks=_count(d.get("moved_blocks")),
         moved_bytes=_count(d.get("moved_bytes")),

@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from kvpool_sidecar.store.local import LocalStore
     from kvpool_sidecar.transport.peer_link import PeerLink
 
-__all__ = ["FAMILY", "HOT_S", "Evacuator", "Move", "in_order"]
+__all__ = ["FAMILY", "HOT_S", "NODE", "OPERATION", "Evacuator", "Move", "in_order"]
 
 log = logging.getLogger(__name__)
 
 FAMILY = "evacuated"
 HOT_S = 3600.0
 """What was used within so many seconds is hot: the half-life of a block's heat."""
+NODE, OPERATION = "node", "operation"
+"""Why it is drained: the node is to leave, or an operation moves its blocks off once."""
 _MAX_BLOCKS = 1 << 17
 _MAX_HEAT = 1 << 16
 _BUCKET_S = 60.0
@@ -117,6 +119,7 @@ class Evacuator:
         self._remaining = (0, 0)  # blocks, bytes
         self._moved = (0, 0)
         self._problem = ""
+        self._for: set[str] = set()
         self._new = False
         self._copied: dict[bytes, float] = {}
 
@@ -125,10 +128,14 @@ class Evacuator:
         """Is this node drained?"""
         return self._thread is not None
 
-    def leave(self, bytes_per_s: int) -> None:
-        """This node is to be drained, at so many bytes per second. Called again, only the bandwidth changes."""
+    def leave(self, bytes_per_s: int, holder: str = NODE) -> None:
+        """This node is to be drained, at so many bytes per second, until `holder` says `stay`.
+
+        Called again, only the bandwidth changes.
+        """
         with self._changed:
             self._bytes_per_s = max(1, bytes_per_s)
+            self._for.add(holder)
             if self._thread is not None:
                 return
             self._clean, self._problem, self._remaining = False, "", (0, 0)
@@ -139,9 +146,12 @@ class Evacuator:
             self._thread.start()
         log.info("this node leaves: its hot blocks are moved")
 
-    def stay(self) -> None:
-        """It is not drained after all. Copies that were made stay."""
+    def stay(self, holder: str = "") -> None:
+        """As far as `holder` goes it is not drained (any more); none is named: whoever said so. Copies stay."""
         with self._changed:
+            self._for -= {holder} if holder else set(self._for)
+            if self._for:
+                return
             thread, self._thread = self._thread, None
             self._stop.set()
             self._changed.notify_all()
@@ -163,6 +173,7 @@ class Evacuator:
             blocks, size = self._remaining
             return {
                 "leaving": self._thread is not None,
+                "leaving_for": sorted(self._for),
                 "clean": self._clean,
                 "moved_blocks": self._moved[0],
                 "moved_bytes": self._moved[1],

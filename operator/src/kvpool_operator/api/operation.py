@@ -87,6 +87,16 @@ class Preflight(Model):
     up to 3 s; slow drives are warned of."""
 
 
+class Drain(Model):
+    """Copy the hot blocks of a node that exist nowhere else to the shared tier or to other nodes, as when it leaves
+    (docs/drain.md). The node stays; cordon it where it is to be drained until it goes."""
+
+    node: f.NodeName
+    """Name of the node."""
+    bandwidth: f.Pace = "256Mi"
+    """Bytes per second that leave the node, such as 256Mi."""
+
+
 class OperationSpec(Model):
     """What is to be done, to which pool. It cannot be changed; deleting the operation cancels it."""
 
@@ -102,6 +112,8 @@ class OperationSpec(Model):
     """Check all blocks."""
     preflight: Preflight | None = None
     """Look at the nodes."""
+    drain: Drain | None = None
+    """Copy a node's hot blocks elsewhere."""
     timeout: f.Limit = "1h"
     """The operation ends after so long, Failed, with the nodes named that are not done."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000, json_schema_extra={"format": "int64"})] = (
@@ -116,7 +128,7 @@ class OperationSpec(Model):
 
     @property
     def kind(self) -> str:
-        """What is to be done: purge, warm, verify or preflight."""
+        """What is to be done: purge, warm, verify, preflight or drain."""
         return next(name for name in f.WISHES if getattr(self, name) is not None)
 
 
@@ -136,7 +148,8 @@ class OperationNodes(Model):
 class Receipt(Model):
     """What was counted, all nodes together, by tier. A purge counts blocks and bytes that are gone, and bad blocks that
     were kept in quarantine and are gone; a verification blocks and bytes that were read, and corrupt blocks; a warm-up
-    blocks and bytes that were copied; a preflight what was looked at (`checks`), and what of it warned or failed."""
+    blocks and bytes that were copied; a preflight what was looked at (`checks`), and what of it warned or failed; a
+    drain blocks and bytes that were copied off the node."""
 
     local: Counts = Field(default_factory=dict)
     """On the nodes' own drives; a block on two nodes counts twice."""

@@ -6,9 +6,20 @@ from typing import Final
 
 from kvpool_operator.api.rules import Rule, bytes_between, duration_between, immutable, matching
 
-__all__ = ["ONE_WISH", "SOME_BLOCKS", "SPEC_STAYS", "WISHES", "Age", "Digest", "Limit", "Pace", "TenantName"]
+__all__ = [
+    "ONE_WISH",
+    "SOME_BLOCKS",
+    "SPEC_STAYS",
+    "WISHES",
+    "Age",
+    "Digest",
+    "Limit",
+    "NodeName",
+    "Pace",
+    "TenantName",
+]
 
-WISHES: Final = ("purge", "warm", "verify", "preflight")
+WISHES: Final = ("purge", "warm", "verify", "preflight", "drain")
 """The parts of the spec of which exactly one says what is to be done."""
 
 ONE_WISH: Final = Rule(
@@ -30,6 +41,7 @@ TenantName = matching(
 Digest = matching(
     r"^[0-9a-f]{8,64}$", 64, "give a fingerprint's first 8 to 64 hexadecimal digits, as the pool's status shows them"
 )
+NodeName = matching(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", 253, "give the name of a node")
 Age = duration_between("1s", "87600h", "give an age from 1s to 87600h, such as 72h")
 Pace = bytes_between("1Mi", "100Gi", "give bandwidth in bytes per second from 1Mi to 100Gi, such as 100Mi")
 Limit = duration_between("1s", "168h", "give timeout from 1s to 168h, such as 1h")

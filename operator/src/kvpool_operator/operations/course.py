@@ -83,6 +83,8 @@ class Course:
 
     def asked(self, number: int, nodes: Sequence[str]) -> list[str]:
         """Nodes that a step is for. Those that failed before are left alone."""
+        if self.steps[number].node:
+            return [self.steps[number].node]
         if self.steps[number].everywhere:
             return [node for node in nodes if not self._failed_before(number, node)]
         able = [node for node in nodes if not self._failed_before(number, node)]
@@ -103,7 +105,7 @@ class Course:
         if number == len(self.steps):
             return []
         waiting = [node for node in self.asked(number, nodes) if not self._has_ended(number, node)]
-        return [(number, by_node[node]) for node in waiting if by_node[node].address]
+        return [(number, by_node[node]) for node in waiting if node in by_node and by_node[node].address]
 
     def failures(self, nodes: Sequence[str], *, late: bool) -> dict[str, str]:
         """Nodes that are not done and will not be, and why; when it is `late`, also those that only were not yet."""
@@ -130,6 +132,7 @@ class Course:
 
     def status(self, nodes: Sequence[str], *, late: bool) -> OperationStatus:
         """Without times and conditions."""
+        nodes = sorted({step.node for step in self.steps if step.node}) or nodes
         number = self.step(nodes)
         failures = self.failures(nodes, late=late)
         done = [node for node in nodes if node not in failures and self._is_done(node)]
@@ -181,7 +184,7 @@ class Course:
         return any(self.said[n, node].failure for n in range(number) if (n, node) in self.said)
 
     def _is_done(self, node: str) -> bool:
-        wide = [n for n, step in enumerate(self.steps) if step.everywhere]
+        wide = [n for n, step in enumerate(self.steps) if step.everywhere or step.node == node]
         return all((n, node) in self.said and self.said[n, node].is_done for n in wide)
 
     def _why_not(self, number: int, node: str) -> str:

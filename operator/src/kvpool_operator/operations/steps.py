@@ -33,6 +33,8 @@ class Step:
     tier: str = "local"
     what: str = ""
     """For people: what goes on during this step."""
+    node: str = ""
+    """Where it is for one node alone: which."""
 
 
 def steps_of(operation: KVCacheOperation, pool: KVCachePool, tenant: str = "") -> tuple[Step, ...]:
@@ -107,6 +109,14 @@ def _preflight(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ..
     return (Step("preflight", {"measure": wish.measure}, what="looking at the nodes"),)
 
 
+def _drain(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:
+    wish = operation.spec.drain
+    assert wish is not None  # noqa: S101
+    wait_s = min(24 * 3600, -(-to_ms(operation.spec.timeout) // 1000))
+    params = {"bandwidth": to_bytes(wish.bandwidth), "wait_s": wait_s}
+    return (Step("evacuate", params, False, what=f"moving the hot blocks of {wish.node}", node=wish.node),)
+
+
 def _has_shared(pool: KVCachePool) -> bool:
     return any(tier.local is None for tier in pool.spec.tiers)
 
@@ -116,4 +126,5 @@ _STEPS: Mapping[str, Callable[[KVCacheOperation, KVCachePool], tuple[Step, ...]]
     "verify": _verify,
     "warm": _warm,
     "preflight": _preflight,
+    "drain": _drain,
 }

@@ -1,8 +1,8 @@
 """Kinds `evacuate` and `remain`: this node is to leave, or stays after all (kvpool_sidecar.evacuate).
 
-`evacuate` {"bandwidth": bytes per second} returns at once unless it is told to wait, {"wait_s": seconds}: then it ends
-when everything hot is elsewhere, too, and fails when the time is over before. How it goes shows in /status. `remain`
-has no parameters. Cancelling a wait ends the wait, not the drain.
+`evacuate` {"bandwidth": bytes per second} returns at once; the node leaves until `remain`, which has no parameters. How
+it goes shows in /status. With {"wait_s": seconds} the node is only moved off once: it ends when everything hot is
+elsewhere, too, and fails when the time is over before; then, or when it is cancelled, the node stays.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import PoolUnavailableError, ProtocolError
+from kvpool_sidecar.evacuate import NODE, OPERATION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,17 +36,27 @@ class Evacuate:
         rate, wait_s = _number(params, "bandwidth", _MAX_RATE), _number(params, "wait_s", _MAX_WAIT_S, default=0)
         if params.keys() - {"bandwidth", "wait_s"} or not rate:
             raise ProtocolError("evacuate: give bandwidth in bytes per second, and wait_s or not")
-        self._evacuator.leave(rate)
-        deadline = time.monotonic() + wait_s
-        while wait_s and not self._evacuator.wait(_POLL_S):
+        if not wait_s:
+            self._evacuator.leave(rate)
+            return {}
+        self._evacuator.leave(rate, OPERATION)
+        try:
+            self._wait(time.monotonic() + wait_s, context)
+        finally:
+            told = self._evacuator.status()
+            context.count("blocks", told["moved_blocks"])
+            context.count("bytes", told["moved_bytes"])
+            self._evacuator.stay(OPERATION)
+        return {}
+
+    def _wait(self, deadline: float, context: Context) -> None:
+        while not self._evacuator.wait(_POLL_S):
             context.check()
             told = self._evacuator.status()
             context.progress(told["moved_blocks"], told["moved_blocks"] + told["remaining_blocks"], "blocks")
-            if not told["leaving"] or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 left = told["remaining_blocks"]
                 raise PoolUnavailableError(f"{left} hot blocks are here alone: {told['problem'] or 'the time is over'}")
-        told = self._evacuator.status()
-        return {name: told[name] for name in ("moved_blocks", "moved_bytes", "remaining_blocks")}
 
 
 class Remain:
@@ -57,7 +68,7 @@ class Remain:
     def __call__(self, params: Mapping[str, object], _context: Context) -> None:
         if params:
             raise ProtocolError("remain: it has no parameters")
-        self._evacuator.stay()
+        self._evacuator.stay(NODE)
 
 
 def _number(params: Mapping[str, object], name: str, most: int, default: int | None = None) -> int:
