@@ -1,8 +1,10 @@
 # The tools live apart: they ask PyPI, and nothing else here needs them.
 AUDIT := $(KVPOOL_CACHE)/audit-$(shell cksum requirements/audit.txt 2>/dev/null | cut -d' ' -f1)
-AUDIT_TOOLS = [ -x $(AUDIT)/bin/pip-audit ] || { rm -rf $(AUDIT) && $(BASE_PYTHON) -m venv $(AUDIT) && timeout 300 \
-  $(AUDIT)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements/audit.txt; } || \
-  { rm -rf $(AUDIT); echo "the tools of requirements/audit.txt cannot be had"; false; }
+# one at a time: several clones share the cache
+AUDIT_TOOLS = mkdir -p $(KVPOOL_CACHE) && flock $(KVPOOL_CACHE)/audit.lock sh -c '[ -x $(AUDIT)/bin/pip-audit ] || \
+  { rm -rf $(AUDIT) && $(BASE_PYTHON) -m venv $(AUDIT) && timeout 300 $(AUDIT)/bin/pip install -q --retries 1 --timeout 20 \
+    --disable-pip-version-check --no-deps --require-hashes -r requirements/audit.txt; } || \
+  { rm -rf $(AUDIT); echo "the tools of requirements/audit.txt cannot be had"; false; }'
 
 .PHONY: sbom audit
 sbom: setup ## bills of materials of the images (CycloneDX) in out/sbom
