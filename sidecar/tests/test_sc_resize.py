@@ -165,6 +165,10 @@ def test_namespaces_that_become_one_tenant_share_and_when_they_part_find_nothing
             b.lookup([ident(TWO)])
     with node.connect("team-b") as b:
         assert b.get([ident(TWO)]) == [None]
+    purged = Operator.of(node).run("purge-2", "purge", tenant="kvt:both:7", tier="Local")
+    assert purged["counts"]["blocks"] == 1
+    with node.connect("team-a") as a:
+        assert a.get([ident(TWO)]) == [None]
     change(node, tenants=())
     with node.connect("team-a") as a:
         assert a.get([ident(ONE), ident(TWO)]) == [payload(ONE, SIZE), None]

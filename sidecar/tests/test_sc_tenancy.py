@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import socket
 import threading
 import time
 
 import pytest
+from sc_nodes import wait_for
 
 from kvpool import keys
 from kvpool.config import CacheConfig, IndexConfig, LocalTier, PoolConfig, TenantConfig, digest, dumps, fixed, loads
+from kvpool.config import SharedTier as SharedTierConfig
 from kvpool.errors import ConfigError
 from kvpool.wire import CommitStatus
 from kvpool_sidecar import evict, quota
 from kvpool_sidecar.evict import Order
 from kvpool_sidecar.quota import TenantLimits
+from kvpool_sidecar.server.handoff import Handoff
 from kvpool_sidecar.server.live import differences
+from kvpool_sidecar.shared_tier import SharedTier
+from kvpool_sidecar.stats import Stats
 from kvpool_sidecar.store.local import open_local
 from kvpool_sidecar.store.root import Root
+from kvpool_sidecar.store.shared import SharedStore
+from kvpool_sidecar.sweep.keeper import make_keeper
 from kvpool_sidecar.sweep.plan import Census, Group, Limits, make_plan
 from kvpool_sidecar.tenancy import Tenancy
 from kvpool_sidecar.testing.blocks import header, key, payload, read, write
@@ -307,6 +315,48 @@ def test_each_tenant_has_its_own_quota_in_the_shared_tier():
     plan = make_plan(census(gold=50, free=60, other=30), its, [])
     assert set(plan.quota) == {b"gold", b"other"}
     assert not plan.tenants
+
+
+def test_a_quota_in_the_shared_directory_changes_with_the_next_turn(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o700)
+    tag = keys.tenant_tag(SECRET, ACME.id)
+
+    def asked(quota_bytes: int) -> PoolConfig:
+        tenants = (dataclasses.replace(ACME, shared_quota_bytes=quota_bytes, idle_ttl_s=0, max_age_s=0),)
+        return config(tenants=tenants, shared=SharedTierConfig("cold", str(shared), 1 << 40))
+
+    store = SharedStore(str(shared), pool_uid="u")
+    keeper = make_keeper(asked(0), Tenancy(SECRET, asked(0)), "a", SharedTier(store), Stats(), list)
+    for n in range(8):
+        data = payload(n, 100_000 - 4096)
+        for number, tenant in ((n, tag), (100 + n, LEAD)):
+            pending = store.begin(key(number), len(data))
+            write(pending, dataclasses.replace(header(number, data), tenant_tag=tenant), data)
+            assert store.commit(pending) == CommitStatus.STORED
+    keeper.sweeper.turn()
+    assert keeper.status()["tenants"] == {tag.hex(): 800_000, LEAD.hex(): 800_000}
+    keeper.reconfigure(asked(400_000), Tenancy(SECRET, asked(400_000)))
+    keeper.sweeper.turn()
+    left = keeper.status()["tenants"]
+    assert left[LEAD.hex()] == 800_000
+    assert 0 < left[tag.hex()] <= 400_000
+    keeper.sweeper.give_up()
+    store.close()
+
+
+def test_a_rendezvous_is_asked_to_tell_all_anew(tmp_path):
+    told: list[set[str]] = []
+    handoff = Handoff(str(tmp_path / "h.sock"), add=lambda *_: None, remove=lambda _: None, sync=told.append)
+    handoff.start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rendezvous:
+        rendezvous.settimeout(10)
+        rendezvous.connect(str(tmp_path / "h.sock"))
+        rendezvous.sendall(b'{"op": "synced"}')
+        wait_for(lambda: told == [set()], "it was heard")
+        handoff.ask_again()
+        assert rendezvous.recv(100) == b""
+    handoff.stop()
 
 
 # -- the configuration -------------------------------------------------------------------------------------------------
