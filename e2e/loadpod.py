@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +114,11 @@ def manifest(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
+def fresh() -> int:
+    """The number of a first block, of 4096 that no case before used: what was stored once may be there for long."""
+    return secrets.randbelow(2**19) * 4096
+
+
 def bring_program(namespace: str) -> None:
     """What the pods run, as a ConfigMap."""
     data = {path.rpartition("/")[2]: file.read_text() for path, file in _FILES.items()}
@@ -123,7 +129,8 @@ def bring_program(namespace: str) -> None:
 def start(proxy: Proxy, name: str, *, namespace: str, node: str, pool: str, block_bytes: int = BLOCK_BYTES) -> LoadPod:
     """Make the pod and wait until it is connected to its node's sidecar."""
     bring_program(namespace)
-    apply(json.dumps(manifest(name, namespace=namespace, node=node, pool=pool, block_bytes=block_bytes)))
     pod = LoadPod(proxy, namespace, name)
+    pod.delete()  # of a case that failed on a cluster that was kept
+    apply(json.dumps(manifest(name, namespace=namespace, node=node, pool=pool, block_bytes=block_bytes)))
     pod.wait_connected()
     return pod

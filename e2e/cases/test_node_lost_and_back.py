@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.disruptive]
 
 BLOCKS = 48
-FIRST = 40_000
+FIRST = loadpod.fresh()
 
 
 def docker(*args: str) -> None:
@@ -56,7 +56,7 @@ def test_a_killed_node_costs_nobody_else_and_comes_back_with_its_blocks(
         again = survivor.get(FIRST + 1000, BLOCKS)
         assert set(again["outcome"]) == {"absent"}, again["outcome"]
         until("the cluster has noticed", lambda: not node_ready(dies), 120)
-        until("the pool tells", lambda: not system.settled(), 60)
+        until("the pool tells", lambda: not system.settled(), 120)
     finally:
         docker("start", dies)
     until("the node is back", lambda: node_ready(dies), 120)

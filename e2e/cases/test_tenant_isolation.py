@@ -9,6 +9,7 @@ import json
 import statistics
 from typing import TYPE_CHECKING
 
+import loadpod
 import pytest
 import system
 from kubectl import kubectl, until
@@ -16,13 +17,12 @@ from kubectl import kubectl, until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import loadpod
     from kubectl import Proxy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 
 BLOCKS = 32
-FIRST = 5000
+FIRST = loadpod.fresh()
 
 
 def test_another_namespace_gets_a_miss_for_each_block_and_learns_nothing_from_it(
@@ -40,9 +40,9 @@ def test_another_namespace_gets_a_miss_for_each_block_and_learns_nothing_from_it
     # time: blocks that A has and blocks that nobody has, in turn, so that the machine's load meets both alike
     there: list[float] = []
     nowhere: list[float] = []
-    for turn in range(20):
+    for _ in range(20):
         there += b.order("lookup", first=FIRST, count=1, times=25)["seconds"]
-        nowhere += b.order("lookup", first=FIRST + 10_000 + turn, count=1, times=25)["seconds"]
+        nowhere += b.order("lookup", first=FIRST + 1000, count=1, times=25)["seconds"]
     hers = a.order("lookup", first=FIRST, count=1, times=100)["seconds"]
     told = {k: round(1e6 * statistics.median(v)) for k, v in (("A's", there), ("nobody's", nowhere), ("A asks", hers))}
     print(f"median microseconds of B's lookups: {told}")
@@ -66,7 +66,6 @@ def test_what_a_sidecar_tells_of_itself_names_no_tenant(proxy: Proxy, load_pod: 
 
 
 def test_a_namespace_that_the_pool_does_not_admit_gets_no_socket(proxy: Proxy, load_pool: str):
-    import loadpod
 
     system.label("team-c", {"pod-security.kubernetes.io/enforce": "restricted"})
     node = system.workers()[0]
