@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import loadpod
 import pytest
 import system
-from kubectl import get, until
+from kubectl import condition, get, items, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,8 @@ def test_a_killed_node_costs_nobody_else_and_comes_back_with_its_blocks(
         again = survivor.get(FIRST + 1000, BLOCKS)
         assert set(again["outcome"]) == {"absent"}, again["outcome"]
         until("the cluster has noticed", lambda: not node_ready(dies), 120)
-        until("the pool tells", lambda: not system.settled(), 120)
+        until("the pool tells", lambda: system.pool()["status"]["nodes"]["ready"] == 1, 120)
+        until("and the node's own object", lambda: _is_ready(dies) != "True", 60)
     finally:
         docker("start", dies)
     until("the node is back", lambda: node_ready(dies), 120)
@@ -72,6 +73,15 @@ def test_a_killed_node_costs_nobody_else_and_comes_back_with_its_blocks(
     print(f"dead for {back - killed:.0f} s; {held} blocks came back with the disk")
     lost.delete()
     system.apply_pool()
+
+
+def _is_ready(node: str) -> str:
+    """What the KVCacheNode says."""
+    found = [
+        n for n in items("kvn", "-n", system.SYSTEM) if (n["spec"]["pool"], n["spec"]["node"]) == (system.POOL, node)
+    ]
+    told: str = condition(found[0], "Ready")["status"]
+    return told
 
 
 def _peers(proxy: Proxy, node: str) -> int:
