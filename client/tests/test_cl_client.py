@@ -70,7 +70,18 @@ def until(condition: Any, seconds: float = 5.0) -> bool:
     return False
 
 
-def test_store_lookup_load(fake: FakeSidecar, client: Client) -> None:
+@pytest.fixture
+def patient(fake: FakeSidecar) -> Iterator[Client]:
+    """For what is not about deadlines."""
+    deadlines = Deadlines(lookup_ms=20_000, load_min_ms=20_000, store_ms=20_000)
+    client = Client(config(fake, deadlines=deadlines), fingerprint=FP, facts={"engine": "test 1", "model": "m"})
+    assert client.wait_connected(20)
+    yield client
+    client.close()
+
+
+def test_store_lookup_load(fake: FakeSidecar, patient: Client) -> None:
+    client = patient
     names = idents(150)
     stored = client.put_from(names, [payload(i) for i in range(150)])
     assert all(r.ok and r.stored and r.bytes == SIZE for r in stored)
