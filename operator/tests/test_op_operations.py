@@ -400,6 +400,32 @@ async def test_what_one_node_does_for_all_is_done_by_another_when_it_falls_silen
     assert status["nodes"]["done"] == 2
 
 
+async def until_shared(world: World) -> None:
+    while not any(tier == "Shared" for _, tier in world.nodes.heard):
+        await world.look()
+
+
+async def test_what_one_node_fails_to_do_for_all_another_one_does():
+    world = World(nodes=3, tiers=[LOCAL, SHARED])
+    await until_shared(world)
+    world.nodes.answers["node-0"] = Progress("Failed", "the shared tier is not available")
+    await world.look()
+    world.nodes.answers.clear()
+    status = await world.run()
+    assert [n for n, tier in world.nodes.heard if tier == "Shared"] == ["node-0", "node-1"]
+    assert status["nodes"]["summary"] == "3/3"  # that node's drives were gone over twice, as all others
+
+
+async def test_what_no_node_can_do_for_all_is_a_failure_after_a_few():
+    world = World(nodes=5, tiers=[LOCAL, SHARED], verify={})
+    await until_shared(world)
+    for n in range(5):
+        world.nodes.answers[f"node-{n}"] = Progress("Failed", "the shared tier is not available")
+    status = await world.run("Failed")
+    assert [n for n, tier in world.nodes.heard if tier == "Shared"] == ["node-0", "node-1", "node-2"]
+    assert [f["node"] for f in status["failures"]] == ["node-0", "node-1", "node-2"]
+
+
 async def test_failures_that_are_told_are_bounded():
     world = World(nodes=40, verify={})
     world.nodes.refusing |= {f"node-{n}" for n in range(40)}

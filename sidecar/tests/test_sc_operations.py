@@ -308,7 +308,7 @@ def test_a_verification_keeps_to_its_bandwidth_and_ends_when_it_is_cancelled(clu
     with a.connect() as one:
         one.put(blocks(0, 40))
     operator = Operator.of(a)
-    assert operator.start("v-1", "verify", bytes_per_s=SIZE, **LOCAL)[0] == 200  # forty seconds at this pace
+    assert operator.start("v-1", "verify", bytes_per_s=SIZE // 8, **LOCAL)[0] == 200  # five minutes at this pace
     wait_for(lambda: operator.poll("v-1")["progress"]["done"] >= 1, "it has begun")
     assert operator.poll("v-1")["progress"]["done"] < 40
     assert operator.call("DELETE", "/v1/operations/v-1")[0] == 200

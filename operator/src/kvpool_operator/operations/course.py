@@ -30,6 +30,8 @@ __all__ = ["Course", "Said"]
 _CANCELLED = "cancelled"
 _ADDS_UP = "purge"
 """The kind of order of which a second run counts only what the first one left."""
+_TRIES = 3
+"""Nodes that may fail at what one does for all, before that has failed."""
 _SILENT = 5
 """Times in a row that a node must be silent for another one to be asked in its place."""
 
@@ -87,7 +89,14 @@ class Course:
             return [self.steps[number].node]
         if self.steps[number].everywhere:
             return [node for node in nodes if not self._failed_before(number, node)]
+        done = [node for node in nodes if self._is_done_with(number, node)]
+        if done:
+            return done[:1]
         able = [node for node in nodes if not self._failed_before(number, node)]
+        failed = [node for node in able if self.said.get((number, node), Said()).failure]
+        if len(failed) >= _TRIES or failed == able:
+            return failed
+        able = [node for node in able if node not in failed]
         chosen = self.chosen.get(number)
         if chosen not in able or self._is_silent(number, chosen):
             after = [node for node in able if chosen is None or node > chosen]
@@ -111,7 +120,7 @@ class Course:
         """Nodes that are not done and will not be, and why; when it is `late`, also those that only were not yet."""
         found: dict[str, str] = {}
         for (number, node), said in sorted(self.said.items()):
-            if said.failure:
+            if said.failure and not self._was_done_by_another(number):
                 found.setdefault(node, f"{self.steps[number].what}: {said.failure}")
         number = self.step(nodes)
         if late and number < len(self.steps):
@@ -181,11 +190,21 @@ class Course:
         return said is not None and said.unanswered >= _SILENT
 
     def _failed_before(self, number: int, node: str) -> bool:
-        return any(self.said[n, node].failure for n in range(number) if (n, node) in self.said)
+        """What one node does for all says nothing of a node: its mount may be its only trouble."""
+        wide = (n for n in range(number) if self.steps[n].everywhere and (n, node) in self.said)
+        return any(self.said[n, node].failure for n in wide)
+
+    def _was_done_by_another(self, number: int) -> bool:
+        return not self.steps[number].everywhere and any(
+            said.is_done for (n, _), said in self.said.items() if n == number
+        )
 
     def _is_done(self, node: str) -> bool:
-        wide = [n for n, step in enumerate(self.steps) if step.everywhere or step.node == node]
-        return all((n, node) in self.said and self.said[n, node].is_done for n in wide)
+        wide = (n for n, step in enumerate(self.steps) if step.everywhere or step.node == node)
+        return all(self._is_done_with(n, node) for n in wide)
+
+    def _is_done_with(self, number: int, node: str) -> bool:
+        return (number, node) in self.said and self.said[number, node].is_done
 
     def _why_not(self, number: int, node: str) -> str:
         said = self.said.get((number, node))
