@@ -115,6 +115,20 @@ def test_not_ready_without_files_or_when_they_have_run_out(tmp_path):
     assert not certs.ready
 
 
+async def test_a_half_written_pair_costs_no_handshake(tmp_path, caplog):
+    old, new = authority(), authority()
+    mounted = Mounted(tmp_path)
+    where = replace(settings(), certificate_dir=str(mounted.issue(old)), certificate_poll_s=0.05)
+    store = WebhookCluster(Cluster(), where)
+    async with serve(where, store, store), Caller(where, Authority(old)) as caller:
+        await caller.ready()
+        leaf, other = (issue_leaf(a, DNS, datetime.now(UTC), POLICY) for a in (new, old))
+        mounted.put(leaf.certificate_pem, other.key_pem)
+        while "no certificate that can be used" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (await caller.post(json.dumps(REVIEW)))[0] == 200
+
+
 async def test_the_loop_waits_for_files_to_come(tmp_path, caplog):
     certs = FileCerts(tmp_path / "data", server_context(), poll_s=0.01)
     task = asyncio.create_task(certs.run())
