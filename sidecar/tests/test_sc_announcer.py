@@ -255,6 +255,33 @@ def test_what_is_remembered_ages(index, directory, clock):
     assert directory.locate([key(1)], 1) == [None]
 
 
+def test_a_peer_that_leaves_is_asked_only_if_nobody_else_has_the_block(index, directory, clock):
+    leaving, staying = index.join(B._replace(leaving=True)), index.join(A)
+    index.announce([(key(1), Record(leaving, 777, 22))])
+    assert directory.locate([key(1)], 1)[0].number == leaving
+    assert directory.holders([key(1)], 1) == [{"b"}]
+    assert directory.holders([key(1)], 1, staying=True) == [set()]
+    index.announce([(key(1), Record(staying, 777, 11))])
+    assert directory.locate([key(1)], 1)[0].number == staying  # though the other one was remembered
+    assert directory.holders([key(1)], 1, staying=True) == [{"a"}]
+
+
+def test_a_node_that_is_drained_says_so_at_once_and_takes_it_back(index, store):
+    announcer = Announcer(index, A, store, scanned=lambda: True, lease_s=300)
+    announcer.start()
+    assert announcer.leave_soon(leaving=True, timeout_s=10)
+    assert [node.leaving for node in index.members()] == [True]
+    assert announcer.leave_soon(leaving=False, timeout_s=10)
+    assert [node.leaving for node in index.members()] == [False]
+    announcer.stop()
+
+
+def test_what_a_node_says_of_itself_survives_older_and_newer_readers():
+    assert NodeInfo.loads(A._replace(leaving=True).dumps()) == A._replace(leaving=True)
+    assert NodeInfo.loads('{"node": "a", "host": "127.0.0.1", "port": 1, "generation": 11}') == A
+    assert NodeInfo.loads('{"node": "a", "host": "127.0.0.1", "port": 1, "generation": 11, "leaving": "x"}') == A
+
+
 @pytest.mark.parametrize("why", ["dead", "generation", "self", "down", "shunned"])
 def test_entries_that_lead_nowhere_are_ignored(index, directory, clock, why):
     number = index.join(B)
