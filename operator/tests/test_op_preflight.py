@@ -484,6 +484,23 @@ async def test_a_pod_that_cannot_start_is_an_answer_with_its_reason():
     assert world.pool["status"]["preflight"]["state"] == "Held"
 
 
+async def test_a_pod_that_was_just_made_may_wait_for_what_comes_later():
+    world = Looking()
+    await world.until_looking()
+    world.look_at(None, None)
+    first, second = (world.cluster.objects[Ref("Pod", NS, f"look-{i}")] for i in range(2))
+    waits = {"type": "PodScheduled", "status": "False", "message": "pod has unbound immediate PersistentVolumeClaims"}
+    first["status"] = {"phase": "Pending", "conditions": [waits]}
+    second["status"] = {"phase": "Pending"}
+    event = {"involvedObject": {"uid": second["metadata"]["uid"]}, "message": "configmap not found"}
+    world.cluster.put({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": NS}, **event})
+    for made, failed in ((datetime.now(UTC), 0), (datetime.now(UTC) - timedelta(minutes=1), 2)):
+        for pod in (first, second):
+            pod["metadata"]["creationTimestamp"] = made.strftime("%Y-%m-%dT%H:%M:%SZ")
+        await world.look()
+        assert world.pool["status"]["preflight"]["failed"] == failed
+
+
 async def test_a_dry_run_shows_what_would_be_made_and_makes_only_the_look():
     world = Looking(mode="DryRun")
     await world.until_looking()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator import podview
@@ -20,6 +21,8 @@ __all__ = ["look_at_nodes"]
 
 _MOST_ASKED: Final = 3
 """Pods that do not start, of which Events are read: one request each."""
+_YOUNG_S: Final = 10.0
+"""Until then a volume may still be bound, a ConfigMap still arrive: what a pod waits for is no answer yet."""
 
 
 async def look_at_nodes(cluster: Cluster, scraper: Scraper, pool: KVCachePool, daemonset: Manifest | None) -> Looks:
@@ -33,7 +36,8 @@ async def look_at_nodes(cluster: Cluster, scraper: Scraper, pool: KVCachePool, d
     pods = [p for p in pods if "deletionTimestamp" not in p["metadata"] and _spec(p) == asked]
     answers = await scraper.answers([a for p in pods if (a := podview.address(p))], HTTP_PORT)
     looks = [_look(p, answers.get(podview.address(p))) for p in pods]
-    mute = [n for n, look in enumerate(looks) if look.passed is None and not podview.address(pods[n])][:_MOST_ASKED]
+    mute = [n for n, look in enumerate(looks) if look.passed is None and not podview.address(pods[n])]
+    mute = [n for n in mute if not _is_young(pods[n])][:_MOST_ASKED]
     told = await asyncio.gather(*(_mount_trouble(cluster, pods[n]) for n in mute))
     for n, trouble in zip(mute, told, strict=True):
         if trouble:
@@ -52,7 +56,14 @@ def _look(pod: Manifest, answer: object) -> NodeLook:
     node = podview.node(pod)
     look = parse(answer, node)
     trouble = podview.problem(pod)
+    if trouble.startswith("cannot be scheduled") and _is_young(pod):
+        return look
     return _failed(node, trouble) if look.passed is None and trouble else look
+
+
+def _is_young(pod: Manifest) -> bool:
+    made = str(pod["metadata"].get("creationTimestamp") or "")
+    return bool(made) and (datetime.now(UTC) - datetime.fromisoformat(made)).total_seconds() < _YOUNG_S
 
 
 def _failed(node: str, trouble: str) -> NodeLook:
