@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         "preflight",
         help="look whether this node has what the pool asks for, and how fast it is",
         description="Look at this node's drives, the shared tier, the index, RDMA and the kernel as the server would\n"
-        "use them, and say what is wrong and what to do. Takes about 3 seconds; writes at most 256 MiB to each local\n"
+        "use them, and say what is wrong and what to do. Takes about 2 seconds; writes at most 256 MiB to each local\n"
         "tier and leaves nothing there. Exit code 1 if the pool cannot work here as its configuration asks.",
         formatter_class=raw,
     )

@@ -84,7 +84,7 @@ class Preflight(Model):
 
     measure: bool = False
     """true: also write at most 256 MiB to each local tier and read it back, which takes that much from the engines for
-    up to 3 s; slow drives are warned of."""
+    up to 2 s; slow drives are warned of."""
 
 
 class Drain(Model):

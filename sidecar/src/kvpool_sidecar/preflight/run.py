@@ -32,7 +32,7 @@ __all__ = ["MOST_S", "Look", "PreflightSettings", "looks", "run"]
 log = logging.getLogger(__name__)
 
 MOST_S = 10.0
-"""Longest time of a look; one that finds everything well takes about 3 s for each device."""
+"""Longest time of a look; one that finds everything well takes about 2 s for each device."""
 
 Look = tuple[str, "Callable[[], Iterable[Finding]]"]
 

@@ -15,8 +15,8 @@ __all__ = ["CHUNK", "MOST_BYTES", "MOST_S", "Speed", "measure", "takes_direct_io
 
 CHUNK = 4 << 20
 MOST_BYTES = 256 << 20
-MOST_S = 1.5
-"""For writing; reading has as much again, so that a whole measurement takes at most 3 s."""
+MOST_S = 1.0
+"""For writing; reading has as much again, so that a whole measurement takes at most 2 s."""
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS}
 
 
