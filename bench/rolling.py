@@ -245,7 +245,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--old", type=Path, default=ROOT, help="repository of the other release (default: this one)")
     parser.add_argument("--blocks", type=int, default=600)
     parser.add_argument("--size", type=int, default=64 << 10, help="bytes of a block")
-    parser.add_argument("--settle", type=float, default=10.0, help="seconds between two nodes: nodes.update.minReady")
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds between two nodes: nodes.update.minReady")
     parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where results go")
     parser.add_argument("--gate", action="store_true", help="exit 1 if something is beyond what is asked")
     options = parser.parse_args(argv)

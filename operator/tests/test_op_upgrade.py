@@ -67,7 +67,7 @@ def test_what_a_sidecar_tells_of_it_is_read_and_nothing_odd_is_believed():
 @pytest.mark.parametrize(
     ("update", "expected"),
     [
-        ({}, (1, 10)),
+        ({}, (1, 20)),
         ({"maxUnavailable": 3, "minReady": "0s"}, (3, 0)),
         ({"maxUnavailable": "10%", "minReady": "1500ms"}, ("10%", 2)),
     ],

@@ -104,9 +104,9 @@ class NodesUpdate(Model):
     max_unavailable: f.Unavailable = 1
     """Nodes whose sidecar may be away at the same time, as a count or as a percentage of all nodes such as 10% (at
     least one). A sidecar that is away costs its node's engines misses, and nothing else."""
-    min_ready: f.SettleTime = "10s"
+    min_ready: f.SettleTime = "20s"
     """How long a new sidecar must have been ready before the next one is replaced. With few nodes it keeps the hit rate
-    of the whole pool up while they are replaced."""
+    of the whole pool up while they are replaced; a pool of many nodes may do with 0s."""
 
 
 class Nodes(Model):
