@@ -116,6 +116,17 @@ def file_of(n: int, size: int) -> bytes:
     return block.encode_header(header(n, block_payload(n, size))) + block_payload(n, size)
 
 
+def test_a_node_that_was_replaced_at_its_address_is_asked_at_once(far, near, store):
+    """The tickets of the process before it are refused: not a reason to leave its blocks alone."""
+    peer, security = far(), near()
+    expected = file_of(1, 300_000)
+    assert fetched(security, peer.info) == expected
+    peer.security.office = TicketOffice()  # of another process, which knows none of those given out
+    assert fetched(security, peer.info) == expected
+    assert fetched(security, peer.info) == expected
+    assert peer.stats.whole("refused") == {"peer-proof": 1}
+
+
 @pytest.mark.parametrize("encryption", ["ControlOnly", "Always"])
 def test_blocks_come_by_either_way(far, near, store, encryption):
     there, here = far(encryption), near(encryption)

@@ -95,6 +95,15 @@ class Controls:
         finally:
             control.lock.release()
 
+    def forget(self, peer: NodeInfo, deadline: float) -> None:
+        """The tickets of this peer are of no use: the next one is asked for on a new channel."""
+        control = self._of(peer)
+        if control.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            try:
+                control.close()
+            finally:
+                control.lock.release()
+
     def close(self) -> None:
         """Close all."""
         with self._lock:

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvpool import wire
-from kvpool.errors import PoolUnavailableError
+from kvpool.errors import PoolUnavailableError, ProtocolError, RefusedError
 from kvpool_sidecar.transport import tcp
 from kvpool_sidecar.transport.control import Controls, connect_tls
 from kvpool_sidecar.transport.peer_link import dial
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.transport.identity import NodeIdentity
     from kvpool_sidecar.transport.peer_link import PeerLink
+    from kvpool_sidecar.transport.tickets import Ticket
 
 __all__ = ["Security"]
 
@@ -52,6 +53,14 @@ class Security:
                 reason = getattr(e, "reason", "") or e.strerror or type(e).__name__
                 raise PoolUnavailableError(f"peer: {reason}", where=f"{peer.host}:{peer.port}") from None
         ticket = self._controls.ticket(peer, deadline)
+        try:
+            return self._dial_with(ticket, peer, deadline)
+        except (ProtocolError, RefusedError):
+            # a ticket of a process that another has taken the place of, at the same address: once more with its own
+            self._controls.forget(peer, deadline)
+            return self._dial_with(self._controls.ticket(peer, deadline), peer, deadline)
+
+    def _dial_with(self, ticket: Ticket, peer: NodeInfo, deadline: float) -> PeerLink:
         return dial(
             peer.host,
             peer.port,
