@@ -51,6 +51,8 @@ def load_pool() -> str:
     """A pool for load pods, Ready; its namespace/name."""
     started = time.monotonic()
     system.install()  # where it is installed already this changes nothing
+    if system.pool() is None:  # the directory may be that of the whole path's pool, whose blocks were retained
+        system.on_node(system.workers()[0], "find", "/mnt/kvpool-shared", "-mindepth", "1", "-delete")
     took = system.apply_pool()
     print(f"helm install to Ready: {time.monotonic() - started:.0f} s, of which the pool took {took:.0f} s")
     return system.KEY
