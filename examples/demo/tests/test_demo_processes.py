@@ -115,7 +115,7 @@ def test_ctrl_c_leaves_no_process_behind(demo: Demo, at: str):
 
 def test_a_killed_demo_takes_its_processes_along(demo: Demo):
     demo.wait_for_line("round 1  user 0")
-    assert len(demo.left()) == 4, "three sidecars and Redis"
+    assert len(demo.left()) == 5, "three sidecars, Redis and what answers for it"
     demo.process.kill()
     demo.process.communicate(timeout=30)
     until("processes are left", lambda: demo.left() == [])
