@@ -85,8 +85,10 @@ def settled(name: str = POOL, namespace: str = SYSTEM) -> bool:
     """Ready, and the status speaks of the present spec."""
     found = pool(name, namespace)
     ready = condition(found, "Ready")
-    progressing = condition(found, "Progressing").get("status")
-    return is_ready(found) and ready["observedGeneration"] == found["metadata"]["generation"] and progressing == "False"
+    progressing = condition(found, "Progressing")
+    generation = found["metadata"]["generation"]
+    is_told = ready.get("observedGeneration") == progressing.get("observedGeneration") == generation
+    return is_ready(found) and is_told and progressing["status"] == "False"
 
 
 def workers() -> list[str]:

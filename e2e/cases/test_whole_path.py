@@ -100,10 +100,18 @@ def status(node: str) -> dict[str, Any]:
 
 
 def settled() -> bool:
-    """The last change of the pool has reached every node."""
-    generation = pool()["metadata"]["generation"]
+    """The last change of the pool has reached every node, and none is replaced any more."""
+    found = pool()
+    generation = found["metadata"]["generation"]
     nodes = [status(node) for node in workers()]
-    return is_ready(pool()) and all(s["ready"] and s["generation"] == generation for s in nodes)
+    ready, progressing = condition(found, "Ready"), condition(found, "Progressing")
+    return (
+        is_ready(found)
+        and ready["observedGeneration"] == progressing["observedGeneration"] == generation
+        and progressing["status"] == "False"
+        and found["status"]["nodes"]["updated"] == len(nodes)
+        and all(s["ready"] and s["generation"] == generation for s in nodes)
+    )
 
 
 def full_blocks(tokens: int) -> int:
