@@ -286,3 +286,6 @@ def remove_all_pools(api: Api) -> None:
         api.call("PATCH", path, {"spec": {"deletionPolicy": "Retain"}}, "application/merge-patch+json")
         api.delete(path)
     until("every pool is gone", lambda: api.items(f"{POOLS}/kvcachepools") == [])
+    for pod in api.items("/api/v1/pods?labelSelector=kvpool.dev%2Finject%3Dtrue"):  # they count for a pool of that name
+        meta = pod["metadata"]
+        api.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", gracePeriodSeconds=0)

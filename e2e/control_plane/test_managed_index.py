@@ -113,12 +113,12 @@ def test_to_an_index_of_ones_own_and_back(pools: Pools):
 def test_its_pod_fits_the_restricted_standard(pools: Pools, api: Api):
     pools.apply("chat", index={"managed": {"persistence": {}}})
     template = until("the index is made", lambda: index(pools))["spec"]["template"]
-    namespace(api, "restricted", **{"pod-security.kubernetes.io/enforce": "restricted"})
-    account = "/api/v1/namespaces/restricted/serviceaccounts"
+    namespace(api, "restricted-index", **{"pod-security.kubernetes.io/enforce": "restricted"})
+    account = "/api/v1/namespaces/restricted-index/serviceaccounts"
     until("the account is there", lambda: api.get(f"{account}/default"))
     spec = {**template["spec"], "serviceAccountName": "default", "serviceAccount": "default"}
     pod = {"metadata": {"name": "index"}, "spec": spec}
-    assert api.call("POST", "/api/v1/namespaces/restricted/pods?dryRun=All", pod)["metadata"]["name"] == "index"
+    assert api.call("POST", "/api/v1/namespaces/restricted-index/pods?dryRun=All", pod)["metadata"]["name"] == "index"
 
 
 def test_upgrade_safe_is_told(pools: Pools, sidecars: dict[str, SidecarDouble]):
