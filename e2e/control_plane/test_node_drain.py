@@ -82,14 +82,16 @@ def test_a_cordon_moves_what_is_hot_and_an_uncordon_ends_it(pools: Pools, real: 
 def test_a_drain_without_anybody_to_take_the_blocks_is_given_up_in_time(pools: Pools, real: RealSidecars):
     real.store(A, range(10))
     until("it is told of", lambda: conditions(pools, A)["Ready"] == "True")
-    for node in (A, B):
-        change(pools, node, taints=[{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule", "value": "1"}])
+    taints = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule", "value": "1"}]
+    change(pools, B, taints=taints)
+    until("the other has nothing to move", lambda: drain_of(pools, B)["state"] == "Drained")
+    change(pools, A, taints=taints)
     until("it tries", lambda: drain_of(pools, A)["state"] == "Evacuating")
     until("it is given up", lambda: drain_of(pools, A)["state"] == "Abandoned", timeout=60)
     assert drain_of(pools, A)["remainingBlocks"] == 10
     until("its sidecar goes on as before", lambda: not real.status(A)["drain"]["leaving"])
     assert real.loads(A, range(10)) == 10
-    assert drain_of(pools, B)["state"] == "Drained"  # it had nothing
+    assert drain_of(pools, B)["state"] == "Drained"
 
 
 def test_a_node_that_is_gone_is_said_to_be(pools: Pools, real: RealSidecars, kubelet: Kubelet):
