@@ -56,7 +56,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(PY) -m kvpool.config --check
 	@$(MAKE) --no-print-directory audit
 
-test: setup ## unit, contract and integration tests with a real Redis and real sidecars (5 minutes on 2 processors)
+test: setup ## unit, contract and integration tests with a real Redis and real sidecars (6 minutes on 2 processors)
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 clean: ## remove what make made inside this clone (caches outside it stay)
