@@ -1,7 +1,7 @@
 """Plays scheduler and kubelet for a control plane without nodes: pods of DaemonSets and StatefulSets start at once.
 
 Node `node-a` has the address 127.N.0.2, `node-b` 127.N.0.3, and so on, in a net that no other run has; `SidecarDouble`
-answers for a sidecar there.
+answers for a sidecar there. While one sidecar takes over from another, the second has 127.N.1.2 and so on.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def net() -> str:
 _held: list[socket.socket] = []
 
 
-def address(node: str) -> str:
-    return f"{net()}.0.{2 + ord(node[-1]) - ord('a')}"
+def address(node: str, place: int = 0) -> str:
+    """Of the only pod there, or of the one beside it (1)."""
+    return f"{net()}.{place}.{2 + ord(node[-1]) - ord('a')}"
 
 
 class Kubelet:
@@ -47,7 +48,10 @@ class Kubelet:
         self._api = api
         self._nodes = nodes
         self.down: set[str] = set()
-        self.failing: dict[str, str] = {}  # node: what the server's container printed last
+        self.failing: dict[str, str] = {}  # node, or address of a pod: what the server's container printed last
+        self.apart = False  # of two pods on a node each has an address of its own
+        self.unready: set[str] = set()  # addresses of pods that run and are not ready
+        self._addresses: dict[str, str] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubelet")
 
@@ -92,12 +96,30 @@ class Kubelet:
         else:
             self._set_status(pod, path, node)
 
+    def _address(self, pod: dict[str, Any], node: str) -> str:
+        """The first that no other sidecar of the node has."""
+        if not self.apart or pod["metadata"]["labels"].get("app.kubernetes.io/component") != "sidecar":
+            return address(node)
+        uid = pod["metadata"]["uid"]
+        if uid not in self._addresses:
+            living = {p["metadata"]["uid"] for p in self._api.items("/api/v1/pods")}
+            taken = {a for other, a in self._addresses.items() if other in living}
+            self._addresses[uid] = next(a for a in (address(node), address(node, 1)) if a not in taken)
+        return self._addresses[uid]
+
     def _set_status(self, pod: dict[str, Any], path: str, node: str) -> None:
-        broken = self.failing.get(node)
+        where = self._address(pod, node)
+        broken = self.failing.get(node) or self.failing.get(where)
+        good = broken is None and where not in self.unready
         ready = any(
             c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions") or []
         )
-        if ready == (broken is None) and pod.get("status", {}).get("podIP"):
+        told = pod.get("status", {}).get("containerStatuses") or [{}]
+        if (
+            ready == good
+            and pod.get("status", {}).get("podIP")
+            and ("waiting" in told[0].get("state", {})) == bool(broken)
+        ):
             return
         state: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
         last: dict[str, Any] = {}
@@ -106,7 +128,7 @@ class Kubelet:
             last = {"terminated": {"exitCode": 2, "message": f"starting\n{broken}\n"}}
         container = {
             "name": "server",
-            "ready": broken is None,
+            "ready": good,
             "restartCount": 0,
             "image": "i",
             "imageID": "i",
@@ -116,11 +138,11 @@ class Kubelet:
         since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # what minReadySeconds counts from
         status = {
             "phase": "Running",
-            "podIP": address(node),
-            "podIPs": [{"ip": address(node)}],
+            "podIP": where,
+            "podIPs": [{"ip": where}],
             "conditions": [
-                {"type": "Ready", "status": "True" if broken is None else "False", "lastTransitionTime": since},
-                {"type": "ContainersReady", "status": "True" if broken is None else "False"},
+                {"type": "Ready", "status": str(good), "lastTransitionTime": since},
+                {"type": "ContainersReady", "status": str(good)},
             ],
             "containerStatuses": [container],
         }
@@ -137,7 +159,7 @@ class Kubelet:
 class SidecarDouble:
     """Answers /status on a node's address like a sidecar that serves."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, place: int = 0) -> None:
         self.status: dict[str, Any] = {
             "node": node,
             "generation": 1,
@@ -169,7 +191,7 @@ class SidecarDouble:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer((address(node), HTTP_PORT), Handler)
+        self._server = ThreadingHTTPServer((address(node, place), HTTP_PORT), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name=f"status of {node}")
 

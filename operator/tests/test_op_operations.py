@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from op_samples import SECRET, MemoryCluster, pool_manifest
+from test_op_reconcile import Reports
 
 from kvpool_operator.api.operation import KVCacheOperation
 from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -80,6 +81,7 @@ class World:
     def __init__(self, nodes: int = 2, tiers: list[dict[str, Any]] | None = None, **spec: Any) -> None:
         self.cluster = MemoryCluster()
         self.nodes = Nodes()
+        self.reports = Reports()
         self.now = datetime(2026, 11, 20, 10, tzinfo=UTC)
         raw = pool_manifest(tiers=tiers or [LOCAL])
         self.cluster.put(raw)
@@ -91,7 +93,7 @@ class World:
             self.pod(f"node-{n}", f"10.0.0.{n}")
         self.operation(**spec)
         self.reconciler = OperationReconciler(
-            self.cluster, self.nodes, now=lambda: self.now, clock=lambda: self.now.timestamp()
+            self.cluster, self.nodes, self.reports, now=lambda: self.now, clock=lambda: self.now.timestamp()
         )
 
     def operation(self, **spec: Any) -> None:
@@ -312,7 +314,7 @@ async def test_an_operator_that_starts_anew_learns_from_the_nodes_what_they_did(
     world.nodes.endless.add("node-1")
     for _ in range(4):
         await world.look()
-    world.reconciler = OperationReconciler(world.cluster, world.nodes, now=lambda: world.now)
+    world.reconciler = OperationReconciler(world.cluster, world.nodes, world.reports, now=lambda: world.now)
     world.nodes.endless.clear()
     status = await world.run()
     assert status["receipt"]["local"] == {"blocks": 8, "bytes": 400}

@@ -75,5 +75,4 @@ def test_what_a_sidecar_tells_of_it_is_read_and_nothing_odd_is_believed():
 def test_sidecars_are_replaced_as_the_spec_says(update: dict[str, Any], expected: tuple[int | str, int]):
     spec = next(m for m in build(inputs(nodes={"update": update})) if m["kind"] == "DaemonSet")["spec"]
     rolling = spec["updateStrategy"]["rollingUpdate"]
-    assert (rolling["maxUnavailable"], spec.get("minReadySeconds", 0)) == expected
-    assert rolling["maxSurge"] == 0
+    assert (rolling["maxSurge"], spec.get("minReadySeconds", 0)) == expected

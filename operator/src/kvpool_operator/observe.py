@@ -7,16 +7,18 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator import podview
-from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.api.tenant import TENANT_KIND
+from kvpool_operator.ask import ask
 from kvpool_operator.cluster import Ref, ref
 from kvpool_operator.desired import labels, names
 from kvpool_operator.desired.injection import revisions
+from kvpool_operator.desired.overlap import drives_of, surge_of
 from kvpool_operator.engines import OPTED_IN, count
 from kvpool_operator.errors import RejectedError
 from kvpool_operator.external import read_external, secret_names
 from kvpool_operator.observe_preflight import look_at_nodes
-from kvpool_operator.observed import Observed, Sidecar, Webhook
+from kvpool_operator.observed import Observed, Webhook
+from kvpool_operator.onenode import one_per_node
 from kvpool_operator.tenants import selects, settle
 
 if TYPE_CHECKING:
@@ -70,16 +72,19 @@ class Observer:
             return Observed(raw=raw, objects=objects, namespace_terminating=terminating)
         daemonset = objects.get(Ref("DaemonSet", meta.namespace, names.sidecar(meta.name)))
         look = objects.get(Ref("DaemonSet", meta.namespace, names.preflight(meta.name)))
-        external, allowed, tenants, sidecars, engine_pods, webhook, refusal, looks = await asyncio.gather(
+        external, allowed, tenants, pods, engine_pods, webhook, refused, looks = await asyncio.gather(
             self._external(pool),
             self._allowed(pool),
             self.tenants_of(meta.namespace, meta.name),
-            self._sidecars(pool),
+            self._pods(pool),
             self._shared("engines", lambda: self._cluster.list("Pod", labels=OPTED_IN)),
             self._shared("webhook", self._webhook_view),
             self._refusal(meta, daemonset or look),
             look_at_nodes(self._cluster, self._scraper, pool, look),
         )
+        sidecars = one_per_node(pods, await ask(self._scraper, [p for p in pods if _stays(p)]))
+        refusal, is_missing, refused_at = refused
+        newest = max((str(p["metadata"].get("creationTimestamp") or "") for p in pods), default="")
         return Observed(
             raw=raw,
             objects=objects,
@@ -91,8 +96,11 @@ class Observer:
             sidecars=sidecars,
             engines=count(engine_pods, meta.namespace, meta.name, self._image, revisions(pool)),
             webhook=webhook,
-            refusal=refusal,
+            refusal=refusal if is_missing else "",
+            # a pod that was made later shows that it was a former refusal
+            successor_refusal=refusal if not is_missing and refused_at > newest else "",
             looks=looks,
+            drives=drives_of(pods),
         )
 
     async def _objects(self, meta: Metadata) -> dict[Ref, Manifest]:
@@ -156,35 +164,28 @@ class Observer:
         living = [n["metadata"] for n in listed if "deletionTimestamp" not in n["metadata"]]
         return {meta["name"]: meta.get("labels") or {} for meta in living}
 
-    async def _sidecars(self, pool: KVCachePool) -> tuple[Sidecar, ...]:
+    async def _pods(self, pool: KVCachePool) -> list[Manifest]:
+        """Of its sidecars, also those on their way out."""
         meta = pool.metadata
         wanted = ",".join(f"{k}={v}" for k, v in sorted(labels.selector(pool, "sidecar").items()))
-        pods = await self._cluster.list("Pod", namespace=meta.namespace, labels=wanted)
-        pods = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
-        addresses = {p["metadata"]["name"]: podview.address(p) for p in pods}
-        reports = await self._scraper.reports([a for a in addresses.values() if a], HTTP_PORT)
-        found = [
-            Sidecar(
-                node=podview.node(p),
-                ready=podview.is_ready(p),
-                problem=podview.problem(p),
-                report=reports.get(addresses[p["metadata"]["name"]]),
-                address=addresses[p["metadata"]["name"]],
-            )
-            for p in pods
-        ]
-        return tuple(sorted(found, key=lambda s: s.node))
+        return await self._cluster.list("Pod", namespace=meta.namespace, labels=wanted)
 
-    async def _refusal(self, meta: Metadata, daemonset: Manifest | None) -> str:
-        """Pods that are refused (Pod Security, quota) never exist; only an Event says so."""
+    async def _refusal(self, meta: Metadata, daemonset: Manifest | None) -> tuple[str, bool, str]:
+        """Pods that are refused (Pod Security, quota) never exist; only an Event says so.
+
+        Its words, whether nodes are without any pod, and when it was told last.
+        """
         status = (daemonset or {}).get("status") or {}
-        if daemonset is None or status.get("currentNumberScheduled", 0) >= status.get("desiredNumberScheduled", 0):
-            return ""
+        desired = status.get("desiredNumberScheduled", 0)
+        is_missing = status.get("currentNumberScheduled", 0) < desired
+        overlaps = surge_of(daemonset or {}) and status.get("updatedNumberScheduled", 0) < desired
+        if daemonset is None or not (is_missing or overlaps):
+            return "", False, ""
         about = f"involvedObject.name={daemonset['metadata']['name']},involvedObject.kind=DaemonSet,reason=FailedCreate"
         events = await self._cluster.list("Event", namespace=meta.namespace, fields=about)
         events = [e for e in events if e.get("involvedObject", {}).get("uid") == daemonset["metadata"].get("uid")]
         newest = max(events, key=lambda e: str(e.get("lastTimestamp") or ""), default={})
-        return str(newest.get("message", ""))[:500]
+        return str(newest.get("message", ""))[:500], is_missing, str(newest.get("lastTimestamp") or "")
 
     async def _webhook_view(self) -> Webhook:
         if not self._webhook:
@@ -211,3 +212,7 @@ class Observer:
             future = asyncio.ensure_future(read())
             self._views[what] = (self._clock(), future)
         return await asyncio.shield(future)
+
+
+def _stays(pod: Manifest) -> bool:
+    return "deletionTimestamp" not in pod["metadata"]

@@ -22,14 +22,18 @@ __all__ = ["Observed", "Sidecar", "Webhook"]
 
 @dataclass(frozen=True)
 class Sidecar:
-    """One of the pool's pods, and what it says of itself (None: it does not answer)."""
+    """The pod that is a node's sidecar, and what it says of itself (None: it does not answer, or does not serve)."""
 
     node: str
     ready: bool
     problem: str = ""
     report: Report | None = None
     address: str = ""
-    """Of its pod; empty while it has none."""
+    """Of its pod; empty while it has none, or does not serve."""
+    miscounted: int = 0
+    """What the DaemonSet's numberReady lacks of it (1) or has too much (-1): that goes by the node's oldest pod."""
+    successor: str = ""
+    """Why the pod that is to take its place does not; empty when nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class Observed:
     """What the pods of the look at the nodes answered; empty where none runs."""
     refusal: str = ""
     """Why no pod can be made for the DaemonSet, in the words of the API server."""
+    successor_refusal: str = ""
+    """The same of pods that are to run beside those that serve."""
+    drives: tuple[frozenset[str], ...] = ()
+    """Directories of the local tiers of each sidecar's pod, also of one that is on its way out."""
 
     @property
     def status(self) -> Manifest:

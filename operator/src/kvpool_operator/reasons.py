@@ -44,6 +44,7 @@ class Reason(StrEnum):
     UP_TO_DATE = "UpToDate"
     APPLYING = "Applying"
     ROLLING_OUT = "RollingOut"
+    ROLL_STUCK = "RollStuck"
     PAUSED = "Paused"
     DELETING = "Deleting"
     DRY_RUN = "DryRun"

@@ -266,6 +266,7 @@ def _inputs(
         tenants,
         nodes=int((sidecars.get("status") or {}).get("desiredNumberScheduled", 0)),
         index_memory=memory_of(index),
+        drives=observed.drives,
     )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
-__all__ = ["DrainReport", "Fingerprint", "PodSeen", "Report", "TenantUse"]
+__all__ = ["DrainReport", "Fingerprint", "Phase", "PodSeen", "Report", "TenantUse"]
+
+Phase = Literal["", "Serving", "StandingBy", "HandedOver"]
+"""What a pod of a node that may have two is doing; empty: it does not tell, as releases before this did not."""
 
 _TEXT = 200
 _MOST_FIELDS = 48
 _MOST_PODS = 16
 _MOST_TENANTS = 1024
+_PHASES: Final[dict[str, Phase]] = {phase: phase for phase in get_args(Phase)}
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,9 @@ class TenantUse:
 
 @dataclass(frozen=True)
 class Report:
-    """One sidecar's numbers. Counters run since it started."""
+    """One sidecar's numbers. Counters run since it started. One that does not serve tells its phase alone."""
 
+    phase: Phase = ""
     ready: bool = False
     generation: int = 0
     config: str = ""
@@ -116,6 +121,7 @@ class Report:
         tenants = list(_dict(r.get("tenants")).items())[:_MOST_TENANTS]
         swept = list(_dict(_dict(shared.get("sweep")).get("tenants")).items())[:_MOST_TENANTS]
         return cls(
+            phase=_PHASES.get(_text(r.get("phase")), ""),
             ready=r.get("ready") is True,
             generation=_count(r.get("generation")),
             config=_text(config.get("digest"))[:64],

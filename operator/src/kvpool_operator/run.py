@@ -114,7 +114,7 @@ async def _lead(
     controller = Controller(fenced, reconciler, metrics, refresh_s=settings.refresh_s)
     leading.append(controller)
     operations = Controller(
-        fenced, OperationReconciler(fenced, commands), metrics, refresh_s=settings.refresh_s, kind=OPERATION
+        fenced, OperationReconciler(fenced, commands, scraper), metrics, refresh_s=settings.refresh_s, kind=OPERATION
     )
     watching = asyncio.Event()
     parts = [asyncio.create_task(lease.keep(), name="lease")]

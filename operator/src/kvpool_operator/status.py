@@ -341,8 +341,23 @@ def _progressing(pool: KVCachePool, observed: Observed, nodes: NodesStatus, prog
         return _Verdict(False, reason, told)
     daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
     if daemonset is not None and (not _is_current(daemonset) or nodes.updated < nodes.desired):
-        return _Verdict(True, Reason.ROLLING_OUT, f"{nodes.updated} of {nodes.desired} nodes run the present spec")
+        told = f"{nodes.updated} of {nodes.desired} nodes run the present spec"
+        stuck = _stuck(observed)
+        if stuck:
+            return _Verdict(True, Reason.ROLL_STUCK, f"{told}; {stuck}")
+        return _Verdict(True, Reason.ROLLING_OUT, told)
     return _Verdict(False, Reason.UP_TO_DATE, "the cluster is as the spec says")
+
+
+def _stuck(observed: Observed) -> str:
+    """Why new sidecars do not take over from those that serve; empty when nothing is known."""
+    lame = [f"{s.node or 'a node'}: its new sidecar: {s.successor}" for s in observed.sidecars if s.successor]
+    if observed.successor_refusal:
+        lame = [f"new sidecars' pods are refused: {observed.successor_refusal}"]
+    if not lame:
+        return ""
+    advice = "the old ones serve; where two have no room, spec.nodes.update.overlap: false stops the old one first"
+    return f"{_some(sorted(lame))}; {advice}"
 
 
 def _phase(pool: KVCachePool, observed: Observed, ready: _Verdict, progressing: _Verdict, progress: Progress) -> Phase:
@@ -366,6 +381,7 @@ def _nodes(pool: KVCachePool, observed: Observed, config: str) -> NodesStatus:
     daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
     status = (daemonset or {}).get("status") or {}
     desired, ready = int(status.get("desiredNumberScheduled", 0)), int(status.get("numberReady", 0))
+    ready = max(0, min(ready + sum(s.miscounted for s in observed.sidecars), desired))
     told = [s.report.config for s in observed.sidecars if s.report and s.report.config]
     behind = sum(one != config for one in told) if config else 0
     return NodesStatus(

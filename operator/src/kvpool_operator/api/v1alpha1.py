@@ -102,11 +102,16 @@ class NodesUpdate(Model):
     """How the sidecars are replaced when something in their pods changes: node by node, warm caches kept."""
 
     max_unavailable: f.Unavailable = 1
-    """Nodes whose sidecar may be away at the same time, as a count or as a percentage of all nodes such as 10% (at
+    """Nodes whose sidecar is replaced at the same time, as a count or as a percentage of all nodes such as 10% (at
     least one). A sidecar that is away costs its node's engines misses, and nothing else."""
     min_ready: f.SettleTime = "20s"
     """How long a new sidecar must have been ready before the next one is replaced. With few nodes it keeps the hit rate
     of the whole pool up while they are replaced; a pool of many nodes may do with 0s."""
+    overlap: bool = True
+    """Whether the new sidecar of a node starts beside the old one and takes over when it is ready to serve, so that the
+    node is without one for a moment only. It needs room for one more sidecar on the node (what its pod requests).
+    false: the old one is stopped first. So it is, whatever is set here, where a sidecar asks for devices of the node
+    (transport.rdma.resources), and while a pool's drives are replaced by others."""
 
 
 class Nodes(Model):

@@ -10,6 +10,7 @@ from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.configmap import config_digest
 from kvpool_operator.desired.labels import labels, metadata, selector
+from kvpool_operator.desired.overlap import asks_for_devices, may_overlap, rolling_update
 from kvpool_operator.desired.podparts import (
     CONFIG_FILE,
     CONFIG_MOUNT,
@@ -49,11 +50,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
         "spec": {
             "selector": {"matchLabels": selector(pool, "sidecar")},
             **_min_ready(pool),
-            # no surge: two sidecars cannot have one drive
-            "updateStrategy": {
-                "type": "RollingUpdate",
-                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": pool.spec.nodes.update.max_unavailable},
-            },
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling_update(inputs)},
             "template": {
                 "metadata": {
                     "labels": labels(pool.metadata.name, "sidecar"),
@@ -110,6 +107,7 @@ def _server(pool: KVCachePool, env: Env) -> Manifest:
             {"name": "KVPOOL_HANDOFF", "value": f"{_HANDOFF}/handoff.sock"},
             *object_store_env(pool),
             *([{"name": "KVPOOL_TENANT_LABELS", "value": "true"}] if env.tenant_labels else []),
+            *([{"name": "KVPOOL_OVERLAP", "value": "true"}] if may_overlap(pool) else []),
             _field("KVPOOL_NODE", "spec.nodeName"),
             _field("KVPOOL_ADDRESS", "status.podIP"),
         ],
@@ -146,7 +144,7 @@ def _event_ports(pool: KVCachePool) -> list[Manifest]:
 def _server_resources(pool: KVCachePool) -> Manifest:
     """RDMA's devices are asked for as limits, which a scheduler takes for requests too; its memory is pinned."""
     rdma = pool.spec.transport.rdma
-    if pool.spec.transport.protocol == "TCP" or not rdma.resources:
+    if not asks_for_devices(pool):
         return resources("100m", "256Mi", "2Gi")
     made = resources("100m", str((256 << 20) + to_bytes(rdma.memory)), str((2 << 30) + to_bytes(rdma.memory)))
     made["limits"] |= {r.name: str(r.count) for r in rdma.resources}

@@ -75,6 +75,8 @@ class Inputs:
     """Nodes that carry the pool, as far as is known."""
     index_memory: int = 0
     """Bytes that the managed index has for entries now; 0 if there is none."""
+    drives: tuple[frozenset[str], ...] = ()
+    """Directories of the local tiers of each sidecar's pod that is there."""
 
     @property
     def index_files(self) -> Mapping[str, str]:

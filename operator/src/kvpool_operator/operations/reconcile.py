@@ -18,10 +18,12 @@ from kvpool_operator.api.operation import KIND, KVCacheOperation, OperationStatu
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import API_VERSION, KVCachePool, Metadata
 from kvpool_operator.api.v1alpha1 import KIND as POOL_KIND
+from kvpool_operator.ask import ask
 from kvpool_operator.cluster import Ref
 from kvpool_operator.desired import labels, names
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError, InvalidPoolError, OperatorError
+from kvpool_operator.onenode import one_per_node
 from kvpool_operator.operations.course import Course, Said
 from kvpool_operator.operations.steps import steps_of, tenant_of
 from kvpool_operator.orders import Target
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from kvpool_operator.command import Commands
     from kvpool_operator.desired.env import PoolSecret
     from kvpool_operator.operations.steps import Step
+    from kvpool_operator.scrape import Scraper
 
 __all__ = ["FINALIZER", "OperationReconciler"]
 
@@ -56,12 +59,14 @@ class OperationReconciler:
         self,
         cluster: Cluster,
         commands: Commands,
+        scraper: Scraper,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._commands = commands
+        self._scraper = scraper
         self._now = now
         self._clock = clock
         self._courses: dict[str, Course] = {}
@@ -244,16 +249,17 @@ class OperationReconciler:
         return None if live is None else read_secret(live, make_secret(""))
 
     async def _targets(self, pool: KVCachePool) -> list[Target]:
-        """A sidecar for each node that has or is to have one; without an address while it cannot be asked."""
+        """A sidecar for each node that has or is to have one; without an address while it cannot be asked.
+
+        Where two pods stand on a node, they are asked which of them serves.
+        """
         wanted = ",".join(f"{k}={v}" for k, v in sorted(labels.selector(pool, "sidecar").items()))
         pods = await self._cluster.list("Pod", namespace=pool.metadata.namespace, labels=wanted)
-        found: dict[str, str] = {}
-        for pod in pods:
-            node = podview.node(pod)
-            leaving = "deletionTimestamp" in pod["metadata"]
-            if node:
-                found[node] = found.get(node) or ("" if leaving else podview.address(pod))
-        return [Target(node, address) for node, address in sorted(found.items())]
+        living = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
+        count = Counter(podview.node(p) for p in living)
+        reports = await ask(self._scraper, [p for p in living if count[podview.node(p)] > 1])
+        found = {podview.node(p): "" for p in pods} | {s.node: s.address for s in one_per_node(living, reports)}
+        return [Target(node, address) for node, address in sorted(found.items()) if node]
 
     # -- writing
 
