@@ -281,6 +281,8 @@ async def test_who_is_met_while_drives_change_hands_is_asked_again(monkeypatch: 
     reports = await ask(scraper, pods)
     assert scraper.asked == [["far", "new", "old"], ["new", "old"], ["new", "old"]]
     assert reports == calm | {"new": SERVING}
+    gone = Turns(calm | {"new": STANDING_BY}, {"new": SERVING})
+    assert await ask(gone, pods) == {"far": SERVING, "new": SERVING}
     dead = Turns(calm | {"new": STANDING_BY})
     await ask(dead, pods)
     assert len(dead.asked) == 1 + asking.TIMES

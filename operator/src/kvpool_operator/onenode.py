@@ -36,9 +36,10 @@ def between(pods: Iterable[Manifest], reports: Mapping[str, Report]) -> list[str
     """Addresses on nodes where one has handed over and nobody serves yet: for less than a second, if all goes well."""
     found: list[str] = []
     for group in _by_node(pods):
-        addresses = [a for p in group if _stays(p) and (a := podview.address(p))]
+        living = [p for p in group if _stays(p)]
+        addresses = [a for p in living if (a := podview.address(p))]
         told = [reports[a].phase for a in addresses if a in reports]
-        if len(addresses) > 1 and "HandedOver" in told and not any(_serves(p, reports) for p in group):
+        if len(addresses) > 1 and "HandedOver" in told and not any(_serves(p, reports) for p in living):
             found += addresses
     return found
 
@@ -86,7 +87,7 @@ def _stays(pod: Manifest) -> bool:
 
 def _serves(pod: Manifest, reports: Mapping[str, Report]) -> bool:
     report = reports.get(podview.address(pod))
-    if report is None or not _stays(pod):
+    if report is None:
         return False
     return report.phase == "Serving" or (not report.phase and podview.is_ready(pod))
 
