@@ -90,6 +90,13 @@ def _parser() -> argparse.ArgumentParser:
         default=_env("KVPOOL_TENANT_LABELS") == "true",
         help="tell metrics by tenant, too, under a tag that only the pool's secret can tie to a namespace",
     )
+    serve.add_argument(
+        "--overlap",
+        action="store_true",
+        default=_env("KVPOOL_OVERLAP") == "true",
+        help="take the drives over from a sidecar that serves from them, and hand them over when another one asks "
+        "(both need this flag); without it the drives must be free",
+    )
     serve.add_argument("--peer-port", type=int, help="instead of peer.port of the configuration")
     serve.add_argument("--http-port", type=int, help="instead of http_port of the configuration")
     serve.add_argument("--admin-port", type=int, help="instead of admin_port of the configuration")
@@ -208,15 +215,15 @@ def _serve(args: argparse.Namespace) -> int:
             config = replace(config, http_port=args.http_port)
         return config if args.admin_port is None else replace(config, admin_port=args.admin_port)
 
-    text = settings.read_text(args.config)
-    config = adapt(loads(PoolConfig, text, where=args.config))
     here, separator, there = args.tiers_ro.partition("=")
     if args.tiers_ro and not (separator and here and there):
         raise ConfigError(f"--tiers-ro: FROM=TO is needed, not {args.tiers_ro!r}")
-    settings.index_passwords(args.secret_dir)  # one that cannot be read is told at the start
-    return serve(
-        settings.ServeSettings(
-            config=config,
+
+    def read() -> settings.ServeSettings:
+        text = settings.read_text(args.config)
+        settings.index_passwords(args.secret_dir)  # one that cannot be read is told at the start
+        return settings.ServeSettings(
+            config=adapt(loads(PoolConfig, text, where=args.config)),
             config_file=settings.ConfigFile(args.config, text, adapt),
             secret=settings.read_secret(args.secret_dir, settings.POOL_SECRET),
             node=args.node,
@@ -228,8 +235,10 @@ def _serve(args: argparse.Namespace) -> int:
             tiers_ro=(here.rstrip("/"), there.rstrip("/")),
             object_secret_dir=args.object_secret_dir,
             tenant_labels=args.tenant_labels,
+            overlap=args.overlap,
         )
-    )
+
+    return serve(read)
 
 
 def _rendezvous(args: argparse.Namespace) -> int:

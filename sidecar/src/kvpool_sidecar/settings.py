@@ -67,6 +67,7 @@ class ServeSettings:
     config_file: ConfigFile | None = None
     object_secret_dir: str = ""  # credentials of the object store, one file each
     tenant_labels: bool = False  # whether metrics are told by tenant
+    overlap: bool = False  # whether drives are taken over from, and handed over to, another sidecar of this node
 
     def __post_init__(self) -> None:
         own_address(self.address)

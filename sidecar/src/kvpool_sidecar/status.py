@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvpool.block import FORMAT_VERSION, FORMAT_VERSION_NAMED
 from kvpool.wire import Tier
+from kvpool_sidecar.phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -90,6 +91,7 @@ class StatusReport:
         index = self._announcer.status()
         return {
             "node": self._node,
+            "phase": Phase.SERVING.value,
             "generation": self.config.generation,
             "config": self._live(),
             "block_formats": [FORMAT_VERSION, FORMAT_VERSION_NAMED],

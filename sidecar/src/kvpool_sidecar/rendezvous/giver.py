@@ -29,10 +29,16 @@ class Giver:
         self._path = path
         self._socket: socket.socket | None = None
         self._synced = False
+        self._resting = False
 
     @property
     def connected(self) -> bool:
         return self._socket is not None
+
+    @property
+    def resting(self) -> bool:
+        """True from when the server says that another sidecar of this node serves the pods, to the next server."""
+        return self._resting
 
     def fileno(self) -> int:
         """To wait on; -1 while not connected."""
@@ -48,7 +54,7 @@ class Giver:
             sock.close()
             return False
         self._socket = sock
-        self._synced = False
+        self._synced = self._resting = False
         for pod, placed in everything.values():
             self.add(pod, placed)
         if self.connected:
@@ -83,6 +89,8 @@ class Giver:
             message = json.loads(data)
             if message.get("op") == "refused" and isinstance(message.get("uid"), str):
                 refused.append(message["uid"])
+            elif message.get("op") == "rest":
+                self._resting = True
         return refused
 
     def _readable(self) -> bool:

@@ -82,6 +82,8 @@ class Rendezvous:
         for uid in self._giver.refusals():
             self._refused.add(uid)
             self._drop(uid, "the server does not serve it")
+        if self._giver.resting and self._placed:
+            self._rest()
         if not self._giver.connected:
             self._refused.clear()  # the next server may have another configuration
             self._giver.connect(self._placed)
@@ -96,6 +98,8 @@ class Rendezvous:
             if state:
                 return
             self._drop(pod.uid, "its volume is gone" if state is None else "its socket was removed")
+        if not self._giver.connected or self._giver.resting:
+            return  # nobody would answer there, and another sidecar of this node may
         if pod.uid in self._trouble and now < self._trouble[pod.uid].until:
             return
         placed = put_socket(self._pods_fd, pod.uid)
@@ -106,6 +110,17 @@ class Rendezvous:
         self._checked[pod.uid] = now
         self._giver.add(pod, placed)
         log.info("socket for pod %s/%s", pod.namespace, pod.pod)
+
+    def _rest(self) -> None:
+        """Another sidecar of this node serves: let go of the sockets at once, so that clients look for the new ones.
+
+        Their names stay, for the other one's rendezvous to replace.
+        """
+        for _, placed in self._placed.values():
+            placed.listener.close()
+        log.info("another sidecar serves this node: %d sockets let go", len(self._placed))
+        self._placed.clear()
+        self._checked.clear()
 
     def _drop(self, uid: str, why: str) -> None:
         found = self._placed.pop(uid, None)

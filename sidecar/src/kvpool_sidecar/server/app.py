@@ -43,6 +43,7 @@ from kvpool_sidecar.server.g4 import open_shared
 from kvpool_sidecar.server.handoff import Handoff
 from kvpool_sidecar.server.listener import PodListeners
 from kvpool_sidecar.server.live import LiveConfig
+from kvpool_sidecar.server.overlap import LOOK_S, Successor, wait_for_turn
 from kvpool_sidecar.server.pod import Pod
 from kvpool_sidecar.server.prefixes import Prefixes
 from kvpool_sidecar.server.session import Session
@@ -65,7 +66,7 @@ from kvpool_sidecar.warm_up import WarmUp
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvpool.block import BlockHeader
     from kvpool.config import PoolConfig
@@ -514,10 +515,15 @@ class App:
         self._live.start()
         self._serving = True
 
-    def stop(self) -> None:
-        """Copy what waits (WriteBack: at most five seconds), let requests finish (two), give the lease back, close."""
-        if self._copier is not None:
+    def stop(self, *, hand_over: bool = False) -> None:
+        """Copy what waits (WriteBack: at most five seconds), let requests finish (two), give the lease back, close.
+
+        `hand_over`: another sidecar waits for the drives; it finds there what is not copied yet.
+        """
+        if self._copier is not None and not hand_over:
             self._copier.flush(_FLUSH_S)
+        if self._handoff is not None and hand_over:
+            self._handoff.rest()
         self._serving = False
         self._stopping.set()
         self._live.stop()
@@ -626,8 +632,11 @@ class App:
         shared.has_many(keys, _HOUSEKEEPING_S)
 
 
-def serve(settings: ServeSettings) -> int:
-    """Run until SIGTERM or SIGINT; 0. A second signal ends the process at once. ConfigError or OSError at start."""
+def serve(read_settings: Callable[[], ServeSettings]) -> int:
+    """Run until SIGTERM or SIGINT; 0. A second signal ends the process at once. ConfigError or OSError at start.
+
+    The settings are read again when drives that were handed over come back.
+    """
     # a lease that somebody breaks is told by SIGIO, which would end the process
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     _raise_descriptor_limit()
@@ -640,15 +649,32 @@ def serve(settings: ServeSettings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    app = App(settings)
-    app.start()
+    back = False
+    while not done.is_set():
+        _serve_once(read_settings(), done, back=back)
+        back = True
+    return 0
+
+
+def _serve_once(settings: ServeSettings, done: threading.Event, *, back: bool) -> None:
+    """Until `done`, or until the drives are handed over to another sidecar of this node (settings.overlap)."""
+    turns = wait_for_turn(settings, done, back=back) if settings.overlap else None
+    if settings.overlap and turns is None:
+        return
+    try:
+        app = App(settings)
+        app.start()
+    finally:
+        if turns is not None:
+            turns.close()
     config = settings.config
     log.info("pool %s/%s on node %s is served at %s", config.namespace, config.pool, settings.node, settings.address)
-    while not done.wait(1.0):
+    successor = Successor(settings)
+    while not done.wait(LOOK_S if settings.overlap else 1.0) and not successor.is_waiting:
         pass
-    log.info("stopping")
-    app.stop()
-    return 0
+    log.info("stopping" if done.is_set() else "handing the drives over")
+    app.stop(hand_over=not done.is_set())
+    successor.close()
 
 
 def _raise_descriptor_limit() -> None:

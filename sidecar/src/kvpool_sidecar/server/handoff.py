@@ -72,6 +72,13 @@ class Handoff:
                 with contextlib.suppress(OSError):
                     self._peer.shutdown(socket.SHUT_RDWR)
 
+    def rest(self) -> None:
+        """Have the rendezvous let go of the pods' sockets, for another sidecar's to take their place."""
+        with self._lock:
+            if self._peer is not None:
+                with contextlib.suppress(OSError):
+                    self._peer.sendall(wire.pack_json({"op": "rest"}))
+
     def stop(self) -> None:
         """Close; the rendezvous keeps the pods' sockets for the next server."""
         self._stopped.set()
