@@ -103,9 +103,13 @@ def pods(selector: str, namespace: str = SYSTEM) -> list[dict[str, Any]]:
 
 
 def sidecar(node: str, name: str = POOL) -> dict[str, Any]:
-    """The sidecar's pod on a node; IndexError (not yet, to `until`) if there is none."""
+    """The sidecar's pod on a node; of two during a roll the one that is Ready, the newer one if both are.
+
+    IndexError (not yet, to `until`) if there is none.
+    """
     found = pods(f"kvpool.dev/pool={name},app.kubernetes.io/component=sidecar")
-    return [p for p in found if p["spec"].get("nodeName") == node][0]  # noqa: RUF015  IndexError is the point
+    here = [p for p in found if p["spec"].get("nodeName") == node]
+    return sorted(here, key=lambda p: (pod_ready(p), p["metadata"]["creationTimestamp"]))[-1]
 
 
 def pod_ready(pod: dict[str, Any]) -> bool:
