@@ -51,6 +51,25 @@ async def test_the_background_gets_its_turn_however_much_is_waited_for():
     assert MINE in await taken(queue, KeyQueue.FAIR)
 
 
+async def test_the_background_never_has_all_workers():
+    """However long its passes take, a worker is free for what somebody comes to wait for."""
+    queue = KeyQueue(background=2)
+    for key in others(10):
+        queue.add(key, background=True)
+    first = [await asyncio.wait_for(queue.get(), 5) for _ in range(2)]
+    waiting = [asyncio.ensure_future(queue.get()) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    assert not any(w.done() for w in waiting)
+    queue.add(MINE)
+    async with asyncio.timeout(5):
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert [w.result() for w in waiting if w.done()] == [MINE]
+    queue.done(first[0])
+    async with asyncio.timeout(5):
+        assert MINE in await asyncio.gather(*waiting)
+    assert len(queue) == 7
+
+
 async def test_a_key_of_the_background_that_somebody_comes_to_wait_for_is_taken_once_and_first():
     queue = KeyQueue()
     for key in [*others(5), MINE]:

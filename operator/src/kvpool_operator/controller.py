@@ -44,7 +44,7 @@ class Passes(Protocol):
 class Controller:
     """Level-triggered: events only say what to look at, and a refresh looks at everything without events.
 
-    Of one kind, KVCachePool unless said otherwise.
+    Of one kind, KVCachePool unless said otherwise. `background`: so many passes at once that nobody waits for.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Controller:
         metrics: OperatorMetrics,
         *,
         refresh_s: float,
+        background: int = 2,
         kind: str = KIND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,7 +67,7 @@ class Controller:
         self._backoff = Backoff()
         self._pools: set[tuple[str, str]] = set()
         self._listed: float | None = None
-        self.queue = KeyQueue()
+        self.queue = KeyQueue(background)
         self.hearing = Hearing(clock=clock)
 
     @property

@@ -74,10 +74,19 @@ async def watch(
             return kopf.login_with_service_account(settings=settings, **kwargs)
         return kopf.login_with_kubeconfig(settings=settings, **kwargs)
 
-    async def pool(namespace: str | None, name: str | None, meta: Any, type: str | None, **_: Any) -> None:  # noqa: A002
+    async def pool(
+        namespace: str | None,
+        name: str | None,
+        meta: Any,
+        status: Any,
+        type: str | None,  # noqa: A002
+        **_: Any,
+    ) -> None:
         key = namespace or "", name or ""
         hears.heard(key, str(meta.get("resourceVersion", "")))
-        (hears.changed if type is not None else hears.seen)(*key)
+        # what was changed while nobody listened is waited for as well
+        is_known = type is None and status.get("observedGeneration") == meta.get("generation")
+        (hears.seen if is_known else hears.changed)(*key)
 
     async def operation(namespace: str | None, name: str | None, **_: Any) -> None:
         operation_changed(namespace or "", name or "")

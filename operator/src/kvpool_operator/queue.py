@@ -27,15 +27,17 @@ class KeyQueue:
     """For one event loop. Times are those of the loop's clock.
 
     Two lanes: what somebody waits for goes before what is looked at again only to be sure. The second lane is never
-    starved: it gets every `FAIR`-th turn at least.
+    starved: it gets every `FAIR`-th turn at least. `background`: so many of it are worked on at once, whatever is free,
+    so that a worker is there for what somebody comes to wait for.
     """
 
     FAIR: Final = 8
 
-    def __init__(self) -> None:
+    def __init__(self, background: int = 2) -> None:
+        self._background = background
         self._due: dict[Key, _Wait] = {}
         self._lanes: tuple[list[tuple[float, Key]], ...] = ([], [])
-        self._busy: set[Key] = set()
+        self._busy: dict[Key, int] = {}
         self._again: dict[Key, _Wait] = {}
         self._changed = asyncio.Event()
         self._in_a_row = 0
@@ -68,8 +70,10 @@ class KeyQueue:
             if lane is not None:
                 _, key = heapq.heappop(self._lanes[lane])
                 del self._due[key]
-                self._busy.add(key)
+                self._busy[key] = lane
                 return key
+            if self._is_full:
+                pauses[1] = None  # `done` wakes
             try:
                 async with asyncio.timeout(min((p for p in pauses if p is not None), default=None)):
                     await self._changed.wait()
@@ -78,18 +82,24 @@ class KeyQueue:
 
     def done(self, key: Key) -> None:
         """The work on `key` has ended."""
-        self._busy.discard(key)
+        if self._busy.pop(key, 0):
+            self._changed.set()
         wait = self._again.pop(key, None)
         if wait is not None:
             self._add(key, wait)
 
     def _turn(self, due: list[bool]) -> int | None:
         """Whose turn it is, of the lanes in which something is due."""
+        due = [due[0], due[1] and not self._is_full]
         if due[0] and not (due[1] and self._in_a_row >= self.FAIR - 1):
             self._in_a_row = self._in_a_row + 1 if due[1] else 0
             return 0
         self._in_a_row = 0
         return 1 if due[1] else None
+
+    @property
+    def _is_full(self) -> bool:
+        return sum(self._busy.values()) >= self._background
 
     def _drop_stale(self, lane: int) -> float | None:
         """Seconds until the earliest key of the lane; None when there is none."""

@@ -111,7 +111,8 @@ async def _lead(
     book = NodeBook()
     nodes = NodeKeeper(fenced, book, commands)
     reconciler = Reconciler(fenced, observer, settings.env, nodes=nodes, reloads=Reloads(commands))
-    controller = Controller(fenced, reconciler, metrics, refresh_s=settings.refresh_s)
+    background = max(1, settings.workers // 4)
+    controller = Controller(fenced, reconciler, metrics, refresh_s=settings.refresh_s, background=background)
     leading.append(controller)
     operations = Controller(
         fenced, OperationReconciler(fenced, commands, scraper), metrics, refresh_s=settings.refresh_s, kind=OPERATION
