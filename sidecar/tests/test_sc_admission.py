@@ -240,7 +240,7 @@ class Blocks:
         self.aborted = 0
         self.local = SimpleNamespace(abort=self.abort)
         self.fetcher = None
-        self.peers = SimpleNamespace(mark_silent=lambda peer: None)
+        self.peers = SimpleNamespace(mark_down=lambda peer: None)
 
     def open(self, tenant, idents, flags, timeout, streams):
         if not self.present:

@@ -290,8 +290,8 @@ def test_entries_that_lead_nowhere_are_ignored(index, directory, clock, why):
     if why == "dead":
         index.leave(number, B)
     if why == "down":
-        assert directory.locate([key(1)], 1)[0]
-        directory.mark_down(number)
+        found = directory.locate([key(1)], 1)[0]
+        directory.mark_down(found.peer)
     if why == "shunned":
         directory.shun(key(1), number)
     assert directory.locate([key(1)], 1) == [None]
@@ -305,9 +305,20 @@ def test_a_second_copy_is_found_when_the_first_leads_nowhere(index, directory):
     index.announce([(key(1), Record(a, 777, 11))])
     index.announce([(key(1), Record(b, 777, 22))])
     first = directory.locate([key(1)], 1)[0]
-    directory.mark_down(first.number)
+    directory.mark_down(first.peer)
     second = directory.locate([key(1)], 1)[0]
     assert {first.number, second.number} == {a, b}
+
+
+def test_a_peer_that_was_not_reached_is_found_at_the_address_of_its_successor(index, directory, clock):
+    number = index.join(B)
+    index.announce([(key(1), Record(number, 777, 22))])
+    directory.mark_down(directory.locate([key(1)], 1)[0].peer)
+    successor = B._replace(host="127.0.0.99")
+    assert index.join(successor) == number  # the same drive
+    assert directory.locate([key(1)], 1) == [None]
+    clock.now += 0.3  # long before the other address would be tried again, or the lease is over
+    assert directory.locate([key(1)], 1)[0].peer == successor
 
 
 def test_a_peer_whose_lease_has_ended_is_not_asked_and_one_that_returns_is(index, directory, clock):

@@ -339,7 +339,9 @@ class ClientConfig:
     socket: str = _doc("Path of this pod's unix socket.", default="/run/kvpool/kv.sock")
     pool: str = _doc("namespace/name of the pool, for messages only.", default="")
     connections: int = _doc("Connections to the sidecar (at most 8).", default=4)
-    connect_retry_ms: int = _doc("While no sidecar is there, look again after so many milliseconds.", default=1000)
+    connect_retry_ms: int = _doc(
+        "While no sidecar is there, look again after so many milliseconds, sooner at first.", default=1000
+    )
     max_inflight_stores: int = _doc("Stores under way before new ones are dropped.", default=64)
     trust_lora_names: bool = _doc(
         "vLLM with LoRA adapters: name and path of an adapter stand for the same weights on every pod. Without it "

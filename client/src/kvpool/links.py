@@ -1,8 +1,8 @@
 """The client's connections to its sidecar, and the one thread that keeps them.
 
 Lookups, loads and stores have connections of their own, so that a lookup never waits behind a long load. The keeper
-sleeps in poll(): it wakes when a connection dies, when one is given back broken, and, while one is missing, every
-`connect_retry_ms`. A forked child starts with none and with a keeper of its own.
+sleeps in poll(): it wakes when a connection dies, when one is given back broken, and, while one is missing, after
+pauses that grow to `connect_retry_ms`. A forked child starts with none and with a keeper of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ MAX_CONNECTIONS = 8
 MAX_WAITING = 1024  # for a connection of one kind; the next is turned away at once
 _PATIENCE = 0.2  # of the time to the deadline may go by in this queue; the node has one, too, and reading takes time
 _HELLO_TIMEOUT_S = 1.0
+_FIRST_RETRY_S = 0.05  # a sidecar that hands its node to the next one is away for less than a second
 _LONGEST_RETRY_S = 2.5  # a sidecar that returns is found within 5 s, whatever is configured
 _TICK_S = 10.0
 
@@ -41,7 +42,8 @@ class _Slot:
         self.roles = roles
         self.connection: Connection | None = None
         self.busy = False
-        self.tried_at = float("-inf")
+        self.tried_at = self.connected_at = float("-inf")
+        self.pause_s = 0.0
 
 
 class _Waiter:
@@ -264,24 +266,31 @@ class Links:
             if slot.connection is not None or self._closed:
                 continue
             now = time.monotonic()
-            if now >= slot.tried_at + self._retry_s:
+            if now >= slot.tried_at + slot.pause_s:
                 slot.tried_at = now
                 try:
                     fresh = Connection(self._path, self._hello, _HELLO_TIMEOUT_S)
                 except (KVPoolError, OSError) as e:
                     _log.debug("kvpool: %s", e)
+                    pause_s = self._longer(slot.pause_s)
                     for other in self._slots:  # the same socket: the others would fare no better now
                         if other.connection is None:
-                            other.tried_at = now
+                            other.tried_at, other.pause_s = now, pause_s
                 else:
+                    # one that is closed again and again is not asked for ever more often
+                    lasted = now - slot.connected_at > self._retry_s
+                    slot.connected_at, slot.pause_s = now, 0.0 if lasted else self._longer(slot.pause_s)
                     self._on_greeted(fresh.server)
                     with self._condition:
                         slot.connection = fresh
                         self._wake_waiters()
                     continue
-            due = slot.tried_at + self._retry_s
+            due = slot.tried_at + slot.pause_s
             next_try = due if next_try is None else min(next_try, due)
         return next_try
+
+    def _longer(self, pause_s: float) -> float:
+        return min(max(2 * pause_s, _FIRST_RETRY_S), self._retry_s)
 
     def _sleep(self, until: float) -> None:
         poller = select.poll()

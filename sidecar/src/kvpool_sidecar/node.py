@@ -259,17 +259,16 @@ class NodeBlocks:
     ) -> bool:
         """Have a connection to the peer bring these blocks; False if it cannot be reached."""
         timeout = min(self.config.peer.connect_timeout_ms / 1000, (deadline - time.monotonic()) / 2)
-        number = wanted[0][1].number
         stream = 0
         try:
             stream, link, is_new = streams.get(peer, max(timeout, 0.001), lane)
             link.ask([keys[n] for n, _ in wanted])
         except (KVPoolError, OSError) as e:
             streams.drop(stream)
-            self.peers.mark_down(number)
+            self.peers.mark_down(peer)
             self.stats.add("peer_errors", "refused" if isinstance(e, RefusedError) else "unreachable")
             return False
-        self.peers.mark_up(number)
+        self.peers.mark_up(peer)
         for place, (n, found) in enumerate(wanted):
             status = OpenStatus.STREAM_NEW_CONN if is_new and place == 0 else OpenStatus.STREAM
             opened[n] = Opened(status, Tier.PEER, stream, found.payload_len, keys[n], link.fileno())

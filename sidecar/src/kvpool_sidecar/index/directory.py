@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 _REMEMBERED = 1 << 17
 _REMEMBER_S = 30.0
 _DOWN_S = 2.0
+_DEAD_S = 0.5
+_MOVED_S = 0.2  # then a node that was not reached may have a new address: sidecars are replaced
 _SHUNNED_S = 300.0
 _MAX_SHUNNED = 1 << 12
 _MAX_DOUBTS = 1 << 13
@@ -65,7 +67,7 @@ class PeerDirectory:
         self._lock = threading.Lock()
         self._blocks: OrderedDict[bytes, tuple[Record, float]] = OrderedDict()
         self._nodes: dict[int, tuple[NodeInfo | None, float]] = {}  # until when; None: known to be dead
-        self._down: dict[int, float] = {}
+        self._down: dict[NodeInfo, float] = {}  # by address: its successor on that node is another one
         self._shunned: OrderedDict[tuple[bytes, int], float] = OrderedDict()
         self._doubts: OrderedDict[bytes, float] = OrderedDict()  # asked for and not found, until when it matters
 
@@ -146,22 +148,20 @@ class PeerDirectory:
             if len(self._shunned) > _MAX_SHUNNED:
                 self._shunned.popitem(last=False)
 
-    def mark_down(self, number: int) -> None:
-        """That peer could not be reached."""
+    def mark_down(self, peer: NodeInfo) -> None:
+        """That peer could not be reached, or said nothing though connected. Its address may be an old one."""
+        now = self._clock()
         with self._lock:
-            self._down[number] = self._clock() + _DOWN_S
-
-    def mark_silent(self, peer: NodeInfo) -> None:
-        """That peer was asked and said nothing, though its connection stands."""
-        with self._lock:
-            for number, (info, _) in self._nodes.items():
+            self._down = {one: until for one, until in self._down.items() if until > now}
+            self._down[peer] = now + _DOWN_S
+            for number, (info, until) in self._nodes.items():
                 if info == peer:
-                    self._down[number] = self._clock() + _DOWN_S
+                    self._nodes[number] = (info, min(until, now + _MOVED_S))
 
-    def mark_up(self, number: int) -> None:
+    def mark_up(self, peer: NodeInfo) -> None:
         """It was reached."""
         with self._lock:
-            self._down.pop(number, None)
+            self._down.pop(peer, None)
 
     def refresh(self) -> None:
         """Ask anew which nodes are alive; called at each heartbeat, off the path of requests."""
@@ -275,7 +275,7 @@ class PeerDirectory:
                     continue
                 info = answer.nodes.get(number)
                 # a dead node is asked after again soon: it may be on its way back
-                self._nodes[number] = (info, now + (self._lease_s if info else 1.0))
+                self._nodes[number] = (info, now + (self._lease_s if info else _DEAD_S))
             dead = [n for n, (info, until) in self._nodes.items() if info is None and until < now - self._lease_s]
             for number in dead:
                 del self._nodes[number]
@@ -334,7 +334,7 @@ class PeerDirectory:
         info, until = self._nodes.get(record.node, (None, 0.0))
         if info is None or until <= now or info.generation != record.generation or record.node == self._own_number():
             return None
-        if self._down.get(record.node, 0.0) > now or self._shunned.get((key, record.node), 0.0) > now:
+        if self._down.get(info, 0.0) > now or self._shunned.get((key, record.node), 0.0) > now:
             return None
         return Found(record.node, info, record.payload_len)
 

@@ -86,7 +86,7 @@ class Session:
         self._writes: dict[int, _Write] = {}
         self._next_token = 1
         give_back = node.fetcher.give if node.fetcher is not None else lambda _slot: None
-        self._streams = Streams(dial, give_back, node.peers.mark_silent)
+        self._streams = Streams(dial, give_back, node.peers.mark_down)
 
     def run(self) -> None:
         """Serve until the client is gone, breaks the protocol, or `stop`."""
