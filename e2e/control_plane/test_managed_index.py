@@ -127,7 +127,7 @@ def test_upgrade_safe_is_told(pools: Pools, sidecars: dict[str, SidecarDouble]):
     pools.until_condition("chat", "UpgradeSafe", "KeepsCaches", "2 at a time")
     path = f"/apis/apps/v1/namespaces/{SYSTEM}/daemonsets/chat-sidecar"
     spec = pools.api.get(path)["spec"]
-    assert spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == 2
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 2, "maxUnavailable": 0}
     assert spec["minReadySeconds"] == 20
     sidecars["node-a"].status["block_formats"] = [1, 2, 3]
     pools.until_condition("chat", "UpgradeSafe", "FormatUnknown", "node-a")
