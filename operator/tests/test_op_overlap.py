@@ -286,8 +286,28 @@ async def test_who_is_met_while_drives_change_hands_is_asked_again(monkeypatch: 
     dead = Turns(calm | {"new": STANDING_BY})
     await ask(dead, pods)
     assert len(dead.asked) == 1 + asking.TIMES
-    for said in ({"old": SERVING, "new": STANDING_BY}, {"old": HANDED_OVER, "new": SERVING}, {"new": STANDING_BY}):
-        assert between(pods, said) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changing"),
+    [
+        (SERVING, STANDING_BY, False),
+        (GOOD, STANDING_BY, False),
+        (HANDED_OVER, SERVING, False),
+        (HANDED_OVER, STANDING_BY, True),
+        (None, STANDING_BY, True),  # it lets go
+        (HANDED_OVER, None, True),
+        (None, None, True),
+    ],
+)
+def test_drives_change_hands_where_nobody_says_that_it_serves(old: Report | None, new: Report | None, changing: bool):
+    pods = [pod("old", "01", ready=True), pod("new", "02", ready=False)]
+    said = {name: r for name, r in (("old", old), ("new", new)) if r is not None}
+    assert between(pods, said) == (["old", "new"] if changing else [])
+    assert between([pods[0]], said) == []
+    assert between([{**pods[0], "status": {}}, pods[1]], said) == []
+    dead = [pod("old", "01", ready=False), pods[1]]
+    assert between(dead, {n: r for n, r in said.items() if n == "new"}) == []
 
 
 # -- what users are told ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ask"]
 
-TIMES: Final = 3
+TIMES: Final = 4
 PAUSE_S: Final = 0.5
 
 

@@ -33,13 +33,17 @@ def one_per_node(pods: Iterable[Manifest], reports: Mapping[str, Report]) -> tup
 
 
 def between(pods: Iterable[Manifest], reports: Mapping[str, Report]) -> list[str]:
-    """Addresses on nodes where one has handed over and nobody serves yet: for less than a second, if all goes well."""
+    """Addresses on nodes with two pods of which none says that it serves: for about a second, if all goes well.
+
+    A pod is silent for a moment while it lets go of the drives, or takes them. Where no pod is Ready either, nothing
+    changes hands.
+    """
     found: list[str] = []
     for group in _by_node(pods):
         living = [p for p in group if _stays(p)]
         addresses = [a for p in living if (a := podview.address(p))]
-        told = [reports[a].phase for a in addresses if a in reports]
-        if len(addresses) > 1 and "HandedOver" in told and not any(_serves(p, reports) for p in living):
+        changing = any(podview.is_ready(p) for p in living) and not any(_serves(p, reports) for p in living)
+        if len(addresses) > 1 and changing:
             found += addresses
     return found
 
