@@ -55,8 +55,8 @@ class RealSidecars:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._index = address("node-z")
 
-    def start(self, node: str, tenant: str = "team") -> None:
-        """A sidecar with its own drive, which has joined the index."""
+    def start(self, node: str, tenant: str = "team", *, overlap: bool = False) -> None:
+        """A sidecar with its own drive, which has joined the index. `overlap`: another may take over from it."""
         home = self._directory / node
         (home / "nvme").mkdir(parents=True, exist_ok=True)
         tiers = tuple(dataclasses.replace(t, path=str(home / "nvme")) for t in self._config.local)
@@ -64,18 +64,25 @@ class RealSidecars:
         made = dataclasses.replace(self._config, local=tiers, index=index, shared=None)
         (home / "pool.json").write_text(config.dumps(made))
         arguments = ["--node", node, "--address", address(node), "--config", str(home / "pool.json")]
-        self._spawn(node, ["serve", *arguments, "--socket", f"{self.socket(node)}={tenant}"])
+        more = ["--overlap"] if overlap else []
+        self._spawn(node, ["serve", *arguments, "--socket", f"{self.socket(node)}={tenant}", *more])
         until(f"{node} has joined", lambda: self.status(node)["index"]["connected"], timeout=60)
+
+    def start_beside(self, node: str, tenant: str = "team") -> None:
+        """The one that takes over, at the node's second address. It answers at the same socket when it serves."""
+        home = self._directory / node
+        arguments = ["--node", node, "--address", address(node, 1), "--config", str(home / "pool.json"), "--overlap"]
+        self._spawn(f"{node}-next", ["serve", *arguments, "--socket", f"{self.socket(node)}={tenant}"])
 
     def socket(self, node: str) -> Path:
         return self._directory / node / "kv.sock"
 
-    def status(self, node: str) -> Any:
-        url = f"http://{address(node)}:{HTTP_PORT}/status"
+    def status(self, node: str, place: int = 0) -> Any:
+        url = f"http://{address(node, place)}:{HTTP_PORT}/status"
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
             return json.load(answer)
-        log = (self._directory / f"{node}.log").read_text()
-        assert self._processes[node].poll() is None, log[-3000:]
+        name = f"{node}-next" if place else node
+        assert self._processes[name].poll() is None, (self._directory / f"{name}.log").read_text()[-3000:]
         raise KeyError(f"{node} does not answer yet")
 
     def store(self, node: str, numbers: range) -> None:
