@@ -42,6 +42,7 @@ stamps() {
 }
 
 build() {
+  [ "$1" != kube ] || { go vet ./internal/... && go test ./internal/...; } || return
   go build -trimpath -ldflags "-s -w $(stamps "$1")" -o "$BIN/.$1.partial" "$(package "$1")"
   mv "$BIN/.$1.partial" "$BIN/$1"
   [ "$1" = kube ] || return 0

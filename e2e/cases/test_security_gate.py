@@ -1,6 +1,6 @@
 """Fault 27: what the parts may do, as the cluster itself sees it: Pod Security, rights, read-only files, secrets.
 
-NetworkPolicy is not here: the pod network of this cluster enforces none (docs/e2e.md).
+Who can connect to whom is in test_network_policies.py.
 """
 
 from __future__ import annotations

@@ -523,10 +523,24 @@ def test_the_test_pods_are_restricted_and_have_no_rights():
     assert {p["metadata"]["name"] for p in pods} == {"kvpool-test-webhook", "kvpool-test-pool"}
     for pod in pods:
         assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        # helm deletes on success before --logs, or a user, can read
+        assert pod["metadata"]["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"
         assert pod["spec"]["automountServiceAccountToken"] is False
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
         (container,) = pod["spec"]["containers"]
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@needs_helm
+def test_the_webhooks_test_pod_runs_the_script_that_is_tested():
+    pod = one(render('test.pool="kvpool-system/chat"', 'test.namespace="team-a"'), "Pod", "kvpool-test-webhook")
+    (container,) = pod["spec"]["containers"]
+    assert container["args"] == [(CHART / "files" / "tests" / "webhook.py").read_text()]
+    assert {e["name"]: e["value"] for e in container["env"]} == {
+        "TEST_URL": "https://kvpool-webhook.kvpool-system.svc/inject",
+        "TEST_NAMESPACE": "team-a",
+        "TEST_POOL": "kvpool-system/chat",
+    }
 
 
 @needs_helm

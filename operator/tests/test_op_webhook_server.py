@@ -4,10 +4,14 @@ import asyncio
 import base64
 import io
 import json
+import os
 import socket
 import ssl
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, TCPConnector
@@ -175,6 +179,41 @@ async def test_nonsense_is_answered_and_forgotten(running, body):
     status, _ = await caller.post(body)
     assert status == 400
     assert (await caller.post(json.dumps(REVIEW)))[0] == 200
+
+
+HELM_TEST = Path(__file__).resolve().parents[2] / "charts" / "kvpool" / "files" / "tests" / "webhook.py"
+
+
+async def helm_test(url, namespace, pool):
+    """The script of `helm test`, as its pod runs it: the text is an argument. Status, and all that it printed."""
+    env = os.environ | {"TEST_URL": url, "TEST_NAMESPACE": namespace, "TEST_POOL": pool}
+    script = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HELM_TEST.read_text(), env=env, stdout=PIPE, stderr=STDOUT
+    )
+    told, _ = await script.communicate()
+    return script.returncode, told.decode()
+
+
+@pytest.mark.parametrize(
+    ("namespace", "pool", "status", "words"),
+    [
+        ("team-a", "kvpool-system/chat", 0, "would be injected with pool kvpool-system/chat"),
+        ("team-a", "kvpool-system/gone", 1, "would not be injected: kvpool: not injected: pool-not-found"),
+        ("team-b", "kvpool-system/chat", 1, "namespace-not-allowed"),
+        ("team-a", "", 0, "was asked and said: kvpool: not injected: pool-not-found"),
+    ],
+)
+async def test_the_script_of_helm_test_prints_what_would_be_done_with_a_pod(running, namespace, pool, status, words):
+    _, caller = running
+    done, told = await helm_test(f"https://127.0.0.1:{caller.where.port}/inject", namespace, pool)
+    assert (done, words in told) == (status, True), told
+
+
+async def test_the_script_of_helm_test_says_that_nothing_answered(running):
+    _, caller = running
+    for port, path in ((free_port(), "inject"), (caller.where.port, "elsewhere")):
+        done, told = await helm_test(f"https://127.0.0.1:{port}/{path}", "team-a", "")
+        assert (done, "gave no answer" in told) == (1, True), told
 
 
 async def test_a_body_above_the_limit_is_refused(running):

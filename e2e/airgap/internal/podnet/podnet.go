@@ -1,7 +1,8 @@
 // Package podnet is the pod network of a node. It stands in for kind's kindnetd, whose source is a Go
 // module of its own that the Go module proxy does not carry. It writes the node's CNI configuration from
-// its podCIDR, keeps a route to every other node's podCIDR, and masquerades what leaves the pod network.
-// IPv4 only, and network policies are not enforced.
+// its podCIDR, keeps a route to every other node's podCIDR, masquerades what leaves the pod network, and enforces
+// NetworkPolicies (package netpol). Each pod hangs on a veth of its own, so whatever pods send each other is routed by
+// the node and passes its FORWARD chain, between pods of one node too. IPv4 only.
 package podnet
 
 import (
@@ -19,8 +20,11 @@ import (
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"kvpool.dev/airgap/internal/netpol"
 )
 
 const (
@@ -49,8 +53,10 @@ func Main() {
 	if endpoint := os.Getenv("CONTROL_PLANE_ENDPOINT"); endpoint != "" {
 		cluster.Host = "https://" + endpoint
 	}
+	cluster.ContentType = runtime.ContentTypeProtobuf // the agent has a tenth of a processor
 	client := kubernetes.NewForConfigOrDie(cluster)
 	hostIP := os.Getenv("HOST_IP")
+	go netpol.Run(context.Background(), client, hostIP)
 	podSubnets := strings.Split(os.Getenv("POD_SUBNET"), ",")
 	for {
 		err := sync(client, hostIP)
