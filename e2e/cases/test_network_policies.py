@@ -31,7 +31,8 @@ LISTENS = 9000
 BLOCKS = 32
 PODS = ("sidecar", "index")
 # the operator's and the webhook's metrics, a sidecar's peer port and its orders, the index: not for strangers
-PRIVATE = {"operator": (8080,), "webhook": (8081,), "sidecar": (7421, 7423), "index": (6379,)}
+OF_THE_POOL = {"sidecar": (7421, 7423), "index": (6379,)}
+PRIVATE = {"operator": (8080,), "webhook": (8081,), **OF_THE_POOL}
 # reviews, health and questions of routers, health
 PUBLIC = {"webhook": (9443,), "sidecar": (7422,), "index": (7424,)}
 POLICIES = {"kvpool-operator", "kvpool-webhook", f"{system.POOL}-sidecar", f"{system.POOL}-index"}
@@ -190,6 +191,13 @@ def everything_open(namespace: str, pod: str) -> Callable[[], bool]:
     return lambda: set(connections(namespace, pod, targets(PRIVATE) | targets(PUBLIC)).values()) == {"open"}
 
 
+def everybody_connects() -> None:
+    for namespace, pod in ((ELSEWHERE, "stranger-a"), (ELSEWHERE, "stranger-b"), (MONITORING, "scraper")):
+        until(f"{pod} connects to everything", everything_open(namespace, pod), 60)
+    found = connections(system.SYSTEM, load_sidecar(), targets(OF_THE_POOL), "-c", "server")
+    assert set(found.values()) == {"open"}, found
+
+
 def load_sidecar() -> str:
     name: str = system.sidecar(system.workers()[0])["metadata"]["name"]
     return name
@@ -197,10 +205,7 @@ def load_sidecar() -> str:
 
 def test_without_the_policies_anybody_can_connect(fenced: None):
     assert policies() == set()
-    for name in ("stranger-a", "stranger-b"):
-        until(f"{name} connects to everything", everything_open(ELSEWHERE, name), 60)
-    index = targets({"index": (6379,)})
-    assert set(connections(system.SYSTEM, load_sidecar(), index, "-c", "server").values()) == {"open"}
+    everybody_connects()
 
 
 def test_with_them_blocks_come_from_the_other_node_and_the_operator_knows(guarded: None, proxy: Proxy):
@@ -241,14 +246,13 @@ def test_with_them_metrics_are_read_by_whom_the_values_name_and_nothing_else_is(
 
 
 def test_with_them_a_sidecar_of_another_pool_is_a_stranger(guarded: None):
-    private = targets({"index": (6379,), "sidecar": (7421, 7423)})
-    assert "open" not in connections(system.SYSTEM, load_sidecar(), private, "-c", "server").values()
-    own = targets({"index": (6379,), "sidecar": (7421, 7423)}, pool=system.POOL)
+    private = connections(system.SYSTEM, load_sidecar(), targets(OF_THE_POOL), "-c", "server")
+    assert "open" not in private.values(), private
+    own = targets(OF_THE_POOL, pool=system.POOL)
     assert set(connections(system.SYSTEM, load_sidecar(), own, "-c", "server").values()) == {"open"}
 
 
 def test_when_they_are_off_again_anybody_can_connect_as_before(guarded: None):
     system.install()
     until("all policies are gone", lambda: policies() == set(), 90)
-    for name in ("stranger-a", "stranger-b"):
-        until(f"{name} connects to everything", everything_open(ELSEWHERE, name), 60)
+    everybody_connects()
