@@ -8,6 +8,7 @@ import pytest
 from op_samples import MemoryCluster, pool_manifest
 
 from kvpool_operator import controller as module
+from kvpool_operator import pace as pace_module
 from kvpool_operator.api.v1alpha1 import Metadata
 from kvpool_operator.apply import execute
 from kvpool_operator.cluster import KINDS, Manifest
@@ -15,7 +16,7 @@ from kvpool_operator.controller import Controller
 from kvpool_operator.errors import ApiUnavailableError, OperatorError, RejectedError
 from kvpool_operator.metrics import OperatorMetrics
 from kvpool_operator.namespaces import Namespaces
-from kvpool_operator.pace import Pace
+from kvpool_operator.pace import WAITED_FOR, Pace
 from kvpool_operator.plan import Apply, Plan
 from kvpool_operator.queue import KeyQueue
 from kvpool_operator.reconcile import Result
@@ -140,6 +141,51 @@ async def test_a_pace_lets_a_burst_through_and_then_keeps_its_rate():
     assert loop.time() - started < 1 / 50 * 10  # without a wait, or a slow machine took as long as all of them
     await asyncio.gather(*(pace.turn() for _ in range(20)))
     assert loop.time() - started >= 20 / 50 - 0.01
+
+
+async def test_what_nobody_waits_for_takes_the_turns_that_are_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pace_module, "PATIENCE_S", 60.0)
+    pace, order = Pace(per_second=100, burst=1), []
+
+    async def ask(name: str, waited: bool) -> None:
+        WAITED_FOR.set(lambda: waited)
+        await pace.turn()
+        order.append(name)
+
+    await pace.turn()
+    background = [asyncio.create_task(ask("background", False)) for _ in range(5)]
+    await asyncio.sleep(0)
+    waited = [asyncio.create_task(ask("waited for", True)) for _ in range(20)]
+    async with asyncio.timeout(20):
+        await asyncio.gather(*background, *waited)
+    assert order[:20].count("background") <= 1
+    assert len(order) == 25
+
+
+async def test_what_nobody_waits_for_gets_its_turn_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pace_module, "PATIENCE_S", 0.2)
+    pace = Pace(per_second=20, burst=1)
+    for _ in range(40):  # two seconds of turns are taken
+        asyncio.create_task(pace.turn())  # noqa: RUF006
+    await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    WAITED_FOR.set(lambda: False)
+    await asyncio.wait_for(pace.turn(), 20)
+    assert loop.time() - started < 20
+
+
+async def test_what_somebody_comes_to_wait_for_is_the_background_no_longer():
+    queue = KeyQueue(background=1)
+    queue.add(MINE, background=True)
+    queue.add(("team", "other"), background=True)
+    assert await queue.get() == MINE
+    assert queue.is_background(MINE)
+    queue.add(MINE)
+    assert not queue.is_background(MINE)
+    assert await asyncio.wait_for(queue.get(), 5) == ("team", "other")
+    queue.done(MINE)
+    assert await asyncio.wait_for(queue.get(), 5) == MINE
 
 
 def test_a_pace_without_a_rate_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Final, Protocol
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.errors import NotLeaderError, OperatorError
 from kvpool_operator.hearing import Hearing
+from kvpool_operator.pace import WAITED_FOR
 from kvpool_operator.queue import Backoff, KeyQueue
 
 if TYPE_CHECKING:
@@ -139,10 +141,14 @@ class Controller:
             key = await self.queue.get()
             if self._kind == KIND:
                 self._metrics.queued.set(len(self.queue))
+            WAITED_FOR.set(functools.partial(self._is_waited_for, key))
             try:
                 await self._pass(key)
             finally:
                 self.queue.done(key)
+
+    def _is_waited_for(self, key: tuple[str, str]) -> bool:
+        return not self.queue.is_background(key)
 
     async def _pass(self, key: tuple[str, str]) -> None:
         started = self._clock()

@@ -143,7 +143,10 @@ def _settings(silence_s: float) -> kopf.OperatorSettings:
     settings.watching.connect_timeout = 10
     settings.watching.inactivity_timeout = silence_s
     settings.networking.request_timeout = 20
-    settings.queueing.worker_limit = 16
+    # kopf keeps a worker for each object for this long after its last event: a bound on their number would make the
+    # events of many pools wait for each other
+    settings.queueing.worker_limit = None
+    settings.queueing.idle_timeout = 1.0
     settings.process.ultimate_exiting_timeout = 10
     for _, plural in _OWNED:
         settings.watching.label_selectors[plural] = _OURS

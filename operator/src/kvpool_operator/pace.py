@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["Pace"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PATIENCE_S", "WAITED_FOR", "Pace"]
+
+PATIENCE_S: Final = 5.0
+_LOOK_S: Final = 0.05
+
+WAITED_FOR: ContextVar[Callable[[], bool]] = ContextVar("waited_for", default=lambda: True)
+"""Whether somebody waits for what this task does; asked again while it waits for its turn."""
 
 
 class Pace:
-    """For one event loop. Whoever asks first goes first (the generic cell rate algorithm, ITU-T I.371)."""
+    """For one event loop. Whoever asks first goes first (the generic cell rate algorithm, ITU-T I.371).
+
+    What nobody waits for takes only turns that nobody else wants, or any after `PATIENCE_S`.
+    """
 
     def __init__(self, per_second: float, burst: int) -> None:
         if per_second <= 0 or burst < 1:
@@ -19,7 +33,11 @@ class Pace:
 
     async def turn(self) -> None:
         """Wait until it is this caller's turn."""
-        now = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
+        late = clock() + PATIENCE_S
+        while not WAITED_FOR.get()() and self._next is not None and self._next > clock() and clock() < late:
+            await asyncio.sleep(_LOOK_S)  # noqa: ASYNC110  turns come with time, not with an event
+        now = clock()
         earliest = now - self._credit_s
         self._next = max(self._next if self._next is not None else earliest, earliest) + self._gap_s
         if self._next > now:

@@ -49,7 +49,14 @@ class KeyQueue:
         """Work on `key` in `delay_s` seconds, or earlier if it was to be earlier. `background`: nobody waits for it."""
         self._add(key, _Wait(asyncio.get_running_loop().time() + delay_s, int(background)))
 
+    def is_background(self, key: Key) -> bool:
+        """Whether it is worked on, and nobody has come to wait for it since."""
+        return bool(self._busy.get(key))
+
     def _add(self, key: Key, wait: _Wait) -> None:
+        if self._busy.get(key) and not wait.lane:
+            self._busy[key] = 0
+            self._changed.set()
         waiting = self._again if key in self._busy else self._due
         before = waiting.get(key)
         if before is not None:
