@@ -10,6 +10,7 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 
 -include examples/demo/demo.mk
 -include e2e/e2e.mk
+-include e2e/scale/scale.mk
 -include e2e/rdma/rdma.mk
 -include client/engine.mk
 -include operator/operator.mk
