@@ -110,7 +110,7 @@ def control_plane(
             f"--service-account-signing-key-file={pki / 'sa.key'}",
             f"--token-auth-file={pki / 'tokens.csv'}",
             "--authorization-mode=RBAC",
-            "--service-cluster-ip-range=10.97.0.0/24",
+            "--service-cluster-ip-range=10.97.0.0/16",
             "--allow-privileged",
             # beta and off by default in this version; from 1.36 on it is always there
             "--feature-gates=MutatingAdmissionPolicy=true",
