@@ -35,8 +35,9 @@ class Pace:
         """Wait until it is this caller's turn."""
         clock = asyncio.get_running_loop().time
         late = clock() + PATIENCE_S
-        while not WAITED_FOR.get()() and self._next is not None and self._next > clock() and clock() < late:
-            await asyncio.sleep(_LOOK_S)  # noqa: ASYNC110  turns come with time, not with an event
+        waits = WAITED_FOR.get()
+        while not waits() and (self._next or 0.0) > clock() and clock() < late:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)  # turns come with time, not with an event
         now = clock()
         earliest = now - self._credit_s
         self._next = max(self._next if self._next is not None else earliest, earliest) + self._gap_s
