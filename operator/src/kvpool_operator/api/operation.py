@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from kvpool_operator.api import operation_fields as f
 from kvpool_operator.api.conditions import Condition  # noqa: TC001  read by pydantic
 from kvpool_operator.api.rules import with_rules
-from kvpool_operator.api.v1alpha1 import Metadata, Model
+from kvpool_operator.api.v1alpha1 import KVCacheObject, Model
 from kvpool_operator.api.v1alpha1_status import Count, Counts, Text  # noqa: TC001  read by pydantic
-from kvpool_operator.errors import InvalidPoolError
 
 __all__ = [
     "MAX_FAILURES",
@@ -197,18 +196,7 @@ class OperationStatus(Model):
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
-class KVCacheOperation(Model):
+class KVCacheOperation(KVCacheObject):
     """One operation, as the API server holds it."""
 
-    metadata: Metadata
     spec: OperationSpec
-
-    @classmethod
-    def parse(cls, raw: dict[str, Any]) -> KVCacheOperation:
-        """InvalidPoolError for one that the API server should not have let in."""
-        try:
-            return cls.model_validate(raw)
-        except ValidationError as e:
-            first = e.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InvalidPoolError(f"{where[:200]}: {first['msg']}") from None

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from kvpool_operator.api import fields as f  # noqa: TC001  these are read by pydantic
 from kvpool_operator.api.conditions import Condition  # noqa: TC001
 from kvpool_operator.api.rules import Rule, immutable, with_rules
-from kvpool_operator.api.v1alpha1 import LabelSelector, Metadata, Model, section, sentences
+from kvpool_operator.api.v1alpha1 import KVCacheObject, LabelSelector, Model, section
 from kvpool_operator.api.v1alpha1_status import Count, Text  # noqa: TC001
-from kvpool_operator.errors import InvalidPoolError
 
 __all__ = ["MAX_SHOWN", "TENANT_KIND", "TENANT_PLURAL", "KVCacheTenant", "TenantSpec", "TenantStatus"]
 
@@ -144,21 +143,10 @@ class TenantStatus(Model):
         return self.model_dump(by_alias=True)
 
 
-class KVCacheTenant(Model):
+class KVCacheTenant(KVCacheObject):
     """One tenant, as the API server holds it."""
 
-    metadata: Metadata
     spec: TenantSpec
-
-    @classmethod
-    def parse(cls, raw: dict[str, Any]) -> KVCacheTenant:
-        """Read a tenant from the API or from a file. InvalidPoolError names the first fields that are wrong."""
-        try:
-            return cls.model_validate(raw)
-        except ValidationError as e:
-            raise InvalidPoolError(sentences(e)) from None
-        except RecursionError:
-            raise InvalidPoolError("the object is nested too deeply") from None
 
     @property
     def id(self) -> str:

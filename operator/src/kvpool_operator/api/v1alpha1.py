@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
@@ -710,26 +710,31 @@ class Metadata(Model):
     annotations: dict[str, str] = Field(default_factory=dict)
 
 
-class KVCachePool(Model):
-    """One pool, as the API server holds it."""
+class KVCacheObject(Model):
+    """An object of one of our kinds, as the API server holds it."""
 
     metadata: Metadata
-    spec: PoolSpec
-
-    @model_validator(mode="after")
-    def _name(self) -> KVCachePool:
-        f.POOL_NAME.check(re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", self.metadata.name) is not None)
-        return self
 
     @classmethod
-    def parse(cls, raw: dict[str, Any]) -> KVCachePool:
-        """Read a pool from the API or from a file. InvalidPoolError names the first fields that are wrong."""
+    def parse(cls, raw: dict[str, Any]) -> Self:
+        """Read it from the API or from a file. InvalidPoolError names the first fields that are wrong."""
         try:
             return cls.model_validate(raw)
         except ValidationError as e:
             raise InvalidPoolError(sentences(e)) from None
         except RecursionError:
             raise InvalidPoolError("the object is nested too deeply") from None
+
+
+class KVCachePool(KVCacheObject):
+    """One pool, as the API server holds it."""
+
+    spec: PoolSpec
+
+    @model_validator(mode="after")
+    def _name(self) -> KVCachePool:
+        f.POOL_NAME.check(re.fullmatch("[a-z]([-a-z0-9]{0,38}[a-z0-9])?", self.metadata.name) is not None)
+        return self
 
     @property
     def key(self) -> str:
