@@ -12,6 +12,8 @@ from api import POOLS, until
 from conftest import NODES, SYSTEM, Pools
 from kubelet import SidecarDouble, address
 
+from kvpool_operator.desired.overlap import NUDGE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -97,6 +99,34 @@ def test_each_node_has_one_sidecar_while_the_next_one_takes_over(
     until("nothing is rolled", lambda: pools.condition("chat", "Progressing")["reason"] == "UpToDate")
     assert pools.get("chat")["status"]["nodes"]["summary"] == "2/2"
     assert flips(pools) == before
+
+
+def test_old_sidecars_go_also_where_the_daemonset_controller_has_lost_a_wake_up(
+    pools: Pools, kubelet: Kubelet, sidecars: dict[str, SidecarDouble], beside: dict[str, SidecarDouble]
+):
+    """It keeps the first of several wake-ups: that of a pod that became ready shortly before the roll."""
+    kubelet.unready.clear()
+    slowly = {"update": {"minReady": "10s"}}
+    pools.apply("chat", nodes=slowly)
+    pools.until_ready("chat")
+    until("nothing is rolled", lambda: pools.condition("chat", "Progressing")["reason"] == "UpToDate", 60)
+    for node in NODES:
+        beside[node].status = dict(sidecars[node].status)
+    node = NODES[0]
+    (before,) = names_on(pools, node)
+    pools.api.delete(f"/api/v1/namespaces/{SYSTEM}/pods/{before}", gracePeriodSeconds=0)
+    until("another pod is there", lambda: len(names_on(pools, node)) == 1 and names_on(pools, node) != [before])
+    time.sleep(3)
+    pools.apply("chat", nodes=slowly, transport={"streams": 3})
+    until("two pods on a node", lambda: max(map(len, pods(pools).values())) == 2, 60)
+    until("everything is replaced", lambda: pools.condition("chat", "Progressing")["reason"] == "UpToDate", 120)
+    assert sorted(map(len, pods(pools).values())) == [1, 1]
+    until("nothing is overdue", lambda: NUDGE not in pools.api.get(DAEMONSET)["metadata"]["annotations"], 60)
+
+
+def names_on(pools: Pools, node: str) -> list[str]:
+    mine = (o for k, o in pools.owned("chat").items() if k.startswith("pods/chat-sidecar-"))
+    return [p["metadata"]["name"] for p in mine if p["spec"].get("nodeName") == node]
 
 
 def both(node: str) -> list[str]:

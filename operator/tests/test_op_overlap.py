@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +17,9 @@ from kvpool_operator import ask as asking
 from kvpool_operator.ask import ask
 from kvpool_operator.cluster import Ref
 from kvpool_operator.desired import build
-from kvpool_operator.desired.overlap import drives_of, surge_of
+from kvpool_operator.desired.overlap import NUDGE, drives_of, surge_of
 from kvpool_operator.observed import Sidecar
-from kvpool_operator.onenode import between, one_per_node
+from kvpool_operator.onenode import between, one_per_node, overdue
 from kvpool_operator.report import Report
 from kvpool_operator.rotation import waited_for
 
@@ -249,6 +250,45 @@ def test_a_successor_that_waits_for_a_place_belongs_to_the_node_that_it_is_for()
 def test_trouble_of_a_pod_that_was_replaced_is_none_of_a_successor():
     pods = [pod("old", "01", ready=False, problem="gone"), pod("new", "02", ready=True)]
     assert the_one(pods, {"new": SERVING}).successor == ""
+
+
+NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+
+
+def ready_for(name: str, created: int, seconds: float | None, node: str = "node-0") -> Manifest:
+    since = (NOW - timedelta(seconds=seconds or 0)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    state = {"type": "Ready", "status": "False" if seconds is None else "True", "lastTransitionTime": since}
+    return {
+        "metadata": {"name": name, "creationTimestamp": f"2026-11-21T11:00:{created:02d}Z"},
+        "spec": {"nodeName": node},
+        "status": {"conditions": [state]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([ready_for("old", 0, 999), ready_for("new", 1, 26)], "new,1"),
+        ([ready_for("old", 0, 999), ready_for("new", 1, 24)], ""),
+        ([ready_for("old", 0, 999), ready_for("new", 1, 26 + 30)], "new,2"),
+        ([ready_for("old", 0, 999), ready_for("new", 1, None)], ""),
+        ([ready_for("alone", 0, 999)], ""),
+        ([ready_for("old", 0, 999), ready_for("other", 1, 999, "node-1")], ""),
+        ([ready_for(n, k, 999 if k else 30, f"node-{n[-1]}") for n in ("b1", "a0") for k in (0, 1)], "a0,b1,33"),
+    ],
+)
+def test_pods_that_have_lasted_while_the_ones_before_them_stay_are_overdue(pods: list[Manifest], expected: str):
+    assert overdue(pods, 20.0, NOW) == expected
+    leaving = [{**p, "metadata": {**p["metadata"], "deletionTimestamp": "x"}} for p in pods[:1]]
+    if len(pods) == 2:
+        assert overdue([*leaving, *pods[1:]], 20.0, NOW) == ""
+
+
+def test_a_daemonset_is_changed_and_not_its_pods_while_pods_are_overdue():
+    plain, late, later = (daemonset(replace(inputs(), overdue=o)) for o in ("", "chat-x,1", "chat-x,2"))
+    assert NUDGE not in plain["metadata"].get("annotations", {})
+    assert late["metadata"]["annotations"][NUDGE] != later["metadata"]["annotations"][NUDGE]
+    assert plain["spec"] == late["spec"] == later["spec"]
 
 
 def test_a_password_is_not_believed_to_be_shown_by_who_only_stands_by():

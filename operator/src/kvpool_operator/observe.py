@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator import podview
+from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.ask import ask
 from kvpool_operator.cluster import Ref, ref
@@ -18,7 +20,7 @@ from kvpool_operator.errors import RejectedError
 from kvpool_operator.external import read_external, secret_names
 from kvpool_operator.observe_preflight import look_at_nodes
 from kvpool_operator.observed import Observed, Webhook
-from kvpool_operator.onenode import one_per_node
+from kvpool_operator.onenode import one_per_node, overdue
 from kvpool_operator.tenants import selects, settle
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ class Observer:
             successor_refusal=refusal if not is_missing and refused_at > newest else "",
             looks=looks,
             drives=drives_of(pods),
+            overdue=overdue(pods, to_ms(pool.spec.nodes.update.min_ready) / 1000, datetime.now(UTC)),
         )
 
     async def _objects(self, meta: Metadata) -> dict[Ref, Manifest]:

@@ -67,6 +67,8 @@ class Observed:
     """The same of pods that are to run beside those that serve."""
     drives: tuple[frozenset[str], ...] = ()
     """Directories of the local tiers of each sidecar's pod, also of one that is on its way out."""
+    overdue: str = ""
+    """New sidecars' pods that have lasted long enough, while the ones before them are still there."""
 
     @property
     def status(self) -> Manifest:

@@ -13,11 +13,15 @@ from kvpool_operator.observed import Sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from kvpool_operator.cluster import Manifest
     from kvpool_operator.report import Phase, Report
 
-__all__ = ["between", "one_per_node"]
+__all__ = ["between", "one_per_node", "overdue"]
+
+_LATE_S: Final = 5.0  # the controller looks a second after a pod has been ready for long enough
+_AGAIN_S: Final = 30.0
 
 _IDLE: Final[dict[Phase, str]] = {
     "StandingBy": "its sidecar stands by: another process has the drives",
@@ -30,6 +34,23 @@ def one_per_node(pods: Iterable[Manifest], reports: Mapping[str, Report]) -> tup
     groups = _by_node(pods)
     found = [_sidecar(group, reports) for group in groups if any(_stays(p) for p in group)]
     return tuple(sorted(found, key=lambda s: s.node))
+
+
+def overdue(pods: Iterable[Manifest], min_ready_s: float, now: datetime) -> str:
+    """Names of pods that have been ready for `min_ready_s` and more, while an older one is still on their node.
+
+    With them, how often it was time to tell so: it changes while it is so, every half a minute.
+    """
+    late: list[tuple[str, float]] = []
+    for group in _by_node(p for p in pods if _stays(p)):
+        since = podview.ready_since(group[-1])
+        if len(group) > 1 and since is not None:
+            seconds = (now - since).total_seconds() - min_ready_s - _LATE_S
+            if seconds >= 0:
+                late.append((group[-1]["metadata"]["name"], seconds))
+    if not late:
+        return ""
+    return ",".join([*sorted(name for name, _ in late)[:8], str(int(max(s for _, s in late) / _AGAIN_S) + 1)])
 
 
 def between(pods: Iterable[Manifest], reports: Mapping[str, Report]) -> list[str]:

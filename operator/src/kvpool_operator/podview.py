@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import LabelSelector
     from kvpool_operator.cluster import Manifest
 
-__all__ = ["address", "is_ready", "node", "problem", "selector_text"]
+__all__ = ["address", "is_ready", "node", "problem", "ready_since", "selector_text"]
 
 
 def selector_text(selector: LabelSelector) -> str:
@@ -50,6 +51,14 @@ def is_ready(pod: Manifest) -> bool:
     """Whether its Ready condition is True."""
     conditions = (pod.get("status") or {}).get("conditions") or []
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def ready_since(pod: Manifest) -> datetime | None:
+    """Since when its Ready condition is True; None: it is not."""
+    for c in (pod.get("status") or {}).get("conditions") or []:
+        if c.get("type") == "Ready" and c.get("status") == "True" and c.get("lastTransitionTime"):
+            return datetime.fromisoformat(str(c["lastTransitionTime"]))
+    return None
 
 
 def problem(pod: Manifest) -> str:

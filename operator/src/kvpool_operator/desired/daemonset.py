@@ -10,7 +10,7 @@ from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.configmap import config_digest
 from kvpool_operator.desired.labels import labels, metadata, selector
-from kvpool_operator.desired.overlap import asks_for_devices, may_overlap, rolling_update
+from kvpool_operator.desired.overlap import asks_for_devices, may_overlap, nudge, rolling_update
 from kvpool_operator.desired.podparts import (
     CONFIG_FILE,
     CONFIG_MOUNT,
@@ -46,7 +46,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": metadata(pool, names.sidecar(pool.metadata.name), "sidecar"),
+        "metadata": metadata(pool, names.sidecar(pool.metadata.name), "sidecar") | nudge(inputs),
         "spec": {
             "selector": {"matchLabels": selector(pool, "sidecar")},
             **_min_ready(pool),

@@ -10,7 +10,12 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.env import Inputs, Manifest
 
-__all__ = ["asks_for_devices", "drives_of", "may_overlap", "rolling_update", "surge_of"]
+__all__ = ["NUDGE", "asks_for_devices", "drives_of", "may_overlap", "nudge", "rolling_update", "surge_of"]
+
+NUDGE: Final = "kvpool.dev/overdue"
+"""Annotation of a DaemonSet. Its controller wakes `minReadySeconds` after a pod became ready, but of several such
+wake-ups that are due it keeps the first alone (client-go's delaying queue), and with surge nothing else makes it look
+again: old pods would stay until something happens. A change of the DaemonSet is something."""
 
 _MADE: Final = "DirectoryOrCreate"
 
@@ -24,6 +29,11 @@ def rolling_update(inputs: Inputs) -> Manifest:
     if may_overlap(inputs.pool) and not _are_replaced(inputs):
         return {"maxSurge": at_once, "maxUnavailable": 0}
     return {"maxSurge": 0, "maxUnavailable": at_once}
+
+
+def nudge(inputs: Inputs) -> dict[str, Manifest]:
+    """Of the DaemonSet's metadata; the annotation comes, changes and goes, and each time its controller looks."""
+    return {"annotations": {NUDGE: inputs.overdue}} if inputs.overdue else {}
 
 
 def may_overlap(pool: KVCachePool) -> bool:
