@@ -111,7 +111,7 @@ async def _lead(
     book = NodeBook()
     nodes = NodeKeeper(fenced, book, commands)
     reconciler = Reconciler(fenced, observer, settings.env, nodes=nodes, reloads=Reloads(commands))
-    background = max(1, settings.workers // 4)
+    background = max(1, settings.workers // 3)
     controller = Controller(fenced, reconciler, metrics, refresh_s=settings.refresh_s, background=background)
     leading.append(controller)
     operations = Controller(

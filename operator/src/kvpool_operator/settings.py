@@ -62,7 +62,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
     flag("rendezvous-role", "ClusterRole that sidecars are bound to", "kvpool-sidecar-rendezvous")
     flag("network-policies", "true: NetworkPolicies for every pool", "false")
     flag("tenant-labels", "true: sidecars tell metrics by tenant", "false")
-    flag("workers", "pools that are worked on at once; a quarter of them at most where nobody waits", "12")
+    flag("workers", "pools that are worked on at once; a third of them at most where nobody waits", "6")
     flag("refresh", "seconds between two looks at a pool when nothing happens", "10")
     flag("watch-silence", "seconds without a word after which a watch is opened again; bookmarks come every 60", "70")
     flag("log-level", "DEBUG, INFO, WARNING or ERROR", "INFO")
