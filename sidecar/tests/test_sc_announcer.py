@@ -149,6 +149,22 @@ def test_a_queue_that_overflows_is_replaced_by_announcing_everything(index, stor
     wait_for(lambda: found(index, *range(30)) == [True] * 30, "all announced")
 
 
+def test_what_was_not_told_while_all_was_announced_is_told_later(index, store, announcer):
+    """The index goes away in the middle and comes back as it was: the same epoch."""
+    for n in range(30):
+        put(store, n)
+    one = announcer(keys_per_s=25600)
+    wait_for(lambda: found(index, *range(30)) == [True] * 30, "all announced")
+    index.away = True
+    with one._changed:
+        one._announce_all_again()
+        one._changed.notify_all()
+    wait_for(lambda: not one.status().connected, "it notices")
+    index.away = False
+    index.withdraw(one.number, [key(n) for n in range(30)])
+    wait_for(lambda: found(index, *range(30)) == [True] * 30, "all announced again")
+
+
 def test_announcing_everything_goes_at_a_bounded_rate(index, store, announcer):
     for n in range(600):
         put(store, n, 100)

@@ -218,7 +218,13 @@ class Announcer:
                 self._all_done = 0
             rest = self._all
         batch = dict(itertools.islice(rest, _BATCH))
-        self._tell(dict(batch))
+        try:
+            self._tell(dict(batch))
+        except Exception:
+            with self._changed:
+                if self._all is rest:  # it was not told: first of all next time
+                    self._all = itertools.chain(batch.items(), rest)
+            raise
         with self._changed:
             if self._all is rest:
                 self._all_done += len(batch)
