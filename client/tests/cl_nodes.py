@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvpool import config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 MIB = 1 << 20
 
@@ -60,8 +60,16 @@ class Process:
             self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log, preexec_fn=end_with_parent)
 
     def signal(self, number: int) -> None:
+        """A process that is stopped has stopped when this returns: each of its threads stops by itself."""
         assert self.process is not None
         self.process.send_signal(number)
+        while number == signal.SIGSTOP and not self._has_stopped():
+            time.sleep(0.001)
+
+    def _has_stopped(self) -> bool:
+        assert self.process is not None
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
     def stop(self, *, kill: bool = False) -> None:
         if self.process is None:
