@@ -261,6 +261,21 @@ async def test_numbers_are_written_twice_a_minute_and_what_flips_at_once():
     assert world.status("a")["blocks"] == 99
 
 
+async def test_a_change_of_the_pool_alone_is_not_written_to_each_node():
+    world = World()
+    world.serve("a")
+    await world.look()
+    world.pool = world.pool.model_copy(
+        update={"metadata": world.pool.metadata.model_copy(update={"generation": world.pool.metadata.generation + 1})}
+    )
+    for _ in range(5):
+        await world.look(after_s=60)
+        assert world.cluster.writes() == []
+    world.report("a", failing_drives=("nvme",))
+    await world.look()
+    assert {c["observedGeneration"] for c in world.status("a")["conditions"]} == {world.pool.metadata.generation}
+
+
 async def test_many_nodes_do_not_flood_the_api_server():
     world = World()
     world.start(Budget(rate_per_s=2, burst=20, clock=lambda: world.clock))

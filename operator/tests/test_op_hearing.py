@@ -69,3 +69,17 @@ def test_pools_that_are_gone_are_forgotten():
     hearing.heard(ONE, "1")
     hearing.listed({ONE: "1"})
     assert hearing.deaf_s == 0
+
+
+def test_what_this_process_wrote_is_no_news_and_counts_as_told():
+    clock = Clock()
+    hearing = Hearing(clock=clock)
+    assert hearing.heard(ONE, "1")
+    hearing.wrote(ONE, "2")
+    assert not hearing.heard(ONE, "2")
+    assert hearing.heard(TWO, "2"), "of another pool"
+    for _ in range(3):
+        hearing.listed({ONE: "2", TWO: "2"})
+        clock.now += 10
+        assert hearing.deaf_s == 0
+    assert hearing.heard(ONE, "3")

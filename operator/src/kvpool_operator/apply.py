@@ -83,15 +83,15 @@ def _carries_the_rest(action: Action, meta: Metadata) -> bool:
     return isinstance(action, Edit) or (isinstance(action, Apply) and ref(action.manifest) == kept)
 
 
-async def write_status(status: Manifest, meta: Metadata, cluster: Cluster) -> None:
-    """The pool's status, all of it: what is not in `status` goes."""
+async def write_status(status: Manifest, meta: Metadata, cluster: Cluster) -> Manifest:
+    """The pool's status, all of it: what is not in `status` goes. The pool as it is then."""
     manifest = {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": meta.name, "namespace": meta.namespace},
         "status": status,
     }
-    await cluster.apply(manifest, subresource="status")
+    return await cluster.apply(manifest, subresource="status")
 
 
 async def write_node(manifest: Manifest, status: Manifest, cluster: Cluster, *, new: bool) -> None:

@@ -97,9 +97,9 @@ class Controller:
         """This pool, or an object of it, was listed: nobody waits."""
         self.queue.add((namespace, name), background=True)
 
-    def heard(self, pool: tuple[str, str], version: str) -> None:
-        """The watch has told of this version of a pool."""
-        self.hearing.heard(pool, version)
+    def heard(self, pool: tuple[str, str], version: str) -> bool:
+        """The watch has told of this version of a pool. False: this operator made it, and knows what it says."""
+        return self.hearing.heard(pool, version)
 
     def all_changed(self) -> None:
         """Something changed that may concern any pool."""
@@ -123,15 +123,16 @@ class Controller:
                     self._metrics.pools.set(len(self._pools))
                     self._metrics.listed.set_to_current_time()
                 self._spread(before)
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
 
     @property
-    def _interval_s(self) -> float:
+    def interval_s(self) -> float:
+        """Seconds in which each pool is looked at once without any event."""
         return max(self._refresh_s, PER_POOL_S * len(self._pools))
 
     def _spread(self, known: set[tuple[str, str]]) -> None:
         """New pools at once, the others one after the other over the time until the next listing."""
-        gap_s = self._interval_s / max(1, len(self._pools))
+        gap_s = self.interval_s / max(1, len(self._pools))
         for place, key in enumerate(sorted(self._pools)):
             self.queue.add(key, place * gap_s if key in known else 0.0, background=True)
 

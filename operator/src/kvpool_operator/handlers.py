@@ -17,12 +17,12 @@ from kvpool_operator.api.operation import PLURAL as OPERATIONS
 from kvpool_operator.api.tenant import TENANT_PLURAL
 from kvpool_operator.api.v1alpha1 import GROUP, PLURAL, VERSION
 from kvpool_operator.desired.labels import MANAGED_BY, NAMESPACE, POOL
-from kvpool_operator.namespaces import Namespaces
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from kvpool_operator.namespaces import Namespaces
     from kvpool_operator.nodebook import NodeBook
 
 __all__ = ["Hears", "watch"]
@@ -47,13 +47,14 @@ class Hears(Protocol):
     def all_changed(self) -> None:
         """Something changed that may concern any pool."""
 
-    def heard(self, pool: tuple[str, str], version: str) -> None:
-        """The watch has told of this version of a pool."""
+    def heard(self, pool: tuple[str, str], version: str) -> bool:
+        """The watch has told of this version of a pool. False: it is known, for this operator wrote it."""
 
 
 async def watch(
     hears: Hears,
     nodes: NodeBook,
+    namespaces: Namespaces,
     stop: asyncio.Event,
     ready: asyncio.Event,
     *,
@@ -64,8 +65,8 @@ async def watch(
 
     `operation_changed(namespace, operation)` is called from this event loop and must not block, as all of `hears`.
     A stream that was silent for `silence_s` is taken for dead and opened again: API servers send a bookmark every
-    minute. `nodes` is kept up to date; a node that is to leave, or is not any more, concerns the pools that have a
-    sidecar there.
+    minute. `nodes` and `namespaces` are kept up to date; a node that is to leave, or is not any more, concerns the
+    pools that have a sidecar there.
     """
     registry = kopf.OperatorRegistry()
 
@@ -83,7 +84,8 @@ async def watch(
         **_: Any,
     ) -> None:
         key = namespace or "", name or ""
-        hears.heard(key, str(meta.get("resourceVersion", "")))
+        if not hears.heard(key, str(meta.get("resourceVersion", ""))):
+            return
         # what was changed while nobody listened is waited for as well
         is_known = type is None and status.get("observedGeneration") == meta.get("generation")
         (hears.seen if is_known else hears.changed)(*key)
@@ -100,8 +102,6 @@ async def watch(
         if POOL in labels:
             tell = hears.part_changed if type is not None else hears.seen
             tell(namespace or labels.get(NAMESPACE, ""), labels[POOL])
-
-    namespaces = Namespaces()
 
     async def namespace_changed(type: str | None, name: str | None, labels: Any, meta: Any, **_: Any) -> None:  # noqa: A002
         if namespaces.changed(type, name or "", labels, "deletionTimestamp" in meta):

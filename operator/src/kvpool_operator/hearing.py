@@ -24,6 +24,7 @@ class Hearing:
         self._clock = clock
         self._heard: dict[Key, str] = {}
         self._behind: dict[Key, str] = {}
+        self._own: dict[Key, str] = {}
         self._since: float | None = None
 
     @property
@@ -31,13 +32,19 @@ class Hearing:
         """For how long listings have had what the watch did not tell; 0 while it tells."""
         return self._clock() - self._since if self._since is not None else 0.0
 
-    def heard(self, key: Key, version: str) -> None:
-        """The watch told of this version of a pool."""
+    def heard(self, key: Key, version: str) -> bool:
+        """The watch told of this version of a pool. Whether it says what this process does not know."""
         self._heard[key] = version
+        return self._own.get(key) != version
+
+    def wrote(self, key: Key, version: str) -> None:
+        """This process has made this version, and nothing else is new in it."""
+        self._own[key] = version
 
     def listed(self, versions: Mapping[Key, str]) -> None:
         """All pools as a listing has them."""
         self._heard = {k: v for k, v in self._heard.items() if k in versions}
+        self._own = {k: v for k, v in self._own.items() if k in versions}
         behind = {k: v for k, v in versions.items() if self._heard.get(k) != v}
         missed = any(self._behind.get(k) == v for k, v in behind.items())
         self._behind = behind

@@ -1,4 +1,4 @@
-"""Which events of namespaces can change a pool: those of labels, of coming and of going. Pure."""
+"""What a watch tells of namespaces, and which of it can change a pool: labels, coming and going. Pure."""
 
 from __future__ import annotations
 
@@ -25,3 +25,7 @@ class Namespaces:
         same = name in self._known and self._known[name] == now
         self._known[name] = now
         return event is not None and not same
+
+    def is_going(self, name: str) -> bool | None:
+        """Whether it is being deleted; None: nothing was told of it, or it is gone."""
+        return self._known[name] is None if name in self._known else None

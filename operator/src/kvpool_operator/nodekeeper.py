@@ -29,7 +29,7 @@ from kvpool_operator.command import Target
 from kvpool_operator.desired import labels
 from kvpool_operator.drains import DrainPolicy, next_drain, when_gone
 from kvpool_operator.errors import OperatorError, RejectedError
-from kvpool_operator.nodeview import KEPT, calm, lost_since, node_manifest, node_name, node_status, read_drain
+from kvpool_operator.nodeview import KEPT, calm, lost_since, node_manifest, node_name, node_status, read_drain, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -222,7 +222,7 @@ class NodeKeeper:
         return lost_s > to_ms(pool.spec.index.forget_after) / 1000
 
     async def _write(self, pool: KVCachePool, node: str, status: Manifest, mine: _Known) -> None:
-        whole, quiet = _digest(status), _digest(calm(status))
+        whole, quiet = _digest(told(status)), _digest(calm(status))
         if whole == mine.whole:
             return
         new = not mine.whole

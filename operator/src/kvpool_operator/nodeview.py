@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvpool_operator.observed import Sidecar
     from kvpool_operator.report import Report
 
-__all__ = ["COMPONENT", "KEPT", "calm", "lost_since", "node_manifest", "node_name", "node_status", "read_drain"]
+__all__ = ["COMPONENT", "KEPT", "calm", "lost_since", "node_manifest", "node_name", "node_status", "read_drain", "told"]
 
 COMPONENT: Final = "node"
 KEPT: Final = ("capacity", "used", "blocks", "epoch", "transport", "conditions")
@@ -114,6 +114,12 @@ def calm(status: Manifest) -> Any:
         [drain.get(k) for k in ("state", "reason", "startTime")],
         [status.get(k) for k in ("epoch", "transport")],
     )
+
+
+def told(status: Manifest) -> Manifest:
+    """All of a status that is worth a write; that the pool's generation is another one says nothing of the node."""
+    conditions = [{k: v for k, v in c.items() if k != "observedGeneration"} for c in status.get("conditions") or []]
+    return {**status, "conditions": conditions}
 
 
 def lost_since(status: Manifest) -> str:

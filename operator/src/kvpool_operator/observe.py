@@ -18,9 +18,11 @@ from kvpool_operator.desired.overlap import drives_of, surge_of
 from kvpool_operator.engines import OPTED_IN, count
 from kvpool_operator.errors import RejectedError
 from kvpool_operator.external import read_external, secret_names
+from kvpool_operator.namespaces import Namespaces
 from kvpool_operator.observe_preflight import look_at_nodes
 from kvpool_operator.observed import Observed, Webhook
 from kvpool_operator.onenode import one_per_node, overdue
+from kvpool_operator.still import Still
 from kvpool_operator.tenants import selects, settle
 
 if TYPE_CHECKING:
@@ -33,16 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Observer"]
 
-OWNED_KINDS: Final = (
-    "ConfigMap",
-    "DaemonSet",
-    "NetworkPolicy",
-    "PersistentVolumeClaim",
-    "Service",
-    "ServiceAccount",
-    "StatefulSet",
-)
+WATCHED_KINDS: Final = ("ConfigMap", "DaemonSet", "Service", "StatefulSet")
+"""Kinds of a pool's objects that `handlers` watches."""
+STILL_KINDS: Final = ("NetworkPolicy", "PersistentVolumeClaim", "ServiceAccount")
 OWNED_WIDE_KINDS: Final = ("ClusterRoleBinding", "PersistentVolume")
+"""Kinds that nobody watches: they hardly ever change but by this operator (`still`)."""
+OWNED_KINDS: Final = WATCHED_KINDS + STILL_KINDS
 SHARED_VIEW_S: Final = 5.0
 
 
@@ -58,8 +56,13 @@ class Observer:
         namespace: str,
         webhook: str,
         clock: Callable[[], float] = time.monotonic,
+        namespaces: Namespaces | None = None,
+        still_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`namespaces`: what a watch tells of them. `still_s`: see `Still`."""
         self._cluster = cluster
+        self._names_known = namespaces or Namespaces()
+        self._still = Still(still_s, clock)
         self._scraper = scraper
         self._image = sidecar_image
         self._namespace = namespace
@@ -106,25 +109,43 @@ class Observer:
             overdue=overdue(pods, to_ms(pool.spec.nodes.update.min_ready) / 1000, datetime.now(UTC)),
         )
 
+    def forget(self, namespace: str, name: str) -> None:
+        """Objects of this pool are about to be written, or it is gone."""
+        self._still.forget((namespace, name))
+
     async def _objects(self, meta: Metadata) -> dict[Ref, Manifest]:
         """By label; the Secrets by name, for the operator may not list Secrets."""
-        mine = f"app.kubernetes.io/managed-by={labels.MANAGED_BY},{labels.POOL}={meta.name}"
-        wide = f"{mine},{labels.NAMESPACE}={meta.namespace}"
         fresh = meta.deletion_timestamp is not None  # what is overlooked now is left behind for ever
-        wanted = (names.secret(meta.name), names.events(meta.name), names.preflight(meta.name))
-        secrets, lists = await asyncio.gather(
-            asyncio.gather(*(self._cluster.get(Ref("Secret", meta.namespace, name)) for name in wanted)),
-            asyncio.gather(
-                *(self._cluster.list(k, namespace=meta.namespace, labels=mine, fresh=fresh) for k in OWNED_KINDS),
-                *(self._cluster.list(k, labels=wide, fresh=fresh) for k in OWNED_WIDE_KINDS),
-            ),
+        still = self._still.look((meta.namespace, meta.name), lambda: self._unwatched(meta, fresh=fresh), fresh=fresh)
+        secret, unwatched, *lists = await asyncio.gather(
+            self._secrets(meta, names.secret(meta.name)),
+            still,
+            *(self._owned(k, meta, fresh=fresh) for k in WATCHED_KINDS),
         )
-        found = [o for objects in lists for o in objects]
-        ours = (s for s in secrets if s is not None and labels.is_ours(s, meta.name))
-        found += [{"apiVersion": "v1", "kind": "Secret"} | secret for secret in ours]
+        found = [*secret, *unwatched, *(o for objects in lists for o in objects)]
         return {ref(o): o for o in found}
 
+    async def _unwatched(self, meta: Metadata, *, fresh: bool) -> list[Manifest]:
+        wide = f"{_mine(meta)},{labels.NAMESPACE}={meta.namespace}"
+        secrets, *lists = await asyncio.gather(
+            self._secrets(meta, names.events(meta.name), names.preflight(meta.name)),
+            *(self._owned(k, meta, fresh=fresh) for k in STILL_KINDS),
+            *(self._cluster.list(k, labels=wide, fresh=fresh) for k in OWNED_WIDE_KINDS),
+        )
+        return [*secrets, *(o for objects in lists for o in objects)]
+
+    async def _owned(self, kind: str, meta: Metadata, *, fresh: bool) -> list[Manifest]:
+        return await self._cluster.list(kind, namespace=meta.namespace, labels=_mine(meta), fresh=fresh)
+
+    async def _secrets(self, meta: Metadata, *wanted: str) -> list[Manifest]:
+        found = await asyncio.gather(*(self._cluster.get(Ref("Secret", meta.namespace, name)) for name in wanted))
+        ours = (s for s in found if s is not None and labels.is_ours(s, meta.name))
+        return [{"apiVersion": "v1", "kind": "Secret"} | secret for secret in ours]
+
     async def _terminating(self, namespace: str) -> bool:
+        going = self._names_known.is_going(namespace)
+        if going is not None:
+            return going
         found = await self._cluster.get(Ref("Namespace", "", namespace))
         return found is None or "deletionTimestamp" in found["metadata"]
 
@@ -215,6 +236,10 @@ class Observer:
             future = asyncio.ensure_future(read())
             self._views[what] = (self._clock(), future)
         return await asyncio.shield(future)
+
+
+def _mine(meta: Metadata) -> str:
+    return f"app.kubernetes.io/managed-by={labels.MANAGED_BY},{labels.POOL}={meta.name}"
 
 
 def _stays(pod: Manifest) -> bool:

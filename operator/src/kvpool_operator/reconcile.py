@@ -75,7 +75,10 @@ class Reconciler:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         nodes: NodeKeeper | None = None,
         reloads: Reloads | None = None,
+        wrote: Callable[[tuple[str, str], str], None] = lambda _pool, _version: None,
     ) -> None:
+        """`wrote(pool, version)`: this version of a pool says nothing that needs a pass; it has the status of one."""
+        self._wrote = wrote
         self._cluster = cluster
         self._observer = observer
         self._env = env
@@ -92,6 +95,7 @@ class Reconciler:
         if raw is None:
             self._written.pop(f"{namespace}/{name}", None)
             self._restarts.forget(f"{namespace}/{name}")
+            self._observer.forget(namespace, name)
             if self._nodes is not None:
                 self._nodes.forget(namespace, name)
             if self._reloads is not None:
@@ -105,6 +109,8 @@ class Reconciler:
         inputs = self._inputs(pool, secret, observed) if pool else None
         gate = self._gate(pool, inputs, observed)
         steps = self._plan(meta, pool, inputs, observed, gate)
+        if steps.actions:
+            self._observer.forget(namespace, name)
         outcome = await execute(steps, meta, self._cluster)
         if steps.done and not outcome.rejections:
             return Result(gone=True)
@@ -206,8 +212,10 @@ class Reconciler:
             status = make_status(pool, observed, progress, pool_id, now)
         key = f"{meta.namespace}/{meta.name}"
         if worth_writing(observed.status, status, self._clock() - self._written.get(key, float("-inf"))):
-            await write_status(status, meta, self._cluster)
+            made = await write_status(status, meta, self._cluster)
             self._written[key] = self._clock()
+            if _nothing_else_is_new(made, observed.raw) and (status["phase"] == "Ready" or progress.applied):
+                self._wrote((meta.namespace, meta.name), str(made["metadata"].get("resourceVersion", "")))
         return status
 
     async def _tell_tenants(self, pool: KVCachePool, observed: Observed, secret: PoolSecret, config: str) -> None:
@@ -236,6 +244,15 @@ def _read(raw: Manifest) -> tuple[Metadata, KVCachePool | None, str]:
         return pool.metadata, pool, ""
     except InvalidPoolError as e:
         return Metadata.model_validate(raw["metadata"]), None, str(e)
+
+
+def _nothing_else_is_new(made: Manifest, seen: Manifest) -> bool:
+    """Whether a pool whose status was written is as it was read, but for that. What decides is in `spec`, in the
+    metadata, and in the verdict of the preflight."""
+    told = ("uid", "generation", "labels", "annotations", "finalizers", "ownerReferences", "deletionTimestamp")
+    verdicts = [(m.get("status") or {}).get("preflight") for m in (made, seen)]
+    same = all(made["metadata"].get(k) == seen["metadata"].get(k) for k in told)
+    return same and made.get("spec") == seen.get("spec") and verdicts[0] == verdicts[1]
 
 
 def _shown(inputs: Inputs, observed: Observed) -> Inputs:

@@ -21,6 +21,7 @@ from kvpool_operator.handlers import watch
 from kvpool_operator.kube import open_cluster
 from kvpool_operator.leader import LeaderOnly, Lease
 from kvpool_operator.metrics import OperatorMetrics, serve_admin
+from kvpool_operator.namespaces import Namespaces
 from kvpool_operator.nodebook import NodeBook
 from kvpool_operator.nodekeeper import NodeKeeper
 from kvpool_operator.observe import Observer
@@ -43,6 +44,8 @@ __all__ = ["main", "run"]
 log = logging.getLogger(__name__)
 
 OPERATIONS_AT_ONCE: Final = 4
+STILL_PART: Final = 0.8
+"""Of the time between two looks at a pool that no event brings: each of those asks for everything."""
 
 
 async def run(settings: OperatorSettings) -> int:
@@ -101,16 +104,26 @@ async def _lead(
     leading: list[Controller],
 ) -> int:
     fenced = LeaderOnly(cluster, lease)
+    namespaces = Namespaces()
     observer = Observer(
         fenced,
         scraper,
         sidecar_image=settings.env.sidecar_image,
         namespace=settings.namespace,
         webhook="" if settings.injection == "Policy" else settings.webhook,
+        namespaces=namespaces,
+        still_s=lambda: STILL_PART * controller.interval_s,
     )
     book = NodeBook()
     nodes = NodeKeeper(fenced, book, commands)
-    reconciler = Reconciler(fenced, observer, settings.env, nodes=nodes, reloads=Reloads(commands))
+    reconciler = Reconciler(
+        fenced,
+        observer,
+        settings.env,
+        nodes=nodes,
+        reloads=Reloads(commands),
+        wrote=lambda pool, version: controller.hearing.wrote(pool, version),
+    )
     background = max(1, settings.workers // 3)
     controller = Controller(fenced, reconciler, metrics, refresh_s=settings.refresh_s, background=background)
     leading.append(controller)
@@ -126,7 +139,7 @@ async def _lead(
     stopping = asyncio.create_task(stop.wait(), name="stop")
     # last: when kopf ends, it ends every task that was made after its start
     watched = watch(
-        controller, book, stop, watching, operation_changed=operations.changed, silence_s=settings.silence_s
+        controller, book, namespaces, stop, watching, operation_changed=operations.changed, silence_s=settings.silence_s
     )
     events = asyncio.create_task(watched, name="events")
     started = asyncio.create_task(_after(watching, stop), name="signals")

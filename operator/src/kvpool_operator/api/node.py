@@ -92,7 +92,7 @@ class NodeCondition(Condition):
     """What this condition is about: Ready (the node's sidecar serves), DiskHealthy (none of its drives returns errors)
     or IndexConnected (its blocks are found by others)."""
     observed_generation: int = 0
-    """metadata.generation of the KVCachePool this was judged by."""
+    """metadata.generation of the KVCachePool this was judged by, when the node last had something new to tell."""
 
 
 class NodeStatus(Model):
