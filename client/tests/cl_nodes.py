@@ -140,10 +140,14 @@ class Node(Process):
                 time.sleep(0.05)
         raise RuntimeError(f"{self.name} is not ready: {self.log.read_text()[-3000:]}")
 
+    def status(self) -> dict[str, Any]:
+        """What it tells of itself."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status", timeout=5) as answer:
+            return json.loads(answer.read())
+
     def announced(self) -> int:
         """Blocks that the index has been told of."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status", timeout=5) as answer:
-            return json.loads(answer.read())["index"]["announced"]
+        return self.status()["index"]["announced"]
 
     def block_files(self) -> list[Path]:
         """The files of all blocks that this node serves."""

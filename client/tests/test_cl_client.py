@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from cl_fake_sidecar import FakeSidecar, ident_of
+from cl_fake_sidecar import TAG, FakeSidecar, ident_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -93,7 +93,7 @@ def test_store_lookup_load(fake: FakeSidecar, patient: Client) -> None:
     assert [bytes(b) for b in out] == [payload(i) for i in range(150)]
     assert client.stats()["hits"] == {"local": 150}
     assert client.stats()["stored_bytes"] == {"stored": 150 * SIZE}
-    assert fake.hellos[0] == wire.ClientHello(FP, "test 1", "m")
+    assert fake.hellos[0] == wire.ClientHello(FP, "test 1", "m", reads_granted=True)
 
 
 def test_blocks_of_peers_come_by_stream_and_mix_with_files(fake: FakeSidecar, client: Client) -> None:
@@ -177,6 +177,24 @@ def test_blocks_of_another_fingerprint_tenant_or_name_are_misses(fake: FakeSidec
     fake.plant(names[2], FP, payload(2), ident=names[3])
     fake.plant(names[3], FP, payload(3), key=bytes(32))
     assert [r.reason for r in client.get_into(names, buffers(4))] == [Reason.CORRUPT] * 4
+
+
+def test_blocks_of_the_tenants_that_the_sidecar_named_are_loaded_and_of_no_others(fake: FakeSidecar) -> None:
+    names = idents(4)
+    granted = bytes(range(16)), b"g" * 16
+    for n, (name, tag) in enumerate(zip(names, (*granted, TAG, b"x" * 16), strict=True)):
+        fake.plant(name, FP, payload(n), tenant_tag=tag)
+    lying = fake.plant(idents(5)[4], FP, payload(4), tenant_tag=granted[0])
+    lying.write_bytes(lying.read_bytes()[:-1] + b"?")
+    fake.hello = {"readable_tags": granted}
+    client = Client(config(fake), fingerprint=FP)
+    assert client.wait_connected(10)
+    assert fake.hellos[0].reads_granted
+    out = buffers(5)
+    reasons = [result.reason for result in client.get_into(idents(5), out)]
+    assert reasons == ["", "", "", Reason.CORRUPT, Reason.CORRUPT]
+    assert out[:3] == [payload(n) for n in range(3)]
+    client.close()
 
 
 def test_no_sidecar_is_a_fast_miss() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kvpool import block, transfer
 from kvpool.client import Client
-from kvpool.config import ClientConfig, Deadlines
+from kvpool.config import ClientConfig, Deadlines, TenantConfig, dumps
 from kvpool.keys import ident
 from kvpool.stats import Reason
 from kvpool.wire import Tier
@@ -132,6 +132,42 @@ def test_tenants_do_not_see_each_other(pair: Cluster) -> None:
         assert out == b"mine" * 100
         assert team.get_into(names, [out])[0].ok
         assert out == b"ours" * 100
+
+
+def test_a_tenant_that_may_read_another_loads_its_blocks_from_when_it_may_until_it_may_no_more(tmp_path: Path) -> None:
+    names = names_of(*[("common", n) for n in range(20)])
+    data = [bytes([n]) * 300_000 for n in range(20)]
+    base = TenantConfig("base", "kvt:base:1", ("base",))
+    reader = TenantConfig("reader", "kvt:reader:2", ("reader",))
+    cluster = Cluster(tmp_path, ("a", "b"), tenants=("base", "reader"))
+
+    def grant(*reads_from: str) -> None:
+        tenants = (base, dataclasses.replace(reader, reads_from=reads_from))
+        for node in cluster.nodes.values():
+            node.pool = dataclasses.replace(node.pool, tenants=tenants, generation=node.pool.generation + 1)
+            (node.home / "pool.json").write_text(dumps(node.pool))
+            assert until(lambda n=node: n.status()["config"]["generation"] == n.pool.generation, 20)
+
+    try:
+        grant()
+        with connect(cluster["a"].sockets["base"]) as owner:
+            assert until(lambda: all(r.stored for r in owner.put_from(names, data)), 20)
+            assert until(lambda: owner.lookup(names) == [Tier.LOCAL] * 20)
+            with connect(cluster["a"].sockets["reader"]) as here, connect(cluster["b"].sockets["reader"]) as there:
+                assert here.lookup(names) == there.lookup(names) == [Tier.MISS] * 20
+                grant(base.id)
+                for client, tier in ((here, Tier.LOCAL), (there, Tier.PEER)):
+                    assert until(lambda c=client, t=tier: c.lookup(names) == [t] * 20, 20)
+                    out = [bytearray(300_000) for _ in names]
+                    assert until(lambda c=client, o=out: all(r.ok for r in c.get_into(names, o)))
+                    assert out == data
+                assert owner.lookup(names) == [Tier.LOCAL] * 20
+                grant()
+                for client in (here, there):
+                    assert until(lambda c=client: c.lookup(names) == [Tier.MISS] * 20 and c.reachable, 20)
+                    assert not any(r.ok for r in client.get_into(names, [bytearray(300_000) for _ in names]))
+    finally:
+        cluster.close()
 
 
 def test_another_fingerprint_never_loads_a_block_of_the_same_name(pair: Cluster) -> None:

@@ -70,7 +70,10 @@ def test_any_bytes_are_hellos_or_protocol_errors(data: bytes) -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from(["version", "fingerprint", "engine", "model", "deadlines", "fields"]), json_values)
+    st.dictionaries(
+        st.sampled_from(["version", "fingerprint", "engine", "deadlines", "fields", "readable_tags"]),
+        json_values,
+    )
 )
 def test_any_json_is_a_hello_or_a_protocol_error(value: dict[str, Any]) -> None:
     import json
@@ -95,6 +98,21 @@ def test_hellos_come_back() -> None:
     asks = replace(theirs, events=True)
     assert wire.ServerHello.unpack(asks.pack()) == asks
     assert not wire.ServerHello.unpack(asks.pack().replace(b"true", b'"yes"')).events
+    reads = replace(mine, reads_granted=True)
+    assert wire.ClientHello.unpack(reads.pack()) == reads
+    assert b"reads_granted" not in mine.pack()  # as clients of before say it
+    grants = replace(theirs, readable_tags=tuple(bytes([n]) * 16 for n in range(8)))
+    assert wire.ServerHello.unpack(grants.pack()) == grants
+    assert b"readable" not in theirs.pack()
+
+
+@pytest.mark.parametrize(
+    "tags", ["00" * 16, [0], ["00" * 15], [None], ["00" * 16] * 9, {"00" * 16: 1}, [" " + "0" * 31]]
+)
+def test_tags_of_other_tenants_are_few_and_whole(tags: Any) -> None:
+    value = {"version": 1, "tenant_tag": "00" * 16, "max_block_bytes": 1, "readable_tags": tags}
+    with pytest.raises(ProtocolError):
+        wire.ServerHello.unpack(wire.pack_json(value))
 
 
 def test_long_names_are_cut_in_hello() -> None:

@@ -87,7 +87,9 @@ def test_every_rule_of_the_kind_has_a_bad_example_or_is_about_a_change():
 def test_the_example_is_valid():
     parts = list(yaml.safe_load_all((Path(__file__).parents[2] / "examples" / "multi-tenant.yaml").read_text()))
     tenants = [KVCacheTenant.parse(p) for p in parts if p["kind"] == "KVCacheTenant"]
-    assert len(tenants) == 2
+    read = {one.name: one.reads_from for one in settle([t for t in parts if t["kind"] == "KVCacheTenant"], {}, ["*"])}
+    assert read == {"acme": ("common",), "trials": ("common",), "common": ()}
+    assert len(tenants) == 3
 
 
 # -- whose a namespace is ----------------------------------------------------------------------------------------------
@@ -156,6 +158,90 @@ def test_what_a_tenant_leaves_out_is_the_pools():
     plain, other = to_configs(settle([tenant("a", "x"), tenant("b", "y", **own)], {}, ["*"]), spec)
     assert plain == TenantConfig("a", "kvt:a:uid-of-a", ("x",), 10 << 30, 10 << 30, 3600, 86400, 0)
     assert other == TenantConfig("b", "kvt:b:uid-of-b", ("y",), 1 << 30, 0, 0, 86400, -3)
+
+
+# -- who may read whom -------------------------------------------------------------------------------------------------
+
+
+def letting(name: str, *readers: str, age: int = 0) -> Manifest:
+    return tenant(name, f"ns-{name}", age=age, sharing={"readers": list(readers)})
+
+
+def grants(*raws: Manifest) -> dict[str, tuple[str, ...]]:
+    return {one.name: one.reads_from for one in settle(raws, {}, ["*"]) if one.reads_from}
+
+
+def test_a_tenant_lets_others_read_one_way_only():
+    a, b, c = tenant("a", "x"), tenant("b", "y"), letting("c", "a")
+    settled = settle([a, b, c], {}, ["*"])
+    assert {one.name: (one.reads_from, one.readers) for one in settled} == {
+        "a": (("c",), ()),
+        "b": ((), ()),
+        "c": ((), ("a",)),
+    }
+    assert {one.reason for one in settled} == {"Accepted"}
+    made = {config.name: config.reads_from for config in to_configs(settled, pool().spec)}
+    assert made == {"a": ("kvt:c:uid-of-c",), "b": (), "c": ()}
+
+
+def test_a_star_is_every_other_tenant_of_the_pool():
+    assert grants(tenant("a", "x"), tenant("b", "y"), letting("c", "*")) == {"a": ("c",), "b": ("c",)}
+    assert grants(letting("a", "*"), letting("b", "*")) == {"a": ("b",), "b": ("a",)}
+
+
+def test_a_name_that_nobody_has_is_told_and_the_rest_works():
+    settled = settle([letting("a", "b", "gone", "never"), tenant("b", "y")], {}, ["*"])
+    owner, reader = settled
+    assert (owner.reason, reader.reason) == ("ReaderNotFound", "Accepted")
+    assert "gone, never" in owner.message
+    assert reader.reads_from == ("a",)
+    assert owner.namespaces == ("ns-a",)
+    both = settle([letting("a", "gone"), tenant("b", "z", age=3)], {}, ["none"])
+    reasons = {one.name: (one.reason, one.message) for one in both}
+    assert reasons["a"][0] == "NamespaceNotAllowed"  # the graver of the two
+    assert "not admitted" in reasons["a"][1]
+    assert "gone" in reasons["a"][1]
+
+
+def test_a_tenant_that_cannot_be_understood_or_goes_lets_nobody_read_and_reads_nobody():
+    wrong, going = letting("wrong", "a"), letting("going", "a")
+    wrong["spec"]["priority"] = "high"
+    going["metadata"]["deletionTimestamp"] = NOW
+    settled = settle([wrong, going, letting("a", "wrong", "going")], {}, ["*"])
+    assert not any(one.reads_from or one.readers for one in settled)
+    (told,) = [one for one in settled if one.name == "a"]
+    assert (told.reason, "going" in told.message, "wrong" in told.message) == ("ReaderNotFound", True, False)
+
+
+def test_at_most_eight_are_read_the_oldest_first():
+    owners = [letting(f"o{n}", "r", age=n) for n in range(11)]
+    settled = {one.name: one for one in settle([*owners, tenant("r", "x")], {}, ["*"])}
+    assert settled["r"].reads_from == tuple(f"o{n}" for n in range(10, 2, -1))
+    assert settled["r"].reason == "TooManyToRead"
+    assert "o2, o1, o0" in settled["r"].message
+    assert [settled[f"o{n}"].readers for n in (2, 3)] == [(), ("r",)]
+    (config,) = [c for c in to_configs(settled.values(), pool().spec) if c.name == "r"]
+    assert config.reads_from[0] == "kvt:o10:uid-of-o10"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([[], ["*"], None]), st.sets(st.integers(0, 12)), st.integers(0, 3)), max_size=12)
+)
+def test_nobody_reads_whom_it_was_not_let(claims: list[Any]):
+    raws, lets = [], {}
+    for n, (star, some, age) in enumerate(claims):
+        readers = [f"t{m}" for m in sorted(some - {n})] if star is None else star
+        raws.append(letting(f"t{n}", *readers, age=age))
+        lets[f"t{n}"] = {f"t{m}" for m in range(len(claims))} if readers == ["*"] else set(readers)
+    settled = settle(raws, {}, ["*"])
+    configs = {config.id: config for config in to_configs(settled, pool().spec)}
+    for one in settled:
+        may = {name for name, readers in lets.items() if one.name in readers and name != one.name}
+        assert set(one.reads_from) <= may
+        assert len(one.reads_from) == min(len(may), 8)
+        its = configs[f"kvt:{one.name}:uid-of-{one.name}"]
+        assert [configs[i].name for i in its.reads_from] == list(one.reads_from)
+        assert all(one.name in other.readers for other in settled if other.name in one.reads_from)
 
 
 def test_a_namesake_that_comes_later_is_another_tenant():
@@ -302,6 +388,24 @@ async def test_tenants_come_into_the_configuration_and_get_a_status():
     world.cluster.calls.clear()
     await world.settle()
     assert world.cluster.writes() == []
+
+
+async def test_a_grant_comes_into_the_configuration_is_told_and_goes_with_who_gave_it():
+    world = World(tenant("acme", "a"), letting("common", "acme"))
+    await world.settle()
+    assert {t.name: t.reads_from for t in world.config.tenants} == {"acme": ("kvt:common:uid-of-common",), "common": ()}
+    assert (world.status_of("acme")["readsFrom"], world.status_of("common")["readers"]) == (["common"], ["acme"])
+    schema = SCHEMA["properties"]["status"]["properties"]
+    assert set(world.status_of("acme")) <= set(schema)
+    again = letting("common", "acme")
+    again["metadata"]["uid"] = "another"
+    world.cluster.put(again)
+    await world.settle()
+    assert world.config.tenants[0].reads_from == ("kvt:common:another",)  # the grant names whoever has the name
+    del world.cluster.objects[Ref("KVCacheTenant", "kvpool-system", "common")]
+    await world.settle()
+    assert [t.reads_from for t in world.config.tenants] == [()]
+    assert world.status_of("acme")["readsFrom"] == []
 
 
 async def test_a_tenant_without_its_pool_says_so():

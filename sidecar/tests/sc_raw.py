@@ -38,7 +38,7 @@ class GoneError(Exception):
 class Raw:
     """One connection. Raises GoneError when the sidecar ends it, AssertionError when an answer makes no sense."""
 
-    def __init__(self, path, *, hello: bool = True, timeout: float = 10.0) -> None:
+    def __init__(self, path, *, hello: bool = True, timeout: float = 10.0, granted: bool = False) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(timeout)
         try:
@@ -51,7 +51,8 @@ class Raw:
         self.server: wire.ServerHello | None = None
         if hello:
             try:
-                answer, fds = self.ask(wire.Op.HELLO, wire.ClientHello(FINGERPRINT, "test", "model").pack())
+                said = wire.ClientHello(FINGERPRINT, "test", "model", reads_granted=granted)
+                answer, fds = self.ask(wire.Op.HELLO, said.pack())
             except BaseException:
                 self.socket.close()
                 raise

@@ -114,7 +114,8 @@ class Drives:
         return self.store.root_of(key(n)).name
 
     def look_up(self, *numbers: int, tenant: bytes = A, tiers: bytes | None = None) -> None:
-        self.after.offer(Namer(tenant), idents(*numbers), tiers or bytes([wire.Tier.LOCAL]) * len(numbers))
+        given = tiers or bytes([wire.Tier.LOCAL]) * len(numbers)
+        self.after.offer(Namer(tenant), idents(*numbers), given, [key(n) for n in numbers])
 
     def promise(self, *numbers: int) -> None:
         self.prefetcher.promised(A, [key(n) for n in numbers], bytes([wire.Tier.LOCAL]) * len(numbers), 0.0)
@@ -302,8 +303,8 @@ def test_a_lookup_tells_the_drives_the_order_of_all_its_blocks_found_or_not():
     after = AfterLookup([], Stats(), lambda keys, tenant: heard.append((list(keys), tenant)))
     after.start()
     try:
-        after.offer(Namer(A), idents(1, 2, 3), bytes([wire.Tier.LOCAL, wire.Tier.MISS, wire.Tier.MISS]))
-        after.offer(Namer(A), idents(7, 8), bytes([wire.Tier.MISS, wire.Tier.MISS]))
+        after.offer(Namer(A), idents(1, 2, 3), bytes([wire.Tier.LOCAL, wire.Tier.MISS, wire.Tier.MISS]), [key(1)])
+        after.offer(Namer(A), idents(7, 8), bytes([wire.Tier.MISS, wire.Tier.MISS]), [])
         wait_for(lambda: len(heard) == 2, "both lookups are heard of")
     finally:
         after.stop()

@@ -68,11 +68,11 @@ class Setup:
         self.node = NodeBlocks(pool, self.local, self.shared, peers, announcer, self.copier, inspector, self.stats)
 
     def tiers(self, *numbers, timeout=0.3, every=True):
-        return list(self.node.locate(PlainTenant(), [name(n) for n in numbers], timeout, every=every))
+        return list(self.node.locate((PlainTenant(),), [name(n) for n in numbers], timeout, every=every).tiers)
 
     def opened(self, *numbers, timeout=0.3, flags=Flag.NONE):
         streams = Streams(no_dial)
-        found = self.node.open(PlainTenant(), [name(n) for n in numbers], flags, timeout, streams)
+        found = self.node.open((PlainTenant(),), [name(n) for n in numbers], flags, timeout, streams)
         close_files(found)
         return [(entry.status, entry.tier) for entry in found]
 

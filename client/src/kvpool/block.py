@@ -81,6 +81,7 @@ __all__ = [
     "payload_sum_of",
     "require",
     "running_checksum",
+    "tenant_tag_of",
 ]
 
 MAGIC = b"KVPOOLB1"
@@ -257,6 +258,11 @@ def payload_sum_of(
     header = decode_header(data)
     require(header, key=key, ident=ident, fingerprint=fingerprint, tenant_tag=tenant_tag, payload_len=length)
     return header.payload_sum
+
+
+def tenant_tag_of(data: bytes | bytearray | memoryview) -> bytes:
+    """What a header says of its tenant; nothing is checked."""
+    return bytes(data[_PAYLOAD_SUM_AT - 16 : _PAYLOAD_SUM_AT])
 
 
 def require(

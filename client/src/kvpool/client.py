@@ -124,6 +124,7 @@ class Client:
             str(facts.get("engine", "")),
             str(facts.get("model", "")),
             fields=field_digests(meaning or {}),
+            reads_granted=True,
         )
         self._stats = Stats()
         self._closed = False
@@ -382,7 +383,10 @@ class Client:
         self._deadlines = replace(mine, **asked)
 
     def _expected(self, connection: Connection) -> transfer.Expectation:
-        return transfer.Expectation(self.fingerprint, connection.server.tenant_tag, verify=block.CAN_CHECKSUM)
+        server = connection.server
+        return transfer.Expectation(
+            self.fingerprint, server.tenant_tag, verify=block.CAN_CHECKSUM, readable=server.readable_tags
+        )
 
     @contextlib.contextmanager
     def _room_for_stores(self, count: int) -> Iterator[bool]:

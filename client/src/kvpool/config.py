@@ -23,6 +23,7 @@ from kvpool.errors import ConfigError
 __all__ = [
     "CLIENT_CONFIG_ENV",
     "CONFIG_VERSION",
+    "MAX_READS_FROM",
     "CacheConfig",
     "ClientConfig",
     "Deadlines",
@@ -43,6 +44,7 @@ __all__ = [
 CONFIG_VERSION = 1
 CLIENT_CONFIG_ENV = "KVPOOL_CLIENT_CONFIG"
 MAX_TENANTS = 1024
+MAX_READS_FROM = 8
 T = TypeVar("T")
 
 
@@ -247,10 +249,20 @@ class TenantConfig:
     idle_ttl_s: int = _doc("Its blocks go when not used for so many seconds; 0: they may stay.", default=0)
     max_age_s: int = _doc("Its blocks go so many seconds after they were made; 0: they may stay.", default=0)
     priority: int = _doc("On a full drive tenants with the lowest number make room; all others have 0.", default=0)
+    reads_from: tuple[str, ...] = _doc(
+        f"Ids of tenants whose blocks it may read beside its own, in the order they are looked at; {MAX_READS_FROM} at "
+        "most. One that is not in the configuration has no effect.",
+        default=(),
+    )
 
     def __post_init__(self) -> None:
         if not self.name or ":" not in self.id:
             raise ConfigError("tenants: a name is needed, and an id with a colon")
+        reads = self.reads_from
+        if len(reads) > MAX_READS_FROM or len({self.id, *reads}) <= len(reads) or not all(":" in i for i in reads):
+            raise ConfigError(
+                f"tenants: {self.name} may read at most {MAX_READS_FROM} other tenants, each once, by ids with a colon"
+            )
         if min(self.quota_bytes, self.shared_quota_bytes, self.idle_ttl_s, self.max_age_s) < 0:
             raise ConfigError(f"tenants: quotas and times of {self.name} must not be below 0")
 

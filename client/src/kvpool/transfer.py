@@ -53,13 +53,16 @@ class PeerMissError(KVPoolError):
 
 
 class Expectation:
-    """What every block of this connection must say of itself."""
+    """What every block of this connection must say of itself: it is of `tenant_tag`, or of one of `readable`."""
 
-    __slots__ = ("fingerprint", "tenant_tag", "verify")
+    __slots__ = ("fingerprint", "readable", "tenant_tag", "verify")
 
-    def __init__(self, fingerprint: bytes, tenant_tag: bytes, *, verify: bool) -> None:
+    def __init__(
+        self, fingerprint: bytes, tenant_tag: bytes, *, verify: bool, readable: tuple[bytes, ...] = ()
+    ) -> None:
         self.fingerprint = fingerprint
         self.tenant_tag = tenant_tag
+        self.readable = readable
         self.verify = verify  # False: the sidecar verifies payloads (Flag.VERIFY)
 
 
@@ -192,9 +195,10 @@ def _verify(load: Load, expect: Expectation) -> None:
 
 
 def _payload_sum(load: Load, expect: Expectation) -> bytes:
-    return block.payload_sum_of(
-        load.header, load.key, load.ident, expect.fingerprint, expect.tenant_tag, len(load.view)
-    )
+    tag = expect.tenant_tag
+    if expect.readable and (told := block.tenant_tag_of(load.header)) in expect.readable:
+        tag = told
+    return block.payload_sum_of(load.header, load.key, load.ident, expect.fingerprint, tag, len(load.view))
 
 
 def _refuse_if_closed(batch: Batch) -> None:

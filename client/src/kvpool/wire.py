@@ -49,6 +49,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from kvpool.config import MAX_READS_FROM
 from kvpool.errors import ProtocolError
 from kvpool.facts import MAX_FIELDS, MAX_NAME
 
@@ -244,6 +245,7 @@ class ClientHello:
     """First message of a client. `fingerprint` is 32 bytes; `engine` and `model` are for people (status, metrics).
 
     `fields` are short digests of the facts behind the fingerprint (kvpool.facts); a client of before has none.
+    `reads_granted`: it takes blocks of the tenants in ServerHello.readable_tags; a client of before is given none.
     """
 
     fingerprint: bytes
@@ -251,6 +253,7 @@ class ClientHello:
     model: str = ""
     version: int = PROTOCOL_VERSION
     fields: dict[str, str] = field(default_factory=dict)
+    reads_granted: bool = False
 
     def pack(self) -> bytes:
         """JSON body of HELLO; texts are cut to 64 and 256 characters."""
@@ -261,6 +264,7 @@ class ClientHello:
                 "engine": self.engine[:64],
                 "model": self.model[:256],
                 "fields": dict(list(self.fields.items())[:MAX_FIELDS]),
+                **({"reads_granted": True} if self.reads_granted else {}),
             }
         )
 
@@ -274,6 +278,7 @@ class ClientHello:
             model=_text_field(value, "model", 256),
             version=_int_field(value, "version", 0xFFFF),
             fields=_fields(value.get("fields", {})),
+            reads_granted=value.get("reads_granted") is True,
         )
 
 
@@ -283,6 +288,7 @@ class ServerHello:
 
     `deadlines` are the fields of kvpool.config.Deadlines that the pool asks of its clients; what is left out is the
     client's own choice. `events`: the pool publishes events and asks for its blocks' names in the engine.
+    `readable_tags`: of the other tenants whose blocks may come (docs/tenants.md), at most MAX_READS_FROM.
     """
 
     tenant_tag: bytes
@@ -292,6 +298,7 @@ class ServerHello:
     deadlines: dict[str, int] = field(default_factory=dict)
     version: int = PROTOCOL_VERSION
     events: bool = False
+    readable_tags: tuple[bytes, ...] = ()
 
     def pack(self) -> bytes:
         """JSON body of the reply to HELLO."""
@@ -304,6 +311,7 @@ class ServerHello:
                 "node": self.node,
                 "deadlines": self.deadlines,
                 **({"events": True} if self.events else {}),
+                **({"readable_tags": [tag.hex() for tag in self.readable_tags]} if self.readable_tags else {}),
             }
         )
 
@@ -322,7 +330,14 @@ class ServerHello:
             deadlines={k: _int_field(deadlines, k, 1 << 31) for k in deadlines if isinstance(k, str)},
             version=_int_field(value, "version", 0xFFFF),
             events=value.get("events") is True,
+            readable_tags=_tags(value.get("readable_tags", [])),
         )
+
+
+def _tags(value: Any) -> tuple[bytes, ...]:
+    if not isinstance(value, list) or len(value) > MAX_READS_FROM:
+        raise ProtocolError(f"readable_tags is not a list of at most {MAX_READS_FROM}")
+    return tuple(_hex_field({"a readable tag": tag}, "a readable tag", 16) for tag in value)
 
 
 def _hex_field(value: dict[str, Any], name: str, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Which namespaces are which tenant of a pool, and what is said of it. Pure.
+"""Which namespaces are which tenant of a pool, who may read whose blocks, and what is said of it. Pure.
 
 A namespace is of one tenant: where two claim it the older one has it (of two of one second, the first by name), so that
 a tenant that comes later takes nobody's blocks and makes nobody lose theirs.
@@ -6,15 +6,15 @@ a tenant that comes later takes nobody's blocks and makes nobody lose theirs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpool.config import TenantConfig
+from kvpool.config import MAX_READS_FROM, TenantConfig
 from kvpool.keys import tenant_tag
 from kvpool_operator.api.conditions import Condition, set_condition
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.quantity import format_bytes, to_bytes
-from kvpool_operator.api.tenant import MAX_SHOWN, KVCacheTenant, TenantStatus, TenantUse
+from kvpool_operator.api.tenant import EVERY_TENANT, MAX_SHOWN, KVCacheTenant, TenantStatus, TenantUse
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.webhook.selector import matches
 
@@ -42,6 +42,10 @@ class Settled:
     reason: str = "Accepted"
     """Accepted, or why not all of the spec can be had."""
     message: str = ""
+    reads_from: tuple[str, ...] = ()
+    """Names of the tenants whose blocks it may read."""
+    readers: tuple[str, ...] = ()
+    """Names of the tenants that may read its blocks."""
 
     @property
     def name(self) -> str:
@@ -76,7 +80,7 @@ def settle(
             continue
         settled.append(_settle(raw, tenant, labels, allowed, taken))
         taken.update(dict.fromkeys(settled[-1].namespaces, tenant.metadata.name))
-    return tuple(settled)
+    return _grant(settled)
 
 
 def _settle(
@@ -104,9 +108,50 @@ def _settle(
     return Settled(raw, tenant, mine, reason, "; ".join(told))
 
 
+def _grant(settled: Sequence[Settled]) -> tuple[Settled, ...]:
+    """The same, with who may read whom; `settled` has the oldest first, which are read first."""
+    known = {one.name for one in settled}
+    understood = [one.name for one in settled if one.tenant is not None]
+    asked: dict[str, list[str]] = {name: [] for name in known}
+    strangers: dict[str, list[str]] = {}
+    for one in settled:
+        wanted = one.tenant.spec.sharing.readers if one.tenant is not None else []
+        named = understood if wanted == [EVERY_TENANT] else sorted(wanted)
+        strangers[one.name] = [name for name in named if name not in known]
+        for reader in named:
+            if reader in known and reader != one.name:
+                asked[reader].append(one.name)
+    readers: dict[str, list[str]] = {name: [] for name in known}
+    for name in sorted(understood):
+        for owner in asked[name][:MAX_READS_FROM]:
+            readers[owner].append(name)
+    granted = []
+    for one in settled:
+        reads = tuple(asked[one.name][:MAX_READS_FROM]) if one.tenant is not None else ()
+        its = replace(one, reads_from=reads, readers=tuple(readers[one.name]))
+        granted.append(_explained(its, strangers[one.name], asked[one.name][MAX_READS_FROM:]))
+    return tuple(granted)
+
+
+def _explained(one: Settled, strangers: Sequence[str], beyond: Sequence[str]) -> Settled:
+    """With what could not be had of the grants. `strangers`: readers that there are not; `beyond`: not read by it."""
+    told = []
+    if strangers:
+        told.append(f"no KVCacheTenant of this pool, so they read nothing: {_some(strangers)}")
+    if beyond and one.tenant is not None:
+        told.append(f"it reads at most {MAX_READS_FROM} tenants, and nothing of {_some(beyond)}")
+    if not told:
+        return one
+    worst = "ReaderNotFound" if strangers else "TooManyToRead"
+    reason = worst if one.reason == "Accepted" else one.reason
+    return replace(one, reason=reason, message="; ".join([one.message] * bool(one.message) + told))
+
+
 def to_configs(settled: Iterable[Settled], pool: PoolSpec) -> tuple[TenantConfig, ...]:
     """For `pool.json`; what a tenant leaves out is the pool's."""
     quota, ttl = pool.tenancy.default_quota.capacity, pool.cache.ttl
+    settled = tuple(settled)
+    ids = {one.name: one.tenant.id for one in settled if one.tenant is not None}
     found = []
     for one in settled:
         if one.tenant is None:
@@ -122,6 +167,7 @@ def to_configs(settled: Iterable[Settled], pool: PoolSpec) -> tuple[TenantConfig
                 idle_ttl_s=-(-to_ms(str(_or(spec.ttl.idle, ttl.idle))) // 1000),
                 max_age_s=-(-to_ms(str(_or(spec.ttl.max_age, ttl.max_age))) // 1000),
                 priority=spec.priority,
+                reads_from=tuple(ids[name] for name in one.reads_from),
             )
         )
     return tuple(sorted(found, key=lambda tenant: tenant.id))
@@ -145,6 +191,8 @@ def tenant_status(
         now,
         member_count=len(one.namespaces),
         members=list(one.namespaces[:MAX_SHOWN]),
+        reads_from=list(one.reads_from),
+        readers=list(one.readers[:MAX_SHOWN]),
         tag=tag,
         used=TenantUse(
             nodes=format_bytes(sum(use.used_bytes for use in uses)),

@@ -10,7 +10,7 @@ import collections
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvpool.wire import Tier
 
@@ -30,9 +30,20 @@ _MAX_QUEUED = 64
 
 
 class Listener(Protocol):
-    """`keys` in the prompt's order, the tier of each, and when the answer went out (monotonic). Must not block."""
+    """`tenant` that asked, `keys` in the prompt's order, the tier of each, when the answer went out (monotonic).
+
+    Keys may be another tenant's that this one may read. Must not block.
+    """
 
     def __call__(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float, /) -> None: ...
+
+
+class _Answer(NamedTuple):
+    tenant: Tenant
+    idents: list[bytes]
+    found: list[bytes]  # keys, as many as tiers
+    tiers: bytes
+    at: float
 
 
 class AfterLookup:
@@ -47,7 +58,7 @@ class AfterLookup:
         self._learn = learn
         self._listeners = listeners
         self._stats = stats
-        self._queue: collections.deque[tuple[Tenant, list[bytes], bytes, float]] = collections.deque()
+        self._queue: collections.deque[_Answer] = collections.deque()
         self._ready = threading.Condition()
         self._stopping = False
 
@@ -65,8 +76,11 @@ class AfterLookup:
         with self._ready:
             return len(self._queue)
 
-    def offer(self, tenant: Tenant, idents: Sequence[bytes], tiers: bytes) -> None:
-        """These were just looked up, and `tiers` was the answer. Returns at once."""
+    def offer(self, tenant: Tenant, idents: Sequence[bytes], tiers: bytes, keys: Sequence[bytes]) -> None:
+        """These were just looked up, `tiers` was the answer, found under `keys` (at least up to the first miss).
+
+        Returns at once.
+        """
         promised = tiers.find(Tier.MISS)
         count = min(len(tiers) if promised < 0 else promised, MAX_BLOCKS)
         kept = count if self._learn is None else min(len(idents), MAX_LEARNED)
@@ -74,7 +88,8 @@ class AfterLookup:
             return
         with self._ready:
             if len(self._queue) < _MAX_QUEUED:
-                self._queue.append((tenant, list(idents[:kept]), tiers[:count], time.monotonic()))
+                found = list(keys[:count])
+                self._queue.append(_Answer(tenant, list(idents[:kept]), found, tiers[:count], time.monotonic()))
                 self._ready.notify()
                 return
         self._stats.add("prefetch", "dropped", count)
@@ -86,13 +101,12 @@ class AfterLookup:
                     self._ready.wait()
                 if self._stopping:
                     return
-                tenant, idents, tiers, asked_at = self._queue.popleft()
+                answer = self._queue.popleft()
             try:
-                keys = [tenant.key(ident) for ident in idents]
-                if tiers:
+                if answer.tiers:
                     for listener in self._listeners:
-                        listener(tenant.tag, keys[: len(tiers)], tiers, asked_at)
-                if self._learn is not None:
-                    self._learn(keys, tenant.tag)
+                        listener(answer.tenant.tag, answer.found, answer.tiers, answer.at)
+                if self._learn is not None:  # its own alone: nobody says in which order another tenant's blocks go
+                    self._learn([answer.tenant.key(ident) for ident in answer.idents], answer.tenant.tag)
             except Exception:
                 log.exception("after a lookup")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
 from kvpool.wire import BeginStatus, CommitStatus, Flag, OpenStatus, Tier
 from kvpool_sidecar.blockfile import Expect
+from kvpool_sidecar.locate import Locator, nearest
 from kvpool_sidecar.transport.rdma.fetch import Wanted
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.index.directory import Found, PeerDirectory
     from kvpool_sidecar.inspector import Inspector
+    from kvpool_sidecar.locate import Located
     from kvpool_sidecar.prefetch import Prefetcher
     from kvpool_sidecar.server.auth import Tenant
     from kvpool_sidecar.shared_tier import SharedTier
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeBlocks", "Opened", "Streams", "close_files"]
 
-_WINDOWS = (1, 16, 64)  # the first questions to the shared tier
-_WINDOW = 256  # and all further ones
 _MAX_STREAMS = 0xFFFF
 _STREAM_BYTES = 8 << 20  # of a load are worth a connection of their own
 _REASONS: dict[type[Exception], str] = {CorruptBlockError: "corrupt", RefusedError: "still-writable"}
@@ -136,6 +136,7 @@ class NodeBlocks:
         self.shared = shared
         self.peers = peers
         self.stats = stats
+        self._locator = Locator(local, shared, peers)
         self._announcer = announcer
         self._copier = copier
         self._inspector = inspector
@@ -143,69 +144,30 @@ class NodeBlocks:
         self._after_lookup = after_lookup
         self._on_stored = on_stored
 
-    def locate(self, tenant: Tenant, idents: Sequence[bytes], timeout_s: float, *, every: bool) -> bytes:
-        """The tier of each block; all 0 after the first miss unless `every`.
+    def locate(self, tenants: Sequence[Tenant], idents: Sequence[bytes], timeout_s: float, *, every: bool) -> Located:
+        """Where each block is, and under which key: Locator. `tenants`: the asking one, then those it may read."""
+        return self._locator.locate(tenants, idents, timeout_s, every=every)
 
-        The index is asked at most twice, whatever the number of blocks: PeerDirectory.reach.
-        """
-        deadline = time.monotonic() + timeout_s
-        keys = [tenant.key(ident) for ident in idents]
-        tiers = bytearray(Tier.LOCAL if self.local.has(key) else Tier.MISS for key in keys)
-        rest = [n for n, tier in enumerate(tiers) if tier == Tier.MISS]
-        has_shared = self.shared is not None and self.shared.available
-        if rest and (left := deadline - time.monotonic()) > 0:
-            budget = left / 2 if has_shared else left  # a slow index leaves time to ask the shared tier
-            wanted = [keys[n] for n in rest]
-            there: Sequence[object] = self.peers.locate(wanted, budget) if every else self.peers.reach(wanted, budget)
-            for n, is_there in zip(rest, there, strict=True):
-                if is_there:
-                    tiers[n] = Tier.PEER
-        rest = [n for n in rest if tiers[n] == Tier.MISS]
-        if rest and has_shared:
-            rest = self._look_in_shared(keys, rest, tiers, deadline, every=every)
-        return bytes(tiers) if every or not rest else bytes(tiers[: rest[0]]).ljust(len(tiers), b"\0")
-
-    def _look_in_shared(
-        self, keys: Sequence[bytes], rest: list[int], tiers: bytearray, deadline: float, *, every: bool
-    ) -> list[int]:
-        """What is still missing of `rest`. Unless `every`, the search ends with the first block that is nowhere."""
-        assert self.shared is not None  # noqa: S101
-        missing: list[int] = []
-        at = 0
-        # a prompt that nobody has seen costs one question to the file system, not a window of them
-        for size in itertools.chain(() if every else _WINDOWS, itertools.repeat(_WINDOW)):
-            chunk = rest[at : at + size]
-            left = deadline - time.monotonic()
-            if not chunk or left <= 0 or (missing and not every):
-                break
-            at += len(chunk)
-            for n, is_there in zip(chunk, self.shared.has_many([keys[n] for n in chunk], left), strict=True):
-                if is_there:
-                    tiers[n] = Tier.SHARED
-                else:
-                    missing.append(n)
-        return missing + rest[at:]
-
-    def looked_up(self, tenant: Tenant, idents: Sequence[bytes], tiers: bytes) -> None:
+    def looked_up(self, tenant: Tenant, idents: Sequence[bytes], located: Located) -> None:
         """The answer of a lookup is out: its blocks will be asked for next. Returns at once."""
         if self._after_lookup is not None:
-            self._after_lookup.offer(tenant, idents, tiers)
+            self._after_lookup.offer(tenant, idents, located.tiers, located.keys)
 
     def open(
-        self, tenant: Tenant, idents: Sequence[bytes], flags: int, timeout_s: float, streams: Streams
+        self, tenants: Sequence[Tenant], idents: Sequence[bytes], flags: int, timeout_s: float, streams: Streams
     ) -> list[Opened]:
-        """Open blocks, in order; the receiver owns `fd` of FILE entries."""
+        """Open blocks, in order; the receiver owns `fd` of FILE entries. `tenants` as for `locate`."""
         deadline = time.monotonic() + timeout_s
         streams.turn()
-        keys = [tenant.key(ident) for ident in idents]
+        keys = [nearest(self.local, tenants, ident) for ident in idents]
         opened: list[Opened] = []
         if self._prefetcher is not None:
             self._prefetcher.opened(keys)
         try:
             self._open_local(keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
             if not flags & Flag.LOCAL_ONLY:
-                self._open_peers(tenant, keys, opened, deadline, streams)
-            self._open_shared(keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
+                self._open_peers(tenants, idents, keys, opened, deadline, streams)
+            self._open_shared(tenants, idents, keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
         except BaseException:
             close_files(opened)
             raise
@@ -227,18 +189,32 @@ class NodeBlocks:
         return not self.local.has(key) or self.local.check(key)
 
     def _open_peers(
-        self, tenant: Tenant, keys: Sequence[bytes], opened: list[Opened], deadline: float, streams: Streams
+        self,
+        tenants: Sequence[Tenant],
+        idents: Sequence[bytes],
+        keys: list[bytes],
+        opened: list[Opened],
+        deadline: float,
+        streams: Streams,
     ) -> None:
+        """`keys` are those of `tenants` under which the blocks are there, afterwards."""
         rest = [n for n, entry in enumerate(opened) if entry.status == OpenStatus.MISS]
-        left = deadline - time.monotonic()
-        if not rest or left <= 0:
-            return
+        there: dict[int, Found] = {}
         by_peer: dict[NodeInfo, list[tuple[int, Found]]] = {}
-        for n, found in zip(rest, self.peers.locate([keys[n] for n in rest], left / 2), strict=True):
-            if found is not None:
-                by_peer.setdefault(found.peer, []).append((n, found))
+        for tenant in tenants:
+            left = deadline - time.monotonic()
+            if not rest or left <= 0:
+                break
+            its = [tenant.key(idents[n]) for n in rest]
+            answers = self.peers.locate(its, left / 2)
+            for n, key, found in zip(rest, its, answers, strict=True):
+                if found is not None:
+                    keys[n], there[n] = key, found
+            rest = [n for n in rest if n not in there]
+        for n, found in sorted(there.items()):  # a stream brings its blocks in the order of the idents
+            by_peer.setdefault(found.peer, []).append((n, found))
         for peer, found_there in by_peer.items():
-            wanted = self._fetch(tenant, peer, found_there, keys, opened, deadline, streams)
+            wanted = self._fetch(tenants[0], peer, found_there, keys, opened, deadline, streams)
             if not wanted:
                 continue
             total = sum(found.payload_len for _, found in wanted)
@@ -300,16 +276,43 @@ class NodeBlocks:
             opened[n] = Opened(OpenStatus.FILE, Tier.PEER, 0, found.payload_len, keys[n], os.dup(slot.descriptor))
         return rest
 
-    def _open_shared(self, keys: Sequence[bytes], opened: list[Opened], deadline: float, *, verify: bool) -> None:
+    def _open_shared(
+        self,
+        tenants: Sequence[Tenant],
+        idents: Sequence[bytes],
+        keys: list[bytes],
+        opened: list[Opened],
+        deadline: float,
+        *,
+        verify: bool,
+    ) -> None:
+        """As _open_peers. Where the lookup has just seen a block it is looked for first, whose ever it is."""
+        if self.shared is None:
+            return
         rest = [n for n, entry in enumerate(opened) if entry.status == OpenStatus.MISS]
+        if len(tenants) > 1:
+            seen = {n: key for n in rest for t in reversed(tenants) if self.shared.remembers(key := t.key(idents[n]))}
+            self._open_seen(seen, keys, opened, deadline, verify=verify)
+        for tenant in tenants:
+            rest = [n for n in rest if opened[n].status == OpenStatus.MISS]
+            self._open_seen({n: tenant.key(idents[n]) for n in rest}, keys, opened, deadline, verify=verify)
+
+    def _open_seen(
+        self, wanted: dict[int, bytes], keys: list[bytes], opened: list[Opened], deadline: float, *, verify: bool
+    ) -> None:
+        """Open these of the shared tier, by their places in `opened`."""
         left = deadline - time.monotonic()
-        if self.shared is None or not rest or left <= 0:
+        if self.shared is None or not wanted or left <= 0:
             return
         if verify:
-            rest = [n for n in rest if self.shared.check(keys[n])]
-        for n, found in zip(rest, self.shared.open_many([keys[n] for n in rest], left), strict=True):
-            if found is not None:
-                opened[n] = _file(keys[n], Tier.SHARED, found)
+            wanted = {n: key for n, key in wanted.items() if self.shared.check(key)}
+        if self._prefetcher is not None and (others := [key for n, key in wanted.items() if keys[n] != key]):
+            self._prefetcher.opened(others)
+        found = self.shared.open_many(list(wanted.values()), left)
+        for (n, key), block in zip(wanted.items(), found, strict=True):
+            if block is not None:
+                keys[n] = key
+                opened[n] = _file(key, Tier.SHARED, block)
 
     def begin(self, tenant: Tenant, ident: bytes, payload_len: int) -> tuple[BeginStatus, bytes, Pending | None]:
         """Status, key, and for WRITE a file for a block of `payload_len`."""
@@ -340,9 +343,9 @@ class NodeBlocks:
             self._on_stored()
         return status
 
-    def report(self, tenant: Tenant, corrupt: Sequence[bytes]) -> None:
-        """A client found these blocks corrupt: have a look at them."""
-        for ident in corrupt:
+    def report(self, tenants: Sequence[Tenant], corrupt: Sequence[bytes]) -> None:
+        """A client found these blocks corrupt: have a look at them, whose ever of `tenants` they were."""
+        for tenant, ident in itertools.product(tenants, corrupt):
             key = tenant.key(ident)
             self.peers.forget(key)
             self._inspector.offer(key)

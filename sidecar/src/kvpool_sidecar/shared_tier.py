@@ -58,6 +58,11 @@ class SharedTier:
                 self.remember(key)
         return found
 
+    def remembers(self, key: bytes) -> bool:
+        """Was it there of late? Asks nobody."""
+        with self._lock:
+            return self._seen.get(key, 0.0) > time.monotonic()
+
     def open_many(self, keys: Sequence[bytes], timeout_s: float) -> list[Block | None]:
         """Open blocks, in order; None for those that are not there or did not open in time."""
         jobs = [functools.partial(self.store.open, key) for key in keys]

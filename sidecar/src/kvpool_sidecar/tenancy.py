@@ -24,6 +24,7 @@ class Tenancy:
 
     def __init__(self, secret: bytes, config: PoolConfig) -> None:
         self._by_namespace = {n: tenant for tenant in config.tenants for n in tenant.namespaces}
+        self._ids = {tenant.id for tenant in config.tenants}
         self._by_tag = {keys.tenant_tag(secret, tenant.id): tenant for tenant in config.tenants}
 
     def id_of(self, namespace: str) -> str:
@@ -35,6 +36,11 @@ class Tenancy:
         """What people and routers are told: the namespace, or `kvt/NAME` of its tenant."""
         tenant = self._by_namespace.get(namespace)
         return namespace if tenant is None else f"kvt/{tenant.name}"
+
+    def reads_from(self, namespace: str) -> tuple[str, ...]:
+        """Ids of the other tenants whose blocks this namespace's pods may read, in order."""
+        tenant = self._by_namespace.get(namespace)
+        return () if tenant is None else tuple(one for one in tenant.reads_from if one in self._ids)
 
     @property
     def tags(self) -> list[bytes]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from kvpool_operator.api import operation
 from kvpool_operator.api.fields import POOL_NAME
 from kvpool_operator.api.node import NODE_KIND, NODE_PLURAL, NodeSpec, NodeStatus
-from kvpool_operator.api.tenant import TENANT_KIND, TENANT_PLURAL, TenantSpec, TenantStatus
+from kvpool_operator.api.tenant import NOT_ITSELF, TENANT_KIND, TENANT_PLURAL, TenantSpec, TenantStatus
 from kvpool_operator.api.v1alpha1 import KIND, PLURAL, PoolSpec
 from kvpool_operator.api.v1alpha1_status import PoolStatus
 
@@ -106,7 +106,8 @@ TENANT: Final = Resource(
     plural=TENANT_PLURAL,
     short="kvt",
     description="KVCacheTenant makes namespaces one tenant of a KVCachePool: they find each other's blocks and nobody "
-    "else's, and share a quota. A namespace without one is a tenant by itself.",
+    "else's, unless another tenant lets them read its own, and share a quota. A namespace without one is a tenant by "
+    "itself.",
     spec=TenantSpec,
     status=TenantStatus,
     columns=(
@@ -119,7 +120,9 @@ TENANT: Final = Resource(
         ("Age", "date", ".metadata.creationTimestamp", 0),
         ("Priority", "integer", ".spec.priority", 1),
         ("Evicted", "integer", ".status.used.evictedOverQuota", 1),
+        ("Reads", "string", ".status.readsFrom", 1),
     ),
+    rules=(NOT_ITSELF,),
 )
 
 RESOURCES: Final = (POOL, NODE, OPERATION, TENANT)

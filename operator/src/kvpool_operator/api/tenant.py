@@ -9,17 +9,28 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
+from kvpool.config import MAX_READS_FROM
 from kvpool_operator.api import fields as f  # noqa: TC001  these are read by pydantic
 from kvpool_operator.api.conditions import Condition  # noqa: TC001
 from kvpool_operator.api.rules import Rule, immutable, with_rules
 from kvpool_operator.api.v1alpha1 import KVCacheObject, LabelSelector, Model, section
 from kvpool_operator.api.v1alpha1_status import Count, Text  # noqa: TC001
 
-__all__ = ["MAX_SHOWN", "TENANT_KIND", "TENANT_PLURAL", "KVCacheTenant", "TenantSpec", "TenantStatus"]
+__all__ = [
+    "EVERY_TENANT",
+    "MAX_SHOWN",
+    "NOT_ITSELF",
+    "TENANT_KIND",
+    "TENANT_PLURAL",
+    "KVCacheTenant",
+    "TenantSpec",
+    "TenantStatus",
+]
 
 TENANT_KIND: Final = "KVCacheTenant"
 TENANT_PLURAL: Final = "kvcachetenants"
 MAX_SHOWN: Final = 64
+EVERY_TENANT: Final = "*"
 
 SOME_MEMBERS: Final = Rule(
     "(has(self.namespaces) && size(self.namespaces) > 0) || has(self.selector)",
@@ -30,6 +41,14 @@ SELECTOR_CHOOSES: Final = Rule(
     "(has(self.selector.matchExpressions) && size(self.selector.matchExpressions) > 0)",
     "give members.selector at least one label or expression: an empty one would make all namespaces one tenant, who "
     "find each other's blocks",
+)
+STAR_STANDS_ALONE: Final = Rule(
+    "!has(self.readers) || size(self.readers) < 2 || !('*' in self.readers)",
+    "write either '*' alone in sharing.readers, for every KVCacheTenant of the pool, or their names",
+)
+NOT_ITSELF: Final = Rule(
+    "!has(self.spec.sharing) || !has(self.spec.sharing.readers) || !(self.metadata.name in self.spec.sharing.readers)",
+    "leave the tenant's own name out of sharing.readers: it finds its own blocks in any case",
 )
 POOL_STAYS: Final = immutable("the pool of a tenant", "make another KVCacheTenant for the other pool")
 
@@ -84,6 +103,26 @@ class TenantTtl(Model):
     store the pool's own holds."""
 
 
+class Sharing(Model):
+    """Who else may read the tenant's blocks."""
+
+    model_config = Model.model_config | {"json_schema_extra": with_rules(STAR_STANDS_ALONE)}
+
+    readers: Annotated[list[Annotated[str, Field(min_length=1, max_length=253)]], Field(max_length=64)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "set"}
+    )
+    """KVCacheTenants of the same pool by name that find this tenant's blocks beside their own, or '*' alone for all of
+    them; a namespace without a KVCacheTenant is never one. One way only: this tenant finds none of theirs, and they
+    cannot write, remove or keep any of its blocks. This gives away its bytes, and by time what it has asked; and they
+    trust what this tenant stored, as it was computed by its engines. A tenant reads at most 8 others, the oldest of
+    those that let it. Whoever has a name later, has the grant."""
+
+    @model_validator(mode="after")
+    def _readers(self) -> Sharing:
+        STAR_STANDS_ALONE.check(len(self.readers) < 2 or EVERY_TENANT not in self.readers)
+        return self
+
+
 class TenantSpec(Model):
     """Namespaces that use a pool as one tenant: they find each other's blocks, nobody else's, and share a quota."""
 
@@ -101,6 +140,8 @@ class TenantSpec(Model):
     """Who makes room on a full node or in a full shared directory: tenants with the lowest number first, of those the
     one that takes the most. Namespaces without a KVCacheTenant have 0. A tenant can lose all of its blocks to one with
     a higher number: give those with a high number a quota."""
+    sharing: Sharing = section(Sharing)
+    """Who else may read the tenant's blocks. Left out: nobody."""
 
 
 class TenantUse(Model):
@@ -127,6 +168,14 @@ class TenantStatus(Model):
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Their names, at most 64."""
+    reads_from: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=MAX_READS_FROM)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """KVCacheTenants whose blocks it may read, as they let it, in the order they are looked at."""
+    readers: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=MAX_SHOWN)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """KVCacheTenants that may read its blocks now, at most 64 of them."""
     tag: Annotated[str, Field(max_length=32)] = ""
     """The name under which sidecars account for its blocks, in /status and where metrics tell tenants apart."""
     used: TenantUse = Field(default_factory=TenantUse)
@@ -147,6 +196,11 @@ class KVCacheTenant(KVCacheObject):
     """One tenant, as the API server holds it."""
 
     spec: TenantSpec
+
+    @model_validator(mode="after")
+    def _not_itself(self) -> KVCacheTenant:
+        NOT_ITSELF.check(self.metadata.name not in self.spec.sharing.readers)
+        return self
 
     @property
     def id(self) -> str:

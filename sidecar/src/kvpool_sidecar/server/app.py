@@ -9,6 +9,7 @@ import resource
 import signal
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 from kvpool import index_url, keys, wire
@@ -145,6 +146,7 @@ class App:
         self._config = settings.config
         self._tenancy = Tenancy(settings.secret, settings.config)
         self._pods_lock = threading.Lock()  # over what is decided of pods by the configuration
+        self._names: weakref.WeakValueDictionary[str, Tenant] = weakref.WeakValueDictionary()
         self._live = LiveConfig(settings.config_file, settings.config, self._reconfigure)
         self._stats = Stats()
         self._fingerprints = Fingerprints()
@@ -467,7 +469,7 @@ class App:
             self._peers,
             self._shared,
             self._stats,
-            lambda namespace: self._tenancy.id_of(namespace),
+            lambda namespace: (self._tenancy.id_of(namespace), *self._tenancy.reads_from(namespace)),
         )
 
     def _lookup_listeners(self) -> list[Listener]:
@@ -554,7 +556,21 @@ class App:
         tenant = Tenant(self._settings.secret, self._tenancy.id_of(identity.namespace))
         if self._feed is not None:
             self._feed.tenant(tenant.tag, self._tenancy.name_of(identity.namespace))
-        return Pod(identity, tenant, self._local.usage().capacity_bytes // _POD_SHARE)
+        readable = tuple(map(self._granted, self._tenancy.reads_from(identity.namespace)))
+        return Pod(identity, tenant, self._local.usage().capacity_bytes // _POD_SHARE, readable)
+
+    def _granted(self, name: str) -> Tenant:
+        """All who may read a tenant share its names, which are remembered."""
+        tenant = self._names.get(name)
+        if tenant is None:
+            tenant = self._names[name] = Tenant(self._settings.secret, name)
+        return tenant
+
+    def _is_as_before(self, pod: Pod) -> bool:
+        """Has it the tenant, and may it read the tenants, that the configuration says now?"""
+        namespace = pod.identity.namespace
+        may_read = tuple(tenant.name for tenant in pod.readable)
+        return pod.tenant.name == self._tenancy.id_of(namespace) and may_read == self._tenancy.reads_from(namespace)
 
     def _know_tenants(self) -> None:
         """Routers are told whose a block is by name."""
@@ -568,7 +584,7 @@ class App:
                 self._feed.tenant(tenant.tag, self._tenancy.name_of(namespace))
 
     def _reconfigure(self, config: PoolConfig) -> None:
-        """Take the live fields of another configuration. Pods whose tenant is another now connect anew."""
+        """Take the live fields of another configuration. Pods of another tenant or with other grants connect anew."""
         before, tenancy = self._config, Tenancy(self._settings.secret, config)
         with self._pods_lock:
             self._config, self._tenancy = config, tenancy
@@ -576,7 +592,7 @@ class App:
                 identity = pod.identity
                 if not is_allowed(identity, config.allowed_namespaces):
                     self._listeners.replace(identity.uid, None)
-                elif pod.tenant.name != tenancy.id_of(identity.namespace):
+                elif not self._is_as_before(pod):
                     self._listeners.replace(identity.uid, self._pod(identity))
         self._local.reconfigure(config.local, config.cache, tenancy.local)
         if self._keeper is not None:

@@ -14,11 +14,15 @@ MAX_CONNECTIONS = 32  # eight ranks of an engine, each with the four of a client
 
 
 class Pod:
-    """Thread-safe counters. `write_room` is the most bytes that its unfinished writes may take."""
+    """Thread-safe counters. `write_room` is the most bytes that its unfinished writes may take.
 
-    def __init__(self, identity: Identity, tenant: Tenant, write_room: int) -> None:
+    `readable`: the other tenants whose blocks it may read.
+    """
+
+    def __init__(self, identity: Identity, tenant: Tenant, write_room: int, readable: tuple[Tenant, ...] = ()) -> None:
         self.identity = identity
         self.tenant = tenant
+        self.readable = readable
         self._lock = threading.Lock()
         self._write_room = self._total_room = write_room
         self._connections = 0

@@ -7,6 +7,7 @@ first on each node has. The index is asked at most twice, whatever the number of
 from __future__ import annotations
 
 import hmac
+import itertools
 import json
 import re
 import time
@@ -76,7 +77,10 @@ def _hex(text: object, what: str, least: int, most: int) -> bytes:
 
 
 class Prefixes:
-    """Thread-safe. `token` is what a router must show; `secret` is the pool's; `tenant_of` a namespace's tenant."""
+    """Thread-safe. `token` is what a router must show; `secret` is the pool's.
+
+    `tenants_of`: the ids of a namespace's tenant and of those it may read.
+    """
 
     def __init__(
         self,
@@ -87,9 +91,9 @@ class Prefixes:
         peers: PeerDirectory,
         shared: SharedTier | None,
         stats: Stats,
-        tenant_of: Callable[[str], str] = lambda namespace: namespace,
+        tenants_of: Callable[[str], Sequence[str]] = lambda namespace: (namespace,),
     ) -> None:
-        self._tenant_of = tenant_of
+        self._tenants_of = tenants_of
         self._token = token.encode()
         self._secret = secret
         self._node = node
@@ -114,12 +118,13 @@ class Prefixes:
             self._stats.add("prefix_queries", "malformed")
             return 400, {"error": str(e)}
         deadline = time.monotonic() + _TIMEOUT_S
-        idents = (keys.ident(question.fingerprint, one, question.part) for one in question.hashes)
-        tenant = self._tenant_of(question.tenant)
-        wanted = [keys.key(self._secret, tenant, ident) for ident in idents]
+        idents = [keys.ident(question.fingerprint, one, question.part) for one in question.hashes]
+        tenants = self._tenants_of(question.tenant)
+        wanted = [[keys.key(self._secret, tenant, ident) for ident in idents] for tenant in tenants]
         nodes = self._peers_reach(wanted, deadline)
         complete = nodes is not None
-        reach = {self._node: next((n for n, key in enumerate(wanted) if not self._local.has(key)), len(wanted))}
+        names = list(zip(*wanted, strict=True))  # of each block
+        reach = {self._node: next((n for n, its in enumerate(names) if not any(map(self._local.has, its))), len(names))}
         reach.update(nodes or {})
         self._stats.add("prefix_queries", "answered" if complete else "without-index")
         return 200, {
@@ -128,29 +133,37 @@ class Prefixes:
             "complete": complete,
         }
 
-    def _peers_reach(self, wanted: Sequence[bytes], deadline: float) -> dict[str, int] | None:
-        holders = self._peers.holders(wanted, deadline - time.monotonic())
-        if holders is None:
-            return None
+    def _peers_reach(self, wanted: Sequence[Sequence[bytes]], deadline: float) -> dict[str, int] | None:
+        """`wanted`: the blocks' names under each tenant."""
+        there: list[set[str]] = [set() for _ in wanted[0]]
+        for its in wanted:
+            holders = self._peers.holders(its, deadline - time.monotonic())
+            if holders is None:
+                return None
+            there = [one | other for one, other in zip(there, holders, strict=True)]
         reach: dict[str, int] = {}
-        still = set(holders[0])
-        for n, there in enumerate(holders):
-            still &= there
+        still = set(there[0])
+        for n, nodes in enumerate(there):
+            still &= nodes
             if not still:
                 break
             reach.update(dict.fromkeys(still, n + 1))
         return reach
 
-    def _shared_reach(self, wanted: Sequence[bytes], deadline: float) -> int:
+    def _shared_reach(self, wanted: Sequence[Sequence[bytes]], deadline: float) -> int:
         """As far as the time goes."""
         if self._shared is None or not self._shared.available:
             return 0
-        reach = 0
+        reach, count = 0, len(wanted[0])
         size = 1  # a prompt that nobody has seen costs one question
-        while reach < len(wanted) and (left := deadline - time.monotonic()) > 0:
-            some = self._shared.has_many(wanted[reach : reach + size], left)
-            if not all(some):
-                return reach + some.index(False)
-            reach += len(some)
+        while reach < count and deadline - time.monotonic() > 0:
+            missing = list(range(reach, min(reach + size, count)))
+            for its in wanted:
+                left = deadline - time.monotonic()
+                there = self._shared.has_many([its[n] for n in missing], left) if missing and left > 0 else ()
+                missing = [n for n, is_there in itertools.zip_longest(missing, there) if not is_there]
+            if missing:
+                return missing[0]
+            reach += size
             size = _WINDOW
-        return reach
+        return min(reach, count)

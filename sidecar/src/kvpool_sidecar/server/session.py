@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.admission import Admission, Grant
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.node import NodeBlocks
+    from kvpool_sidecar.server.auth import Tenant
     from kvpool_sidecar.server.pod import Pod
     from kvpool_sidecar.server.usage import Fingerprints
     from kvpool_sidecar.store.base import Pending
@@ -74,6 +75,7 @@ class Session:
     ) -> None:
         self._socket = sock
         self._pod = pod
+        self._reads_of: tuple[Tenant, ...] = (pod.tenant,)  # its own first
         self._node = node
         self._node_name = node_name
         self._fingerprints = fingerprints
@@ -187,6 +189,8 @@ class Session:
         self._forget_hello()
         self._hello = hello
         self._fingerprints.entered(hello, self._pod.identity.uid)
+        granted = self._pod.readable if hello.reads_granted else ()  # a client of before would take them for corrupt
+        self._reads_of = (self._pod.tenant, *granted)
         config = self._node.config
         answer = wire.ServerHello(
             tenant_tag=self._pod.tenant.tag,
@@ -195,6 +199,7 @@ class Session:
             node=self._node_name,
             deadlines=asdict(config.deadlines),
             events=config.events.enabled,
+            readable_tags=tuple(tenant.tag for tenant in granted),
         )
         self._reply(head, answer.pack())
 
@@ -202,11 +207,12 @@ class Session:
         timeout, rest = _deadline(body)
         idents = wire.split_idents(rest, head.items, wire.MAX_LOOKUP)
         every = bool(head.flags & wire.Flag.EVERY)
-        tiers = self._node.locate(self._pod.tenant, idents, timeout, every=every)
+        located = self._node.locate(self._reads_of, idents, timeout, every=every)
+        tiers = located.tiers
         self._node.stats.add("lookup", "asked", len(idents))
         self._node.stats.add("lookup", "found", len(tiers) - tiers.count(wire.Tier.MISS))
         self._reply(head, tiers, count=len(tiers))
-        self._node.looked_up(self._pod.tenant, idents, tiers)
+        self._node.looked_up(self._pod.tenant, idents, located)
 
     def _open(self, head: wire.Head, body: memoryview) -> None:
         timeout, rest = _deadline(body)
@@ -222,7 +228,7 @@ class Session:
             return
         else:
             left = max(began + timeout - time.monotonic(), _MIN_DEADLINE_S)
-            opened = self._node.open(self._pod.tenant, idents, head.flags, left, self._streams)
+            opened = self._node.open(self._reads_of, idents, head.flags, left, self._streams)
         flags = self._opened(opened)
         try:
             fds = [entry.fd for entry in opened if entry.status == wire.OpenStatus.FILE]
@@ -352,7 +358,7 @@ class Session:
                     raise ProtocolError(f"{family} is not a count")
                 self._node.stats.add(f"client_{family}", label, n)
         self._report_seconds(value.get("seconds", {}))
-        self._node.report(self._pod.tenant, idents)
+        self._node.report(self._reads_of, idents)
         self._reply(head, b"")
 
     def _report_seconds(self, times: object) -> None:

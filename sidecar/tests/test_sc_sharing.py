@@ -1,0 +1,400 @@
+"""Tenants that let others read: what a reader finds on its node, on a peer, on the shared tier, and nobody else does.
+
+Real sidecars with an index and a shared directory; the rules of who finds what are held against a model in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+import urllib.request
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sc_nodes import HTTP_PORT, Cluster, wait_for
+from sc_raw import FINGERPRINT, SECRET, GoneError, ident, payload
+
+from kvpool import block, config, keys, wire
+from kvpool.wire import CommitStatus, Flag, OpenStatus, Tier
+from kvpool_sidecar.after_lookup import AfterLookup
+from kvpool_sidecar.breaker import Breaker
+from kvpool_sidecar.guard import Guard
+from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.index.directory import PeerDirectory
+from kvpool_sidecar.index.memory import MemoryIndex
+from kvpool_sidecar.index.record import Record
+from kvpool_sidecar.locate import Locator
+from kvpool_sidecar.node import NodeBlocks, Streams, close_files
+from kvpool_sidecar.server.auth import Tenant
+from kvpool_sidecar.shared_tier import SharedTier
+from kvpool_sidecar.stats import Stats
+from kvpool_sidecar.store.memory import MemoryStore
+from kvpool_sidecar.tenancy import Tenancy
+from kvpool_sidecar.testing.blocks import write
+
+BASE, READER, THIRD = "kvt:base:1", "kvt:reader:2", "kvt:third:3"
+COUNT = 12
+NAMES = [ident(n) for n in range(COUNT)]
+DATA = [payload(n) for n in range(COUNT)]
+
+
+def tenants(*reads_from: str) -> tuple[config.TenantConfig, ...]:
+    return (
+        config.TenantConfig("base", BASE, ("base",)),
+        config.TenantConfig("reader", READER, ("reader",), reads_from=reads_from),
+        config.TenantConfig("third", THIRD, ("third",)),
+    )
+
+
+def change(node, **fields) -> None:
+    """Exchange the configuration's file as the kubelet does, and wait until it is in force."""
+    node.pool = dataclasses.replace(node.pool, generation=node.pool.generation + 1, **fields)
+    node.write_config()
+    wait_for(lambda: node.status()["config"]["generation"] == node.pool.generation, "the configuration is in force")
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    events = config.EventsConfig(enabled=True)
+    with Cluster(tmp_path_factory.mktemp("sharing"), shared=True) as c:
+        shape = {"tenants": ("base", "reader", "third", "plain"), "events": events}
+        made = [c.node(name, **shape) for name in ("a", "b")]
+        for node in made:
+            change(node, tenants=tenants(BASE))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def common(nodes):
+    """Blocks of the base tenant on the drive of `a`, whose copies are on the shared tier."""
+    a, _b = nodes
+    with a.connect("base") as raw:
+        assert raw.put(dict(zip(NAMES, DATA, strict=True))) == [CommitStatus.STORED] * COUNT
+    a.wait_announced()
+    wait_for(lambda: a.status()["shared"]["copies"].get("copied", 0) >= COUNT, "copied")
+    return NAMES
+
+
+def lookups(node, tenant: str, names, *, granted: bool = True, flags: int = 0) -> list[int]:
+    with node.connect(tenant, granted=granted) as raw:
+        return raw.lookup(names, flags=flags)
+
+
+def test_a_reader_finds_and_reads_them_on_its_node_on_a_peer_and_on_the_shared_tier(nodes, common):
+    a, b = nodes
+    for node, flags, tier in ((a, 0, Tier.LOCAL), (b, 0, Tier.PEER), (b, Flag.LOCAL_ONLY, Tier.SHARED)):
+        with node.connect("reader", granted=True) as raw:
+            if not flags:
+                assert raw.lookup(common) == raw.lookup(common, flags=Flag.EVERY) == [tier] * COUNT
+            entries = raw.open(common, flags=flags)
+            assert {entry.tier for entry in entries} == {tier}
+            for n, entry in enumerate(entries):
+                data = raw.read(entry)
+                assert data[block.HEADER_BYTES :] == DATA[n]
+                assert entry.key == keys.key(SECRET, BASE, common[n])
+                assert block.tenant_tag_of(data) in raw.server.readable_tags == (keys.tenant_tag(SECRET, BASE),)
+            assert raw.get(common, flags=Flag.VERIFY | Flag.LOCAL_ONLY) == DATA
+
+
+def test_nobody_else_finds_them_and_an_older_client_neither(nodes, common):
+    for node in nodes:
+        for tenant, granted in (("third", True), ("plain", True), ("reader", False)):
+            with node.connect(tenant, granted=granted) as raw:
+                assert raw.server.readable_tags == ()
+                assert raw.lookup(common, flags=Flag.EVERY) == [Tier.MISS] * COUNT
+                assert raw.get(common) == [None] * COUNT
+                assert raw.get(common, flags=Flag.VERIFY | Flag.LOCAL_ONLY) == [None] * COUNT
+
+
+def test_what_a_reader_stores_is_its_own_also_under_a_name_that_the_owner_has(nodes, common):
+    a, b = nodes
+    mine = {common[0]: payload(100), ident(101): payload(101)}
+    with a.connect("reader", granted=True) as raw:
+        assert raw.put(mine) == [CommitStatus.STORED] * 2
+        assert raw.get(list(mine)) == list(mine.values())
+    a.wait_announced()
+    for node in (a, b):
+        with node.connect("base", granted=True) as raw:  # the other way nothing is granted
+            assert raw.server.readable_tags == ()
+            assert raw.get([common[0], ident(101)]) == [DATA[0], None]
+        assert lookups(node, "base", [ident(101)]) == [Tier.MISS]
+
+
+def test_a_prompt_of_blocks_of_both_is_found_as_one(nodes, common):
+    a, b = nodes
+    own = [ident(n) for n in range(200, 206)]
+    prompt = [*common[1:6], *own, *common[6:9]]
+    with a.connect("reader", granted=True) as raw:
+        raw.put({name: payload(200 + n) for n, name in enumerate(own)})
+    a.wait_announced()
+    wanted = [*DATA[1:6], *(payload(200 + n) for n in range(6)), *DATA[6:9]]
+    for node, tier in ((a, Tier.LOCAL), (b, Tier.PEER)):
+        with node.connect("reader", granted=True) as raw:
+            assert raw.lookup([*prompt, ident(999)]) == [tier] * len(prompt) + [Tier.MISS]
+            assert raw.get(prompt) == wanted
+            assert raw.lookup([ident(999), *prompt]) == [Tier.MISS] * (len(prompt) + 1)
+
+
+def test_a_router_is_told_what_the_namespaces_pods_would_find(nodes):
+    a, b = nodes
+    hashes = [b"hash %d" % n for n in range(5)]
+    names = [keys.ident(FINGERPRINT, one, bytes(4)) for one in hashes]
+    with a.connect("base") as base, a.connect("reader") as reader:
+        base.put({name: payload(n) for n, name in enumerate(names[:3])})
+        reader.put({names[3]: payload(3)})
+    a.wait_announced()
+    token = keys.events_token(SECRET, "pool-uid", 0)
+
+    def reach(node, namespace: str) -> dict:
+        asked = {"tenant": namespace, "fingerprint": FINGERPRINT.hex(), "hashes": [one.hex() for one in hashes]}
+        request = urllib.request.Request(
+            f"http://{node.address}:{HTTP_PORT}/prefixes",
+            json.dumps(asked).encode(),
+            {"Authorization": f"Bearer {token}"},
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return json.loads(answer.read())
+
+    for node in (a, b):
+        assert [reach(node, who)["nodes"].get("a", 0) for who in ("base", "reader", "third", "plain")] == [3, 4, 0, 0]
+    wait_for(lambda: reach(b, "reader")["shared"] == 4, "copies are told of")
+    assert (reach(b, "base")["shared"], reach(b, "third")["shared"]) == (3, 0)
+
+
+def spoil(node, name: bytes) -> str:
+    """Change bytes of the base tenant's block on the node's drive; the name of its file."""
+    key = keys.key(SECRET, BASE, name).hex()
+    (place,) = [f for f in node.files() if f.name == key]
+    place.chmod(0o600)
+    with place.open("r+b") as file:
+        file.seek(block.HEADER_BYTES + 1000)
+        file.write(os.urandom(64))
+    return key
+
+
+def report(node, tenant: str, *names: bytes) -> None:
+    with node.connect(tenant, granted=True) as raw:
+        raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [name.hex() for name in names]}))
+
+
+def test_a_false_report_of_a_reader_leaves_the_owners_block_and_a_true_one_takes_it(nodes, common):
+    a, b = nodes
+    fine, gone = common[8], set()
+    for node, bad, worse in ((a, *common[6:8]), (b, *common[9:11])):  # on b it is the peer that has a look
+        not_yet = spoil(a, bad)
+        gone.add(spoil(a, worse))
+        report(node, "third", bad)  # who may not read it has no say
+        report(node, "reader", fine, worse)  # they are looked at in this order
+        wait_for(lambda: {f.name for f in a.files("quarantine")} >= gone, "quarantined")
+        assert {f.name for f in a.files("quarantine")} == gone
+        with node.connect("base") as raw:
+            assert raw.get([fine]) == [DATA[8]]
+        assert keys.key(SECRET, BASE, fine).hex() in {f.name for f in a.files()}
+        report(node, "reader", bad)
+        gone.add(not_yet)
+        wait_for(lambda: {f.name for f in a.files("quarantine")} == gone, "the other one, too")
+
+
+def test_a_grant_comes_and_goes_without_a_restart(nodes, common):
+    name, data = common[11], DATA[11]
+    for node in nodes:
+        process, served = node.process.pid, node.connect("base")
+        held = node.connect("reader", granted=True)
+        assert held.get([name]) == [data]
+        change(node, tenants=tenants())
+        with pytest.raises(GoneError):
+            held.lookup([name])
+        held.close()
+        with node.connect("reader", granted=True) as raw:
+            assert raw.server.readable_tags == ()
+            assert raw.lookup([name]) == [Tier.MISS]
+            assert raw.get([name]) == [None]
+        change(node, tenants=tenants(BASE), allowed_namespaces=("base", "reader", "third", "plain"))
+        assert lookups(node, "reader", [name]) != [Tier.MISS]
+        with node.connect("reader", granted=True) as kept:
+            change(node, tenants=(*tenants(BASE)[:2], config.TenantConfig("new", "kvt:new:4", ("other",))))
+            assert kept.get([name]) == [data]  # what does not concern it ends nothing
+            gone = (config.TenantConfig("reader", READER, ("reader",), reads_from=(BASE,)),)
+            change(node, tenants=gone, allowed_namespaces=("*",))  # the tenant itself is gone, and with it what it gave
+            with pytest.raises(GoneError):
+                kept.lookup([name])
+        assert lookups(node, "reader", [name]) == [Tier.MISS]
+        change(node, tenants=tenants(BASE))
+        assert (node.process.pid, node.running) == (process, True)
+        served.close()
+
+
+# -- who finds what, held against a model ------------------------------------------------------------------------------
+
+FOUR = ("kvt:t:0", "kvt:t:1", "kvt:t:2", "kvt:t:3")
+TAGS = {keys.tenant_tag(SECRET, name): name for name in FOUR}
+PLACES = st.tuples(st.integers(0, 3), st.integers(0, 9), st.sampled_from([Tier.LOCAL, Tier.PEER, Tier.SHARED]))
+GRANTS = st.lists(st.lists(st.integers(0, 3), max_size=3, unique=True), min_size=4, max_size=4)
+
+
+def no_dial(*_):
+    raise KeyError("no test reads from a peer here")
+
+
+class World:
+    """One node without drives: blocks in memory, an index that knows one peer, a shared tier in memory."""
+
+    def __init__(self) -> None:
+        self.local, self.far, self.index = MemoryStore(1 << 28), MemoryStore(1 << 28), MemoryIndex(lease_s=600)
+        self.shared = SharedTier(self.far)
+        guard = Guard("index", 1, 8, Breaker(3, 1, time.monotonic))
+        self.directory = PeerDirectory(self.index, guard, lambda: 0, lease_s=600)
+        self.peer = self.index.join(NodeInfo("peer", "127.0.0.1", 1, 1))
+        self.heard: list[tuple] = []
+        self.learned: list[tuple] = []
+        pool = config.PoolConfig("p", "n", "u", (config.LocalTier("l", "/x", 1),), config.IndexConfig(""))
+        after = AfterLookup([lambda *told: self.heard.append(told)], Stats(), lambda *told: self.learned.append(told))
+        after.start()
+        self.stop = after.stop
+        self.node = NodeBlocks(
+            pool, self.local, self.shared, self.directory, None, None, None, Stats(), after_lookup=after
+        )
+
+    def put(self, owner: str, n: int, tier: int) -> None:
+        key, data = keys.key(SECRET, owner, ident(n)), f"{owner} {n}".encode()
+        if tier == Tier.PEER:
+            self.index.announce([(key, Record(self.peer, len(data), 1))])
+            return
+        store = self.local if tier == Tier.LOCAL else self.far
+        if (pending := store.begin(key, len(data))) is not None:
+            tag = keys.tenant_tag(SECRET, owner)
+            write(pending, block.BlockHeader(key, ident(n), FINGERPRINT, tag, len(data), block.checksum(data), 1), data)
+            store.commit(pending)
+
+    def read(self, tenants, n: int) -> bytes | None:
+        (entry,) = opened = self.node.open(tenants, [ident(n)], Flag.LOCAL_ONLY, 5, Streams(no_dial))
+        try:
+            if entry.status == OpenStatus.MISS:
+                return None
+            return os.pread(entry.fd, entry.payload_len, block.HEADER_BYTES)
+        finally:
+            close_files(opened)
+
+
+def session_tenants(namespace: str, tenancy: Tenancy) -> tuple[Tenant, ...]:
+    """As the server makes them of a configuration."""
+    return tuple(Tenant(SECRET, name) for name in (tenancy.id_of(namespace), *tenancy.reads_from(namespace)))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(placed=st.sets(PLACES, max_size=24), grants=GRANTS, order=st.permutations(range(10)))
+def test_a_session_finds_exactly_its_own_and_what_was_granted(placed, grants, order):
+    world = World()
+    made = tuple(
+        config.TenantConfig(f"t{n}", FOUR[n], (f"ns{n}",), reads_from=tuple(FOUR[m] for m in may if m != n))
+        for n, may in enumerate(grants)
+    )
+    pool = config.PoolConfig("p", "n", "u", (config.LocalTier("l", "/x", 1),), config.IndexConfig(""), tenants=made)
+    tenancy = Tenancy(SECRET, pool)
+    try:
+        for owner, n, tier in sorted(placed):
+            world.put(FOUR[owner], n, tier)
+        names = [ident(n) for n in order]
+        for who in (*range(4), 99):
+            readable = {who, *grants[who]} if who < 4 else set()
+            may = session_tenants(f"ns{who}", tenancy)
+            there = [{(tier, owner) for owner, m, tier in placed if m == n and owner in readable} for n in order]
+            nearest = [min((tier for tier, _ in some), default=Tier.MISS) for some in there]
+            every = world.node.locate(may, names, 10, every=True)
+            assert list(every.tiers) == nearest
+            for n, some, tier, key in zip(order, there, nearest, every.keys, strict=True):
+                if tier:
+                    assert key in {keys.key(SECRET, FOUR[owner], ident(n)) for at, owner in some if at == tier}
+            miss = nearest.index(Tier.MISS) if Tier.MISS in nearest else len(nearest)
+            assert list(world.node.locate(may, names, 10, every=False).tiers) == nearest[:miss] + [0] * (10 - miss)
+            for n, some in zip(order, there, strict=True):
+                data = world.read(may, n)
+                owners = {owner for tier, owner in some if tier != Tier.PEER}
+                assert data in ({f"{FOUR[owner]} {n}".encode() for owner in owners} or {None})
+    finally:
+        world.stop()
+
+
+def test_one_that_may_read_nobody_asks_what_it_always_asked_and_a_foreign_block_is_no_other_miss():
+    """By what is asked, not by time: the names and the number of questions of a block of another tenant and of none."""
+    asked: dict[str, list[int]] = {}
+
+    class Counting:
+        def __init__(self, name: str, answer) -> None:
+            self.name, self.answer = name, answer
+
+        def __call__(self, some, *_):
+            many = [some] if isinstance(some, bytes) else list(some)
+            asked.setdefault(self.name, []).append(len(many))
+            return self.answer(some, *_)
+
+    world = World()
+    try:
+        world.put(FOUR[1], 1, Tier.LOCAL)
+        world.put(FOUR[1], 2, Tier.SHARED)
+        for holder, name in ((world.local, "has"), (world.shared, "has_many"), (world.directory, "reach")):
+            setattr(holder, name, Counting(name, getattr(holder, name)))
+        locator, own = Locator(world.local, world.shared, world.directory), Tenant(SECRET, FOUR[0])
+        told = []
+        for names in ([1, 2, 3], [7, 8, 9]):
+            asked.clear()
+            found = locator.locate((own,), [ident(n) for n in names], 10, every=False)
+            told.append((list(found.tiers), dict(asked)))
+        assert told[0] == told[1] == ([0, 0, 0], {"has": [1, 1, 1], "reach": [3], "has_many": [1]})
+        granted = (own, Tenant(SECRET, FOUR[1]))
+        asked.clear()
+        assert list(locator.locate(granted, [ident(1), ident(2), ident(3)], 10, every=False).tiers) == [1, 3, 0]
+        assert asked["reach"] == [2, 2]
+    finally:
+        world.stop()
+
+
+def test_what_follows_a_lookup_is_told_of_the_owners_blocks_but_learns_the_readers_order_alone():
+    world = World()
+    try:
+        world.put(FOUR[1], 1, Tier.LOCAL)
+        world.put(FOUR[0], 2, Tier.LOCAL)
+        mine, granted = Tenant(SECRET, FOUR[0]), Tenant(SECRET, FOUR[1])
+        names = [ident(1), ident(2), ident(3)]
+        world.node.looked_up(mine, names, world.node.locate((mine, granted), names, 10, every=False))
+        wait_for(lambda: world.learned, "heard of")
+        ((tag, found, tiers, _at),) = world.heard
+        assert (tag, found, list(tiers)) == (mine.tag, [granted.key(names[0]), mine.key(names[1])], [1, 1])
+        assert world.learned == [([mine.key(name) for name in names], mine.tag)]
+    finally:
+        world.stop()
+
+
+def test_long_prompts_are_followed_over_all_tenants_at_a_peer():
+    world = World()
+    try:
+        for n in range(600):
+            world.put(FOUR[n // 150 % 2], n, Tier.PEER)
+        tenants = tuple(Tenant(SECRET, name) for name in FOUR[:3])
+        names = [ident(n) for n in range(700)]
+        found = world.node.locate(tenants, names, 30, every=False)
+        assert list(found.tiers) == [Tier.PEER] * 600 + [0] * 100
+        assert all(found.keys[n] == tenants[n // 150 % 2].key(names[n]) for n in range(600))
+        alone = world.node.locate(tenants[:1], names, 30, every=False)
+        assert alone.tiers.index(0) == 150
+    finally:
+        world.stop()
+
+
+def test_a_configuration_grants_only_what_it_has():
+    pool = config.PoolConfig("p", "n", "u", (config.LocalTier("l", "/x", 1),), config.IndexConfig(""))
+    given = dataclasses.replace(pool, tenants=tenants("kvt:gone:9", BASE))
+    tenancy = Tenancy(SECRET, given)
+    assert tenancy.reads_from("reader") == (BASE,)
+    assert tenancy.reads_from("base") == tenancy.reads_from("third") == tenancy.reads_from("plain") == ()
+    assert config.loads(config.PoolConfig, config.dumps(given)) == given
+    before = json.loads(config.dumps(given))
+    for tenant in before["tenants"]:
+        del tenant["reads_from"]
+    assert {t.reads_from for t in config.loads(config.PoolConfig, json.dumps(before)).tenants} == {()}
+    for wrong in (("plain",), (READER,), (BASE, BASE), tuple(f"kvt:t:{n}" for n in range(9))):
+        with pytest.raises(config.ConfigError, match="at most 8 other tenants"):
+            tenants(*wrong)
