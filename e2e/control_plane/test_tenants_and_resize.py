@@ -127,6 +127,28 @@ def test_two_that_claim_a_namespace_and_a_label_that_moves(pools: Pools, tenants
     tenants.until("second", "Accepted", "Accepted")
 
 
+def test_a_tenant_lets_another_read_and_takes_it_back(pools: Pools, tenants: Tenants, api: Api):
+    def reads() -> dict[str, int]:
+        return {tenant.name: len(tenant.reads_from) for tenant in configuration(api)[0].tenants}
+
+    pools.apply("chat")
+    pools.until_ready("chat")
+    tenants.apply("acme", "acme-prod")
+    tenants.apply("common", "prompts", sharing={"readers": ["acme", "nobody"]})
+    until("the sidecars are told", lambda: reads() == {"acme": 1, "common": 0})
+    assert "nobody" in tenants.until("common", "Accepted", "ReaderNotFound")["message"]
+    until("the reader is told", lambda: tenants.status("acme")["readsFrom"] == ["common"])
+    assert tenants.status("common")["readers"] == ["acme"]
+    tenants.apply("common", "prompts")
+    until("no more", lambda: reads() == {"acme": 0, "common": 0})
+    until("which is told", lambda: tenants.status("acme")["readsFrom"] == [])
+    tenants.until("common", "Accepted", "Accepted")
+    for wrong in (["*", "acme"], ["common"], ["acme", "acme"], [""]):
+        with pytest.raises(ApiError) as refused:
+            tenants.apply("common", "prompts", sharing={"readers": wrong})
+        assert refused.value.status == 422
+
+
 def test_a_tenant_is_told_that_its_pool_is_gone_and_cannot_move(pools: Pools, tenants: Tenants, api: Api):
     pools.apply("chat")
     pools.until_ready("chat")

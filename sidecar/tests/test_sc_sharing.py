@@ -39,6 +39,7 @@ BASE, READER, THIRD = "kvt:base:1", "kvt:reader:2", "kvt:third:3"
 COUNT = 12
 NAMES = [ident(n) for n in range(COUNT)]
 DATA = [payload(n) for n in range(COUNT)]
+PATIENCE_S = 120.0  # no test here is about deadlines
 
 
 def tenants(*reads_from: str) -> tuple[config.TenantConfig, ...]:
@@ -49,21 +50,24 @@ def tenants(*reads_from: str) -> tuple[config.TenantConfig, ...]:
     )
 
 
-def change(node, **fields) -> None:
-    """Exchange the configuration's file as the kubelet does, and wait until it is in force."""
-    node.pool = dataclasses.replace(node.pool, generation=node.pool.generation + 1, **fields)
-    node.write_config()
-    wait_for(lambda: node.status()["config"]["generation"] == node.pool.generation, "the configuration is in force")
+def change(nodes, **fields) -> None:
+    """Exchange the configurations' files as the kubelet does, and wait until they are in force."""
+    for node in nodes:
+        node.pool = dataclasses.replace(node.pool, generation=node.pool.generation + 1, **fields)
+        node.write_config()
+    for node in nodes:
+        wanted = node.pool.generation
+        wait_for(lambda n=node, w=wanted: n.status()["config"]["generation"] == w, "the configuration is in force")
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     events = config.EventsConfig(enabled=True)
     with Cluster(tmp_path_factory.mktemp("sharing"), shared=True) as c:
-        shape = {"tenants": ("base", "reader", "third", "plain"), "events": events}
+        index = config.IndexConfig(c.index_url, username="kvpool", lookup_timeout_ms=20_000, lease_s=30)
+        shape = {"tenants": ("base", "reader", "third", "plain"), "events": events, "index": index}
         made = [c.node(name, **shape) for name in ("a", "b")]
-        for node in made:
-            change(node, tenants=tenants(BASE))
+        change(made, tenants=tenants(BASE))
         yield made
 
 
@@ -199,32 +203,33 @@ def test_a_false_report_of_a_reader_leaves_the_owners_block_and_a_true_one_takes
 
 
 def test_a_grant_comes_and_goes_without_a_restart(nodes, common):
+    a, b = nodes
     name, data = common[11], DATA[11]
-    for node in nodes:
-        process, served = node.process.pid, node.connect("base")
-        held = node.connect("reader", granted=True)
-        assert held.get([name]) == [data]
-        change(node, tenants=tenants())
+    processes = [node.process.pid for node in nodes]
+    held = [node.connect("reader", granted=True) for node in nodes]
+    owners = [node.connect("base", granted=True) for node in nodes]
+    assert [raw.get([name]) for raw in held] == [[data], [data]]
+    change(nodes, tenants=tenants())
+    for node, raw in zip(nodes, held, strict=True):
         with pytest.raises(GoneError):
-            held.lookup([name])
-        held.close()
+            raw.lookup([name])
+        raw.close()
         with node.connect("reader", granted=True) as raw:
             assert raw.server.readable_tags == ()
             assert raw.lookup([name]) == [Tier.MISS]
             assert raw.get([name]) == [None]
-        change(node, tenants=tenants(BASE), allowed_namespaces=("base", "reader", "third", "plain"))
-        assert lookups(node, "reader", [name]) != [Tier.MISS]
-        with node.connect("reader", granted=True) as kept:
-            change(node, tenants=(*tenants(BASE)[:2], config.TenantConfig("new", "kvt:new:4", ("other",))))
-            assert kept.get([name]) == [data]  # what does not concern it ends nothing
-            gone = (config.TenantConfig("reader", READER, ("reader",), reads_from=(BASE,)),)
-            change(node, tenants=gone, allowed_namespaces=("*",))  # the tenant itself is gone, and with it what it gave
-            with pytest.raises(GoneError):
-                kept.lookup([name])
-        assert lookups(node, "reader", [name]) == [Tier.MISS]
-        change(node, tenants=tenants(BASE))
-        assert (node.process.pid, node.running) == (process, True)
-        served.close()
+    change(nodes, tenants=tenants(BASE))
+    kept = [node.connect("reader", granted=True) for node in nodes]
+    assert [raw.lookup([name]) for raw in kept] == [[Tier.LOCAL], [Tier.PEER]]
+    change(nodes, tenants=(*tenants(BASE), config.TenantConfig("new", "kvt:new:4", ("other",))))
+    assert [raw.get([name]) for raw in (*kept, *owners)] == [[data]] * 4  # what does not concern them ends nothing
+    change(nodes, tenants=tenants(BASE)[1:])  # the tenant itself is gone, and with it what it gave
+    for raw in (*kept, *owners):
+        with pytest.raises(GoneError):
+            raw.lookup([name])
+        raw.close()
+    assert lookups(a, "reader", [name]) == lookups(b, "reader", [name]) == [Tier.MISS]
+    assert [node.process.pid for node in nodes if node.running] == processes
 
 
 # -- who finds what, held against a model ------------------------------------------------------------------------------
@@ -245,18 +250,23 @@ class World:
     def __init__(self) -> None:
         self.local, self.far, self.index = MemoryStore(1 << 28), MemoryStore(1 << 28), MemoryIndex(lease_s=600)
         self.shared = SharedTier(self.far)
-        guard = Guard("index", 1, 8, Breaker(3, 1, time.monotonic))
-        self.directory = PeerDirectory(self.index, guard, lambda: 0, lease_s=600)
+        self.guard = Guard("index", 1, 8, Breaker(3, 1, time.monotonic))
+        self.directory = PeerDirectory(self.index, self.guard, lambda: 0, lease_s=600, lookup_s=PATIENCE_S)
         self.peer = self.index.join(NodeInfo("peer", "127.0.0.1", 1, 1))
         self.heard: list[tuple] = []
         self.learned: list[tuple] = []
         pool = config.PoolConfig("p", "n", "u", (config.LocalTier("l", "/x", 1),), config.IndexConfig(""))
         after = AfterLookup([lambda *told: self.heard.append(told)], Stats(), lambda *told: self.learned.append(told))
         after.start()
-        self.stop = after.stop
+        self.after = after
         self.node = NodeBlocks(
             pool, self.local, self.shared, self.directory, None, None, None, Stats(), after_lookup=after
         )
+
+    def stop(self) -> None:
+        self.after.stop()
+        self.shared.close()
+        self.guard.close()
 
     def put(self, owner: str, n: int, tier: int) -> None:
         key, data = keys.key(SECRET, owner, ident(n)), f"{owner} {n}".encode()
@@ -270,7 +280,7 @@ class World:
             store.commit(pending)
 
     def read(self, tenants, n: int) -> bytes | None:
-        (entry,) = opened = self.node.open(tenants, [ident(n)], Flag.LOCAL_ONLY, 5, Streams(no_dial))
+        (entry,) = opened = self.node.open(tenants, [ident(n)], Flag.LOCAL_ONLY, PATIENCE_S, Streams(no_dial))
         try:
             if entry.status == OpenStatus.MISS:
                 return None
@@ -303,13 +313,15 @@ def test_a_session_finds_exactly_its_own_and_what_was_granted(placed, grants, or
             may = session_tenants(f"ns{who}", tenancy)
             there = [{(tier, owner) for owner, m, tier in placed if m == n and owner in readable} for n in order]
             nearest = [min((tier for tier, _ in some), default=Tier.MISS) for some in there]
-            every = world.node.locate(may, names, 10, every=True)
+            every = world.node.locate(may, names, PATIENCE_S, every=True)
             assert list(every.tiers) == nearest
             for n, some, tier, key in zip(order, there, nearest, every.keys, strict=True):
                 if tier:
                     assert key in {keys.key(SECRET, FOUR[owner], ident(n)) for at, owner in some if at == tier}
             miss = nearest.index(Tier.MISS) if Tier.MISS in nearest else len(nearest)
-            assert list(world.node.locate(may, names, 10, every=False).tiers) == nearest[:miss] + [0] * (10 - miss)
+            assert list(world.node.locate(may, names, PATIENCE_S, every=False).tiers) == nearest[:miss] + [0] * (
+                10 - miss
+            )
             for n, some in zip(order, there, strict=True):
                 data = world.read(may, n)
                 owners = {owner for tier, owner in some if tier != Tier.PEER}
@@ -341,12 +353,12 @@ def test_one_that_may_read_nobody_asks_what_it_always_asked_and_a_foreign_block_
         told = []
         for names in ([1, 2, 3], [7, 8, 9]):
             asked.clear()
-            found = locator.locate((own,), [ident(n) for n in names], 10, every=False)
+            found = locator.locate((own,), [ident(n) for n in names], PATIENCE_S, every=False)
             told.append((list(found.tiers), dict(asked)))
         assert told[0] == told[1] == ([0, 0, 0], {"has": [1, 1, 1], "reach": [3], "has_many": [1]})
         granted = (own, Tenant(SECRET, FOUR[1]))
         asked.clear()
-        assert list(locator.locate(granted, [ident(1), ident(2), ident(3)], 10, every=False).tiers) == [1, 3, 0]
+        assert list(locator.locate(granted, [ident(1), ident(2), ident(3)], PATIENCE_S, every=False).tiers) == [1, 3, 0]
         assert asked["reach"] == [2, 2]
     finally:
         world.stop()
@@ -359,7 +371,7 @@ def test_what_follows_a_lookup_is_told_of_the_owners_blocks_but_learns_the_reade
         world.put(FOUR[0], 2, Tier.LOCAL)
         mine, granted = Tenant(SECRET, FOUR[0]), Tenant(SECRET, FOUR[1])
         names = [ident(1), ident(2), ident(3)]
-        world.node.looked_up(mine, names, world.node.locate((mine, granted), names, 10, every=False))
+        world.node.looked_up(mine, names, world.node.locate((mine, granted), names, PATIENCE_S, every=False))
         wait_for(lambda: world.learned, "heard of")
         ((tag, found, tiers, _at),) = world.heard
         assert (tag, found, list(tiers)) == (mine.tag, [granted.key(names[0]), mine.key(names[1])], [1, 1])
@@ -375,10 +387,10 @@ def test_long_prompts_are_followed_over_all_tenants_at_a_peer():
             world.put(FOUR[n // 150 % 2], n, Tier.PEER)
         tenants = tuple(Tenant(SECRET, name) for name in FOUR[:3])
         names = [ident(n) for n in range(700)]
-        found = world.node.locate(tenants, names, 30, every=False)
+        found = world.node.locate(tenants, names, PATIENCE_S, every=False)
         assert list(found.tiers) == [Tier.PEER] * 600 + [0] * 100
         assert all(found.keys[n] == tenants[n // 150 % 2].key(names[n]) for n in range(600))
-        alone = world.node.locate(tenants[:1], names, 30, every=False)
+        alone = world.node.locate(tenants[:1], names, PATIENCE_S, every=False)
         assert alone.tiers.index(0) == 150
     finally:
         world.stop()

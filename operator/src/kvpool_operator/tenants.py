@@ -116,7 +116,7 @@ def _grant(settled: Sequence[Settled]) -> tuple[Settled, ...]:
     strangers: dict[str, list[str]] = {}
     for one in settled:
         wanted = one.tenant.spec.sharing.readers if one.tenant is not None else []
-        named = understood if wanted == [EVERY_TENANT] else sorted(wanted)
+        named = understood if wanted == [EVERY_TENANT] else sorted(set(wanted))
         strangers[one.name] = [name for name in named if name not in known]
         for reader in named:
             if reader in known and reader != one.name:

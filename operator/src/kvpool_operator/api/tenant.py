@@ -113,9 +113,9 @@ class Sharing(Model):
     )
     """KVCacheTenants of the same pool by name that find this tenant's blocks beside their own, or '*' alone for all of
     them; a namespace without a KVCacheTenant is never one. One way only: this tenant finds none of theirs, and they
-    cannot write, remove or keep any of its blocks. This gives away its bytes, and by time what it has asked; and they
-    trust what this tenant stored, as it was computed by its engines. A tenant reads at most 8 others, the oldest of
-    those that let it. Whoever has a name later, has the grant."""
+    cannot write or remove any of its blocks. This gives away its bytes, and by time what it has asked; and they trust
+    whatever this tenant's pods stored. A tenant reads at most 8 others, the oldest of those that let it. Who gets one
+    of these names later gets the grant with it."""
 
     @model_validator(mode="after")
     def _readers(self) -> Sharing:
