@@ -143,7 +143,7 @@ def test_a_tenant_lets_another_read_and_takes_it_back(pools: Pools, tenants: Ten
     until("no more", lambda: reads() == {"acme": 0, "common": 0})
     until("which is told", lambda: tenants.status("acme")["readsFrom"] == [])
     tenants.until("common", "Accepted", "Accepted")
-    for wrong in (["*", "acme"], ["common"], ["acme", "acme"], [""]):
+    for wrong in (["*", "acme"], ["common"], [""]):
         with pytest.raises(ApiError) as refused:
             tenants.apply("common", "prompts", sharing={"readers": wrong})
         assert refused.value.status == 422
