@@ -110,6 +110,7 @@ class Node(Process):
             peer=config.PeerConfig(port=free_port(), connect_timeout_ms=1000),
             deadlines=deadlines,
             http_port=self.http,
+            salt_tags=cluster.salt_tags,
             events=config.EventsConfig(enabled=cluster.events, port=free_port(), replay_port=free_port()),
         )
         (self.home / "pool.json").write_text(config.dumps(self.pool))
@@ -167,6 +168,7 @@ class Cluster:
         index: bool = True,
         deadlines: config.Deadlines | None = None,
         events: bool = False,
+        salt_tags: bool = False,
     ) -> None:
         self.directory = directory
         self.shared = directory / "shared" if shared else None
@@ -182,6 +184,7 @@ class Cluster:
         self.index = Process(directory / "index.log", redis, {"KVPOOL_SECRET_DIR": str(self.secret)})
         self._deadlines = deadlines or config.Deadlines(lookup_ms=500, load_min_ms=3000)
         self.events = events
+        self.salt_tags = salt_tags
         self._tenants = tenants
         self.nodes = {name: Node(self, name, tenants, self._deadlines) for name in names}
         try:

@@ -46,6 +46,25 @@ def test_tenant_tag(v: dict[str, Any]) -> None:
     assert keys.tenant_tag(bytes.fromhex(v["pool_secret"]), v["tenant"]).hex() == v["hex"]
 
 
+@pytest.mark.parametrize("v", VECTORS["salt_key"])
+def test_salt_key(v: dict[str, Any]) -> None:
+    assert keys.salt_key(*unhex(v["pool_secret"], v["tenant_tag"])).hex() == v["hex"]
+
+
+@pytest.mark.parametrize("v", VECTORS["salt_tag"])
+def test_salt_tag(v: dict[str, Any]) -> None:
+    assert keys.salt_digest(v["salt"]).hex() == v["digest"]
+    assert keys.salt_tag(*unhex(v["salt_key"], v["digest"])).hex() == v["hex"]
+
+
+def test_a_salt_has_another_tag_in_another_tenant_and_another_pool() -> None:
+    digest = keys.salt_digest("salt")
+    secrets, tenants = (b"s" * 32, b"t" * 32), (b"a" * 16, b"b" * 16)
+    tags = {keys.salt_tag(keys.salt_key(secret, tenant), digest) for secret in secrets for tenant in tenants}
+    assert len(tags) == 4
+    assert len(keys.salt_digest("\ud800")) == 32  # half a surrogate pair, as JSON may hold one
+
+
 @pytest.mark.parametrize("v", VECTORS["peer_secret"])
 def test_peer_secret(v: dict[str, Any]) -> None:
     assert keys.peer_secret(bytes.fromhex(v["pool_secret"]), v["pool_uid"]).hex() == v["hex"]
@@ -135,6 +154,79 @@ def test_a_malformed_name_is_refused_though_its_checksum_holds(offset: int, valu
         block.decode_header(forged)
 
 
+SALT_TAG = bytes.fromhex(HEADER["salt_tag"])
+SALTED = {
+    "without a name": (golden_header(), bytes(92).hex(), HEADER["salted_header_sum"]),
+    "with a name": (named_header(), HEADER["name"], HEADER["named_salted_header_sum"]),
+}
+
+
+@pytest.mark.parametrize("kind", SALTED)
+def test_a_header_with_the_tag_of_a_salt_golden(kind: str) -> None:
+    plain, name, header_sum = SALTED[kind]
+    salted = replace(plain, salt_tag=SALT_TAG)
+    encoded = block.encode_header(salted)
+    assert len(encoded) == block.HEADER_BYTES
+    assert encoded[:168].hex() == HEADER["head"].replace("4b56504f4f4c42310100", "4b56504f4f4c42310300")
+    assert (encoded[168:260].hex(), encoded[260:276]) == (name, SALT_TAG)
+    assert not any(encoded[276:-16])
+    assert encoded[-16:].hex() == header_sum
+    for as_kind in (bytes, bytearray, memoryview):
+        assert block.decode_header(as_kind(encoded)) == salted
+        assert sum_of(as_kind(encoded), salted) == plain.payload_sum
+
+
+@given(
+    st.one_of(st.none(), st.builds(block.EngineName, st.binary(min_size=1, max_size=32), st.binary(max_size=32))),
+    st.one_of(st.just(block.NO_SALT), st.binary(min_size=16, max_size=16)),
+    st.sampled_from([block.CODEC_NONE, block.CODEC_LZ4]),
+)
+def test_any_header_is_read_as_it_was_written(name: block.EngineName | None, salt_tag: bytes, codec: int) -> None:
+    stored = HEADER["payload_len"] - (codec != block.CODEC_NONE)
+    header = replace(golden_header(), name=name, salt_tag=salt_tag, codec=codec, stored_len=stored)
+    encoded = block.encode_header(header)
+    assert block.decode_header(encoded, packed=True) == header
+    assert encoded[8] == (3 if any(salt_tag) else 1 if name is None else 2)
+
+
+@pytest.mark.parametrize("kind", SALTED)
+@pytest.mark.parametrize("bit", range(0, block.HEADER_BYTES * 8, 193))
+def test_any_flipped_bit_of_a_header_with_a_salt_is_noticed(kind: str, bit: int) -> None:
+    header = replace(SALTED[kind][0], salt_tag=SALT_TAG)
+    encoded = bytearray(block.encode_header(header))
+    encoded[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptBlockError, match="fails its checksum"):
+        block.decode_header(encoded)
+    with pytest.raises(CorruptBlockError, match="fails its checksum"):
+        sum_of(encoded, header)
+
+
+@pytest.mark.parametrize(
+    ("kind", "offset", "value", "what"),
+    [
+        ("without a name", 260, bytes(16), "empty salt tag"),
+        ("without a name", 172, b"\1", "name in its engine"),
+        ("without a name", 180, b"h", "name in its engine"),
+        ("with a name", 168, b"\0", "name in its engine"),
+        ("with a name", 169, b"\7", "name in its engine"),
+    ],
+)
+def test_a_malformed_header_with_a_salt_is_refused_though_its_checksum_holds(
+    kind: str, offset: int, value: bytes, what: str
+) -> None:
+    import hashlib
+
+    body = bytearray(block.encode_header(replace(SALTED[kind][0], salt_tag=SALT_TAG))[:-16])
+    body[offset : offset + len(value)] = value
+    with pytest.raises(CorruptBlockError, match=what):
+        block.decode_header(bytes(body) + hashlib.blake2b(body[:276], digest_size=16).digest())
+
+
+def test_a_salt_tag_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        block.encode_header(replace(golden_header(), salt_tag=b"short"))
+
+
 @pytest.mark.parametrize(
     "wrong", [{"hash": b""}, {"hash": b"h" * 33}, {"parent": b"p" * 33}, {"part": b"x" * 17}, {"tokens": -1}]
 )
@@ -177,7 +269,8 @@ def test_a_header_of_another_size_is_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "value"), [(0, b"KVPOOLB2"), (8, b"\3\0"), (10, b"\1"), (11, b"\2"), (12, b"\1\0\0\0"), (24, bytes(8))]
+    ("offset", "value"),
+    [(0, b"KVPOOLB2"), (8, b"\4\0"), (8, b"\1\1"), (10, b"\1"), (11, b"\2"), (12, b"\1\0\0\0"), (24, bytes(8))],
 )
 def test_a_header_of_another_kind_is_refused_though_its_checksum_holds(offset: int, value: bytes) -> None:
     body = bytearray(block.encode_header(golden_header())[:-16])

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 import cl_lmcache_stub as stub
 import pytest
 
+from kvpool import block
 from kvpool.engines import lmcache_facts
 from kvpool.engines.clients import Clients
 from kvpool.engines.lmcache_ledger import Ledger
 from kvpool.engines.tasks import Tasks
+from kvpool.keys import salt_digest, salt_tag
 from kvpool.wire import Op
 
 with stub.installed():
@@ -172,6 +174,19 @@ def test_keys_that_differ_in_anything_are_different_blocks(make: Callable[..., S
     assert server.store([key(1, cache_salt="one")], [filled(1)]) == SIZE
     assert server.lookup(key(1, cache_salt="one")) == [True]
     assert server.lookup(key(1, **{"cache_salt": "one", **change})) == [False]
+
+
+def test_a_chunk_has_the_tag_of_its_salt_where_the_pool_asks_for_it(
+    make: Callable[..., Server], fake: FakeSidecar
+) -> None:
+    fake.hello["salt_key"] = b"k" * 32
+    server = make()
+    salts = ["red", "", "blue"]
+    assert server.store([key(n, cache_salt=salt) for n, salt in enumerate(salts)], [filled(n) for n in range(3)]) > 0
+    headers = [block.decode_header(f.read_bytes()[: block.HEADER_BYTES]) for f in fake.directory.glob("?" * 64)]
+    tags = {salt: salt_tag(b"k" * 32, salt_digest(salt)) for salt in salts}
+    assert {header.salt_tag for header in headers} == {tags["red"], tags["blue"], block.NO_SALT}
+    assert len(headers) == 3
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from cl_nodes import Cluster, until
 
-from kvpool import block, config
+from kvpool import block, config, keys
 from kvpool.client import Client
 from kvpool.keys import ident
 
@@ -142,10 +143,48 @@ def test_blocks_of_a_release_that_is_newer_are_misses_and_those_of_the_last_one_
         cluster.close()
 
 
+def test_tags_of_salts_are_written_where_the_pool_asks_for_them_alone(tmp_path: Path):
+    cluster = Cluster(tmp_path, salt_tags=True)
+    try:
+        node, client = cluster["a"], client_of(cluster, "a")
+        assert client.wants_salts
+        red, blue, plain, other = names(0, 4)
+        stored = client.put_from([red, blue, plain], [payload(n) for n in (red, blue, plain)], salts=["r", "b", None])
+        stored += client.put_from([other], [payload(other)], salts=["r", "too many"])
+        assert all(result.stored for result in stored)
+        headers = [block.decode_header(f.read_bytes()[: block.HEADER_BYTES]) for f in node.block_files()]
+        tags = {header.ident: header.salt_tag for header in headers}
+        assert tags[plain] == tags[other] == block.NO_SALT
+        secret = (cluster.secret / "pool-secret").read_text().encode()
+        salt_key = keys.salt_key(secret, headers[0].tenant_tag)
+        wanted = [keys.salt_tag(salt_key, keys.salt_digest(salt)) for salt in "rb"]
+        assert [tags[red], tags[blue]] == wanted
+        # the same sidecar, as a pool that does not ask: blocks of before are read, new ones have no tag
+        node.stop()
+        (node.home / "pool.json").write_text(config.dumps(replace(node.pool, salt_tags=False)))
+        node.start()
+        node.wait_ready()
+        assert client.wait_connected(30)
+        assert until(lambda: not client.wants_salts)
+        (late,) = names(9, 1)
+        assert until(lambda: client.put_from([late], [payload(late)], salts=["r"])[0].stored)
+        buffers = [bytearray(SIZE) for _ in range(3)]
+        assert all(result.ok for result in client.get_into([red, plain, late], buffers))
+        assert [bytes(buffer) for buffer in buffers] == [payload(red), payload(plain), payload(late)]
+        versions = {}
+        for file in node.block_files():
+            header = file.read_bytes()[: block.HEADER_BYTES]
+            versions[block.decode_header(header).ident] = header[_VERSION_AT]
+        assert versions == {red: 3, blue: 3, plain: 1, other: 1, late: 1}
+        client.close()
+    finally:
+        cluster.close()
+
+
 def _make_newer(file: Path) -> None:
     """The same block as a release would write it that counts one version further: whole in every other respect."""
     data = bytearray(file.read_bytes())
-    data[_VERSION_AT : _VERSION_AT + 2] = (3).to_bytes(2, "little")
+    data[_VERSION_AT : _VERSION_AT + 2] = (len(block.FORMAT_VERSIONS) + 1).to_bytes(2, "little")
     # a reader that does not know the version takes the fields of version 1 for all there are
     data[168 : block.HEADER_BYTES - 16] = bytes(block.HEADER_BYTES - 16 - 168)
     data[block.HEADER_BYTES - 16 : block.HEADER_BYTES] = hashlib.blake2b(data[:168], digest_size=16).digest()

@@ -104,6 +104,11 @@ def test_hellos_come_back() -> None:
     grants = replace(theirs, readable_tags=tuple(bytes([n]) * 16 for n in range(8)))
     assert wire.ServerHello.unpack(grants.pack()) == grants
     assert b"readable" not in theirs.pack()
+    assert b"salt_key" not in asks.pack()
+    tags = replace(theirs, salt_key=b"k" * 32)
+    assert wire.ServerHello.unpack(tags.pack()) == tags
+    with pytest.raises(ProtocolError, match="salt_key is not 32 bytes"):
+        wire.ServerHello.unpack(tags.pack().replace(b"6b" * 32, b"6b" * 31))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import signal
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 sys.path.append(str(ROOT / "sidecar" / "tests"))
 from sc_raw import Raw, ident, payload  # the protocol by hand
+
+from kvpool.wire import Flag
 
 pytestmark = pytest.mark.cluster
 
@@ -72,13 +75,14 @@ class RealSidecar:
     def connect(self, tenant: str) -> Raw:
         return Raw(self.sockets[tenant])
 
-    def put(self, tenant: str, count: int) -> None:
+    def put(self, tenant: str, count: int, salt: str = "", first: int = 0) -> None:
         with self.connect(tenant) as one:
-            one.put({ident(n): payload(n, SIZE) for n in range(count)})
+            one.put({ident(n): payload(n, SIZE) for n in range(first, first + count)}, salt)
 
-    def has(self, tenant: str, count: int) -> int:
+    def has(self, tenant: str, count: int, first: int = 0) -> int:
         with self.connect(tenant) as one:
-            return sum(tier != 0 for tier in one.lookup([ident(n) for n in range(count)]))
+            tiers = one.lookup([ident(n) for n in range(first, first + count)], flags=Flag.EVERY)
+            return sum(tier != 0 for tier in tiers)
 
 
 class Ops:
@@ -122,7 +126,12 @@ def ops(pools: Pools, api: Api) -> Iterator[Ops]:
 
 @pytest.fixture
 def real(pools: Pools, tmp_path: Path) -> dict[str, RealSidecar]:
-    pools.apply("tidy")
+    return sidecars(pools, tmp_path)
+
+
+def sidecars(pools: Pools, tmp_path: Path, **spec: Any) -> dict[str, RealSidecar]:
+    """Of the pool `tidy`, by node; not started."""
+    pools.apply("tidy", **spec)
     pools.until_ready("tidy")
     found = {}
     for node in NODES:
@@ -149,6 +158,23 @@ def test_a_tenant_is_purged_on_every_node_and_the_receipt_says_so(ops: Ops, real
         with pytest.raises(ApiError, match="cannot be changed"):
             ops.api.call("PATCH", ops.path("forget"), {"spec": {"purge": {"tenant": "team-b"}}}, MERGE)
         assert a.has("team-b", 4) == 4
+
+
+def test_a_salt_is_purged_on_every_node_by_its_digest(ops: Ops, pools: Pools, tmp_path: Path):
+    real = sidecars(pools, tmp_path, tenancy={"saltTags": True})
+    with real["node-a"] as a, real["node-b"] as b:
+        for tenant in ("team-a", "team-b"):
+            a.put(tenant, 3, "red")
+        a.put("team-a", 2, "blue", first=10)
+        a.put("team-a", 2, first=20)
+        b.put("team-a", 4, "red")
+        red = f"sha256:{hashlib.sha256(b'red').hexdigest()}"
+        ops.make("forget", purge={"tenant": "team-a", "salts": [red]})
+        status = ops.until_ended("forget")
+        assert (status["phase"], status["message"]) == ("Succeeded", "done on every node"), status
+        assert status["receipt"]["local"] == {"blocks": 7, "bytes": 7 * (SIZE + 4096), "quarantined": 0}
+        assert (a.has("team-a", 3), b.has("team-a", 4)) == (0, 0)
+        assert (a.has("team-b", 3), a.has("team-a", 2, 10), a.has("team-a", 2, 20)) == (3, 2, 2)
 
 
 def test_a_node_that_does_not_answer_is_named_and_the_rest_is_done(ops: Ops, real: dict[str, RealSidecar]):
@@ -182,6 +208,11 @@ def test_one_that_is_deleted_is_cancelled_and_one_whose_time_has_come_goes(ops: 
         ({"purge": {"all": True, "tenant": "a"}}, "say which blocks"),
         ({"purge": {"tenant": "A_b"}}, "name of a tenant"),
         ({"purge": {"fingerprint": "xyz"}}, "hexadecimal digits"),
+        ({"purge": {"salts": ["red"]}}, "give the digest of a salt"),
+        ({"purge": {"salts": []}}, "should have at least 1 items"),
+        ({"purge": {"salts": [f"sha256:{n:064x}" for n in range(65)]}}, "must have at most 64 items"),
+        ({"purge": {"salts": ["sha256:" + "0" * 64] * 2}}, "Duplicate value"),
+        ({"purge": {"all": True, "salts": ["sha256:" + "0" * 64]}}, "say which blocks"),
         ({"purge": {"olderThan": "1y"}}, "give an age"),
         ({"warm": {"bandwidth": "1"}}, "bytes per second"),
         ({"verify": {}, "timeout": "0s"}, "give timeout"),

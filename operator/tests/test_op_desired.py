@@ -370,11 +370,13 @@ def test_times_to_live_and_the_quota_reach_the_sidecar():
             "spec": {
                 "tiers": [{"name": "nvme", "local": {"path": "/mnt/nvme/kv", "capacity": "1Gi"}}],
                 "cache": {"ttl": {"idle": "24h", "maxAge": "1500ms"}, "eviction": {"policy": "S3FIFO"}},
-                "tenancy": {"defaultQuota": {"capacity": "200Gi"}},
+                "tenancy": {"defaultQuota": {"capacity": "200Gi"}, "saltTags": True},
             },
         }
     )
-    cache = to_pool_config(pool, pool_id="x", index_url="").cache
+    config = to_pool_config(pool, pool_id="x", index_url="")
+    assert config.salt_tags
+    cache = config.cache
     assert (cache.idle_ttl_s, cache.max_age_s, cache.eviction_policy) == (86400, 2, "S3FIFO")
     assert cache.tenant_quota_bytes == 200 << 30
 

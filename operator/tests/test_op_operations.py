@@ -162,6 +162,9 @@ def operation(**spec: Any) -> KVCacheOperation:
     return KVCacheOperation.parse({"metadata": meta, "spec": {"poolRef": {"name": "chat"}, **spec}})
 
 
+RED = "sha256:b1f51a511f1da0cd348b8f8598db32e61cb963e5fc69e2b41485bf99590ed75a"  # printf %s red | sha256sum
+
+
 # -- what is asked
 
 
@@ -176,6 +179,18 @@ def test_a_purge_goes_over_the_drives_the_shared_tier_and_the_drives_again():
     before = int(datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() * 1000)  # by the operation's birth, not by the clock
     wanted = {"tenant": "team-a", "fingerprint": "ab" * 8, "made_before_ms": before}
     assert all({k: v for k, v in s.params.items() if k != "tier"} == wanted for s in made)
+
+
+def test_salts_are_asked_for_by_their_digests_with_all_else():
+    pool = KVCachePool.parse(pool_manifest())
+    digest = RED.removeprefix("sha256:")
+    assert [dict(s.params) for s in steps_of(operation(purge={"salts": [RED]}), pool)] == [
+        {"salts": [digest], "tier": "Local"}
+    ] * 2
+    both = steps_of(operation(purge={"salts": [RED], "tenant": "team-a"}), pool, "kvt:acme:0")
+    assert both[0].params == {"salts": [digest], "tenant": "kvt:acme:0", "tier": "Local"}
+    many = [f"sha256:{n:064x}" for n in range(64)]
+    assert len(steps_of(operation(purge={"salts": many}), pool)[0].params["salts"]) == 64
 
 
 def test_everything_is_asked_for_by_that_word_alone():
@@ -205,6 +220,12 @@ def test_a_look_at_the_nodes_is_for_all_of_them(measure: bool):
         {"purge": {}},
         {"purge": {"all": True, "tenant": "a"}},
         {"purge": {"fingerprint": "xyz"}},
+        {"purge": {"salts": []}},
+        {"purge": {"salts": ["red"]}},
+        {"purge": {"salts": ["ab" * 32]}},
+        {"purge": {"salts": ["sha256:" + "AB" * 32]}},
+        {"purge": {"salts": [f"sha256:{n:064x}" for n in range(65)]}},
+        {"purge": {"all": True, "salts": [RED]}},
         {"purge": {"tenant": "A_b"}},
         {"purge": {"tenant": "kvt/"}},
         {"purge": {"tenant": "kvt:acme"}},
@@ -297,6 +318,34 @@ async def test_a_namespace_that_stores_as_a_member_is_told_so():
     status = await world.run()
     assert status["message"] == "done on every node; team-a is a member of kvt/acme, whose blocks stay"
     assert {params["tenant"] for _, params in world.nodes.orders.values()} == {"team-a"}
+
+
+@pytest.mark.parametrize(
+    ("purge", "is_on", "told"),
+    [
+        ({"salts": [RED]}, True, ""),
+        ({"salts": [RED]}, False, "tenancy.saltTags of this pool is off"),
+        ({"salts": [RED], "tenant": "team-a"}, False, "whose blocks stay; tenancy.saltTags of this pool is off"),
+        ({"tenant": "team-b"}, False, ""),
+    ],
+)
+async def test_a_purge_by_salt_says_that_the_pool_stores_no_tags(purge: dict[str, Any], is_on: bool, told: str):
+    world = World(purge=purge)
+    world.cluster.put(pool_manifest(tiers=[LOCAL], tenancy={"saltTags": is_on}))
+    world.cluster.put(tenant("acme"))
+    message = (await world.run())["message"]
+    assert told in message
+    assert message.startswith("done on every node;" if told else "done on every node")
+    assert bool(told) == ("saltTags" in message)
+
+
+async def test_a_sidecar_that_does_not_know_salts_is_named():
+    world = World(purge={"salts": [RED]})
+    world.nodes.answers["node-1"] = Progress("Failed", message="purge: this sidecar does not know salts")
+    status = await world.run("Failed")
+    assert status["failures"] == [
+        {"node": "node-1", "message": "purging the nodes' drives: purge: this sidecar does not know salts"}
+    ]
 
 
 async def test_nothing_is_asked_before_the_finalizer_is_there_and_it_goes_with_the_end():

@@ -17,7 +17,7 @@ from kvpool_operator.upgrade import BLOCK_FORMATS, upgrade_safe
 
 
 def test_the_operator_knows_what_the_sidecars_of_its_release_read():
-    assert BLOCK_FORMATS == (block.FORMAT_VERSION, block.FORMAT_VERSION_NAMED)
+    assert BLOCK_FORMATS == block.FORMAT_VERSIONS
 
 
 def seen(*reports: Report | None, ready: bool = True) -> tuple[Sidecar, ...]:
@@ -32,7 +32,7 @@ def seen(*reports: Report | None, ready: bool = True) -> tuple[Sidecar, ...]:
         (seen(GOOD, None), 2, True, (False, "NodesNotReady"), "node-1"),
         (seen(GOOD), 2, True, (False, "NodesNotReady"), "1 nodes"),
         (seen(GOOD, GOOD, ready=False), 2, True, (False, "NodesNotReady"), "node-0; node-1"),
-        (seen(GOOD, replace(GOOD, block_formats=(1, 2, 3))), 2, True, (False, "FormatUnknown"), "node-1"),
+        (seen(GOOD, replace(GOOD, block_formats=(1, 2, 3, 4))), 2, True, (False, "FormatUnknown"), "node-1"),
         (seen(GOOD, replace(GOOD, block_formats=(1,))), 2, True, (True, "KeepsCaches"), ""),
         (seen(GOOD, GOOD), 2, False, (False, "IndexNotRunning"), ""),
         (seen(GOOD, replace(GOOD, scanned=False)), 2, True, (False, "NotAnnounced"), "node-1"),

@@ -164,8 +164,14 @@ class Raw:
         assert len(answer) == len(tokens)
         return list(answer)
 
-    def put(self, items: dict[bytes, bytes]) -> list[int]:
-        """Store payloads by ident; CommitStatus of each, -1 where BEGIN refused."""
+    def put(self, items: dict[bytes, bytes], salt: str = "", *, fill: bool = False) -> list[int]:
+        """Store payloads by ident; CommitStatus of each, -1 where BEGIN refused. `salt`: what their request had.
+
+        `fill`: the sidecar computes the checksums.
+        """
+        more = {"salt_tag": keys.salt_tag(self.server.salt_key, keys.salt_digest(salt))} if salt else {}
+        if fill:
+            more["payload_sum"] = bytes(16)
         out: dict[bytes, int] = {}
         names = list(items)
         for at in range(0, len(names), 32):
@@ -176,10 +182,11 @@ class Raw:
             ):
                 out[one] = wire.CommitStatus.HAVE if status == wire.BeginStatus.HAVE else -1
                 if status == wire.BeginStatus.WRITE:
-                    write_block(fd, header(one, key, items[one], self.server.tenant_tag), items[one])
+                    write_block(fd, header(one, key, items[one], self.server.tenant_tag, **more), items[one])
                     tokens[one] = token
             if tokens:
-                out.update(zip(tokens, self.commit(list(tokens.values())), strict=True))
+                flags = wire.Flag.VERIFY if fill else 0
+                out.update(zip(tokens, self.commit(list(tokens.values()), flags=flags), strict=True))
         return [out[i] for i in names]
 
 

@@ -1,4 +1,4 @@
-"""The block file, format versions 1 and 2: a 4096-byte header, then the payload at offset 4096.
+"""The block file, format versions 1 to 3: a 4096-byte header, then the payload at offset 4096.
 
 The payload starts at 4096 so that O_DIRECT and GPUDirect Storage can read it aligned. A block is immutable once it
 has its name. Layout of the header, little-endian; bytes 168 to 4079 must be zero:
@@ -39,6 +39,16 @@ offset bytes field
    244    16 part
 ====== ===== ==========================================================================
 
+Version 3 is version 2 and the tag of the salt that the block's request had, for pools with `salt_tags` (purge by salt,
+docs/operations.md). There the name may be absent: bytes 168 to 259 are zero then. Bytes 276 to 4079 are zero and the
+checksum is of bytes 0..275. Blocks without a salt are written as version 1 or 2.
+
+====== ===== ==========================================================================
+offset bytes field
+====== ===== ==========================================================================
+   260    16 salt tag (kvpool.keys.salt_tag), not zero
+====== ===== ==========================================================================
+
 XXH3: https://github.com/Cyan4973/xxHash (algorithm description). BLAKE2b: RFC 7693.
 """
 
@@ -67,11 +77,14 @@ __all__ = [
     "CODEC_NONE",
     "CODEC_ZSTD",
     "FORMAT_VERSION",
+    "FORMAT_VERSIONS",
     "FORMAT_VERSION_NAMED",
+    "FORMAT_VERSION_SALTED",
     "HEADER_BYTES",
     "MAGIC",
     "MAX_ENGINE_HASH",
     "MAX_PART",
+    "NO_SALT",
     "BlockHeader",
     "EngineName",
     "RunningChecksum",
@@ -87,8 +100,11 @@ __all__ = [
 MAGIC = b"KVPOOLB1"
 FORMAT_VERSION = 1
 FORMAT_VERSION_NAMED = 2
+FORMAT_VERSION_SALTED = 3
+FORMAT_VERSIONS = (FORMAT_VERSION, FORMAT_VERSION_NAMED, FORMAT_VERSION_SALTED)  # that this build reads
 MAX_ENGINE_HASH = 32
 MAX_PART = 16
+NO_SALT = bytes(16)
 HEADER_BYTES = 4096
 CODEC_NONE = 0
 CODEC_ZSTD = 1
@@ -102,10 +118,11 @@ _CREATED_AT = _LENGTHS.size
 _IDENTITY_AT = _CREATED_AT + 8
 _PAYLOAD_SUM_AT = _FIELDS.size - 16
 _SUM_AT = HEADER_BYTES - 16
-_PADDING = bytes(_SUM_AT - _FIELDS.size)  # compared, not hashed: hashing it would take as long as opening the file
 _NAME = struct.Struct("<BBBxII32s32s16s")
 _NAMED_END = _FIELDS.size + _NAME.size
-_NAMED_PADDING = bytes(_SUM_AT - _NAMED_END)
+_SALTED_END = _NAMED_END + len(NO_SALT)
+_ENDS = dict(zip(FORMAT_VERSIONS, (_FIELDS.size, _NAMED_END, _SALTED_END), strict=True))  # of the fields of a version
+_PADDING = {end: bytes(_SUM_AT - end) for end in _ENDS.values()}  # compared, not hashed: as long as opening the file
 _VERSION_AT = len(MAGIC)
 
 
@@ -134,7 +151,7 @@ class EngineName:
 
 @dataclass(frozen=True)
 class BlockHeader:
-    """What a block says of itself. Lengths in bytes; `created_ms` in Unix milliseconds."""
+    """What a block says of itself. Lengths in bytes; `created_ms` in Unix milliseconds; `salt_tag`: 16 bytes."""
 
     key: bytes
     ident: bytes
@@ -147,6 +164,7 @@ class BlockHeader:
     codec: int = CODEC_NONE
     checksum_alg: int = CHECKSUM_XXH3_128
     name: EngineName | None = None
+    salt_tag: bytes = NO_SALT
 
     def __post_init__(self) -> None:
         if self.stored_len < 0:
@@ -183,11 +201,14 @@ def encode_header(header: BlockHeader) -> bytes:
         len(header.fingerprint),
         len(header.tenant_tag),
         len(header.payload_sum),
+        len(header.salt_tag),
     )
-    if sizes != (32, 32, 32, 16, 16):
-        raise ValueError(f"header fields must have 32, 32, 32, 16 and 16 bytes, not {sizes}")
-    name = header.name
+    if sizes != (32, 32, 32, 16, 16, 16):
+        raise ValueError(f"header fields must have 32, 32, 32, 16, 16 and 16 bytes, not {sizes}")
+    name, is_salted = header.name, header.salt_tag != NO_SALT
     version = FORMAT_VERSION if name is None else FORMAT_VERSION_NAMED
+    if is_salted:
+        version = FORMAT_VERSION_SALTED
     fields = _FIELDS.pack(
         MAGIC, version, header.codec, header.checksum_alg, 0, header.payload_len, header.stored_len,
         header.created_ms, header.key, header.ident, header.fingerprint, header.tenant_tag, header.payload_sum,
@@ -196,6 +217,10 @@ def encode_header(header: BlockHeader) -> bytes:
         fields += _NAME.pack(
             len(name.hash), len(name.parent), len(name.part), name.tokens, name.group, name.hash, name.parent, name.part
         )
+    elif is_salted:
+        fields += bytes(_NAME.size)
+    if is_salted:
+        fields += header.salt_tag
     return fields + bytes(_SUM_AT - len(fields)) + hashlib.blake2b(fields, digest_size=16).digest()
 
 
@@ -206,25 +231,30 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
     """
     if len(data) != HEADER_BYTES:
         raise CorruptBlockError("block header is truncated", where=where)
-    is_named = data[_VERSION_AT] == FORMAT_VERSION_NAMED
-    if not _is_whole(data, data[: _NAMED_END if is_named else _FIELDS.size]):
+    end = _ENDS.get(data[_VERSION_AT], _FIELDS.size)
+    if not _is_whole(data, data[:end]):
         raise CorruptBlockError("block header fails its checksum", where=where)
     magic, version, codec, alg, flags, payload_len, stored_len, created, key, ident, fp, tag, psum = _FIELDS.unpack(
         data[: _FIELDS.size]
     )
-    if magic != MAGIC or version not in (FORMAT_VERSION, FORMAT_VERSION_NAMED) or flags != 0:
-        raise CorruptBlockError(f"not a block of format {FORMAT_VERSION} or {FORMAT_VERSION_NAMED}", where=where)
+    if magic != MAGIC or version not in FORMAT_VERSIONS or flags != 0:
+        raise CorruptBlockError(f"not a block of format {' or '.join(map(str, FORMAT_VERSIONS))}", where=where)
     plain = codec == CODEC_NONE and stored_len == payload_len
     squeezed = packed and codec in (CODEC_ZSTD, CODEC_LZ4) and 0 < stored_len < payload_len
     if alg != CHECKSUM_XXH3_128 or not (plain or squeezed):
         raise CorruptBlockError("block uses a codec or checksum this build cannot read", key=key.hex(), where=where)
-    name = _name_of(data, where) if is_named else None
-    return BlockHeader(key, ident, fp, tag, payload_len, psum, created, stored_len, codec, alg, name)
+    salt = bytes(data[_NAMED_END:_SALTED_END]) if version == FORMAT_VERSION_SALTED else NO_SALT
+    if version == FORMAT_VERSION_SALTED and salt == NO_SALT:
+        raise CorruptBlockError("block has an empty salt tag", key=key.hex(), where=where)
+    # with a salt the name may be absent, but then all of it
+    has_name = version == FORMAT_VERSION_NAMED or (salt != NO_SALT and any(data[_FIELDS.size : _NAMED_END]))
+    name = _name_of(data, where) if has_name else None
+    return BlockHeader(key, ident, fp, tag, payload_len, psum, created, stored_len, codec, alg, name, salt)
 
 
 def _is_whole(data: bytes | bytearray | memoryview, fields: bytes | bytearray | memoryview) -> bool:
-    padding = _PADDING if len(fields) == _FIELDS.size else _NAMED_PADDING
-    return data[_SUM_AT:] == hashlib.blake2b(fields, digest_size=16).digest() and data[len(fields) : _SUM_AT] == padding
+    end = len(fields)
+    return data[_SUM_AT:] == hashlib.blake2b(fields, digest_size=16).digest() and data[end:_SUM_AT] == _PADDING[end]
 
 
 def _name_of(data: bytes | bytearray | memoryview, where: str) -> EngineName:
@@ -245,8 +275,8 @@ def payload_sum_of(
 
     The same as `decode_header` and `require`, in a quarter of their time: a load does it for each block.
     """
-    is_named = len(data) == HEADER_BYTES and data[_VERSION_AT] == FORMAT_VERSION_NAMED
-    version, end = (FORMAT_VERSION_NAMED, _NAMED_END) if is_named else (FORMAT_VERSION, _FIELDS.size)
+    version = data[_VERSION_AT] if len(data) == HEADER_BYTES and data[_VERSION_AT] in _ENDS else FORMAT_VERSION
+    end = _ENDS[version]
     fields = bytes(data[:end])
     if (
         len(data) == HEADER_BYTES

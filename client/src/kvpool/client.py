@@ -135,7 +135,7 @@ class Client:
         d = self._deadlines = self.config.deadlines
         self._forked = False
         self._lock = threading.Lock()
-        self._wants_names = False
+        self._wants_names = self._wants_salts = False
         self._stores_under_way = 0
         self._corrupt: list[bytes] = []
         self._reads = Breaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
@@ -208,11 +208,13 @@ class Client:
         deadline: float | None = None,
         *,
         names: Sequence[block.EngineName | None] = (),
+        salts: Sequence[str | None] = (),
     ) -> list[StoreResult]:
         """Store contiguous `buffers`, which are only read; one result per block, in order.
 
-        `names`: what the engine calls each block, for pools that publish events (docs/events.md); names of another
-        number than blocks are left out.
+        `names`: what the engine calls each block, for pools that publish events (docs/events.md); `salts`: what its
+        request was kept apart by, for pools whose blocks can be purged by it (docs/operations.md). Either is left out
+        if there are not as many as blocks. A salt never leaves this process: headers have a keyed tag of it.
 
         Call it from a background thread: it returns when all is written, at the deadline at the latest. While
         `max_inflight_stores` blocks are under way it refuses at once.
@@ -224,7 +226,8 @@ class Client:
         wanted = [(i, idents[i], view) for i, view in enumerate(views) if view is not None]
         if deadline is None:
             deadline = time.monotonic() + self.store_seconds
-        job = BatchStore(deadline, self._writers, names if len(names) == len(idents) else ())
+        names = names if len(names) == len(idents) else ()
+        job = BatchStore(deadline, self._writers, names, salts if len(salts) == len(idents) else ())
         reason = Reason.BUFFER
         if wanted:
             with self._room_for_stores(len(wanted)) as room:
@@ -287,6 +290,11 @@ class Client:
     def wants_names(self) -> bool:
         """True if the pool asks for its blocks' names in the engine: it publishes events."""
         return self._wants_names
+
+    @property
+    def wants_salts(self) -> bool:
+        """True if the pool asks for the salts that its blocks' requests have."""
+        return self._wants_salts
 
     @property
     def connected(self) -> bool:
@@ -373,7 +381,7 @@ class Client:
 
     def _adopt(self, server: wire.ServerHello) -> None:
         """The deadlines that this sidecar asks for, from the first request on. One that was set here stays."""
-        self._wants_names = server.events
+        self._wants_names, self._wants_salts = server.events, bool(server.salt_key)
         mine, default = self.config.deadlines, Deadlines()
         asked = {
             f.name: server.deadlines[f.name]

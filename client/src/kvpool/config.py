@@ -284,6 +284,11 @@ class PoolConfig:
     peer: PeerConfig = _doc("Reads from other nodes.", default_factory=PeerConfig)
     deadlines: Deadlines = _doc("Deadlines that the sidecar tells its clients.", default_factory=Deadlines)
     events: EventsConfig = _doc("KV events for routers.", default_factory=EventsConfig)
+    salt_tags: bool = _doc(
+        "Clients tag the blocks of requests that have a salt, so that they can be purged by it; a sidecar or client of "
+        "before block format 3 takes such a block for a bad one.",
+        default=False,
+    )
     allowed_namespaces: tuple[str, ...] = _doc(
         "Namespaces whose pods are served; `*` is every namespace. The operator resolves selectors.",
         default=("*",),

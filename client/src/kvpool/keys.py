@@ -5,10 +5,13 @@
     ident = SHA-256("kvpool-ident-v1" | lp(fingerprint) | lp(engine block hash) | lp(part))     made by the client
     key   = HMAC-SHA-256(pool secret, "kvpool-key-v1" | lp(tenant) | ident)                     made by the sidecar
     tag   = HMAC-SHA-256(pool secret, "kvpool-tag-v1" | lp(tenant))[:16]                        in each block's header
+    salt key = HMAC-SHA-256(pool secret, "kvpool-salt-v1" | lp(tag))                         for the tenant's clients
+    salt tag = BLAKE2b-128(SHA-256(salt), key: salt key, person: "kvpool-salt-v1")           in headers, if asked for
 
 `lp(x)` is the length of `x` as 4 bytes little-endian, then `x`: no two inputs run together. The client knows neither
 the secret nor the key of another tenant; the sidecar takes the tenant from the socket a request came in by.
-HMAC: RFC 2104. Golden vectors: client/tests/golden/keys.json. All functions are pure and thread-safe.
+HMAC: RFC 2104. BLAKE2b: RFC 7693. Golden vectors: client/tests/golden/keys.json. All functions are pure and
+thread-safe.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FINGERPRINT_BYTES",
     "KEY_BYTES",
+    "SALT_KEY_BYTES",
     "TAG_BYTES",
     "events_token",
     "fingerprint",
@@ -31,12 +35,16 @@ __all__ = [
     "index_login",
     "key",
     "peer_secret",
+    "salt_digest",
+    "salt_key",
+    "salt_tag",
     "tenant_tag",
 ]
 
 KEY_BYTES = 32
 FINGERPRINT_BYTES = 32
 TAG_BYTES = 16
+SALT_KEY_BYTES = 32
 
 
 def _lp(data: bytes) -> bytes:
@@ -66,6 +74,21 @@ def key(pool_secret: bytes, tenant: str, ident: bytes) -> bytes:
 def tenant_tag(pool_secret: bytes, tenant: str) -> bytes:
     """16 bytes that tell tenants apart in block headers and in accounting without naming them."""
     return hmac.digest(pool_secret, b"kvpool-tag-v1" + _lp(tenant.encode()), "sha256")[:TAG_BYTES]
+
+
+def salt_key(pool_secret: bytes, tenant_tag: bytes) -> bytes:
+    """32 bytes with which salts of a tenant's requests are tagged: who reads a drive cannot try salts without them."""
+    return hmac.digest(pool_secret, b"kvpool-salt-v1" + _lp(tenant_tag), "sha256")
+
+
+def salt_digest(salt: str) -> bytes:
+    """SHA-256 of a request's salt, 32 bytes: what an operator names it by (`printf %s SALT | sha256sum`)."""
+    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
+
+
+def salt_tag(salt_key: bytes, salt_digest: bytes) -> bytes:
+    """16 bytes in a block's header that tell which salt its request had to whoever has the tenant's salt key."""
+    return hashlib.blake2b(salt_digest, digest_size=16, key=salt_key, person=b"kvpool-salt-v1").digest()
 
 
 def peer_secret(pool_secret: bytes, pool_uid: str) -> bytes:

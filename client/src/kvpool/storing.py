@@ -10,7 +10,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from kvpool import answers, transfer, wire
+from kvpool import answers, keys, transfer, wire
 from kvpool.errors import DeadlineExceededError, ProtocolError
 from kvpool.stats import Reason
 
@@ -39,14 +39,22 @@ class Stored:
 class BatchStore:
     """One call of `Client.put_from`. `outcome[place]` is Stored.STORED, Stored.HAVE or a Reason.
 
-    `names` go into the blocks' headers where the pool publishes events; empty: no block has one.
+    `names` go into the blocks' headers where the pool publishes events, tags of `salts` where it asks for them; empty:
+    no block has one.
     """
 
-    def __init__(self, deadline: float, workers: Workers, names: Sequence[EngineName | None] = ()) -> None:
+    def __init__(
+        self,
+        deadline: float,
+        workers: Workers,
+        names: Sequence[EngineName | None] = (),
+        salts: Sequence[str | None] = (),
+    ) -> None:
         self.outcome: dict[int, str] = {}
         self.deadline = deadline
         self._workers = workers
         self._names = names
+        self._salts = salts
 
     def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[Wanted]) -> bool:
         """Store all; False if the deadline came first."""
@@ -90,6 +98,10 @@ class BatchStore:
         if self._names and connection.server.events:
             for store in stores:
                 store.name = self._names[store.index]
+        if self._salts and connection.server.salt_key:
+            for store in stores:
+                if salt := self._salts[store.index]:
+                    store.salt_tag = keys.salt_tag(connection.server.salt_key, keys.salt_digest(salt))
         return stores
 
     def _write(self, connection: Connection, expect: transfer.Expectation, stores: list[transfer.Store]) -> bool:

@@ -143,9 +143,9 @@ class Load:
 
 
 class Store:
-    """One block on its way from one buffer into an unnamed file. `name`: what its header says of its engine's name."""
+    """One block on its way from one buffer into an unnamed file; `name` and `salt_tag` go into its header."""
 
-    __slots__ = ("descriptor", "ident", "index", "key", "name", "ok", "reason", "token", "view")
+    __slots__ = ("descriptor", "ident", "index", "key", "name", "ok", "reason", "salt_tag", "token", "view")
 
     def __init__(self, index: int, ident: bytes, key: bytes, token: int, view: memoryview) -> None:
         self.index = index
@@ -154,6 +154,7 @@ class Store:
         self.token = token
         self.view = view
         self.name: block.EngineName | None = None
+        self.salt_tag = block.NO_SALT
         self.descriptor = -1
         self.ok = False
         self.reason = ""
@@ -391,6 +392,7 @@ def write_file(
         payload_sum=running.digest() if running is not None else bytes(16),
         created_ms=clock_ms(),
         name=store.name,
+        salt_tag=store.salt_tag,
     )
     encoded = block.encode_header(header)
     if os.pwrite(store.descriptor, encoded, 0) != len(encoded):

@@ -52,6 +52,7 @@ from typing import Any, NamedTuple
 from kvpool.config import MAX_READS_FROM
 from kvpool.errors import ProtocolError
 from kvpool.facts import MAX_FIELDS, MAX_NAME
+from kvpool.keys import SALT_KEY_BYTES
 
 __all__ = [
     "BEGIN_REPLY",
@@ -288,7 +289,8 @@ class ServerHello:
 
     `deadlines` are the fields of kvpool.config.Deadlines that the pool asks of its clients; what is left out is the
     client's own choice. `events`: the pool publishes events and asks for its blocks' names in the engine.
-    `readable_tags`: of the other tenants whose blocks may come (docs/tenants.md), at most MAX_READS_FROM.
+    `readable_tags`: of the other tenants whose blocks may come (docs/tenants.md), at most MAX_READS_FROM. `salt_key` (32
+    bytes, or none): the pool asks for tags of salts (kvpool.keys.salt_tag) in the headers of this client's blocks.
     """
 
     tenant_tag: bytes
@@ -299,6 +301,7 @@ class ServerHello:
     version: int = PROTOCOL_VERSION
     events: bool = False
     readable_tags: tuple[bytes, ...] = ()
+    salt_key: bytes = b""
 
     def pack(self) -> bytes:
         """JSON body of the reply to HELLO."""
@@ -312,6 +315,7 @@ class ServerHello:
                 "deadlines": self.deadlines,
                 **({"events": True} if self.events else {}),
                 **({"readable_tags": [tag.hex() for tag in self.readable_tags]} if self.readable_tags else {}),
+                **({"salt_key": self.salt_key.hex()} if self.salt_key else {}),
             }
         )
 
@@ -331,6 +335,7 @@ class ServerHello:
             version=_int_field(value, "version", 0xFFFF),
             events=value.get("events") is True,
             readable_tags=_tags(value.get("readable_tags", [])),
+            salt_key=_hex_field(value, "salt_key", SALT_KEY_BYTES) if "salt_key" in value else b"",
         )
 
 

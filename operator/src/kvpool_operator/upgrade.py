@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK_FORMATS", "upgrade_safe"]
 
-BLOCK_FORMATS: Final = (1, 2)
+BLOCK_FORMATS: Final = (1, 2, 3)
 """Versions of the block format that the sidecars of this release read (kvpool.block)."""
 _NAMED: Final = 3
 _NEWS: Final = 256  # blocks that a sidecar announces in one go

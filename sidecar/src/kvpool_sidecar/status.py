@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvpool.block import FORMAT_VERSION, FORMAT_VERSION_NAMED
+from kvpool.block import FORMAT_VERSIONS
 from kvpool.wire import Tier
 from kvpool_sidecar.phase import Phase
 
@@ -94,7 +94,7 @@ class StatusReport:
             "phase": Phase.SERVING.value,
             "generation": self.config.generation,
             "config": self._live(),
-            "block_formats": [FORMAT_VERSION, FORMAT_VERSION_NAMED],
+            "block_formats": list(FORMAT_VERSIONS),
             "ready": self.ready(),
             "scanned": self._local.scanned,
             "capacity_bytes": usage.capacity_bytes,

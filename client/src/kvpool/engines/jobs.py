@@ -83,8 +83,9 @@ class Jobs:
         idents: Sequence[bytes],
         slots: Sequence[memoryview],
         names: Sequence[EngineName | None] = (),
+        salts: Sequence[str | None] = (),
     ) -> None:
-        """Store `slots` as the blocks; `names`: see Client.put_from."""
+        """Store `slots` as the blocks; `names` and `salts`: see Client.put_from."""
         count = len(idents)
         with self._condition:
             self._pending += 1
@@ -93,7 +94,7 @@ class Jobs:
             self._queued_stores += 0 if drop else count
 
         def run() -> tuple[tuple[bool, ...], tuple[Tier, ...], int]:
-            results = client.put_from(idents, slots, names=names) if names else client.put_from(idents, slots)
+            results = client.put_from(idents, slots, names=names, salts=salts)
             return tuple(r.ok for r in results), (), sum(r.bytes for r in results)
 
         def settle() -> None:

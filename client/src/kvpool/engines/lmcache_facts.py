@@ -17,7 +17,7 @@ from kvpool.engines import weights
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Space", "chunk_name", "key_name", "layout_of", "space_facts", "supported"]
+__all__ = ["Space", "chunk_name", "key_name", "layout_of", "salt_of", "space_facts", "supported"]
 
 KNOWN_VERSIONS = "0.5.6 up to, not including, 0.6"
 MIN_HASH_BYTES = 16  # a shorter hash is Python's own: not made to tell prompts apart
@@ -62,6 +62,11 @@ def chunk_name(key: Any) -> tuple[bytes, bytes] | None:
     if len(chunk_hash) < MIN_HASH_BYTES:
         return None
     return chunk_hash, _canonical(["mp", int(key.kv_rank), int(key.object_group_id), str(key.cache_salt)])
+
+
+def salt_of(key: Any) -> str | None:
+    """The `cache_salt` of an ObjectKey; None if its request had none."""
+    return str(key.cache_salt) or None
 
 
 def key_name(key: Any, dtype: str) -> tuple[bytes, bytes]:

@@ -252,7 +252,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         patience = self._config.deadlines.store_ms / 1000  # nobody waits for a store
         until = time.monotonic() + patience
         for client, places, idents in self._parts(keys, self._layouts(objects), until):
-            results = client.put_from(idents, [views[i] for i in places])
+            salts = [lmcache_facts.salt_of(keys[i]) for i in places]
+            results = client.put_from(idents, [views[i] for i in places], salts=salts)
             stored += [(keys[i], len(views[i])) for i, r in zip(places, results, strict=True) if r.ok]
             size += sum(r.bytes for r in results)
         new, gone = self._ledger.store(stored)

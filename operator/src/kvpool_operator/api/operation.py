@@ -40,8 +40,8 @@ class PoolRef(Model):
 class Purge(Model):
     """Remove blocks from every node's drives and from the shared tier. All that is given must fit a block.
 
-    Blocks are known by what their headers say: tenant, fingerprint, and when they were made. A request's cache salt is
-    not among it: it is inside the engine's hash, so blocks cannot be purged by salt.
+    Blocks are known by what their headers say: tenant, fingerprint, when they were made, and in pools with
+    `tenancy.saltTags` which salt their request had.
     """
 
     model_config = Model.model_config | {"json_schema_extra": with_rules(f.SOME_BLOCKS)}
@@ -52,6 +52,17 @@ class Purge(Model):
     fingerprint: f.Digest | None = None
     """Blocks with this fingerprint (status.fingerprints of the pool), such as those of a model that is not used any
     more; its first 8 digits or more."""
+    salts: (
+        Annotated[
+            list[f.Salt],
+            Field(min_length=1, max_length=f.MAX_SALTS, json_schema_extra={"x-kubernetes-list-type": "set"}),
+        ]
+        | None
+    ) = None
+    """Blocks of requests with one of these values of `cache_salt`, in any tenant unless `tenant` is given. Each is the
+    salt's SHA-256, so that the salt itself is not told here: `printf %s "$SALT" | sha256sum` gives the digits behind
+    "sha256:". Only blocks that were stored while the pool's `tenancy.saltTags` was on, by engines that tell salts
+    (docs/operations.md), are found; a block without a salt fits none."""
     older_than: f.Age | None = None
     """Blocks that were made so long before this operation was, such as 72h."""
     all: bool = False
@@ -59,7 +70,9 @@ class Purge(Model):
 
     @model_validator(mode="after")
     def _some_blocks(self) -> Purge:
-        f.SOME_BLOCKS.check(self.all != any(v is not None for v in (self.tenant, self.fingerprint, self.older_than)))
+        f.SOME_BLOCKS.check(
+            self.all != any(v is not None for v in (self.tenant, self.fingerprint, self.salts, self.older_than))
+        )
         return self
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from kvpool_operator.api.rules import Rule, bytes_between, duration_between, immutable, matching
 
 __all__ = [
+    "MAX_SALTS",
     "ONE_WISH",
     "SOME_BLOCKS",
     "SPEC_STAYS",
@@ -16,6 +17,7 @@ __all__ = [
     "Limit",
     "NodeName",
     "Pace",
+    "Salt",
     "TenantName",
 ]
 
@@ -27,8 +29,8 @@ ONE_WISH: Final = Rule(
     f"say what is to be done: give exactly one of {', '.join(WISHES)}",
 )
 SOME_BLOCKS: Final = Rule(
-    "self.all != (has(self.tenant) || has(self.fingerprint) || has(self.olderThan))",
-    "say which blocks: tenant, fingerprint, olderThan (all that are given must fit), or all: true alone",
+    "self.all != (has(self.tenant) || has(self.fingerprint) || has(self.salts) || has(self.olderThan))",
+    "say which blocks: tenant, fingerprint, salts, olderThan (all that are given must fit), or all: true alone",
 )
 SPEC_STAYS: Final = immutable("an operation", "delete it, which cancels it, and make another one")
 
@@ -40,6 +42,12 @@ TenantName = matching(
 )
 Digest = matching(
     r"^[0-9a-f]{8,64}$", 64, "give a fingerprint's first 8 to 64 hexadecimal digits, as the pool's status shows them"
+)
+MAX_SALTS: Final = 64
+Salt = matching(
+    r"^sha256:[0-9a-f]{64}$",
+    71,
+    'give the digest of a salt, "sha256:" and 64 hexadecimal digits: printf %s "$SALT" | sha256sum',
 )
 NodeName = matching(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", 253, "give the name of a node")
 Age = duration_between("1s", "87600h", "give an age from 1s to 87600h, such as 72h")

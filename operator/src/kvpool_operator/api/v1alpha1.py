@@ -477,6 +477,11 @@ class Tenancy(Model):
 
     default_quota: Quota = section(Quota)
     """What each tenant may take."""
+    salt_tags: bool = False
+    """true: blocks of requests with a `cache_salt` are stored with a tag of it, so that a KVCacheOperation can purge
+    them by it (docs/operations.md says which engines tell salts). A KVPool release that does not know these blocks
+    (format version 3) takes them for bad ones: upgrade sidecars and engines' clients first. A change makes the
+    sidecars' pods anew, one node at a time."""
 
 
 class Breaker(Model):

@@ -111,6 +111,7 @@ def to_pool_config(
             hashes=spec.events.hashes,
             token_revision=spec.events.token_revision,
         ),
+        salt_tags=spec.tenancy.salt_tags,
         allowed_namespaces=tuple(allowed_namespaces),
         tenants=tuple(tenants),
         http_port=HTTP_PORT,

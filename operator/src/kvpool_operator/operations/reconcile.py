@@ -25,7 +25,7 @@ from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError, InvalidPoolError, OperatorError
 from kvpool_operator.onenode import one_per_node
 from kvpool_operator.operations.course import Course, Said
-from kvpool_operator.operations.steps import steps_of, tenant_of
+from kvpool_operator.operations.steps import note_of, steps_of, tenant_of
 from kvpool_operator.orders import Target
 from kvpool_operator.randomness import make_secret
 from kvpool_operator.reconcile import Result
@@ -223,11 +223,12 @@ class OperationReconciler:
     async def _course(self, operation: KVCacheOperation, pool: KVCachePool) -> Course:
         """LookupError if there is no such tenant."""
         wish = operation.spec.purge
+        about_pool = note_of(operation, pool)
         if wish is None or wish.tenant is None:
-            return Course(steps_of(operation, pool))
+            return Course(steps_of(operation, pool), note=about_pool)
         tenants = await self._cluster.list(TENANT_KIND, namespace=operation.metadata.namespace)
         tenant, note = tenant_of(operation, tenants)
-        return Course(steps_of(operation, pool, tenant), note=note)
+        return Course(steps_of(operation, pool, tenant), note=note + about_pool)
 
     async def _pool(self, operation: KVCacheOperation) -> KVCachePool | str:
         """The pool, or why there is none to work on."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.env import Manifest
 
-__all__ = ["Step", "steps_of", "tenant_of"]
+__all__ = ["Step", "note_of", "steps_of", "tenant_of"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,14 @@ def tenant_of(operation: KVCacheOperation, tenants: Sequence[Manifest]) -> tuple
     return "", f"; {name} is a member of kvt/{groups[0]}, whose blocks stay" if groups else ""
 
 
+def note_of(operation: KVCacheOperation, pool: KVCachePool) -> str:
+    """What a reader of the end's message should know of the pool."""
+    wish = operation.spec.purge
+    if wish is None or wish.salts is None or pool.spec.tenancy.salt_tags:
+        return ""
+    return "; tenancy.saltTags of this pool is off: blocks that were stored without a tag of their salt are not found"
+
+
 def _purge(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:
     wish = operation.spec.purge
     assert wish is not None  # noqa: S101  the kind says so
@@ -79,6 +87,8 @@ def _purge(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:
         params["tenant"] = wish.tenant
     if wish.fingerprint is not None:
         params["fingerprint"] = wish.fingerprint
+    if wish.salts is not None:
+        params["salts"] = [salt.removeprefix("sha256:") for salt in wish.salts]
     if wish.older_than is not None:
         made = datetime.fromisoformat(str(operation.metadata.creation_timestamp))
         params["made_before_ms"] = int(made.timestamp() * 1000) - to_ms(wish.older_than)

@@ -1,4 +1,4 @@
-"""Purge: remove the blocks of a tenant, of a fingerprint, of before some time, or all, from one tier.
+"""Purge: remove the blocks of a tenant, of a fingerprint, of some salts, of before some time, or all, from one tier.
 
 parameters: those of `Wish`, and `tier`: Local (this node's drives) or Shared (for all nodes: one of them does it).
 counts: blocks, bytes (header and payload as stored), quarantined (bad blocks that were kept for a look, and went).

@@ -49,6 +49,7 @@ class Tenant:
         self._secret = secret
         self.name = name
         self.tag = keys.tenant_tag(secret, name)
+        self.salt_key = keys.salt_key(secret, self.tag)
         self._remembered = functools.lru_cache(_REMEMBERED)(self._key)
 
     def key(self, ident: bytes) -> bytes:

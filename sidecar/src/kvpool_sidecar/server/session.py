@@ -200,6 +200,7 @@ class Session:
             deadlines=asdict(config.deadlines),
             events=config.events.enabled,
             readable_tags=tuple(tenant.tag for tenant in granted),
+            salt_key=self._pod.tenant.salt_key if config.salt_tags else b"",
         )
         self._reply(head, answer.pack())
 
