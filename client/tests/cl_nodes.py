@@ -111,6 +111,7 @@ class Node(Process):
             deadlines=deadlines,
             http_port=self.http,
             salt_tags=cluster.salt_tags,
+            admin_port=free_port() if cluster.takes_orders else 0,
             events=config.EventsConfig(enabled=cluster.events, port=free_port(), replay_port=free_port()),
         )
         (self.home / "pool.json").write_text(config.dumps(self.pool))
@@ -169,6 +170,7 @@ class Cluster:
         deadlines: config.Deadlines | None = None,
         events: bool = False,
         salt_tags: bool = False,
+        takes_orders: bool = False,
     ) -> None:
         self.directory = directory
         self.shared = directory / "shared" if shared else None
@@ -185,6 +187,7 @@ class Cluster:
         self._deadlines = deadlines or config.Deadlines(lookup_ms=500, load_min_ms=3000)
         self.events = events
         self.salt_tags = salt_tags
+        self.takes_orders = takes_orders
         self._tenants = tenants
         self.nodes = {name: Node(self, name, tenants, self._deadlines) for name in names}
         try:

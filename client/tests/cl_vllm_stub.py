@@ -7,6 +7,7 @@ client/tests_engine.
 from __future__ import annotations
 
 import enum
+import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,18 @@ class TransferJob:
 class ReqContext:
     req_id: str
     kv_transfer_params: dict[str, Any] | None = field(default=None)
+    _state: dict[type, Any] = field(default_factory=dict, init=False)
+
+    def set_state(self, value: Any) -> None:
+        self._state[type(value)] = value
+
+    def get_state(self, kind: type) -> Any:
+        return self._state.get(kind)
+
+
+def create_req_context(request: Any) -> ReqContext:
+    """The scheduler's, which knows nothing of salts."""
+    return ReqContext(request.request_id)
 
 
 def key(block_hash: bytes, group: int = 0) -> bytes:
@@ -123,6 +136,7 @@ _MODULES: dict[str, dict[str, Any]] = {
     "vllm.distributed.kv_transfer.kv_connector.v1": {},
     _METRICS: {},
     f"{_METRICS}.metrics": {"OffloadingConnectorStats": OffloadingConnectorStats},
+    f"{_METRICS}.scheduler": {"_create_req_context": create_req_context},
     "vllm.v1": {},
     _BASE: {},
     f"{_BASE}.base": {
@@ -137,6 +151,11 @@ _MODULES: dict[str, dict[str, Any]] = {
     f"{_BASE}.tiering": {},
     f"{_BASE}.tiering.base": {"JobResult": JobResult, "SecondaryTierManager": SecondaryTierManager},
 }
+
+
+def scheduler() -> Any:
+    """The stub's module of vLLM's scheduler, as it is installed now."""
+    return sys.modules[f"{_METRICS}.scheduler"]
 
 
 def installed() -> contextlib.AbstractContextManager[None]:

@@ -13,11 +13,13 @@ import socket
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import cl_vllm_stub as stub
 import pytest
 
+from kvpool import block, keys
 from kvpool.wire import Op
 
 sys.modules.pop("kvpool.engines.vllm", None)
@@ -309,3 +311,91 @@ def test_a_shutdown_in_the_middle_of_jobs_leaves_the_memory_to_its_owner(host: H
     host.tier.shutdown()
     assert until(lambda: not host.tier.has_pending_work())
     assert len(os.listdir("/proc/self/fd")) < 500
+
+
+# -- salts
+
+
+def request_of(salt: str | None, number: int) -> stub.ReqContext:
+    """The context of a request as vLLM's scheduler makes it: by the name in its module."""
+    made = SimpleNamespace(request_id=f"request {number}", cache_salt=salt)
+    context: stub.ReqContext = stub.scheduler()._create_req_context(made)
+    assert context.req_id == made.request_id
+    return context
+
+
+def tags_in(fake: FakeSidecar) -> list[bytes]:
+    headers = [f.read_bytes()[: block.HEADER_BYTES] for f in fake.directory.glob("?" * 64)]
+    return sorted(block.decode_header(header).salt_tag for header in headers)
+
+
+def tags(*salts: str) -> list[bytes]:
+    return sorted(keys.salt_tag(SALT_KEY, keys.salt_digest(salt)) if salt else block.NO_SALT for salt in salts)
+
+
+SALT_KEY = b"k" * 32
+
+
+@pytest.fixture
+def make(fake: FakeSidecar) -> Iterator[Callable[..., Host]]:
+    """Tiers that are connected, once what the sidecar says of itself is settled."""
+    hosts: list[Host] = []
+
+    def start() -> Host:
+        hosts.append(Host(fake))
+        assert until(lambda: hosts[-1].tier.stats()["connected"])
+        return hosts[-1]
+
+    yield start
+    for one in hosts:
+        one.tier.shutdown()
+
+
+def test_blocks_are_stored_with_the_tag_of_their_requests_salt(fake: FakeSidecar, make: Callable[..., Host]) -> None:
+    fake.hello["salt_key"] = SALT_KEY
+    host = make()
+    for number, salt in enumerate(["red", None, "blue", ""]):
+        host.submit(NAMES[2 * number : 2 * number + 2], request_of(salt, number), load=False)
+    host.submit(NAMES[8:9], stub.ReqContext("made before us"), load=False)
+    host.wait()
+    assert all(result.success for result in host.done.values())
+    assert tags_in(fake) == tags("red", "red", "blue", "blue", "", "", "", "", "")
+
+
+def test_what_a_pool_does_not_ask_for_is_not_told(fake: FakeSidecar, make: Callable[..., Host]) -> None:
+    host = make()
+    host.submit(NAMES[:2], request_of("red", 1), load=False)
+    host.wait()
+    assert tags_in(fake) == tags("", "")
+
+
+def test_the_schedulers_function_is_wrapped_once(make: Callable[..., Host]) -> None:
+    make()
+    wrapped = stub.scheduler()._create_req_context
+    assert wrapped is not stub.create_req_context
+    assert wrapped.__wrapped__ is stub.create_req_context
+    make()
+    assert stub.scheduler()._create_req_context is wrapped
+    assert wrapped.__name__ == stub.create_req_context.__name__
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_vllm_that_does_not_tell_salts_stores_all_the_same_and_it_is_said_once(
+    fake: FakeSidecar, make: Callable[..., Host], caplog: pytest.LogCaptureFixture, there: bool
+) -> None:
+    fake.hello["salt_key"] = SALT_KEY
+    if there:  # a context that takes no state, and a request that has no salt
+        stub.scheduler()._create_req_context = lambda _request: SimpleNamespace(req_id="r")
+    else:
+        del stub.scheduler()._create_req_context
+    host = make()
+    context = stub.ReqContext("r")
+    if there:
+        context = stub.scheduler()._create_req_context(SimpleNamespace())
+        assert stub.scheduler()._create_req_context(SimpleNamespace(cache_salt="red")).req_id == "r"
+    for number in range(2):
+        host.submit(NAMES[number : number + 1], context, load=False)
+    host.wait()
+    assert all(result.success for result in host.done.values())
+    assert tags_in(fake) == tags("", "")
+    assert caplog.text.count("without their salts") == (0 if there else 1)

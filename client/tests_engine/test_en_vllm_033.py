@@ -6,15 +6,16 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import xxhash
 from en_engine import ROOT
 from en_overlay import overlay
 
-if TYPE_CHECKING:
-    from cl_nodes import Cluster
+from kvpool import block, keys
+
+from cl_nodes import Cluster  # isort: skip - en_engine makes it importable
 
 SOURCES = Path(__file__).parent
 
@@ -61,3 +62,21 @@ def test_its_tiering_manager_hands_blocks_over_and_another_gets_them_from_the_fi
     assert other["version"].startswith("0.32.")
     assert other["found"] == ["MISS"] * 4
     assert other["fingerprint"] != got["fingerprint"]
+
+
+@pytest.mark.parametrize("version", ["0.33", "0.32"])
+def test_a_request_of_either_version_tells_its_salt(
+    version: str, paths: dict[str, list[Path]], engine_home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cluster").mkdir()
+    salting = Cluster(tmp_path / "cluster", ("a",), index=False, salt_tags=True)
+    try:
+        put = run(paths[version], engine_home, tmp_path, salting["a"].socket, "put", "red")
+        assert put["version"].startswith(version)
+        assert put["stats"]["stores"] == {"stored": 4}
+        headers = [block.decode_header(f.read_bytes()[: block.HEADER_BYTES]) for f in salting["a"].block_files()]
+        secret = (salting.secret / "pool-secret").read_text().encode()
+        (tag,) = {header.salt_tag for header in headers}
+        assert tag == keys.salt_tag(keys.salt_key(secret, headers[0].tenant_tag), keys.salt_digest("red"))
+    finally:
+        salting.close()

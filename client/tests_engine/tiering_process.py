@@ -1,9 +1,10 @@
 """vLLM's tiering manager with PoolTier below it, without an engine. Run with the Python and path of some vLLM version.
 
-    python tiering_process.py SOCKET put|get|facts
+    python tiering_process.py SOCKET put|get [SALT]
 
-`put` hands four chunks to the pool, `get` loads them in a process that never computed them. Answers are lines of JSON
-that start with `@@`. What stands between this and an engine, the copies on its device, is no part of the pool.
+`put` hands four chunks to the pool, `get` loads them in a process that never computed them. With SALT the request's
+context is made by vLLM's own scheduler. Answers are lines of JSON that start with `@@`. What stands between this and an
+engine, the copies on its device, is no part of the pool.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 import time
+import types
 from typing import Any
 
 CHUNKS = 4
@@ -56,13 +58,21 @@ def make(socket: str) -> tuple[Any, Any]:
     return spec, spec.get_manager()
 
 
-def main(socket: str, what: str) -> None:
+def salted(salt: str) -> Any:
+    """The context of a request with a salt, as the scheduler makes it."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
+
+    request = types.SimpleNamespace(request_id="request", kv_transfer_params=None, kv_hints=None, cache_salt=salt)
+    return scheduler._create_req_context(request)
+
+
+def main(socket: str, what: str, salt: str = "") -> None:
     import vllm
     from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 
     _, manager = make(socket)
     keys = [make_offload_key(bytes([i]) * 32, 0) for i in range(CHUNKS)]
-    request = ReqContext("request")
+    request = salted(salt) if salt else ReqContext("request")
     tier = manager.secondary_tiers[0]
     deadline = time.monotonic() + 30
     while not tier.stats()["connected"] and time.monotonic() < deadline:

@@ -23,16 +23,18 @@ ADMIN_PORT = 17423
 UID = "pool-uid"
 
 
-def ca(uid: str = UID) -> authority.Authority:
+def ca(uid: str = UID, secret: bytes = SECRET) -> authority.Authority:
     """As sidecars derive it where the Secret has none."""
-    return authority.derived(keys.peer_secret(SECRET, uid))
+    return authority.derived(keys.peer_secret(secret, uid))
 
 
-def context(name: str, signer: authority.Authority | None = None) -> ssl.SSLContext:
-    """Of somebody called so, whom `signer` vouches for."""
+def context(
+    name: str, signer: authority.Authority | None = None, trusted: authority.Authority | None = None
+) -> ssl.SSLContext:
+    """Of somebody called so, whom `signer` vouches for and who trusts `trusted`: the pool's own."""
     leaf = authority.issue(signer or ca(), name, datetime.now(UTC))
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    made.load_verify_locations(cadata=ca().pem)
+    made.load_verify_locations(cadata=(trusted or ca()).pem)
     memory = os.memfd_create("leaf", os.MFD_CLOEXEC)
     os.write(memory, leaf.pem)
     made.load_cert_chain(f"/proc/self/fd/{memory}")
@@ -56,16 +58,24 @@ class _Connection(http.client.HTTPSConnection):
 class Operator:
     """Of the pool; `node` is what the sidecar's certificate must say."""
 
-    def __init__(self, address: str, node: str, port: int = ADMIN_PORT, tls: ssl.SSLContext | None = None) -> None:
-        self.address, self.node, self.port = address, node, port
-        self.tls = tls or context(operator_name(UID))
+    def __init__(
+        self, address: str, node: str, port: int = ADMIN_PORT, tls: ssl.SSLContext | None = None, uid: str = UID
+    ) -> None:
+        self.address, self.node, self.port, self.uid = address, node, port, uid
+        self.tls = tls or context(operator_name(uid))
 
     @classmethod
     def of(cls, node: Node) -> Operator:
         return cls(node.address, node.name, node.pool.admin_port)
 
+    @classmethod
+    def of_pool(cls, address: str, node: str, port: int, uid: str, secret: bytes) -> Operator:
+        """Of another pool than that of these tests."""
+        own = ca(uid, secret)
+        return cls(address, node, port, context(operator_name(uid), own, own), uid)
+
     def call(self, method: str, path: str, body: bytes | None = None, headers=None) -> tuple[int, dict]:
-        connection = _Connection(self.address, self.port, node_name(UID, self.node), self.tls)
+        connection = _Connection(self.address, self.port, node_name(self.uid, self.node), self.tls)
         try:
             connection.request(method, path, body, headers or {})
             answer = connection.getresponse()

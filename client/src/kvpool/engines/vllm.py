@@ -33,6 +33,7 @@ from kvpool.engines.settings import client_config
 from kvpool.engines.vllm_facts import facts_of, find_engine_config
 from kvpool.engines.vllm_names import names_of
 from kvpool.engines.vllm_private import private_because
+from kvpool.engines.vllm_salts import remember_salts, salt_of
 from kvpool.stats import Reason
 from kvpool.wire import Tier
 
@@ -104,7 +105,9 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._jobs = Jobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
         self._lookups = LookupTable(self._ask, self._lookup_seconds)
         self._facts: dict[str, Any] = {}
+        self._no_salts = ""  # why stores are not told their salts
         if self._supported():
+            self._no_salts = remember_salts()
             try:
                 self._facts = self._read_facts(offloading_spec)
                 self._client = self._connect(self._facts)
@@ -301,10 +304,20 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
                 self._jobs.submit_load(job.job_id, client, self._idents(client, names), slots)
                 return
             told = names_of(names, job.req_context, self._tokens_of_groups) if client.wants_names else ()
-            self._jobs.submit_store(job.job_id, client, self._idents(client, names), slots, told)
+            salts = self._salts_of(job, len(names)) if client.wants_salts else ()
+            self._jobs.submit_store(job.job_id, client, self._idents(client, names), slots, told, salts)
         except Exception:
             _log.exception("kvpool: a job was not started")
             self._refuse(job, names, is_load=is_load)
+
+    def _salts_of(self, job: Any, count: int) -> Sequence[str | None]:
+        """A job is of one request, and a request has one salt."""
+        why, self._no_salts = self._no_salts, ""
+        if why:
+            _log.warning(
+                "kvpool: blocks are stored without their salts, so a purge by salt does not find them: %s", why
+            )
+        return [salt_of(job.req_context)] * count
 
     def _refuse(self, job: Any, names: list[bytes], *, is_load: bool) -> None:
         if is_load:
