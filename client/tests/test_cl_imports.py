@@ -22,7 +22,7 @@ EVERYWHERE = [
     "kvpool.engines.lookups", "kvpool.engines.settings", "kvpool.engines.sglang_facts",
     "kvpool.engines.sglang_pages", "kvpool.engines.tasks", "kvpool.engines.vllm_facts",
     "kvpool.engines.vllm_names", "kvpool.engines.vllm_plugin", "kvpool.engines.vllm_private",
-    "kvpool.engines.weights",
+    "kvpool.engines.vllm_salts", "kvpool.engines.weights",
     "kvpool.errors", "kvpool.facts", "kvpool.index_url", "kvpool.keys", "kvpool.links",
     "kvpool.loading", "kvpool.stats", "kvpool.storing", "kvpool.transfer", "kvpool.wire", "kvpool.workers",
 ]  # fmt: skip

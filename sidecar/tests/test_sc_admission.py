@@ -235,6 +235,7 @@ class Blocks:
             cache=SimpleNamespace(max_block_bytes=1 << 40),
             deadlines=Deadlines(),
             events=EventsConfig(),
+            salt_tags=True,
         )
         self.present = True
         self.aborted = 0
