@@ -289,8 +289,8 @@ class ServerHello:
 
     `deadlines` are the fields of kvpool.config.Deadlines that the pool asks of its clients; what is left out is the
     client's own choice. `events`: the pool publishes events and asks for its blocks' names in the engine.
-    `readable_tags`: of the other tenants whose blocks may come (docs/tenants.md), at most MAX_READS_FROM. `salt_key` (32
-    bytes, or none): the pool asks for tags of salts (kvpool.keys.salt_tag) in the headers of this client's blocks.
+    `readable_tags`: of the other tenants whose blocks may come (docs/tenants.md), at most MAX_READS_FROM.
+    `salt_key` (32 bytes, or none): the pool asks for tags of salts (kvpool.keys.salt_tag) in the blocks' headers.
     """
 
     tenant_tag: bytes
