@@ -380,6 +380,28 @@ def test_what_follows_a_lookup_is_told_of_the_owners_blocks_but_learns_the_reade
         world.stop()
 
 
+def test_names_of_others_do_not_use_up_the_time_for_ones_own():
+    named = []
+
+    class Slow(Tenant):
+        def key(self, ident: bytes) -> bytes:
+            named.append(ident)
+            time.sleep(0.02)
+            return super().key(ident)
+
+    world = World()
+    try:
+        mine = (Tenant(SECRET, FOUR[0]), Slow(SECRET, FOUR[1]))
+        for n in range(100, 110):
+            world.put(FOUR[0], n, Tier.LOCAL)
+        names = [ident(n) for n in range(110)]
+        found = world.node.locate(mine, names, 0.4, every=True)
+        assert list(found.tiers[100:]) == [Tier.LOCAL] * 10
+        assert 0 < len(named) <= 21  # 0.4 s at 0.02 s each
+    finally:
+        world.stop()
+
+
 def test_long_prompts_are_followed_over_all_tenants_at_a_peer():
     world = World()
     try:

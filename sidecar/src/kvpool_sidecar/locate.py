@@ -68,7 +68,7 @@ class Locator:
         return Located(tiers.ljust(len(idents), b"\0"), keys)
 
     def _part(self, tenants: Sequence[Tenant], idents: Sequence[bytes], deadline: float, *, every: bool) -> Located:
-        keys = [nearest(self._local, tenants, ident) for ident in idents]
+        keys = self._nearest(tenants, idents, deadline)
         tiers = bytearray(Tier.LOCAL if self._local.has(key) else Tier.MISS for key in keys)
         rest = [n for n, tier in enumerate(tiers) if tier == Tier.MISS]
         has_shared = self._shared is not None and self._shared.available
@@ -82,6 +82,13 @@ class Locator:
         found = bytes(tiers) if every or not rest else bytes(tiers[: rest[0]]).ljust(len(tiers), b"\0")
         return Located(found, keys)
 
+    def _nearest(self, tenants: Sequence[Tenant], idents: Sequence[bytes], deadline: float) -> list[bytes]:
+        """`nearest` of each; of the asker alone when half of the time is gone, for naming blocks takes time, too."""
+        if len(tenants) == 1:
+            return [tenants[0].key(ident) for ident in idents]
+        until = (time.monotonic() + deadline) / 2
+        return [nearest(self._local, tenants if time.monotonic() < until else tenants[:1], i) for i in idents]
+
     def _at_peers(
         self, tenants: Sequence[Tenant], idents: Sequence[bytes], rest: Sequence[int], budget: float, *, every: bool
     ) -> dict[int, bytes]:
@@ -92,16 +99,18 @@ class Locator:
         ask = self._peers.locate if every else self._peers.reach
         until = time.monotonic() + budget
         found: dict[int, bytes] = {}
-        left, missing, in_vain = budget, rest, 0
+        missing, in_vain = list(rest), 0
         turns = tenants if every or len(tenants) == 1 else itertools.chain.from_iterable([tenants] * _TURNS)
         for tenant in turns:
-            keys = [tenant.key(idents[n]) for n in missing]
+            keys = [tenant.key(idents[n]) for n in missing if tenant is tenants[0] or time.monotonic() < until]
+            left = until - time.monotonic()
+            if not keys or left <= 0:
+                break
             there: Sequence[object] = ask(keys, left)
-            found.update((n, key) for n, key, is_there in zip(missing, keys, there, strict=True) if is_there)
+            found.update((n, key) for n, key, is_there in zip(missing, keys, there, strict=False) if is_there)
             in_vain = 0 if there[0] else in_vain + 1
             missing = [n for n in missing if n not in found]
-            left = until - time.monotonic()
-            if not missing or left <= 0 or (in_vain >= len(tenants) and not every):
+            if in_vain >= len(tenants) and not every:
                 break
         return found
 
@@ -141,12 +150,11 @@ class Locator:
     ) -> list[int]:
         """Those of `chunk` that are not there under this tenant's names."""
         assert self._shared is not None  # noqa: S101
+        its = [tenant.key(idents[n]) for n in chunk if time.monotonic() < deadline]
         left = deadline - time.monotonic()
-        if not chunk or left <= 0:
+        if not its or left <= 0:
             return chunk
-        its = [tenant.key(idents[n]) for n in chunk]
-        there = self._shared.has_many(its, left)
-        for n, key, is_there in zip(chunk, its, there, strict=True):
+        for n, key, is_there in zip(chunk, its, self._shared.has_many(its, left), strict=False):
             if is_there:
                 tiers[n], keys[n] = Tier.SHARED, key
-        return [n for n, is_there in zip(chunk, there, strict=True) if not is_there]
+        return [n for n in chunk if tiers[n] == Tier.MISS]
