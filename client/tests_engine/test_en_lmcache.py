@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cl_lmcache_stub as stub
 import pytest
-from cl_nodes import until
+from cl_nodes import Cluster, until
 from en_lmcache import CHUNK, Server, Storage, connector
 from en_overlay import overlay
 
-from kvpool.block import HEADER_BYTES
+from kvpool import keys
+from kvpool.block import HEADER_BYTES, NO_SALT, BlockHeader, decode_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cl_nodes import Cluster
     from en_engine import Engine
 
 CHUNKS = 5  # of one prompt
@@ -33,6 +33,14 @@ PATIENT = {"deadlines": {"lookup_ms": 1000, "load_min_ms": 3000, "breaker_failur
 
 def prompt(seed: int, chunks: int = CHUNKS, more: int = 9) -> list[int]:
     return [3 + (seed * 7919 + i * i * 31 + i) % 500 for i in range(chunks * CHUNK + more)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A pool that asks for tags of salts."""
+    found = Cluster(tmp_path_factory.mktemp("cluster"), ("a", "b"), salt_tags=True)
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +234,20 @@ def test_salts_are_isolated(first: First, second: Pair) -> None:
     answer = second.engine.generate(prompt(3), salt="one")
     assert answer["cached"] == CHUNKS * CHUNK
     assert answer["tokens"] == first.answers[3, "one"]["tokens"]
+
+
+def test_a_chunk_in_the_pool_tells_its_salt_by_a_tag(cluster: Cluster, first: First) -> None:
+    headers = {asked: [header_of(file) for file in files] for asked, files in first.files.items()}
+    secret = (cluster.secret / "pool-secret").read_text().encode()
+    salt_key = keys.salt_key(secret, headers[1, ""][0].tenant_tag)
+    salted = {header.salt_tag for header in headers.pop((3, "one"))}
+    assert salted == {keys.salt_tag(salt_key, keys.salt_digest("one"))}
+    assert {header.salt_tag for others in headers.values() for header in others} == {NO_SALT}
+
+
+def header_of(file: Path) -> BlockHeader:
+    with file.open("rb") as data:
+        return decode_header(data.read(HEADER_BYTES))
 
 
 def test_usage_is_told_by_salt(first: First) -> None:
