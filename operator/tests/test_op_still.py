@@ -91,12 +91,24 @@ async def test_what_this_operator_wrote_is_asked_for_again():
     await world.serve()
     await world.look()
     assert not world.asked()["list ServiceAccount"]
+    world.pool["spec"]["events"] = {"enabled": True}
+    world.pool["metadata"]["generation"] += 1
+    await world.look()
+    assert ("create", Ref("Secret", NS, "chat-events")) in world.cluster.writes()
+    await world.look()
+    assert world.asked()["list ServiceAccount"] == 1
+
+
+async def test_a_change_that_running_sidecars_take_asks_for_nothing_more():
+    world = Remembering()
+    await world.serve()
+    await world.look()
     world.pool["spec"]["cleanupTimeout"] = "77s"
     world.pool["metadata"]["generation"] += 1
     await world.look()
     assert ("apply", Ref("ConfigMap", NS, "chat-config")) in world.cluster.writes()
     await world.look()
-    assert world.asked()["list ServiceAccount"] == 1
+    assert not world.asked()["list ServiceAccount"]
 
 
 async def test_a_pool_that_goes_is_looked_at_whole():

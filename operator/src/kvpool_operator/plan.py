@@ -35,6 +35,7 @@ __all__ = [
     "plan_cleanup",
     "plan_dry_run",
     "plan_held",
+    "touched",
 ]
 
 FINALIZER: Final = "kvpool.dev/cleanup"
@@ -95,6 +96,12 @@ class Plan:
     waiting: str = ""
     done: bool = field(default=False)
     """The pool is gone after these actions: there is no status to write."""
+
+
+def touched(plan: Plan) -> set[str]:
+    """Kinds of the objects that the plan writes or deletes, but for the pool itself."""
+    applied = {a.manifest["kind"] for a in plan.actions if isinstance(a, Apply)}
+    return applied | {a.target.kind for a in plan.actions if isinstance(a, Prune | Mark)}
 
 
 def plan(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> Plan:

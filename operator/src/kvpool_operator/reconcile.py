@@ -22,8 +22,9 @@ from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.desired.rendered import rendered_configmap
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import InvalidPoolError
+from kvpool_operator.observe import WATCHED_KINDS
 from kvpool_operator.peer_ca import peer_files
-from kvpool_operator.plan import Plan, changes, plan, plan_cleanup, plan_dry_run, plan_held
+from kvpool_operator.plan import Plan, changes, plan, plan_cleanup, plan_dry_run, plan_held, touched
 from kvpool_operator.preflight import Gate, as_told, judge
 from kvpool_operator.randomness import make_secret
 from kvpool_operator.restarts import Restarts, Round
@@ -109,7 +110,7 @@ class Reconciler:
         inputs = self._inputs(pool, secret, observed) if pool else None
         gate = self._gate(pool, inputs, observed)
         steps = self._plan(meta, pool, inputs, observed, gate)
-        if steps.actions:
+        if touched(steps) - set(WATCHED_KINDS):
             self._observer.forget(namespace, name)
         outcome = await execute(steps, meta, self._cluster)
         if steps.done and not outcome.rejections:
