@@ -352,6 +352,21 @@ async def test_an_operator_that_starts_anew_goes_on_with_a_drain():
     assert world.status("a")["drain"]["state"] == "Abandoned"
 
 
+async def test_an_operator_that_starts_anew_writes_only_what_is_new():
+    world = World()
+    for name in ("a", "b", "c"):
+        world.serve(name)
+    await world.look()
+    broken = world.cluster.objects[Ref("KVCacheNode", "kvpool-system", "chat.b")]
+    broken["status"]["conditions"] = ["of another make"]
+    world.report("c", failing_drives=("nvme",))
+    world.start()
+    await world.look()
+    changed = {("apply status", Ref("KVCacheNode", "kvpool-system", f"chat.{name}")) for name in "bc"}
+    assert set(world.cluster.writes()) == changed
+    assert world.condition("b", "Ready") == ("True", "Serving")
+
+
 async def test_a_paused_pool_is_told_of_and_not_drained():
     world = World(mode="Paused")
     world.serve("a", unschedulable=True)

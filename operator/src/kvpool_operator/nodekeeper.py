@@ -264,9 +264,13 @@ def _read(live: Manifest) -> _Known:
     """What an operator before this one wrote."""
     status = live.get("status") if isinstance(live.get("status"), dict) else {}
     assert status is not None  # noqa: S101
+    try:
+        whole, quiet = _digest(told(status)), _digest(calm(status))
+    except (AttributeError, KeyError, TypeError):  # of another make: written anew
+        whole, quiet = b"read", b""
     return _Known(
-        whole=b"read",
-        calm=b"",
+        whole=whole,
+        calm=quiet,
         drain=read_drain(status),
         kept={k: status[k] for k in KEPT if k in status},
         lost=lost_since(status),
