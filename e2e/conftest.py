@@ -63,8 +63,8 @@ def load_pod(proxy: Proxy, load_pool: str) -> Iterator[Callable[..., loadpod.Loa
     """Starts load pods; at the end each is held against the invariants and goes."""
     started: list[loadpod.LoadPod] = []
 
-    def start(name: str, node: str, namespace: str = "team-a") -> loadpod.LoadPod:
-        started.append(loadpod.start(proxy, name, namespace=namespace, node=node, pool=load_pool))
+    def start(name: str, node: str, namespace: str = "team-a", tenant: str = "") -> loadpod.LoadPod:
+        started.append(loadpod.start(proxy, name, namespace=namespace, node=node, pool=load_pool, tenant=tenant))
         return started[-1]
 
     yield start

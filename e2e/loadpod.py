@@ -68,12 +68,15 @@ class LoadPod:
 
 
 def manifest(
-    name: str, *, namespace: str, node: str, pool: str | None, block_bytes: int = BLOCK_BYTES
+    name: str, *, namespace: str, node: str, pool: str | None, block_bytes: int = BLOCK_BYTES, tenant: str = ""
 ) -> dict[str, Any]:
-    """The pod; without `pool` it does not opt in. It runs under Pod Security `restricted`."""
+    """The pod; without `pool` it does not opt in. It runs under Pod Security `restricted`.
+
+    `tenant`: whose blocks it takes for right; the namespace unless given.
+    """
     env = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": "LOAD_TENANT", "value": namespace},
+        {"name": "LOAD_TENANT", "value": tenant or namespace},
         {"name": "LOAD_BLOCK_BYTES", "value": str(block_bytes)},
         {"name": "PYTHONPATH", "value": "/load"},
         {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
@@ -126,11 +129,21 @@ def bring_program(namespace: str) -> None:
     apply(json.dumps(made))
 
 
-def start(proxy: Proxy, name: str, *, namespace: str, node: str, pool: str, block_bytes: int = BLOCK_BYTES) -> LoadPod:
+def start(
+    proxy: Proxy,
+    name: str,
+    *,
+    namespace: str,
+    node: str,
+    pool: str,
+    block_bytes: int = BLOCK_BYTES,
+    tenant: str = "",
+) -> LoadPod:
     """Make the pod and wait until it is connected to its node's sidecar."""
     bring_program(namespace)
     pod = LoadPod(proxy, namespace, name)
     pod.delete()  # of a case that failed on a cluster that was kept
-    apply(json.dumps(manifest(name, namespace=namespace, node=node, pool=pool, block_bytes=block_bytes)))
+    made = manifest(name, namespace=namespace, node=node, pool=pool, block_bytes=block_bytes, tenant=tenant)
+    apply(json.dumps(made))
     pod.wait_connected()
     return pod
