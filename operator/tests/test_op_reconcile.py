@@ -16,7 +16,7 @@ from kvpool_operator.reconcile import Reconciler, Result
 from kvpool_operator.report import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 NS, NAME = "kvpool-system", "chat"
 POOL = Ref("KVCachePool", NS, NAME)
@@ -56,6 +56,10 @@ class World:
         raw = pool_manifest(**{"preflight": "Skip", **spec})
         raw["metadata"]["finalizers"] = []
         self.cluster.put(raw)
+        self.start()
+
+    def start(self, wrote: Callable[..., None] = lambda *_: None, **observing: Any) -> None:
+        """An operator starts."""
         observer = Observer(
             self.cluster,
             self.reports,
@@ -63,8 +67,11 @@ class World:
             namespace=NS,
             webhook="kvpool-webhook",
             clock=lambda: self.clock,
+            **observing,
         )
-        self.reconciler = Reconciler(self.cluster, observer, ENV, clock=lambda: self.clock, now=lambda: self.now)
+        self.reconciler = Reconciler(
+            self.cluster, observer, ENV, clock=lambda: self.clock, now=lambda: self.now, wrote=wrote
+        )
 
     @property
     def pool(self) -> dict[str, Any]:

@@ -7,14 +7,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from op_samples import ENV
 from test_op_reconcile import NS, POOL, World
 
 from kvpool_operator.cluster import Ref
 from kvpool_operator.errors import ApiUnavailableError
 from kvpool_operator.namespaces import Namespaces
-from kvpool_operator.observe import OWNED_WIDE_KINDS, STILL_KINDS, WATCHED_KINDS, Observer
-from kvpool_operator.reconcile import Reconciler
+from kvpool_operator.observe import OWNED_WIDE_KINDS, STILL_KINDS, WATCHED_KINDS
 from kvpool_operator.still import Still
 
 ACCOUNT = Ref("ServiceAccount", NS, "chat-sidecar")
@@ -28,23 +26,10 @@ class Remembering(World):
         super().__init__(**spec)
         self.namespaces = Namespaces()
         self.versions: list[str] = []
-        observer = Observer(
-            self.cluster,
-            self.reports,
-            sidecar_image=ENV.sidecar_image,
-            namespace=NS,
-            webhook="kvpool-webhook",
-            clock=lambda: self.clock,
+        self.start(
+            wrote=lambda _, version: self.versions.append(version),
             namespaces=self.namespaces,
             still_s=lambda: 60.0,
-        )
-        self.reconciler = Reconciler(
-            self.cluster,
-            observer,
-            ENV,
-            clock=lambda: self.clock,
-            now=lambda: self.now,
-            wrote=lambda _, version: self.versions.append(version),
         )
 
     def asked(self) -> Counter[str]:
