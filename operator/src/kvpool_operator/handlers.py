@@ -16,7 +16,9 @@ import kopf
 from kvpool_operator.api.operation import PLURAL as OPERATIONS
 from kvpool_operator.api.tenant import TENANT_PLURAL
 from kvpool_operator.api.v1alpha1 import GROUP, PLURAL, VERSION
+from kvpool_operator.cluster import KINDS
 from kvpool_operator.desired.labels import MANAGED_BY, NAMESPACE, POOL
+from kvpool_operator.observe import WATCHED_KINDS
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +31,7 @@ __all__ = ["Hears", "watch"]
 
 SILENCE_S: Final = 70.0
 _OURS: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
-_OWNED: Final = (("apps", "daemonsets"), ("apps", "statefulsets"), ("", "configmaps"), ("", "services"))
+_OWNED: Final = tuple((KINDS[k].api_version.rpartition("/")[0], KINDS[k].plural) for k in WATCHED_KINDS)
 
 
 class Hears(Protocol):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Observer"]
 
 WATCHED_KINDS: Final = ("ConfigMap", "DaemonSet", "Service", "StatefulSet")
-"""Kinds of a pool's objects that `handlers` watches."""
+"""Kinds of a pool's objects that `handlers` watches: what becomes of them shows at once."""
 STILL_KINDS: Final = ("NetworkPolicy", "PersistentVolumeClaim", "ServiceAccount")
 OWNED_WIDE_KINDS: Final = ("ClusterRoleBinding", "PersistentVolume")
 """Kinds that nobody watches: they hardly ever change but by this operator (`still`)."""
@@ -61,7 +61,7 @@ class Observer:
     ) -> None:
         """`namespaces`: what a watch tells of them. `still_s`: see `Still`."""
         self._cluster = cluster
-        self._names_known = namespaces or Namespaces()
+        self._told_namespaces = namespaces or Namespaces()
         self._still = Still(still_s, clock)
         self._scraper = scraper
         self._image = sidecar_image
@@ -143,7 +143,7 @@ class Observer:
         return [{"apiVersion": "v1", "kind": "Secret"} | secret for secret in ours]
 
     async def _terminating(self, namespace: str) -> bool:
-        going = self._names_known.is_going(namespace)
+        going = self._told_namespaces.is_going(namespace)
         if going is not None:
             return going
         found = await self._cluster.get(Ref("Namespace", "", namespace))
