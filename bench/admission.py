@@ -32,9 +32,9 @@ from bench import plain
 from bench.data import FINGERPRINT, MIB, buffer
 from bench.nodes import end_with_parent
 from kvpool import config
-from kvpool.block import HEADER_BYTES
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool.client import Client
-from kvpool.keys import ident
+from kvpool.protocol.keys import ident
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

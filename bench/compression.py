@@ -26,9 +26,9 @@ import xxhash
 
 from bench.nodes import end_with_parent
 from bench.prefetch import Node
-from kvpool import block
-from kvpool.block import HEADER_BYTES
-from kvpool_sidecar import codec
+from kvpool.protocol import block
+from kvpool.protocol.block import HEADER_BYTES
+from kvpool_sidecar.blocks import compression as codec
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE_S = 400

@@ -31,10 +31,10 @@ from bench.nodes import end_with_parent
 from kvpool import config
 from kvpool.client import Client
 from kvpool.config import ClientConfig
-from kvpool.keys import fingerprint, ident
-from kvpool_operator.command import Target, open_commands
-from kvpool_operator.desired.env import PoolSecret
-from kvpool_operator.peer_ca import peer_files
+from kvpool.protocol.keys import (fingerprint, ident)
+from kvpool_operator.sidecars.admin_client import (Target, open_commands)
+from kvpool_operator.desired.inputs import PoolSecret
+from kvpool_operator.pki.peer_ca import peer_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING
 
 from bench.measure import Contender, compare
 from bench.nodes import end_with_parent
-from kvpool import block
-from kvpool_sidecar.store.fsspec_bucket import FsspecBucket
-from kvpool_sidecar.store.objects import ObjectStore
-from kvpool_sidecar.store.s3_bucket import S3Bucket
+from kvpool.protocol import block
+from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
+from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bench.measure import Row
-    from kvpool_sidecar.store.bucket import Bucket
+    from kvpool_sidecar.storage.buckets.base import Bucket
 
 MIB = 1 << 20
 SIZES = (2 * MIB, 32 * MIB)

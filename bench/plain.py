@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from bench.nodes import end_with_parent
-from kvpool.block import HEADER_BYTES
+from kvpool.protocol.block import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvpool import block, config, keys
+from kvpool.protocol import (block, keys)
+from kvpool import config
 from kvpool.client import Client
 
 PROMPT = 6

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvpool_operator.metrics import OperatorMetrics
+from kvpool_operator.runtime.metrics import OperatorMetrics
 from kvpool_operator.webhook.metrics import WebhookMetrics
-from kvpool_sidecar import metrics as sidecar
+from kvpool_sidecar.observability import metrics as sidecar
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -9,18 +9,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kvpool_operator import command
-from kvpool_operator.certs import CertPolicy
-from kvpool_operator.command import HttpCommands, open_commands
-from kvpool_operator.desired.env import PoolSecret
+from kvpool_operator.sidecars import admin_client as command
+from kvpool_operator.pki.certificates import CertPolicy
+from kvpool_operator.sidecars.admin_client import (HttpCommands, open_commands)
+from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError
-from kvpool_operator.orders import Progress, Target
-from kvpool_operator.peer_ca import peer_files
+from kvpool_operator.sidecars.operation import (Progress, Target)
+from kvpool_operator.pki.peer_ca import peer_files
 from kvpool_sidecar.admin.operations import Operations
 from kvpool_sidecar.admin.server import AdminServer
-from kvpool_sidecar.stats import Stats
-from kvpool_sidecar.transport import authority
-from kvpool_sidecar.transport.identity import NodeIdentity
+from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.peers import ca as authority
+from kvpool_sidecar.peers.certificate import NodeIdentity
 
 UID = "5d0c9a52-pool"
 

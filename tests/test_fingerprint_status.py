@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-from kvpool import keys
-from kvpool.facts import field_digests
-from kvpool.wire import ClientHello
+from kvpool.protocol import keys
+from kvpool.protocol.fingerprint_fields import field_digests
+from kvpool.protocol.wire import ClientHello
 from kvpool_operator.api.v1alpha1 import KVCachePool
-from kvpool_operator.engines import EnginePods
-from kvpool_operator.observed import Observed, Sidecar
-from kvpool_operator.report import Report
-from kvpool_operator.status import Progress, make_status
-from kvpool_sidecar.server.usage import Fingerprints
+from kvpool_operator.observe.engine_pods import EnginePods
+from kvpool_operator.observe.snapshot import (Observed, Sidecar)
+from kvpool_operator.sidecars.status import Report
+from kvpool_operator.pools.status import (Progress, make_status)
+from kvpool_sidecar.serving.fingerprints import Fingerprints
 
 FACTS = {
     "engine": "vllm",

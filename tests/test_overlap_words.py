@@ -8,10 +8,10 @@ import pytest
 
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import Env, Inputs, PoolSecret, build
-from kvpool_operator.report import Phase as Told
-from kvpool_operator.report import Report
+from kvpool_operator.sidecars.status import Phase as Told
+from kvpool_operator.sidecars.status import Report
 from kvpool_sidecar import cli
-from kvpool_sidecar.phase import Phase
+from kvpool_sidecar.observability.phase import Phase
 
 
 def test_the_operator_knows_every_phase_of_a_sidecar():

@@ -6,11 +6,11 @@ import socket
 import threading
 from datetime import UTC, datetime, timedelta
 
-from kvpool.certnames import node_name
-from kvpool_operator.certs import CertPolicy
-from kvpool_operator.peer_ca import peer_files
-from kvpool_sidecar.transport import authority
-from kvpool_sidecar.transport.identity import NodeIdentity
+from kvpool.protocol.certificate_names import node_name
+from kvpool_operator.pki.certificates import CertPolicy
+from kvpool_operator.pki.peer_ca import peer_files
+from kvpool_sidecar.peers import ca as authority
+from kvpool_sidecar.peers.certificate import NodeIdentity
 
 
 def identity(files: dict[str, str], node: str) -> NodeIdentity:

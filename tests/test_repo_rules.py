@@ -72,10 +72,10 @@ def test_nothing_from_outside_can_execute(pattern: str):
 @pytest.mark.parametrize(
     ("module", "home"),
     [
-        ("kopf", "operator/src/kvpool_operator/handlers.py"),
-        ("kubernetes", "operator/src/kvpool_operator/kube.py"),
-        ("nixl_cu12", "sidecar/src/kvpool_sidecar/transport/rdma/agent.py"),
-        ("redis", "sidecar/src/kvpool_sidecar/index/link.py"),
+        ("kopf", "operator/src/kvpool_operator/watches.py"),
+        ("kubernetes", "operator/src/kvpool_operator/k8s/rest.py"),
+        ("nixl_cu12", "sidecar/src/kvpool_sidecar/peers/rdma/agent.py"),
+        ("redis", "sidecar/src/kvpool_sidecar/index/redis_connection.py"),
     ],
 )
 def test_each_big_dependency_is_imported_in_one_module(module: str, home: str):

@@ -26,7 +26,8 @@ from typing import Any
 from bench.soak.faults import FAULTS, Fault, schedule
 from bench.soak.pool import MIB, NODES, Child, Pool
 from bench.soak.verdict import growing, latency, outcomes
-from kvpool import config, keys
+from kvpool import config
+from kvpool.protocol import keys
 from kvpool_sidecar.testing.residue import exceeded, residue, stray_files
 
 _DEADLINES = {"lookup_ms": 200, "load_min_ms": 1000, "store_ms": 5000}

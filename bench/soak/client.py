@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvpool import block, config
+from kvpool.protocol import block
+from kvpool import config
 from kvpool.client import Client
 from kvpool_sidecar.testing.history import ALLOWANCE_S, History, Stalls
 from kvpool_sidecar.testing.residue import residue

@@ -10,7 +10,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool import wire
+from kvpool.protocol import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,9 +17,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvpool import block, wire
+from kvpool.protocol import (block, wire)
 from kvpool.errors import ProtocolError
-from kvpool.keys import key as block_key
+from kvpool.protocol.keys import key as block_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable

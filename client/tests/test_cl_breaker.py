@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool.breaker import Breaker
+from kvpool.transport.circuit_breaker import Breaker
 from kvpool.stats import Stats
-from kvpool.workers import Workers
+from kvpool.transport.worker_pool import Workers
 
 
 class Clock:

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cl_fake_sidecar import FakeSidecar, ident_of
 
-from kvpool import keys
+from kvpool.protocol import keys
 from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines
 from kvpool.engines import vllm_facts, vllm_plugin, weights
 from kvpool.engines.jobs import Jobs
 from kvpool.engines.lookups import LookupTable
 from kvpool.engines.settings import client_config
-from kvpool.wire import Op, Tier
+from kvpool.protocol.wire import (Op, Tier)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvpool import keys
+from kvpool.protocol import keys
 from kvpool.engines import vllm_facts
 from kvpool.engines.vllm_private import private_because
 

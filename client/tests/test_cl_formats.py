@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool import block, config, keys
+from kvpool.protocol import (block, keys)
+from kvpool import config
 from kvpool.errors import ConfigError, CorruptBlockError
 
 GOLDEN = Path(__file__).parent / "golden"

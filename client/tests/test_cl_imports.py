@@ -16,15 +16,15 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 FILES = sorted((SOURCE / "kvpool").rglob("*.py"))
 EVERYWHERE = [
-    "kvpool", "kvpool.answers", "kvpool.block", "kvpool.breaker", "kvpool.client", "kvpool.config",
-    "kvpool.certnames", "kvpool.connection", "kvpool.engines", "kvpool.engines.clients", "kvpool.engines.host_memory",
+    "kvpool", "kvpool.transport.responses", "kvpool.protocol.block", "kvpool.transport.circuit_breaker", "kvpool.client", "kvpool.config",
+    "kvpool.protocol.certificate_names", "kvpool.transport.connection", "kvpool.engines", "kvpool.engines.clients", "kvpool.engines.host_memory",
     "kvpool.engines.jobs", "kvpool.engines.lmcache_facts", "kvpool.engines.lmcache_ledger",
     "kvpool.engines.lookups", "kvpool.engines.settings", "kvpool.engines.sglang_facts",
     "kvpool.engines.sglang_pages", "kvpool.engines.tasks", "kvpool.engines.vllm_facts",
     "kvpool.engines.vllm_names", "kvpool.engines.vllm_plugin", "kvpool.engines.vllm_private",
     "kvpool.engines.vllm_salts", "kvpool.engines.weights",
-    "kvpool.errors", "kvpool.facts", "kvpool.index_url", "kvpool.keys", "kvpool.links",
-    "kvpool.loading", "kvpool.stats", "kvpool.storing", "kvpool.transfer", "kvpool.wire", "kvpool.workers",
+    "kvpool.errors", "kvpool.protocol.fingerprint_fields", "kvpool.protocol.index_url", "kvpool.protocol.keys", "kvpool.transport.connection_pool",
+    "kvpool.transport.load", "kvpool.stats", "kvpool.transport.store", "kvpool.transport.transfer", "kvpool.protocol.wire", "kvpool.transport.worker_pool",
 ]  # fmt: skip
 ENGINE_ONLY = [
     "kvpool.engines.lmcache_mp", "kvpool.engines.lmcache_remote", "kvpool.engines.sglang", "kvpool.engines.vllm",

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import cl_lmcache_stub as stub
 import pytest
 
-from kvpool import block
+from kvpool.protocol import block
 from kvpool.engines import lmcache_facts
 from kvpool.engines.clients import Clients
 from kvpool.engines.lmcache_ledger import Ledger
 from kvpool.engines.tasks import Tasks
-from kvpool.keys import salt_digest, salt_tag
-from kvpool.wire import Op
+from kvpool.protocol.keys import (salt_digest, salt_tag)
+from kvpool.protocol.wire import Op
 
 with stub.installed():
     from kvpool.engines import lmcache_mp, lmcache_remote

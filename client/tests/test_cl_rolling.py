@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from cl_nodes import Cluster, until
 
-from kvpool import block, config, keys
+from kvpool.protocol import (block, keys)
+from kvpool import config
 from kvpool.client import Client
-from kvpool.keys import ident
+from kvpool.protocol.keys import ident
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cl_sglang import PAGE, PIECE, Config, HostPool, Tensor, Transfer, install
 
-from kvpool import keys
+from kvpool.protocol import keys
 from kvpool.engines import sglang_facts
 from kvpool.engines.host_memory import HostMemory, tensor_bytes
 from kvpool.engines.sglang_pages import Pages
-from kvpool.wire import Op
+from kvpool.protocol.wire import Op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

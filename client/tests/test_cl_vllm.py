@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import cl_vllm_stub as stub
 import pytest
 
-from kvpool import block, keys
-from kvpool.wire import Op
+from kvpool.protocol import (block, keys)
+from kvpool.protocol.wire import Op
 
 sys.modules.pop("kvpool.engines.vllm", None)
 with stub.installed():

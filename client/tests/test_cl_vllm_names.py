@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvpool.block import EngineName
+from kvpool.protocol.block import EngineName
 from kvpool.engines.vllm_names import names_of
 
 TOKENS = (256, 128)

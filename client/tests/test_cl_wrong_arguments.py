@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvpool.client import Client, LoadResult, StoreResult
 from kvpool.config import ClientConfig, Deadlines
-from kvpool.wire import Tier
+from kvpool.protocol.wire import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

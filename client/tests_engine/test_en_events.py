@@ -19,7 +19,7 @@ import zmq
 from cl_nodes import Cluster
 from sc_router import Indexer, Message, Subscriber
 
-from kvpool import keys
+from kvpool.protocol import keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,8 +19,8 @@ from cl_nodes import Cluster, until
 from en_lmcache import CHUNK, Server, Storage, connector
 from en_overlay import overlay
 
-from kvpool import keys
-from kvpool.block import HEADER_BYTES, NO_SALT, BlockHeader, decode_header
+from kvpool.protocol import keys
+from kvpool.protocol.block import (HEADER_BYTES, NO_SALT, BlockHeader, decode_header)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

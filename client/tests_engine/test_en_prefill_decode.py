@@ -14,7 +14,7 @@ from en_engine import Engine, connector
 from en_overlay import overlay
 from test_en_vllm import BLOCK, PATIENT, prompt, until
 
-from kvpool_operator.webhook.families.prefill_decode import beside
+from kvpool_operator.injection.engines.vllm_pd import beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable

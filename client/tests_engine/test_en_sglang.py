@@ -14,7 +14,7 @@ import pytest
 from cl_nodes import Cluster
 from en_sglang import PAGE, SGLang
 
-from kvpool import block
+from kvpool.protocol import block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from conftest import SYSTEM, Pools, rendered
 from webhooks import Team, engine
 
 from kvpool.config import ClientConfig, loads
-from kvpool_operator.webhook.connector import vllm_connector
+from kvpool_operator.injection.connector import vllm_connector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

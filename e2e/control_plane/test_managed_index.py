@@ -10,7 +10,7 @@ import pytest
 from api import until
 from conftest import SYSTEM, Pools, namespace
 
-from kvpool.keys import index_login
+from kvpool.protocol.keys import index_login
 
 if TYPE_CHECKING:
     from api import Api

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 sys.path.append(str(ROOT / "sidecar" / "tests"))
 from sc_raw import Raw, ident, payload  # the protocol by hand
 
-from kvpool.wire import Flag
+from kvpool.protocol.wire import Flag
 
 pytestmark = pytest.mark.cluster
 

@@ -12,7 +12,7 @@ from api import POOLS, until
 from conftest import NODES, SYSTEM, Pools
 from kubelet import SidecarDouble, address
 
-from kvpool_operator.desired.overlap import NUDGE
+from kvpool_operator.desired.rollout import NUDGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

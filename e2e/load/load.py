@@ -19,7 +19,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from kvpool import block, keys
+from kvpool.protocol import (block, keys)
 from kvpool.client import Client
 from kvpool.engines.settings import client_config
 from kvpool_sidecar.testing.history import History, Stalls

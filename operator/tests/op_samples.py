@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from kvpool_operator.api.v1alpha1 import KVCachePool
-from kvpool_operator.cluster import KINDS, Cluster, Manifest, Ref, ref
+from kvpool_operator.k8s.client import (KINDS, Cluster, Manifest, Ref, ref)
 from kvpool_operator.desired import Env, Inputs, PoolSecret
 from kvpool_operator.errors import ConflictError, OperatorError, RejectedError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvpool_operator.hearing import Hearing
+from kvpool_operator.runtime.watch_staleness import Hearing
 
 ONE, TWO = ("sys", "one"), ("sys", "two")
 

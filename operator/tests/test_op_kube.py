@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from kvpool_operator.cluster import Ref
+from kvpool_operator.k8s.client import Ref
 from kvpool_operator.errors import ApiUnavailableError, ConflictError, HeldError, OperatorError, RejectedError
-from kvpool_operator.kube import KubeCluster
+from kvpool_operator.k8s.rest import KubeCluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from kvpool_operator import errors
-from kvpool_operator.reasons import Reason
-from kvpool_operator.status import _TYPES
+from kvpool_operator.api.reasons import Reason
+from kvpool_operator.pools.status import _TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvpool"

@@ -10,11 +10,11 @@ import pytest
 from cryptography import x509
 from op_samples import SECRET, inputs
 
-from kvpool_operator.certs import CertPolicy
+from kvpool_operator.pki.certificates import CertPolicy
 from kvpool_operator.desired import build
 from kvpool_operator.desired.secrets import PEER_FILES, read_secret, secret
-from kvpool_operator.peer_ca import peer_files
-from kvpool_operator.randomness import make_secret
+from kvpool_operator.pki.peer_ca import peer_files
+from kvpool_operator.pools.secret_generator import make_secret
 
 NOW = datetime(2027, 3, 1, tzinfo=UTC)
 YEAR = CertPolicy().ca_life

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from op_samples import ENV, LOCAL, MemoryCluster, pool_manifest
 
-from kvpool_operator.cluster import Ref, ref
+from kvpool_operator.k8s.client import (Ref, ref)
 from kvpool_operator.errors import ApiUnavailableError, ConflictError, RejectedError
-from kvpool_operator.observe import Observer
-from kvpool_operator.reconcile import Reconciler, Result
-from kvpool_operator.report import Report
+from kvpool_operator.observe.observer import Observer
+from kvpool_operator.pools.reconciler import (Reconciler, Result)
+from kvpool_operator.sidecars.status import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

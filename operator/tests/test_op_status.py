@@ -12,15 +12,15 @@ from op_samples import inputs, pool, pool_manifest
 
 from kvpool_operator.api.conditions import Condition, find, set_condition
 from kvpool_operator.api.crdgen import crd
-from kvpool_operator.cluster import ref
+from kvpool_operator.k8s.client import ref
 from kvpool_operator.desired import build
-from kvpool_operator.engines import EnginePods
-from kvpool_operator.observed import Observed, Sidecar, Webhook
-from kvpool_operator.report import Fingerprint, Report
-from kvpool_operator.status import Progress, invalid_status, make_status, worth_writing
+from kvpool_operator.observe.engine_pods import EnginePods
+from kvpool_operator.observe.snapshot import (Observed, Sidecar, Webhook)
+from kvpool_operator.sidecars.status import (Fingerprint, Report)
+from kvpool_operator.pools.status import (Progress, invalid_status, make_status, worth_writing)
 
 if TYPE_CHECKING:
-    from kvpool_operator.cluster import Manifest
+    from kvpool_operator.k8s.client import Manifest
 
 NOW, LATER = "2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"
 STATUS_SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]

@@ -9,11 +9,11 @@ import pytest
 from op_samples import inputs, pool
 from test_op_status import GOOD, message, observed, status, told
 
-from kvpool import block
+from kvpool.protocol import block
 from kvpool_operator.desired import build
-from kvpool_operator.observed import Sidecar
-from kvpool_operator.report import Report
-from kvpool_operator.upgrade import BLOCK_FORMATS, upgrade_safe
+from kvpool_operator.observe.snapshot import Sidecar
+from kvpool_operator.sidecars.status import Report
+from kvpool_operator.pools.upgrade_safety import (BLOCK_FORMATS, upgrade_safe)
 
 
 def test_the_operator_knows_what_the_sidecars_of_its_release_read():

@@ -11,8 +11,8 @@ from op_samples import ENV, MemoryCluster, pool, pool_manifest
 from kvpool.config import ClientConfig
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired.config import to_client_config
-from kvpool_operator.desired.injection import FAMILIES, revisions
-from kvpool_operator.engines import EnginePod, EnginePods, Owner, count
+from kvpool_operator.injection.revision import (FAMILIES, revisions)
+from kvpool_operator.observe.engine_pods import (EnginePod, EnginePods, Owner, count)
 from kvpool_operator.errors import (
     ApiUnavailableError,
     ConflictError,
@@ -21,17 +21,17 @@ from kvpool_operator.errors import (
     OperatorError,
     RejectedError,
 )
-from kvpool_operator.observed import Observed, Webhook
-from kvpool_operator.restarts import EVENTS_A_ROUND, Restarts, Round
-from kvpool_operator.watchdog import Memory, complaint, next_to_go
-from kvpool_operator.webhook.connector import client_config
-from kvpool_operator.webhook.families import FAMILIES as WEBHOOK_FAMILIES
-from kvpool_operator.webhook.inject import Injection, inject, mark_skipped
-from kvpool_operator.webhook.reasons import Skip, SkipReason
-from kvpool_operator.webhook.wishes import read_wishes
+from kvpool_operator.observe.snapshot import (Observed, Webhook)
+from kvpool_operator.pools.pod_evictor import (EVENTS_A_ROUND, Restarts, Round)
+from kvpool_operator.pools.injection_watchdog import (Memory, complaint, next_to_go)
+from kvpool_operator.injection.connector import client_config
+from kvpool_operator.injection.engines import FAMILIES as WEBHOOK_FAMILIES
+from kvpool_operator.injection.mutator import (Injection, inject, mark_skipped)
+from kvpool_operator.injection.skip import (Skip, SkipReason)
+from kvpool_operator.injection.annotations import read_wishes
 
 if TYPE_CHECKING:
-    from kvpool_operator.cluster import Ref
+    from kvpool_operator.k8s.client import Ref
 
 SET = Owner("ReplicaSet", "engines", "rs-1")
 

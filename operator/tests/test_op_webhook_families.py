@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.config import ClientConfig
-from kvpool_operator.webhook.connector import client_config
-from kvpool_operator.webhook.families import FAMILIES
-from kvpool_operator.webhook.families.prefill_decode import beside
-from kvpool_operator.webhook.flags import has_flag
-from kvpool_operator.webhook.inject import Injection, inject, is_injected, mark_skipped
-from kvpool_operator.webhook.jsonpatch import diff
-from kvpool_operator.webhook.reasons import Skip, SkipReason
-from kvpool_operator.webhook.versions import KNOWN, is_known
-from kvpool_operator.webhook.wishes import ENGINES, read_wishes
+from kvpool_operator.injection.connector import client_config
+from kvpool_operator.injection.engines import FAMILIES
+from kvpool_operator.injection.engines.vllm_pd import beside
+from kvpool_operator.injection.flags import has_flag
+from kvpool_operator.injection.mutator import (Injection, inject, is_injected, mark_skipped)
+from kvpool_operator.k8s.json_patch import diff
+from kvpool_operator.injection.skip import (Skip, SkipReason)
+from kvpool_operator.injection.engine_versions import (KNOWN, is_known)
+from kvpool_operator.injection.annotations import (ENGINES, read_wishes)
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "engines"

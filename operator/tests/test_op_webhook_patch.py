@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool_operator.webhook.jsonpatch import diff
-from kvpool_operator.webhook.mergepatch import merge_patch
+from kvpool_operator.k8s.json_patch import diff
+from kvpool_operator.k8s.merge_patch import merge_patch
 
 _LEAF = st.none() | st.booleans() | st.integers(-3, 3) | st.text(alphabet="ab~/0", max_size=3)
 _JSON = st.recursive(

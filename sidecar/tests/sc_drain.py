@@ -8,7 +8,8 @@ import time
 from sc_operator import ADMIN_PORT, Operator
 from sc_raw import ident, payload
 
-from kvpool import config, wire
+from kvpool import config
+from kvpool.protocol import wire
 from kvpool.errors import CorruptBlockError
 
 SIZE = 128 * 1024

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sc_raw import FINGERPRINT
 
-from kvpool import wire
+from kvpool.protocol import wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

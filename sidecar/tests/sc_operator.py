@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from sc_nodes import wait_for
 from sc_raw import SECRET
 
-from kvpool import keys
-from kvpool.certnames import node_name, operator_name
-from kvpool_sidecar.transport import authority
+from kvpool.protocol import keys
+from kvpool.protocol.certificate_names import (node_name, operator_name)
+from kvpool_sidecar.peers import ca as authority
 
 if TYPE_CHECKING:
     from sc_nodes import Node

@@ -18,8 +18,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from sc_nodes import fresh_address, wait_for
 
-from kvpool_sidecar.index import embedded
-from kvpool_sidecar.index.link import Link, Login
+from kvpool_sidecar.index import redis_server as embedded
+from kvpool_sidecar.index.redis_connection import (Link, Login)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from sc_nodes import fresh_address, wait_for
 
-from kvpool_sidecar.store.s3_bucket import S3Bucket
+from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 
 if TYPE_CHECKING:
     import ssl
     from pathlib import Path
 
-    from kvpool_sidecar.store.fsspec_bucket import FsspecBucket
+    from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 
 PORT = 15555
 KEY, SECRET = "AKIAKVPOOLTESTKEY000", "a-secret-key-that-no-message-may-carry"

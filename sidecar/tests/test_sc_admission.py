@@ -13,16 +13,16 @@ import pytest
 from sc_nodes import MIB, wait_for
 from sc_raw import FINGERPRINT, GoneError, Raw, ident, payload
 
-from kvpool import wire
+from kvpool.protocol import wire
 from kvpool.config import Deadlines, EventsConfig
-from kvpool_sidecar import admission as module
-from kvpool_sidecar.admission import Admission, Lane
-from kvpool_sidecar.node import Opened
-from kvpool_sidecar.server.auth import Identity, Tenant
-from kvpool_sidecar.server.pod import Pod
-from kvpool_sidecar.server.session import Session
-from kvpool_sidecar.server.usage import Fingerprints
-from kvpool_sidecar.stats import Stats
+from kvpool_sidecar.resilience import fair_queue as module
+from kvpool_sidecar.resilience.fair_queue import (Admission, Lane)
+from kvpool_sidecar.serving.block_service import Opened
+from kvpool_sidecar.tenancy.identity import (Identity, Tenant)
+from kvpool_sidecar.serving.pod import Pod
+from kvpool_sidecar.serving.session import Session
+from kvpool_sidecar.serving.fingerprints import Fingerprints
+from kvpool_sidecar.counters import Stats
 
 FAR = 1e9
 
@@ -364,7 +364,7 @@ def test_the_answer_asks_for_the_end_of_what_is_large_or_when_others_wait(serve)
 
 def test_writes_do_not_wait_for_reads_nor_reads_for_writes(serve, monkeypatch):
     monkeypatch.setattr(module, "_GRACE_S", 60.0)
-    monkeypatch.setattr("kvpool_sidecar.server.session._WRITE_PATIENCE_S", 0.05)
+    monkeypatch.setattr("kvpool_sidecar.serving.session._WRITE_PATIENCE_S", 0.05)
     writers = [serve("team-a") for _ in range(4)]
     statuses = []
     for raw in writers:

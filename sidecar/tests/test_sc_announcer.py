@@ -9,14 +9,14 @@ import pytest
 from sc_nodes import wait_for
 
 from kvpool.errors import RetryableError
-from kvpool_sidecar.breaker import Breaker
-from kvpool_sidecar.guard import Guard
-from kvpool_sidecar.index.announcer import Announcer
+from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.resilience.bulkhead import Guard
+from kvpool_sidecar.index.registration import Announcer
 from kvpool_sidecar.index.base import IndexFullError, NodeInfo
-from kvpool_sidecar.index.directory import PeerDirectory
+from kvpool_sidecar.index.resolver import PeerDirectory
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
-from kvpool_sidecar.store.memory import MemoryStore
+from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
 
 A = NodeInfo("a", "127.0.0.1", 1, 11)
@@ -137,7 +137,7 @@ def test_what_happens_while_the_index_is_away_is_told_later(index, store, announ
 
 
 def test_a_queue_that_overflows_is_replaced_by_announcing_everything(index, store, announcer, monkeypatch):
-    monkeypatch.setattr("kvpool_sidecar.index.announcer._MAX_QUEUED", 10)
+    monkeypatch.setattr("kvpool_sidecar.index.registration._MAX_QUEUED", 10)
     one = announcer()
     wait_for(lambda: one.status().connected, "connected")
     index.away = True
@@ -185,7 +185,7 @@ def test_the_more_nodes_the_slower_each_announces(index, store, announcer):
 
 
 def test_while_the_index_is_full_what_goes_is_told_and_what_comes_is_told_later(index, store, announcer, monkeypatch):
-    monkeypatch.setattr("kvpool_sidecar.index.announcer._FULL_S", 0.2)
+    monkeypatch.setattr("kvpool_sidecar.index.registration._FULL_S", 0.2)
     put(store, 1)
     one = announcer()
     wait_for(lambda: one.status().announced == 1, "announced")

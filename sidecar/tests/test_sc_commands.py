@@ -14,8 +14,9 @@ import pytest
 from sc_nodes import MIB, Cluster, Node, wait_for
 from sc_raw import Raw, ident, payload
 
-from kvpool import config, wire
-from kvpool_sidecar.store import names
+from kvpool import config
+from kvpool.protocol import wire
+from kvpool_sidecar.storage import layout as names
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
@@ -239,7 +240,7 @@ def test_wipe_follows_no_link(tmp_path, pool):
 
 def test_wipe_waits_for_a_sidecar_that_still_runs(tmp_path, monkeypatch):
     from kvpool.errors import RetryableError
-    from kvpool_sidecar import wipe as module
+    from kvpool_sidecar.commands import wipe as module
 
     monkeypatch.setattr(module, "_LOCK_WAIT_S", 0.2)
     with Cluster(tmp_path, index=False) as cluster:
@@ -273,13 +274,13 @@ def installed(tmp_path, code: str) -> str:
 def test_the_installed_client_imports_by_itself_and_its_entry_point_is_found(tmp_path):
     assert run("install-client", tmp_path / "client").returncode == 0
     code = (
-        "import importlib.metadata as m, kvpool.client, kvpool.block;"
+        "import importlib.metadata as m, kvpool.client, kvpool.protocol.block;"
         "print(kvpool.client.__file__, [e.value for e in m.entry_points(group='vllm.general_plugins')],"
-        "kvpool.block.CAN_CHECKSUM)"
+        "kvpool.protocol.block.CAN_CHECKSUM)"
     )
     where = tmp_path / "client"
     assert installed(tmp_path, code) == f"{where}/kvpool/client.py ['kvpool.engines.vllm_plugin:register'] True\n"
-    assert installed(tmp_path, WITHOUT_XXHASH + "import kvpool.block as b; print(b.CAN_CHECKSUM)") == "False\n"
+    assert installed(tmp_path, WITHOUT_XXHASH + "import kvpool.protocol.block as b; print(b.CAN_CHECKSUM)") == "False\n"
 
 
 def test_everybody_can_read_the_installed_client_whatever_the_umask(tmp_path):

@@ -13,7 +13,8 @@ from sc_nodes import HTTP_PORT, MIB, Cluster, wait_for
 from sc_raw import FINGERPRINT, SECRET, header, write_block
 from sc_router import Indexer, Subscriber
 
-from kvpool import block, config, keys, wire
+from kvpool.protocol import (block, keys, wire)
+from kvpool import config
 from kvpool.client import Client
 
 PUB, REPLAY = 15557, 15558

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpool_sidecar import evict
-from kvpool_sidecar.evict import SAVE_EVERY_S, Entry, PrefixAware
-from kvpool_sidecar.evict.ages import Ages
-from kvpool_sidecar.evict.prefix import Hints
+from kvpool_sidecar import eviction as evict
+from kvpool_sidecar.eviction import (SAVE_EVERY_S, Entry, PrefixAware)
+from kvpool_sidecar.eviction.reuse_model import Ages
+from kvpool_sidecar.eviction.prefix_aware import Hints
 from kvpool_sidecar.testing.blocks import key
 
 CAPACITY = 1000

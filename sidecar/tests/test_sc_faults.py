@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from sc_nodes import MIB, Cluster, wait_for
 from sc_raw import GoneError, exactly, header, ident, payload, write_block
 
-from kvpool import config, wire
+from kvpool import config
+from kvpool.protocol import wire
 from kvpool.errors import CorruptBlockError
 
 Commit, Tier = wire.CommitStatus, wire.Tier

@@ -15,7 +15,8 @@ import pytest
 from sc_nodes import MIB, wait_for
 from sc_raw import GoneError, ident, payload
 
-from kvpool import config, wire
+from kvpool import config
+from kvpool.protocol import wire
 from kvpool_sidecar.testing.residue import exceeded, residue, stray_files, unsettled
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from sc_faults import FAULTS, hold
 from sc_nodes import Cluster, wait_for
 from sc_raw import FINGERPRINT
 
-from kvpool import block, config
+from kvpool.protocol import block
+from kvpool import config
 from kvpool.client import Client
 from kvpool_sidecar.testing.history import History, Stalls
 from kvpool_sidecar.testing.residue import exceeded, residue, stray_files, unsettled

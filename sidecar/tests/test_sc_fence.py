@@ -9,7 +9,7 @@ import threading
 import pytest
 from sc_nodes import wait_for
 
-from kvpool_sidecar.store.fence import Fence
+from kvpool_sidecar.storage.local.health import Fence
 
 EIO = OSError(errno.EIO, "Input/output error")
 

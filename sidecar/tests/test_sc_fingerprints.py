@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from sc_nodes import Cluster, wait_for
 
-from kvpool import config, keys
+from kvpool import config
+from kvpool.protocol import keys
 from kvpool.client import Client
-from kvpool.wire import Tier
+from kvpool.protocol.wire import Tier
 from kvpool_sidecar.testing.history import History
 
 FACTS = {

@@ -16,7 +16,7 @@ import pytest
 from sc_nodes import HTTP_PORT, MIB, Cluster, wait_for
 from sc_raw import FINGERPRINT, GoneError, ident, payload
 
-from kvpool import wire
+from kvpool.protocol import wire
 from kvpool_sidecar.testing.residue import residue, unsettled
 
 NO_PICKLE = """

@@ -13,10 +13,10 @@ from sc_nodes import INDEX_PORT, Cluster, Process, fresh_address, wait_for
 from sc_raw import SECRET, ident, payload
 from sc_redis import plain
 
-from kvpool import keys, wire
-from kvpool_sidecar.index.passwords import Passwords
+from kvpool.protocol import (keys, wire)
+from kvpool_sidecar.index.credentials import Passwords
 from kvpool_sidecar.index.record import Record
-from kvpool_sidecar.index.redis import RedisIndex
+from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.testing.index import A, key
 
 PROBES = 17424

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from kvpool import block
+from kvpool.protocol import block
 from kvpool.client import LoadResult, StoreResult
-from kvpool.wire import Tier
+from kvpool.protocol.wire import Tier
 from kvpool_sidecar.testing.history import ALLOWANCE_S, History, Stalls
 from kvpool_sidecar.testing.residue import residue, slope, stray_files, unsettled
 from kvpool_sidecar.testing.traffic import Mix, Traffic, payload_of

@@ -14,12 +14,12 @@ from sc_nodes import wait_for
 
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, RefusedError, TierFullError
-from kvpool.wire import CommitStatus
-from kvpool_sidecar import quota
-from kvpool_sidecar.store.faulty import FaultyStore
-from kvpool_sidecar.store.local import open_local
-from kvpool_sidecar.store.names import block_path
-from kvpool_sidecar.store.root import Events, Root
+from kvpool.protocol.wire import CommitStatus
+from kvpool_sidecar.tenancy import limits as quota
+from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_sidecar.storage.local.store import open_local
+from kvpool_sidecar.storage.layout import block_path
+from kvpool_sidecar.storage.local.drive import (Events, Root)
 from kvpool_sidecar.testing.blocks import TAG, header, key, payload, put, read, write
 
 MIB = 1 << 20
@@ -108,7 +108,7 @@ def test_a_pool_id_that_is_a_link_is_refused(make, tmp_path):
 
 
 def test_a_second_sidecar_on_the_same_directory_is_refused(make, monkeypatch):
-    monkeypatch.setattr("kvpool_sidecar.store.directory._LOCK_WAIT_S", 0.3)
+    monkeypatch.setattr("kvpool_sidecar.storage.local.directory._LOCK_WAIT_S", 0.3)
     first = make()
     with pytest.raises(ConfigError, match="another sidecar"):
         make()

@@ -21,14 +21,14 @@ from sc_s3 import KEY, SECRET, Proxy, S3Server, error_answer, s3_bucket, storage
 
 from kvpool import config
 from kvpool.errors import ConfigError
-from kvpool_sidecar.copier import copy_block
-from kvpool_sidecar.shared_tier import SharedTier
-from kvpool_sidecar.store.fsspec_options import open_bucket, read_options
-from kvpool_sidecar.store.http_exchange import Answer
-from kvpool_sidecar.store.memory import MemoryStore
-from kvpool_sidecar.store.objects import ObjectStore
-from kvpool_sidecar.store.rotating import RotatingBucket
-from kvpool_sidecar.store.s3_bucket import S3Bucket
+from kvpool_sidecar.replication.write_back import copy_block
+from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.storage.buckets.options import (open_bucket, read_options)
+from kvpool_sidecar.storage.buckets.http import Answer
+from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.buckets.rotating import RotatingBucket
+from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 from kvpool_sidecar.testing.blocks import key, payload, put, read
 
 MAX = 16 << 20
@@ -301,7 +301,7 @@ def test_an_object_that_drips_is_given_up(proxy, s3, monkeypatch):
     fd = os.memfd_create("x")
     os.write(fd, b"x" * 100_000)
     assert bucket.put("x", fd, 100_000)
-    monkeypatch.setattr("kvpool_sidecar.store.s3_bucket._CALL_S", 0.3)
+    monkeypatch.setattr("kvpool_sidecar.storage.buckets.s3._CALL_S", 0.3)
     proxy.drip = True
     with pytest.raises(OSError, match="too slow"):
         bucket.fetch("x", fd, 100_000)
@@ -351,7 +351,7 @@ def test_a_secret_that_is_too_large_is_refused(tmp_path):
 
 
 def test_no_secret_in_what_a_client_library_says(s3):
-    from kvpool_sidecar.store.fsspec_bucket import FsspecBucket
+    from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 
     bucket = FsspecBucket("s3://kvpool/x", storage_options(s3.url), hidden=(SECRET,))
 

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant, rule
 from test_sc_store_model import BLOCKS, CAPACITY, SIZE, StoreModel
 
-from kvpool_sidecar.store.faulty import FaultyStore
-from kvpool_sidecar.store.fsspec_bucket import FsspecBucket
-from kvpool_sidecar.store.memory import MemoryStore
-from kvpool_sidecar.store.objects import ObjectStore
+from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
+from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore
 from kvpool_sidecar.testing.blocks import key, payload, read
 
 

@@ -16,7 +16,7 @@ from sc_raw import ident, payload
 from sc_s3 import KEY, SECRET, Proxy, S3Server
 
 from kvpool import config
-from kvpool.wire import Tier
+from kvpool.protocol.wire import Tier
 from kvpool_sidecar.preflight.finding import Level
 from kvpool_sidecar.preflight.shared import look_at_objects
 

@@ -13,22 +13,23 @@ from sc_nodes import MIB, Node, wait_for
 from sc_operator import ADMIN_PORT, Operator
 from sc_raw import FINGERPRINT, SECRET, ident, payload
 
-from kvpool import block, config, keys, wire
-from kvpool.block import HEADER_BYTES
+from kvpool.protocol import (block, keys, wire)
+from kvpool import config
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import PoolUnavailableError, ProtocolError
-from kvpool_sidecar import blockfile
+from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.admin.context import CancelledError, Context
 from kvpool_sidecar.admin.purge import Purge
 from kvpool_sidecar.admin.verify import Verify
 from kvpool_sidecar.admin.warm import Warm
-from kvpool_sidecar.admin.wish import Wish
-from kvpool_sidecar.copier import Copier
-from kvpool_sidecar.shared_tier import SharedTier
-from kvpool_sidecar.stats import Stats
-from kvpool_sidecar.store.bars import LIFE_S, Bars
-from kvpool_sidecar.store.faulty import FaultyStore
-from kvpool_sidecar.store.local import open_local
-from kvpool_sidecar.store.memory import MemoryStore
+from kvpool_sidecar.admin.purge_filter import Wish
+from kvpool_sidecar.replication.write_back import Copier
+from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.storage.tombstones import (LIFE_S, Bars)
+from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_sidecar.storage.local.store import open_local
+from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
 
 SIZE = 64 * 1024

@@ -18,9 +18,9 @@ from sc_nodes import HTTP_PORT, Process, fresh_address, wait_for
 from sc_raw import GoneError, Raw, ident, payload
 from test_sc_rendezvous import POOL, Kubelet, pod
 
-from kvpool import wire
-from kvpool_sidecar.server import overlap
-from kvpool_sidecar.store.turns import Turns
+from kvpool.protocol import wire
+from kvpool_sidecar.app import takeover as overlap
+from kvpool_sidecar.storage.local.ownership import Turns
 
 COUNT = 20
 

@@ -14,14 +14,14 @@ import pytest
 from sc_nodes import MIB, PEER_PORT, fresh_address, wait_for
 from sc_raw import ident, payload
 
-from kvpool import wire
+from kvpool.protocol import wire
 from kvpool.errors import KVPoolError, ProtocolError
-from kvpool_sidecar.stats import Stats
-from kvpool_sidecar.store.memory import MemoryStore
+from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
-from kvpool_sidecar.transport import peer_server, tcp
-from kvpool_sidecar.transport.peer_link import dial
-from kvpool_sidecar.transport.peer_server import PeerServer
+from kvpool_sidecar.peers import (server as peer_server, tcp)
+from kvpool_sidecar.peers.connection import dial
+from kvpool_sidecar.peers.server import PeerServer
 
 SECRET = b"secret of the pool"
 

@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from sc_nodes import MIB, wait_for
 from sc_raw import ident, payload
 
-from kvpool import config, wire
-from kvpool_sidecar import prefetch, quota
-from kvpool_sidecar.after_lookup import AfterLookup
-from kvpool_sidecar.prefetch import Prefetcher
-from kvpool_sidecar.prefetch_window import Verdict, Window
-from kvpool_sidecar.stats import Stats
-from kvpool_sidecar.store.local import LocalStore
-from kvpool_sidecar.store.root import MAX_BLOCKS, Root
+from kvpool import config
+from kvpool.protocol import wire
+from kvpool_sidecar.replication import prefetch
+from kvpool_sidecar.tenancy import limits as quota
+from kvpool_sidecar.replication.lookup_events import AfterLookup
+from kvpool_sidecar.replication.prefetch import Prefetcher
+from kvpool_sidecar.replication.prefetch_window import (Verdict, Window)
+from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.storage.local.store import LocalStore
+from kvpool_sidecar.storage.local.drive import (MAX_BLOCKS, Root)
 from kvpool_sidecar.testing.blocks import key, put
 
 A, B = b"a" * 16, b"b" * 16

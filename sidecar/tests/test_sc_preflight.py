@@ -25,9 +25,9 @@ from kvpool_sidecar.preflight import drive, index, kernel, mounts, rdma, shared,
 from kvpool_sidecar.preflight.finding import Level, Report, failed, fine, warned
 from kvpool_sidecar.preflight.run import PreflightSettings, run
 from kvpool_sidecar.preflight.serve import serve_preflight
-from kvpool_sidecar.preflight.show import show
-from kvpool_sidecar.store import names
-from kvpool_sidecar.store.directory import TierDirectory
+from kvpool_sidecar.preflight.report import show
+from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.storage.local.directory import TierDirectory
 
 UID = "pool-uid"
 

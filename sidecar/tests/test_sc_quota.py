@@ -10,10 +10,10 @@ import pytest
 
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, TierFullError
-from kvpool.wire import CommitStatus
-from kvpool_sidecar import quota
-from kvpool_sidecar.store.local import open_local
-from kvpool_sidecar.store.root import Events, Root
+from kvpool.protocol.wire import CommitStatus
+from kvpool_sidecar.tenancy import limits as quota
+from kvpool_sidecar.storage.local.store import open_local
+from kvpool_sidecar.storage.local.drive import (Events, Root)
 from kvpool_sidecar.testing.blocks import header, key, payload, read, write
 
 MIB = 1 << 20

@@ -20,10 +20,10 @@ import pytest
 from sc_nodes import Process, wait_for
 from sc_raw import GoneError, Raw, ident, payload
 
-from kvpool import wire
-from kvpool_sidecar.rendezvous import source as source_module
+from kvpool.protocol import wire
+from kvpool_sidecar.rendezvous import pod_watch as source_module
 from kvpool_sidecar.rendezvous.pods import WantedPod, wanted_pod
-from kvpool_sidecar.rendezvous.source import KubePods
+from kvpool_sidecar.rendezvous.pod_watch import KubePods
 
 POOL = "kvpool/test"
 
@@ -453,7 +453,7 @@ def test_odd_messages_of_the_rendezvous_are_left_out(handing, message, attached)
 
 @pytest.fixture
 def handing(tmp_path):
-    from kvpool_sidecar.server.handoff import Handoff
+    from kvpool_sidecar.serving.socket_handoff import Handoff
 
     class Server:
         def __init__(self):

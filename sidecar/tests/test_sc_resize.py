@@ -12,8 +12,9 @@ from sc_nodes import MIB, Cluster, wait_for
 from sc_operator import ADMIN_PORT, Operator
 from sc_raw import SECRET, GoneError, ident, payload
 
-from kvpool import config, keys
-from kvpool.wire import CommitStatus
+from kvpool import config
+from kvpool.protocol import keys
+from kvpool.protocol.wire import CommitStatus
 
 SIZE = 256 * 1024 - 4096
 REFUSED = -1

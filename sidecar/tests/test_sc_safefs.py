@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kvpool_sidecar import safefs, unixsock
+from kvpool_sidecar.system import (safe_open as safefs, unix_socket as unixsock)
 
 
 @pytest.fixture(params=["openat2", "steps"])

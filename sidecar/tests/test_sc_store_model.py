@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvpool.errors import TierFullError
-from kvpool.wire import CommitStatus
-from kvpool_sidecar import quota
-from kvpool_sidecar.store.faulty import FaultyStore
-from kvpool_sidecar.store.memory import MemoryStore
-from kvpool_sidecar.store.root import Root
+from kvpool.protocol.wire import CommitStatus
+from kvpool_sidecar.tenancy import limits as quota
+from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.storage.local.drive import Root
 from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
 
 BLOCKS = st.integers(0, 7)

@@ -10,17 +10,17 @@ import pytest
 from sc_nodes import MIB, fresh_address, wait_for
 from sc_raw import ident, payload
 
-from kvpool import wire
+from kvpool.protocol import wire
 from kvpool.errors import PoolUnavailableError
-from kvpool_sidecar.admission import Lane
+from kvpool_sidecar.resilience.fair_queue import Lane
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.stats import Stats
-from kvpool_sidecar.store.memory import MemoryStore
+from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
-from kvpool_sidecar.transport import spares, tcp
-from kvpool_sidecar.transport.peer_link import PeerLink, dial
-from kvpool_sidecar.transport.peer_server import PeerServer
-from kvpool_sidecar.transport.spares import Spares
+from kvpool_sidecar.peers import (preconnect as spares, tcp)
+from kvpool_sidecar.peers.connection import (PeerLink, dial)
+from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.peers.preconnect import Spares
 
 SECRET = b"secret of the pool"
 PEER = NodeInfo("b", "127.0.0.1", 1, 1)
@@ -208,8 +208,8 @@ def test_what_goes_to_peers_is_bounded_and_in_turn(serving, store):
 
 
 def test_a_peer_whose_turn_does_not_come_gets_a_miss_and_the_index_is_not_told(serving, store, monkeypatch):
-    monkeypatch.setattr("kvpool_sidecar.transport.peer_server._PATIENCE_S", 0.01)
-    monkeypatch.setattr("kvpool_sidecar.admission._GRACE_S", 60.0)
+    monkeypatch.setattr("kvpool_sidecar.peers.server._PATIENCE_S", 0.01)
+    monkeypatch.setattr("kvpool_sidecar.resilience.fair_queue._GRACE_S", 60.0)
     absent = []
     lane = Lane(64 * MIB)
     server = serving(lane=lane, on_absent=absent.append)

@@ -12,20 +12,20 @@ from dataclasses import replace
 import pytest
 from sc_nodes import wait_for
 
-from kvpool import block
+from kvpool.protocol import block
 from kvpool.errors import ConfigError
-from kvpool_sidecar import safefs
-from kvpool_sidecar.stats import Stats
-from kvpool_sidecar.store.shared import SharedStore
-from kvpool_sidecar.sweep import folder, sweep
-from kvpool_sidecar.sweep.ages import Ages
-from kvpool_sidecar.sweep.folder import Tier
-from kvpool_sidecar.sweep.lease import Lease
-from kvpool_sidecar.sweep.ledger import Ledger, Stored, Summary
-from kvpool_sidecar.sweep.plan import Census, Group, Limits, Model, level, make_plan, superseded
-from kvpool_sidecar.sweep.sweep import LeaseLostError, Pace, SweepStoppedError
-from kvpool_sidecar.sweep.sweeper import SharedSweeper, Timing
-from kvpool_sidecar.sweep.touches import Touches
+from kvpool_sidecar.system import safe_open as safefs
+from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.shared_gc import (metadata as folder, collection as sweep)
+from kvpool_sidecar.shared_gc.age_histogram import Ages
+from kvpool_sidecar.shared_gc.metadata import Tier
+from kvpool_sidecar.shared_gc.file_lease import Lease
+from kvpool_sidecar.shared_gc.usage import (Ledger, Stored, Summary)
+from kvpool_sidecar.shared_gc.plan import (Census, Group, Limits, Model, level, make_plan, superseded)
+from kvpool_sidecar.shared_gc.collection import (LeaseLostError, Pace, SweepStoppedError)
+from kvpool_sidecar.shared_gc.filesystem_collector import (SharedSweeper, Timing)
+from kvpool_sidecar.shared_gc.access_times import Touches
 from kvpool_sidecar.testing.blocks import TAG, header, key, payload, put, read, write
 
 SIZE = 20_000
@@ -214,7 +214,7 @@ def test_one_that_saw_an_old_list_of_terms_withdraws(leases, monkeypatch):
         assert leases.hold(one)
         one.release(leases.folder)
     assert leases.hold(one)  # term 4
-    from kvpool_sidecar.sweep import lease as module
+    from kvpool_sidecar.shared_gc import file_lease as module
 
     true, calls = module._terms, []
 
@@ -690,7 +690,7 @@ def test_another_pools_directory_is_never_swept(tmp_path):
 def test_a_directory_that_was_mounted_over_is_another_file_system_and_stays(shared, monkeypatch):
     shared.put(1, idle=DAY)
     with Tier(str(shared.path), shared.uid) as tier:
-        from kvpool_sidecar.sweep.walk import leaves
+        from kvpool_sidecar.shared_gc.walk import leaves
 
         assert len(list(leaves(tier.blocks, tier.device))) == 1
         assert list(leaves(tier.blocks, tier.device + 1)) == []
@@ -820,7 +820,7 @@ def test_a_long_sweep_keeps_the_lease_and_tells_meanwhile(shared):
 
 def test_memory_does_not_grow_with_the_number_of_blocks(shared, monkeypatch):
     """No list of names: of each directory one entry is held at a time."""
-    from kvpool_sidecar.sweep import walk
+    from kvpool_sidecar.shared_gc import walk
 
     monkeypatch.setattr(os, "listdir", lambda *_: pytest.fail("all names at once"))
     for n in range(50):

@@ -10,8 +10,9 @@ from pathlib import Path
 from sc_nodes import wait_for
 from sc_raw import FINGERPRINT, SECRET, ident, payload
 
-from kvpool import block, config, keys
-from kvpool_sidecar.store.shared import SharedStore
+from kvpool.protocol import (block, keys)
+from kvpool import config
+from kvpool_sidecar.storage.shared.filesystem import SharedStore
 
 SIZE = 16 * 1024
 FILE = SIZE + block.HEADER_BYTES

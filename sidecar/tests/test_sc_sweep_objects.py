@@ -12,21 +12,22 @@ from sc_nodes import wait_for
 from sc_raw import ident, payload
 from sc_s3 import S3Server, s3_bucket
 
-from kvpool import block, config
-from kvpool_sidecar.shared_tier import SharedTier
-from kvpool_sidecar.stats import Stats
-from kvpool_sidecar.store.bucket import Listed
-from kvpool_sidecar.store.fsspec_bucket import FsspecBucket
-from kvpool_sidecar.store.objects import ObjectStore
-from kvpool_sidecar.sweep import object_lease
-from kvpool_sidecar.sweep.keeper import make_keeper
-from kvpool_sidecar.sweep.ledger import Stored, Summary
-from kvpool_sidecar.sweep.object_lease import ObjectLease
-from kvpool_sidecar.sweep.object_sweeper import ObjectSweeper
-from kvpool_sidecar.sweep.plan import Limits
-from kvpool_sidecar.sweep.sweep import LeaseLostError
-from kvpool_sidecar.sweep.turns import Timing
-from kvpool_sidecar.tenancy import Tenancy
+from kvpool.protocol import block
+from kvpool import config
+from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.storage.buckets.base import Listed
+from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
+from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.shared_gc import object_lease
+from kvpool_sidecar.shared_gc.controller import make_keeper
+from kvpool_sidecar.shared_gc.usage import (Stored, Summary)
+from kvpool_sidecar.shared_gc.object_lease import ObjectLease
+from kvpool_sidecar.shared_gc.object_collector import ObjectSweeper
+from kvpool_sidecar.shared_gc.plan import Limits
+from kvpool_sidecar.shared_gc.collection import LeaseLostError
+from kvpool_sidecar.shared_gc.loop import Timing
+from kvpool_sidecar.tenancy.mapping import Tenancy
 from kvpool_sidecar.testing.blocks import key, put, read
 
 SIZE = 20_000

@@ -11,7 +11,7 @@ from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
-from kvpool_sidecar.index.sweeper import Sweeper
+from kvpool_sidecar.index.expiry import Sweeper
 from kvpool_sidecar.testing.index import key
 
 A = NodeInfo("a", "127.0.0.1", 1, 11)

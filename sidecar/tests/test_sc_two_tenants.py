@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sc_nodes import Cluster, wait_for
 from sc_raw import header, ident, payload, write_block
 
-from kvpool import wire
+from kvpool.protocol import wire
 
 
 @pytest.fixture(scope="module")

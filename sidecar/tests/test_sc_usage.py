@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from sc_nodes import Cluster, wait_for
 
-from kvpool import config, keys
+from kvpool import config
+from kvpool.protocol import keys
 from kvpool.client import Client
-from kvpool.wire import ClientHello
-from kvpool_sidecar.server.usage import Fingerprints
+from kvpool.protocol.wire import ClientHello
+from kvpool_sidecar.serving.fingerprints import Fingerprints
 
 
 def hello(number: int, **fields: str) -> ClientHello:

@@ -11,13 +11,13 @@ from sc_nodes import MIB, wait_for
 from sc_raw import ident, payload
 
 from kvpool import config
-from kvpool.wire import CommitStatus, Tier
-from kvpool_sidecar.copier import Copier
-from kvpool_sidecar.dirty import Dirty, Hits
-from kvpool_sidecar.shared_tier import SharedTier
-from kvpool_sidecar.stats import Stats
-from kvpool_sidecar.store.faulty import FaultyStore
-from kvpool_sidecar.store.memory import MemoryStore
+from kvpool.protocol.wire import (CommitStatus, Tier)
+from kvpool_sidecar.replication.write_back import Copier
+from kvpool_sidecar.replication.dirty_set import (Dirty, Hits)
+from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
 
 SIZE = 100_000

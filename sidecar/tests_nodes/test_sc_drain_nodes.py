@@ -11,7 +11,8 @@ from sc_nodes import MIB, wait_for
 from sc_operator import Operator
 from sc_raw import ident
 
-from kvpool import config, wire
+from kvpool import config
+from kvpool.protocol import wire
 
 
 def test_two_nodes_that_leave_do_not_rely_on_each_other(cluster):

@@ -2,7 +2,7 @@
 
 `Client` is thread-safe and synchronous. It never raises into its caller and never makes it wait past the deadline:
 every failure is a miss with a reason (kvpool.stats.Reason) and a counter. Payload goes straight between the caller's
-buffers and file descriptors or peer streams (kvpool.transfer); the sidecar is asked for descriptors only.
+buffers and file descriptors or peer streams (kvpool.transport.transfer); the sidecar is asked for descriptors only.
 
 Deadlines are values of time.monotonic(). Left out, they follow the pool's configuration: a lookup 20 ms, a load its
 bytes over the expected bandwidth times three but at least 100 ms, a store 10 s (in the background of the engine).
@@ -22,8 +22,9 @@ from collections.abc import Sized
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from kvpool import answers, block, transfer, wire
-from kvpool.breaker import Breaker
+from kvpool.transport import (responses as answers, transfer)
+from kvpool.protocol import (block, wire)
+from kvpool.transport.circuit_breaker import Breaker
 from kvpool.config import ClientConfig, Deadlines
 from kvpool.errors import (
     BusyError,
@@ -33,18 +34,18 @@ from kvpool.errors import (
     ProtocolError,
     RefusedError,
 )
-from kvpool.facts import field_digests
-from kvpool.keys import FINGERPRINT_BYTES
-from kvpool.links import Links
-from kvpool.loading import BatchLoad
+from kvpool.protocol.fingerprint_fields import field_digests
+from kvpool.protocol.keys import FINGERPRINT_BYTES
+from kvpool.transport.connection_pool import Links
+from kvpool.transport.load import BatchLoad
 from kvpool.stats import STORE, Reason, Stats
-from kvpool.storing import BatchStore, Stored
-from kvpool.workers import Workers
+from kvpool.transport.store import (BatchStore, Stored)
+from kvpool.transport.worker_pool import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from kvpool.connection import Connection
+    from kvpool.transport.connection import Connection
 
     Buffer = bytes | bytearray | memoryview
 
@@ -99,9 +100,9 @@ def _total(miss: T) -> Callable[[Callable[Concatenate[Client, P], list[T]]], Cal
 class Client:
     """One tenant's view of the pool on this node.
 
-    `fingerprint` (32 bytes, kvpool.keys.fingerprint) is of everything that changes the meaning of the blocks' bytes;
+    `fingerprint` (32 bytes, kvpool.protocol.keys.fingerprint) is of everything that changes the meaning of the blocks' bytes;
     `facts` may name `engine` and `model` for people. Of `meaning`, the facts behind the fingerprint, only a short
-    digest of each field is told (kvpool.facts), so that the pool's status can name what differs. Starts
+    digest of each field is told (kvpool.protocol.fingerprint_fields), so that the pool's status can name what differs. Starts
     without a sidecar, misses, and connects in the background when there is one. Usable in a forked child, which gets
     connections of its own. ConfigError for a fingerprint of another length; nothing else is ever raised.
     """

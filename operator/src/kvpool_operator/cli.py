@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     match args[:1]:
         case ["run"]:
-            from kvpool_operator.run import main as run
+            from kvpool_operator.manager import main as run
 
             return run(args[1:])
         case ["webhook"]:

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvpool_operator.desired.env import Env
+from kvpool_operator.desired.inputs import Env
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

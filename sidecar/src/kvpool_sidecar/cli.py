@@ -206,7 +206,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     from kvpool_sidecar import settings
-    from kvpool_sidecar.server.app import serve
+    from kvpool_sidecar.app.app import serve
 
     def adapt(config: PoolConfig) -> PoolConfig:
         if args.peer_port is not None:
@@ -243,7 +243,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _rendezvous(args: argparse.Namespace) -> int:
     from kvpool_sidecar.rendezvous.main import run
-    from kvpool_sidecar.rendezvous.source import FilePods, KubePods, PodSource
+    from kvpool_sidecar.rendezvous.pod_watch import (FilePods, KubePods, PodSource)
 
     if not (args.node and args.pool and args.handoff):
         raise ConfigError("--node, --pool and --handoff are needed (KVPOOL_NODE, KVPOOL_POOL, KVPOOL_HANDOFF)")
@@ -258,7 +258,7 @@ def _rendezvous(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    from kvpool_sidecar.prepare import prepare
+    from kvpool_sidecar.commands.prepare import prepare
     from kvpool_sidecar.settings import read_config
 
     prepare(read_config(args.config), args.uid, args.gid)
@@ -266,8 +266,8 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _index(args: argparse.Namespace) -> int:
-    from kvpool_sidecar.index.embedded import flush_index
-    from kvpool_sidecar.managed_index import run_index
+    from kvpool_sidecar.index.redis_server import flush_index
+    from kvpool_sidecar.commands.index import run_index
     from kvpool_sidecar.settings import index_passwords
 
     if args.flush:
@@ -286,7 +286,7 @@ def _index(args: argparse.Namespace) -> int:
 
 
 def _install_client(args: argparse.Namespace) -> int:
-    from kvpool_sidecar.install_client import install_client
+    from kvpool_sidecar.commands.install_client import install_client
 
     written = install_client(args.directory, args.extras)
     print(f"{args.directory}: {'installed' if written else 'was up to date'}")
@@ -295,7 +295,7 @@ def _install_client(args: argparse.Namespace) -> int:
 
 def _wipe(args: argparse.Namespace) -> int:
     from kvpool_sidecar.settings import read_config
-    from kvpool_sidecar.wipe import wipe
+    from kvpool_sidecar.commands.wipe import wipe
 
     config = read_config(args.config)
     local, shared = args.tier != "shared", args.tier != "local"
@@ -308,7 +308,7 @@ def _preflight(args: argparse.Namespace) -> int:
     from kvpool_sidecar import settings
     from kvpool_sidecar.preflight.run import PreflightSettings, run
     from kvpool_sidecar.preflight.serve import serve_preflight
-    from kvpool_sidecar.preflight.show import show
+    from kvpool_sidecar.preflight.report import show
 
     config = settings.read_config(args.config)
     found = tuple(p.decode("ascii", "replace") for p in settings.index_passwords(args.secret_dir))

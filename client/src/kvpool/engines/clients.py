@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kvpool.workers import Workers
+from kvpool.transport.worker_pool import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

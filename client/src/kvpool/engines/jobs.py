@@ -11,14 +11,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool.workers import Workers
+from kvpool.transport.worker_pool import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool.block import EngineName
+    from kvpool.protocol.block import EngineName
     from kvpool.client import Client
-    from kvpool.wire import Tier
+    from kvpool.protocol.wire import Tier
 
 __all__ = ["Finished", "Jobs"]
 

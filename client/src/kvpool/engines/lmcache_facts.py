@@ -54,7 +54,7 @@ def space_of(key: Any, layout: str) -> Space:
 
 
 def chunk_name(key: Any) -> tuple[bytes, bytes] | None:
-    """Hash and part (kvpool.keys.ident) of an ObjectKey; None if its hash is too short to be trusted.
+    """Hash and part (kvpool.protocol.keys.ident) of an ObjectKey; None if its hash is too short to be trusted.
 
     Salt and rank are in the part: chunks of two salts are two blocks.
     """

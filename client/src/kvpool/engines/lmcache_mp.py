@@ -28,7 +28,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvpool import keys as names
+from kvpool.protocol import keys as names
 from kvpool.client import Client
 from kvpool.engines import lmcache_facts
 from kvpool.engines.clients import Clients
@@ -36,7 +36,7 @@ from kvpool.engines.lmcache_ledger import Ledger
 from kvpool.engines.settings import client_config
 from kvpool.engines.tasks import Tasks
 from kvpool.stats import Reason
-from kvpool.wire import Tier
+from kvpool.protocol.wire import Tier
 
 try:
     import lmcache

@@ -28,12 +28,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvpool import keys as names
+from kvpool.protocol import keys as names
 from kvpool.client import Client
 from kvpool.engines import lmcache_facts
 from kvpool.engines.lmcache_ledger import Ledger
 from kvpool.engines.settings import client_config
-from kvpool.wire import Tier
+from kvpool.protocol.wire import Tier
 
 try:
     import lmcache

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.wire import Tier
+from kvpool.protocol.wire import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -31,13 +31,13 @@ from collections.abc import Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from kvpool import keys as names
+from kvpool.protocol import keys as names
 from kvpool.client import Client
 from kvpool.engines import sglang_facts
 from kvpool.engines.host_memory import tensor_bytes
 from kvpool.engines.settings import client_config
 from kvpool.engines.sglang_pages import Pages, Wanted
-from kvpool.wire import Tier
+from kvpool.protocol.wire import Tier
 
 KNOWN_VERSIONS = ((0, 5, 23),)
 
@@ -61,7 +61,7 @@ _SGLANGS_KEYS = frozenset({"backend_name", "module_path", "class_name", "interfa
 _MARKS = ("_slots", "mem_state")  # what a host pool makes anew when it is cleared
 _ALL, _TRAILING = "all_pages", "trailing_pages"  # what of a side pool a prefix needs (PoolHitPolicy)
 _MAX_SPEEDS = 1024
-_PODS_CONNECTIONS = 32  # what a sidecar lets a pod have (kvpool_sidecar.server.pod)
+_PODS_CONNECTIONS = 32  # what a sidecar lets a pod have (kvpool_sidecar.serving.pod)
 P = ParamSpec("P")
 T = TypeVar("T")
 

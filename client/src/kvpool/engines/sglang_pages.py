@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvpool import keys as names
+from kvpool.protocol import keys as names
 from kvpool.engines import sglang_facts
 from kvpool.engines.host_memory import HostMemory, tensor_bytes
 

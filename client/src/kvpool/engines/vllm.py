@@ -25,7 +25,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvpool import keys
+from kvpool.protocol import keys
 from kvpool.client import Client
 from kvpool.engines.jobs import Finished, Jobs
 from kvpool.engines.lookups import LookupTable
@@ -35,7 +35,7 @@ from kvpool.engines.vllm_names import names_of
 from kvpool.engines.vllm_private import private_because
 from kvpool.engines.vllm_salts import remember_salts, salt_of
 from kvpool.stats import Reason
-from kvpool.wire import Tier
+from kvpool.protocol.wire import Tier
 
 KNOWN_VERSIONS = ((0, 32), (0, 33))
 

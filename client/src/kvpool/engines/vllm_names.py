@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kvpool.block import EngineName
+from kvpool.protocol.block import EngineName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

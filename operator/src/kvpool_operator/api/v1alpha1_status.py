@@ -1,4 +1,4 @@
-"""kvpool.dev/v1alpha1: what the operator answers. Written by `kvpool_operator.status` only."""
+"""kvpool.dev/v1alpha1: what the operator answers. Written by `kvpool_operator.pools.status` only."""
 
 from __future__ import annotations
 

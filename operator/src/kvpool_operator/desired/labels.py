@@ -8,7 +8,7 @@ from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.env import Manifest
+    from kvpool_operator.desired.inputs import Manifest
 
 __all__ = ["MANAGED_BY", "NAMESPACE", "POOL", "RETAINED", "is_ours", "labels", "metadata", "selector", "wide_metadata"]
 

@@ -9,7 +9,7 @@ from kvpool_operator.desired.labels import metadata, wide_metadata
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.env import Manifest
+    from kvpool_operator.desired.inputs import Manifest
 
 __all__ = ["nfs_claims", "nfs_volumes"]
 

@@ -6,13 +6,13 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
-from kvpool.keys import events_token
+from kvpool.protocol.keys import events_token
 from kvpool_operator.desired import names
-from kvpool_operator.desired.env import PoolSecret
+from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.desired.labels import labels, metadata
 
 if TYPE_CHECKING:
-    from kvpool_operator.desired.env import Inputs, Manifest
+    from kvpool_operator.desired.inputs import (Inputs, Manifest)
 
 __all__ = ["PEER_FILES", "events_secret", "password_files", "read_secret", "secret"]
 

@@ -10,7 +10,7 @@ from kvpool_operator.desired.labels import metadata, selector
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.env import Manifest
+    from kvpool_operator.desired.inputs import Manifest
 
 __all__ = ["INDEX_PORT", "PROBE_PORT", "index_service", "index_url", "sidecar_service"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.operation import KVCacheOperation
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.env import Manifest
+    from kvpool_operator.desired.inputs import Manifest
 
 __all__ = ["Step", "note_of", "steps_of", "tenant_of"]
 

@@ -3,7 +3,7 @@
 ::
 
     server.py    HTTPS, limits, metrics, start-up        (I/O)
-    tls.py       certificate authority, leaf, caBundle   (I/O; the decisions are in kvpool_operator.certs)
+    tls.py       certificate authority, leaf, caBundle   (I/O; the decisions are in kvpool_operator.pki.certificates)
     pools.py     cached view of the pools                (I/O; the choice of a pool is pure)
     review.py    AdmissionReview -> AdmissionReview      (never raises, never denies)
     inject.py    pod -> pod                              (pure)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from kvpool_operator.certs import CertPolicy
+from kvpool_operator.pki.certificates import CertPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError
-from kvpool_sidecar.transport.fetch import Pace
+from kvpool_sidecar.peers.fetch import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

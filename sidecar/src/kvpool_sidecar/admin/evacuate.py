@@ -1,4 +1,4 @@
-"""Kinds `evacuate` and `remain`: this node is to leave, or stays after all (kvpool_sidecar.evacuate).
+"""Kinds `evacuate` and `remain`: this node is to leave, or stays after all (kvpool_sidecar.replication.drain_source).
 
 `evacuate` {"bandwidth": bytes per second} returns at once; the node leaves until `remain`, which has no parameters. How
 it goes shows in /status. With {"wait_s": seconds} the node is only moved off once: it ends when everything hot is
@@ -11,13 +11,13 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import PoolUnavailableError, ProtocolError
-from kvpool_sidecar.evacuate import NODE, OPERATION
+from kvpool_sidecar.replication.drain_source import (NODE, OPERATION)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool_sidecar.admin.context import Context
-    from kvpool_sidecar.evacuate import Evacuator
+    from kvpool_sidecar.replication.drain_source import Evacuator
 
 __all__ = ["Evacuate", "Remain"]
 

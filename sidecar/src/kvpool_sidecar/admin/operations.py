@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool_sidecar.admin.context import Runner
-    from kvpool_sidecar.stats import Stats
+    from kvpool_sidecar.counters import Stats
 
 __all__ = ["MAX_REMEMBERED", "MAX_RUNNING", "Operations"]
 

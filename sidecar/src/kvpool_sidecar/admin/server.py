@@ -19,14 +19,14 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import BusyError, ProtocolError, RefusedError
-from kvpool_sidecar.bounded_http import BoundedHandler, BoundedHttpServer, body_length
+from kvpool_sidecar.system.http_server import (BoundedHandler, BoundedHttpServer, body_length)
 
 if TYPE_CHECKING:
     import socket
 
     from kvpool_sidecar.admin.operations import Operations
-    from kvpool_sidecar.stats import Stats
-    from kvpool_sidecar.transport.identity import NodeIdentity
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.peers.certificate import NodeIdentity
 
 __all__ = ["MAX_BODY", "AdminServer"]
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kvpool.block import HEADER_BYTES
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import CorruptBlockError, PoolUnavailableError, ProtocolError
-from kvpool_sidecar import blockfile
-from kvpool_sidecar.prefetch import in_memory
+from kvpool_sidecar.blocks import file as blockfile
+from kvpool_sidecar.replication.prefetch import in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool_sidecar.admin.context import Context
-    from kvpool_sidecar.shared_tier import SharedTier
-    from kvpool_sidecar.store.base import Block
-    from kvpool_sidecar.store.local import LocalStore
-    from kvpool_sidecar.store.root import Root
-    from kvpool_sidecar.transport.fetch import Pace
+    from kvpool_sidecar.storage.shared.tier import SharedTier
+    from kvpool_sidecar.storage.base import Block
+    from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.storage.local.drive import Root
+    from kvpool_sidecar.peers.fetch import Pace
 
 __all__ = ["Verify"]
 

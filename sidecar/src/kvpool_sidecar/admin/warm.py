@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvpool.block import HEADER_BYTES
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import ProtocolError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool_sidecar.admin.context import Context
-    from kvpool_sidecar.warm_up import WarmUp
+    from kvpool_sidecar.replication.warm_up import WarmUp
 
 __all__ = ["Warm"]
 

@@ -12,13 +12,13 @@ import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool import keys as names
+from kvpool.protocol import keys as names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kvpool.block import BlockHeader, EngineName
-    from kvpool_sidecar.stats import Stats
+    from kvpool.protocol.block import (BlockHeader, EngineName)
+    from kvpool_sidecar.counters import Stats
 
 __all__ = ["Event", "Feed", "Kind", "Place"]
 

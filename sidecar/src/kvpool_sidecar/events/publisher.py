@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from kvpool_sidecar.events.feed import Feed
-    from kvpool_sidecar.stats import Stats
+    from kvpool_sidecar.counters import Stats
 
 __all__ = ["Publisher", "batch_of"]
 

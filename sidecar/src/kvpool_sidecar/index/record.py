@@ -6,7 +6,7 @@ import functools
 import struct
 from typing import NamedTuple
 
-from kvpool.wire import Tier
+from kvpool.protocol.wire import Tier
 
 __all__ = ["MAX_RECORDS", "PREFIX", "RECORD_BYTES", "Record", "entry_name", "is_entry_name", "pack", "unpack"]
 

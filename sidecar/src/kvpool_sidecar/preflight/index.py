@@ -6,18 +6,18 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from kvpool import index_url
+from kvpool.protocol import index_url
 from kvpool.errors import KVPoolError
-from kvpool_sidecar.index.link import Broken, Login, Refusal
-from kvpool_sidecar.index.passwords import Passwords
-from kvpool_sidecar.index.servers import Servers
+from kvpool_sidecar.index.redis_connection import (Broken, Login, Refusal)
+from kvpool_sidecar.index.credentials import Passwords
+from kvpool_sidecar.index.redis_topology import Servers
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from kvpool.config import IndexConfig
-    from kvpool_sidecar.index.servers import Server
+    from kvpool_sidecar.index.redis_topology import Server
     from kvpool_sidecar.preflight.finding import Finding
 
 __all__ = ["look_at_index", "version_of"]

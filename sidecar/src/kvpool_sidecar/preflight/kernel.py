@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar import safefs
+from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 
 if TYPE_CHECKING:

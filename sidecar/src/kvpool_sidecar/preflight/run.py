@@ -44,7 +44,7 @@ class PreflightSettings:
     config: PoolConfig
     node: str
     index_passwords: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False)
-    """Those that are good now, the newest first (kvpool_sidecar.index.passwords)."""
+    """Those that are good now, the newest first (kvpool_sidecar.index.credentials)."""
     index_files: Mapping[str, str] = field(default_factory=dict)
     object_secret_dir: str = ""
 

@@ -10,7 +10,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
-from kvpool_sidecar.health import HealthServer
+from kvpool_sidecar.observability.http import HealthServer
 from kvpool_sidecar.preflight.run import run
 
 if TYPE_CHECKING:

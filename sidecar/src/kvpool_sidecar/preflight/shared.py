@@ -16,8 +16,9 @@ from kvpool_sidecar.preflight import speed
 from kvpool_sidecar.preflight.drive import scratch_file, size
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 from kvpool_sidecar.preflight.mounts import mount_of
-from kvpool_sidecar.store import filesystem, names
-from kvpool_sidecar.store.fsspec_options import open_bucket
+from kvpool_sidecar.system import filesystem
+from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.storage.buckets.options import open_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from kvpool.config import FsspecTier, SharedTier
     from kvpool_sidecar.preflight.finding import Finding
     from kvpool_sidecar.preflight.mounts import Mount
-    from kvpool_sidecar.store.bucket import Bucket
+    from kvpool_sidecar.storage.buckets.base import Bucket
 
 __all__ = ["look_at_directory", "look_at_objects"]
 

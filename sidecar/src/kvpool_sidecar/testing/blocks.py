@@ -6,10 +6,10 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
-from kvpool import block
+from kvpool.protocol import block
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.store.base import Pending, Store
+    from kvpool_sidecar.storage.base import (Pending, Store)
 
 __all__ = ["TAG", "header", "ident", "key", "payload", "put", "read", "write"]
 

@@ -24,14 +24,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool import block
+from kvpool.protocol import block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
     from kvpool.client import Client, LoadResult, StoreResult
-    from kvpool.wire import Tier
+    from kvpool.protocol.wire import Tier
 
 __all__ = ["ALLOWANCE_S", "Broken", "Call", "History", "RecordingClient", "Stalls"]
 
@@ -117,7 +117,7 @@ class History:
     """What was stored, what came back, when. Thread-safe.
 
     `expected(tenant, ident)` is asked for blocks that this history did not see being stored (another process did): the
-    checksum of the payload (kvpool.block.checksum), or None if nobody can have stored it.
+    checksum of the payload (kvpool.protocol.block.checksum), or None if nobody can have stored it.
     """
 
     def __init__(

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvpool import block
+from kvpool.protocol import block
 from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
-from kvpool.wire import CommitStatus
-from kvpool_sidecar.blockfile import Expect
+from kvpool.protocol.wire import CommitStatus
+from kvpool_sidecar.blocks.file import Expect
 from kvpool_sidecar.testing.blocks import TAG, header, ident, key, payload, put, read, write
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.store.base import Store
+    from kvpool_sidecar.storage.base import Store
 
 __all__ = ["StoreContract"]
 

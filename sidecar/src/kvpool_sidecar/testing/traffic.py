@@ -13,7 +13,7 @@ import random
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool import keys
+from kvpool.protocol import keys
 
 if TYPE_CHECKING:
     from kvpool_sidecar.testing.history import RecordingClient

@@ -1,0 +1,429 @@
+"""The protocol between a client and the sidecar on its node, and between sidecars. docs/design/protocol.md tells why.
+
+Client to sidecar: one SOCK_SEQPACKET unix socket; each message is one packet of at most MAX_PACKET bytes:
+`HEADER | body`. A reply carries the request's id and `op | REPLY`. Open files travel as SCM_RIGHTS in the same packet.
+
+====== ======= ============================================== ==================================================
+op     name    request body                                   reply body
+====== ======= ============================================== ==================================================
+1      HELLO   JSON (ClientHello)                             JSON (ServerHello)
+2      LOOKUP  u32 deadline_ms, count x ident[32]             count x u8 tier (0 = miss)
+3      OPEN    u32 deadline_ms, count x ident[32]             count x OPEN_REPLY; descriptors: one for each FILE
+                                                              entry, then one for each STREAM entry with NEW_CONN
+4      BEGIN   count x (ident[32], u64 payload_len)           count x BEGIN_REPLY; one descriptor for each WRITE
+5      COMMIT  count x u32 token                              count x u8 CommitStatus
+6      REPORT  JSON (counters, corrupt idents)                empty
+7      DONE    -                                              none: no answer is sent
+127    ERROR   -                                              u16 code, UTF-8 text
+====== ======= ============================================== ==================================================
+
+Sidecar to sidecar: TLS with certificates of both for control, which gives tickets; a ticket opens a data connection
+by TCP, on which both sides prove it. Then fixed-size requests with a MAC each; the answer is
+PEER_RESPONSE and then the block file (header and payload) by sendfile. The side that asks hands the connected socket to
+its client (OPEN, STREAM), which reads the answers straight into the engine's buffer; the client can neither ask
+(it has no session key) nor see another tenant's bytes (a connection serves one client connection only).
+A node that joins asks its peers by HOTTEST which blocks it should copy first (kvpool_sidecar.peers.hottest).
+A node that leaves asks its peers by ROOM what they can take, and by ADOPT to copy a block
+(kvpool_sidecar.peers.migration).
+
+A node admits a bounded number of bytes at once. An OPEN that it turned away is answered by MISS entries that say
+MISS_BUSY. The answer to an OPEN may carry TELL: the client then sends DONE when it has read the blocks, unless another
+request comes first, so that the next in line can start.
+
+LOOKUP answers up to the first miss (the rest is 0) unless EVERY is set. OPEN keeps the order of the idents. For a
+block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the sidecar fills it in.
+REPORT is `{"corrupt": [ident hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n},
+"tokens": {tier: n}, "seconds": {tier or "store": kvpool.stats.Histogram.packed}}`, each since the last report.
+
+Everything here is pure packing and unpacking; ProtocolError for anything out of bounds. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import json
+import re
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kvpool.config import MAX_READS_FROM
+from kvpool.errors import ProtocolError
+from kvpool.protocol.fingerprint_fields import (MAX_FIELDS, MAX_NAME)
+from kvpool.protocol.keys import SALT_KEY_BYTES
+
+__all__ = [
+    "BEGIN_REPLY",
+    "BEGIN_REQUEST",
+    "HEADER",
+    "IDENT_BYTES",
+    "MAGIC",
+    "MAX_BATCH",
+    "MAX_JSON",
+    "MAX_LOOKUP",
+    "MAX_PACKET",
+    "MAX_TICKETS",
+    "MISS_BUSY",
+    "OPEN_REPLY",
+    "PEER_CLIENT",
+    "PEER_MAGIC",
+    "PEER_NONCE_BYTES",
+    "PEER_REQUEST",
+    "PEER_RESPONSE",
+    "PEER_STAGED",
+    "PEER_TICKETS",
+    "PEER_TICKET_BYTES",
+    "PEER_TOKEN",
+    "PROTOCOL_VERSION",
+    "REPLY",
+    "BeginStatus",
+    "ClientHello",
+    "CommitStatus",
+    "ErrorCode",
+    "Flag",
+    "Head",
+    "Op",
+    "OpenStatus",
+    "PeerKind",
+    "PeerStatus",
+    "ServerHello",
+    "Tier",
+    "pack",
+    "pack_deadline",
+    "pack_json",
+    "peer_client_proof",
+    "peer_request_mac",
+    "peer_server_proof",
+    "peer_session_key",
+    "split_idents",
+    "unpack",
+    "unpack_json",
+]
+
+PROTOCOL_VERSION = 1
+MAGIC = b"KVP1"
+HEADER = struct.Struct("<4sBBHI")  # magic, op, flags, count, request id
+IDENT_BYTES = 32
+MAX_LOOKUP = 4096  # idents in one LOOKUP: 1 M tokens in blocks of 256
+MAX_BATCH = 64  # descriptors in one packet (the kernel's own limit is 253)
+MAX_JSON = 8192
+MAX_PACKET = HEADER.size + 4 + MAX_LOOKUP * IDENT_BYTES
+REPLY = 0x80
+_FIELD_NAME = re.compile(rf"[a-z0-9_.]{{1,{MAX_NAME}}}")
+_FIELD_DIGEST = re.compile(r"[0-9a-f]{8}")
+
+
+class Op(enum.IntEnum):
+    HELLO = 1
+    LOOKUP = 2
+    OPEN = 3
+    BEGIN = 4
+    COMMIT = 5
+    REPORT = 6
+    DONE = 7
+    RDMA = 16  # between sidecars: what is needed to read from the peer's registered memory
+    STAGE = 17  # between sidecars: put the block there
+    RELEASE = 18  # between sidecars: it has been read; no answer
+    HOTTEST = 32  # between sidecars: the blocks that are asked for most (kvpool_sidecar.peers.hottest)
+    ROOM = 33  # between sidecars: how much room you have (kvpool_sidecar.peers.migration)
+    ADOPT = 34  # between sidecars: take a copy of this block, from whoever has it
+    ERROR = 127
+
+
+class Flag(enum.IntFlag):
+    NONE = 0
+    EVERY = 1  # LOOKUP: answer for every ident, not only up to the first miss
+    VERIFY = 2  # OPEN: the sidecar checks payloads first; COMMIT: the sidecar computes the payload checksum
+    LOCAL_ONLY = 4  # OPEN: no STREAM entries, for a client that cannot verify streams
+    TELL = 8  # in the answer to an OPEN: say DONE
+    EVICT = 16  # ADOPT: colder blocks may go for it
+
+
+class Tier(enum.IntEnum):
+    MISS = 0
+    LOCAL = 1
+    PEER = 2
+    SHARED = 3
+
+
+class OpenStatus(enum.IntEnum):
+    MISS = 0
+    FILE = 1  # a read-only descriptor of the block file is attached
+    STREAM = 2  # the block file comes next on connection `conn`
+    STREAM_NEW_CONN = 3  # the same, and the connection's descriptor is attached
+
+
+class BeginStatus(enum.IntEnum):
+    REFUSED = 0  # full, over quota or too large: do not store
+    WRITE = 1  # a descriptor of an unnamed file, already of full length, is attached
+    HAVE = 2  # the block is there
+
+
+class CommitStatus(enum.IntEnum):
+    REJECTED = 0
+    STORED = 1
+    HAVE = 2
+
+
+class ErrorCode(enum.IntEnum):
+    BAD_REQUEST = 1
+    VERSION = 2
+    OVERLOADED = 3
+    INTERNAL = 4
+
+
+OPEN_REPLY = struct.Struct("<BBHIQ32s")  # OpenStatus, Tier, conn, why it is a MISS, payload_len, key
+MISS_BUSY = 1  # nobody looked: too much is under way
+BEGIN_REQUEST = struct.Struct("<32sQ")  # ident, payload_len
+BEGIN_REPLY = struct.Struct("<B3xI32s")  # BeginStatus, token, key
+
+
+class Head(NamedTuple):
+    op: int
+    flags: int
+    items: int  # the packet's count
+    request: int
+
+
+def pack(op: int, body: bytes = b"", *, count: int = 0, request: int = 0, flags: int = 0) -> bytes:
+    """One packet. ProtocolError if it is larger than MAX_PACKET."""
+    packet = HEADER.pack(MAGIC, op, flags, count, request) + body
+    if len(packet) > MAX_PACKET:
+        raise ProtocolError(f"packet of {len(packet)} bytes is over the limit of {MAX_PACKET}")
+    return packet
+
+
+def unpack(packet: bytes | memoryview) -> tuple[Head, memoryview]:
+    """Head and body of one packet."""
+    if not HEADER.size <= len(packet) <= MAX_PACKET:
+        raise ProtocolError(f"packet of {len(packet)} bytes")
+    magic, op, flags, count, request = HEADER.unpack_from(packet)
+    if magic != MAGIC:
+        raise ProtocolError("not a KVPool packet")
+    return Head(op, flags, count, request), memoryview(packet)[HEADER.size :]
+
+
+def pack_deadline(deadline: float) -> bytes:
+    """The u32 of LOOKUP and OPEN: four fifths of what is left until `deadline` (time.monotonic()), at least 1 ms.
+
+    The rest is for the answer's way back: what the sidecar has found out by then still counts.
+    """
+    return struct.pack("<I", max(1, min(int((deadline - time.monotonic()) * 800), 0xFFFFFFFF)))
+
+
+def split_idents(body: memoryview, count: int, limit: int) -> list[bytes]:
+    """`count` idents out of exactly `count * 32` bytes."""
+    if not 0 < count <= limit or len(body) != count * IDENT_BYTES:
+        raise ProtocolError(f"{count} idents in {len(body)} bytes")
+    return [bytes(body[i * IDENT_BYTES : (i + 1) * IDENT_BYTES]) for i in range(count)]
+
+
+def pack_json(value: dict[str, Any]) -> bytes:
+    """Compact JSON of at most MAX_JSON bytes."""
+    data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    if len(data) > MAX_JSON:
+        raise ProtocolError(f"JSON of {len(data)} bytes is over the limit of {MAX_JSON}")
+    return data
+
+
+def unpack_json(body: bytes | memoryview) -> dict[str, Any]:
+    """A JSON object of at most MAX_JSON bytes."""
+    if len(body) > MAX_JSON:
+        raise ProtocolError(f"JSON of {len(body)} bytes is over the limit of {MAX_JSON}")
+    try:
+        value = json.loads(bytes(body))
+    except (ValueError, RecursionError) as e:
+        raise ProtocolError(f"not JSON: {type(e).__name__}") from None
+    if not isinstance(value, dict):
+        raise ProtocolError("not a JSON object")
+    return value
+
+
+@dataclass(frozen=True)
+class ClientHello:
+    """First message of a client. `fingerprint` is 32 bytes; `engine` and `model` are for people (status, metrics).
+
+    `fields` are short digests of the facts behind the fingerprint (kvpool.protocol.fingerprint_fields); a client of before has none.
+    `reads_granted`: it takes blocks of the tenants in ServerHello.readable_tags; a client of before is given none.
+    """
+
+    fingerprint: bytes
+    engine: str = ""
+    model: str = ""
+    version: int = PROTOCOL_VERSION
+    fields: dict[str, str] = field(default_factory=dict)
+    reads_granted: bool = False
+
+    def pack(self) -> bytes:
+        """JSON body of HELLO; texts are cut to 64 and 256 characters."""
+        return pack_json(
+            {
+                "version": self.version,
+                "fingerprint": self.fingerprint.hex(),
+                "engine": self.engine[:64],
+                "model": self.model[:256],
+                "fields": dict(list(self.fields.items())[:MAX_FIELDS]),
+                **({"reads_granted": True} if self.reads_granted else {}),
+            }
+        )
+
+    @classmethod
+    def unpack(cls, body: bytes | memoryview) -> ClientHello:
+        """ProtocolError if a field is missing, of a wrong type or too long."""
+        value = unpack_json(body)
+        return cls(
+            fingerprint=_hex_field(value, "fingerprint", 32),
+            engine=_text_field(value, "engine", 64),
+            model=_text_field(value, "model", 256),
+            version=_int_field(value, "version", 0xFFFF),
+            fields=_fields(value.get("fields", {})),
+            reads_granted=value.get("reads_granted") is True,
+        )
+
+
+@dataclass(frozen=True)
+class ServerHello:
+    """Answer of the sidecar. `tenant_tag` (16 bytes) goes into the headers of the blocks this client writes.
+
+    `deadlines` are the fields of kvpool.config.Deadlines that the pool asks of its clients; what is left out is the
+    client's own choice. `events`: the pool publishes events and asks for its blocks' names in the engine.
+    `readable_tags`: of the other tenants whose blocks may come (docs/tenants.md), at most MAX_READS_FROM.
+    `salt_key` (32 bytes, or none): the pool asks for tags of salts (kvpool.protocol.keys.salt_tag) in the blocks' headers.
+    """
+
+    tenant_tag: bytes
+    max_block_bytes: int
+    pool: str = ""
+    node: str = ""
+    deadlines: dict[str, int] = field(default_factory=dict)
+    version: int = PROTOCOL_VERSION
+    events: bool = False
+    readable_tags: tuple[bytes, ...] = ()
+    salt_key: bytes = b""
+
+    def pack(self) -> bytes:
+        """JSON body of the reply to HELLO."""
+        return pack_json(
+            {
+                "version": self.version,
+                "tenant_tag": self.tenant_tag.hex(),
+                "max_block_bytes": self.max_block_bytes,
+                "pool": self.pool,
+                "node": self.node,
+                "deadlines": self.deadlines,
+                **({"events": True} if self.events else {}),
+                **({"readable_tags": [tag.hex() for tag in self.readable_tags]} if self.readable_tags else {}),
+                **({"salt_key": self.salt_key.hex()} if self.salt_key else {}),
+            }
+        )
+
+    @classmethod
+    def unpack(cls, body: bytes | memoryview) -> ServerHello:
+        """ProtocolError if a field is missing, of a wrong type or too long."""
+        value = unpack_json(body)
+        deadlines = value.get("deadlines", {})
+        if not isinstance(deadlines, dict):
+            raise ProtocolError("deadlines is not an object")
+        return cls(
+            tenant_tag=_hex_field(value, "tenant_tag", 16),
+            max_block_bytes=_int_field(value, "max_block_bytes", 1 << 40),
+            pool=_text_field(value, "pool", 512),
+            node=_text_field(value, "node", 256),
+            deadlines={k: _int_field(deadlines, k, 1 << 31) for k in deadlines if isinstance(k, str)},
+            version=_int_field(value, "version", 0xFFFF),
+            events=value.get("events") is True,
+            readable_tags=_tags(value.get("readable_tags", [])),
+            salt_key=_hex_field(value, "salt_key", SALT_KEY_BYTES) if "salt_key" in value else b"",
+        )
+
+
+def _tags(value: Any) -> tuple[bytes, ...]:
+    if not isinstance(value, list) or len(value) > MAX_READS_FROM:
+        raise ProtocolError(f"readable_tags is not a list of at most {MAX_READS_FROM}")
+    return tuple(_hex_field({"a readable tag": tag}, "a readable tag", 16) for tag in value)
+
+
+def _hex_field(value: dict[str, Any], name: str, size: int) -> bytes:
+    text = value.get(name)
+    try:
+        data = bytes.fromhex(text) if isinstance(text, str) and len(text) == 2 * size else b""
+    except ValueError:
+        data = b""
+    if len(data) != size:  # also for white space, which fromhex skips
+        raise ProtocolError(f"{name} is not {size} bytes in hex")
+    return data
+
+
+def _text_field(value: dict[str, Any], name: str, limit: int) -> str:
+    text = value.get(name, "")
+    if not isinstance(text, str) or len(text) > limit:
+        raise ProtocolError(f"{name} is not a text of at most {limit} characters")
+    return text
+
+
+def _fields(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or len(value) > MAX_FIELDS:
+        raise ProtocolError(f"fields are not an object of at most {MAX_FIELDS} members")
+    for name, text in value.items():
+        if not _FIELD_NAME.fullmatch(name) or not isinstance(text, str) or not _FIELD_DIGEST.fullmatch(text):
+            raise ProtocolError("fields are not names and digests")
+    return value
+
+
+def _int_field(value: dict[str, Any], name: str, limit: int) -> int:
+    number = value.get(name)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= limit:
+        raise ProtocolError(f"{name} is not a number from 0 to {limit}")
+    return number
+
+
+# Sidecar to sidecar. s -> c: PEER_MAGIC, nonce_s[32]. c -> s: PEER_CLIENT. Then, by its kind:
+# CONTROL: TLS; each PEER_TICKETS is answered by so many tickets (name[16], key[32]).
+# DATA: ticket and proof in PEER_CLIENT; s -> c: proof[32]; then requests.
+# TLS_DATA: TLS; c -> s: session key[32]; then requests.
+PEER_MAGIC = b"KVPPEER2"  # version 1 had no tickets; its sidecars are told apart by this
+PEER_NONCE_BYTES = 32
+PEER_TICKET_BYTES = 16
+PEER_CLIENT = struct.Struct("<B7x16s32s32s")  # PeerKind, name of the ticket, nonce_c, proof of the asking side
+PEER_TICKETS = struct.Struct("<4sI")  # magic, how many
+MAX_TICKETS = 16
+
+
+class PeerKind(enum.IntEnum):
+    CONTROL = 1
+    DATA = 2
+    TLS_DATA = 3
+
+
+PEER_REQUEST = struct.Struct("<4sBBHQ32s16s")  # magic, op (OPEN), flags, 0, sequence number, key, MAC
+PEER_RESPONSE = struct.Struct("<4sBBHQ")  # magic, PeerStatus, 0, 0, bytes that follow: the block file, for OPEN
+PEER_STAGED = struct.Struct("<QQQ")  # STAGE: address and bytes of the block file, token
+PEER_TOKEN = struct.Struct("<Q24x")  # RELEASE: in the place of the key
+
+
+class PeerStatus(enum.IntEnum):
+    MISS = 0
+    OK = 1
+    BUSY = 2  # STAGE: no room now, ask for it by OPEN
+
+
+def peer_client_proof(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
+    """What the asking sidecar shows first: HMAC-SHA-256(secret, "client" | nonce_s | nonce_c)."""
+    return hmac.digest(secret, b"client" + nonce_s + nonce_c, "sha256")
+
+
+def peer_server_proof(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
+    """What the serving sidecar shows in return."""
+    return hmac.digest(secret, b"server" + nonce_c + nonce_s, "sha256")
+
+
+def peer_session_key(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
+    """The key of one connection's request MACs."""
+    return hmac.digest(secret, b"session" + nonce_s + nonce_c, "sha256")
+
+
+def peer_request_mac(session_key: bytes, sequence: int, key: bytes) -> bytes:
+    """16 bytes that bind a request to its connection and place in line, so it can be neither forged nor replayed."""
+    return hmac.digest(session_key, struct.pack("<Q", sequence) + key, "sha256")[:16]

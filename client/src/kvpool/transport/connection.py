@@ -1,0 +1,198 @@
+"""One connection to the sidecar of this node: a SOCK_SEQPACKET unix socket, and the peer streams that belong to it.
+
+A connection is used by one thread at a time (kvpool.transport.connection_pool leases it). After anything but a complete, well-formed answer
+it is `broken`: whoever leased it gives it back and it is closed, with every descriptor that came over it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import time
+from typing import NamedTuple
+
+from kvpool.protocol import wire
+from kvpool.errors import DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
+
+__all__ = ["Connection", "Reply"]
+
+_REPLY_BYTES = wire.HEADER.size + wire.MAX_JSON  # the largest reply is HELLO's JSON
+_ANCILLARY_BYTES = socket.CMSG_LEN(wire.MAX_BATCH * 2 * array.array("i").itemsize)
+_MAX_ABANDONED = 8
+_LONGEST_PATH = 100
+
+
+class Reply(NamedTuple):
+    """One answer; the receiver owns (and closes) the descriptors."""
+
+    items: int
+    body: bytes
+    descriptors: list[int]
+    flags: int = 0
+
+
+class Connection:
+    """Connects and says HELLO. Raises PoolUnavailableError, DeadlineExceededError, ProtocolError or RefusedError."""
+
+    def __init__(self, path: str, hello: wire.ClientHello, timeout_s: float) -> None:
+        self.broken = False
+        self.streams: dict[int, socket.socket] = {}
+        self._path = path
+        self._request = 0
+        self._abandoned: set[int] = set()
+        self._buffer = bytearray(_REPLY_BYTES)
+        deadline = time.monotonic() + timeout_s
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.settimeout(timeout_s)
+            try:
+                _connect(self._socket, path)
+            except OSError as e:
+                raise PoolUnavailableError(f"no sidecar: {e.strerror or e}", where=path) from None
+            reply = self.request(wire.Op.HELLO, hello.pack(), deadline=deadline)
+            self.server = _greeted(reply.body, path)
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """The socket's descriptor, -1 once closed."""
+        return self._socket.fileno()
+
+    def request(
+        self,
+        op: wire.Op,
+        body: bytes = b"",
+        *,
+        deadline: float,
+        count: int = 0,
+        flags: int = 0,
+        max_descriptors: int = 0,
+        abandonable: bool = False,
+    ) -> Reply:
+        """Ask and wait for the answer until `deadline` (time.monotonic()).
+
+        `abandonable`: the answer carries no state, so after a missed deadline the connection stays and the late
+        answer is thrown away when it comes. Raises PoolUnavailableError, DeadlineExceededError, ProtocolError and
+        RefusedError (the sidecar answered ERROR).
+        """
+        self._request = (self._request + 1) & 0xFFFFFFFF
+        request = self._request
+        try:
+            self._wait_until(deadline)
+            self._socket.sendall(wire.pack(op, body, count=count, request=request, flags=flags))
+            while True:
+                self._wait_until(deadline)
+                head, answer, descriptors = self._receive()
+                if head.request == request:
+                    break
+                self._discard_late(head, descriptors)
+        except TimeoutError:
+            if abandonable and len(self._abandoned) < _MAX_ABANDONED:
+                self._abandoned.add(request)
+            else:
+                self.broken = True
+            raise DeadlineExceededError(f"no answer to {op.name} in time", where=self._path) from None
+        except ProtocolError:
+            self.broken = True
+            raise
+        except OSError as e:
+            self.broken = True
+            raise PoolUnavailableError(f"connection lost: {e.strerror or e}", where=self._path) from None
+        return self._checked(op, head, answer, descriptors, max_descriptors)
+
+    def tell(self, op: wire.Op) -> None:
+        """Say something that has no answer, if that is possible at once."""
+        with contextlib.suppress(OSError):
+            self._socket.send(wire.pack(op), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def close(self) -> None:
+        """Close the socket and the peer streams; safe to call twice."""
+        self.broken = True
+        for stream in self.streams.values():
+            stream.close()
+        self.streams.clear()
+        self._socket.close()
+
+    def shut(self) -> None:
+        """Tell the sidecar now that this connection is over; `close` frees the descriptors later."""
+        self.broken = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _wait_until(self, deadline: float) -> None:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        self._socket.settimeout(remaining)
+
+    def _receive(self) -> tuple[wire.Head, bytes, list[int]]:
+        size, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
+        descriptors: list[int] = []
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(data[: len(data) - len(data) % received.itemsize])
+                descriptors.extend(received)
+        try:
+            head, body = _unpacked(memoryview(self._buffer)[:size], flags)
+        except BaseException:
+            _close_all(descriptors)
+            raise
+        return head, bytes(body), descriptors
+
+    def _discard_late(self, head: wire.Head, descriptors: list[int]) -> None:
+        known = head.request in self._abandoned
+        self._abandoned.discard(head.request)
+        if descriptors or not known:
+            _close_all(descriptors)
+            raise ProtocolError("an answer to no question", where=self._path)
+
+    def _checked(
+        self, op: wire.Op, head: wire.Head, body: bytes, descriptors: list[int], max_descriptors: int
+    ) -> Reply:
+        if head.op == op | wire.REPLY and len(descriptors) <= max_descriptors:
+            return Reply(head.items, body, descriptors, head.flags)
+        _close_all(descriptors)
+        if head.op == wire.Op.ERROR | wire.REPLY or head.op == wire.Op.ERROR:
+            code = int.from_bytes(body[:2], "little")
+            text = body[2:200].decode("utf-8", "replace")
+            self.broken = code in (wire.ErrorCode.BAD_REQUEST, wire.ErrorCode.VERSION)
+            raise RefusedError(f"the sidecar refused {op.name}: {code} {text}", where=self._path)
+        self.broken = True
+        raise ProtocolError(f"unexpected answer {head.op} to {op.name}", where=self._path)
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    """Also to a path that is longer than the 107 bytes of a unix socket's address."""
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        sock.connect(path)
+        return
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+    finally:
+        os.close(directory)
+
+
+def _greeted(body: bytes, path: str) -> wire.ServerHello:
+    server = wire.ServerHello.unpack(body)
+    if server.version != wire.PROTOCOL_VERSION:
+        raise ProtocolError(f"the sidecar speaks version {server.version}", where=path)
+    return server
+
+
+def _unpacked(packet: memoryview, flags: int) -> tuple[wire.Head, memoryview]:
+    if not packet:
+        raise ConnectionResetError("closed by the sidecar")
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        raise ProtocolError("truncated packet")
+    return wire.unpack(packet)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

@@ -1,0 +1,204 @@
+"""How a batch of blocks is loaded: windows of at most 64 descriptors, shared by the caller and a few helper threads.
+
+The caller reads what is in memory and the peer streams, but never waits for a drive: that is left to helpers, whom it
+can give up on at the deadline. Each helper takes blocks until none is left: one job per worker and batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.transport import (responses as answers, transfer)
+from kvpool.protocol import wire
+from kvpool.errors import CorruptBlockError, DeadlineExceededError, ProtocolError
+from kvpool.stats import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool.transport.responses import Wanted
+    from kvpool.transport.connection import Connection
+    from kvpool.transport.worker_pool import Workers
+
+__all__ = ["BatchLoad"]
+
+_log = logging.getLogger("kvpool")
+
+_PROCESSORS = os.cpu_count() or 1
+_HELPER_BYTES = 8 << 20  # a helper is worth waking for so much work
+
+
+class BatchLoad:
+    """One call of `Client.get_into`. `loads` has an entry per block that was asked for, whatever happened since."""
+
+    def __init__(self, deadline: float, workers: Workers, on_corrupt: Callable[[bytes], None]) -> None:
+        self.batch = transfer.Batch(deadline)
+        self.loads: list[transfer.Load] = []
+        self._workers = workers
+        self._on_corrupt = on_corrupt
+        self._tell = False
+
+    def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[Wanted]) -> bool:
+        """Load all; False if the deadline came first. After it returns or raises nobody writes into the buffers."""
+        try:
+            for start in range(0, len(wanted), wire.MAX_BATCH):
+                streams = self._open(connection, expect, wanted[start : start + wire.MAX_BATCH])
+                self._wake_helpers(expect, busy=bool(streams))
+                self._read_streams(connection, expect, streams)
+                self._drain(expect, may_block=False)
+            return self.batch.wait()
+        finally:
+            self._give_up(connection)
+            if self._tell and not connection.broken:
+                connection.tell(wire.Op.DONE)
+
+    def _open(
+        self, connection: Connection, expect: transfer.Expectation, window: Sequence[Wanted]
+    ) -> dict[int, list[transfer.Load]]:
+        """Ask for descriptors; files go to `batch.ready`, the blocks of each peer stream are returned in order."""
+        reply = connection.request(
+            wire.Op.OPEN,
+            wire.pack_deadline(self.batch.deadline) + b"".join(ident for _, ident, _ in window),
+            count=len(window),
+            flags=wire.Flag.NONE if expect.verify else wire.Flag.VERIFY | wire.Flag.LOCAL_ONLY,
+            deadline=self.batch.deadline,
+            max_descriptors=len(window),
+        )
+        try:
+            fresh = answers.opened_loads(reply, window, connection)
+        except BaseException:
+            connection.broken = True
+            raise
+        self._tell = bool(reply.flags & wire.Flag.TELL)
+        self.loads.extend(fresh)
+        for load in fresh:
+            if load.reason == Reason.LENGTH:
+                self._on_corrupt(load.ident)  # perhaps a file that was cut short: the sidecar will look
+        files = [load for load in fresh if load.descriptor >= 0]
+        streams: dict[int, list[transfer.Load]] = {}
+        for load in fresh:
+            if load.stream >= 0:
+                streams.setdefault(load.stream, []).append(load)
+        self.batch.expect(len(files) + sum(len(blocks) for blocks in streams.values()))
+        self.batch.ready.extend(files)
+        return streams
+
+    def _wake_helpers(self, expect: transfer.Expectation, *, busy: bool) -> None:
+        """As many as the waiting work is worth; `busy`: the caller has streams to read first."""
+        ready = list(self.batch.ready)
+        worth = max(busy, sum(len(load.view) for load in ready) // _HELPER_BYTES)
+        most = min(self._workers.limit, _PROCESSORS - 1 + busy, len(ready) - 1 + busy)
+        for _ in range(min(worth, most)):
+            self._workers.submit(lambda: self._drain(expect, may_block=True))
+
+    def _drain(self, expect: transfer.Expectation, *, may_block: bool) -> None:
+        done = 0
+        try:
+            while (load := self._next(may_block)) is not None:
+                if self._settle(load, transfer.read_file, expect, may_block):
+                    load.close()
+                    done += 1
+                else:
+                    self.batch.cold.append(load)
+                    self._workers.submit(lambda: self._drain(expect, may_block=True))
+        finally:
+            self.batch.settle(done)
+
+    def _next(self, may_block: bool) -> transfer.Load | None:
+        for queue in (self.batch.cold, self.batch.ready) if may_block else (self.batch.ready,):
+            try:
+                return queue.popleft()
+            except IndexError:
+                continue
+        return None
+
+    def _settle(
+        self,
+        load: transfer.Load,
+        read: Callable[[transfer.Load, transfer.Batch, transfer.Expectation, bool], bool],
+        expect: transfer.Expectation,
+        may_block: bool,
+    ) -> bool:
+        """True once the fate of `load` is known; False if a thread that may wait must go on with it."""
+        try:
+            if not read(load, self.batch, expect, may_block):
+                return False
+            load.done = time.monotonic()
+            load.ok = True
+        except CorruptBlockError as e:
+            load.reason = Reason.CORRUPT
+            _log.warning("kvpool: %s", str(e))  # a record that keeps the exception would keep the engine's buffer
+            self._on_corrupt(load.ident)
+        except transfer.PeerMissError:
+            load.reason = Reason.PEER_ABSENT
+        except ProtocolError as e:
+            load.reason = Reason.PROTOCOL
+            _log.warning("kvpool: %s", e)
+            self._on_corrupt(load.ident)  # a peer's file of another length, most likely: the sidecar will look
+        except DeadlineExceededError:
+            load.reason = Reason.DEADLINE
+        except OSError as e:
+            load.reason = Reason.IO if load.stream < 0 else Reason.CONNECTION
+            _log.debug("kvpool: reading a block failed: %s", e)
+        except Exception:
+            load.reason = Reason.INTERNAL
+            _log.exception("kvpool: reading a block failed")
+        return True
+
+    def _read_streams(
+        self, connection: Connection, expect: transfer.Expectation, streams: dict[int, list[transfer.Load]]
+    ) -> None:
+        """One thread per peer stream, the caller for the first; returns when all answers of this window are in."""
+        if not streams:
+            return
+        under_way = transfer.Batch(self.batch.deadline)
+        under_way.expect(len(streams))
+
+        def read(blocks: list[transfer.Load]) -> None:
+            try:
+                self._read_stream(connection, expect, blocks)
+            finally:
+                under_way.settle()
+
+        first, *others = streams.values()
+        for blocks in others:
+            self._workers.submit(lambda blocks=blocks: read(blocks))  # type: ignore[misc]
+        read(first)
+        if not under_way.wait():
+            raise DeadlineExceededError("peer streams are late")
+
+    def _read_stream(self, connection: Connection, expect: transfer.Expectation, blocks: list[transfer.Load]) -> None:
+        def read(load: transfer.Load, batch: transfer.Batch, expect: transfer.Expectation, _: bool) -> bool:
+            try:
+                transfer.read_stream(load, connection.streams[load.stream], batch, expect)
+            except (CorruptBlockError, transfer.PeerMissError):
+                raise  # a complete answer: the next block on this stream can still be read
+            except BaseException:
+                connection.broken = True
+                raise
+            return True
+
+        for load in blocks:
+            if connection.broken:
+                load.reason = Reason.CONNECTION
+            else:
+                self._settle(load, read, expect, True)
+            self.batch.settle()
+
+    def _give_up(self, connection: Connection) -> None:
+        self.batch.closed = True
+        for queue in (self.batch.ready, self.batch.cold):
+            with contextlib.suppress(IndexError):
+                while True:
+                    queue.popleft().close()
+        for load in self.loads:
+            with load.gate:  # whoever was writing has finished; whoever comes later sees `closed`
+                pass
+            if not load.ok and not load.reason:
+                load.reason = Reason.DEADLINE
+                if load.stream >= 0:  # its answer is still on the way
+                    connection.broken = True

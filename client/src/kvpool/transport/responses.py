@@ -1,0 +1,143 @@
+"""Taking the sidecar's answers apart. ProtocolError for anything that does not fit the question.
+
+Descriptors that came with an answer are closed here unless they are handed on inside a Load, a Store or a connection's
+streams.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from kvpool.protocol import wire
+from kvpool.errors import ProtocolError
+from kvpool.stats import Reason
+from kvpool.transport.transfer import (Load, Store)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvpool.transport.connection import (Connection, Reply)
+
+    Wanted = tuple[int, bytes, memoryview]  # place in the caller's list, ident, buffer
+
+__all__ = ["commit_statuses", "lookup_tiers", "opened_loads", "refused_stores_and_files"]
+
+_TIERS = tuple(wire.Tier(number) for number in range(max(wire.Tier) + 1))
+_MAX_TIER = len(_TIERS) - 1
+
+
+def lookup_tiers(reply: Reply, count: int) -> Sequence[int]:
+    """One tier number per ident that was asked for."""
+    if reply.items != count or len(reply.body) != count or max(reply.body) > _MAX_TIER:
+        raise ProtocolError("a LOOKUP answer of another length or with unknown tiers")
+    return reply.body
+
+
+def opened_loads(reply: Reply, window: Sequence[Wanted], connection: Connection) -> list[Load]:
+    """One Load per block: with a descriptor, with the number of a stream of `connection`, or with a reason."""
+    loads: list[Load] = []
+    left = list(reply.descriptors)
+    try:
+        _open_entries(reply, window, connection, loads, left)
+    except BaseException:
+        for load in loads:
+            load.close()
+        raise
+    finally:
+        for descriptor in left:
+            os.close(descriptor)
+    return loads
+
+
+def _open_entries(
+    reply: Reply, window: Sequence[Wanted], connection: Connection, loads: list[Load], left: list[int]
+) -> None:
+    size = wire.OPEN_REPLY.size
+    if reply.items != len(window) or len(reply.body) != len(window) * size:
+        raise ProtocolError("an OPEN answer of another length")
+    fresh_streams = []
+    named: set[int] = set()
+    for n, (index, ident, view) in enumerate(window):
+        status, tier, number, why, length, key = wire.OPEN_REPLY.unpack_from(reply.body, n * size)
+        if tier > _MAX_TIER:
+            raise ProtocolError(f"an OPEN answer with tier {tier}")
+        load = Load(index, ident, key, _TIERS[tier], view)
+        loads.append(load)
+        if status == wire.OpenStatus.MISS:
+            load.reason = Reason.BUSY if why == wire.MISS_BUSY else Reason.ABSENT
+        elif status == wire.OpenStatus.FILE:
+            load.descriptor = _take(left)
+            if length != len(view):
+                load.reason = Reason.LENGTH
+                load.close()
+        elif status in (wire.OpenStatus.STREAM, wire.OpenStatus.STREAM_NEW_CONN):
+            named.add(number)
+            if length == len(view):
+                load.stream = number
+            else:
+                load.reason = Reason.LENGTH
+                connection.broken = True  # the bytes that nobody wants will come all the same
+            if status == wire.OpenStatus.STREAM_NEW_CONN:
+                fresh_streams.append(number)
+        else:
+            raise ProtocolError(f"an OPEN answer with status {status}")
+    for number in fresh_streams:  # their descriptors come after those of the files
+        if number in connection.streams:
+            raise ProtocolError(f"stream {number} is open already")
+        stream = connection.streams[number] = socket.socket(fileno=_take(left))
+        stream.setblocking(True)
+    if not named <= connection.streams.keys():
+        raise ProtocolError("a stream that was never opened")
+    if left:
+        raise ProtocolError("an OPEN answer with too many descriptors")
+
+
+def refused_stores_and_files(
+    reply: Reply, window: Sequence[Wanted]
+) -> tuple[list[tuple[int, wire.BeginStatus]], list[Store]]:
+    """The places that need no write, each with HAVE or REFUSED, and the Stores to write."""
+    settled: list[tuple[int, wire.BeginStatus]] = []
+    stores: list[Store] = []
+    left = list(reply.descriptors)
+    try:
+        size = wire.BEGIN_REPLY.size
+        _insist(
+            reply.items == len(window) and len(reply.body) == len(window) * size, "a BEGIN answer of another length"
+        )
+        for n, (index, ident, view) in enumerate(window):
+            status, token, key = wire.BEGIN_REPLY.unpack_from(reply.body, n * size)
+            if status == wire.BeginStatus.WRITE:
+                store = Store(index, ident, key, token, view)
+                store.descriptor = _take(left)
+                stores.append(store)
+            else:
+                _insist(status in (wire.BeginStatus.HAVE, wire.BeginStatus.REFUSED), f"a BEGIN status {status}")
+                settled.append((index, wire.BeginStatus(status)))
+        _insist(not left, "a BEGIN answer with too many descriptors")
+    except BaseException:
+        for store in stores:
+            store.close()
+        raise
+    finally:
+        for descriptor in left:
+            os.close(descriptor)
+    return settled, stores
+
+
+def commit_statuses(reply: Reply, count: int) -> Sequence[int]:
+    """One CommitStatus number per token."""
+    if reply.items != count or len(reply.body) != count:
+        raise ProtocolError("a COMMIT answer of another length")
+    return reply.body
+
+
+def _take(left: list[int]) -> int:
+    _insist(bool(left), "an answer without its descriptors")
+    return left.pop(0)
+
+
+def _insist(fits: bool, otherwise: str) -> None:
+    if not fits:
+        raise ProtocolError(otherwise)

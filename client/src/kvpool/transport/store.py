@@ -1,0 +1,167 @@
+"""How a batch of blocks is stored: BEGIN gives unnamed files, writer threads fill them, COMMIT names them.
+
+A store that is given up leaves nothing behind: its file has no name, and its token dies with the connection.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from kvpool.transport import (responses as answers, transfer)
+from kvpool.protocol import (keys, wire)
+from kvpool.errors import DeadlineExceededError, ProtocolError
+from kvpool.stats import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvpool.transport.responses import Wanted
+    from kvpool.protocol.block import EngineName
+    from kvpool.transport.connection import Connection
+    from kvpool.transport.worker_pool import Workers
+
+__all__ = ["BatchStore", "Stored"]
+
+_log = logging.getLogger("kvpool")
+
+_WINDOW_BYTES = 512 << 20  # of unnamed files that exist at once
+
+
+class Stored:
+    """Outcomes besides a reason."""
+
+    STORED = "stored"
+    HAVE = "have"
+
+
+class BatchStore:
+    """One call of `Client.put_from`. `outcome[place]` is Stored.STORED, Stored.HAVE or a Reason.
+
+    `names` go into the blocks' headers where the pool publishes events, tags of `salts` where it asks for them; empty:
+    no block has one.
+    """
+
+    def __init__(
+        self,
+        deadline: float,
+        workers: Workers,
+        names: Sequence[EngineName | None] = (),
+        salts: Sequence[str | None] = (),
+    ) -> None:
+        self.outcome: dict[int, str] = {}
+        self.deadline = deadline
+        self._workers = workers
+        self._names = names
+        self._salts = salts
+
+    def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[Wanted]) -> bool:
+        """Store all; False if the deadline came first."""
+        for window in self._windows(wanted, connection.server.max_block_bytes):
+            stores = self._begin(connection, window)
+            if not self._write(connection, expect, stores):
+                return False
+            self._commit(connection, expect, stores)
+        return True
+
+    def _windows(self, wanted: Sequence[Wanted], limit: int) -> list[list[Wanted]]:
+        windows: list[list[Wanted]] = []
+        room = 0
+        for item in wanted:
+            size = len(item[2])
+            if size > limit:
+                self.outcome[item[0]] = Reason.REFUSED
+                continue
+            if size > room or len(windows[-1]) == wire.MAX_BATCH:
+                windows.append([])
+                room = max(_WINDOW_BYTES, size)
+            windows[-1].append(item)
+            room -= size
+        return windows
+
+    def _begin(self, connection: Connection, window: Sequence[Wanted]) -> list[transfer.Store]:
+        reply = connection.request(
+            wire.Op.BEGIN,
+            b"".join(wire.BEGIN_REQUEST.pack(ident, len(view)) for _, ident, view in window),
+            count=len(window),
+            deadline=self.deadline,
+            max_descriptors=len(window),
+        )
+        try:
+            settled, stores = answers.refused_stores_and_files(reply, window)
+        except BaseException:
+            connection.broken = True
+            raise
+        for place, status in settled:
+            self.outcome[place] = Stored.HAVE if status == wire.BeginStatus.HAVE else Reason.REFUSED
+        if self._names and connection.server.events:
+            for store in stores:
+                store.name = self._names[store.index]
+        if self._salts and connection.server.salt_key:
+            for store in stores:
+                if salt := self._salts[store.index]:
+                    store.salt_tag = keys.salt_tag(connection.server.salt_key, keys.salt_digest(salt))
+        return stores
+
+    def _write(self, connection: Connection, expect: transfer.Expectation, stores: list[transfer.Store]) -> bool:
+        batch = transfer.Batch(self.deadline)
+        batch.expect(len(stores))
+        waiting = collections.deque(stores)
+
+        def drain() -> None:
+            with contextlib.suppress(IndexError):
+                while True:
+                    store = waiting.popleft()
+                    _write_one(store, batch, expect)
+                    batch.settle()
+
+        try:
+            for _ in range(min(self._workers.limit, len(stores))):
+                self._workers.submit(drain)
+            done = batch.wait()
+        finally:
+            batch.closed = True
+            with contextlib.suppress(IndexError):
+                while True:
+                    waiting.popleft().close()
+        for store in stores:
+            if not store.ok:
+                self.outcome[store.index] = store.reason or Reason.DEADLINE
+                connection.broken = True  # the token must not live on: a writer may be stuck on its file
+        return done
+
+    def _commit(self, connection: Connection, expect: transfer.Expectation, stores: list[transfer.Store]) -> None:
+        written = [store for store in stores if store.ok]
+        if not written:
+            return
+        reply = connection.request(
+            wire.Op.COMMIT,
+            b"".join(store.token.to_bytes(4, "little") for store in written),
+            count=len(written),
+            flags=wire.Flag.NONE if expect.verify else wire.Flag.VERIFY,
+            deadline=self.deadline,
+        )
+        try:
+            statuses = answers.commit_statuses(reply, len(written))
+        except ProtocolError:
+            connection.broken = True
+            raise
+        known: dict[int, str] = {wire.CommitStatus.STORED: Stored.STORED, wire.CommitStatus.HAVE: Stored.HAVE}
+        for store, status in zip(written, statuses, strict=True):
+            self.outcome[store.index] = known.get(status, Reason.REJECTED)
+
+
+def _write_one(store: transfer.Store, batch: transfer.Batch, expect: transfer.Expectation) -> None:
+    try:
+        transfer.write_file(store, batch, expect)
+        store.close()  # before COMMIT: the sidecar insists that nobody can still write
+        store.ok = True
+    except DeadlineExceededError:
+        store.reason = Reason.DEADLINE
+    except Exception as e:
+        store.reason = Reason.IO
+        _log.debug("kvpool: writing a block failed: %s", e)
+    finally:
+        store.close()

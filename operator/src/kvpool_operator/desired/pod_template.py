@@ -1,0 +1,154 @@
+"""Parts that several of a pool's pods share: where they run, who they are, what they mount."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kvpool_operator.desired import names
+from kvpool_operator.desired.config import MOUNTS
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import KVCachePool, LabelSelector, Tier
+    from kvpool_operator.desired.inputs import (Env, Manifest)
+
+__all__ = [
+    "CONFIG_DIR",
+    "CONFIG_FILE",
+    "CONFIG_MOUNT",
+    "READ_ONLY_MOUNTS",
+    "USER",
+    "container",
+    "node_affinity",
+    "object_store_env",
+    "object_store_mounts",
+    "object_store_volumes",
+    "placement",
+    "pull_secrets",
+    "resources",
+    "security",
+    "tier_mounts",
+    "tier_volumes",
+]
+
+USER: Final = 65532
+READ_ONLY_MOUNTS: Final = "/tiers-ro"
+_OBJECT_STORE: Final = "object-store"
+_OBJECT_STORE_DIR: Final = "/etc/kvpool-object-store"
+CONFIG_DIR: Final = "/etc/kvpool"
+CONFIG_FILE: Final = f"{CONFIG_DIR}/pool.json"
+CONFIG_MOUNT: Final[Manifest] = {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True}
+
+
+def container(env: Env, name: str, /, *command: str, **more: Any) -> Manifest:
+    """One container of the sidecar's image. What it printed last becomes its message when it fails."""
+    return {
+        "name": name,
+        "image": env.sidecar_image,
+        "imagePullPolicy": env.image_pull_policy,
+        "command": list(command),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **more,
+    }
+
+
+def security(user: int = USER, *capabilities: str) -> Manifest:
+    """Nothing but the named capabilities. The pod sets the seccomp profile."""
+    dropped: Manifest = {"drop": ["ALL"]}
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": dropped | ({"add": list(capabilities)} if capabilities else {}),
+        "readOnlyRootFilesystem": True,
+        "runAsGroup": user,
+        "runAsNonRoot": user != 0,
+        "runAsUser": user,
+    }
+
+
+def resources(cpu: str, memory: str, memory_limit: str) -> Manifest:
+    """No limit on CPU: a throttled sidecar would let engines wait."""
+    return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory_limit}}
+
+
+def pull_secrets(env: Env) -> Manifest:
+    """The part of a pod's spec that says with which credentials images are pulled."""
+    return {"imagePullSecrets": [{"name": s} for s in env.image_pull_secrets]} if env.image_pull_secrets else {}
+
+
+def placement(pool: KVCachePool) -> Manifest:
+    """The part of a pod's spec that says on which nodes it runs."""
+    nodes = pool.spec.nodes
+    spec: Manifest = {}
+    affinity = node_affinity(nodes.selector)
+    if affinity:
+        spec["affinity"] = affinity
+    if nodes.tolerations:
+        spec["tolerations"] = [t.model_dump(by_alias=True, exclude_none=True) for t in nodes.tolerations]
+    if nodes.priority_class_name:
+        spec["priorityClassName"] = nodes.priority_class_name
+    return spec
+
+
+def node_affinity(selector: LabelSelector) -> Manifest:
+    """A label selector as required node affinity; empty for the empty selector, which fits every node."""
+    wanted: list[Manifest] = [
+        {"key": k, "operator": "In", "values": [v]} for k, v in sorted(selector.match_labels.items())
+    ]
+    wanted += [
+        {"key": e.key, "operator": e.operator} | ({"values": list(e.values)} if e.values else {})
+        for e in selector.match_expressions
+    ]
+    if not wanted:
+        return {}
+    term = {"nodeSelectorTerms": [{"matchExpressions": wanted}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}
+
+
+def tier_volumes(pool: KVCachePool) -> list[Manifest]:
+    """One volume for each tier that is a directory."""
+    return [{"name": f"tier-{t.name}"} | _source(pool, t) for t in _directories(pool)]
+
+
+def _directories(pool: KVCachePool) -> list[Tier]:
+    return [t for t in pool.spec.tiers if t.fsspec is None]
+
+
+def _source(pool: KVCachePool, tier: Tier) -> Manifest:
+    if tier.local:
+        return {"hostPath": {"path": tier.local.path, "type": "DirectoryOrCreate"}}
+    assert tier.shared is not None  # noqa: S101  the model holds exactly one of them
+    if tier.shared.host_path:
+        # must exist: a mount that is missing on one node must not become a private directory there
+        return {"hostPath": {"path": tier.shared.host_path.path, "type": "Directory"}}
+    if tier.shared.pvc:
+        return {"persistentVolumeClaim": {"claimName": tier.shared.pvc.claim_name}}
+    return {"persistentVolumeClaim": {"claimName": names.claim(pool.metadata.name, tier.name)}}
+
+
+def tier_mounts(pool: KVCachePool, *, read_only_too: bool = False) -> list[Manifest]:
+    """Each tier at /tiers/NAME, and for the descriptors that the server hands out read-only at /tiers-ro/NAME."""
+    tiers = _directories(pool)
+    mounts: list[Manifest] = [{"name": f"tier-{t.name}", "mountPath": f"{MOUNTS}/{t.name}"} for t in tiers]
+    if read_only_too:
+        mounts += [
+            {"name": f"tier-{t.name}", "mountPath": f"{READ_ONLY_MOUNTS}/{t.name}", "readOnly": True} for t in tiers
+        ]
+    return mounts
+
+
+def object_store_volumes(pool: KVCachePool) -> list[Manifest]:
+    """The Secret with the object store's credentials. A pod starts without it: then the tier says that it may not."""
+    secrets = [t.fsspec.secret_ref for t in pool.spec.tiers if t.fsspec and t.fsspec.secret_ref]
+    return [
+        {"name": _OBJECT_STORE, "secret": {"secretName": s.name, "defaultMode": 0o440, "optional": True}}
+        for s in secrets
+    ]
+
+
+def object_store_mounts(pool: KVCachePool) -> list[Manifest]:
+    """Where a container sees the credentials."""
+    return [{"name": v["name"], "mountPath": _OBJECT_STORE_DIR, "readOnly": True} for v in object_store_volumes(pool)]
+
+
+def object_store_env(pool: KVCachePool) -> list[Manifest]:
+    """What tells the sidecar where they are."""
+    return [{"name": "KVPOOL_OBJECT_SECRET_DIR", "value": m["mountPath"]} for m in object_store_mounts(pool)]

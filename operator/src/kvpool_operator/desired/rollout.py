@@ -1,0 +1,73 @@
+"""Whether a node's new sidecar starts beside the old one, and how its DaemonSet rolls then (docs/upgrade.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.desired.inputs import (Inputs, Manifest)
+
+__all__ = ["NUDGE", "asks_for_devices", "drives_of", "may_overlap", "nudge", "rolling_update", "surge_of"]
+
+NUDGE: Final = "kvpool.dev/overdue"
+"""Annotation of a DaemonSet. Its controller wakes `minReadySeconds` after a pod became ready, but of several such
+wake-ups that are due it keeps the first alone (client-go's delaying queue), and with surge nothing else makes it look
+again: old pods would stay until something happens. A change of the DaemonSet is something."""
+
+_MADE: Final = "DirectoryOrCreate"
+
+
+def rolling_update(inputs: Inputs) -> Manifest:
+    """With surge the API server takes no maxUnavailable but 0; percentages are rounded up, to one node at least.
+
+    What runs decides here, and never in the pod template: what is observed must not roll anything.
+    """
+    at_once = inputs.pool.spec.nodes.update.max_unavailable
+    if may_overlap(inputs.pool) and not _are_replaced(inputs):
+        return {"maxSurge": at_once, "maxUnavailable": 0}
+    return {"maxSurge": 0, "maxUnavailable": at_once}
+
+
+def nudge(inputs: Inputs) -> dict[str, Manifest]:
+    """Of the DaemonSet's metadata; the annotation comes, changes and goes, and each time its controller looks."""
+    return {"annotations": {NUDGE: inputs.overdue}} if inputs.overdue else {}
+
+
+def may_overlap(pool: KVCachePool) -> bool:
+    """By the spec. Where a node has one device, a second pod that asks for it would wait for ever."""
+    return pool.spec.nodes.update.overlap and not asks_for_devices(pool)
+
+
+def asks_for_devices(pool: KVCachePool) -> bool:
+    """Whether the sidecars' pods have device resources among their limits."""
+    return pool.spec.transport.protocol != "TCP" and bool(pool.spec.transport.rdma.resources)
+
+
+def surge_of(daemonset: Manifest) -> int | str:
+    """How many pods more it may have while it rolls: 0 if it stops the old one first."""
+    rolling = ((daemonset.get("spec") or {}).get("updateStrategy") or {}).get("rollingUpdate") or {}
+    surge: int | str = rolling.get("maxSurge") or 0
+    return surge
+
+
+def drives_of(pods: Iterable[Manifest]) -> tuple[frozenset[str], ...]:
+    """The directories of the local tiers of each sidecar's pod that has not ended."""
+    return tuple(
+        frozenset(
+            str(v["hostPath"].get("path"))
+            for v in (pod.get("spec") or {}).get("volumes") or []
+            # a shared directory has type Directory: it must exist
+            if str(v.get("name", "")).startswith("tier-") and (v.get("hostPath") or {}).get("type") == _MADE
+        )
+        for pod in pods
+        if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+    )
+
+
+def _are_replaced(inputs: Inputs) -> bool:
+    """Whether a sidecar is there that shares no drive with those to come: nothing would keep both from serving."""
+    wanted = {t.local.path for t in inputs.pool.spec.tiers if t.local}
+    return any(drives and not drives & wanted for drives in inputs.drives)

@@ -1,0 +1,85 @@
+"""What pods and selectors say, in words that a status can use. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import LabelSelector
+    from kvpool_operator.k8s.client import Manifest
+
+__all__ = ["address", "is_ready", "node", "problem", "ready_since", "selector_text"]
+
+
+def selector_text(selector: LabelSelector) -> str:
+    """A label selector as the API takes it in a URL."""
+    parts = [f"{k}={v}" for k, v in sorted(selector.match_labels.items())]
+    for e in selector.match_expressions:
+        match e.operator:
+            case "In" | "NotIn":
+                parts.append(f"{e.key} {e.operator.lower()} ({','.join(e.values)})")
+            case "Exists":
+                parts.append(e.key)
+            case "DoesNotExist":
+                parts.append(f"!{e.key}")
+    return ",".join(parts)
+
+
+def node(pod: Manifest) -> str:
+    """The node of a DaemonSet's pod, also before it is scheduled: it carries an affinity to that node alone."""
+    spec = pod.get("spec") or {}
+    if spec.get("nodeName"):
+        return str(spec["nodeName"])
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    for term in affinity.get("nodeSelectorTerms") or []:
+        for wanted in term.get("matchFields") or []:
+            if wanted.get("key") == "metadata.name" and wanted.get("values"):
+                return str(wanted["values"][0])
+    return ""
+
+
+def address(pod: Manifest) -> str:
+    """Where a running pod can be asked; empty for one that does not run."""
+    status = pod.get("status") or {}
+    return str(status.get("podIP", "")) if status.get("phase") == "Running" else ""
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether its Ready condition is True."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def ready_since(pod: Manifest) -> datetime | None:
+    """Since when its Ready condition is True; None: it is not."""
+    for c in (pod.get("status") or {}).get("conditions") or []:
+        if c.get("type") == "Ready" and c.get("status") == "True" and c.get("lastTransitionTime"):
+            return datetime.fromisoformat(str(c["lastTransitionTime"]))
+    return None
+
+
+def problem(pod: Manifest) -> str:
+    """Why a pod is not ready, in one line; empty when nothing is known."""
+    if is_ready(pod):
+        return ""
+    status = pod.get("status") or {}
+    for c in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        state = c.get("state") or {}
+        waiting, ended = (
+            state.get("waiting") or {},
+            state.get("terminated") or (c.get("lastState") or {}).get("terminated"),
+        )
+        reason = str(waiting.get("reason") or "")
+        if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff"):
+            last = str(ended.get("message") or "").strip().splitlines()
+            said = last[-1] if last else f"exit code {ended.get('exitCode')}"
+            return f"container {c.get('name')} failed: {said[:300]}"
+        if reason and reason not in ("PodInitializing", "ContainerCreating"):
+            return f"container {c.get('name')}: {reason}: {str(waiting.get('message') or '')[:200]}".rstrip(": ")
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"cannot be scheduled: {str(condition.get('message') or '')[:200]}"
+    return ""

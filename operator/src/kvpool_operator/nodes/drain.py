@@ -1,0 +1,136 @@
+"""When a node is to leave, and what is to be done about its blocks. Pure.
+
+A node says so itself: it is cordoned, or carries a taint by which Cluster Autoscaler (ToBeDeletedByClusterAutoscaler,
+DeletionCandidateOfClusterAutoscaler) or Karpenter (karpenter.sh/disrupted; karpenter.sh/disruption before its v1)
+announce that they take it away. Nothing here ever holds a drain up: blocks are a cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Literal
+
+from kvpool_operator.api.node import DrainStatus
+from kvpool_operator.api.quantity import format_bytes
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.node import DrainState
+    from kvpool_operator.k8s.client import Manifest
+    from kvpool_operator.sidecars.status import DrainReport
+
+__all__ = ["Command", "DrainPolicy", "NodeFacts", "facts", "next_drain", "when_gone"]
+
+Command = Literal["evacuate", "remain"]
+
+_BY_OPERATION: Final = "a KVCacheOperation moves its blocks off"
+_TAINTS: Final = {
+    "ToBeDeletedByClusterAutoscaler": "Cluster Autoscaler removes it",
+    "DeletionCandidateOfClusterAutoscaler": "Cluster Autoscaler may remove it soon",
+    "karpenter.sh/disrupted": "Karpenter removes it",
+    "karpenter.sh/disruption": "Karpenter removes it",
+}
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What matters of a node. `leaving`: why it is to leave; empty: it stays."""
+
+    leaving: str = ""
+
+
+@dataclass(frozen=True)
+class DrainPolicy:
+    """spec.nodes.drain of a pool."""
+
+    evacuate: bool
+    timeout_s: float
+
+
+def facts(node: Manifest) -> NodeFacts:
+    """Of a Node object."""
+    spec = node.get("spec") or {}
+    taints = {str(t.get("key")) for t in spec.get("taints") or []}
+    told = [sentence for key, sentence in _TAINTS.items() if key in taints]
+    if not told and spec.get("unschedulable"):
+        told = ["it is cordoned"]
+    return NodeFacts(told[0] if told else "")
+
+
+def next_drain(
+    old: DrainStatus, leaving: str, policy: DrainPolicy, report: DrainReport | None, now: str
+) -> tuple[DrainStatus, Command | None]:
+    """The drain's state and what to tell the sidecar. `report` is None while the sidecar does not answer.
+
+    `now` is RFC 3339. Asked again and again; the answer depends on what is seen now and on when the drain began.
+    """
+    tells = report is not None and report.leaving and report.by_node
+    if not leaving:
+        once = report is not None and report.leaving and not report.by_node
+        return _by_operation(old, report, now) if once and report is not None else DrainStatus(), (
+            "remain" if tells else None
+        )
+    if old.reason == _BY_OPERATION:
+        old = DrainStatus()
+    start = old.start_time if old.state != "None" and old.start_time else now
+    was_drained = old.state == "Drained"
+    base = _numbers(old, report).model_copy(update={"reason": leaving[:253], "start_time": start})
+    if not policy.evacuate:
+        return _ended(base, old, "Abandoned", "the pool's drain policy is Abandon: nothing is moved", now), (
+            "remain" if tells else None
+        )
+    if report is not None and tells and report.clean:
+        return _ended(base, old, "Drained", "", now), None
+    if not was_drained and _seconds(start, now) >= policy.timeout_s:
+        message = "the time for it is over; what remains is computed again when it is asked for"
+        return _ended(base, old, "Abandoned", message, now), "remain" if tells else None
+    if was_drained:  # a block that came since is on its way, or the sidecar started anew
+        return _ended(base, old, "Drained", base.message, now), "evacuate" if report is not None and not tells else None
+    if report is None:
+        return _going(base, "Requested", "the sidecar does not answer"), None
+    if not tells:
+        return _going(base, "Requested", ""), "evacuate"
+    return _going(base, "Evacuating", report.problem), None
+
+
+def _by_operation(old: DrainStatus, report: DrainReport, now: str) -> DrainStatus:
+    """Blocks are moved off once; the node stays."""
+    start = old.start_time if old.reason == _BY_OPERATION else now
+    base = _numbers(old, report).model_copy(update={"reason": _BY_OPERATION, "start_time": start})
+    return _ended(base, old, "Drained", "", now) if report.clean else _going(base, "Evacuating", report.problem)
+
+
+def when_gone(old: DrainStatus, now: str) -> DrainStatus:
+    """The drain of a node that is not there any more: what was under way has ended."""
+    if old.state not in ("Requested", "Evacuating"):
+        return old
+    return _ended(old, old, "Abandoned", "the node went before all of it was moved", now)
+
+
+def _numbers(old: DrainStatus, report: DrainReport | None) -> DrainStatus:
+    """What was moved and what remains; as it was where the sidecar does not tell."""
+    if report is None or not report.leaving:
+        return old
+    return DrainStatus(
+        moved_blocks=report.moved_blocks,
+        moved=format_bytes(report.moved_bytes),
+        remaining_blocks=report.remaining_blocks,
+        remaining=format_bytes(report.remaining_bytes),
+        message=report.problem,
+    )
+
+
+def _going(base: DrainStatus, state: DrainState, message: str) -> DrainStatus:
+    return base.model_copy(update={"state": state, "message": message, "end_time": ""})
+
+
+def _ended(base: DrainStatus, old: DrainStatus, state: DrainState, message: str, now: str) -> DrainStatus:
+    end = old.end_time if old.state == state and old.end_time else now
+    return base.model_copy(update={"state": state, "message": message, "end_time": end})
+
+
+def _seconds(since: str, now: str) -> float:
+    try:
+        return (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0

@@ -1,0 +1,290 @@
+"""Keeps a pool's KVCacheNodes, and tells sidecars to move their blocks when their node is to leave.
+
+Writes are few, so that hundreds of nodes with many pools do not flood the API server: numbers that grow are written
+once in half a minute and node at most, and only while the operator as a whole writes less than a fixed rate; what flips
+(a condition, a drain's state) goes first. What was written last is remembered, as digests, so nothing is read back but
+at the operator's start and from time to time.
+
+A node that is gone keeps its KVCacheNode as long as the index remembers it (spec.index.forgetAfter): its drain's end
+stays readable, and a node that comes back under its name goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from kvpool_operator.api.duration import to_ms
+from kvpool_operator.api.node import NODE_KIND, DrainStatus
+from kvpool_operator.api.quantity import to_bytes
+from kvpool_operator.pools.apply import write_node
+from kvpool_operator.k8s.client import Ref
+from kvpool_operator.sidecars.admin_client import Target
+from kvpool_operator.desired import labels
+from kvpool_operator.nodes.drain import (DrainPolicy, next_drain, when_gone)
+from kvpool_operator.errors import OperatorError, RejectedError
+from kvpool_operator.nodes.status import (KEPT, calm, lost_since, node_manifest, node_name, node_status, read_drain, told)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.k8s.client import (Cluster, Manifest)
+    from kvpool_operator.sidecars.admin_client import Commands
+    from kvpool_operator.desired.inputs import PoolSecret
+    from kvpool_operator.nodes.drain import (Command, NodeFacts)
+    from kvpool_operator.nodes.node_cache import NodeBook
+    from kvpool_operator.observe.snapshot import (Observed, Sidecar)
+
+__all__ = ["Budget", "NodeKeeper"]
+
+log = logging.getLogger(__name__)
+
+NUMBERS_EVERY_S: Final = 30.0
+READ_BACK_S: Final = 300.0
+SOON_S: Final = 2.0
+AT_ONCE: Final = 8
+RATE_PER_S: Final = 20.0
+BURST: Final = 100.0
+TELL_AGAIN_S: Final = 10.0
+ABSENT_S: Final = 30.0
+
+
+class Budget:
+    """A bucket of writes: so many per second in the long run, a burst now and then."""
+
+    def __init__(
+        self, rate_per_s: float = RATE_PER_S, burst: float = BURST, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate = rate_per_s
+        self._burst = burst
+        self._clock = clock
+        self._left = burst
+        self._at = clock()
+
+    def take(self, *, urgent: bool) -> bool:
+        """One write. What is not urgent leaves half of the bucket to what is."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < (1 if urgent else self._burst / 2 + 1):
+            return False
+        self._left -= 1
+        return True
+
+
+@dataclass
+class _Known:
+    """What was written last of one node: digests, not the text, for there may be very many."""
+
+    whole: bytes = b""
+    calm: bytes = b""
+    at: float = float("-inf")
+    drain: DrainStatus = field(default_factory=DrainStatus)
+    kept: dict[str, Any] = field(default_factory=dict)  # conditions, and numbers for when nothing is told
+    lost: str = ""
+    told: tuple[str, float] = ("", float("-inf"))
+
+
+class NodeKeeper:
+    """For all pools; for one event loop."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        book: NodeBook,
+        commands: Commands,
+        *,
+        budget: Budget | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._cluster = cluster
+        self._book = book
+        self._commands = commands
+        self._clock = clock
+        self._now = now
+        self._budget = budget or Budget(clock=clock)
+        self._known: dict[tuple[str, str], dict[str, _Known]] = {}  # pool: node: what was written
+        self._read_at: dict[tuple[str, str], float] = {}
+        self._uids: dict[tuple[str, str], str] = {}
+        self._absent: dict[str, float] = {}  # node: when it was not there
+
+    def forget(self, namespace: str, name: str) -> None:
+        """The pool is gone; its KVCacheNodes go with it."""
+        self._known.pop((namespace, name), None)
+        self._read_at.pop((namespace, name), None)
+        self._uids.pop((namespace, name), None)
+        self._book.serves((namespace, name), ())
+
+    async def keep(self, pool: KVCachePool, observed: Observed, secret: PoolSecret) -> float | None:
+        """One look at the pool's nodes. In how many seconds the next one is due, if a drain is under way.
+
+        Raises RetryableError where the API server does not answer.
+        """
+        key = (pool.metadata.namespace, pool.metadata.name)
+        await self._read_back(pool, key)
+        known = self._known[key]
+        sidecars = {s.node: s for s in observed.sidecars if s.node}
+        self._book.serves(key, sidecars)
+        await self._gather(self._one(pool, secret, node, sidecars.get(node), known) for node in {*sidecars, *known})
+        active = [k.drain.state for k in known.values() if k.drain.state in ("Requested", "Evacuating")]
+        return SOON_S if active else None
+
+    async def _gather(self, jobs: Iterable[Any]) -> None:
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def one(job: Any) -> None:
+            async with slots:
+                await job
+
+        results = await asyncio.gather(*(one(job) for job in jobs), return_exceptions=True)
+        for result in results:
+            if isinstance(result, RejectedError):  # a report is not worth a pool's standstill
+                log.warning("a KVCacheNode: %s", result)
+            elif isinstance(result, BaseException):
+                raise result
+
+    async def _read_back(self, pool: KVCachePool, key: tuple[str, str]) -> None:
+        """What is there: at first all that is known, later only whether somebody removed one or added one."""
+        uid = pool.metadata.uid
+        if self._uids.get(key) != uid:  # another pool of that name
+            self._known.pop(key, None)
+            self._uids[key] = uid
+        first = key not in self._known
+        if not first and self._clock() - self._read_at[key] < READ_BACK_S:
+            return
+        mine = f"app.kubernetes.io/managed-by={labels.MANAGED_BY},{labels.POOL}={key[1]}"
+        found = await self._cluster.list(NODE_KIND, namespace=key[0], labels=mine, fresh=True)
+        there: dict[str, Manifest] = {}
+        for live in found:
+            node = str((live.get("spec") or {}).get("node") or "")
+            if live["metadata"]["name"] == node_name(key[1], node) and _owner(live) == uid:
+                there[node] = live
+        known = self._known.setdefault(key, {})
+        for node in [n for n in known if n not in there]:
+            known[node].whole = b""  # it is made anew
+        for node, live in there.items():
+            if node not in known:
+                known[node] = _read(live)
+            elif not first and not _is_as_wanted(live, node_manifest(pool, node)):
+                known[node].whole = b""
+        self._read_at[key] = self._clock()
+
+    async def _one(
+        self, pool: KVCachePool, secret: PoolSecret, node: str, sidecar: Sidecar | None, known: dict[str, _Known]
+    ) -> None:
+        facts = await self._facts(node)
+        mine = known.get(node) or _Known()
+        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        if sidecar is None and mine.lost and self._is_forgotten(pool, mine.lost):
+            await self._cluster.delete(Ref(NODE_KIND, pool.metadata.namespace, node_name(pool.metadata.name, node)))
+            known.pop(node, None)
+            self._absent.pop(node, None)
+            return
+        command: Command | None = None
+        if facts is None:
+            drain = when_gone(mine.drain, now)
+        else:
+            report = sidecar.report.drain if sidecar is not None and sidecar.report is not None else None
+            drain, command = next_drain(mine.drain, facts.leaving, _policy(pool), report, now)
+        if drain.state != mine.drain.state:
+            log.info("pool=%s node=%s: drain %s %s", pool.key, node, drain.state, drain.reason)
+        mine.drain = drain
+        known[node] = mine
+        status = node_status(pool, sidecar, gone=facts is None, drain=drain, old=mine.kept, now=now)
+        mine.kept = {k: status[k] for k in KEPT}
+        mine.lost = lost_since(status)
+        await self._write(pool, node, status, mine)
+        if command is not None and pool.spec.mode == "Enforce" and sidecar is not None:
+            await self._tell(pool, secret, sidecar, command, mine)
+
+    async def _facts(self, node: str) -> NodeFacts | None:
+        """None: there is no such node. Asked for only where the watch has not told yet."""
+        known = self._book.get(node)
+        if known is not None or self._clock() - self._absent.get(node, float("-inf")) < ABSENT_S:
+            return known
+        live = await self._cluster.get(Ref("Node", "", node))
+        if live is not None:
+            self._absent.pop(node, None)
+            return self._book.saw(node, live)
+        self._absent[node] = self._clock()
+        return None
+
+    def _is_forgotten(self, pool: KVCachePool, since: str) -> bool:
+        lost_s = (self._now() - datetime.fromisoformat(since)).total_seconds()
+        return lost_s > to_ms(pool.spec.index.forget_after) / 1000
+
+    async def _write(self, pool: KVCachePool, node: str, status: Manifest, mine: _Known) -> None:
+        whole, quiet = _digest(told(status)), _digest(calm(status))
+        if whole == mine.whole:
+            return
+        new = not mine.whole
+        urgent = new or quiet != mine.calm
+        if not urgent and self._clock() - mine.at < NUMBERS_EVERY_S:
+            return
+        if not self._budget.take(urgent=urgent):
+            return
+        try:
+            await write_node(node_manifest(pool, node), status, self._cluster, new=new)
+        except RejectedError as e:
+            if e.status != 404:
+                raise
+            mine.whole = b""  # somebody removed it: it is made anew at the next look
+            return
+        mine.whole, mine.calm, mine.at = whole, quiet, self._clock()
+
+    async def _tell(
+        self, pool: KVCachePool, secret: PoolSecret, sidecar: Sidecar, command: Command, mine: _Known
+    ) -> None:
+        """Tell the sidecar once; again when it has not done so after a while."""
+        if not sidecar.address or (mine.told[0] == command and self._clock() - mine.told[1] < TELL_AGAIN_S):
+            return
+        mine.told = (command, self._clock())
+        params = {"bandwidth": to_bytes(pool.spec.nodes.drain.bandwidth)} if command == "evacuate" else {}
+        name = f"{command}-{int(self._now().timestamp())}"  # doing it once more does no harm
+        try:
+            await self._commands.start(secret, Target(sidecar.node, sidecar.address), name, command, params)
+        except OperatorError as e:  # the drain's state says so, and it is told again
+            log.warning("pool=%s node=%s: %s: %s", pool.key, sidecar.node, command, e)
+
+
+def _policy(pool: KVCachePool) -> DrainPolicy:
+    drain = pool.spec.nodes.drain
+    return DrainPolicy(drain.policy == "Evacuate", to_ms(drain.timeout) / 1000)
+
+
+def _read(live: Manifest) -> _Known:
+    """What an operator before this one wrote."""
+    status = live.get("status") if isinstance(live.get("status"), dict) else {}
+    assert status is not None  # noqa: S101
+    try:
+        whole, quiet = _digest(told(status)), _digest(calm(status))
+    except (AttributeError, KeyError, TypeError):  # of another make: written anew
+        whole, quiet = b"read", b""
+    return _Known(
+        whole=whole,
+        calm=quiet,
+        drain=read_drain(status),
+        kept={k: status[k] for k in KEPT if k in status},
+        lost=lost_since(status),
+    )
+
+
+def _owner(live: Manifest) -> str:
+    owners = live["metadata"].get("ownerReferences") or [{}]
+    return str(owners[0].get("uid") or "")
+
+
+def _is_as_wanted(live: Manifest, wanted: Manifest) -> bool:
+    return bool(live.get("spec") == wanted["spec"])
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()[:8]

@@ -1,0 +1,151 @@
+"""Engine pods that ask for a pool: given, skipped, missed, outdated. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from kvpool_operator.k8s.pods import is_ready
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["OPTED_IN", "EnginePod", "EnginePods", "Owner", "count"]
+
+OPTED_IN: Final = "kvpool.dev/inject=true"
+_POOL: Final = "kvpool.dev/pool"
+_INJECTED: Final = "kvpool.dev/injected"
+_FAMILY: Final = "kvpool.dev/injected-engine"
+_REVISION: Final = "kvpool.dev/injected-revision"
+_ALONE: Final = frozenset({"dynamo"})  # kvpool_operator.injection.mutator.NO_CLIENT
+_SKIPPED: Final = "kvpool.dev/skip-reason"
+_INIT_CONTAINER: Final = "kvpool-client"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The controller that made a pod, and makes another one in its place."""
+
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class EnginePod:
+    """One pod that has not ended."""
+
+    namespace: str
+    name: str
+    uid: str
+    state: Literal["injected", "skipped", "missed"]
+    outdated: str = ""
+    """What of an injected pod is of another version: `client`, `configuration`, or nothing."""
+    owner: Owner | None = None
+    ready: bool = False
+    leaving: bool = False
+    """It is being deleted: it counts for nothing but its owner's availability."""
+
+    @property
+    def full_name(self) -> str:
+        """namespace/name"""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class EnginePods:
+    """How many pods of one pool are in which state; `..._names` hold a few for messages."""
+
+    injected: int = 0
+    skipped: int = 0
+    missed: int = 0
+    stale: int = 0
+    missed_names: tuple[str, ...] = ()
+    alone: int = 0
+    """Injected pods whose engine has no way in for a remote tier."""
+    alone_names: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    """namespace/name of the injected pods, by uid."""
+    pods: tuple[EnginePod, ...] = ()
+    """Each of them, and those that are being deleted, by namespace and name."""
+
+    @property
+    def selected(self) -> int:
+        return self.injected + self.skipped + self.missed
+
+
+def count(
+    pods: Iterable[dict[str, Any]], namespace: str, name: str, sidecar_image: str, revisions: Mapping[str, str]
+) -> EnginePods:
+    """The pods (opted in, of any namespace) that ask for the pool `namespace/name`.
+
+    A pod that was injected says so by `namespace/name`. Others say what their owner wrote: that, the bare name, or
+    nothing, which is taken to mean a pool of their own namespace. `revisions`: what a pod would be told now, by family.
+    """
+    found = []
+    alone = []
+    for pod in pods:
+        metadata = pod.get("metadata") or {}
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            continue
+        notes = metadata.get("annotations") or {}
+        asked, own = notes.get(_POOL, ""), metadata.get("namespace") == namespace
+        if not (asked == f"{namespace}/{name}" or asked == name or (not asked and own)):
+            continue
+        found.append(_engine_pod(pod, metadata, notes, sidecar_image, revisions))
+        if found[-1].state == "injected" and not found[-1].leaving and notes.get(_FAMILY) in _ALONE:
+            alone.append(found[-1].full_name)
+    found.sort(key=lambda p: (p.namespace, p.name))
+    staying = [p for p in found if not p.leaving]
+    missed = [p.full_name for p in staying if p.state == "missed"]
+    return EnginePods(
+        injected=sum(p.state == "injected" for p in staying),
+        skipped=sum(p.state == "skipped" for p in staying),
+        missed=len(missed),
+        stale=sum(bool(p.outdated) for p in staying),
+        missed_names=tuple(missed[:3]),
+        alone=len(alone),
+        alone_names=tuple(sorted(alone)[:3]),
+        names={p.uid: p.full_name for p in staying if p.state == "injected"},
+        pods=tuple(found),
+    )
+
+
+def _engine_pod(
+    pod: dict[str, Any],
+    metadata: dict[str, Any],
+    notes: dict[str, str],
+    sidecar_image: str,
+    revisions: Mapping[str, str],
+) -> EnginePod:
+    injected = _INJECTED in notes
+    return EnginePod(
+        namespace=str(metadata.get("namespace", "")),
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        state="injected" if injected else "skipped" if _SKIPPED in notes else "missed",
+        outdated=_outdated(pod, notes, sidecar_image, revisions) if injected else "",
+        owner=_owner(metadata),
+        ready=is_ready(pod),
+        leaving="deletionTimestamp" in metadata,
+    )
+
+
+def _outdated(pod: dict[str, Any], notes: dict[str, str], image: str, revisions: Mapping[str, str]) -> str:
+    if _client_image(pod) not in ("", image):
+        return "client"
+    # pods of before the annotation carry none: their image tells
+    told, now = notes.get(_REVISION), revisions.get(notes.get(_FAMILY, ""))
+    return "configuration" if told and now and told != now else ""
+
+
+def _owner(metadata: dict[str, Any]) -> Owner | None:
+    for o in metadata.get("ownerReferences") or []:
+        if o.get("controller") is True:
+            return Owner(str(o.get("kind", "")), str(o.get("name", "")), str(o.get("uid", "")))
+    return None
+
+
+def _client_image(pod: dict[str, Any]) -> str:
+    inits = (pod.get("spec") or {}).get("initContainers") or []
+    return next((str(c.get("image", "")) for c in inits if c.get("name") == _INIT_CONTAINER), "")

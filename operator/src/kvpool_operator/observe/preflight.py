@@ -1,0 +1,81 @@
+"""Reading what the pods that look at a pool's nodes have found."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.k8s import pods as podview
+from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.desired import labels
+from kvpool_operator.desired.preflight import COMPONENT, SPEC
+from kvpool_operator.preflight.gate import (Finding, Looks, NodeLook, parse)
+
+if TYPE_CHECKING:
+    from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.k8s.client import (Cluster, Manifest)
+    from kvpool_operator.sidecars.status_client import Scraper
+
+__all__ = ["look_at_nodes"]
+
+_MOST_ASKED: Final = 3
+"""Pods that do not start, of which Events are read: one request each."""
+_YOUNG_S: Final = 10.0
+"""Until then a volume may still be bound, a ConfigMap still arrive: what a pod waits for is no answer yet."""
+
+
+async def look_at_nodes(cluster: Cluster, scraper: Scraper, pool: KVCachePool, daemonset: Manifest | None) -> Looks:
+    """What its pods answered to what the DaemonSet asks now; pods of an earlier question do not count."""
+    if daemonset is None:
+        return Looks()
+    meta = pool.metadata
+    wanted = ",".join(f"{k}={v}" for k, v in sorted(labels.selector(pool, COMPONENT).items()))
+    pods = await cluster.list("Pod", namespace=meta.namespace, labels=wanted)
+    asked = _spec(daemonset["spec"]["template"])
+    pods = [p for p in pods if "deletionTimestamp" not in p["metadata"] and _spec(p) == asked]
+    answers = await scraper.answers([a for p in pods if (a := podview.address(p))], HTTP_PORT)
+    looks = [_look(p, answers.get(podview.address(p))) for p in pods]
+    mute = [n for n, look in enumerate(looks) if look.passed is None and not podview.address(pods[n])]
+    mute = [n for n in mute if not _is_young(pods[n])][:_MOST_ASKED]
+    told = await asyncio.gather(*(_mount_trouble(cluster, pods[n]) for n in mute))
+    for n, trouble in zip(mute, told, strict=True):
+        if trouble:
+            looks[n] = _failed(looks[n].node, trouble)
+    status = daemonset.get("status") or {}
+    is_current = status.get("observedGeneration", 0) >= daemonset["metadata"].get("generation", 1)
+    desired = int(status.get("desiredNumberScheduled", 0)) if is_current else None
+    return Looks(desired, tuple(sorted(looks, key=lambda look: look.node)), asked)
+
+
+def _spec(pod: Manifest) -> str:
+    return str((pod["metadata"].get("annotations") or {}).get(SPEC, ""))
+
+
+def _look(pod: Manifest, answer: object) -> NodeLook:
+    node = podview.node(pod)
+    look = parse(answer, node)
+    trouble = podview.problem(pod)
+    if trouble.startswith("cannot be scheduled") and _is_young(pod):
+        return look
+    return _failed(node, trouble) if look.passed is None and trouble else look
+
+
+def _is_young(pod: Manifest) -> bool:
+    made = str(pod["metadata"].get("creationTimestamp") or "")
+    return bool(made) and (datetime.now(UTC) - datetime.fromisoformat(made)).total_seconds() < _YOUNG_S
+
+
+def _failed(node: str, trouble: str) -> NodeLook:
+    """A pod that does not start is an answer: the sidecar's would not either."""
+    advice = "the sidecar's pod would not start either: mend this first"
+    return NodeLook(node, False, (Finding("Pod", "Fail", trouble[:300], advice, node=node),))
+
+
+async def _mount_trouble(cluster: Cluster, pod: Manifest) -> str:
+    """A volume that cannot be mounted shows in an Event alone."""
+    about = f"involvedObject.name={pod['metadata']['name']},involvedObject.kind=Pod,reason=FailedMount"
+    events = await cluster.list("Event", namespace=pod["metadata"]["namespace"], fields=about)
+    mine = [e for e in events if e.get("involvedObject", {}).get("uid") == pod["metadata"].get("uid")]
+    newest = max(mine, key=lambda e: str(e.get("lastTimestamp") or ""), default={})
+    return str(newest.get("message", ""))[:300]

@@ -1,0 +1,35 @@
+"""Asking a pool's pods how they are, once more where nobody serves a node because its drives change hands."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.k8s import pods as podview
+from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.observe.active_sidecar import between
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvpool_operator.k8s.client import Manifest
+    from kvpool_operator.sidecars.status import Report
+    from kvpool_operator.sidecars.status_client import Scraper
+
+__all__ = ["ask"]
+
+TIMES: Final = 4
+PAUSE_S: Final = 0.5
+
+
+async def ask(scraper: Scraper, pods: Sequence[Manifest]) -> dict[str, Report]:
+    """Reports by address; who does not answer is left out."""
+    reports = await scraper.reports([a for p in pods if (a := podview.address(p))], HTTP_PORT)
+    for _ in range(TIMES):
+        changing = between(pods, reports)
+        if not changing:
+            break
+        await asyncio.sleep(PAUSE_S)
+        again = await scraper.reports(changing, HTTP_PORT)
+        reports = {a: r for a, r in reports.items() if a not in changing} | again
+    return reports

@@ -1,0 +1,209 @@
+"""Doing what a plan says. Nobody else writes to the cluster, but for the Lease in `leader.py` and `operations`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.api.tenant import TENANT_KIND
+from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
+from kvpool_operator.k8s.client import (Manifest, Ref, ref)
+from kvpool_operator.desired import names
+from kvpool_operator.desired.labels import is_ours
+from kvpool_operator.k8s.diff import stamped
+from kvpool_operator.errors import ConflictError, NotLeaderError, OperatorError, RejectedError
+from kvpool_operator.pools.plan import (Apply, Edit, Mark, Plan, Post, Prune)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvpool_operator.api.v1alpha1 import Metadata
+    from kvpool_operator.k8s.client import Cluster
+    from kvpool_operator.pools.plan import Action
+
+__all__ = ["Outcome", "execute", "post_about", "write_node", "write_status", "write_tenant_status"]
+
+log = logging.getLogger(__name__)
+
+COMPONENT: Final = "kvpool-operator"
+_IN_TURN: Final = frozenset({"Secret", "StatefulSet", "DaemonSet"})
+"""Kinds that others rely on, or that rely on others."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a plan."""
+
+    applied: tuple[Ref, ...] = ()
+    pruned: tuple[Ref, ...] = ()
+    rejections: tuple[str, ...] = field(default=())
+    """What the API server refused, in its words."""
+
+
+async def execute(plan: Plan, meta: Metadata, cluster: Cluster) -> Outcome:
+    """Every action in order; neighbours that do not rely on each other together. One that is refused does not keep the
+    others from being done; errors that may pass by themselves end the pass, which is then repeated."""
+    applied: list[Ref] = []
+    pruned: list[Ref] = []
+    rejections: list[str] = []
+    for together in _groups(plan.actions):
+        # all are waited for: nothing goes on behind the back of a pass that has ended
+        ends = await asyncio.gather(*(_do(a, meta, cluster) for a in together), return_exceptions=True)
+        for action, end in zip(together, ends, strict=True):
+            if isinstance(end, RejectedError):
+                log.warning("pool=%s/%s: %s", meta.namespace, meta.name, end)
+                rejections.append(str(end))
+            elif end is None:
+                _note(action, meta, applied, pruned)
+        failed = next((e for e in ends if e is not None and not isinstance(e, RejectedError)), None)
+        if failed is not None:
+            raise failed
+        if ends[0] is not None and _carries_the_rest(together[0], meta):
+            break
+    return Outcome(tuple(applied), tuple(pruned), tuple(rejections))
+
+
+def _groups(actions: Sequence[Action]) -> list[list[Action]]:
+    groups: list[list[Action]] = []
+    for action in actions:
+        apart = not isinstance(action, Apply) or action.manifest["kind"] in _IN_TURN
+        before = groups[-1][-1] if groups else None
+        if apart or not isinstance(before, Apply) or before.manifest["kind"] in _IN_TURN:
+            groups.append([])
+        groups[-1].append(action)
+    return groups
+
+
+def _carries_the_rest(action: Action, meta: Metadata) -> bool:
+    """Whether what follows relies on this."""
+    kept = Ref("Secret", meta.namespace, names.secret(meta.name))
+    return isinstance(action, Edit) or (isinstance(action, Apply) and ref(action.manifest) == kept)
+
+
+async def write_status(status: Manifest, meta: Metadata, cluster: Cluster) -> Manifest:
+    """The pool's status, all of it: what is not in `status` goes. The pool as it is then."""
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": meta.name, "namespace": meta.namespace},
+        "status": status,
+    }
+    return await cluster.apply(manifest, subresource="status")
+
+
+async def write_node(manifest: Manifest, status: Manifest, cluster: Cluster, *, new: bool) -> None:
+    """A KVCacheNode's status; the object itself, too, if it is `new`."""
+    if new:
+        await cluster.apply(manifest)
+    bare = {k: manifest[k] for k in ("apiVersion", "kind")}
+    names_only = {"metadata": {k: manifest["metadata"][k] for k in ("name", "namespace")}}
+    await cluster.apply({**bare, **names_only, "status": status}, subresource="status")
+
+
+async def write_tenant_status(status: Manifest, tenant: Manifest, cluster: Cluster) -> None:
+    """A KVCacheTenant's status, all of it. One that is gone is no trouble."""
+    meta = tenant["metadata"]
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": TENANT_KIND,
+        "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+        "status": status,
+    }
+    try:
+        await cluster.apply(manifest, subresource="status")
+    except RejectedError as e:
+        if e.status != 404:
+            raise
+
+
+async def _do(action: Action, meta: Metadata, cluster: Cluster) -> None:
+    match action:
+        case Apply(manifest=manifest, new=True):
+            await _make(stamped(manifest), meta, cluster)
+        case Apply(manifest=manifest):
+            await cluster.apply(stamped(manifest))
+        case Prune(target=target, uid=uid, foreground=foreground):
+            try:
+                await cluster.delete(target, uid=uid, foreground=foreground)
+            except ConflictError:
+                log.info("%s was made anew in between", target)
+        case Mark(target=target, label=label, value=value):
+            await cluster.patch(target, {"metadata": {"labels": {label: value}}})
+        case Edit(metadata=metadata):
+            await _edit({"metadata": {"resourceVersion": meta.resource_version, **metadata}}, meta, cluster)
+        case Post():
+            await _post(action, meta, cluster)
+
+
+async def _edit(patch: Manifest, meta: Metadata, cluster: Cluster) -> None:
+    target = Ref(KIND, meta.namespace, meta.name)
+    try:
+        await cluster.patch(target, patch)
+    except RejectedError as e:
+        if e.status == 404:
+            raise ConflictError(f"{target} is gone") from None
+        raise
+
+
+async def _make(manifest: Manifest, meta: Metadata, cluster: Cluster) -> None:
+    """Make what was not there. An object of that name that is not this pool's stays as it is."""
+    target = ref(manifest)
+    there = await cluster.get(target)
+    if there is not None and not is_ours(there, meta.name):
+        raise RejectedError(f"{target} exists and is not this pool's: delete or rename it, or name the pool otherwise")
+    if target.kind == "Secret" and there is None:
+        await cluster.create(manifest)  # random values: of two who make it, one must lose
+    else:
+        await cluster.apply(manifest)
+
+
+async def _post(event: Post, meta: Metadata, cluster: Cluster) -> None:
+    about = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "namespace": meta.namespace,
+        "name": meta.name,
+        "uid": meta.uid,
+    }
+    await post_about(about, event.reason, event.message, cluster, warning=event.warning)
+
+
+async def post_about(
+    about: Manifest, reason: str, message: str, cluster: Cluster, *, warning: bool, name: str = ""
+) -> None:
+    """An Event about an object (its reference). With a name of its own it is made once, whoever makes it."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    called = {"name": name} if name else {"generateName": f"{about['name']}.", "name": ""}
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {**called, "namespace": about["namespace"]},
+        "involvedObject": about,
+        "type": "Warning" if warning else "Normal",
+        "reason": reason,
+        "message": message[:1000],
+        "source": {"component": COMPONENT},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+    try:
+        await cluster.create(manifest)
+    except ConflictError:
+        pass  # it was told of before
+    except NotLeaderError:
+        raise
+    except OperatorError as e:  # an Event is a courtesy: nothing waits for it
+        log.info("no Event %s: %s", reason, e)
+
+
+def _note(action: Action, meta: Metadata, applied: list[Ref], pruned: list[Ref]) -> None:
+    if isinstance(action, Apply):
+        applied.append(ref(action.manifest))
+        log.info("pool=%s/%s: applied %s", meta.namespace, meta.name, applied[-1])
+    elif isinstance(action, Prune):
+        pruned.append(action.target)
+        log.info("pool=%s/%s: deleted %s", meta.namespace, meta.name, action.target)

@@ -1,0 +1,194 @@
+"""Workers around the queue: every key gets its pass, failures their pauses, and no object is ever forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kvpool_operator.api.v1alpha1 import KIND
+from kvpool_operator.errors import NotLeaderError, OperatorError
+from kvpool_operator.runtime.watch_staleness import Hearing
+from kvpool_operator.k8s.rate_limiter import WAITED_FOR
+from kvpool_operator.runtime.workqueue import (Backoff, KeyQueue)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_operator.k8s.client import (Cluster, Manifest)
+    from kvpool_operator.runtime.metrics import OperatorMetrics
+    from kvpool_operator.pools.reconciler import Result
+
+__all__ = ["Controller", "Passes"]
+
+log = logging.getLogger(__name__)
+
+PASS_S: Final = 60.0
+"""Longest time of one pass: each of its calls has a shorter one."""
+UNLISTED_S: Final = 300.0
+"""A leader that could not list the pools for so long is restarted by its liveness probe."""
+DEAF_S: Final = 180.0
+"""So is one whose watch has not told for so long what listings show; before that, silent streams are opened again."""
+PER_POOL_S: Final = 0.3
+"""With many pools the refresh slows down, so that the API server sees a bounded rate of requests."""
+PART_S: Final = 0.5
+"""A rollout changes a DaemonSet's status again and again."""
+
+
+class Passes(Protocol):
+    """What does a pass over one object."""
+
+    async def reconcile(self, namespace: str, name: str) -> Result: ...
+
+
+class Controller:
+    """Level-triggered: events only say what to look at, and a refresh looks at everything without events.
+
+    Of one kind, KVCachePool unless said otherwise. `background`: so many passes at once that nobody waits for.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        reconciler: Passes,
+        metrics: OperatorMetrics,
+        *,
+        refresh_s: float,
+        background: int = 2,
+        kind: str = KIND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._reconciler = reconciler
+        self._metrics = metrics
+        self._refresh_s = refresh_s
+        self._kind = kind
+        self._clock = clock
+        self._backoff = Backoff()
+        self._pools: set[tuple[str, str]] = set()
+        self._listed: float | None = None
+        self.queue = KeyQueue(background)
+        self.hearing = Hearing(clock=clock)
+
+    @property
+    def trouble(self) -> str:
+        """Why this process should be made anew; empty for as long as it sees what happens."""
+        ago, deaf = self.listed_s_ago, self.hearing.deaf_s
+        if UNLISTED_S < ago < float("inf"):
+            return f"the pools were not listed for {ago:.0f} s"
+        return f"the watch of the pools has missed changes for {deaf:.0f} s" if deaf > DEAF_S else ""
+
+    @property
+    def listed_s_ago(self) -> float:
+        """Seconds since the pools were last listed; infinite before that."""
+        return self._clock() - self._listed if self._listed is not None else float("inf")
+
+    def changed(self, namespace: str, name: str) -> None:
+        """Something about this pool changed."""
+        self.queue.add((namespace, name))
+
+    def part_changed(self, namespace: str, name: str) -> None:
+        """An object of this pool changed: one pass for all that change in the same moment."""
+        self.queue.add((namespace, name), PART_S)
+
+    def seen(self, namespace: str, name: str) -> None:
+        """This pool, or an object of it, was listed: nobody waits."""
+        self.queue.add((namespace, name), background=True)
+
+    def heard(self, pool: tuple[str, str], version: str) -> bool:
+        """The watch has told of this version of a pool. False: this operator made it, and knows what it says."""
+        return self.hearing.heard(pool, version)
+
+    def all_changed(self) -> None:
+        """Something changed that may concern any pool."""
+        for key in self._pools:
+            self.queue.add(key, PART_S, background=True)
+
+    async def refresh(self) -> None:
+        """List the pools again and again, and look at each. Missed events are made good here."""
+        while True:
+            try:
+                found = await self._cluster.list(self._kind)
+            except OperatorError as e:
+                log.warning("%ss cannot be listed: %s", self._kind, e)
+            else:
+                before = self._pools
+                self._pools = {_key(p) for p in found}
+                self._listed = self._clock()
+                if self._kind == KIND:
+                    self.hearing.listed({_key(p): p["metadata"]["resourceVersion"] for p in found})
+                    self._metrics.deaf.set(self.hearing.deaf_s)
+                    self._metrics.pools.set(len(self._pools))
+                    self._metrics.listed.set_to_current_time()
+                self._spread(before)
+            await asyncio.sleep(self.interval_s)
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds in which each pool is looked at once without any event."""
+        return max(self._refresh_s, PER_POOL_S * len(self._pools))
+
+    def _spread(self, known: set[tuple[str, str]]) -> None:
+        """New pools at once, the others one after the other over the time until the next listing."""
+        gap_s = self.interval_s / max(1, len(self._pools))
+        for place, key in enumerate(sorted(self._pools)):
+            self.queue.add(key, place * gap_s if key in known else 0.0, background=True)
+
+    async def work(self) -> None:
+        """One worker; any number may run. Ends only with NotLeaderError."""
+        while True:
+            key = await self.queue.get()
+            if self._kind == KIND:
+                self._metrics.queued.set(len(self.queue))
+            WAITED_FOR.set(functools.partial(self._is_waited_for, key))
+            try:
+                await self._pass(key)
+            finally:
+                self.queue.done(key)
+
+    def _is_waited_for(self, key: tuple[str, str]) -> bool:
+        return not self.queue.is_background(key)
+
+    async def _pass(self, key: tuple[str, str]) -> None:
+        started = self._clock()
+        result = "ok"
+        try:
+            async with asyncio.timeout(PASS_S):
+                again = await self._reconciler.reconcile(*key)
+        except NotLeaderError:
+            raise
+        except OperatorError as e:
+            result = e.reason
+            self._retry(key, str(e))
+        except Exception as e:  # one pool's trouble must not end the worker that serves the others
+            result = "Bug"
+            log.exception("%s=%s/%s: unexpected", self._kind, *key)
+            self._retry(key, type(e).__name__)
+        else:
+            self._backoff.succeeded(key)
+            self._show(key, again)
+            if again.again_s is not None:
+                self.queue.add(key, again.again_s)
+            for outcome in again.restarts:
+                self._metrics.restarts.labels(outcome).inc()
+        self._metrics.passes.labels(result).inc()
+        self._metrics.seconds.observe(self._clock() - started)
+
+    def _show(self, key: tuple[str, str], seen: Result) -> None:
+        if self._kind != KIND:
+            return
+        if seen.gone:
+            self._metrics.status.forget(key)
+        elif seen.status is not None:
+            self._metrics.status.saw(key, seen.status)
+
+    def _retry(self, key: tuple[str, str], why: str) -> None:
+        pause = self._backoff.failed(key)
+        log.warning("%s=%s/%s: %s; again in %.1f s", self._kind, *key, why, pause)
+        self.queue.add(key, pause)
+
+
+def _key(pool: Manifest) -> tuple[str, str]:
+    return pool["metadata"]["namespace"], pool["metadata"]["name"]

@@ -1,0 +1,175 @@
+"""Giving orders to sidecars: HTTPS to their port for the operator, certificates of the pool's authority on both sides.
+
+The protocol is that of kvpool_sidecar.admin.server. An operation has an id that the caller makes up; to start it twice
+is to start it once, so whoever is not sure starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import aiohttp
+
+from kvpool.protocol.certificate_names import (node_name, operator_name)
+from kvpool_operator.api.fields import ADMIN_PORT
+from kvpool_operator.pki.certificates import (CertPolicy, issue_leaf, leaf_due)
+from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError
+from kvpool_operator.sidecars.operation import (Progress, Target)
+from kvpool_operator.pki.peer_ca import peer_authorities
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from kvpool_operator.pki.certificates import Leaf
+    from kvpool_operator.desired.inputs import PoolSecret
+
+__all__ = ["Commands", "HttpCommands", "Progress", "Target", "open_commands"]
+
+TIMEOUT_S: Final = 5.0
+AT_ONCE: Final = 32
+MOST_BYTES: Final = 64 * 1024
+MOST_POOLS: Final = 512
+_POLICY: Final = CertPolicy()
+
+
+class Commands(Protocol):
+    """One call each. CommandUnansweredError: nobody answered, or the sidecar is busy; the same call may work later.
+
+    CommandRefusedError: it does not know such an operation, or does not understand the parameters. `pool` is the secret
+    of the pool that the sidecar is of.
+    """
+
+    async def start(self, pool: PoolSecret, to: Target, name: str, kind: str, params: Mapping[str, Any]) -> Progress:
+        """Have it run the operation `name`, unless it has; how that stands."""
+        ...
+
+    async def poll(self, pool: PoolSecret, to: Target, name: str) -> Progress | None:
+        """How it stands; None if the sidecar does not know it (any more): start it again."""
+        ...
+
+    async def cancel(self, pool: PoolSecret, to: Target, name: str) -> None:
+        """Have it end soon. Nothing happens if the sidecar does not know it."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Identity:
+    files: Mapping[str, str]
+    leaf: Leaf
+    context: ssl.SSLContext
+
+
+class HttpCommands(Commands):
+    """Over HTTPS, with a bound on time, bytes and the number of calls at once. For one event loop."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        port: int = ADMIN_PORT,
+        timeout_s: float = TIMEOUT_S,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._session = session
+        self._port = port
+        self._timeout_s = timeout_s
+        self._now = now
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._identities: dict[str, _Identity] = {}
+
+    async def start(self, pool: PoolSecret, to: Target, name: str, kind: str, params: Mapping[str, Any]) -> Progress:
+        status, answer = await self._call("POST", pool, to, "", {"id": name, "kind": kind, "params": dict(params)})
+        if status != 200:
+            raise _error(status, answer)
+        return Progress.parse(answer)
+
+    async def poll(self, pool: PoolSecret, to: Target, name: str) -> Progress | None:
+        status, answer = await self._call("GET", pool, to, f"/{name}")
+        if status == 404:
+            return None
+        if status != 200:
+            raise _error(status, answer)
+        return Progress.parse(answer)
+
+    async def cancel(self, pool: PoolSecret, to: Target, name: str) -> None:
+        status, answer = await self._call("DELETE", pool, to, f"/{name}")
+        if status not in (200, 404):
+            raise _error(status, answer)
+
+    async def _call(self, method: str, pool: PoolSecret, to: Target, path: str, body: Any = None) -> tuple[int, Any]:
+        host = f"[{to.address}]" if ":" in to.address else to.address
+        context = self._context(pool)
+        try:
+            async with (
+                self._slots,
+                asyncio.timeout(self._timeout_s),
+                self._session.request(
+                    method,
+                    f"https://{host}:{self._port}/v1/operations{path}",
+                    data=None if body is None else json.dumps(body).encode(),
+                    ssl=context,
+                    server_hostname=node_name(pool.pool_id, to.node),
+                    allow_redirects=False,
+                ) as response,
+            ):
+                data = bytearray()
+                async for chunk in response.content.iter_chunked(MOST_BYTES):
+                    data += chunk
+                    if len(data) > MOST_BYTES:
+                        raise CommandUnansweredError("too long an answer")
+                return response.status, json.loads(data)
+        except TimeoutError:
+            raise CommandUnansweredError(f"no answer within {self._timeout_s:.0f} s") from None
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as e:
+            raise CommandUnansweredError(f"cannot be asked: {type(e).__name__}") from None
+
+    def _context(self, pool: PoolSecret) -> ssl.SSLContext:
+        """With a certificate of the pool's authority, made anew in time and when the authority is another."""
+        now = self._now()
+        known = self._identities.get(pool.pool_id)
+        authorities = peer_authorities(pool.peer_files)
+        if authorities is None:
+            raise CommandUnansweredError("the pool's Secret has no authority yet")
+        signer = authorities.signer(now, _POLICY)
+        if known is not None and known.files == pool.peer_files and not leaf_due(known.leaf, signer, now, _POLICY):
+            return known.context
+        leaf = issue_leaf(signer, (operator_name(pool.pool_id),), now, _POLICY, for_client=True)
+        if len(self._identities) >= MOST_POOLS:
+            self._identities.clear()
+        made = _Identity(dict(pool.peer_files), leaf, _tls(leaf, authorities.bundle(now).decode()))
+        self._identities[pool.pool_id] = made
+        return made.context
+
+
+def _tls(leaf: Leaf, trusted: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=trusted)
+    memory = os.memfd_create("leaf", os.MFD_CLOEXEC)  # the library reads keys from files only; this one is nowhere
+    try:
+        os.write(memory, leaf.certificate_pem + leaf.key_pem)
+        context.load_cert_chain(f"/proc/self/fd/{memory}")
+    finally:
+        os.close(memory)
+    return context
+
+
+def _error(status: int, answer: Any) -> CommandRefusedError | CommandUnansweredError:
+    said = str(answer.get("error") or "")[:300] if isinstance(answer, dict) else ""
+    kind = CommandUnansweredError if status == 429 or status >= 500 else CommandRefusedError
+    return kind(f"{said or 'no reason given'} (HTTP {status})")
+
+
+@contextlib.asynccontextmanager
+async def open_commands(port: int = ADMIN_PORT) -> AsyncIterator[HttpCommands]:
+    """Commands and their connections, none of which is kept."""
+    connector = aiohttp.TCPConnector(limit=AT_ONCE, force_close=True)
+    async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
+        yield HttpCommands(session, port=port)

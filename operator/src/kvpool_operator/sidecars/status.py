@@ -1,0 +1,203 @@
+"""What a sidecar says of itself at /status (docs/design/contracts.md). An odd value counts as a missing one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+__all__ = ["DrainReport", "Fingerprint", "Phase", "PodSeen", "Report", "TenantUse"]
+
+Phase = Literal["", "Serving", "StandingBy", "HandedOver"]
+"""What a pod of a node that may have two is doing; empty: it does not tell, as releases before this did not."""
+
+_TEXT = 200
+_MOST_FIELDS = 48
+_MOST_PODS = 16
+_MOST_TENANTS = 1024
+_PHASES: Final[dict[str, Phase]] = {phase: phase for phase in get_args(Phase)}
+
+
+@dataclass(frozen=True)
+class PodSeen:
+    """A pod whose engine named a fingerprint. `seen`: seconds since 1970 when it was last connected."""
+
+    uid: str
+    connected: bool
+    seen: int
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """One kind of blocks on a node."""
+
+    digest: str
+    engine: str
+    model: str
+    bytes: int
+    fields: dict[str, str] = field(default_factory=dict)
+    """Digests of the facts behind it, by field; empty when its clients do not tell."""
+    connected: int = 0
+    """Pods that are connected now."""
+    pods: tuple[PodSeen, ...] = ()
+    """Some of those that are or were."""
+
+
+@dataclass(frozen=True)
+class DrainReport:
+    """How a drain goes. `clean`: everything hot on the node exists elsewhere, too."""
+
+    leaving: bool = False
+    by_node: bool = False
+    """The operator has said that the node leaves; else an operation moves its blocks off."""
+    clean: bool = False
+    moved_blocks: int = 0
+    moved_bytes: int = 0
+    remaining_blocks: int = 0
+    remaining_bytes: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class TenantUse:
+    """What one tenant's blocks take on a node."""
+
+    used_bytes: int = 0
+    blocks: int = 0
+    over_quota: int = 0
+    """Blocks that went because of its quota."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One sidecar's numbers. Counters run since it started. One that does not serve tells its phase alone."""
+
+    phase: Phase = ""
+    ready: bool = False
+    generation: int = 0
+    config: str = ""
+    """Digest of the configuration that it runs (kvpool.config.digest); empty if it does not tell."""
+    config_problem: str = ""
+    """Why it does not run the latest that it was given."""
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    blocks: int = 0
+    index_connected: bool = False
+    index_announced: int = 0
+    node_generation: int = 0
+    """Number of the first tier's directory on the node."""
+    index_login: str = ""
+    """Which password it showed last (kvpool.protocol.keys.index_login)."""
+    scanned: bool = True
+    """False while it does not know yet all that lies on its drives."""
+    block_formats: tuple[int, ...] = ()
+    """Versions of the block format that it reads; empty for a sidecar that does not tell."""
+    shared_problem: str = ""
+    """Why the shared tier is not available on this node; empty when it is, or when there is none."""
+    failing_drives: tuple[str, ...] = ()
+    """Names of local tiers that return errors."""
+    clients: int = 0
+    transport: str = ""
+    transport_reason: str = ""
+    """Why RDMA is not used; empty where it is."""
+    hits: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    misses: dict[str, int] = field(default_factory=dict)
+    fingerprints: tuple[Fingerprint, ...] = ()
+    drain: DrainReport = field(default_factory=DrainReport)
+    tenants: dict[str, TenantUse] = field(default_factory=dict)
+    """By the tag of their blocks, where whose a block is matters."""
+    shared_tenants: dict[str, int] = field(default_factory=dict)
+    """Bytes in the shared directory, by tag, as last counted."""
+
+    @classmethod
+    def parse(cls, raw: Any) -> Report:
+        """Never raises."""
+        r = raw if isinstance(raw, dict) else {}
+        index = _dict(r.get("index"))
+        shared, drives = _dict(r.get("shared")), _dict(r.get("drives"))
+        away = shared.get("configured") is True and shared.get("available") is False
+        kinds = _list(r.get("fingerprints"))
+        config = _dict(r.get("config"))
+        tenants = list(_dict(r.get("tenants")).items())[:_MOST_TENANTS]
+        swept = list(_dict(_dict(shared.get("sweep")).get("tenants")).items())[:_MOST_TENANTS]
+        return cls(
+            phase=_PHASES.get(_text(r.get("phase")), ""),
+            ready=r.get("ready") is True,
+            generation=_count(r.get("generation")),
+            config=_text(config.get("digest"))[:64],
+            config_problem=_text(config.get("problem")),
+            capacity_bytes=_count(r.get("capacity_bytes")),
+            used_bytes=_count(r.get("used_bytes")),
+            blocks=_count(r.get("blocks")),
+            index_connected=index.get("connected") is True,
+            index_announced=_count(index.get("announced")),
+            node_generation=_count(index.get("node_generation")),
+            index_login=_text(index.get("login"))[:64],
+            scanned=r.get("scanned") is not False,
+            block_formats=tuple(n for n in _list(r.get("block_formats"))[:16] if type(n) is int),
+            shared_problem=(_text(shared.get("problem")) or "not available") if away else "",
+            failing_drives=tuple(sorted(str(k)[:64] for k, v in list(drives.items())[:64] if v == "failing")),
+            clients=_count(r.get("clients")),
+            transport=_text(r.get("transport")),
+            transport_reason=_text(r.get("transport_reason")),
+            hits=_counts(r.get("hits")),
+            bytes=_counts(r.get("bytes")),
+            misses=_counts(r.get("misses")),
+            fingerprints=tuple(_fingerprint(k) for k in kinds[:10] if isinstance(k, dict) and _text(k.get("digest"))),
+            drain=_drain(_dict(r.get("drain"))),
+            tenants={str(tag)[:64]: _tenant(_dict(use)) for tag, use in tenants},
+            shared_tenants={str(tag)[:64]: _count(size) for tag, size in swept},
+        )
+
+
+def _drain(d: dict[str, Any]) -> DrainReport:
+    return DrainReport(
+        leaving=d.get("leaving") is True,
+        by_node="node" in _list(d.get("leaving_for")),
+        clean=d.get("clean") is True,
+        moved_blocks=_count(d.get("moved_blocks")),
+        moved_bytes=_count(d.get("moved_bytes")),
+        remaining_blocks=_count(d.get("remaining_blocks")),
+        remaining_bytes=_count(d.get("remaining_bytes")),
+        problem=_text(d.get("problem")),
+    )
+
+
+def _tenant(use: dict[str, Any]) -> TenantUse:
+    return TenantUse(_count(use.get("used_bytes")), _count(use.get("blocks")), _count(use.get("over_quota")))
+
+
+def _fingerprint(k: dict[str, Any]) -> Fingerprint:
+    fields = list(_dict(k.get("fields")).items())[:_MOST_FIELDS]
+    pods = [p for p in _list(k.get("pods"))[:_MOST_PODS] if isinstance(p, dict) and _text(p.get("uid"))]
+    return Fingerprint(
+        digest=_text(k.get("digest"))[:64],
+        engine=_text(k.get("engine")),
+        model=_text(k.get("model")),
+        bytes=_count(k.get("bytes")),
+        fields={str(name)[:48]: value[:8] for name, value in fields if isinstance(value, str)},
+        connected=_count(k.get("connected")),
+        pods=tuple(PodSeen(_text(p["uid"]), p.get("connected") is True, _count(p.get("seen"))) for p in pods),
+    )
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
+
+
+def _counts(value: Any) -> dict[str, int]:
+    return {str(k)[:64]: _count(v) for k, v in list(_dict(value).items())[:32]}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):  # {"effective": "TCP", ...}
+        value = value.get("effective")
+    return value[:_TEXT] if isinstance(value, str) else ""

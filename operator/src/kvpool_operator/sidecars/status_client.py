@@ -1,0 +1,73 @@
+"""Asking sidecars how they are: GET /status, all at once, briefly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import aiohttp
+
+from kvpool_operator.sidecars.status import Report
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+__all__ = ["HttpScraper", "Scraper", "open_scraper"]
+
+TIMEOUT_S: Final = 2.0
+AT_ONCE: Final = 32
+MOST_BYTES: Final = 256 * 1024
+
+
+class Scraper(Protocol):
+    """Reports by address; an address that does not answer in time is left out."""
+
+    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, Report]: ...
+
+    async def answers(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
+        """As they were told."""
+        ...
+
+
+class HttpScraper(Scraper):
+    """Over HTTP, with a bound on time, bytes and the number of sidecars asked at once."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, Report]:
+        return {a: Report.parse(answer) for a, answer in (await self.answers(addresses, port)).items()}
+
+    async def answers(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
+        wanted = sorted(set(addresses))
+        answers = await asyncio.gather(*(self._one(a, port) for a in wanted))
+        return {a: answer for a, answer in zip(wanted, answers, strict=True) if answer is not None}
+
+    async def _one(self, address: str, port: int) -> Any:
+        host = f"[{address}]" if ":" in address else address
+        try:
+            async with (
+                self._slots,
+                asyncio.timeout(TIMEOUT_S),
+                self._session.get(f"http://{host}:{port}/status", allow_redirects=False) as response,
+            ):
+                if response.status != 200:
+                    return None
+                body = bytearray()
+                async for chunk in response.content.iter_chunked(64 * 1024):
+                    body += chunk
+                    if len(body) > MOST_BYTES:
+                        return None
+                return json.loads(body)
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError):
+            return None
+
+
+@contextlib.asynccontextmanager
+async def open_scraper() -> AsyncIterator[HttpScraper]:
+    """A scraper and its connections."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE), trust_env=False) as session:
+        yield HttpScraper(session)

@@ -1,0 +1,60 @@
+"""What the webhook reads and keeps, asked of the operator's `Cluster`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvpool_operator.api.v1alpha1 import KIND
+from kvpool_operator.k8s.client import Ref
+
+if TYPE_CHECKING:
+    from kvpool_operator.k8s.client import Cluster
+    from kvpool_operator.webhook.settings import WebhookSettings
+
+__all__ = ["WebhookCluster"]
+
+
+class WebhookCluster:
+    """`PoolReader` and `TrustStore` in one. Raises the errors of `kvpool_operator.errors`."""
+
+    def __init__(self, cluster: Cluster, settings: WebhookSettings) -> None:
+        self._cluster = cluster
+        self._secret = Ref("Secret", settings.namespace, settings.ca_secret)
+        self._configuration = Ref("MutatingWebhookConfiguration", "", settings.configuration)
+
+    async def list_pools(self) -> list[dict[str, Any]]:
+        return await self._cluster.list(KIND)
+
+    async def namespace_labels(self, name: str) -> dict[str, str]:
+        namespace = await self._cluster.get(Ref("Namespace", "", name))
+        labels: dict[str, str] = ((namespace or {}).get("metadata") or {}).get("labels") or {}
+        return labels
+
+    async def read_secret(self) -> dict[str, Any] | None:
+        return await self._cluster.get(self._secret)
+
+    async def write_secret(self, data: dict[str, str | None], resource_version: str | None) -> None:
+        if resource_version is not None:
+            await self._cluster.patch(self._secret, {"metadata": {"resourceVersion": resource_version}, "data": data})
+            return
+        await self._cluster.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {
+                    "name": self._secret.name,
+                    "namespace": self._secret.namespace,
+                    "labels": {"app.kubernetes.io/name": "kvpool", "app.kubernetes.io/component": "webhook"},
+                },
+                "type": "Opaque",
+                "data": {k: v for k, v in data.items() if v is not None},
+            }
+        )
+
+    async def read_configuration(self) -> dict[str, Any] | None:
+        return await self._cluster.get(self._configuration)
+
+    async def write_webhooks(self, webhooks: list[dict[str, Any]], resource_version: str) -> None:
+        await self._cluster.patch(
+            self._configuration, {"metadata": {"resourceVersion": resource_version}, "webhooks": webhooks}
+        )

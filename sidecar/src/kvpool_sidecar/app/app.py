@@ -1,0 +1,700 @@
+"""The storage server: puts the parts together, starts and stops them in order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from kvpool.protocol import (index_url, keys, wire)
+from kvpool.errors import ConfigError, RefusedError
+from kvpool_sidecar.admin.registry import (Parts, make_kinds)
+from kvpool_sidecar.admin.operations import Operations
+from kvpool_sidecar.admin.server import AdminServer
+from kvpool_sidecar.resilience.fair_queue import Admission
+from kvpool_sidecar.replication.drain_target import Adopter
+from kvpool_sidecar.replication.lookup_events import (AfterLookup, Listener)
+from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.replication.write_back import Copier
+from kvpool_sidecar.replication.drain_source import Evacuator
+from kvpool_sidecar.events.feed import Feed, Place
+from kvpool_sidecar.resilience.bulkhead import Guard
+from kvpool_sidecar.observability.http import HealthServer
+from kvpool_sidecar.blocks.popularity import Heat
+from kvpool_sidecar.index.registration import Announcer
+from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.index.resolver import PeerDirectory
+from kvpool_sidecar.index.memory import MemoryIndex
+from kvpool_sidecar.index.credentials import Passwords
+from kvpool_sidecar.index.redis_index import RedisIndex
+from kvpool_sidecar.index.expiry import Sweeper
+from kvpool_sidecar.replication.verifier import Inspector
+from kvpool_sidecar.observability.metrics import Metrics
+from kvpool_sidecar.serving.block_service import NodeBlocks
+from kvpool_sidecar.replication.prefetch import Prefetcher
+from kvpool_sidecar.preflight.run import PreflightSettings
+from kvpool_sidecar.tenancy.identity import (Identity, Tenant, is_allowed)
+from kvpool_sidecar.storage.shared.factory import open_shared
+from kvpool_sidecar.serving.socket_handoff import Handoff
+from kvpool_sidecar.serving.listener import PodListeners
+from kvpool_sidecar.app.config_reload import LiveConfig
+from kvpool_sidecar.app.takeover import (LOOK_S, Successor, wait_for_turn)
+from kvpool_sidecar.serving.pod import Pod
+from kvpool_sidecar.events.prefix_api import Prefixes
+from kvpool_sidecar.serving.session import Session
+from kvpool_sidecar.serving.fingerprints import Fingerprints
+from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.observability.status import StatusReport
+from kvpool_sidecar.storage.local.store import open_local
+from kvpool_sidecar.storage.local.drive import Events
+from kvpool_sidecar.shared_gc.controller import (SharedKeeper, make_keeper)
+from kvpool_sidecar.tenancy.mapping import Tenancy
+from kvpool_sidecar.peers import (ca as authority, hottest)
+from kvpool_sidecar.peers.certificate import NodeIdentity
+from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.peers.rdma import factory as rdma
+from kvpool_sidecar.peers.security import Security
+from kvpool_sidecar.peers.preconnect import Spares
+from kvpool_sidecar.system.unix_socket import listen_at
+from kvpool_sidecar.replication.warm_up import WarmUp
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from kvpool.protocol.block import BlockHeader
+    from kvpool.config import PoolConfig
+    from kvpool_sidecar.events.publisher import Publisher
+    from kvpool_sidecar.blocks.popularity import Hot
+    from kvpool_sidecar.index.base import Index
+    from kvpool_sidecar.settings import ServeSettings
+    from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.storage.local.drive import Root
+
+__all__ = ["App", "serve"]
+
+log = logging.getLogger(__name__)
+
+_HOUSEKEEPING_S = 2.0
+_SHARED_LOOKS = 32  # at blocks that routers were told to be on the shared tier, each time
+_WATCH_DRIVES_S = 1.0
+_DATA_REQUESTS = ("open", "begin")
+_DRAIN_S = 2.0
+_FLUSH_S = 5.0  # with the above within the pod's grace period of ten
+_INDEX_THREADS, _INDEX_BACKLOG = 8, 64
+_POD_SHARE = 4  # one pod's unfinished writes may take a quarter of the capacity
+
+
+class _StoreEvents(Events):
+    """The store is made before the announcer that is to be told."""
+
+    def __init__(self, stats: Stats) -> None:
+        self.announcer: Announcer | None = None
+        self.copier: Copier | None = None
+        self.feed: Feed | None = None
+        self.local: LocalStore | None = None
+        self._stats = stats
+
+    def stored(self, key: bytes, header: BlockHeader) -> None:
+        if self.feed is not None:
+            self.feed.stored(key, header)
+            if self.local is not None and not self.local.has(key):  # it went while it was told
+                self.feed.gone([key], Place.LOCAL)
+
+    def shared(self, key: bytes) -> None:
+        if self.feed is not None:
+            self.feed.shared(key)
+
+    def gone(self, keys: list[bytes]) -> None:
+        if self.feed is not None:
+            self.feed.gone(keys, Place.LOCAL)
+        if self.announcer is not None:
+            self.announcer.withdraw(keys)
+        if self.copier is not None:
+            self.copier.gone(keys)
+
+    def not_shared(self, key: bytes, payload_len: int) -> None:
+        if self.copier is not None:
+            self.copier.offer(key, payload_len)
+
+    def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
+        return self.copier.dirty(keys) if self.copier is not None else set()
+
+    def hurry(self, keys: Sequence[bytes]) -> None:
+        if self.copier is not None:
+            self.copier.hurry(keys)
+
+    def count(self, what: str, n: int) -> None:
+        self._stats.add("events", what, n)
+
+    def evicted(self, cause: str, n: int) -> None:
+        self._stats.add("evictions", cause, n)
+
+
+class App:
+    """Everything of one `serve` process. Making it opens and binds (ConfigError, OSError); `start` serves."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._config = settings.config
+        self._tenancy = Tenancy(settings.secret, settings.config)
+        self._pods_lock = threading.Lock()  # over what is decided of pods by the configuration
+        self._names: weakref.WeakValueDictionary[str, Tenant] = weakref.WeakValueDictionary()
+        self._live = LiveConfig(settings.config_file, settings.config, self._reconfigure)
+        self._stats = Stats()
+        self._fingerprints = Fingerprints()
+        self._admission = Admission(len(self._config.local))
+        self._stopping = threading.Event()
+        self._serving = False
+        self._handoff: Handoff | None = None
+        self._cleanup = contextlib.ExitStack()
+        with contextlib.ExitStack() as made:
+            self._open_tiers(made)
+            self._open_network(made)
+            self._open_clients(made)
+            self._cleanup = made.pop_all()
+
+    def _open_tiers(self, made: contextlib.ExitStack) -> None:
+        config, settings = self._config, self._settings
+        self._events = _StoreEvents(self._stats)
+        self._feed = self._events.feed = Feed(self._stats) if config.events.enabled else None
+        self._know_tenants()
+        read_paths = {tier.path: ro for tier in config.local if (ro := settings.read_path(tier.path)) is not None}
+        self._local = open_local(
+            config.local,
+            config.cache,
+            config.uid,
+            tenants=self._tenancy.local,
+            read_paths=read_paths,
+            events=self._events,
+            read_headers=self._feed is not None,
+        )
+        made.callback(self._local.close)
+        self._events.local = self._local
+        self._shared: SharedTier | None = None
+        self._copier: Copier | None = None
+        self._keeper: SharedKeeper | None = None
+        shared = open_shared(settings, self._local, lambda key, n: self._announcer.announce(key, n), self._stats)
+        if shared is not None:
+            self._shared = SharedTier(shared)
+            if (feed := self._feed) is not None:
+                self._shared.on_absent = lambda keys: feed.gone(keys, Place.SHARED)
+            made.callback(self._shared.close)
+            self._keeper = make_keeper(
+                config, self._tenancy, settings.node, self._shared, self._stats, self._fingerprints.known
+            )
+            if self._keeper is not None:
+                made.callback(self._keeper.stop)
+            if config.cache.write_policy != "LocalOnly":
+                self._copier = Copier(
+                    self._local,
+                    self._shared,
+                    self._stats,
+                    policy=config.cache.write_policy,
+                    max_dirty=config.cache.write_max_dirty_bytes,
+                    min_hits=config.cache.write_min_hits,
+                )
+                made.callback(self._copier.stop)
+                self._events.copier = self._copier
+                if config.cache.write_policy == "WriteThroughSelective":
+                    self._local.on_used = self._copier.used
+
+    def _open_network(self, made: contextlib.ExitStack) -> None:
+        config, settings = self._config, self._settings
+        secret = keys.peer_secret(settings.secret, config.uid)
+        cc = config.peer.congestion_control
+        identity = NodeIdentity(lambda: authority.read(settings.secret_file, secret), config.uid, settings.node)
+        self._security = Security(identity, config.peer.encryption, cc)
+        made.callback(self._security.close)
+        self._dial = Spares(self._security.dial, config.peer.streams)
+        made.callback(self._dial.close)
+        self._heat = Heat() if config.cache.warm_up_bytes_per_s else None
+        self._rdma = rdma.make(config.peer, settings.node, self._local, self._dial, self._stats)
+        made.callback(self._rdma.close)
+        self._adopter = self._make_adopter()
+        made.callback(self._adopter.stop)
+        self._peer_server = PeerServer(
+            settings.address,
+            config.peer.port,
+            security=self._security,
+            store=self._local,
+            stats=self._stats,
+            congestion_control=cc,
+            lane=self._admission.peers,
+            staging=self._rdma.staging,
+            hottest=self._tell_hottest,
+            others={wire.Op.ROOM: self._adopter.room, wire.Op.ADOPT: self._adopter.adopt},
+            on_absent=lambda key: self._announcer.withdraw([key]),
+        )
+        made.callback(self._peer_server.stop)
+        url = index_url.parse(config.index.url) if config.index.url else None
+        self._passwords = Passwords(lambda: (*settings.index_passwords(), url.password if url else ""))
+        self._breakers: dict[str, Breaker] = {}
+        index = self._make_index()
+        made.callback(index.close)
+        info = NodeInfo(settings.node, settings.address, self._peer_server.port, self._local.generation)
+        lease_s = float(config.index.lease_s)
+        guard = Guard("index", _INDEX_THREADS, _INDEX_BACKLOG, Breaker(3, 0.5, time.monotonic, longest_s=2.0))
+        made.callback(guard.close)
+        if config.index.url:
+            self._breakers["index"] = guard.breaker
+        if self._shared is not None:
+            self._breakers["shared"] = self._shared.guard.breaker
+        self._peers = PeerDirectory(
+            index,
+            guard,
+            lambda: self._announcer.number,
+            lease_s=lease_s,
+            lookup_s=config.index.lookup_timeout_ms / 1000,
+        )
+        self._announcer = Announcer(
+            index,
+            info,
+            self._local,
+            scanned=lambda: self._local.scanned,
+            lease_s=lease_s,
+            keys_per_s=config.index.rebuild_per_s,
+            nodes=lambda: self._peers.alive + 1,
+            on_renewed=self._peers.refresh,
+        )
+        made.callback(self._announcer.stop)
+        self._sweeper = Sweeper(
+            index,
+            lambda: self._announcer.number,
+            keys_per_s=config.index.rebuild_per_s / 5,
+            look_s=min(60.0, config.index.forget_after_s / 4),
+        )
+        made.callback(self._sweeper.stop)
+        self._warm_up = self._make_warm_up(index, info)
+        self._evacuator = self._make_evacuator(index)
+        made.callback(self._evacuator.stay)
+        self._events.announcer = self._announcer
+
+    def _make_warm_up(self, index: Index, own: NodeInfo) -> WarmUp | None:
+        config = self._config
+        if not config.cache.warm_up_bytes_per_s or not config.index.url:
+            return None
+        return WarmUp(
+            self._local,
+            own,
+            index.members,
+            self._peers.locate,
+            self._dial,
+            bytes_per_s=config.cache.warm_up_bytes_per_s,
+            max_block_bytes=config.cache.max_block_bytes,
+            ready=lambda: self._local.scanned and self._announcer.status().connected,
+            requests=lambda: sum(n for op, n in self._stats.family("requests").items() if op in _DATA_REQUESTS),
+            stats=self._stats,
+            on_stored=self._announcer.announce,
+            on_corrupt=lambda key: self._inspector.offer(key),
+        )
+
+    def _make_adopter(self) -> Adopter:
+        return Adopter(
+            self._local,
+            lambda keys, timeout_s: self._peers.locate(keys, timeout_s),
+            self._dial,
+            max_block_bytes=self._config.cache.max_block_bytes,
+            leaving=lambda: self._evacuator.leaving,
+            stats=self._stats,
+            on_stored=lambda key, payload_len: self._announcer.announce(key, payload_len),
+            on_corrupt=lambda key: self._inspector.offer(key),
+        )
+
+    def _make_evacuator(self, index: Index) -> Evacuator:
+        return Evacuator(
+            self._local,
+            self._shared if self._config.cache.write_policy != "LocalOnly" else None,
+            self._settings.node,
+            hottest=self._hottest,
+            members=index.members,
+            holders=lambda keys, timeout_s: self._peers.holders(keys, timeout_s, staying=True),
+            dial=self._dial,
+            tell=lambda leaving, timeout_s: self._announcer.leave_soon(leaving=leaving, timeout_s=timeout_s),
+            stats=self._stats,
+        )
+
+    def _hottest(self, count: int, now: float) -> Sequence[Hot]:
+        return self._heat.hottest(count, now) if self._heat is not None else []
+
+    def _tell_hottest(self, request: bytes) -> bytes:
+        return hottest.answer(self._hottest, self._local.payload_len, self._local.usage, request)
+
+    def _make_index(self) -> Index:
+        config = self._config.index
+        if not config.url:
+            return MemoryIndex(config.lease_s, forget_s=config.forget_after_s)
+        files = self._settings.index_files
+        return RedisIndex(
+            config.url,
+            username=config.username,
+            passwords=self._passwords,
+            lease_s=config.lease_s,
+            forget_s=config.forget_after_s,
+            ca=files.get("ca", ""),
+            cert=files.get("cert", ""),
+            key=files.get("key", ""),
+        )
+
+    def _open_clients(self, made: contextlib.ExitStack) -> None:
+        settings = self._settings
+        self._publisher = self._make_publisher()
+        if self._publisher is not None:
+            made.callback(self._publisher.stop)
+        self._inspector = Inspector(self._local, self._shared, self._peers, self._dial, self._stats)
+        made.callback(self._inspector.stop)
+        self._prefetcher: Prefetcher | None = None
+        if self._config.cache.prefetch_bytes:
+            self._prefetcher = Prefetcher(self._local, self._shared, self._config.cache.prefetch_bytes, self._stats)
+            made.callback(self._prefetcher.stop)
+        self._after_lookup = AfterLookup(self._lookup_listeners(), self._stats, self._local.learn)
+        made.callback(self._after_lookup.stop)
+        if self._warm_up is not None:
+            made.callback(self._warm_up.stop)
+        self._node = NodeBlocks(
+            self._config,
+            self._local,
+            self._shared,
+            self._peers,
+            self._announcer,
+            self._copier,
+            self._inspector,
+            self._stats,
+            self._rdma.fetcher,
+            self._prefetcher,
+            self._after_lookup,
+            on_stored=self._evacuator.stored,
+        )
+        self._listeners = PodListeners(self._new_session, self._stats)
+        made.callback(self._listeners.stop, _DRAIN_S)
+        for number, (path, tenant) in enumerate(settings.sockets.items()):
+            self._serve_fixed(path, Identity(f"fixed-{number}", tenant, "fixed", "fixed"))
+        if settings.handoff:
+            self._handoff = Handoff(settings.handoff, add=self._add_pod, remove=self._listeners.remove, sync=self._sync)
+            made.callback(self._handoff.stop)
+        self._report = report = StatusReport(
+            node=settings.node,
+            config=self._config,
+            live=self._live.status,
+            tenants=lambda: self._tenancy.tags,
+            local=self._local,
+            shared=self._shared,
+            announcer=self._announcer,
+            index_login=lambda: keys.index_login(settings.secret, self._passwords.accepted),
+            peers=self._peers,
+            copier=self._copier,
+            keeper=self._keeper,
+            listeners=self._listeners,
+            fingerprints=self._fingerprints,
+            congestion_control=self._peer_server.congestion_control,
+            rdma=self._rdma,
+            admission=self._admission,
+            warm_up=self._warm_up.status if self._warm_up is not None else lambda: {"state": "off"},
+            drain=self._evacuator.status,
+            security=self._security,
+            breakers=self._breakers,
+            kv_events=self._publisher.status if self._publisher is not None else None,
+            stats=self._stats,
+            ready=lambda: self._serving,
+        )
+        prefixes = self._make_prefixes() if self._publisher is not None else None
+        self._health = HealthServer(settings.address, self._config.http_port, report, self._metrics(report), prefixes)
+        made.callback(self._health.stop)
+        self._open_admin(made)
+
+    def _open_admin(self, made: contextlib.ExitStack) -> None:
+        settings = self._settings
+        parts = Parts(
+            config=self._config,
+            secret=settings.secret,
+            local=self._local,
+            shared=self._shared,
+            warm_up=self._warm_up,
+            preflight=PreflightSettings(
+                self._config,
+                settings.node,
+                settings.index_passwords,
+                settings.index_files,
+                settings.object_secret_dir,
+            ),
+            evacuator=self._evacuator,
+            take_config=self._live.take,
+        )
+        self._operations = Operations(make_kinds(parts), self._stats)
+        made.callback(self._operations.stop)
+        self._admin: AdminServer | None = None
+        if port := self._config.admin_port:
+            self._admin = AdminServer(settings.address, port, self._security.identity, self._operations, self._stats)
+            made.callback(self._admin.stop)
+
+    def _metrics(self, report: StatusReport) -> Metrics:
+        return Metrics(report, tenant_labels=self._settings.tenant_labels)
+
+    def _make_publisher(self) -> Publisher | None:
+        if self._feed is None:
+            return None
+        from kvpool_sidecar.events.publisher import Publisher  # the only part that needs ZeroMQ
+
+        config, events = self._config, self._config.events
+        names = {"{node}": self._settings.node, "{pool}": config.pool, "{namespace}": config.namespace}
+        topic = events.topic
+        for place, name in names.items():
+            topic = topic.replace(place, name)
+        return Publisher(
+            self._settings.address,
+            port=events.port,
+            replay_port=events.replay_port,
+            topic=topic,
+            feed=self._feed,
+            stats=self._stats,
+            int_hashes=events.hashes == "Int64",
+            models=lambda: dict(self._fingerprints.known()),
+        )
+
+    def _make_prefixes(self) -> Prefixes:
+        settings, config = self._settings, self._config
+        token = keys.events_token(settings.secret, config.uid, config.events.token_revision)
+        return Prefixes(
+            token,
+            settings.secret,
+            settings.node,
+            self._local,
+            self._peers,
+            self._shared,
+            self._stats,
+            lambda namespace: (self._tenancy.id_of(namespace), *self._tenancy.reads_from(namespace)),
+        )
+
+    def _lookup_listeners(self) -> list[Listener]:
+        listeners: list[Listener] = []
+        if self._prefetcher is not None:
+            listeners.append(self._prefetcher.promised)
+        if (heat := self._heat) is not None:
+            listeners.append(lambda _tenant, keys, _tiers, asked_at: heat.found(keys, asked_at))
+        if self._keeper is not None:
+            listeners.append(self._keeper.touches.looked_up)
+        return listeners
+
+    def start(self) -> None:
+        """Serve. Returns at once."""
+        self._local.start()
+        self._security.identity.start()
+        self._peer_server.start()
+        self._announcer.start()
+        self._sweeper.start()
+        self._inspector.start()
+        if self._copier is not None:
+            self._copier.start()
+        if self._keeper is not None:
+            self._keeper.start()
+        if self._prefetcher is not None:
+            self._prefetcher.start()
+        self._after_lookup.start()
+        if self._warm_up is not None:
+            self._warm_up.start()
+        for root in self._local.roots:  # each by itself: one that hangs keeps nobody
+            threading.Thread(
+                target=self._housekeep, args=(root,), name=f"housekeeping-{root.name}", daemon=True
+            ).start()
+        threading.Thread(target=self._watch_drives, name="drives", daemon=True).start()
+        if self._shared is not None:
+            threading.Thread(target=self._housekeep_shared, name="housekeeping-shared", daemon=True).start()
+        if self._publisher is not None:
+            self._publisher.start()
+        self._listeners.start()
+        if self._handoff is not None:
+            self._handoff.start()
+        if self._admin is not None:
+            self._admin.start()
+        self._health.start()
+        self._live.start()
+        self._serving = True
+
+    def stop(self, *, hand_over: bool = False) -> None:
+        """Copy what waits (WriteBack: at most five seconds), let requests finish (two), give the lease back, close.
+
+        `hand_over`: another sidecar waits for the drives; it finds there what is not copied yet.
+        """
+        if self._copier is not None and not hand_over:
+            self._copier.flush(_FLUSH_S)
+        if self._handoff is not None and hand_over:
+            self._handoff.rest()
+        self._serving = False
+        self._stopping.set()
+        self._live.stop()
+        self._cleanup.close()
+
+    def _serve_fixed(self, path: str, identity: Identity) -> None:
+        directory, _, name = os.path.abspath(path).rpartition("/")
+        os.makedirs(directory or "/", exist_ok=True)
+        dir_fd = os.open(directory or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listener = listen_at(dir_fd, name, 0o600)
+        finally:
+            os.close(dir_fd)
+        try:
+            self._add_pod(identity, listener)
+        except RefusedError as e:
+            listener.close()
+            raise ConfigError(f"--socket {path}: {e}") from None
+
+    def _add_pod(self, identity: Identity, listener: socket.socket) -> None:
+        with self._pods_lock:
+            if not is_allowed(identity, self._config.allowed_namespaces):
+                raise RefusedError(f"namespace {identity.namespace} is not among those this pool serves")
+            self._listeners.add(self._pod(identity), listener)
+        log.info("serving pod %s/%s", identity.namespace, identity.pod)
+
+    def _pod(self, identity: Identity) -> Pod:
+        tenant = Tenant(self._settings.secret, self._tenancy.id_of(identity.namespace))
+        if self._feed is not None:
+            self._feed.tenant(tenant.tag, self._tenancy.name_of(identity.namespace))
+        readable = tuple(map(self._granted, self._tenancy.reads_from(identity.namespace)))
+        return Pod(identity, tenant, self._local.usage().capacity_bytes // _POD_SHARE, readable)
+
+    def _granted(self, name: str) -> Tenant:
+        """All who may read a tenant share its names, which are remembered."""
+        tenant = self._names.get(name)
+        if tenant is None:
+            tenant = self._names[name] = Tenant(self._settings.secret, name)
+        return tenant
+
+    def _is_as_before(self, pod: Pod) -> bool:
+        """Has it the tenant, and may it read the tenants, that the configuration says now?"""
+        namespace = pod.identity.namespace
+        may_read = tuple(tenant.name for tenant in pod.readable)
+        return pod.tenant.name == self._tenancy.id_of(namespace) and may_read == self._tenancy.reads_from(namespace)
+
+    def _know_tenants(self) -> None:
+        """Routers are told whose a block is by name."""
+        if self._feed is None:
+            return
+        config = self._config
+        namespaces = [*config.allowed_namespaces, *(n for tenant in config.tenants for n in tenant.namespaces)]
+        for namespace in namespaces:
+            if namespace != "*":
+                tenant = Tenant(self._settings.secret, self._tenancy.id_of(namespace))
+                self._feed.tenant(tenant.tag, self._tenancy.name_of(namespace))
+
+    def _reconfigure(self, config: PoolConfig) -> None:
+        """Take the live fields of another configuration. Pods of another tenant or with other grants connect anew."""
+        before, tenancy = self._config, Tenancy(self._settings.secret, config)
+        with self._pods_lock:
+            self._config, self._tenancy = config, tenancy
+            for pod in self._listeners.pods():
+                identity = pod.identity
+                if not is_allowed(identity, config.allowed_namespaces):
+                    self._listeners.replace(identity.uid, None)
+                elif not self._is_as_before(pod):
+                    self._listeners.replace(identity.uid, self._pod(identity))
+        self._local.reconfigure(config.local, config.cache, tenancy.local)
+        if self._keeper is not None:
+            self._keeper.reconfigure(config, tenancy)
+        for pod in self._listeners.pods():
+            pod.limit_room(self._local.usage().capacity_bytes // _POD_SHARE)
+        self._node.config = self._report.config = config
+        self._know_tenants()
+        if before.allowed_namespaces != config.allowed_namespaces and self._handoff is not None:
+            self._handoff.ask_again()
+
+    def _sync(self, known: set[str]) -> None:
+        for uid in self._listeners.uids() - known:
+            if not uid.startswith("fixed-"):
+                self._listeners.remove(uid)
+
+    def _new_session(self, sock: socket.socket, pod: Pod) -> Session:
+        return Session(sock, pod, self._node, self._settings.node, self._dial, self._fingerprints, self._admission)
+
+    def _housekeep(self, root: Root) -> None:
+        while not self._stopping.is_set():
+            root.due.wait(_HOUSEKEEPING_S)
+            if self._stopping.is_set():
+                return
+            try:
+                root.housekeep()
+            except Exception:
+                log.exception("housekeeping of %s", root.name)
+
+    def _watch_drives(self) -> None:
+        while not self._stopping.wait(_WATCH_DRIVES_S):
+            for root in self._local.roots:
+                root.fence.tend()
+
+    def _housekeep_shared(self) -> None:
+        """In a thread of its own: it may hang with the mount."""
+        assert self._shared is not None  # noqa: S101
+        while not self._stopping.wait(_HOUSEKEEPING_S):
+            if not self._shared.available:
+                continue
+            try:
+                self._shared.store.housekeep()
+                if self._feed is not None and self._config.fsspec is None:  # looking costs money in an object store
+                    self._look_again(self._shared, self._feed.some_shared(_SHARED_LOOKS))
+            except Exception as e:
+                log.warning("the shared tier: %s", e)
+
+    @staticmethod
+    def _look_again(shared: SharedTier, keys: list[bytes]) -> None:
+        """Tell routers what another node's sweep has removed (SharedTier.on_absent)."""
+        for key in keys:
+            shared.forget(key)
+        shared.has_many(keys, _HOUSEKEEPING_S)
+
+
+def serve(read_settings: Callable[[], ServeSettings]) -> int:
+    """Run until SIGTERM or SIGINT; 0. A second signal ends the process at once. ConfigError or OSError at start.
+
+    The settings are read again when drives that were handed over come back.
+    """
+    # a lease that somebody breaks is told by SIGIO, which would end the process
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    _raise_descriptor_limit()
+    done = threading.Event()
+
+    def on_signal(number: int, _frame: object) -> None:
+        if done.is_set():
+            os._exit(128 + number)
+        done.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    back = False
+    while not done.is_set():
+        _serve_once(read_settings(), done, back=back)
+        back = True
+    return 0
+
+
+def _serve_once(settings: ServeSettings, done: threading.Event, *, back: bool) -> None:
+    """Until `done`, or until the drives are handed over to another sidecar of this node (settings.overlap)."""
+    turns = wait_for_turn(settings, done, back=back) if settings.overlap else None
+    if settings.overlap and turns is None:
+        return
+    try:
+        app = App(settings)
+        app.start()
+    finally:
+        if turns is not None:
+            turns.close()
+    config = settings.config
+    log.info("pool %s/%s on node %s is served at %s", config.namespace, config.pool, settings.node, settings.address)
+    successor = Successor(settings)
+    while not done.wait(LOOK_S if settings.overlap else 1.0) and not successor.is_waiting:
+        pass
+    log.info("stopping" if done.is_set() else "handing the drives over")
+    app.stop(hand_over=not done.is_set())
+    successor.close()
+
+
+def _raise_descriptor_limit() -> None:
+    """Descriptors in flight count against the soft limit too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

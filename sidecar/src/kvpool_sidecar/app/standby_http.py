@@ -1,0 +1,45 @@
+"""What a sidecar tells while another one of its node serves: /healthz, /readyz and /status, and no more."""
+
+from __future__ import annotations
+
+import json
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.system.http_server import (BoundedHandler, BoundedHttpServer)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_sidecar.observability.phase import Phase
+
+__all__ = ["StandIn"]
+
+_MAX_THREADS = 4
+
+
+class StandIn(BoundedHttpServer):
+    """Binds at once (OSError if the address is taken); serves from `start` to `stop`."""
+
+    def __init__(self, host: str, port: int, node: str, phase: Phase, ready: Callable[[], bool]) -> None:
+        self.report = {"node": node, "phase": phase.value, "ready": False}
+        self.is_ready = ready
+        super().__init__(host, port, _Handler, name="http", threads=_MAX_THREADS)
+
+
+class _Handler(BoundedHandler, BaseHTTPRequestHandler):
+    server: StandIn
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/healthz":
+            self.answer(200, "text/plain", b"ok\n")
+        elif path == "/readyz":
+            ready = self.server.is_ready()
+            self.answer(200 if ready else 503, "text/plain", f"{self.server.report['phase']}\n".encode())
+        elif path == "/status":
+            self.answer(200, "application/json", json.dumps(self.server.report).encode() + b"\n")
+        elif path == "/metrics":
+            self.answer(200, "text/plain; version=0.0.4; charset=utf-8", b"# another sidecar of this node serves\n")
+        else:
+            self.answer(404, "text/plain", b"/healthz /readyz /metrics /status\n")

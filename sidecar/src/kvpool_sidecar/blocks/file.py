@@ -1,0 +1,143 @@
+"""Reading and checking a block's file through its descriptor. The format itself is kvpool.protocol.block."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from dataclasses import replace
+from typing import NamedTuple
+
+from kvpool.protocol import block
+from kvpool.errors import CorruptBlockError, RefusedError
+
+__all__ = [
+    "ANYTHING",
+    "Expect",
+    "allow_writers",
+    "copy",
+    "fill_checksum",
+    "forbid_writers",
+    "header_of",
+    "payload_checksum",
+    "read_header",
+    "verify",
+]
+
+_STEP = 1 << 20  # stays in the processor's cache between read and checksum
+_buffers = threading.local()
+
+
+class Expect(NamedTuple):
+    """What a block must say of itself; None: anything. `packed`: it may be compressed."""
+
+    ident: bytes | None = None
+    tenant_tag: bytes | None = None
+    packed: bool = False
+
+
+ANYTHING = Expect()
+
+
+def read_header(fd: int, key: bytes, stored_len: int, expect: Expect = ANYTHING) -> block.BlockHeader:
+    """Header of the file `fd`, which must be of `key` and have exactly `stored_len` bytes behind it.
+
+    That is the payload's length unless the block is compressed. CorruptBlockError otherwise.
+    """
+    size = os.fstat(fd).st_size
+    if size != block.HEADER_BYTES + stored_len:
+        raise CorruptBlockError(f"block file has {size} bytes", key=key.hex())
+    where = key.hex()[:16]
+    header = block.decode_header(os.pread(fd, block.HEADER_BYTES, 0), where=where, packed=expect.packed)
+    block.require(header, key=key, ident=expect.ident, tenant_tag=expect.tenant_tag)
+    if header.stored_len != stored_len:
+        raise CorruptBlockError("block has another length", key=key.hex(), where=where)
+    return header
+
+
+def header_of(fd: int, key: bytes | None = None) -> block.BlockHeader:
+    """What the file `fd`, which is closed, says of itself. CorruptBlockError if it cannot be read or is of another
+    `key`."""
+    try:
+        header = block.decode_header(os.pread(fd, block.HEADER_BYTES, 0), packed=True)
+    finally:
+        os.close(fd)
+    block.require(header, key=key)
+    return header
+
+
+def payload_checksum(fd: int, payload_len: int) -> bytes:
+    """XXH3-128 of the payload, read in steps through one buffer per thread. CorruptBlockError if it is cut short."""
+    buffer = getattr(_buffers, "buffer", None)
+    if buffer is None:
+        buffer = _buffers.buffer = memoryview(bytearray(_STEP))
+    running = block.running_checksum()
+    done = 0
+    while done < payload_len:
+        got = os.preadv(fd, [buffer[: min(_STEP, payload_len - done)]], block.HEADER_BYTES + done)
+        if got == 0:
+            raise CorruptBlockError("payload is truncated")
+        running.update(buffer[:got])
+        done += got
+    return running.digest()
+
+
+def copy(source: int, target: int, key: bytes, payload_len: int) -> None:
+    """Write the block file `source` to the file `target`, verified while it passes. CorruptBlockError, OSError."""
+    header = read_header(source, key, payload_len)
+    start = os.pread(source, block.HEADER_BYTES, 0)
+    step = memoryview(bytearray(_STEP))
+    running = block.running_checksum()
+    done = 0
+    while done < payload_len:
+        got = os.preadv(source, [step[: min(_STEP, payload_len - done)]], block.HEADER_BYTES + done)
+        if got == 0:
+            break
+        running.update(step[:got])
+        _write(target, step[:got], block.HEADER_BYTES + done)
+        done += got
+    block.require(header, payload_sum=running.digest)
+    _write(target, memoryview(start), 0)
+
+
+def _write(fd: int, piece: memoryview, offset: int) -> None:
+    while piece:
+        done = os.pwrite(fd, piece, offset)
+        piece, offset = piece[done:], offset + done
+
+
+def verify(fd: int, key: bytes, payload_len: int) -> block.BlockHeader:
+    """Header and payload of the file `fd` are whole and of `key`. CorruptBlockError otherwise."""
+    header = read_header(fd, key, payload_len)
+    block.require(header, payload_sum=lambda: payload_checksum(fd, payload_len))
+    return header
+
+
+def forbid_writers(fd: int) -> None:
+    """Take a read lease on `fd`: the kernel refuses it while anybody can still write (fcntl(2), F_SETLEASE).
+
+    RefusedError if somebody can. The lease lasts until `fd` is closed.
+    """
+    # a broken lease is told by SIGIO, which ends a process that does not expect it: name a signal that ends nobody
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except BlockingIOError:
+        raise RefusedError("somebody can still write this file") from None
+
+
+def allow_writers(fd: int) -> None:
+    """Give the lease up."""
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def fill_checksum(fd: int, header: block.BlockHeader) -> block.BlockHeader:
+    """The header with the payload's checksum, computed and written into the file `fd`."""
+    done = replace(header, payload_sum=payload_checksum(fd, header.payload_len))
+    writer = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(writer, block.encode_header(done), 0)
+    finally:
+        os.close(writer)
+    return done

@@ -1,0 +1,169 @@
+"""How far each node has a prompt: POST /prefixes of the sidecar's HTTP port, for routers (docs/events.md).
+
+The question holds a tenant, a fingerprint and the engine's block hashes in order; the answer, how many blocks from the
+first on each node has. The index is asked at most twice, whatever the number of blocks.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import json
+import re
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvpool.protocol import keys
+from kvpool.protocol.block import MAX_ENGINE_HASH
+from kvpool.errors import ProtocolError
+from kvpool.protocol.wire import MAX_LOOKUP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool_sidecar.index.resolver import PeerDirectory
+    from kvpool_sidecar.storage.shared.tier import SharedTier
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.storage.base import Store
+
+__all__ = ["MAX_BODY", "Prefixes", "Question", "read_question"]
+
+MAX_BODY = 512 << 10
+_TIMEOUT_S = 1.0
+_WINDOW = 64
+_MAX_PART = 1024  # of a question; more than a header holds, for engines whose blocks have no names there
+_FIRST_GROUP = bytes(4)  # the part of vLLM's first cache group
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+
+
+class Question(NamedTuple):
+    """`hashes` are those of the engine's blocks, in order; `part` is that of kvpool.protocol.keys.ident."""
+
+    tenant: str
+    fingerprint: bytes
+    hashes: Sequence[bytes]
+    part: bytes = _FIRST_GROUP
+
+
+def read_question(body: bytes) -> Question:
+    """ProtocolError for anything that is not one."""
+    try:
+        value = json.loads(body) if len(body) <= MAX_BODY else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ProtocolError("the body is a JSON object of at most 512 KiB")
+    tenant, hashes = value.get("tenant"), value.get("hashes")
+    if not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
+        raise ProtocolError("tenant is the name of a namespace")
+    if not isinstance(hashes, list) or not 0 < len(hashes) <= MAX_LOOKUP:
+        raise ProtocolError(f"hashes is a list of 1 to {MAX_LOOKUP} block hashes in hex")
+    return Question(
+        tenant,
+        _hex(value.get("fingerprint"), "fingerprint", keys.FINGERPRINT_BYTES, keys.FINGERPRINT_BYTES),
+        [_hex(one, "each of hashes", 1, MAX_ENGINE_HASH) for one in hashes],
+        _hex(value.get("part", _FIRST_GROUP.hex()), "part", 0, _MAX_PART),
+    )
+
+
+def _hex(text: object, what: str, least: int, most: int) -> bytes:
+    try:
+        data = bytes.fromhex(text) if isinstance(text, str) and len(text) <= 2 * most else None
+    except ValueError:
+        data = None
+    if data is None or not least <= len(data) <= most:
+        raise ProtocolError(f"{what} is {least} to {most} bytes in hex")
+    return data
+
+
+class Prefixes:
+    """Thread-safe. `token` is what a router must show; `secret` is the pool's.
+
+    `tenants_of`: the ids of a namespace's tenant and of those it may read.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        secret: bytes,
+        node: str,
+        local: Store,
+        peers: PeerDirectory,
+        shared: SharedTier | None,
+        stats: Stats,
+        tenants_of: Callable[[str], Sequence[str]] = lambda namespace: (namespace,),
+    ) -> None:
+        self._tenants_of = tenants_of
+        self._token = token.encode()
+        self._secret = secret
+        self._node = node
+        self._local = local
+        self._peers = peers
+        self._shared = shared
+        self._stats = stats
+
+    def is_allowed(self, authorization: str) -> bool:
+        """Does it show the token? Takes as long for a wrong one."""
+        scheme, _, shown = authorization.partition(" ")
+        ok = scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), self._token)
+        if not ok:
+            self._stats.add("prefix_queries", "refused")
+        return ok
+
+    def answer(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        """HTTP status and JSON: `{"nodes": {node: blocks}, "shared": blocks, "complete": the index answered}`."""
+        try:
+            question = read_question(body)
+        except ProtocolError as e:
+            self._stats.add("prefix_queries", "malformed")
+            return 400, {"error": str(e)}
+        deadline = time.monotonic() + _TIMEOUT_S
+        idents = [keys.ident(question.fingerprint, one, question.part) for one in question.hashes]
+        tenants = self._tenants_of(question.tenant)
+        wanted = [[keys.key(self._secret, tenant, ident) for ident in idents] for tenant in tenants]
+        nodes = self._peers_reach(wanted, deadline)
+        complete = nodes is not None
+        names = list(zip(*wanted, strict=True))  # of each block
+        reach = {self._node: next((n for n, its in enumerate(names) if not any(map(self._local.has, its))), len(names))}
+        reach.update(nodes or {})
+        self._stats.add("prefix_queries", "answered" if complete else "without-index")
+        return 200, {
+            "nodes": {node: n for node, n in reach.items() if n},
+            "shared": self._shared_reach(wanted, deadline),
+            "complete": complete,
+        }
+
+    def _peers_reach(self, wanted: Sequence[Sequence[bytes]], deadline: float) -> dict[str, int] | None:
+        """`wanted`: the blocks' names under each tenant."""
+        there: list[set[str]] = [set() for _ in wanted[0]]
+        for its in wanted:
+            holders = self._peers.holders(its, deadline - time.monotonic())
+            if holders is None:
+                return None
+            there = [one | other for one, other in zip(there, holders, strict=True)]
+        reach: dict[str, int] = {}
+        still = set(there[0])
+        for n, nodes in enumerate(there):
+            still &= nodes
+            if not still:
+                break
+            reach.update(dict.fromkeys(still, n + 1))
+        return reach
+
+    def _shared_reach(self, wanted: Sequence[Sequence[bytes]], deadline: float) -> int:
+        """As far as the time goes."""
+        if self._shared is None or not self._shared.available:
+            return 0
+        reach, count = 0, len(wanted[0])
+        size = 1  # a prompt that nobody has seen costs one question
+        while reach < count and deadline - time.monotonic() > 0:
+            missing = list(range(reach, min(reach + size, count)))
+            for its in wanted:
+                left = deadline - time.monotonic()
+                there = self._shared.has_many([its[n] for n in missing], left) if missing and left > 0 else ()
+                missing = [n for n, is_there in itertools.zip_longest(missing, there) if not is_there]
+            if missing:
+                return missing[0]
+            reach += size
+            size = _WINDOW
+        return min(reach, count)

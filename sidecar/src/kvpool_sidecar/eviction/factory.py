@@ -1,0 +1,102 @@
+"""From limits to tables and back: what a drive's table must be like, and what must go because of its limits. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool_sidecar.eviction.prefix_aware import PrefixAware
+from kvpool_sidecar.eviction.lru_lfu_fifo import (Fifo, Lfu, Lru)
+from kvpool_sidecar.eviction.s3fifo import S3Fifo
+from kvpool_sidecar.eviction.policy import (SAVE_EVERY_S, Table)
+from kvpool_sidecar.eviction.per_tenant import PerTenant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_sidecar.eviction.pinning import Pins
+    from kvpool_sidecar.tenancy.limits import (Limits, TenantLimits)
+
+__all__ = ["Order", "adjust", "expired", "make_table", "make_tables", "must_rebuild"]
+
+
+class Order(NamedTuple):
+    """In which order blocks go. Those used `pinned_min_uses` times go last, up to `pinned_percent` of the room."""
+
+    policy: str = "PrefixAware"
+    pinned_percent: int = 0
+    pinned_min_uses: int = 16
+
+
+def make_table(policy: str, capacity_bytes: int, pins: Pins | None = None) -> Table:
+    """An empty table by the policy's name in the pool's spec; what `pins` holds goes last. KeyError: no such name."""
+    table = _plain_table(policy, capacity_bytes)
+    if pins is not None:
+        table.pin_by(pins)
+    return table
+
+
+def make_tables(order: Order, limits: Limits) -> Table:
+    """An empty table for a drive with these limits: one for each tenant where it matters whose a block is."""
+    if limits.by_tenant:
+        return PerTenant(*_rules(order, limits))
+    return _one(order, limits, limits.of(b""))
+
+
+def must_rebuild(order: Order, limits: Limits, before: Order, limits_before: Limits) -> bool:
+    """Is another table needed, or is what the present one knows of its blocks too little?"""
+    more = limits.by_age and not (limits_before.by_age or limits_before.by_tenant)
+    return order.policy != before.policy or limits.by_tenant != limits_before.by_tenant or more
+
+
+def adjust(table: Table, order: Order, limits: Limits) -> None:
+    """Have a table follow limits for which it need not be another."""
+    if not isinstance(table, PerTenant):
+        _fit(table, order, limits, limits.of(b""))
+        return
+    table.rule_by(*_rules(order, limits))
+    for tenant, one in table.tables().items():
+        _fit(one, order, limits, limits.of(tenant))
+
+
+def expired(table: Table, limits: Limits, wall: float, settled_s: float) -> list[bytes]:
+    """Blocks that were idle for too long or are too old at `wall`, Unix seconds. Takes time for every block.
+
+    The limits have held for `settled_s`: how exactly last uses were noted before that is not known, so nothing counts
+    as idle until it could have been noted anew.
+    """
+    if not isinstance(table, PerTenant):
+        return _expired(table, limits.of(b""), wall, settled_s)
+    found = []
+    for tenant, one in table.tables().items():
+        found += _expired(one, limits.of(tenant), wall, settled_s)
+    return found
+
+
+def _expired(table: Table, limits: TenantLimits, wall: float, settled_s: float) -> list[bytes]:
+    never = float("-inf")
+    counts = limits.idle_s and settled_s >= min(SAVE_EVERY_S, limits.idle_s)
+    idle_since = wall - limits.idle_s if counts else never
+    created_before = wall - limits.max_age_s if limits.max_age_s else never
+    return table.expired(idle_since, created_before) if max(idle_since, created_before) > never else []
+
+
+def _rules(order: Order, limits: Limits) -> tuple[Callable[[bytes], Table], Callable[[bytes], int]]:
+    return lambda tenant: _one(order, limits, limits.of(tenant)), lambda tenant: limits.of(tenant).priority
+
+
+def _one(order: Order, limits: Limits, tenant: TenantLimits) -> Table:
+    table = _plain_table(order.policy, tenant.bytes or limits.capacity)
+    _fit(table, order, limits, tenant)
+    return table
+
+
+def _fit(table: Table, order: Order, limits: Limits, tenant: TenantLimits) -> None:
+    table.limit_pins((tenant.bytes or limits.capacity) * order.pinned_percent // 100, order.pinned_min_uses)
+    table.save_every_s = min(SAVE_EVERY_S, tenant.idle_s / 4) if tenant.idle_s else SAVE_EVERY_S
+
+
+def _plain_table(policy: str, capacity_bytes: int) -> Table:
+    if policy == "PrefixAware":
+        return PrefixAware(capacity_bytes)
+    plain: dict[str, type[Lru | Lfu | Fifo | S3Fifo]] = {"LRU": Lru, "LFU": Lfu, "FIFO": Fifo, "S3FIFO": S3Fifo}
+    return plain[policy]()

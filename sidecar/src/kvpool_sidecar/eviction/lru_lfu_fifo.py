@@ -1,0 +1,105 @@
+"""The plain orders: by last use, by arrival, by number of uses. Constant time each."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.eviction.policy import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvpool_sidecar.eviction.policy import Entry
+
+__all__ = ["Fifo", "Lfu", "Lru"]
+
+
+class Fifo(Table):
+    """What was stored first goes first; uses change nothing."""
+
+    saves_uses = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._order: OrderedDict[bytes, None] = OrderedDict()
+
+    def _in_order(self) -> Iterator[bytes]:
+        return iter(self._order)
+
+    def _admit(self, key: bytes, entry: Entry) -> None:
+        self._order[key] = None
+
+    def _use(self, key: bytes) -> None:
+        pass
+
+    def _forget(self, key: bytes) -> None:
+        del self._order[key]
+
+    def _evict(self) -> bytes:
+        return self._order.popitem(last=False)[0]
+
+    def _reset(self) -> None:
+        self._order.clear()
+
+    def _first(self, key: bytes) -> None:
+        self._order.move_to_end(key, last=False)
+
+
+class Lru(Fifo):
+    """What was not used for the longest time goes first."""
+
+    saves_uses = True
+
+    def _use(self, key: bytes) -> None:
+        self._order.move_to_end(key)
+
+
+class Lfu(Table):
+    """What was used least often goes first; of those, what was not used for the longest time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count: dict[bytes, int] = {}
+        self._order: dict[int, OrderedDict[bytes, None]] = {}
+        self._least = 0
+
+    def _uses_of(self, key: bytes) -> int:
+        return self._count.get(key, 0)
+
+    def _admit(self, key: bytes, entry: Entry) -> None:
+        self._put(key, entry.uses)
+        self._least = min(self._least, entry.uses)
+
+    def _use(self, key: bytes) -> None:
+        count = self._count[key]
+        self._forget(key)
+        self._put(key, count + 1)
+
+    def _forget(self, key: bytes) -> None:
+        count = self._count.pop(key)
+        queue = self._order[count]
+        del queue[key]
+        if not queue:
+            del self._order[count]
+
+    def _evict(self) -> bytes:
+        if self._least not in self._order:
+            self._least = min(self._order)
+        key = next(iter(self._order[self._least]))
+        self._forget(key)
+        return key
+
+    def _reset(self) -> None:
+        self._count.clear()
+        self._order.clear()
+
+    def _put(self, key: bytes, count: int) -> None:
+        self._count[key] = count
+        self._order.setdefault(count, OrderedDict())[key] = None
+
+    def _first(self, key: bytes) -> None:
+        self._forget(key)
+        self._put(key, 0)
+        self._order[0].move_to_end(key, last=False)
+        self._least = 0

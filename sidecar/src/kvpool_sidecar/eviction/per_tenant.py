@@ -1,0 +1,123 @@
+"""One table for each tenant, where it matters whose a block is: a tenant's own order decides what of its own goes.
+
+Who makes room when the drive as a whole is full: of the tenants with the lowest priority the one that takes the most.
+So a tenant that writes much pays for itself, and nothing that one tenant does changes the order of another. The number
+of tenants is that of the namespaces served.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.eviction.policy import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kvpool_sidecar.eviction.policy import Entry
+
+__all__ = ["PerTenant"]
+
+
+class PerTenant(Table):
+    """`make` gives a tenant's table, `priority` tells who loses blocks first: the lowest.
+
+    Whose a block is says `Entry.tenant`, which is in the block's header.
+    """
+
+    def __init__(self, make: Callable[[bytes], Table], priority: Callable[[bytes], int] = lambda _tenant: 0) -> None:
+        super().__init__()
+        self._make = make
+        self._priority = priority
+        self._tables: dict[bytes, Table] = {}
+
+    def rule_by(self, make: Callable[[bytes], Table], priority: Callable[[bytes], int]) -> None:
+        """From now on; the tables that there are stay."""
+        self._make, self._priority = make, priority
+
+    def tables(self) -> dict[bytes, Table]:
+        """Each tenant's, to be read and limited, not to be changed otherwise."""
+        return dict(self._tables)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for table in self._tables.values():
+            yield from table
+
+    def bytes_of(self, tenant: bytes) -> int:
+        """Bytes that the tenant's blocks take."""
+        table = self._tables.get(tenant)
+        return 0 if table is None else table.total_bytes
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(table.pinned_bytes for table in self._tables.values())
+
+    def tenants(self) -> dict[bytes, int]:
+        """Bytes of each tenant that has blocks."""
+        return {tenant: table.total_bytes for tenant, table in self._tables.items() if len(table)}
+
+    def take_from(self, tenant: bytes, need_bytes: int, max_count: int) -> list[tuple[bytes, Entry]]:
+        """Like `take_victims`, of one tenant's blocks."""
+        table = self._tables.get(tenant)
+        taken = [] if table is None or need_bytes <= 0 else table.take_victims(need_bytes, max_count)
+        for key, entry in taken:
+            del self._entries[key]
+            self.total_bytes -= entry.size
+        self._note(*(key for key, _ in taken))
+        return taken
+
+    def touch(self, key: bytes, now: float) -> bool:
+        entry = self._entries.get(key)
+        if entry is None:
+            return False
+        table = self._tables[entry.tenant]
+        save = table.touch(key, now)
+        saved = table.get(key)
+        if saved is not None and saved is not entry:
+            self._entries[key] = saved
+        return save
+
+    def learn(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
+        self._table_of(tenant).learn(keys, tenant)
+
+    def uses(self, key: bytes) -> int:
+        entry = self._entries.get(key)
+        return 0 if entry is None else self._tables[entry.tenant].uses(key)
+
+    def _admit(self, key: bytes, entry: Entry) -> None:
+        self._table_of(entry.tenant).add(key, entry)
+
+    def discard(self, key: bytes) -> bool:
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._tables[entry.tenant].discard(key)
+        return super().discard(key)
+
+    def sort_by_saved(self) -> None:
+        for table in self._tables.values():
+            table.sort_by_saved()
+
+    def put_back(self, key: bytes, entry: Entry) -> None:
+        self.add(key, entry)
+        self._tables[entry.tenant].put_back(key, entry)
+
+    def _evict(self) -> bytes:
+        some = (tenant for tenant, table in self._tables.items() if len(table))
+        tenant = min(some, key=lambda one: (self._priority(one), -self._tables[one].total_bytes))
+        (key, _), *_ = self._tables[tenant].take_victims(0, 1, at_least=1)
+        return key
+
+    def _use(self, key: bytes) -> None:
+        raise NotImplementedError  # `touch` asks the tenant's table
+
+    def _forget(self, key: bytes) -> None:
+        """`discard` has told the tenant's table."""
+
+    def _reset(self) -> None:
+        self._tables.clear()
+
+    def _table_of(self, tenant: bytes) -> Table:
+        table = self._tables.get(tenant)
+        if table is None:
+            table = self._tables[tenant] = self._make(tenant)
+        return table

@@ -1,0 +1,173 @@
+"""The default order: prefix-aware. Only a block that no block here builds on can go, and of those the least promising.
+
+A block is worth nothing without the blocks before it in its prompt, so within a prompt the last goes first, and a
+prefix that many prompts share stays as long as any of them does. Which of many prompts loses its end is decided by
+`kvpool_sidecar.eviction.reuse_model`, among a few taken by chance, which needs no order to be kept up on the way of a read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.eviction.reuse_model import (CLASSES, Ages)
+from kvpool_sidecar.eviction.policy import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvpool_sidecar.eviction.policy import Entry
+
+__all__ = ["Hints", "PrefixAware"]
+
+_SAMPLE = 32
+_HINTS = 1 << 14  # per tenant
+_TENANTS = 64
+
+
+class _Node:
+    __slots__ = ("alive", "children", "depth", "key", "last", "parent", "place", "uses")
+
+    def __init__(self, key: bytes, uses: int, last: int) -> None:
+        self.key = key
+        self.uses = uses
+        self.last = last
+        self.parent: _Node | None = None
+        self.children = 0
+        self.depth = -1  # as first heard
+        self.place = -1  # among the leaves
+        self.alive = True
+
+
+class Hints:
+    """What block comes before a block that is not here yet: told by a lookup, used by the store that follows.
+
+    Bounded for each tenant, so that one who asks much does not make the pool forget what it heard from another.
+    """
+
+    def __init__(self, per_tenant: int = _HINTS, tenants: int = _TENANTS) -> None:
+        self._per_tenant = per_tenant
+        self._tenants = tenants
+        self._by_tenant: OrderedDict[bytes, OrderedDict[bytes, tuple[bytes, int]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_tenant.values()))
+
+    def add(self, tenant: bytes, key: bytes, before: bytes, depth: int) -> None:
+        """`before` is what `key` builds on; `depth` is how many blocks are before it."""
+        hints = self._by_tenant.get(tenant)
+        if hints is None:
+            hints = self._by_tenant[tenant] = OrderedDict()
+            if len(self._by_tenant) > self._tenants:
+                self._by_tenant.popitem(last=False)
+        hints[key] = before, depth
+        if len(hints) > self._per_tenant:
+            hints.popitem(last=False)
+
+    def take(self, tenant: bytes, key: bytes) -> tuple[bytes, int] | None:
+        """What `key` builds on and how deep it is, once."""
+        hints = self._by_tenant.get(tenant)
+        return None if hints is None else hints.pop(key, None)
+
+
+class PrefixAware(Table):
+    """See the module. `capacity_bytes` is of the drive; `seed` makes the choice among prompts repeatable."""
+
+    def __init__(self, capacity_bytes: int, seed: int = 1) -> None:
+        super().__init__()
+        self._ages = Ages(capacity_bytes)
+        self._nodes: dict[bytes, _Node] = {}
+        self._leaves: list[_Node] = []
+        self._hints = Hints()
+        self._random = random.Random(seed).random  # noqa: S311 - a sample, not a secret
+        self._next: _Node | None = None  # the rest of a prompt that has begun to go
+
+    def _uses_of(self, key: bytes) -> int:
+        node = self._nodes.get(key)
+        return 0 if node is None else node.uses
+
+    def learn(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
+        before: _Node | None = None
+        key_before = b""
+        for depth, key in enumerate(keys):
+            node = self._nodes.get(key)
+            if node is not None:
+                if node.depth < 0:
+                    node.depth = depth
+                if before is not None and (node.parent is None or not node.parent.alive):
+                    self._link(node, before)
+            else:
+                self._hints.add(tenant, key, key_before, depth)
+            before, key_before = node, key
+
+    def _admit(self, key: bytes, entry: Entry) -> None:
+        ages = self._ages
+        ages.clock += entry.size
+        node = _Node(key, ages.seen(key, min(entry.uses, CLASSES - 1)), ages.clock)
+        self._nodes[key] = node
+        self._to_leaves(node)
+        if (hint := self._hints.take(entry.tenant, key)) is not None:
+            before, node.depth = hint
+            if (parent := self._nodes.get(before)) is not None:
+                self._link(node, parent)
+
+    def _use(self, key: bytes) -> None:
+        node = self._nodes[key]
+        node.uses = self._ages.seen(key, node.uses + 1)
+        node.last = self._ages.clock
+
+    def _forget(self, key: bytes) -> None:
+        node = self._nodes.pop(key)
+        node.alive = False
+        if node.place >= 0:
+            self._from_leaves(node)
+        parent, node.parent = node.parent, None
+        if parent is not None:
+            parent.children -= 1
+            if parent.children == 0 and parent.alive:
+                self._to_leaves(parent)
+
+    def _evict(self) -> bytes:
+        node = self._next
+        if node is None or not node.alive or node.place < 0:
+            node = self._least()
+        parent = node.parent
+        self._next = parent if parent is not None and parent.uses == node.uses else None
+        self._forget(node.key)
+        return node.key
+
+    def _least(self) -> _Node:
+        """The least promising of a sample of leaves; the one that waits for longest among equals."""
+        self._ages.renew()
+        leaves, index = self._leaves, self._ages.index
+        count = len(leaves)
+        some = leaves if count <= _SAMPLE else [leaves[int(self._random() * count)] for _ in range(_SAMPLE)]
+        return min(some, key=lambda node: (index(node.uses, node.last), node.last))
+
+    def _reset(self) -> None:
+        for node in self._nodes.values():
+            node.alive = False
+        self._nodes.clear()
+        self._leaves.clear()
+        self._next = None
+
+    def _link(self, node: _Node, parent: _Node) -> None:
+        """`node` builds on `parent`. Depths never change, so no tale of prompts makes a circle, which could not go."""
+        if not 0 <= parent.depth < node.depth:
+            return
+        node.parent = parent
+        parent.children += 1
+        if parent.place >= 0:
+            self._from_leaves(parent)
+
+    def _to_leaves(self, node: _Node) -> None:
+        node.place = len(self._leaves)
+        self._leaves.append(node)
+
+    def _from_leaves(self, node: _Node) -> None:
+        last = self._leaves.pop()
+        if last is not node:
+            self._leaves[node.place] = last
+            last.place = node.place
+        node.place = -1

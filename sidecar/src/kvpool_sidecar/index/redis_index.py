@@ -1,0 +1,291 @@
+"""The index in Redis or Valkey: what is asked and told; commands of Redis 6.2, no scripts.
+
+====================== ==========================================================================
+`b` + key[:16]         packed records (kvpool_sidecar.index.record), one per node that has the block
+`n:<number>`           JSON of NodeInfo, expires with the node's lease
+`N:<node name>`        the node's number
+`nodes`                counter that numbers are taken from
+`epoch` + tag          random, one on each server; whoever finds one missing sets it
+`s:<number>`           the node was heard of; expires when its entries are to be forgotten
+`s:sweeper` + tag      who looks for forgotten entries on this server, a lease
+`s:swept` + tag        expires when they are to be looked for again
+====================== ==========================================================================
+
+A node appends its record to an entry (APPEND is atomic) and takes it out under WATCH. The epoch that nodes are told
+changes when one of the servers was emptied, replaced by its replica or started anew: then everybody announces again.
+A lease is extended by commands that need no memory, so that nodes stay alive in an index that is full.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import secrets
+from typing import TYPE_CHECKING
+
+from kvpool.protocol import index_url
+from kvpool.errors import RetryableError
+from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
+from kvpool_sidecar.index.redis_connection import (Broken, Login, Refusal)
+from kvpool_sidecar.index.credentials import Passwords
+from kvpool_sidecar.index.record import Record, entry_name, is_entry_name, pack, unpack
+from kvpool_sidecar.index.redis_topology import Servers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from kvpool_sidecar.index.redis_connection import (Command, Reply, Target)
+    from kvpool_sidecar.index.redis_topology import Server
+
+__all__ = ["RedisIndex"]
+
+_NAME_TTL_MS = 30 * 24 * 3600 * 1000
+_MAX_TRIES = 64
+_MAX_ROSTER = 4096
+_SWEEPER_MS = 30_000
+_SWEEP_BATCH = 512
+_TIMEOUT_S = 0.5
+_SLOW_TIMEOUT_S = 2.0
+
+
+class RedisIndex(Index):
+    """See Index. Connects at the first use, or when warmed. `url`: kvpool.protocol.index_url. `passwords`: those that change.
+
+    `timeout_s` is how long a connection that says nothing is kept, not how long a lookup may take: a caller in a hurry
+    stops waiting by itself, and an answer that is a little late leaves the connection whole.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        username: str = "",
+        password: str = "",
+        passwords: Passwords | None = None,
+        ca: str = "",
+        cert: str = "",
+        key: str = "",
+        lease_s: float = 15.0,
+        forget_s: float = 3600.0,
+        timeout_s: float = _TIMEOUT_S,
+        slow_timeout_s: float = _SLOW_TIMEOUT_S,
+    ) -> None:
+        parsed = index_url.parse(url)
+        passwords = passwords or Passwords.fixed(password or parsed.password)
+        login = Login(username or parsed.username, passwords, parsed.db, parsed.tls, ca, cert, key)
+        self._lease_ms = max(1, int(lease_s * 1000))
+        self._forget_ms = max(1, int(forget_s * 1000))
+        self._servers = Servers(parsed, login, timeout_s, slow_timeout_s)
+        self._heard: dict[Target, str] = {}  # what tells a server's data apart
+        self._untold: set[Target] = set()  # servers that missed announcements
+        self._returns = 0
+
+    def join(self, info: NodeInfo) -> int:
+        name = f"N:{info.node}"
+        (known,) = self._servers.run([(b"GET", name)])
+        number = int(known) if known is not None and known.isdigit() else 0
+        for _ in range(_MAX_TRIES):
+            if not 0 < number <= MAX_NODE:
+                (count,) = self._servers.run([(b"INCRBY", b"nodes", 1)])
+                number = int(count) % MAX_NODE + 1
+            if self._take(number, info):
+                if known != b"%d" % number:
+                    self._servers.run([(b"SET", name, number, b"PX", _NAME_TTL_MS)])
+                self._servers.run([(b"SET", b"s:%d" % number, b"", b"PX", self._forget_ms)])
+                return number
+            number = 0
+        raise RetryableError("no free node number", where=self._servers.where)
+
+    def _take(self, number: int, info: NodeInfo) -> bool:
+        """Hold the lease of `number`, unless another node does."""
+        lease, text = b"n:%d" % number, info.dumps()
+        if self._servers.run([(b"SET", lease, text, b"NX", b"PX", self._lease_ms)])[0] is not None:
+            return True
+        (value,) = self._servers.run([(b"GET", lease)])
+        holder = NodeInfo.loads(value or b"")
+        if holder is not None and holder.node != info.node:
+            return False
+        self._servers.run([(b"SET", lease, text, b"PX", self._lease_ms)])
+        return True
+
+    def renew(self, number: int, info: NodeInfo) -> str | None:
+        self._servers.show_new_password()
+        lease, name = b"n:%d" % number, f"N:{info.node}"
+        value, known, count = self._servers.run([(b"GET", lease), (b"GET", name), (b"GET", b"nodes")])
+        behind = number - 1 - (int(count) if count is not None and count.isdigit() else 0)
+        if behind > 0:  # the index was emptied: who counts the nodes would not come as far as this one
+            self._servers.run([(b"INCRBY", b"nodes", behind)])
+        if value != info.dumps().encode():
+            if not self._take(number, info):
+                return None
+        elif not self._servers.run([(b"PEXPIRE", lease, self._lease_ms)])[0]:
+            raise RetryableError("the lease ended just now", where=self._servers.where)
+        if known != b"%d" % number:
+            self._servers.run([(b"SET", name, number, b"PX", _NAME_TTL_MS)])
+        _, is_seen = self._servers.run(
+            [(b"PEXPIRE", name, _NAME_TTL_MS), (b"PEXPIRE", b"s:%d" % number, self._forget_ms)]
+        )
+        if not is_seen:
+            self._servers.run([(b"SET", b"s:%d" % number, b"", b"PX", self._forget_ms)])
+        return self._epoch()
+
+    def _epoch(self) -> str:
+        """Of all servers; one that is away counts as it was, until it is back."""
+        servers = self._servers.servers()
+        names = [f"epoch{tag}" for _, tag in servers]
+        values = self._servers.run([(b"GET", name) for name in names], partly=True)
+        missing = [name for name, value in zip(names, values, strict=True) if value is None]
+        if missing:
+            self._servers.run([(b"SET", name, secrets.token_hex(8), b"NX") for name in missing])
+            values = self._servers.run([(b"GET", name) for name in names], partly=True)
+        if None in values:
+            raise RetryableError("the index was emptied just now", where=self._servers.where)
+        for (server, _), value in zip(servers, values, strict=True):
+            self._hear(server, value)
+        texts = sorted(self._heard.get(server.target, "away") for server, _ in servers)
+        return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+    def _hear(self, server: Server, epoch: Reply) -> None:
+        """Note what tells apart the data that this server has now from any that it had or will have."""
+        life = self._life(server) if isinstance(epoch, bytes) else None
+        if life is None:
+            return
+        if server.target in self._untold:  # back again: what it was not told meanwhile is told now
+            self._untold.discard(server.target)
+            self._returns += 1
+            self._heard.pop(server.target, None)
+        before, _, times = self._heard.get(server.target, "").rpartition("~")
+        now = epoch.decode("ascii", "replace") + life
+        self._heard[server.target] = f"{now}~{times if now == before else self._returns}"
+
+    def _life(self, server: Server) -> str | None:
+        """What changes with the process behind an address, where we may ask. None: it does not answer."""
+        if not server.may_info:
+            return server.slow.name
+        answer = server.slow.ask([(b"INFO", b"server")])
+        if isinstance(answer, Broken):
+            return None
+        if isinstance(answer[0], Refusal):
+            server.may_info = False
+            return server.slow.name
+        line = next((line for line in bytes(answer[0]).split(b"\r\n") if line.startswith(b"run_id:")), b"")
+        return server.slow.name + line.decode("ascii", "replace")
+
+    def leave(self, number: int, info: NodeInfo) -> None:
+        (value,) = self._servers.run([(b"GET", b"n:%d" % number)])
+        holder = NodeInfo.loads(value or b"")
+        if holder is not None and holder.node == info.node:
+            self._servers.run([(b"DEL", b"n:%d" % number)])
+
+    def announce(self, blocks: Sequence[tuple[bytes, Record]]) -> None:
+        if not blocks:
+            return
+        wanted = {entry_name(key): record for key, record in blocks}
+        values = self._servers.run([(b"GET", name) for name in wanted], partly=True)
+        append: dict[bytes, Command] = {}
+        stale: dict[int, list[bytes]] = {}
+        for (name, record), value in zip(wanted.items(), values, strict=True):
+            if isinstance(value, Broken):
+                self._leave_untold(name)
+                continue
+            own = [r for r in unpack(value) if r.node == record.node]
+            if own == [record]:
+                continue
+            if own:
+                stale.setdefault(record.node, []).append(name)
+            append[name] = (b"APPEND", name, pack(record))
+        for node, names in stale.items():
+            self._take_out(node, names)
+        if append:
+            self._servers.want_room(append)
+            for name, reply in zip(append, self._servers.run(list(append.values()), partly=True), strict=True):
+                if isinstance(reply, Broken):
+                    self._leave_untold(name)
+
+    def _leave_untold(self, name: bytes) -> None:
+        """The server that this entry belongs to is away. When it is back, the epoch changes and all is told again."""
+        target = self._servers.target_of(name)
+        if target is not None:
+            self._untold.add(target)
+
+    def withdraw(self, number: int, keys: Sequence[bytes]) -> None:
+        if keys:
+            self._take_out(number, [entry_name(key) for key in dict.fromkeys(keys)])
+
+    def _take_out(self, number: int, names: Sequence[bytes]) -> None:
+        """What a server that is away is not told, a reader finds out by itself."""
+        self._servers.change(names, functools.partial(_without, {number}))
+
+    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> Answer:
+        names = [entry_name(key) for key in keys] + [b"n:%d" % number for number in numbers]
+        if not names:
+            return Answer([], {})
+        values = self._servers.read(names)
+        records = [() if isinstance(value, Broken) else unpack(value) for value in values[: len(keys)]]
+        nodes, untold = {}, set()
+        for number, value in zip(numbers, values[len(keys) :], strict=True):
+            if isinstance(value, Broken):
+                untold.add(number)
+            elif value is not None and (info := NodeInfo.loads(value)) is not None:
+                nodes[number] = info
+        return Answer(records, nodes, frozenset(untold))
+
+    def roster(self) -> Answer:
+        (count,) = self._servers.run([(b"GET", b"nodes")])
+        last = int(count) if count is not None and count.isdigit() else 0
+        numbers = sorted({n % MAX_NODE + 1 for n in range(max(0, last - _MAX_ROSTER), last + 1)})
+        return self.ask((), numbers)
+
+    def sweep(self, number: int, pace: Callable[[int], bool]) -> int:
+        removed = 0
+        for server, tag in self._servers.servers():
+            lease, done = f"s:sweeper{tag}", f"s:swept{tag}"
+            if self._servers.run([(b"GET", done)])[0] is not None:
+                continue
+            if self._servers.run([(b"SET", lease, number, b"NX", b"PX", _SWEEPER_MS)])[0] is None:
+                continue
+            count, is_whole = self._sweep(server, lease, number, pace)
+            removed += count
+            if is_whole:
+                self._servers.run([(b"SET", done, b"", b"PX", self._forget_ms)])
+            self._servers.run([(b"DEL", lease)])
+        return removed
+
+    def _sweep(self, server: Server, lease: str, number: int, pace: Callable[[int], bool]) -> tuple[int, bool]:
+        removed, cursor = 0, b"0"
+        while True:
+            cursor, names = self._servers.scan(server, cursor, _SWEEP_BATCH)
+            entries = [name for name in names if is_entry_name(name)]
+            values = self._servers.run([(b"GET", name) for name in entries]) if entries else []
+            numbers = {r.node for value in values for r in unpack(value)}
+            gone = self._gone(numbers)
+            if gone:
+                hit = [n for n, v in zip(entries, values, strict=True) if any(r.node in gone for r in unpack(v))]
+                removed += sum(r.node in gone for v in values for r in unpack(v))
+                self._servers.change(hit, functools.partial(_without, gone))
+            holder, _ = self._servers.run([(b"GET", lease), (b"PEXPIRE", lease, _SWEEPER_MS)])
+            if holder != b"%d" % number or not pace(len(names)):
+                return removed, False
+            if cursor == b"0":
+                return removed, True
+
+    def _gone(self, numbers: Collection[int]) -> set[int]:
+        """Those that neither have a lease nor were heard of."""
+        asked = list(numbers)
+        if not asked:
+            return set()
+        replies = self._servers.run([(b"GET", name % n) for n in asked for name in (b"n:%d", b"s:%d")])
+        return {n for at, n in enumerate(asked) if replies[2 * at] is None and replies[2 * at + 1] is None}
+
+    def warm(self, connections: int) -> None:
+        self._servers.warm(connections)
+
+    def close(self) -> None:
+        self._servers.close()
+
+
+def _without(numbers: Collection[int], value: bytes) -> bytes:
+    """An entry's value without the records of these nodes; unchanged if there are none."""
+    records = unpack(value)
+    left = [r for r in records if r.node not in numbers]
+    return b"".join(pack(r) for r in left) if len(left) < len(records) else value

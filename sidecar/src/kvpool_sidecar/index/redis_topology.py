@@ -1,0 +1,437 @@
+"""The servers that together are one index: a single Redis, the master that Sentinels name, or the masters of a Cluster.
+
+Reads (the fast lane) never look for servers, except the very first: where a server does not answer, its part of the
+answer is missing. Everything else (the slow lane: heartbeats, announcements) finds out where the servers are now. In a
+Cluster a question is split by slot and put to all masters at the same time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from binascii import crc_hqx
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool.errors import RetryableError
+from kvpool_sidecar.index.base import IndexFullError
+from kvpool_sidecar.index.redis_connection import (Broken, Link, Redirect, Refusal, exchange)
+from kvpool_sidecar.index.credentials import Passwords
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kvpool.protocol.index_url import IndexUrl
+    from kvpool_sidecar.index.redis_connection import (Command, Login, Reply, Target)
+
+__all__ = ["SLOTS", "Server", "Servers", "key_slot"]
+
+SLOTS = 16384
+_LOOK_AGAIN_S = 30.0
+_MOVING = {"READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED"}
+_CLUSTERED = {"MOVED", "CROSSSLOT"}
+_HEADROOM = 0.03
+_MAX_SERVERS = 1024
+_MAX_TAGS = 1 << 16
+
+
+def key_slot(name: bytes) -> int:
+    """Slot of a key as Redis Cluster reckons it (CRC16/XMODEM of the part in the first braces, or of all)."""
+    start = name.find(b"{")
+    if start >= 0:
+        end = name.find(b"}", start + 1)
+        if end > start + 1:
+            name = name[start + 1 : end]
+    return crc_hqx(name, 0) % SLOTS
+
+
+class Server:
+    """One master. `down`: it did not answer when last asked; the slow lane finds out when it does again."""
+
+    def __init__(self, target: Target, login: Login, fast_s: float, slow_s: float) -> None:
+        self.target = target
+        self.fast = Link(target, login, fast_s)
+        self.slow = Link(target, login, slow_s)
+        self.down = False
+        self.may_info = True
+        self.free = 1.0  # part of its memory, when last measured
+
+    def close(self) -> None:
+        self.fast.close()
+        self.slow.close()
+
+
+class _Map(NamedTuple):
+    servers: tuple[Server, ...]
+    owners: list[int]  # of each slot; empty: the first server has them all
+    tags: tuple[str, ...]  # for each server something that makes `name + tag` one of its keys
+
+
+class Servers:
+    """Thread-safe. RetryableError for what may work later, IndexFullError where there is no memory left."""
+
+    def __init__(self, url: IndexUrl, login: Login, fast_s: float, slow_s: float) -> None:
+        self._url = url
+        self._login = login
+        self._times = (fast_s, slow_s)
+        self._lock = threading.Lock()
+        self._looking = threading.Lock()
+        self._known: dict[Target, Server] = {}
+        self._map: _Map | None = None
+        self._looked_at = float("-inf")
+        self._stale = False
+
+    @property
+    def where(self) -> str:
+        return self._url.public
+
+    @property
+    def is_fixed(self) -> bool:
+        """One server whose address never changes."""
+        return self._url.kind in ("single", "unix")
+
+    def read(self, names: Sequence[bytes]) -> list[bytes | Broken | None]:
+        """The values; Broken for those of a server that did not answer. RetryableError if none did."""
+        known = self._map or self._look()
+        if not known.owners:
+            question = [(known.servers[0].fast, [(b"MGET", *names)])]
+            (answer,) = exchange(question)
+            if isinstance(answer, Broken) and answer.ended:
+                (answer,) = exchange(question)  # whoever shows us out may let us in again: a password was changed
+            if isinstance(answer, Broken):
+                self._note(known.servers[0], is_down=True)
+                raise RetryableError(answer.reason)
+            self._check(answer)
+            values: list[bytes | Broken | None] = answer[0]
+            return values
+        values = self._spread(known, [(b"GET", name) for name in names], fast=True)
+        self._check(values)
+        if all(isinstance(value, Broken) for value in values):
+            raise RetryableError("index: no server answers", where=self.where)
+        return values
+
+    def run(self, commands: Sequence[Command], *, partly: bool = False) -> list[Reply]:
+        """Each command, sent to the server of its first key, all at once; the answers in order.
+
+        All or an error; with `partly` Broken for those of a server that does not answer, unless none does.
+        """
+        replies = self._spread(self._current(), commands, fast=False)
+        broken = [r for r in replies if isinstance(r, Broken)]
+        if broken and (not partly or len(broken) == len(replies)):
+            raise RetryableError(broken[0].reason)
+        self._check(replies)
+        return replies
+
+    def change(self, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> list[Server]:
+        """Replace values by what `edit` makes of them, b"" being no value. Best effort against other writers.
+
+        The servers that did not answer; RetryableError if none did.
+        """
+        groups = self._groups(self._current(), names)
+        away: dict[Server, RetryableError] = {}
+        for server, group in groups:
+            if server in away:
+                continue
+            try:
+                if not self._change(server, group, edit) and len(group) > 1:
+                    for name in group:  # somebody wrote one of them meanwhile: one by one, once
+                        self._change(server, [name], edit)
+            except IndexFullError:
+                raise
+            except RetryableError as e:
+                self._note(server, is_down=True)
+                away[server] = e
+        if away and all(server in away for server, _ in groups):
+            raise next(iter(away.values()))
+        return list(away)
+
+    def want_room(self, names: Iterable[bytes]) -> None:
+        """IndexFullError if a server of these keys has little memory left: that is for leases, not for entries."""
+        known = self._current()
+        servers = {_owner(known, (b"", name)) for name in names} if known.owners else {known.servers[0]}
+        asked = [s for s in servers if s is not None and s.may_info]
+        for server, answer in zip(asked, exchange([(s.slow, [(b"INFO", b"memory")]) for s in asked]), strict=True):
+            if isinstance(answer, Broken):
+                continue
+            server.may_info = not isinstance(answer[0], Refusal)
+            server.free = _free(answer[0]) if server.may_info else 1.0
+        if any(s is not None and s.free < _HEADROOM for s in servers):
+            raise IndexFullError("index: its memory is nearly full", where=self.where)
+
+    def scan(self, server: Server, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
+        """The next cursor and about so many keys of one server. RetryableError."""
+        answer = server.slow.ask([(b"SCAN", cursor, b"COUNT", count)])
+        if isinstance(answer, Broken):
+            self._note(server, is_down=True)
+            raise RetryableError(answer.reason)
+        self._check(answer)
+        return answer[0][0], answer[0][1]
+
+    def servers(self) -> list[tuple[Server, str]]:
+        """Every server, with something that makes `name + tag` a key of its own."""
+        known = self._current()
+        return list(zip(known.servers, known.tags, strict=True))
+
+    def target_of(self, name: bytes) -> Target | None:
+        """Where that key belongs, as far as is known."""
+        server = _owner(self._map, (b"", name)) if self._map is not None else None
+        return server.target if server is not None else None
+
+    def warm(self, connections: int) -> None:
+        """Have connections for reads ready. RetryableError if no server takes one."""
+        known = self._current()
+        failed = ""
+        for server in known.servers:
+            broken = server.fast.warm(connections)
+            self._note(server, is_down=broken is not None)
+            failed = broken.reason if broken is not None else failed
+        if failed and all(server.down for server in known.servers):
+            raise RetryableError(failed)
+
+    def show_new_password(self) -> None:
+        """Where the servers have not taken the newest password yet, knock anew; resting connections follow then."""
+        passwords = self._login.passwords
+        if passwords.settled() or self._map is None:
+            return
+        for server in self._map.servers:
+            server.slow.close()
+            server.slow.warm(1)
+        if passwords.settled():
+            for server in self._map.servers:
+                server.fast.close()
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        for server in list(self._known.values()):
+            server.close()
+
+    # -- asking
+
+    def _spread(self, known: _Map, commands: Sequence[Command], *, fast: bool) -> list[Reply]:
+        replies: list[Reply] = [Broken("index: nobody has that slot")] * len(commands)
+        parts: dict[Server, list[int]] = {}
+        for at, command in enumerate(commands):
+            server = _owner(known, command)
+            if server is not None:
+                parts.setdefault(server, []).append(at)
+        if fast and any(not server.down for server in parts):
+            parts = {server: part for server, part in parts.items() if not server.down}
+        self._exchange(parts, commands, replies, fast=fast)
+        elsewhere: dict[Server, list[int]] = {}
+        asking: set[int] = set()
+        for at, reply in enumerate(replies):
+            if isinstance(reply, Redirect) and (server := self._follow(known, reply)) is not None:
+                elsewhere.setdefault(server, []).append(at)
+                if reply.asking:
+                    asking.add(at)
+        if elsewhere:
+            self._exchange(elsewhere, commands, replies, fast=fast, asking=asking)
+        return [Broken("index: sent in circles") if isinstance(r, Redirect) else r for r in replies]
+
+    def _exchange(
+        self,
+        parts: dict[Server, list[int]],
+        commands: Sequence[Command],
+        replies: list[Reply],
+        *,
+        fast: bool,
+        asking: Iterable[int] = (),
+    ) -> None:
+        first = set(asking)
+        work = [
+            (
+                server.fast if fast else server.slow,
+                [c for at in part for c in ([(b"ASKING",), commands[at]] if at in first else [commands[at]])],
+            )
+            for server, part in parts.items()
+        ]
+        for (server, part), answer in zip(parts.items(), exchange(work), strict=True):
+            if isinstance(answer, Broken):
+                self._note(server, is_down=True)
+                for at in part:
+                    replies[at] = answer
+                continue
+            if not fast:
+                self._note(server, is_down=False)
+            rest = iter(answer)
+            for at in part:
+                if at in first:
+                    next(rest)
+                replies[at] = next(rest)
+
+    def _follow(self, known: _Map, redirect: Redirect) -> Server | None:
+        server = self._server(redirect.target)
+        if server is None:
+            return None
+        if not redirect.asking:
+            self._stale = True
+            if server in known.servers and 0 <= redirect.slot < len(known.owners):
+                known.owners[redirect.slot] = known.servers.index(server)
+        return server
+
+    def _groups(self, known: _Map, names: Sequence[bytes]) -> list[tuple[Server, list[bytes]]]:
+        if not known.owners:
+            return [(known.servers[0], list(names))]
+        slots: dict[int, list[bytes]] = {}
+        for name in names:
+            slots.setdefault(key_slot(name), []).append(name)
+        return [(known.servers[known.owners[slot]], group) for slot, group in slots.items() if known.owners[slot] >= 0]
+
+    def _change(self, server: Server, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> bool:
+        """False if somebody else changed one of them meanwhile."""
+        with server.slow.open() as talk:
+            replies = talk.ask([(b"WATCH", *names), (b"MGET", *names)])
+            self._check(replies)
+            new = {name: edit(value) for name, value in zip(names, replies[1], strict=True) if value is not None}
+            old = {name: value for name, value in zip(names, replies[1], strict=True) if value is not None}
+            changed = [name for name in new if new[name] != old[name]]
+            if not changed:
+                self._check(talk.ask([(b"UNWATCH",)]))
+                return True
+            writes = [(b"SET", name, new[name]) if new[name] else (b"DEL", name) for name in changed]
+            replies = talk.ask([(b"MULTI",), *writes, (b"EXEC",)])
+            if any(isinstance(r, Refusal) and r.code == "OOM" for r in replies):
+                # no memory to write even less: what others have there is forgotten with it
+                replies = talk.ask([(b"DEL", name) for name in changed])
+            self._check(replies)
+            return replies[-1] is not None
+
+    def _check(self, replies: Iterable[Reply]) -> None:
+        """Raise what the servers refused."""
+        refusals = [r for r in replies if isinstance(r, (Refusal, Redirect))]
+        for r in refusals:
+            code = r.code if isinstance(r, Refusal) else "MOVED"
+            if code in _MOVING:
+                self._stale = True
+            if code == "OOM":
+                raise IndexFullError("index: OOM, its memory is full", where=self.where)
+            hint = ": this is a Redis Cluster, give its URL as redis+cluster://" if code in _CLUSTERED else ""
+            raise RetryableError(f"index: {code}{hint}", where=self.where)
+
+    def _note(self, server: Server, *, is_down: bool) -> None:
+        server.down = is_down
+        if is_down:
+            self._stale = True
+
+    # -- where they are
+
+    def _current(self) -> _Map:
+        is_old = self._stale or time.monotonic() - self._looked_at > _LOOK_AGAIN_S
+        if self._map is None or (is_old and not self.is_fixed):
+            return self._look()
+        return self._map
+
+    def _look(self) -> _Map:
+        """Find out where the servers are. RetryableError if nobody can tell."""
+        with self._looking:
+            self._stale = False
+            if self._url.kind == "unix":
+                owned: list[tuple[Target, list[range]]] = [((self._url.path, 0), [])]
+            elif self._url.kind == "single":
+                owned = [(self._url.endpoints[0], [])]
+            elif self._url.kind == "sentinel":
+                owned = [(self._ask_sentinels(), [])]
+            else:
+                owned = self._ask_cluster()
+            fresh = self._make_map(owned)
+            self._map, self._looked_at = fresh, time.monotonic()
+            with self._lock:
+                gone = [self._known.pop(t) for t, s in list(self._known.items()) if s not in fresh.servers]
+            for server in gone:
+                server.close()
+            return fresh
+
+    def _make_map(self, owned: Sequence[tuple[Target, list[range]]]) -> _Map:
+        servers = [self._server(target) for target, _ in owned]
+        if any(server is None for server in servers):
+            raise RetryableError("index: too many servers", where=self.where)
+        if self._url.kind != "cluster":
+            return _Map(tuple(s for s in servers if s), [], ("",))
+        owners = [-1] * SLOTS
+        for number, (_, ranges) in enumerate(owned):
+            for slots in ranges:
+                owners[slots.start : slots.stop] = [number] * len(slots)
+        tags: dict[int, str] = {}
+        for n in range(_MAX_TAGS):
+            owner = owners[key_slot(b"{:%d}" % n)]
+            if owner >= 0:
+                tags.setdefault(owner, f"{{:{n}}}")
+            if len(tags) == len(owned):
+                break
+        if len(tags) < len(owned):
+            raise RetryableError("index: a server has next to no slots", where=self.where)
+        return _Map(tuple(s for s in servers if s), owners, tuple(tags[n] for n in range(len(owned))))
+
+    def _server(self, target: Target) -> Server | None:
+        with self._lock:
+            server = self._known.get(target)
+            if server is None and len(self._known) < _MAX_SERVERS:
+                server = self._known[target] = Server(target, self._login, *self._times)
+            return server
+
+    def _ask_sentinels(self) -> Target:
+        reason = "no Sentinel answers"
+        for endpoint in self._url.endpoints:
+            # Sentinels have their own users or none; where they want a password it is the same one
+            stranger = self._login._replace(username="", passwords=Passwords.fixed(""), db=0)
+            for login in (stranger, self._login._replace(db=0)):
+                answer = self._once(endpoint, login, (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._url.service))
+                if isinstance(answer, list) and len(answer) == 2:
+                    target = (_text(answer[0]), int(answer[1]))
+                    role = self._once(target, self._login, (b"ROLE",))
+                    if (isinstance(role, list) and role and role[0] == b"master") or role == Refusal("NOPERM"):
+                        return target
+                    reason = "the master that the Sentinels name is none, or does not answer"
+                elif answer is None:
+                    reason = "the Sentinels know no master of that name"
+                if not isinstance(answer, Refusal):
+                    break
+        raise RetryableError(f"index: {reason}", where=self.where)
+
+    def _ask_cluster(self) -> list[tuple[Target, list[range]]]:
+        known = [server.target for server in (self._map.servers if self._map else ())]
+        for target in [*known, *(t for t in self._url.endpoints if t not in known)]:
+            answer = self._once(target, self._login, (b"CLUSTER", b"SLOTS"))
+            found = _read_slots(answer, target[0]) if isinstance(answer, list) else {}
+            if found:
+                return sorted(found.items())
+        raise RetryableError("index: no server of the cluster can tell who has which slots", where=self.where)
+
+    def _once(self, target: Target, login: Login, command: Command) -> Reply:
+        link = Link(target, login, self._times[1])
+        try:
+            answer = link.ask([command])
+        finally:
+            link.close()
+        return answer if isinstance(answer, Broken) else answer[0]
+
+
+def _owner(known: _Map, command: Command) -> Server | None:
+    if not known.owners:
+        return known.servers[0]
+    name = command[1]
+    owner = known.owners[key_slot(name if isinstance(name, bytes) else str(name).encode())]
+    return known.servers[owner] if owner >= 0 else None
+
+
+def _free(info: bytes) -> float:
+    """Of INFO memory: the part of the server's memory that is free; 1 where there is no limit."""
+    found = dict(line.split(b":", 1) for line in info.split(b"\r\n") if line.count(b":") == 1)
+    used, most = found.get(b"used_memory", b""), found.get(b"maxmemory", b"")
+    return 1 - int(used) / int(most) if used.isdigit() and most.isdigit() and int(most) else 1.0
+
+
+def _read_slots(answer: Sequence[Reply], asked: str) -> dict[Target, list[range]]:
+    """Of CLUSTER SLOTS: start, end, then [host, port, ...] of the master and of its replicas."""
+    found: dict[Target, list[range]] = {}
+    try:
+        for start, end, master, *_ in answer:
+            if not 0 <= start <= end < SLOTS:
+                return {}
+            found.setdefault((_text(master[0]) or asked, int(master[1])), []).append(range(start, end + 1))
+    except (TypeError, ValueError, IndexError):
+        return {}
+    return found
+
+
+def _text(value: Reply) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""

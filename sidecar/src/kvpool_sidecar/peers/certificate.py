@@ -1,0 +1,142 @@
+"""Who this node is to its peers: TLS contexts with a leaf of the pool's authority, renewed before it runs out.
+
+TLS 1.3 only, both sides show a certificate, and no session is resumed: every handshake looks at the certificates.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from kvpool.protocol.certificate_names import (node_name, operator_name)
+from kvpool.errors import ConfigError
+from kvpool_sidecar.peers import ca as authority
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["NodeIdentity", "utc_now"]
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 30.0
+
+
+def utc_now() -> datetime:
+    """The clock that certificates go by."""
+    return datetime.now(UTC)
+
+
+class NodeIdentity:
+    """Thread-safe. `read` gives the pool's authorities as they are now; ConfigError from making it if they are none."""
+
+    def __init__(
+        self,
+        read: Callable[[], authority.Authorities],
+        pool_uid: str,
+        node: str,
+        *,
+        life: timedelta = authority.LEAF_LIFE,
+        clock: Callable[[], datetime] = utc_now,
+        look_s: float = _LOOK_S,
+    ) -> None:
+        self._read = read
+        self._uid = pool_uid
+        self._name = node_name(pool_uid, node)
+        self._life = life
+        self._clock = clock
+        self._look_s = look_s
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._authorities = read()
+        self._leaf: authority.Leaf | None = None
+        self._trusted = ""
+        self.problem = ""
+        self.refresh()
+
+    def start(self) -> None:
+        threading.Thread(target=self._keep, name="peer-identity", daemon=True).start()
+
+    def stop(self) -> None:
+        """The contexts stay as they are."""
+        self._stopped.set()
+
+    @property
+    def server(self) -> ssl.SSLContext:
+        """For who is asked."""
+        with self._lock:
+            return self._server
+
+    @property
+    def client(self) -> ssl.SSLContext:
+        """For who asks."""
+        with self._lock:
+            return self._client
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the leaf runs out; negative afterwards."""
+        with self._lock:
+            return (self._leaf.expires - self._clock()).total_seconds() if self._leaf else 0.0
+
+    def name_of(self, node: str) -> str:
+        """What the certificate of another node of this pool must say."""
+        return node_name(self._uid, node)
+
+    def is_operator(self, certificate: dict[str, Any] | None) -> bool:
+        """Is this verified certificate (SSLSocket.getpeercert) that of the pool's operator?"""
+        return _dns_names(certificate) == [operator_name(self._uid)]
+
+    def refresh(self) -> None:
+        """Look at the authorities and the clock, renew what is due."""
+        now = self._clock()
+        try:
+            self._authorities = self._read()
+        except (ConfigError, OSError) as e:
+            self.problem = str(e)
+            log.warning("the pool's authority: %s; the one known before is used", e)
+        else:
+            self.problem = ""
+        signer, trusted = self._authorities.signer(now), self._authorities.trusted(now)
+        leaf = self._leaf
+        if leaf is not None and not leaf.is_due(signer, now) and trusted == self._trusted:
+            return
+        if leaf is None or leaf.is_due(signer, now):
+            leaf = authority.issue(signer, self._name, now, self._life)
+        server, client = (_context(side, leaf, trusted) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
+        with self._lock:
+            self._leaf, self._trusted, self._server, self._client = leaf, trusted, server, client
+
+    def _keep(self) -> None:
+        pause = min(self._look_s, self._life.total_seconds() / 12)
+        while not self._stopped.wait(pause):
+            try:
+                self.refresh()
+            except Exception as e:
+                self.problem = f"{type(e).__name__}: no new certificate"
+                log.exception("renewing this node's certificate")
+
+
+def _dns_names(certificate: dict[str, Any] | None) -> list[str]:
+    return [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
+
+
+def _context(side: int, leaf: authority.Leaf, trusted: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=trusted)
+    if side == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0
+    memory = os.memfd_create("leaf", os.MFD_CLOEXEC)  # the library reads keys from files only; this one is nowhere
+    try:
+        os.write(memory, leaf.pem)
+        context.load_cert_chain(f"/proc/self/fd/{memory}")
+    finally:
+        os.close(memory)
+    return context

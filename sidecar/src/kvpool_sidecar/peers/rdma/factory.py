@@ -1,0 +1,60 @@
+"""Puts the parts of RDMA together, or says why there are none."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool.errors import PoolUnavailableError
+from kvpool_sidecar.peers.rdma.agent import Agent
+from kvpool_sidecar.peers.rdma.selection import (choose, what_is_here)
+from kvpool_sidecar.peers.rdma.fetch import Fetcher
+from kvpool_sidecar.peers.rdma.slots import SlotPool
+from kvpool_sidecar.peers.rdma.staging import Staging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool.config import PeerConfig
+    from kvpool_sidecar.index.base import NodeInfo
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.storage.base import Store
+    from kvpool_sidecar.peers.connection import PeerLink
+
+__all__ = ["RdmaParts", "make"]
+
+log = logging.getLogger(__name__)
+
+
+class RdmaParts(NamedTuple):
+    """Both sides of RDMA on this node, or none and the reason."""
+
+    staging: Staging | None = None
+    fetcher: Fetcher | None = None
+    reason: str = ""
+
+    def close(self) -> None:
+        """Let go of connections and memory."""
+        if self.fetcher is not None:
+            self.fetcher.close()
+
+
+def make(
+    config: PeerConfig, node: str, store: Store, dial: Callable[[NodeInfo, float], PeerLink], stats: Stats
+) -> RdmaParts:
+    """Try what the pool asks for. Takes some seconds where NIXL is used; never raises for what is missing."""
+    if config.encryption == "Always":
+        return RdmaParts(reason="TCP: encryption is Always, which RDMA cannot do")
+    package, devices = what_is_here()
+    choice = choose(config.protocol, package=package, devices=devices)
+    if not choice.rdma:
+        if config.protocol == "RDMA":
+            log.warning("TCP is used between nodes: %s", choice.reason)
+        return RdmaParts(reason=choice.reason)
+    try:
+        agent = Agent(f"kvpool/{node}")
+        staging = Staging(agent, store, config.rdma_bytes // 2)
+    except (PoolUnavailableError, OSError) as e:
+        log.warning("TCP is used between nodes: %s", e)
+        return RdmaParts(reason=str(e))
+    return RdmaParts(staging, Fetcher(agent, SlotPool(agent, config.rdma_bytes // 2), dial, stats))

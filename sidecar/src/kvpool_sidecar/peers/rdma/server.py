@@ -1,0 +1,45 @@
+"""The serving side of reads by remote DMA, for one peer connection: which memory, which block, done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from kvpool.protocol import wire
+from kvpool_sidecar.peers.rdma.staging import Staged
+
+if TYPE_CHECKING:
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.peers.rdma.staging import Staging
+
+__all__ = ["PeerRdma"]
+
+
+class PeerRdma:
+    """Answers RDMA, STAGE and RELEASE. Without `staging` there is nothing to read, and the peer asks by OPEN."""
+
+    OPERATIONS: ClassVar = (wire.Op.RDMA, wire.Op.STAGE, wire.Op.RELEASE)
+
+    def __init__(self, staging: Staging | None, stats: Stats) -> None:
+        self._lease = staging.lease() if staging is not None else None
+        self._stats = stats
+
+    def answer(self, op: int, key: bytes) -> bytes:
+        """What to send; empty for RELEASE."""
+        if op == wire.Op.RELEASE:
+            if self._lease is not None:
+                self._lease.release(wire.PEER_TOKEN.unpack(key)[0])
+            return b""
+        if op == wire.Op.RDMA:
+            if self._lease is None:
+                return _response(wire.PeerStatus.MISS)
+            return _response(wire.PeerStatus.OK, self._lease.metadata())
+        staged = self._lease.stage(key) if self._lease is not None else wire.PeerStatus.BUSY
+        if not isinstance(staged, Staged):
+            return _response(staged)
+        self._stats.add("peer_served", "blocks")
+        self._stats.add("peer_served", "bytes", staged.size)
+        return _response(wire.PeerStatus.OK, wire.PEER_STAGED.pack(*staged))
+
+
+def _response(status: wire.PeerStatus, body: bytes = b"") -> bytes:
+    return wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body

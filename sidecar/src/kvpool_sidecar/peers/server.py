@@ -1,0 +1,330 @@
+"""Serves this node's blocks to its peers: a thread per connection, sendfile, nothing before the proof.
+
+With `security` that is a certificate, or a ticket that was given for one; without it, the bare secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.protocol import wire
+from kvpool.protocol.block import HEADER_BYTES
+from kvpool.errors import CorruptBlockError, KVPoolError, ProtocolError, RefusedError
+from kvpool_sidecar.resilience.fair_queue import (PEER_BYTES, Lane)
+from kvpool_sidecar.peers import tcp
+from kvpool_sidecar.peers.rdma.server import PeerRdma
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.storage.base import (Block, Store)
+    from kvpool_sidecar.peers.rdma.staging import Staging
+    from kvpool_sidecar.peers.security import Security
+
+__all__ = ["PeerServer"]
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 1024
+MAX_UNPROVEN = 64
+_HANDSHAKE_S = 5.0
+_IDLE_S = 120.0
+_SEND_S = 10.0
+_PIECE_BYTES = 1 << 20
+_OPEN_AT_ONCE = 16
+_GRANT_BYTES = 4 << 20  # small blocks share a grant
+_thread = threading.local()
+_PATIENCE_S = 1.0  # of a request in the queue
+
+
+class PeerServer:
+    """Binds at once (OSError if the address is taken), serves from `start` to `stop`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        secret: bytes = b"",
+        store: Store,
+        stats: Stats,
+        security: Security | None = None,
+        congestion_control: str = "",
+        staging: Staging | None = None,
+        lane: Lane | None = None,
+        hottest: Callable[[bytes], bytes] = lambda _request: b"",
+        others: Mapping[int, Callable[[bytes, int], bytes]] | None = None,
+        on_absent: Callable[[bytes], None] = lambda _key: None,
+    ) -> None:
+        self._listener = tcp.listen(host, port)
+        self.port: int = self._listener.getsockname()[1]
+        self.congestion_control = ""
+        self._secret = secret
+        self._security = security
+        self._store = store
+        self._stats = stats
+        self._wanted_cc = congestion_control
+        self._on_absent = on_absent
+        self._lane = lane if lane is not None else Lane(PEER_BYTES)
+        self._staging = staging
+        self._others: dict[int, Callable[[bytes, int], bytes]] = {
+            wire.Op.HOTTEST: lambda request, _flags: hottest(request),
+            **(others or {}),
+        }
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._unproven = 0
+        self._stopped = threading.Event()
+        tcp.configure(self._listener, congestion_control)
+        self.congestion_control = tcp.congestion_control(self._listener)
+
+    def start(self) -> None:
+        threading.Thread(target=self._accept, name="peer-accept", daemon=True).start()
+
+    def stop(self) -> None:
+        """Close the listener and every connection."""
+        self._stopped.set()
+        with self._lock:
+            doomed = [self._listener, *self._connections]
+        for sock in doomed:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    @property
+    def connections(self) -> int:
+        with self._lock:
+            return len(self._connections)
+
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                sock, address = self._listener.accept()
+            except OSError as e:
+                if self._stopped.is_set():
+                    return
+                log.warning("accepting a peer: %s", e.strerror)
+                time.sleep(0.1)
+                continue
+            with self._lock:
+                room = len(self._connections) < MAX_CONNECTIONS and self._unproven < MAX_UNPROVEN
+                if room:
+                    self._connections.add(sock)
+                    self._unproven += 1
+            if not room:
+                self._stats.add("refused", "peer-connections")
+                sock.close()
+                continue
+            threading.Thread(target=self._serve, args=(sock, address[0]), name="peer", daemon=True).start()
+
+    def _serve(self, sock: socket.socket, host: str) -> None:
+        unproven = True
+        try:
+            tcp.configure(sock, self._wanted_cc)
+            tcp.set_send_timeout(sock, _SEND_S)
+            deadline = time.monotonic() + _HANDSHAKE_S
+            asked = tcp.greet(sock, deadline)
+            if asked.kind == wire.PeerKind.DATA:
+                session_key = tcp.prove_as_server(sock, self._key_of(asked.ticket, host), asked)
+            else:
+                sock = self._wrapped(sock, asked.kind)
+                self._handshake(sock, deadline)
+                session_key = tcp.receive(sock, 32, deadline) if asked.kind == wire.PeerKind.TLS_DATA else b""
+            with self._lock:
+                self._unproven -= 1
+                unproven = False
+            if self._security is not None and isinstance(sock, ssl.SSLSocket) and not session_key:
+                self._security.give_tickets(sock, host)
+            else:
+                self._answer_all(sock, host, session_key, PeerRdma(self._staging, self._stats))
+        except (KVPoolError, OSError) as e:
+            if unproven:
+                bad_certificate = isinstance(e, ssl.SSLCertVerificationError)
+                self._stats.add("refused", "peer-certificate" if bad_certificate else "peer-proof")
+                log.warning("peer %s: %s", host, e)
+            else:
+                log.debug("peer %s: %s", host, e)
+                if isinstance(e, OSError):  # whoever does not read would not read the end either
+                    tcp.reset_at_close(sock)
+        except Exception:
+            log.exception("peer %s", host)
+        finally:
+            with self._lock:
+                self._connections.discard(sock)
+                self._unproven -= unproven
+            sock.close()
+
+    def _key_of(self, ticket: bytes, host: str) -> bytes:
+        """What opens a connection for plain data."""
+        if self._security is None:
+            return self._secret
+        key = None if self._security.always else self._security.office.redeem(ticket, host)
+        if key is None:
+            raise RefusedError("no such ticket")
+        return key
+
+    def _wrapped(self, sock: socket.socket, kind: int) -> ssl.SSLSocket:
+        if self._security is None or kind not in (wire.PeerKind.CONTROL, wire.PeerKind.TLS_DATA):
+            raise ProtocolError(f"a connection of kind {kind}")
+        with self._lock:
+            self._connections.discard(sock)
+            tls = self._security.accept(sock)
+            self._connections.add(tls)
+        return tls
+
+    def _handshake(self, tls: socket.socket, deadline: float) -> None:
+        assert isinstance(tls, ssl.SSLSocket)  # noqa: S101
+        tls.settimeout(max(0.001, deadline - time.monotonic()))
+        tls.do_handshake()
+        if self._security is not None and self._security.identity.is_operator(tls.getpeercert()):
+            raise RefusedError("the operator reads no blocks")
+
+    def _answer_all(self, sock: socket.socket, host: str, session_key: bytes, rdma: PeerRdma) -> None:
+        sequence = 0
+        requests = _Requests(sock)
+        while not self._stopped.is_set():
+            wanted: list[bytes] = []  # blocks that were asked for one after the other
+            for request in requests.take(time.monotonic() + _IDLE_S):
+                magic, op, flags, _, number, key, mac = wire.PEER_REQUEST.unpack(request)
+                expected = wire.peer_request_mac(session_key, sequence, key)
+                genuine = number == sequence and hmac.compare_digest(mac, expected)
+                if magic != wire.MAGIC or op not in (wire.Op.OPEN, *self._others, *rdma.OPERATIONS) or not genuine:
+                    self._stats.add("refused", "peer-request")
+                    return
+                sequence += 1
+                if op == wire.Op.OPEN and not flags & wire.Flag.VERIFY:
+                    wanted.append(key)
+                    continue
+                self._answer(sock, host, wanted)
+                wanted = []
+                if op == wire.Op.OPEN:
+                    self._store.check(key)
+                    self._answer(sock, host, [key])
+                elif op in self._others:
+                    self._tell(sock, self._others[op](key, flags))
+                elif answer := rdma.answer(op, key):
+                    sock.sendall(answer)
+            self._answer(sock, host, wanted)
+
+    def _tell(self, sock: socket.socket, body: bytes) -> None:
+        status = wire.PeerStatus.OK if body else wire.PeerStatus.MISS
+        sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body)
+
+    def _answer(self, sock: socket.socket, host: str, keys: Sequence[bytes]) -> None:
+        """Send these blocks in their order, some of them at a time under one grant."""
+        for start in range(0, len(keys), _OPEN_AT_ONCE):
+            some = keys[start : start + _OPEN_AT_ONCE]
+            found = list(zip(some, self._store.open_many(some), strict=True))
+            try:
+                while found:
+                    self._send_some(sock, host, found)
+            finally:
+                for _, block in found:
+                    if block is not None:
+                        os.close(block.fd)
+
+    def _send_some(self, sock: socket.socket, host: str, found: list[tuple[bytes, Block | None]]) -> None:
+        """Take from the front of `found` what one grant is for, and send it."""
+        count, size = _share(found)
+        grant = self._lane.take(host, size, time.monotonic() + _PATIENCE_S) if size else None
+        send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else _send_file
+        served = served_bytes = 0
+        try:
+            for _ in range(count):
+                key, block = found[0]
+                if block is None:
+                    self._stats.add("peer_served", "miss")
+                    self._on_absent(key)  # the index says otherwise, else nobody would ask
+                if block is None or grant is None:
+                    sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0))
+                else:
+                    length = HEADER_BYTES + block.payload_len
+                    response = wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, length)
+                    if not send(sock, response, block.fd, length):
+                        # there is no way to say so in the middle of an answer
+                        raise CorruptBlockError("block shrank while it was sent", key=key.hex())
+                    served += 1
+                    served_bytes += length
+                found.pop(0)
+                if block is not None:
+                    os.close(block.fd)
+        finally:
+            if grant is not None:
+                self._lane.give(grant)
+            elif size:
+                self._stats.add("refused", "busy-peers")
+            if served:
+                self._stats.add("peer_served", "blocks", served)
+                self._stats.add("peer_served", "bytes", served_bytes)
+
+
+class _Requests:
+    """Requests of one connection, those that came together at once."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = memoryview(bytearray(wire.MAX_BATCH * wire.PEER_REQUEST.size))
+        self._have = 0
+
+    def take(self, deadline: float) -> list[bytes]:
+        """At least one by `deadline` (monotonic); then the socket blocks, as sendfile needs it.
+
+        DeadlineExceededError, ProtocolError if the other side has gone.
+        """
+        size = wire.PEER_REQUEST.size
+        while self._have < size:
+            self._have += tcp.receive_some(self._socket, self._buffer[self._have :], deadline)
+        self._socket.settimeout(None)  # the kernel ends a stuck one
+        whole = self._have // size * size
+        taken = [bytes(self._buffer[at : at + size]) for at in range(0, whole, size)]
+        self._buffer[: self._have - whole] = bytes(self._buffer[whole : self._have])
+        self._have -= whole
+        return taken
+
+
+def _share(found: Sequence[tuple[bytes, Block | None]]) -> tuple[int, int]:
+    """How many blocks from the front one grant is for, and their bytes: at least one block."""
+    size = 0
+    for count, (_, block) in enumerate(found):
+        more = 0 if block is None else HEADER_BYTES + block.payload_len
+        if size and size + more > _GRANT_BYTES:
+            return count, size
+        size += more
+    return len(found), size
+
+
+def _send_file(sock: socket.socket, response: bytes, fd: int, size: int) -> bool:
+    """False if the file is shorter than it was."""
+    sock.sendall(response, socket.MSG_MORE)
+    sent = 0
+    while sent < size:
+        n = os.sendfile(sock.fileno(), fd, sent, size - sent)
+        if n == 0:
+            return False
+        sent += n
+    return True
+
+
+def _send_encrypted(sock: socket.socket, response: bytes, fd: int, size: int) -> bool:
+    """The same through TLS: by way of this thread's buffer."""
+    buffer: memoryview | None = getattr(_thread, "buffer", None)
+    if buffer is None:
+        buffer = _thread.buffer = memoryview(bytearray(_PIECE_BYTES))
+    sock.sendall(response)
+    sent = 0
+    while sent < size:
+        n = os.preadv(fd, [buffer[: min(size - sent, _PIECE_BYTES)]], sent)
+        if n == 0:
+            return False
+        sock.sendall(buffer[:n])
+        sent += n
+    return True

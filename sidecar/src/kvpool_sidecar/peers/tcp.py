@@ -1,0 +1,187 @@
+"""What both ends of a peer connection share: socket options, and the mutual proof of the pool's secret.
+
+s -> c: PEER_MAGIC, nonce_s. c -> s: kind, ticket, nonce_c, client proof. s -> c: server proof. Then requests with a MAC
+each. What is proven is a ticket's key. The layouts are in kvpool.protocol.wire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import secrets
+import socket
+import struct
+import time
+from typing import NamedTuple
+
+from kvpool.protocol import wire
+from kvpool.errors import DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
+
+__all__ = [
+    "NO_TICKET",
+    "PROOF_BYTES",
+    "Asked",
+    "ask_for",
+    "configure",
+    "congestion_control",
+    "connect",
+    "greet",
+    "listen",
+    "prove_as_client",
+    "prove_as_server",
+    "receive",
+    "receive_into",
+    "received",
+    "set_send_timeout",
+]
+
+log = logging.getLogger(__name__)
+
+PROOF_BYTES = 32
+NO_TICKET = bytes(wire.PEER_TICKET_BYTES)
+_USER_TIMEOUT_MS = 15_000
+_RECEIVED_AT = 128  # offset of tcpi_bytes_received
+
+
+def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
+    """A listening socket on one address. OSError if it is taken; the address must be numeric."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=backlog)
+
+
+def configure(sock: socket.socket, wanted: str) -> None:
+    """No delays for small packets, death noticed in 15 s, and the congestion control that the pool asks for."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+    if wanted:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, wanted.encode())
+        except OSError as e:
+            log.warning("congestion control %s: %s; the node's default is used", wanted, e.strerror)
+
+
+def congestion_control(sock: socket.socket) -> str:
+    """The one that is really in force."""
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
+
+
+def received(sock: socket.socket) -> int:
+    """Bytes that have come in on this connection, read or not; 0 if that cannot be told (struct tcp_info)."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
+    except OSError:
+        return 0
+    return int.from_bytes(info[_RECEIVED_AT:], "little")
+
+
+def set_send_timeout(sock: socket.socket, seconds: float) -> None:
+    """Let the kernel give up a blocked send or sendfile, which a blocking socket in Python cannot."""
+    whole = int(seconds)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
+
+
+def reset_at_close(sock: socket.socket) -> None:
+    """Let `close` end the connection at once, and give up what was not sent."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
+    """Exactly `size` bytes by `deadline` (monotonic). DeadlineExceededError, ProtocolError at an early end."""
+    data = bytearray(size)
+    receive_into(sock, memoryview(data), deadline)
+    return bytes(data)
+
+
+def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None:
+    """Fill `view`, like `receive`."""
+    got = 0
+    while got < len(view):
+        got += receive_some(sock, view[got:], deadline)
+
+
+def receive_some(sock: socket.socket, view: memoryview, deadline: float) -> int:
+    """What has come, at least a byte, into `view`; how much. Raises like `receive`."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise DeadlineExceededError("the peer is silent")
+    sock.settimeout(remaining)
+    try:
+        n = sock.recv_into(view)
+    except TimeoutError:
+        raise DeadlineExceededError("the peer is silent") from None
+    if n == 0:
+        raise ProtocolError("the peer closed the connection")
+    return n
+
+
+def connect(host: str, port: int, deadline: float, congestion_control: str = "") -> socket.socket:
+    """A connection to a peer's port. PoolUnavailableError."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        configure(sock, congestion_control)
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        sock.connect((host, port))
+    except OSError as e:
+        sock.close()
+        raise PoolUnavailableError(f"peer: {e.strerror or e}", where=f"{host}:{port}") from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _greeting(sock: socket.socket, deadline: float) -> bytes:
+    """The serving side's nonce. ProtocolError if it speaks something else, or another version of this."""
+    hello = receive(sock, len(wire.PEER_MAGIC) + wire.PEER_NONCE_BYTES, deadline)
+    if not hello.startswith(wire.PEER_MAGIC):
+        raise ProtocolError("not a KVPool sidecar of this version")
+    return hello[len(wire.PEER_MAGIC) :]
+
+
+def ask_for(sock: socket.socket, kind: wire.PeerKind, deadline: float) -> None:
+    """The asking side, before TLS on this connection."""
+    _greeting(sock, deadline)
+    sock.sendall(wire.PEER_CLIENT.pack(kind, bytes(wire.PEER_TICKET_BYTES), bytes(32), bytes(32)))
+
+
+def prove_as_client(sock: socket.socket, secret: bytes, deadline: float, ticket: bytes = NO_TICKET) -> bytes:
+    """Run the asking side of the proof; the session key. RefusedError if the other side does not hold the secret."""
+    nonce_s, nonce_c = _greeting(sock, deadline), secrets.token_bytes(wire.PEER_NONCE_BYTES)
+    proof = wire.peer_client_proof(secret, nonce_s, nonce_c)
+    sock.sendall(wire.PEER_CLIENT.pack(wire.PeerKind.DATA, ticket, nonce_c, proof))
+    proof = receive(sock, PROOF_BYTES, deadline)
+    if not hmac.compare_digest(proof, wire.peer_server_proof(secret, nonce_s, nonce_c)):
+        raise RefusedError("the peer does not hold this pool's secret")
+    return wire.peer_session_key(secret, nonce_s, nonce_c)
+
+
+class Asked(NamedTuple):
+    """What the asking side wants, not believed yet."""
+
+    kind: int
+    ticket: bytes
+    nonce_s: bytes
+    nonce_c: bytes
+    proof: bytes
+
+
+def greet(sock: socket.socket, deadline: float) -> Asked:
+    """Run the serving side up to the point where it knows what is wanted."""
+    nonce_s = secrets.token_bytes(wire.PEER_NONCE_BYTES)
+    sock.settimeout(max(0.001, deadline - time.monotonic()))
+    sock.sendall(wire.PEER_MAGIC + nonce_s)
+    kind, ticket, nonce_c, proof = wire.PEER_CLIENT.unpack(receive(sock, wire.PEER_CLIENT.size, deadline))
+    return Asked(kind, ticket, nonce_s, nonce_c, proof)
+
+
+def prove_as_server(sock: socket.socket, secret: bytes, asked: Asked) -> bytes:
+    """The session key of a data connection. RefusedError if the other side does not hold the secret."""
+    if not hmac.compare_digest(asked.proof, wire.peer_client_proof(secret, asked.nonce_s, asked.nonce_c)):
+        raise RefusedError("the asking side does not hold this pool's secret")
+    sock.sendall(wire.peer_server_proof(secret, asked.nonce_s, asked.nonce_c))
+    return wire.peer_session_key(secret, asked.nonce_s, asked.nonce_c)

@@ -1,0 +1,108 @@
+"""The asking side of a connection whose data is encrypted, too (`encryption: Always`).
+
+A client cannot read TLS from a descriptor: the keys would have to go with it, and with them the leave to ask. So a
+thread of the sidecar decrypts and writes into one end of a socket pair, and the client gets the other end, which looks
+like any peer stream. One thread does all that concerns the TLS connection, which may not be used by two. It costs the
+encryption and one more copy; nothing of a block is kept: 256 KiB are under way, and a client that does not read stops
+the peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.protocol import wire
+from kvpool.errors import KVPoolError, ProtocolError
+from kvpool_sidecar.peers import tcp
+from kvpool_sidecar.peers.connection import PeerLink
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
+
+__all__ = ["TlsLink"]
+
+_PIECE_BYTES = 256 << 10
+_ANSWER_S = 15.0  # the peer may be silent for so long, and the client may read nothing for so long
+
+
+class TlsLink(PeerLink):
+    """Owns `tls`, on which nothing has been said yet."""
+
+    def __init__(self, tls: ssl.SSLSocket, deadline: float) -> None:
+        session_key = secrets.token_bytes(32)
+        tls.settimeout(max(0.001, deadline - time.monotonic()))
+        tls.sendall(session_key)
+        tls.settimeout(_ANSWER_S)
+        near, self._far = socket.socketpair()
+        tcp.set_send_timeout(self._far, _ANSWER_S)
+        super().__init__(near, session_key)
+        self._tls = tls
+        self._work: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="peer-tls", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """False once the peer has closed its end."""
+        if not super().alive or self._tls.fileno() < 0:
+            return False
+        poller = select.poll()
+        poller.register(self._tls, select.POLLRDHUP)
+        return not poller.poll(0)
+
+    def received(self) -> int:
+        """Bytes that have come in, encrypted."""
+        return tcp.received(self._tls) if self._tls.fileno() >= 0 else 0
+
+    def request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
+        """Have the thread send it."""
+        self._work.put((self._packed(op, keys, flags), 0 if op == wire.Op.RELEASE else len(keys)))
+
+    def close(self) -> None:
+        """End the connection for both who hold it; the thread sees it and closes the rest."""
+        super().close()
+        self._work.put(None)
+        with contextlib.suppress(OSError, ValueError):
+            socket.socket.shutdown(self._tls, socket.SHUT_RDWR)  # of the socket: TLS belongs to the thread
+
+    def _run(self) -> None:
+        buffer = memoryview(bytearray(_PIECE_BYTES))
+        try:
+            while (work := self._work.get()) is not None:
+                packet, answers = work
+                self._tls.sendall(packet)
+                for _ in range(answers):
+                    self._bring(buffer)
+        except (KVPoolError, OSError):
+            pass  # the client sees the end of its stream
+        finally:
+            self._far.close()
+            self._tls.close()
+
+    def _bring(self, buffer: memoryview) -> None:
+        response = buffer[: wire.PEER_RESPONSE.size]
+        self._fill(response)
+        magic, _, _, _, left = wire.PEER_RESPONSE.unpack(response)
+        if magic != wire.MAGIC:
+            raise ProtocolError("not a peer's answer")
+        self._far.sendall(response)
+        while left:
+            piece = buffer[: min(left, len(buffer))]
+            self._fill(piece)
+            self._far.sendall(piece)
+            left -= len(piece)
+
+    def _fill(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            count = self._tls.recv_into(view[done:])
+            if count == 0:
+                raise ProtocolError("the peer closed the connection")
+            done += count

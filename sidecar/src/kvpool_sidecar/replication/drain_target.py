@@ -1,0 +1,144 @@
+"""The other side of a drain: this node takes copies of blocks that a node which leaves has asked it to take.
+
+Each is read from whoever the index says has it, by the way of warm-up: received into an unnamed file, header and
+checksum verified, then named and announced. A node that leaves itself takes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from kvpool.protocol import wire
+from kvpool.protocol.block import HEADER_BYTES
+from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
+from kvpool_sidecar.peers.fetch import (Pace, fetch_block)
+from kvpool_sidecar.peers.migration import (Adopted, Room)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool_sidecar.index.base import NodeInfo
+    from kvpool_sidecar.index.resolver import Found
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.peers.connection import PeerLink
+
+__all__ = ["FAMILY", "Adopter"]
+
+log = logging.getLogger(__name__)
+
+FAMILY = "adopted"
+_AT_ONCE = 4
+_LOCATE_S = 1.0
+_DIAL_S = 2.0
+_UNBOUNDED = 1e12  # who asks has its own pace
+
+
+class Adopter:
+    """Thread-safe. `leaving` says whether this node is drained itself."""
+
+    def __init__(
+        self,
+        local: LocalStore,
+        locate: Callable[[Sequence[bytes], float], list[Found | None]],
+        dial: Callable[[NodeInfo, float], PeerLink],
+        *,
+        max_block_bytes: int,
+        leaving: Callable[[], bool],
+        stats: Stats,
+        on_stored: Callable[[bytes, int], None],
+        on_corrupt: Callable[[bytes], None],
+    ) -> None:
+        self._local = local
+        self._locate = locate
+        self._dial = dial
+        self._max_block_bytes = max_block_bytes
+        self._leaving = leaving
+        self._stats = stats
+        self._on_stored = on_stored
+        self._on_corrupt = on_corrupt
+        self._turns = threading.Semaphore(_AT_ONCE)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._links: defaultdict[NodeInfo, list[PeerLink]] = defaultdict(list)
+
+    def room(self, _request: bytes, _flags: int) -> bytes:
+        """Answer to ROOM."""
+        return Room(self._local.spare_bytes, self._local.idle_of_coldest(), self._leaving()).pack()
+
+    def adopt(self, key: bytes, flags: int) -> bytes:
+        """Answer to ADOPT; returns when the block is there, or is not to be."""
+        if self._local.has(key):
+            return bytes([Adopted.HAVE])
+        if self._leaving() or self._stop.is_set():
+            return bytes([Adopted.REFUSED])
+        if not self._turns.acquire(blocking=False):
+            return bytes([Adopted.BUSY])
+        try:
+            result = self._copy(key, evict=bool(flags & wire.Flag.EVICT))
+        except (KVPoolError, OSError) as e:
+            log.info("taking over %s: %s", key.hex()[:16], e)
+            result = Adopted.FULL if isinstance(e, TierFullError) else Adopted.ABSENT
+        finally:
+            self._turns.release()
+        self._stats.add(FAMILY, "blocks" if result == Adopted.STORED else result.name.lower())
+        return bytes([result])
+
+    def stop(self) -> None:
+        """Take nothing more."""
+        self._stop.set()
+        with self._lock:
+            links = [link for some in self._links.values() for link in some]
+            self._links.clear()
+        for link in links:
+            link.close()
+
+    def _copy(self, key: bytes, *, evict: bool) -> Adopted:
+        (found,) = self._locate([key], _LOCATE_S)
+        if found is None:
+            return Adopted.ABSENT
+        if not 0 < found.payload_len <= self._max_block_bytes:
+            return Adopted.REFUSED
+        if not evict and self._local.spare_for(key) < HEADER_BYTES + found.payload_len:
+            return Adopted.FULL
+        link = self._link(found.peer)
+        try:
+            status = fetch_block(link, key, found.payload_len, self._local, Pace(lambda: _UNBOUNDED, self._stop))
+        except (CorruptBlockError, TierFullError) as e:  # the link is in order
+            self._give(found.peer, link)
+            if isinstance(e, CorruptBlockError):
+                log.warning("node %s gave a block that is not right: %s", found.peer.node, e)
+                self._on_corrupt(key)
+            raise
+        except BaseException:
+            link.close()
+            raise
+        self._give(found.peer, link)
+        if status is None:
+            return Adopted.ABSENT
+        if status == wire.CommitStatus.HAVE:
+            return Adopted.HAVE
+        self._stats.add(FAMILY, "bytes", HEADER_BYTES + found.payload_len)
+        self._on_stored(key, found.payload_len)
+        return Adopted.STORED
+
+    def _link(self, peer: NodeInfo) -> PeerLink:
+        while True:
+            with self._lock:
+                links = self._links.get(peer)
+                link = links.pop() if links else None
+            if link is None:
+                return self._dial(peer, _DIAL_S)
+            if link.alive:
+                return link
+            link.close()
+
+    def _give(self, peer: NodeInfo, link: PeerLink) -> None:
+        with self._lock:
+            if not self._stop.is_set():
+                self._links[peer].append(link)
+                return
+        link.close()

@@ -1,0 +1,258 @@
+"""Reads ahead what a lookup promised, so that the load that follows finds it in memory.
+
+One thread for each local drive and one for the shared tier, each with a short queue. Blocks come in the order of the
+prompt, prompts take turns, and nothing is read that the answer did not promise. It gives way: a block that is being
+loaded is its reader's, what waited too long is dropped, and a drive that is slow to take hints has its queue emptied.
+
+The hint is posix_fadvise(2), WILLNEED. Linux cuts one hint down to the device's read-ahead window or largest request
+(mm/readahead.c, force_page_cache_ra), so it is given in steps of that window: smaller ones cost more for each byte.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.errors import KVPoolError
+from kvpool.protocol.wire import Tier
+from kvpool_sidecar.replication.prefetch_window import (Verdict, Window)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool_sidecar.storage.shared.tier import SharedTier
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.storage.local.store import LocalStore
+
+__all__ = ["Prefetcher", "in_memory", "read_ahead"]
+
+log = logging.getLogger(__name__)
+
+STEP_BYTES = 128 << 10
+STRIDE_BYTES = 2 << 20  # between two looks whether the block is still wanted
+_MAX_PROMPTS = 64  # waiting in one queue
+_KEEP_S = 5.0
+_STALE_S = 2.0
+_BUSY_S = 0.25  # a hint of 2 MiB that takes so long: the drive has enough to do
+_WAIT_S = 0.02
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+
+
+def read_ahead(fd: int, offset: int, size: int) -> None:
+    """Have the kernel read these bytes of `fd` into the page cache; returns when the reads are queued."""
+    step = _step(os.fstat(fd).st_dev)
+    for at in range(offset, offset + size, step):
+        os.posix_fadvise(fd, at, step, os.POSIX_FADV_WILLNEED)
+
+
+@functools.lru_cache(maxsize=64)
+def _step(device: int) -> int:
+    """Bytes that one hint may name: the device's read-ahead window as the kernel tells it, within bounds."""
+    name = f"{os.major(device)}:{os.minor(device)}"
+    for path in (f"/sys/class/bdi/{name}/read_ahead_kb", f"/sys/dev/block/{name}/../queue/read_ahead_kb"):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            return max(STEP_BYTES, min(int(file.read()) << 10, STRIDE_BYTES))
+    return STEP_BYTES
+
+
+def in_memory(fd: int, size: int) -> bool:
+    """Are first, middle and last byte in the page cache? False where the file system cannot tell."""
+    if not _NOWAIT:
+        return False
+    probe = bytearray(1)
+    try:
+        return all(os.preadv(fd, [probe], at, _NOWAIT) == 1 for at in (0, size // 2, size - 1))
+    except OSError:  # EAGAIN: not there; EOPNOTSUPP: cannot tell
+        return False
+
+
+class _Prompt:
+    """What is left to read of one lookup's blocks on one drive."""
+
+    def __init__(self, tenant: bytes, keys: Sequence[bytes], asked_at: float) -> None:
+        self.tenant = tenant
+        self.keys = collections.deque(keys)
+        self.asked_at = asked_at
+
+
+class _Lane:
+    """One drive: `open_block(key)` is a descriptor or -1. `ready` guards everything."""
+
+    def __init__(self, name: str, open_block: Callable[[bytes], int]) -> None:
+        self.name = name
+        self.open_block = open_block
+        self.prompts: collections.deque[_Prompt] = collections.deque()
+        self.ready = threading.Condition()
+
+
+class Prefetcher:
+    """Thread-safe. `limit_bytes` bounds what is read ahead and not yet opened, over all drives and tenants."""
+
+    def __init__(
+        self,
+        local: LocalStore,
+        shared: SharedTier | None,
+        limit_bytes: int,
+        stats: Stats,
+        *,
+        read: Callable[[int, int, int], None] = read_ahead,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._local = local
+        self._stats = stats
+        self._read = read
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._window = Window(limit_bytes, _KEEP_S)
+        self._stopping = threading.Event()
+        self._lanes = {root.name: _Lane(root.name, root.peek) for root in local.roots}
+        self._shared_lane = None if shared is None else _Lane("shared", lambda key: _open_shared(shared, key))
+
+    def start(self) -> None:
+        for lane in self._all_lanes():
+            threading.Thread(target=self._run, args=(lane,), name=f"prefetch-{lane.name}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Read no more. A thread may hang on a shared tier that hangs."""
+        self._stopping.set()
+        for lane in self._all_lanes():
+            with lane.ready:
+                lane.ready.notify_all()
+
+    @property
+    def held_bytes(self) -> int:
+        """Read ahead and not yet opened."""
+        with self._lock:
+            return self._window.held_bytes
+
+    def promised(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float) -> None:
+        """These will be asked for next, in this order; `tiers` says where they are. See AfterLookup.Listener."""
+        by_lane: dict[str, tuple[_Lane, list[bytes]]] = {}
+        for key, tier in zip(keys, tiers, strict=True):
+            lane = self._lane_of(key, tier)
+            if lane is not None:
+                by_lane.setdefault(lane.name, (lane, []))[1].append(key)
+        for lane, there in by_lane.values():
+            with lane.ready:
+                if len(lane.prompts) >= _MAX_PROMPTS:
+                    self._stats.add("prefetch", "dropped", len(there))
+                    continue
+                lane.prompts.append(_Prompt(tenant, there, asked_at))
+                lane.ready.notify()
+
+    def opened(self, keys: Sequence[bytes]) -> None:
+        """These are being loaded now: what waits of them is not read ahead any more."""
+        now = self._clock()
+        with self._lock:
+            used = sum(self._window.opened(key, now) for key in keys)
+        if used:
+            self._stats.add("prefetch", "used", used)
+
+    def _all_lanes(self) -> list[_Lane]:
+        return [*self._lanes.values(), *([self._shared_lane] if self._shared_lane else [])]
+
+    def _run(self, lane: _Lane) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._serve(lane)
+            except Exception:
+                log.exception("reading ahead")
+                self._stopping.wait(1.0)
+
+    def _lane_of(self, key: bytes, tier: int) -> _Lane | None:
+        if tier == Tier.SHARED:
+            return self._shared_lane
+        root = self._local.root_of(key) if tier == Tier.LOCAL else None
+        return None if root is None else self._lanes[root.name]
+
+    def _serve(self, lane: _Lane) -> None:
+        """Read the next block, or wait."""
+        with lane.ready:
+            while not lane.prompts and not self._stopping.is_set():
+                lane.ready.wait()
+            if self._stopping.is_set():
+                return
+            prompt = lane.prompts.popleft()
+        if self._clock() - prompt.asked_at > _STALE_S:
+            self._stats.add("prefetch", "late", len(prompt.keys))
+            return
+        waits = not self._next(lane, prompt)
+        if prompt.keys:
+            with lane.ready:
+                lane.prompts.append(prompt)  # prompts take turns
+        if waits:
+            self._stopping.wait(_WAIT_S)
+
+    def _next(self, lane: _Lane, prompt: _Prompt) -> bool:
+        """Read the prompt's next block ahead, or pass over it; False if there is no room for it now."""
+        key = prompt.keys[0]
+        with self._lock:
+            wanted = self._window.wanted(key, prompt.asked_at, self._clock())
+        if not wanted:
+            prompt.keys.popleft()
+            return True
+        fd = lane.open_block(key)
+        try:
+            if fd < 0:
+                prompt.keys.clear()  # what follows a missing block is of no use
+                return True
+            size = os.fstat(fd).st_size
+            with self._lock:
+                now = self._clock()
+                if unused := self._window.expire(now):
+                    self._stats.add("prefetch", "unused", unused)
+                verdict = self._window.take(prompt.tenant, key, size, prompt.asked_at, now)
+            if verdict == Verdict.WAIT:
+                return False
+            prompt.keys.popleft()
+            if verdict == Verdict.READ:
+                self._read_block(lane, prompt, key, fd, size)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return True
+
+    def _read_block(self, lane: _Lane, prompt: _Prompt, key: bytes, fd: int, size: int) -> None:
+        if in_memory(fd, size):
+            with self._lock:
+                self._window.in_memory(key, self._clock())
+            self._stats.add("prefetch", "cached")
+            return
+        for at in range(0, size, STRIDE_BYTES):
+            if self._stopping.is_set() or self._overtaken(key, prompt.asked_at):
+                break
+            began = self._clock()
+            self._read(fd, at, min(STRIDE_BYTES, size - at))
+            self._stats.add("prefetch", "bytes", min(STRIDE_BYTES, size - at))
+            if self._clock() - began > _BUSY_S:
+                self._give_way(lane, prompt)
+                break
+        self._stats.add("prefetch", "blocks")
+
+    def _overtaken(self, key: bytes, asked_at: float) -> bool:
+        with self._lock:
+            return self._window.overtaken(key, asked_at)
+
+    def _give_way(self, lane: _Lane, prompt: _Prompt) -> None:
+        """The drive is busy with what is really asked for: forget what waits here."""
+        with lane.ready:
+            dropped = sum(len(p.keys) for p in lane.prompts) + len(prompt.keys)
+            lane.prompts.clear()
+            prompt.keys.clear()
+        self._stats.add("prefetch", "busy", dropped)
+
+
+def _open_shared(shared: SharedTier, key: bytes) -> int:
+    """Opened past the guard: this thread may hang with the mount, and no reader waits for it."""
+    if not shared.available:
+        return -1
+    with contextlib.suppress(KVPoolError, OSError):
+        found = shared.store.open(key)
+        return -1 if found is None else found.fd
+    return -1

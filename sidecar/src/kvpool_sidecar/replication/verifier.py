@@ -1,0 +1,101 @@
+"""Looks at blocks that a client found corrupt, wherever they are: a client's word takes no block out of service."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from kvpool.errors import KVPoolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_sidecar.index.base import NodeInfo
+    from kvpool_sidecar.index.resolver import PeerDirectory
+    from kvpool_sidecar.storage.shared.tier import SharedTier
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.storage.base import Store
+    from kvpool_sidecar.peers.connection import PeerLink
+
+__all__ = ["Inspector"]
+
+log = logging.getLogger(__name__)
+
+_MAX_QUEUED = 256
+_FOUND_GOOD_S = 60.0
+_PEER_TIMEOUT_S = 5.0
+
+
+class Inspector:
+    """One thread, a bounded queue. A block that was found good is not read again for a minute, whoever complains."""
+
+    def __init__(
+        self,
+        local: Store,
+        shared: SharedTier | None,
+        peers: PeerDirectory,
+        dial: Callable[[NodeInfo, float], PeerLink],
+        stats: Stats,
+    ) -> None:
+        self._local = local
+        self._shared = shared
+        self._peers = peers
+        self._dial = dial
+        self._stats = stats
+        self._queue: queue.Queue[bytes | None] = queue.Queue(_MAX_QUEUED)
+        self._checked: OrderedDict[bytes, float] = OrderedDict()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="inspector", daemon=True).start()
+
+    def stop(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+
+    def offer(self, key: bytes) -> None:
+        """Somebody says that this block is corrupt."""
+        try:
+            self._queue.put_nowait(key)
+        except queue.Full:
+            self._stats.add("reports", "dropped")
+
+    def _run(self) -> None:
+        while (key := self._queue.get()) is not None:
+            now = time.monotonic()
+            if self._checked.get(key, 0.0) > now:
+                continue
+            self._checked[key] = now + _FOUND_GOOD_S
+            if len(self._checked) > _MAX_QUEUED:
+                self._checked.popitem(last=False)
+            try:
+                self._look(key)
+            except Exception:
+                log.exception("looking at a reported block")
+
+    def _look(self, key: bytes) -> None:
+        self._stats.add("reports", "checked")
+        if self._local.has(key) and not self._local.check(key):
+            self._stats.add("reports", "corrupt")
+        if self._shared is not None and self._shared.has_many([key], 1.0)[0] and not self._shared.check(key):
+            self._stats.add("reports", "corrupt")
+        found = self._peers.locate([key], 1.0)[0]
+        if found is None:
+            return
+        try:
+            link = self._dial(found.peer, _PEER_TIMEOUT_S)
+        except (KVPoolError, OSError):
+            return
+        try:
+            link.ask([key], verify=True)  # the peer checks its own copy, and quarantines it
+            if link.answer(time.monotonic() + _PEER_TIMEOUT_S) == 0:
+                self._stats.add("reports", "corrupt")
+                self._peers.shun(key, found.number)
+        except (KVPoolError, OSError):
+            self._peers.shun(key, found.number)
+        finally:
+            link.close()

@@ -1,0 +1,174 @@
+"""Copies of blocks go to the shared tier in the background, in threads of their own: when, the write policy says.
+
+WriteThrough: at once. WriteBack: when more than `max_dirty` bytes wait, the oldest first; before a block is evicted;
+and when the sidecar is stopped. WriteThroughSelective: once a block was used `min_hits` times.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
+from kvpool_sidecar.blocks import file as blockfile
+from kvpool_sidecar.replication.dirty_set import (Dirty, Hits)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvpool_sidecar.storage.shared.tier import SharedTier
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.storage.base import Store
+
+__all__ = ["Copier", "copy_block"]
+
+log = logging.getLogger(__name__)
+
+_THREADS = 2
+_RETRY_S = 0.5
+
+
+class Copier:
+    """Thread-safe; nothing here waits for the shared tier but its own threads. While that is absent blocks wait."""
+
+    def __init__(
+        self,
+        local: Store,
+        shared: SharedTier,
+        stats: Stats,
+        *,
+        policy: str = "WriteThrough",
+        max_dirty: int = 0,
+        min_hits: int = 1,
+    ) -> None:
+        self._local = local
+        self._shared = shared
+        self._stats = stats
+        self._policy = policy
+        self._dirty = Dirty(max_dirty if policy == "WriteBack" else 0)
+        self._hits = Hits(min_hits) if policy == "WriteThroughSelective" else None
+        self._stop = threading.Event()
+        self.problem = ""  # why the last copy failed; empty once one works
+
+    def start(self) -> None:
+        for n in range(_THREADS):
+            threading.Thread(target=self._run, name=f"copier-{n}", daemon=True).start()
+
+    def stop(self) -> None:
+        """What waits is copied after the next start; a copy under way leaves nothing half-done."""
+        self._stop.set()
+
+    def flush(self, timeout_s: float) -> None:
+        """With WriteBack: copy what waits, as far as the time goes; the rest is found again after the next start."""
+        if self._policy != "WriteBack" or not self._shared.available or not len(self._dirty):
+            return
+        log.info("%d blocks, %d bytes go to the shared tier before the end", len(self._dirty), self._dirty.total_bytes)
+        self._dirty.hurry_all()
+        if not self._dirty.wait_clean(timeout_s):
+            log.warning("%d blocks wait on this node for its next start", len(self._dirty))
+
+    def offer(self, key: bytes, size: int) -> None:
+        """A block of `size` bytes was stored on this node, or a scan found that it was never copied."""
+        if self._hits is None and not self._dirty.add(key, size):
+            self._stats.add("copies", "dropped")
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """These were read from this node's drives."""
+        if self._hits is not None:
+            for key in self._hits.used(keys):
+                self._dirty.add(key, self._local.payload_len(key))
+
+    def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Which of these are to be copied and are not yet."""
+        return self._dirty.those_of(keys)
+
+    def hurry(self, keys: Sequence[bytes]) -> None:
+        """These are to be evicted: copy them now."""
+        self._dirty.hurry(keys)
+
+    def gone(self, keys: Sequence[bytes]) -> None:
+        """These are no longer on this node."""
+        if lost := self._dirty.gone(keys):
+            self._stats.add("copies", "lost", lost)
+
+    @property
+    def waiting(self) -> int:
+        """Blocks that the shared tier is to have and does not have yet."""
+        return len(self._dirty)
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Their payload."""
+        return self._dirty.total_bytes
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            if not self._shared.available:
+                self._stop.wait(_RETRY_S)
+                continue
+            key = self._dirty.take(_RETRY_S)
+            if key is None:
+                continue
+            if self._copy(key):
+                self._dirty.done(key)
+            elif not self._dirty.again(key):
+                self._stats.add("copies", "given-up")
+            else:
+                self._stop.wait(_RETRY_S)
+
+    def _copy(self, key: bytes) -> bool:
+        """False if it should be tried again."""
+        breaker = self._shared.guard.breaker
+        try:
+            copied = copy_block(self._local, self._shared.store, key)
+        except RefusedError:  # it was purged while it was copied
+            self._stats.add("copies", "purged")
+            return True
+        except TierFullError as e:
+            self._stats.add("copies", "full")
+            self.problem = str(e)
+            return False
+        except (KVPoolError, OSError) as e:
+            if isinstance(e, CorruptBlockError) and not self._local.check(key):
+                self._stats.add("copies", "corrupt")
+                log.warning("not copied to the shared tier, and quarantined: %s", e)
+                return True
+            breaker.failure()
+            self._stats.add("copies", "failed")
+            self.problem = str(e)
+            log.warning("copying %s to the shared tier: %s", key.hex()[:16], e)
+            return False
+        if copied is None:
+            self._stats.add("copies", "gone")
+            return True
+        breaker.success()
+        self.problem = ""
+        self._shared.remember(key)
+        self._stats.add("copies", "copied" if copied else "there")
+        self._local.note_shared(key)
+        return True
+
+
+def copy_block(source: Store, target: Store, key: bytes) -> bool | None:
+    """True if `target` has a new copy, False if it had one, None if `source` has none. Errors of either store.
+
+    The block is verified while it is copied: CorruptBlockError, and nothing of it is in `target`.
+    """
+    found = source.open(key)
+    if found is None:
+        return None
+    try:
+        pending = target.begin(key, found.payload_len)
+        if pending is None:
+            return False
+        try:
+            blockfile.copy(found.fd, pending.writer, key, found.payload_len)
+        except BaseException:
+            target.abort(pending)
+            raise
+    finally:
+        os.close(found.fd)
+    target.commit(pending)
+    return True

@@ -1,0 +1,175 @@
+"""The listening sockets, one per pod, and a thread per connection: at most 8 a pod, and a bound over all."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from kvpool_sidecar.serving.pod import Pod
+    from kvpool_sidecar.serving.session import Session
+    from kvpool_sidecar.counters import Stats
+
+__all__ = ["PodListeners"]
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 4096  # more than a node's usual 110 pods may have
+_PAUSE_S = 0.05
+
+
+class PodListeners:
+    """`new_session` makes the session of an accepted connection. Thread-safe."""
+
+    def __init__(self, new_session: Callable[[socket.socket, Pod], Session], stats: Stats) -> None:
+        self._new_session = new_session
+        self._stats = stats
+        self._lock = threading.Lock()
+        self._pods: dict[str, tuple[Pod, socket.socket]] = {}
+        self._sessions: dict[Session, Pod] = {}
+        self._stopped = threading.Event()
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def start(self) -> None:
+        threading.Thread(target=self._accept_all, name="accept", daemon=True).start()
+
+    def add(self, pod: Pod, listener: socket.socket) -> None:
+        """Serve a pod; a socket that it had before is closed, its connections go on."""
+        listener.setblocking(False)
+        with self._lock:
+            known = self._pods.get(pod.identity.uid)
+            # the counters of the pod go on too: its limits hold across a restart of the rendezvous
+            self._pods[pod.identity.uid] = (known[0] if known else pod, listener)
+        if known:
+            known[1].close()
+        self._wake()
+
+    def remove(self, uid: str) -> None:
+        """The pod is gone."""
+        with self._lock:
+            known = self._pods.pop(uid, None)
+        if known:
+            known[1].close()
+            self._wake()
+
+    def replace(self, uid: str, pod: Pod | None) -> None:
+        """Serve it as that from now on, or no more; its connections end with the request they are at."""
+        with self._lock:
+            known = self._pods.get(uid)
+            if known is None:
+                return
+            ending = [session for session, of in self._sessions.items() if of is known[0]]
+            if pod is None:
+                del self._pods[uid]
+            else:
+                self._pods[uid] = (pod, known[1])
+        if pod is None:
+            known[1].close()
+        self._wake()
+        for session in ending:
+            session.stop()
+
+    def pods(self) -> list[Pod]:
+        """Those that are served."""
+        with self._lock:
+            return [pod for pod, _ in self._pods.values()]
+
+    def uids(self) -> set[str]:
+        """Pods that are served."""
+        with self._lock:
+            return set(self._pods)
+
+    @property
+    def connections(self) -> int:
+        with self._lock:
+            return len(self._sessions)
+
+    @property
+    def connected_pods(self) -> int:
+        """Pods that have a connection."""
+        with self._lock:
+            return sum(1 for pod, _ in self._pods.values() if pod.connections)
+
+    def stop(self, timeout_s: float) -> None:
+        """Accept no more, let each connection finish its request, wait at most `timeout_s` for that."""
+        self._stopped.set()
+        self._wake()
+        with self._lock:
+            listeners = [listener for _, listener in self._pods.values()]
+            sessions = list(self._sessions)
+        for listener in listeners:
+            listener.close()
+        for session in sessions:
+            session.stop()
+        deadline = time.monotonic() + timeout_s
+        while self.connections and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_w, b"w")
+
+    def _accept_all(self) -> None:
+        while not self._stopped.is_set():
+            with self._lock:
+                current = {listener.fileno(): (pod, listener) for pod, listener in self._pods.values()}
+            try:
+                self._accept_until_changed(current)
+            except Exception:
+                log.exception("accepting clients")
+                self._stopped.wait(_PAUSE_S)
+
+    def _accept_until_changed(self, current: dict[int, tuple[Pod, socket.socket]]) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_r, selectors.EVENT_READ)
+            for fd, served in current.items():
+                if fd >= 0:
+                    selector.register(fd, selectors.EVENT_READ, served)
+            while not self._stopped.is_set():
+                for key, _ in selector.select():
+                    if key.data is None:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._wake_r, 4096)
+                        return
+                    self._accept(*key.data)
+
+    def _accept(self, pod: Pod, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as e:
+            log.debug("pod %s: %s", pod.identity.uid, e)
+            self._stopped.wait(_PAUSE_S)  # out of descriptors, or the socket was just closed
+            return
+        sock.setblocking(True)
+        with self._lock:  # so that no connection is that of a pod which was replaced a moment ago
+            known = self._pods.get(pod.identity.uid)
+            session = None
+            if known is not None and len(self._sessions) < MAX_CONNECTIONS and known[0].enter():
+                pod = known[0]
+                session = self._new_session(sock, pod)
+                self._sessions[session] = pod
+        if session is None:
+            self._stats.add("refused", "client-connections")
+            sock.close()
+            return
+        threading.Thread(target=self._run, args=(session, pod), name="client", daemon=True).start()
+
+    def _run(self, session: Session, pod: Pod) -> None:
+        try:
+            session.run()
+        except Exception:
+            log.exception("a client connection ended by a defect")
+        finally:
+            pod.leave()
+            with self._lock:
+                del self._sessions[session]

@@ -1,0 +1,96 @@
+"""Keeps the time of last use of shared blocks: their modification time, stamped anew when they are used, seldom.
+
+Access times cannot be had (most mounts do not keep them, and reading one's own cache does not count), and what a
+sidecar remembers ends with it and is not known to the others. So whoever uses a block has the file system stamp it, if
+that was not done within the last minutes by anybody; behind the reader's back, and at a bounded rate. A use is also a
+lookup that found the block on a node: a copy is wanted most where all nodes have the block in hand and may go at once.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.protocol.wire import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool_sidecar.counters import Stats
+
+__all__ = ["Touches"]
+
+log = logging.getLogger(__name__)
+
+_MAX_QUEUED = 8192
+_REMEMBERED = 1 << 16
+
+
+class Touches:
+    """A bounded queue and a thread. `touch(key, every_s)` stamps a block unless it was of late."""
+
+    def __init__(
+        self,
+        touch: Callable[[bytes, float], bool],
+        stats: Stats,
+        *,
+        every_s: float,
+        per_s: float = 500.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._touch = touch
+        self._stats = stats
+        self.every_s = every_s
+        self._per_s = per_s
+        self._clock = clock
+        self._done: collections.OrderedDict[bytes, float] = collections.OrderedDict()
+        self._queue: collections.deque[bytes] = collections.deque()
+        self._ready = threading.Condition()
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="touches", daemon=True).start()
+
+    def stop(self) -> None:
+        """What is queued is forgotten."""
+        self._stop.set()
+        with self._ready:
+            self._ready.notify_all()
+
+    def offer(self, key: bytes) -> None:
+        """This block was used just now. Returns at once."""
+        now = self._clock()
+        with self._ready:
+            if now - self._done.get(key, float("-inf")) < self.every_s or len(self._queue) >= _MAX_QUEUED:
+                return
+            self._done[key] = now
+            self._done.move_to_end(key)
+            if len(self._done) > _REMEMBERED:
+                self._done.popitem(last=False)
+            self._queue.append(key)
+            self._ready.notify()
+
+    def looked_up(self, _tenant: bytes, keys: Sequence[bytes], tiers: bytes, _asked_at: float) -> None:
+        """A listener of AfterLookup: what a node has is in use; what is read from the shared tier tells of itself."""
+        for key, tier in zip(keys, tiers, strict=True):
+            if tier in (Tier.LOCAL, Tier.PEER):
+                self.offer(key)
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                while not self._queue and not self._stop.is_set():
+                    self._ready.wait()
+                if self._stop.is_set():
+                    return
+                key = self._queue.popleft()
+            try:
+                if self._touch(key, self.every_s):
+                    self._stats.add("touches", "touched")
+            except OSError as e:
+                self._stats.add("touches", "failed")
+                log.debug("touching %s: %s", key.hex()[:16], e)
+            self._stop.wait(1 / self._per_s)

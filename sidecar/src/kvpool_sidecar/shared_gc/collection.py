@@ -1,0 +1,210 @@
+"""One sweep of a shared tier by the holder of the lease: what is too old goes at once, then what there is no room for.
+
+A first walk counts and applies the ages, a second removes what the plan says, if there is one. Both are paced, and
+before each removal the lease is asked: whoever lost it stops there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool_sidecar.shared_gc import metadata as folder
+from kvpool_sidecar.shared_gc.orphans import remove_junk
+from kvpool_sidecar.shared_gc.plan import (Census, Group, Limits, Model, make_plan, superseded)
+from kvpool_sidecar.shared_gc.walk import (Found, Leaf, leaves, whose)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_sidecar.shared_gc.metadata import Tier
+    from kvpool_sidecar.shared_gc.plan import Plan
+
+__all__ = ["LeaseLostError", "Pace", "Sweep", "SweepStoppedError"]
+
+log = logging.getLogger(__name__)
+
+_SAFE_AGE_S = 3600.0
+_EMPTY_AGE_S = 600.0
+_SUPERSEDED_S = 7 * 86400.0
+_READ_ALL = 1 << 17  # so many headers are read for the accounting alone; of more blocks a part
+
+
+class LeaseLostError(Exception):
+    """Somebody else sweeps now."""
+
+
+class SweepStoppedError(Exception):
+    """The process is about to end."""
+
+
+class Pace:
+    """So many directory entries a second. `wait(seconds)` is True when the process is to end."""
+
+    def __init__(
+        self, per_s: float, wait: Callable[[float], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._per_s = per_s
+        self._wait = wait
+        self._clock = clock
+        self._owed = 0.0
+        self._at = clock()
+
+    def __call__(self, entries: int) -> None:
+        """These were looked at. SweepStoppedError."""
+        now = self._clock()
+        self._owed = max(0.0, self._owed - (now - self._at)) + entries / self._per_s
+        self._at = now
+        if self._wait(self._owed if self._owed > 0.02 else 0.0):
+            raise SweepStoppedError
+
+
+class Swept(NamedTuple):
+    """Of one sweep: what stayed, in all and of each tenant, and what went."""
+
+    used: int
+    blocks: int
+    tenants: dict[bytes, int]
+    removed_blocks: int
+    removed_bytes: int
+
+
+class Sweep:
+    """`now()` is the mount's time, `may()` asks the lease, `gone(reason, size, key)` is told of each removal.
+
+    `key` is None for what is no block. `expected`: about how many blocks there are; 0 if that is not known.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        limits: Limits,
+        *,
+        now: Callable[[], float],
+        may: Callable[[], bool],
+        pace: Pace,
+        gone: Callable[[str, int, bytes | None], None],
+        expected: int = 0,
+        grace_s: float = 0.0,
+    ) -> None:
+        self._tier = tier
+        self._limits = limits
+        self._now = now
+        self._may = may
+        self._pace = pace
+        self._gone = gone
+        self._grace_s = grace_s
+        self._mask = 0 if limits.by_tenant or limits.max_age_s else _mask(expected)
+        self._at = now()  # ages are counted up to here, in both walks
+        self._first = secrets.randbelow(256)  # sweeps that are cut short do not always begin with the same blocks
+        self._removed_blocks = 0
+        self._removed_bytes = 0
+
+    def run(self, coming: Callable[[], int]) -> Swept:
+        """`coming()`: bytes stored meanwhile that the first walk did not meet.
+
+        LeaseLostError, SweepStoppedError, OSError.
+        """
+        census = self._count()
+        for reason, size in remove_junk(
+            self._tier, self._now(), safe_age_s=_SAFE_AGE_S, model_age_s=4 * _SUPERSEDED_S, may=self._may
+        ):
+            self._gone(reason, size, None)
+            self._pace(1)
+        plan = make_plan(census, self._limits, self._superseded(census), coming=coming())
+        size, blocks, tenants = census.bytes, census.blocks, census.tenants()
+        if plan:
+            log.info("the shared tier holds %d blocks, %d bytes: making room", blocks, size)
+            before_blocks, before_bytes = self._removed_blocks, self._removed_bytes
+            self._make_room(plan, tenants)
+            blocks -= self._removed_blocks - before_blocks
+            size -= self._removed_bytes - before_bytes
+        return Swept(size, blocks, tenants, self._removed_blocks, self._removed_bytes)
+
+    def _count(self) -> Census:
+        census = Census()
+        for leaf in leaves(self._tier.blocks, self._tier.device, self._first):
+            entries = 0
+            for found in leaf.blocks():
+                entries += 1
+                self._look(leaf, found, census)
+            if not entries:
+                self._remove_empty(leaf)
+            self._pace(max(1, entries))
+        return census
+
+    def _look(self, leaf: Leaf, found: Found, census: Census) -> None:
+        now = self._at
+        age = now - found.used_at
+        is_read = self._is_read(found)
+        known = whose(leaf, found) if is_read else None
+        limits = self._limits.of(known.group.tenant if known is not None else b"")
+        if limits.idle_s and age > limits.idle_s + self._grace_s:
+            self._remove(leaf, found, "idle")
+            return
+        # whoever made it may have a clock that is ahead
+        made = min(known.made_at, found.used_at) if known is not None else found.used_at
+        if known is not None and limits.max_age_s and now - made > limits.max_age_s:
+            self._remove(leaf, found, "age")
+            return
+        census.add(found.size, age)
+        if is_read:
+            group = known.group if known is not None else Group()
+            census.attribute(group, found.size, age, now - made, self._mask + 1)
+
+    def _superseded(self, census: Census) -> list[Group]:
+        models: dict[bytes, Model] = {}
+        for name, fingerprint, stamped in folder.notes(self._tier.sweep, folder.MODEL):
+            digest = folder.read_note(self._tier.sweep, name).get("model")
+            if isinstance(digest, str):
+                models[bytes.fromhex(fingerprint)] = Model(digest, self._now() - stamped)
+        return superseded(census, models, _SUPERSEDED_S)
+
+    def _is_read(self, found: Found) -> bool:
+        """Keys are as good as random: those of a kind stand for all."""
+        return int.from_bytes(found.key[-4:], "big") & self._mask == 0
+
+    def _make_room(self, plan: Plan, tenants: dict[bytes, int]) -> None:
+        for leaf in leaves(self._tier.blocks, self._tier.device, self._first):
+            entries = 0
+            for found in leaf.blocks():
+                entries += 1
+                is_read = self._is_read(found)
+                known = whose(leaf, found) if plan.reads_headers or is_read else None
+                group = known.group if known is not None else Group()
+                reason = plan.reason(group, found.size, self._at - found.used_at)
+                if reason and self._remove(leaf, found, reason) and is_read:
+                    left = tenants.get(group.tenant, 0) - found.size * (self._mask + 1)
+                    tenants[group.tenant] = max(0, left)
+            self._pace(max(1, entries))
+
+    def _remove(self, leaf: Leaf, found: Found, reason: str) -> bool:
+        if not self._may():
+            raise LeaseLostError
+        try:
+            os.unlink(found.name, dir_fd=leaf.fd)
+        except FileNotFoundError:
+            return False
+        self._removed_blocks += 1
+        self._removed_bytes += found.size
+        self._gone(reason, found.size, found.key)
+        return True
+
+    def _remove_empty(self, leaf: Leaf) -> None:
+        """The kernel refuses it unless it is empty; a writer that was about to use it makes it again."""
+        if self._now() - os.fstat(leaf.fd).st_mtime < _EMPTY_AGE_S:
+            return
+        if not self._may():
+            raise LeaseLostError
+        with contextlib.suppress(OSError):
+            os.rmdir(leaf.inner, dir_fd=leaf.parent)
+            os.rmdir(leaf.outer, dir_fd=self._tier.blocks)
+
+
+def _mask(expected: int) -> int:
+    """Headers of blocks whose key has none of these bits are read."""
+    return (1 << max(0, (expected // _READ_ALL).bit_length())) - 1

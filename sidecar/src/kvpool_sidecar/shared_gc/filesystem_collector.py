@@ -1,0 +1,184 @@
+"""The thread of each sidecar that takes part in housekeeping a shared tier: at each turn it says that it is there, and
+sweeps if it holds the lease and it is time. The mount may hang at any call; then this thread hangs, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.shared_gc import metadata as folder
+from kvpool_sidecar.shared_gc.metadata import Tier
+from kvpool_sidecar.shared_gc.file_lease import Lease
+from kvpool_sidecar.shared_gc.usage import (Stored, Summary, stored)
+from kvpool_sidecar.shared_gc.collection import (LeaseLostError, Pace, Sweep, SweepStoppedError)
+from kvpool_sidecar.shared_gc.loop import (Swept, Timing, Turns)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.shared_gc.plan import Limits
+
+__all__ = ["SharedSweeper", "Swept", "Timing"]
+
+log = logging.getLogger(__name__)
+
+_MODEL_EVERY_S = 3600.0
+_MOST_MODELS = 256
+
+
+class SharedSweeper(Turns):
+    """See Turns. `models()` gives fingerprints and names of models that engines named here."""
+
+    def __init__(
+        self,
+        path: str,
+        pool_uid: str,
+        limits: Limits,
+        store: Swept,
+        stats: Stats,
+        *,
+        node: str = "",
+        timing: Timing = Timing(),  # noqa: B008 - never changed
+        grace_s: float = 0.0,
+        available: Callable[[], bool] = lambda: True,
+        models: Callable[[], Iterable[tuple[bytes, str]]] = tuple,
+        removed: Callable[[bytes], None] = lambda _key: None,
+    ) -> None:
+        super().__init__(
+            limits, store, stats, node=node, timing=timing, available=available, removed=removed, grace_s=grace_s
+        )
+        self._path = path
+        self._pool_uid = pool_uid
+        self._models = models
+        self._lease = Lease(timing.lease_s)
+        self._renewed_at = 0.0
+        self._noted: dict[bytes, float] = {}
+
+    @property
+    def term(self) -> int:
+        return self._lease.term if self._lease.held else 0
+
+    def turn(self) -> None:
+        with Tier(self._path, self._pool_uid) as tier:
+            self._say(tier)
+            self._note_models(tier)
+            was_held = self._lease.held
+            held = self._lease.hold(tier.sweep, self._now())
+            self._renewed_at = time.monotonic()
+            self._problem = ""
+            if not held:
+                if was_held:
+                    log.info("another sidecar sweeps the shared tier now")
+                self._take_over(Summary.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
+                return
+            if not was_held:
+                log.info("this sidecar sweeps the shared tier from now on (term %d)", self._lease.term)
+                self._take_over(Summary.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
+                self._ledger.rebase(self._summary.used, self._summary.marks)
+            told = self._hear(tier)
+            self._ledger.update(told)
+            if self._is_due():
+                self._sweep(tier, told)
+            self._publish(tier)
+
+    def give_up(self) -> None:
+        with Tier(self._path, self._pool_uid) as tier:
+            self._lease.release(tier.sweep)
+            folder.remove_note(tier.sweep, f"node-{self._owner}")
+
+    def _say(self, tier: Tier) -> None:
+        """Tell the holder what was stored here, and learn the time."""
+        name = f"node-{self._owner}"
+        now = folder.write_note(tier.sweep, name, {"stored": self._store.stored, "node": self._node})
+        self._ahead_s = now - time.monotonic()
+        self._store.tell_time(self._ahead_s)
+
+    def _hear(self, tier: Tier) -> dict[str, Stored]:
+        """What the sidecars told: for the holder, who alone reads so many files."""
+        told: dict[str, Stored] = {}
+        for name, owner, _ in folder.notes(tier.sweep, folder.NODE):
+            try:
+                told[owner] = stored(folder.read_note(tier.sweep, name).get("stored"))
+            except (TypeError, ValueError):
+                continue
+        return told
+
+    def _note_models(self, tier: Tier) -> None:
+        now = time.monotonic()
+        for fingerprint, model in self._models():
+            if now - self._noted.get(fingerprint, float("-inf")) < _MODEL_EVERY_S or len(self._noted) >= _MOST_MODELS:
+                continue
+            name = f"model-{fingerprint.hex()}"
+            if not folder.touch_note(tier.sweep, name):
+                if sum(1 for _ in folder.notes(tier.sweep, folder.MODEL)) >= folder.MAX_NOTES:
+                    return
+                folder.write_note(tier.sweep, name, {"model": hashlib.sha256(model.encode()).hexdigest()})
+            self._noted[fingerprint] = now
+
+    def _sweep(self, tier: Tier, marks: dict[str, Stored]) -> None:
+        started, self._sweeping = time.monotonic(), True
+        sweep = Sweep(
+            tier,
+            self._limits,
+            now=self._now,
+            may=lambda: self._lease.still_held(tier.sweep),
+            pace=Pace(self._timing.entries_per_s, lambda seconds: self._keep(tier, seconds)),
+            gone=self._gone,
+            expected=self._summary.used.blocks,
+            grace_s=self._grace_s,
+        )
+        met = Stored()
+
+        def coming() -> int:
+            nonlocal met
+            self._say(tier)
+            self._ledger.update(self._hear(tier))
+            met = self._ledger.met_since(marks)
+            return met.bytes
+
+        try:
+            done = sweep.run(coming)
+        except LeaseLostError:
+            log.warning("another sidecar has taken over the lease: sweep given up")
+            return
+        except SweepStoppedError:
+            return
+        finally:
+            self._sweeping = False
+        seconds = time.monotonic() - started
+        self._not_before = time.monotonic() + min(seconds, self._timing.every_s)
+        if done.removed_blocks:
+            log.info(
+                "swept the shared tier in %.1f s: %d blocks, %d bytes went; %d blocks, %d bytes are left",
+                *(seconds, done.removed_blocks, done.removed_bytes, done.blocks, done.used),
+            )
+        self._ledger.rebase(Stored(done.used, done.blocks), marks, met)
+        self._summary = Summary(
+            finished=self._now(),
+            seconds=seconds,
+            tenants={tenant.hex(): size for tenant, size in done.tenants.items() if tenant},
+        )
+
+    def _keep(self, tier: Tier, seconds: float) -> bool:
+        """Wait; keep the lease meanwhile. LeaseLostError."""
+        if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
+            return True
+        if time.monotonic() - self._renewed_at > self._timing.turn_s:
+            if not self._lease.still_held(tier.sweep):
+                raise LeaseLostError
+            self._renewed_at = time.monotonic()
+            self._say(tier)
+            self._ledger.update(self._hear(tier))
+            self._publish(tier)
+        return False
+
+    def _publish(self, tier: Tier) -> None:
+        if not self._lease.still_held(tier.sweep):
+            return
+        self._summary = self._summary._replace(used=self._ledger.used(), marks=self._ledger.latest, node=self._node)
+        folder.write_note(tier.sweep, folder.SUMMARY, self._summary.to_json())
+        self._store.tell_usage(*self._summary.used)

@@ -1,0 +1,192 @@
+"""What every sweeper of a shared tier does, whatever the tier is: a thread that takes turns, and what it tells."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from kvpool.errors import KVPoolError
+from kvpool_sidecar.shared_gc.metadata import UnclaimedError
+from kvpool_sidecar.shared_gc.usage import (Ledger, Stored, Summary)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.shared_gc.plan import Limits
+
+__all__ = ["Swept", "Timing", "Turns"]
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 2.0
+_OTHERS_FOLLOW_S = 120.0  # sidecars take a new configuration within so long of each other
+
+
+class Timing(NamedTuple):
+    """`every_s`: between counts when nothing presses; `entries_per_s`: that a sweep looks at."""
+
+    lease_s: float = 60.0
+    every_s: float = 600.0
+    entries_per_s: float = 2000.0
+
+    @property
+    def turn_s(self) -> float:
+        return self.lease_s / 4
+
+
+class Swept(Protocol):
+    """The store whose directory is swept."""
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """Bytes and blocks stored since the process started."""
+
+    def tell_usage(self, used_bytes: int, blocks: int) -> None:
+        """What lies there, this process' own included."""
+
+    def tell_time(self, ahead_s: float) -> None:
+        """How far the mount's clock is ahead of the monotonic one."""
+
+
+class Turns(abc.ABC):
+    """`removed(key)` is told of each block that went. While `available()` is False nothing is tried."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        store: Swept,
+        stats: Stats,
+        *,
+        node: str,
+        timing: Timing,
+        available: Callable[[], bool],
+        removed: Callable[[bytes], None],
+        grace_s: float = 0.0,
+    ) -> None:
+        self._limits = limits
+        self._grace_s = grace_s
+        self._store = store
+        self._stats = stats
+        self._node = node
+        self._timing = timing
+        self._available = available
+        self._removed = removed
+        self._owner = os.urandom(8).hex()
+        self._ledger = Ledger()
+        self._summary = Summary()
+        self._ahead_s = 0.0
+        self._not_before = 0.0
+        self._sweeping = False
+        self._hurry = False
+        self._problem = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shared-sweep", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Give the lease back, in the middle of a sweep if need be."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def limit(self, limits: Limits, grace_s: float) -> None:
+        """From the next sweep on, which is due with the next turn. `grace_s`: uses may be noted as much too early.
+
+        Where uses are noted more often from now on, what is in use must have the time to be noted before it is swept.
+        """
+        if grace_s < self._grace_s:
+            self._not_before = time.monotonic() + min(self._grace_s, 4 * grace_s + _OTHERS_FOLLOW_S)
+        self._limits, self._grace_s = limits, grace_s
+        self._hurry = True
+
+    def status(self) -> dict[str, Any]:
+        """For /status: JSON values; tenants by the tag of their blocks."""
+        summary = self._summary
+        return {
+            "holder": self.term > 0,
+            "term": self.term,
+            "sweeping": self._sweeping,
+            "problem": self._problem,
+            "swept_by": summary.node,
+            "last_seconds": round(summary.seconds, 3),
+            "last_s_ago": round(max(0.0, self._now() - summary.finished), 1) if summary.finished else None,
+            "capacity_bytes": self._limits.capacity,
+            "used_bytes": summary.used.bytes,
+            "blocks": summary.used.blocks,
+            "tenants": summary.tenants,
+            "touched": self._stats.whole("touches").get("touched", 0),
+            "removed": self._stats.whole("swept"),
+            "removed_bytes": self._stats.whole("swept_bytes"),
+        }
+
+    @property
+    @abc.abstractmethod
+    def term(self) -> int:
+        """Of the lease, while this sidecar holds it; else 0."""
+
+    @abc.abstractmethod
+    def turn(self) -> None:
+        """One turn, as the thread takes it. OSError, KVPoolError."""
+
+    @abc.abstractmethod
+    def give_up(self) -> None:
+        """Leave: the next sidecar need not wait for the lease to run out. OSError, KVPoolError."""
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            done = self._available() and self._attempt(self.turn)
+            self._stop.wait(self._timing.turn_s if done else min(_RETRY_S, self._timing.turn_s))
+        if self._available():
+            self._attempt(self.give_up)
+
+    def _attempt(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+            return True
+        except UnclaimedError:
+            self._problem = ""
+        except (KVPoolError, OSError) as e:
+            if str(e) != self._problem:
+                log.warning("housekeeping of the shared tier: %s", e)
+            self._problem = str(e)
+        except Exception as e:
+            log.exception("housekeeping of the shared tier")
+            self._problem = type(e).__name__
+        return False
+
+    def _now(self) -> float:
+        """The mount's time."""
+        return time.monotonic() + self._ahead_s
+
+    def _take_over(self, summary: Summary) -> None:
+        """Believe what the holder tells, and add what was stored here since."""
+        self._summary = summary
+        own, seen = Stored(*self._store.stored), summary.marks.get(self._owner, Stored())
+        self._store.tell_usage(
+            summary.used.bytes + max(0, own.bytes - seen.bytes), summary.used.blocks + max(0, own.blocks - seen.blocks)
+        )
+
+    def _is_due(self) -> bool:
+        if time.monotonic() < self._not_before:
+            return False
+        if self._hurry:
+            self._hurry = False
+            return True
+        since = self._now() - self._summary.finished
+        if since < 0 or since >= max(self._timing.every_s, 2 * self._summary.seconds):
+            return True
+        return bool(self._limits.capacity) and self._ledger.used().bytes > self._limits.high
+
+    def _gone(self, reason: str, size: int, key: bytes | None) -> None:
+        self._stats.add("swept", reason)
+        self._stats.add("swept_bytes", reason, size)
+        if key is not None:
+            self._ledger.take(size)
+            self._removed(key)

@@ -1,0 +1,192 @@
+"""Housekeeping of an object store by its listings alone: capacity by last use, idle and maximum age. No header is read.
+
+The time of an object is when it was stored, or touched where the store can (S3, file). What is not called as a block is
+left alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool.protocol.block import HEADER_BYTES
+from kvpool_sidecar.shared_gc.usage import (Stored, Summary)
+from kvpool_sidecar.shared_gc.object_lease import (ObjectLease, View)
+from kvpool_sidecar.shared_gc.plan import (Census, Group, Limits, make_plan)
+from kvpool_sidecar.shared_gc.collection import (LeaseLostError, Pace, SweepStoppedError)
+from kvpool_sidecar.shared_gc.loop import (Timing, Turns)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.storage.buckets.base import Bucket
+    from kvpool_sidecar.storage.shared.object_store import ObjectStore
+
+__all__ = ["ObjectSweeper"]
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+_BATCH = 32
+_THREADS = 8
+
+
+class _Object(NamedTuple):
+    name: str
+    key: bytes
+    size: int
+    age_s: float
+
+
+class ObjectSweeper(Turns):
+    """See Turns. `entries_per_s` of the timing is a bound on what listings tell."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        store: ObjectStore,
+        stats: Stats,
+        *,
+        node: str = "",
+        timing: Timing = Timing(600.0, 3600.0, 10_000.0),  # noqa: B008 - never changed
+        grace_s: float = 0.0,
+        available: Callable[[], bool] = lambda: True,
+        removed: Callable[[bytes], None] = lambda _key: None,
+    ) -> None:
+        super().__init__(
+            limits, store, stats, node=node, timing=timing, available=available, removed=removed, grace_s=grace_s
+        )
+        self._objects = store
+        self._lease = ObjectLease(self._owner, timing.lease_s)
+        self._renewed_at = 0.0
+
+    @property
+    def term(self) -> int:
+        return self._lease.term
+
+    def turn(self) -> None:
+        bucket, folder = self._objects.folder("sweep")
+        was_held = self.term > 0
+        view = self._say(bucket, folder)
+        held = self._lease.hold(bucket, folder, view)
+        self._problem = ""
+        told = {owner: beat.stored for owner, beat in view.beats.items()}
+        if not held or not was_held:
+            if was_held:
+                log.info("another sidecar sweeps the object store now")
+            self._believe(view)
+        if not held:
+            return
+        if not was_held:
+            log.info("this sidecar sweeps the object store from now on (term %d)", self.term)
+            self._ledger.rebase(self._summary.used, told)
+        self._ledger.update(told)
+        if self._is_due():
+            self._sweep(bucket, folder, told)
+            view = self._say(bucket, folder)
+        self._publish(bucket, folder, view)
+
+    def give_up(self) -> None:
+        self._lease.release(*self._objects.folder("sweep"))
+
+    def _say(self, bucket: Bucket, folder: str) -> View:
+        view = self._lease.say(bucket, folder, Stored(*self._store.stored))
+        self._ahead_s = view.now - time.monotonic()
+        self._renewed_at = time.monotonic()
+        return view
+
+    def _believe(self, view: View) -> None:
+        if view.counted is not None:
+            marks = {owner: beat.stored for owner, beat in view.beats.items()}
+            self._take_over(Summary(finished=view.counted.finished, used=view.counted.used, marks=marks))
+
+    def _publish(self, bucket: Bucket, folder: str, view: View) -> None:
+        if self._lease.still_held(bucket, folder):
+            self._summary = self._summary._replace(used=self._ledger.used(), node=self._node)
+            self._lease.publish(bucket, folder, view, self._summary.finished, self._summary.used)
+            self._store.tell_usage(*self._summary.used)
+
+    def _sweep(self, bucket: Bucket, folder: str, marks: dict[str, Stored]) -> None:
+        started, self._sweeping = time.monotonic(), True
+        pace = Pace(self._timing.entries_per_s, lambda seconds: self._keep(bucket, folder, seconds))
+        removed = 0
+        at = self._now()  # ages are counted up to here, in both walks
+
+        def remove(found: Iterator[tuple[_Object, str]]) -> Iterator[_Object]:
+            nonlocal removed
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="object-sweep") as pool:
+                while batch := list(itertools.islice(found, _BATCH)):
+                    if not self._lease.still_held(bucket, folder):
+                        raise LeaseLostError
+                    gone = pool.map(lambda one: bucket.remove(self._objects.object_name(one[0].key)), batch)
+                    for (one, reason), did in zip(batch, gone, strict=True):
+                        if did:
+                            removed += 1
+                            self._gone(reason, one.size, one.key)
+                            yield one
+
+        try:
+            census = Census()
+            for _ in remove(self._count(census, pace, at)):
+                pass
+            met = self._ledger.met_since(marks)
+            plan = make_plan(census, self._limits, [], coming=met.bytes)
+            used, blocks = census.bytes, census.blocks
+            if plan:
+                log.info("the object store holds %d blocks, %d bytes: making room", blocks, used)
+                going = ((o, why) for o in self._all(pace, at) if (why := plan.reason(Group(), o.size, o.age_s)))
+                for one in remove(going):
+                    used, blocks = used - one.size, blocks - 1
+        except LeaseLostError:
+            self._lease.term = 0
+            log.warning("another sidecar has taken over the lease: sweep given up")
+            return
+        except SweepStoppedError:
+            return
+        finally:
+            self._sweeping = False
+        seconds = time.monotonic() - started
+        self._not_before = time.monotonic() + min(seconds, self._timing.every_s)
+        if removed:
+            log.info("swept the object store in %.1f s: %d blocks went, %d are left", seconds, removed, blocks)
+        self._ledger.rebase(Stored(used, blocks), marks, met)
+        self._summary = Summary(finished=self._now(), seconds=seconds)
+
+    def _count(self, census: Census, pace: Pace, at: float) -> Iterator[tuple[_Object, str]]:
+        """What is too old; the rest is counted."""
+        limits = self._limits
+        for one in self._all(pace, at):
+            if limits.max_age_s and one.age_s > limits.max_age_s:
+                yield one, "age"
+            elif limits.idle_s and one.age_s > limits.idle_s + self._grace_s:
+                yield one, "idle"
+            else:
+                census.add(one.size, one.age_s)
+
+    def _all(self, pace: Pace, now: float) -> Iterator[_Object]:
+        """One folder of 256 at a time."""
+        for number in range(256):
+            outer = f"{number:02x}"
+            bucket, folder = self._objects.folder(f"blocks/{outer}")
+            seen = 0
+            for name, size, at in bucket.listed(folder):
+                seen += 1
+                if _NAME.fullmatch(name) and name.startswith(outer) and size > HEADER_BYTES:
+                    yield _Object(name, bytes.fromhex(name), size, 0.0 if at is None else now - at)
+            pace(max(1, seen))
+
+    def _keep(self, bucket: Bucket, folder: str, seconds: float) -> bool:
+        if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
+            return True
+        if time.monotonic() - self._renewed_at > self._timing.turn_s:
+            view = self._say(bucket, folder)
+            if max(view.terms, default=0) != self.term:
+                raise LeaseLostError
+            self._ledger.update({owner: beat.stored for owner, beat in view.beats.items()})
+            self._publish(bucket, folder, view)
+        return False

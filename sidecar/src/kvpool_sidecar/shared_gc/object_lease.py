@@ -1,0 +1,194 @@
+"""Who sweeps an object store: a lease in the bucket itself. Objects are made, listed and removed, never changed.
+
+::
+
+    <pool>/sweep/term-000000000007                         names its owner
+    <pool>/sweep/beat-<owner>-<number>-<bytes>-<blocks>    of each sidecar, a new one at each turn: what it has stored
+    <pool>/sweep/count-<number>-<finished>-<bytes>-<blocks>   of the holder: what lies there
+
+A term is made only if there is none of that number, where the store can tell (S3: If-None-Match), and read back. The
+owner of the highest term holds the lease while its latest beat is young by the store's own clock, as the listing tells
+it beside one's own. Where the store cannot tell, two may hold it for a turn; both remove what is too much already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool_sidecar.shared_gc.usage import Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kvpool_sidecar.storage.buckets.base import Bucket
+
+__all__ = ["Beat", "Count", "ObjectLease", "View"]
+
+_TERM = re.compile(r"term-([0-9]{12})")
+_BEAT = re.compile(r"beat-([0-9a-f]{16})-([0-9]{9})-([0-9]{1,18})-([0-9]{1,15})")
+_COUNT = re.compile(r"count-([0-9]{12})-([0-9]{1,12})-([0-9]{1,18})-([0-9]{1,15})")
+_OWNER_BYTES = 16
+_FORGOTTEN_S = 3600.0
+_MOST_OBJECTS = 20_000
+
+
+class Beat(NamedTuple):
+    name: str
+    number: int
+    stored: Stored
+    at: float
+
+
+class Count(NamedTuple):
+    """`finished`: Unix seconds by the store's clock."""
+
+    name: str
+    number: int
+    finished: float
+    used: Stored
+
+
+class View(NamedTuple):
+    """What the listing showed. `now` is the store's time."""
+
+    now: float
+    terms: list[int]
+    beats: dict[str, Beat]
+    old: list[str]
+    counted: Count | None
+
+
+class ObjectLease:
+    """Of one sidecar; `owner` is 16 hex digits. Not thread-safe."""
+
+    def __init__(
+        self,
+        owner: str,
+        lease_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        trust_s: float = 5.0,
+    ) -> None:
+        self.term = 0
+        self._owner = owner
+        self._lease_s = lease_s
+        self._clock = clock
+        self._trust_s = min(trust_s, lease_s / 4)
+        self._number = 0
+        self._asked_at = float("-inf")
+
+    def say(self, bucket: Bucket, folder: str, stored: Stored) -> View:
+        """Leave a beat, look around, tidy up one's own. OSError."""
+        self._number += 1
+        name = f"beat-{self._owner}-{self._number:09d}-{stored.bytes}-{stored.blocks}"
+        put(bucket, f"{folder}/{name}", b"\n")
+        view = look(bucket, folder, name)
+        _remove(bucket, folder, view.old)
+        return view
+
+    def hold(self, bucket: Bucket, folder: str, view: View) -> bool:
+        """Keep it, or take it if nobody has it. OSError."""
+        top = max(view.terms, default=0)
+        self._asked_at = self._clock()
+        if self.term and top == self.term:
+            return True
+        self.term = 0
+        if top:
+            beat = view.beats.get(_content(bucket, f"{folder}/term-{top:012d}"))
+            if beat is not None and abs(view.now - beat.at) <= self._lease_s:
+                return False
+        name = f"{folder}/term-{top + 1:012d}"
+        if not put(bucket, name, self._owner.encode()) or _content(bucket, name) != self._owner:
+            return False
+        if max(look(bucket, folder, "").terms, default=0) != top + 1:
+            return False
+        _remove(bucket, folder, (f"term-{term:012d}" for term in view.terms))
+        self.term = top + 1
+        return True
+
+    def still_held(self, bucket: Bucket, folder: str) -> bool:
+        """Ask before each few removals. False for good once somebody else has it. OSError."""
+        if self.term and self._clock() - self._asked_at > self._trust_s:
+            if max(look(bucket, folder, "").terms, default=0) != self.term:
+                self.term = 0
+            self._asked_at = self._clock()
+        return self.term > 0
+
+    def publish(self, bucket: Bucket, folder: str, view: View, finished: float, used: Stored) -> None:
+        """Tell the others what lies there. OSError."""
+        number = view.counted.number + 1 if view.counted is not None else 1
+        put(bucket, f"{folder}/count-{number:012d}-{int(finished)}-{used.bytes}-{used.blocks}", b"\n")
+        if view.counted is not None:
+            _remove(bucket, folder, [view.counted.name])
+
+    def release(self, bucket: Bucket, folder: str) -> None:
+        """Without a beat the term is nobody's. OSError."""
+        view = look(bucket, folder, "")
+        own = view.beats.get(self._owner)
+        self.term = 0
+        _remove(bucket, folder, [own.name] if own is not None else [])
+
+
+def put(bucket: Bucket, name: str, data: bytes) -> bool:
+    """A small object; False if there was one."""
+    fd = os.memfd_create("kvpool-note", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, data)
+        return bucket.put(name, fd, len(data))
+    finally:
+        os.close(fd)
+
+
+def look(bucket: Bucket, folder: str, own: str) -> View:
+    """What is there; `own` names the object whose time is now, else it is the latest of all."""
+    now: float | None = None
+    terms: list[int] = []
+    beats: dict[str, Beat] = {}
+    counts: list[Count] = []
+    old: list[str] = []
+    latest = 0.0
+    for seen, (name, _, at) in enumerate(bucket.listed(folder)):
+        if seen > _MOST_OBJECTS:
+            raise OSError(errno.EFBIG, "too many notes in the folder `sweep`", bucket.where)
+        if at is None:
+            raise OSError(errno.ENOTSUP, "this store does not tell when an object was stored", bucket.where)
+        latest = max(latest, at)
+        now = at if name == own else now
+        if found := _TERM.fullmatch(name):
+            terms.append(int(found[1]))
+        elif found := _BEAT.fullmatch(name):
+            beat = Beat(name, int(found[2]), Stored(int(found[3]), int(found[4])), at)
+            known = beats.get(found[1])
+            if known is not None:
+                old.append(min(known, beat, key=lambda one: one.number).name)
+            beats[found[1]] = beat if known is None else max(known, beat, key=lambda one: one.number)
+        elif found := _COUNT.fullmatch(name):
+            counts.append(Count(name, int(found[1]), float(found[2]), Stored(int(found[3]), int(found[4]))))
+    counts.sort(key=lambda count: count.number)
+    old += [count.name for count in counts[:-1]]
+    now = latest if now is None else now
+    old += [beat.name for beat in beats.values() if now - beat.at > _FORGOTTEN_S]
+    return View(now, terms, beats, old, counts[-1] if counts else None)
+
+
+def _content(bucket: Bucket, name: str) -> str:
+    """Of a term: its owner; empty if there is none."""
+    fd = os.memfd_create("kvpool-note", os.MFD_CLOEXEC)
+    try:
+        bucket.fetch(name, fd, _OWNER_BYTES)
+        return os.pread(fd, _OWNER_BYTES, 0).decode("ascii", "replace")
+    except FileNotFoundError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def _remove(bucket: Bucket, folder: str, names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            bucket.remove(f"{folder}/{name}")

@@ -1,0 +1,73 @@
+"""What else is ours to remove in a shared tier: files that a writer left behind, quarantined blocks, old notes.
+
+Only what is called as we call such things, only plain files, and only when the mount's clock says that it is old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import re
+import stat
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.shared_gc import metadata as folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvpool_sidecar.shared_gc.metadata import Tier
+
+__all__ = ["remove_junk"]
+
+_TEMPORARY = re.compile(r"[0-9a-f]{32}")
+_POOL_ID = re.compile(rf"\.{names.POOL_ID}\.[0-9a-f]{{16}}")
+_QUARANTINED = re.compile(r"[0-9a-f]{64}")
+_KEPT_IN_QUARANTINE = 8
+
+
+def remove_junk(
+    tier: Tier, now: float, *, safe_age_s: float, model_age_s: float, may: Callable[[], bool]
+) -> Iterator[tuple[str, int]]:
+    """Remove, and tell the reason and the bytes of each. Ends early when `may()` says no."""
+    old = now - safe_age_s
+    for reason, fd, found in (
+        ("temporary", tier.tmp, _older(tier.tmp, _TEMPORARY.fullmatch, old)),
+        ("temporary", tier.root, _older(tier.root, _POOL_ID.fullmatch, old)),
+        ("temporary", tier.sweep, _older(tier.sweep, folder.is_temporary, old)),
+        ("temporary", tier.sweep, _older(tier.sweep, folder.NODE.fullmatch, old)),
+        ("temporary", tier.sweep, _older(tier.sweep, folder.MODEL.fullmatch, now - model_age_s)),
+        ("quarantine", tier.quarantine, _all_but_newest(tier.quarantine, old)),
+    ):
+        for name, info in found:
+            if not may():
+                return
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=fd)
+                yield reason, info.st_size
+
+
+def _older(fd: int, ours: Callable[[str], object], than: float) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            if not ours(entry.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                info = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(info.st_mode) and info.st_mtime < than:
+                    yield entry.name, info
+
+
+def _all_but_newest(fd: int, than: float) -> Iterator[tuple[str, os.stat_result]]:
+    """Quarantined blocks but for a few; by change time, which is when they were put there."""
+    newest: list[tuple[float, str]] = []
+    for name, info in _older(fd, _QUARANTINED.fullmatch, float("inf")):
+        heapq.heappush(newest, (info.st_ctime, name))
+        if len(newest) > _KEPT_IN_QUARANTINE:
+            heapq.heappop(newest)
+    kept = {name for _, name in newest}
+    for name, info in _older(fd, _QUARANTINED.fullmatch, float("inf")):
+        if name not in kept and info.st_ctime < than:
+            yield name, info

@@ -1,0 +1,118 @@
+"""Blocks of a shared tier, one fan-out directory at a time: memory does not grow with their number.
+
+What is not called as a block is called there is passed over, links and other file systems too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvpool.protocol import block
+from kvpool.protocol.block import HEADER_BYTES
+from kvpool.errors import CorruptBlockError
+from kvpool_sidecar.system import safe_open as safefs
+from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.shared_gc.plan import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Found", "Leaf", "Whose", "leaves", "whose"]
+
+_HEX = frozenset("0123456789abcdef")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_PASSED_OVER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES}
+
+
+class Found(NamedTuple):
+    """A block's file: `size` in bytes, `used_at` in Unix seconds by the mount's clock."""
+
+    key: bytes
+    name: str
+    size: int
+    used_at: float
+
+
+class Whose(NamedTuple):
+    """What a header tells; `made_at` in Unix seconds by the clock of who made it."""
+
+    group: Group
+    made_at: float
+
+
+class Leaf(NamedTuple):
+    """One directory `blocks/ab/cd`: `fd` is open while it is looked at, `parent` is that of `ab`."""
+
+    parent: int
+    fd: int
+    outer: str
+    inner: str
+
+    def blocks(self) -> Iterator[Found]:
+        """As they are met; those that come and go meanwhile may be missed."""
+        with os.scandir(self.fd) as entries:
+            for entry in entries:
+                key = names.key_of(entry.name, self.outer, self.inner)
+                if key is None:
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(info.st_mode):
+                        yield Found(key, entry.name, info.st_size, info.st_mtime)
+
+
+def leaves(blocks: int, device: int, first: int = 0) -> Iterator[Leaf]:
+    """Every fan-out directory, beginning with the outer one of number `first`. Descriptors are closed behind it."""
+    outers = sorted(_fan_out(blocks))
+    start = sum(int(name, 16) < first for name in outers)
+    for outer in outers[start:] + outers[:start]:
+        with _opened(blocks, outer, device) as parent:
+            if parent < 0:
+                continue
+            for inner in sorted(_fan_out(parent)):
+                with _opened(parent, inner, device) as fd:
+                    if fd >= 0:
+                        yield Leaf(parent, fd, outer, inner)
+
+
+def whose(leaf: Leaf, found: Found) -> Whose | None:
+    """None if the file has gone, or its header is not that of this block."""
+    try:
+        fd = safefs.open_beneath(leaf.fd, found.name, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        header = block.decode_header(os.pread(fd, HEADER_BYTES, 0), packed=True)
+    except (CorruptBlockError, OSError):
+        return None
+    finally:
+        os.close(fd)
+    if header.key != found.key:
+        return None
+    return Whose(Group(header.tenant_tag, header.fingerprint), header.created_ms / 1000)
+
+
+@contextlib.contextmanager
+def _opened(parent: int, name: str, device: int) -> Iterator[int]:
+    """-1 if it is not a directory of this file system, or has gone."""
+    try:
+        fd = safefs.open_beneath(parent, name, _DIRECTORY)
+    except OSError as e:
+        if e.errno not in _PASSED_OVER:
+            raise
+        yield -1
+        return
+    try:
+        yield fd if os.fstat(fd).st_dev == device else -1
+    finally:
+        os.close(fd)
+
+
+def _fan_out(fd: int) -> list[str]:
+    """At most 256 names."""
+    with os.scandir(fd) as entries:
+        return [e.name for e in entries if len(e.name) == 2 and _HEX.issuperset(e.name)]

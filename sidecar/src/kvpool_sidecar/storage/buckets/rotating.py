@@ -1,0 +1,81 @@
+"""A bucket whose credentials may change while it is used: a rotated Secret needs no restart."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from kvpool.errors import ConfigError
+from kvpool_sidecar.storage.buckets.base import (Bucket, Listed)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["RotatingBucket"]
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_LOOK_EVERY_S = 3.0
+
+
+class RotatingBucket(Bucket, Generic[T]):
+    """Makes its bucket anew when what `read` returns has changed; looks every `look_every_s`.
+
+    ConfigError at first if `read` or `make` raises it; later the old bucket stays in use.
+    """
+
+    def __init__(
+        self, where: str, read: Callable[[], T], make: Callable[[T], Bucket], *, look_every_s: float = _LOOK_EVERY_S
+    ) -> None:
+        self.where = where
+        self._read = read
+        self._make = make
+        self._look_every_s = look_every_s
+        self._lock = threading.Lock()
+        self._known = read()
+        self._bucket = make(self._known)
+        self._looked_at = time.monotonic()
+
+    def size(self, name: str) -> int | None:
+        return self._now().size(name)
+
+    def fetch(self, name: str, fd: int, size: int) -> None:
+        self._now().fetch(name, fd, size)
+
+    def fetch_start(self, name: str, fd: int, size: int) -> None:
+        self._now().fetch_start(name, fd, size)
+
+    def put(self, name: str, fd: int, size: int) -> bool:
+        return self._now().put(name, fd, size)
+
+    def copy(self, name: str, to: str) -> None:
+        self._now().copy(name, to)
+
+    def remove(self, name: str) -> bool:
+        return self._now().remove(name)
+
+    def listed(self, folder: str) -> Iterator[Listed]:
+        return self._now().listed(folder)
+
+    def touch(self, name: str) -> bool:
+        return self._now().touch(name)
+
+    def close(self) -> None:
+        self._bucket.close()
+
+    def _now(self) -> Bucket:
+        with self._lock:
+            if time.monotonic() - self._looked_at < self._look_every_s:
+                return self._bucket
+            self._looked_at = time.monotonic()
+            try:
+                read = self._read()
+                if read != self._known:
+                    self._known, self._bucket = read, self._make(read)  # the old one ends with its last call
+                    log.info("the credentials of %s have changed: used from now on", self.where)
+            except (ConfigError, OSError) as e:
+                log.warning("the new credentials of %s cannot be used: %s", self.where, e)
+            return self._bucket

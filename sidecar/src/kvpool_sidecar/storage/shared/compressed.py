@@ -1,0 +1,263 @@
+"""A shared store whose blocks may be compressed.
+
+A new block is compressed by the pool's codec on its way there, unless that saves less than a sixteenth; a block that is
+read may be of any codec or of none, so a pool can change its codec at any time. Clients get descriptors of plain files
+and local drives keep plain files: a compressed block that is asked for is decompressed into the local tier, verified
+before it has a name there, and opened there. So no memory is held for readers, the descriptor is as safe as any other,
+the next read is local, and what came too late for this load is there for the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvpool.protocol.block import (CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTES, MAGIC, BlockHeader, encode_header)
+from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
+from kvpool.protocol.wire import CommitStatus
+from kvpool_sidecar.blocks import (file as blockfile, compression as codec)
+from kvpool_sidecar.storage.base import (Block, Pending, Store, Usage)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kvpool_sidecar.blocks.file import Expect
+
+__all__ = ["PackedStore"]
+
+log = logging.getLogger(__name__)
+
+_CODEC_AT = 10  # kvpool.protocol.block
+_WAIT_S = 20.0
+_PACKED = blockfile.Expect(packed=True)
+
+
+class _Plain(Pending):
+    """A block as it was written, in memory, before it is compressed."""
+
+
+class PackedStore(Store):
+    """See Store; `inner` keeps the blocks. `keys` tells the lengths as they are stored.
+
+    `keep` is the local store that compressed blocks are brought to; `kept(key, payload_len)` is told then. A payload of
+    more than `max_payload` bytes is not decompressed.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        keep: Store,
+        *,
+        codec: int,
+        max_payload: int,
+        kept: Callable[[bytes, int], None] = lambda _key, _payload_len: None,
+        count: Callable[[str, int], None] = lambda _what, _n: None,
+    ) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._keep = keep
+        self._codec = codec
+        self._max_payload = max_payload
+        self._kept = kept
+        self._count = count
+        self._lock = threading.Lock()
+        self._coming: dict[bytes, threading.Event] = {}
+
+    @property
+    def inner(self) -> Store:
+        """The store that keeps the blocks."""
+        return self._inner
+
+    # -- reading
+
+    def has(self, key: bytes) -> bool:
+        return self._inner.has(key)
+
+    def open(self, key: bytes) -> Block | None:
+        """None also for a compressed block that is corrupt, which quarantines it, or that the local tier has no room
+        for."""
+        found = self._inner.open(key)
+        if found is None:
+            return None
+        kind = _codec_of(found.fd)
+        if kind == CODEC_NONE:
+            return found
+        try:
+            return self._brought(key, found) if kind in (CODEC_ZSTD, CODEC_LZ4) else None
+        except CorruptBlockError as e:
+            log.warning("a compressed block of the shared tier: %s", e)
+            self.quarantine(key)
+            return None
+        except (TierFullError, RefusedError) as e:
+            log.info("a compressed block cannot be brought to this node: %s", e)
+            return None
+        finally:
+            os.close(found.fd)
+
+    def check(self, key: bytes) -> bool:
+        found = self._inner.look(key)
+        if found is None:
+            return False
+        try:
+            kind = _codec_of(found.fd)
+            if kind in (CODEC_ZSTD, CODEC_LZ4):
+                codec.decompress(found.fd, self._header(key, found), lambda _piece, _offset: None)
+                return True
+            if kind != CODEC_NONE:
+                return False  # of a newer build, which knows what to think of it
+        except CorruptBlockError:
+            self.quarantine(key)
+            return False
+        finally:
+            os.close(found.fd)
+        return self._inner.check(key)
+
+    def _header(self, key: bytes, found: Block) -> BlockHeader:
+        header = blockfile.read_header(found.fd, key, found.payload_len, _PACKED)
+        if header.payload_len > self._max_payload:
+            raise CorruptBlockError(f"a payload of {header.payload_len} bytes is too large", key=key.hex())
+        return header
+
+    def _brought(self, key: bytes, found: Block) -> Block | None:
+        with self._lock:
+            coming = self._coming.get(key)
+            if coming is None:
+                mine = self._coming[key] = threading.Event()
+        if coming is not None:
+            coming.wait(_WAIT_S)  # for somebody who gave up waiting, or who reads ahead
+            return self._keep.open(key)
+        try:
+            self._bring(key, found)
+        finally:
+            with self._lock:
+                del self._coming[key]
+            mine.set()
+        return self._keep.open(key)
+
+    def _bring(self, key: bytes, found: Block) -> None:
+        header = self._header(key, found)
+        pending = self._keep_room(header)
+        if pending is None:
+            return
+        try:
+            codec.decompress(found.fd, header, lambda piece, offset: _write(pending.writer, piece, offset))
+            plain = replace(header, codec=CODEC_NONE, stored_len=header.payload_len)
+            os.pwrite(pending.writer, encode_header(plain), 0)
+            status = self._keep.commit(pending)
+        except BaseException:
+            self._keep.abort(pending)
+            raise
+        self._count("decompressed", 1)
+        if status == CommitStatus.STORED:
+            self._kept(key, header.payload_len)
+
+    def _keep_room(self, header: BlockHeader) -> Pending | None:
+        try:
+            return self._keep.begin(header.key, header.payload_len)
+        except OSError as e:  # the local drive's trouble is not the shared tier's
+            raise TierFullError(f"the local tier: {e.strerror}", key=header.key.hex()) from None
+
+    # -- writing
+
+    def begin(self, key: bytes, payload_len: int) -> Pending | None:
+        return self._inner.begin(key, payload_len) if self._codec == CODEC_NONE else super().begin(key, payload_len)
+
+    def commit(self, pending: Pending, expect: Expect = blockfile.ANYTHING, *, fill: bool = False) -> CommitStatus:
+        if isinstance(pending, _Plain):
+            return super().commit(pending, expect, fill=fill)
+        return self._inner.commit(pending, expect, fill=fill)
+
+    def abort(self, pending: Pending) -> bool:
+        return super().abort(pending) if isinstance(pending, _Plain) else self._inner.abort(pending)
+
+    def _create(self, key: bytes, payload_len: int) -> Pending:
+        writer, reader = _memory()
+        os.ftruncate(writer, HEADER_BYTES + payload_len)
+        return _Plain(key, payload_len, writer, reader, reserved=0)
+
+    def _seal(self, pending: Pending) -> None:
+        """Only this process writes here, and it has closed its descriptor."""
+
+    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+        size = header.payload_len
+        writer, reader = _memory()
+        try:
+            stored = codec.compress(self._codec, pending.reader, size, writer, size - size // 16)
+            if stored is None:
+                self._count("incompressible", 1)
+                return self._pass_on(pending.key, pending.reader, size)
+            os.pwrite(writer, encode_header(replace(header, codec=self._codec, stored_len=stored)), 0)
+            self._count("compressed", 1)
+            self._count("raw-bytes", size)
+            self._count("stored-bytes", stored)
+            return self._pass_on(pending.key, reader, stored)
+        finally:
+            os.close(writer)
+            os.close(reader)
+
+    def _pass_on(self, key: bytes, source: int, stored_len: int) -> bool:
+        target = self._inner.begin(key, stored_len)
+        if target is None:
+            return False
+        try:
+            done = 0
+            while done < target.file_bytes:
+                done += os.sendfile(target.writer, source, done, target.file_bytes - done)
+        except BaseException:
+            self._inner.abort(target)
+            raise
+        return self._inner.commit(target, _PACKED) == CommitStatus.STORED
+
+    # -- as it is
+
+    def header(self, key: bytes) -> BlockHeader | None:
+        return self._inner.header(key)
+
+    def purge(self, keys: Sequence[bytes]) -> int:
+        return self._inner.purge(keys)
+
+    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
+        return self._inner.purge_quarantine(doomed)
+
+    def quarantine(self, key: bytes) -> bool:
+        return self._inner.quarantine(key)
+
+    def remove(self, key: bytes) -> bool:
+        return self._inner.remove(key)
+
+    def usage(self) -> Usage:
+        return self._inner.usage()
+
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        return self._inner.keys()
+
+    def housekeep(self) -> None:
+        self._inner.housekeep()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _codec_of(fd: int) -> int:
+    """What the header says, unverified; CODEC_NONE for what is no block: its reader finds out."""
+    start = os.pread(fd, _CODEC_AT + 1, 0)
+    return start[_CODEC_AT] if len(start) > _CODEC_AT and start.startswith(MAGIC) else CODEC_NONE
+
+
+def _memory() -> tuple[int, int]:
+    """A file in memory: one descriptor to write, one to read."""
+    writer = os.memfd_create("kvpool-block", os.MFD_CLOEXEC)
+    try:
+        return writer, os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC)
+    except BaseException:
+        os.close(writer)
+        raise
+
+
+def _write(fd: int, piece: memoryview, offset: int) -> None:
+    while piece:
+        done = os.pwrite(fd, piece, HEADER_BYTES + offset)
+        piece, offset = piece[done:], offset + done

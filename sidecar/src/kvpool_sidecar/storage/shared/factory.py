@@ -1,0 +1,58 @@
+"""The store behind the shared tier (G4): a directory that every node mounts, or an object store."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.blocks.compression import CODECS
+from kvpool_sidecar.storage.buckets.options import open_bucket
+from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.shared.compressed import PackedStore
+from kvpool_sidecar.storage.shared.filesystem import SharedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvpool_sidecar.settings import ServeSettings
+    from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.storage.base import Store
+
+__all__ = ["open_shared"]
+
+
+def open_shared(
+    settings: ServeSettings, local: Store, kept: Callable[[bytes, int], None], stats: Stats
+) -> Store | None:
+    """None if the pool has no shared tier. ConfigError if it cannot be used as configured.
+
+    `kept(key, payload_len)` is told of a block that was brought into `local`.
+    """
+    config = settings.config
+    if config.fsspec is not None:
+        return ObjectStore(
+            open_bucket(config.fsspec, settings.object_secret_dir),
+            pool_uid=config.uid,
+            max_payload=config.cache.max_block_bytes,
+            keep=local,
+            kept=kept,
+            staging=config.local[0].path,
+            capacity_bytes=config.fsspec.capacity_bytes,
+            recount_s=float("inf"),  # the sweeper tells
+        )
+    if config.shared is None:
+        return None
+    directory = SharedStore(
+        config.shared.path,
+        pool_uid=config.uid,
+        capacity_bytes=config.shared.capacity_bytes,
+        read_path=settings.read_path(config.shared.path),
+    )
+    return PackedStore(
+        directory,
+        local,
+        codec=CODECS[config.cache.compression],
+        max_payload=config.cache.max_block_bytes,
+        kept=kept,
+        count=functools.partial(stats.add, "compression"),
+    )

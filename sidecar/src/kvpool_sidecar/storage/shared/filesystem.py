@@ -1,0 +1,326 @@
+"""The shared tier: one directory that every node mounts. Several sidecars write the same tree at the same time.
+
+A block is copied to a temporary name and then linked (or, where there are no links, renamed) to its own: readers see it
+whole or not at all. Nothing is kept in memory; the file system is asked each time. Every call may hang where the mount
+does, so callers go through `kvpool_sidecar.storage.shared.tier`. What goes, and how much is there, is the business of
+`kvpool_sidecar.sweep`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from kvpool.protocol.block import HEADER_BYTES
+from kvpool.errors import TierFullError
+from kvpool_sidecar.system import safe_open as safefs
+from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.storage.base import (Block, Pending, Store, Usage)
+from kvpool_sidecar.storage.scan import purge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvpool.protocol.block import BlockHeader
+
+__all__ = ["SharedStore"]
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_RETIRED_S = 60.0
+_TRIALS = 3
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
+
+class SharedStore(Store):
+    """See Store. The directory is opened at the first use, so a mount that is not there yet costs nothing.
+
+    `capacity_bytes`: 0 for no limit of ours; else copying stops there, by what `tell_usage` told and was stored since.
+    `on_use(key, used_at)` is told of each block that is opened, with its time of last use so far: the mount's clock.
+    """
+
+    name = "shared"
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        pool_uid: str,
+        capacity_bytes: int = 0,
+        read_path: str | None = None,
+    ) -> None:
+        self._path = path
+        self._read_path = read_path
+        self._pool_uid = pool_uid
+        self._capacity = capacity_bytes
+        self.on_use: Callable[[bytes, float], None] = lambda _key, _used_at: None
+        self._ahead_s = time.time() - time.monotonic()
+        self._lock = threading.Lock()
+        self._fds: dict[str, int] = {}
+        self._retired: list[int] = []
+        self._reopened_at = float("-inf")
+        self._used = 0
+        self._promised = 0
+        self._count = 0
+        self._stored = (0, 0)
+
+    def has(self, key: bytes) -> bool:
+        return self._anew_if_stale(lambda: self._has(self._dir(names.BLOCKS), names.block_path(key)))
+
+    def open(self, key: bytes) -> Block | None:
+        found = self.look(key)
+        if found is not None:
+            self.on_use(key, os.fstat(found.fd).st_mtime)
+        return found
+
+    def look(self, key: bytes) -> Block | None:
+        fd = self._anew_if_stale(lambda: self._open(self._dir("read"), names.block_path(key)))
+        if fd is None:
+            return None
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size <= HEADER_BYTES:
+            os.close(fd)
+            return None
+        return Block(fd, info.st_size - HEADER_BYTES)
+
+    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
+        return purge(self._dir(names.QUARANTINE), doomed)
+
+    def quarantine(self, key: bytes) -> bool:
+        blocks, quarantine = self._dir(names.BLOCKS), self._dir(names.QUARANTINE)
+        try:
+            os.rename(names.block_path(key), key.hex(), src_dir_fd=blocks, dst_dir_fd=quarantine)
+        except FileNotFoundError:
+            return False
+        log.warning("block %s of the shared tier is corrupt: quarantined", key.hex()[:16])
+        return True
+
+    def remove(self, key: bytes) -> bool:
+        blocks = self._dir(names.BLOCKS)
+        try:
+            os.unlink(names.block_path(key), dir_fd=blocks)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def usage(self) -> Usage:
+        with self._lock:
+            return Usage(self._capacity, self._used, self._count)
+
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        blocks = self._dir(names.BLOCKS)
+        for outer in sorted(os.listdir(blocks)):
+            for inner in self._list(blocks, outer):
+                folder = f"{outer}/{inner}"
+                for name in self._list(blocks, folder):
+                    key = names.key_of(name, outer, inner)
+                    if key is None:
+                        continue
+                    with contextlib.suppress(FileNotFoundError):
+                        info = os.stat(f"{folder}/{name}", dir_fd=blocks, follow_symlinks=False)
+                        yield key, info.st_size - HEADER_BYTES
+
+    @property
+    def now(self) -> float:
+        """The mount's time in Unix seconds, as far as `tell_time` told."""
+        return time.monotonic() + self._ahead_s
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """Bytes and blocks stored since this object was made."""
+        with self._lock:
+            return self._stored
+
+    def limit(self, capacity_bytes: int) -> None:
+        """Another capacity; what is there above it is swept."""
+        with self._lock:
+            self._capacity = capacity_bytes
+
+    def tell_usage(self, used_bytes: int, blocks: int) -> None:
+        """So much lies there, all sidecars together."""
+        with self._lock:
+            self._used, self._count = used_bytes, blocks
+
+    def tell_time(self, ahead_s: float) -> None:
+        """The mount's clock is so many seconds ahead of the monotonic one."""
+        self._ahead_s = ahead_s
+
+    def touch(self, key: bytes, every_s: float) -> bool:
+        """Have the file system stamp the block as used now. False if it was within `every_s`, or is not there."""
+        blocks, path = self._dir(names.BLOCKS), names.block_path(key)
+        try:
+            if self.now - os.stat(path, dir_fd=blocks, follow_symlinks=False).st_mtime < every_s:
+                return False
+            os.utime(path, dir_fd=blocks, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def close(self) -> None:
+        with self._lock:
+            fds = [*self._fds.values(), *self._retired]
+            self._fds, self._retired = {}, []
+        for fd in fds:
+            os.close(fd)
+
+    @staticmethod
+    def _has(dir_fd: int, path: str) -> bool:
+        try:
+            info = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return stat.S_ISREG(info.st_mode) and info.st_size > HEADER_BYTES
+
+    @staticmethod
+    def _open(dir_fd: int, path: str) -> int | None:
+        try:
+            return safefs.open_beneath(dir_fd, path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as e:
+            if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return None
+            raise
+
+    def _anew_if_stale(self, work: Callable[[], T]) -> T:
+        """Network file systems may disown a handle (ESTALE): open the directories anew, once."""
+        try:
+            return work()
+        except OSError as e:
+            if e.errno != errno.ESTALE:
+                raise
+        self._reopen()
+        return work()
+
+    def _reopen(self) -> None:
+        """Have the directories opened anew. Other threads may be using the old descriptors: those live on a while."""
+        with self._lock:
+            if time.monotonic() - self._reopened_at < _RETIRED_S:
+                return
+            closing, self._retired = self._retired, list(self._fds.values())
+            self._fds = {}
+            self._reopened_at = time.monotonic()
+        for fd in closing:
+            os.close(fd)
+
+    def _create(self, key: bytes, payload_len: int) -> Pending:
+        total = HEADER_BYTES + payload_len
+        tmp = self._dir(names.TMP)
+        with self._lock:
+            if self._capacity and self._used + self._promised + total > self._capacity:
+                raise TierFullError("the shared tier is at its capacity", key=key.hex(), where=self.name)
+            self._promised += total
+        try:
+            return self._new_pending(tmp, key, payload_len)
+        except BaseException:
+            with self._lock:
+                self._promised -= total
+            raise
+
+    def _new_pending(self, tmp: int, key: bytes, payload_len: int) -> Pending:
+        total = HEADER_BYTES + payload_len
+        name = os.urandom(16).hex()
+        writer = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=tmp)
+        try:
+            os.ftruncate(writer, total)
+            reader = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=tmp)
+        except OSError as e:
+            os.close(writer)
+            os.unlink(name, dir_fd=tmp)
+            if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise TierFullError("no space left", key=key.hex(), where=self.name) from None
+            raise
+        return Pending(key, payload_len, writer, reader, reserved=total, name=name)
+
+    def _seal(self, pending: Pending) -> None:
+        """Only this process writes here, and it has closed its descriptor: network file systems have no leases."""
+        os.fsync(pending.reader)
+
+    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+        tmp, blocks = self._dir(names.TMP), self._dir(names.BLOCKS)
+        path = names.block_path(pending.key)
+        with contextlib.suppress(OSError):
+            os.chmod(pending.reader, 0o400)
+        for trial in range(_TRIALS):
+            safefs.make_directories(blocks, path.rpartition("/")[0])
+            try:
+                if not _name(tmp, pending.name, blocks, path):
+                    return False
+                break
+            except FileNotFoundError:  # a sweep may have removed the directory that was empty until now
+                if trial == _TRIALS - 1:
+                    raise
+        with self._lock:
+            self._used += pending.file_bytes
+            self._count += 1
+            self._stored = (self._stored[0] + pending.file_bytes, self._stored[1] + 1)
+        return True
+
+    def _release(self, pending: Pending) -> None:
+        super()._release(pending)
+        with self._lock:
+            self._promised -= pending.reserved
+        with contextlib.suppress(OSError):
+            os.unlink(pending.name, dir_fd=self._dir(names.TMP))
+
+    def _list(self, dir_fd: int, path: str) -> list[str]:
+        try:
+            fd = safefs.open_beneath(dir_fd, path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return []
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def _dir(self, which: str) -> int:
+        with self._lock:
+            if which in self._fds:
+                return self._fds[which]
+        opened = self._open_directories()
+        with self._lock:
+            if not self._fds:
+                self._fds = opened
+                opened = {}
+        for fd in opened.values():
+            os.close(fd)
+        with self._lock:
+            return self._fds[which]
+
+    def _open_directories(self) -> dict[str, int]:
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        root = os.open(self._path, flags | os.O_CLOEXEC)
+        opened: dict[str, int] = {}
+        try:
+            names.claim_directory(root, self._pool_uid, self._path)
+            for folder in (names.BLOCKS, names.QUARANTINE, names.TMP):
+                opened[folder] = safefs.open_beneath(root, folder, flags)
+            if self._read_path is None:
+                opened["read"] = os.dup(opened[names.BLOCKS])
+            else:
+                opened["read"] = names.open_again_read_only(opened[names.BLOCKS], self._read_path, self._path)
+        except BaseException:
+            for fd in opened.values():
+                os.close(fd)
+            raise
+        finally:
+            os.close(root)
+        return opened
+
+
+def _name(tmp: int, temporary: str, blocks: int, path: str) -> bool:
+    """Give the file its name. False if that is taken."""
+    try:
+        os.link(temporary, path, src_dir_fd=tmp, dst_dir_fd=blocks, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError as e:
+        if e.errno not in _NO_LINKS:
+            raise
+        os.rename(temporary, path, src_dir_fd=tmp, dst_dir_fd=blocks)
+    return True

@@ -1,0 +1,118 @@
+"""The shared tier as the rest of the sidecar sees it: answers come in time, and a hung mount is an absent tier."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from kvpool.errors import KVPoolError, PoolUnavailableError
+from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.resilience.bulkhead import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool_sidecar.storage.base import (Block, Store)
+
+__all__ = ["SharedTier"]
+
+_THREADS = 8
+_BACKLOG = 512
+_REMEMBERED = 1 << 17
+_REMEMBER_S = 60.0
+_CHECK_TIMEOUT_S = 30.0
+
+
+class SharedTier:
+    """Calls to `store` in bounded threads, behind a breaker. Remembers for a while what it saw there."""
+
+    def __init__(self, store: Store, *, failures: int = 3, cooldown_s: float = 1.0) -> None:
+        self.store = store
+        self.guard = Guard("shared tier", _THREADS, _BACKLOG, Breaker(failures, cooldown_s, time.monotonic))
+        self.problem = ""
+        self.on_absent: Callable[[Sequence[bytes]], None] = lambda _keys: None  # told of what is surely not there
+        self._lock = threading.Lock()
+        self._seen: OrderedDict[bytes, float] = OrderedDict()
+
+    @property
+    def available(self) -> bool:
+        return self.guard.available
+
+    def has_many(self, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
+        """Which are there, in order. False also for those that nobody could tell in time."""
+        now = time.monotonic()
+        with self._lock:
+            known = [self._seen.get(key, 0.0) > now for key in keys]
+        asked = [key for key, is_known in zip(keys, known, strict=True) if not is_known]
+        results = self.guard.call_all([functools.partial(self.store.has, key) for key in asked], timeout_s)
+        self._note(results)
+        self.on_absent([key for key, result in zip(asked, results, strict=True) if result is False])
+        answers = iter(results)
+        found = [is_known or next(answers) is True for is_known in known]
+        for key, is_found in zip(keys, found, strict=True):
+            if is_found:
+                self.remember(key)
+        return found
+
+    def remembers(self, key: bytes) -> bool:
+        """Was it there of late? Asks nobody."""
+        with self._lock:
+            return self._seen.get(key, 0.0) > time.monotonic()
+
+    def open_many(self, keys: Sequence[bytes], timeout_s: float) -> list[Block | None]:
+        """Open blocks, in order; None for those that are not there or did not open in time."""
+        jobs = [functools.partial(self.store.open, key) for key in keys]
+        results = self.guard.call_all(jobs, timeout_s, discard=_close)
+        self._note(results)
+        self.on_absent([key for key, result in zip(keys, results, strict=True) if result is None])
+        blocks = [None if isinstance(r, Exception) else r for r in results]
+        for key, block in zip(keys, blocks, strict=True):
+            if block is None:
+                self.forget(key)
+        return blocks
+
+    def check(self, key: bytes) -> bool:
+        """See Store.check. Slow: for the background."""
+        self.forget(key)
+        try:
+            return self.guard.call(lambda: self.store.check(key), _CHECK_TIMEOUT_S)
+        except (KVPoolError, OSError):
+            return False
+
+    def remember(self, key: bytes) -> None:
+        """It is there."""
+        with self._lock:
+            self._seen[key] = time.monotonic() + _REMEMBER_S
+            self._seen.move_to_end(key)
+            if len(self._seen) > _REMEMBERED:
+                self._seen.popitem(last=False)
+
+    def forget(self, key: bytes) -> None:
+        """It was not there after all."""
+        with self._lock:
+            self._seen.pop(key, None)
+
+    def gone(self, keys: Sequence[bytes]) -> None:
+        """They are surely not there any more."""
+        for key in keys:
+            self.forget(key)
+        self.on_absent(keys)
+
+    def close(self) -> None:
+        """Take no more calls. Descriptors stay: a thread may hang on one."""
+        self.guard.close()
+
+    def _note(self, results: Sequence[object]) -> None:
+        """Remember why the tier cannot be used. That it is not even tried is no news."""
+        told = [r for r in results if not isinstance(r, PoolUnavailableError)]
+        if told:
+            self.problem = next((str(r) for r in told if isinstance(r, (KVPoolError, OSError))), "")
+
+
+def _close(block: Block | None) -> None:
+    if block is not None:
+        os.close(block.fd)

@@ -1,1 +1,0 @@
-"""Housekeeping of a shared directory: one sidecar of the pool sweeps it, whichever holds the lease. No index needed."""

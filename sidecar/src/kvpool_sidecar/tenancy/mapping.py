@@ -1,0 +1,60 @@
+"""Whose blocks are whose: the tenant of a namespace, and what each tenant may take. Pure but for the hashing of names.
+
+A namespace is a tenant by itself unless the configuration puts it into one with others. Such a tenant's id has a colon,
+which no namespace has, so nobody becomes one of its members by a name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvpool.protocol import keys
+from kvpool_sidecar.tenancy.limits import (TenantLimits, part)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvpool.config import PoolConfig, TenantConfig
+
+__all__ = ["Tenancy"]
+
+
+class Tenancy:
+    """Of one configuration. Immutable; holds the pool's secret."""
+
+    def __init__(self, secret: bytes, config: PoolConfig) -> None:
+        self._by_namespace = {n: tenant for tenant in config.tenants for n in tenant.namespaces}
+        self._ids = {tenant.id for tenant in config.tenants}
+        self._by_tag = {keys.tenant_tag(secret, tenant.id): tenant for tenant in config.tenants}
+
+    def id_of(self, namespace: str) -> str:
+        """What names of the blocks of this namespace's pods are made with."""
+        tenant = self._by_namespace.get(namespace)
+        return namespace if tenant is None else tenant.id
+
+    def name_of(self, namespace: str) -> str:
+        """What people and routers are told: the namespace, or `kvt/NAME` of its tenant."""
+        tenant = self._by_namespace.get(namespace)
+        return namespace if tenant is None else f"kvt/{tenant.name}"
+
+    def reads_from(self, namespace: str) -> tuple[str, ...]:
+        """Ids of the other tenants whose blocks this namespace's pods may read, in order."""
+        tenant = self._by_namespace.get(namespace)
+        return () if tenant is None else tuple(one for one in tenant.reads_from if one in self._ids)
+
+    @property
+    def tags(self) -> list[bytes]:
+        """Tags of the configured tenants."""
+        return list(self._by_tag)
+
+    def local(self, share: float) -> Mapping[bytes, TenantLimits]:
+        """What they may take on a drive that holds this part of a node's room; by tag."""
+        return {tag: _limits(tenant, part(tenant.quota_bytes, share)) for tag, tenant in self._by_tag.items()}
+
+    def shared(self) -> Mapping[bytes, TenantLimits]:
+        """What they may take in a shared directory; by tag."""
+        return {tag: _limits(tenant, tenant.shared_quota_bytes) for tag, tenant in self._by_tag.items()}
+
+
+def _limits(tenant: TenantConfig, size: int) -> TenantLimits:
+    return TenantLimits(size, tenant.idle_ttl_s, tenant.max_age_s, tenant.priority)

@@ -1,1 +1,0 @@
-"""Block bytes between nodes."""
