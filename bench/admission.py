@@ -32,8 +32,8 @@ from bench import plain
 from bench.data import FINGERPRINT, MIB, buffer
 from bench.nodes import end_with_parent
 from kvpool import config
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.client import Client
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool.protocol.keys import ident
 
 if TYPE_CHECKING:

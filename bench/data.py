@@ -28,10 +28,10 @@ from bench.measure import Contender, Row, compare
 from bench.nodes import Network, Nodes
 from bench.peers import environment
 from bench.peers.systems import NAMES, Peers
-from kvpool.protocol.block import (HEADER_BYTES, decode_header)
 from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines
-from kvpool.protocol.keys import (fingerprint, ident)
+from kvpool.protocol.block import HEADER_BYTES, decode_header
+from kvpool.protocol.keys import fingerprint, ident
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -31,10 +31,10 @@ from bench.nodes import end_with_parent
 from kvpool import config
 from kvpool.client import Client
 from kvpool.config import ClientConfig
-from kvpool.protocol.keys import (fingerprint, ident)
-from kvpool_operator.sidecars.admin_client import (Target, open_commands)
+from kvpool.protocol.keys import fingerprint, ident
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.pki.peer_ca import peer_files
+from kvpool_operator.sidecars.admin_client import Target, open_commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from bench.nodes import _free_port, end_with_parent
 from kvpool.errors import KVPoolError
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.index.redis_server import server_binary
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.redis_index import RedisIndex
+from kvpool_sidecar.index.redis_server import server_binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,8 +28,8 @@ from bench.measure import Contender, compare
 from bench.nodes import end_with_parent
 from kvpool.protocol import block
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
 from kvpool_sidecar.storage.buckets.s3 import S3Bucket
+from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

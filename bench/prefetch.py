@@ -29,7 +29,7 @@ from bench.nodes import end_with_parent
 from kvpool import config
 from kvpool.client import Client
 from kvpool.config import ClientConfig
-from kvpool.protocol.keys import (fingerprint, ident)
+from kvpool.protocol.keys import fingerprint, ident
 
 FINGERPRINT = fingerprint({"bench": "prefetch"})
 SHAPES = ((2 * MIB, 64), (32 * MIB, 8), (256 * 1024, 256))

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvpool.protocol import (block, keys)
 from kvpool import config
 from kvpool.client import Client
+from kvpool.protocol import block, keys
 
 PROMPT = 6
 _TICK_S = 0.2

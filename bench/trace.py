@@ -1,6 +1,7 @@
 """`python -m bench trace`: how many tokens of a real day's prompts each order of eviction saves, by capacity.
 
-The tables are those that the sidecar uses (kvpool_sidecar.eviction), one for one drive. Each request looks its blocks up
+The tables are those that the sidecar uses (kvpool_sidecar.eviction), one for one drive. Each request looks its blocks
+up
 in order; the blocks before the first miss are hits; then all are there. `optimum` knows the future: it keeps what is
 used soonest, and does not keep what is used never (Belady 1966, with bypass). The blocks before a block are used
 whenever it is, so they are used no later; with ties broken for the beginning the optimum keeps no block without its
@@ -26,7 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from kvpool_sidecar.eviction import (POLICIES, Entry, make_table)
+from kvpool_sidecar.eviction import POLICIES, Entry, make_table
 
 BLOCK = 512  # tokens
 CAPACITIES = (1_000, 2_000, 3_000, 5_000, 8_000, 10_000, 20_000, 30_000, 50_000)  # blocks: 0.5 M to 25.6 M tokens

@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kvpool_operator.sidecars import admin_client as command
-from kvpool_operator.pki.certificates import CertPolicy
-from kvpool_operator.sidecars.admin_client import (HttpCommands, open_commands)
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError
-from kvpool_operator.sidecars.operation import (Progress, Target)
+from kvpool_operator.pki.certificates import CertPolicy
 from kvpool_operator.pki.peer_ca import peer_files
+from kvpool_operator.sidecars import admin_client as command
+from kvpool_operator.sidecars.admin_client import HttpCommands, open_commands
+from kvpool_operator.sidecars.operation import Progress, Target
 from kvpool_sidecar.admin.operations import Operations
 from kvpool_sidecar.admin.server import AdminServer
 from kvpool_sidecar.counters import Stats

@@ -9,9 +9,9 @@ from kvpool.protocol.fingerprint_fields import field_digests
 from kvpool.protocol.wire import ClientHello
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.observe.engine_pods import EnginePods
-from kvpool_operator.observe.snapshot import (Observed, Sidecar)
+from kvpool_operator.observe.snapshot import Observed, Sidecar
+from kvpool_operator.pools.status import Progress, make_status
 from kvpool_operator.sidecars.status import Report
-from kvpool_operator.pools.status import (Progress, make_status)
 from kvpool_sidecar.serving.fingerprints import Fingerprints
 
 FACTS = {

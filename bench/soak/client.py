@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvpool.protocol import block
 from kvpool import config
 from kvpool.client import Client
+from kvpool.protocol import block
 from kvpool_sidecar.testing.history import ALLOWANCE_S, History, Stalls
 from kvpool_sidecar.testing.residue import residue
 from kvpool_sidecar.testing.traffic import Mix, Traffic, ident_of, payload_of

@@ -17,8 +17,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvpool.protocol import (block, wire)
 from kvpool.errors import ProtocolError
+from kvpool.protocol import block, wire
 from kvpool.protocol.keys import key as block_key
 
 if TYPE_CHECKING:

@@ -187,7 +187,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.5.23") -> Any:
         module.__dict__.update(attributes)
         module.__path__ = []  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "kvpool.engines.sglang", raising=False)
-    found = importlib.import_module("kvpool.engines.sglang")
-    monkeypatch.delitem(sys.modules, "kvpool.engines.sglang")
+    monkeypatch.delitem(sys.modules, "kvpool.engines.sglang.storage", raising=False)
+    found = importlib.import_module("kvpool.engines.sglang.storage")
+    monkeypatch.delitem(sys.modules, "kvpool.engines.sglang.storage")
     return found

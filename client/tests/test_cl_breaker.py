@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool.transport.circuit_breaker import Breaker
 from kvpool.stats import Stats
+from kvpool.transport.circuit_breaker import Breaker
 from kvpool.transport.worker_pool import Workers
 
 

@@ -14,12 +14,12 @@ from cl_fake_sidecar import TAG, FakeSidecar, ident_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvpool.protocol import wire
 from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines
 from kvpool.errors import ConfigError
+from kvpool.protocol import wire
+from kvpool.protocol.wire import Op, Tier
 from kvpool.stats import Reason
-from kvpool.protocol.wire import (Op, Tier)
 
 if TYPE_CHECKING:
     import socket

@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cl_fake_sidecar import FakeSidecar, ident_of
 
-from kvpool.protocol import keys
 from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines
-from kvpool.engines import vllm_facts, vllm_plugin, weights
-from kvpool.engines.jobs import Jobs
-from kvpool.engines.lookups import LookupTable
-from kvpool.engines.settings import client_config
-from kvpool.protocol.wire import (Op, Tier)
+from kvpool.engines.common import weights
+from kvpool.engines.common.jobs import Jobs
+from kvpool.engines.common.lookups import LookupTable
+from kvpool.engines.common.settings import client_config
+from kvpool.engines.vllm import fingerprint as vllm_facts
+from kvpool.engines.vllm import plugin as vllm_plugin
+from kvpool.protocol import keys
+from kvpool.protocol.wire import Op, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -504,7 +506,7 @@ def test_a_broken_connector_text_changes_nothing(
 
 
 def test_the_entry_point_is_found_in_a_plain_directory(tmp_path: Path) -> None:
-    source = Path(vllm_plugin.__file__).parent.parent
+    source = Path(vllm_plugin.__file__).parent.parent.parent
     (tmp_path / "kvpool").symlink_to(source)
     info = importlib.metadata.distribution("kvpool")
     target = tmp_path / f"kvpool-{info.version}.dist-info"

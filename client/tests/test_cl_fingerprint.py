@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvpool.engines.vllm import fingerprint as vllm_facts
+from kvpool.engines.vllm.shareability import private_because
 from kvpool.protocol import keys
-from kvpool.engines import vllm_facts
-from kvpool.engines.vllm_private import private_because
 
 if TYPE_CHECKING:
     from pathlib import Path

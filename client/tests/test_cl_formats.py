@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool.protocol import (block, keys)
 from kvpool import config
 from kvpool.errors import ConfigError, CorruptBlockError
+from kvpool.protocol import block, keys
 
 GOLDEN = Path(__file__).parent / "golden"
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads((GOLDEN / "keys.json").read_text())

@@ -16,19 +16,58 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 FILES = sorted((SOURCE / "kvpool").rglob("*.py"))
 EVERYWHERE = [
-    "kvpool", "kvpool.transport.responses", "kvpool.protocol.block", "kvpool.transport.circuit_breaker", "kvpool.client", "kvpool.config",
-    "kvpool.protocol.certificate_names", "kvpool.transport.connection", "kvpool.engines", "kvpool.engines.clients", "kvpool.engines.host_memory",
-    "kvpool.engines.jobs", "kvpool.engines.lmcache_facts", "kvpool.engines.lmcache_ledger",
-    "kvpool.engines.lookups", "kvpool.engines.settings", "kvpool.engines.sglang_facts",
-    "kvpool.engines.sglang_pages", "kvpool.engines.tasks", "kvpool.engines.vllm_facts",
-    "kvpool.engines.vllm_names", "kvpool.engines.vllm_plugin", "kvpool.engines.vllm_private",
-    "kvpool.engines.vllm_salts", "kvpool.engines.weights",
-    "kvpool.errors", "kvpool.protocol.fingerprint_fields", "kvpool.protocol.index_url", "kvpool.protocol.keys", "kvpool.transport.connection_pool",
-    "kvpool.transport.load", "kvpool.stats", "kvpool.transport.store", "kvpool.transport.transfer", "kvpool.protocol.wire", "kvpool.transport.worker_pool",
-]  # fmt: skip
+    "kvpool",
+    "kvpool.client",
+    "kvpool.config",
+    "kvpool.engines",
+    "kvpool.engines.common",
+    "kvpool.engines.common.client_cache",
+    "kvpool.engines.common.host_memory",
+    "kvpool.engines.common.jobs",
+    "kvpool.engines.common.lookups",
+    "kvpool.engines.common.settings",
+    "kvpool.engines.common.tasks",
+    "kvpool.engines.common.weights",
+    "kvpool.engines.lmcache",
+    "kvpool.engines.lmcache.fingerprint",
+    "kvpool.engines.lmcache.inventory",
+    "kvpool.engines.sglang",
+    "kvpool.engines.sglang.fingerprint",
+    "kvpool.engines.sglang.pages",
+    "kvpool.engines.vllm",
+    "kvpool.engines.vllm.cache_salt",
+    "kvpool.engines.vllm.event_names",
+    "kvpool.engines.vllm.fingerprint",
+    "kvpool.engines.vllm.plugin",
+    "kvpool.engines.vllm.shareability",
+    "kvpool.engines.vllm_plugin",
+    "kvpool.errors",
+    "kvpool.protocol",
+    "kvpool.protocol.block",
+    "kvpool.protocol.certificate_names",
+    "kvpool.protocol.fingerprint_fields",
+    "kvpool.protocol.index_url",
+    "kvpool.protocol.keys",
+    "kvpool.protocol.wire",
+    "kvpool.stats",
+    "kvpool.transport",
+    "kvpool.transport.circuit_breaker",
+    "kvpool.transport.connection",
+    "kvpool.transport.connection_pool",
+    "kvpool.transport.load",
+    "kvpool.transport.responses",
+    "kvpool.transport.store",
+    "kvpool.transport.transfer",
+    "kvpool.transport.worker_pool",
+]
 ENGINE_ONLY = [
-    "kvpool.engines.lmcache_mp", "kvpool.engines.lmcache_remote", "kvpool.engines.sglang", "kvpool.engines.vllm",
-]  # fmt: skip
+    "kvpool.engines.lmcache.l2_adapter",
+    "kvpool.engines.lmcache.remote_connector",
+    "kvpool.engines.lmcache_mp",
+    "kvpool.engines.lmcache_remote",
+    "kvpool.engines.sglang.storage",
+    "kvpool.engines.vllm.tier",
+]
 OPTIONAL = {"xxhash"}
 INSIDE_FUNCTIONS = {"vllm", "lmcache", "sglang", "torch", "huggingface_hub"}  # an engine's own, never at import
 
@@ -86,7 +125,7 @@ def test_imports_on_every_python_without_any_package(python: str) -> None:
 def test_golden_keys_on_every_python(python: str) -> None:
     code = f"""
 import json
-from kvpool import keys
+from kvpool.protocol import keys
 from pathlib import Path
 v = json.loads(Path({str(Path(__file__).parent / "golden/keys.json")!r}).read_text())
 h = bytes.fromhex
@@ -102,7 +141,7 @@ print(sum(map(len, v.values())))
 def test_a_client_without_xxhash_and_without_a_sidecar_misses(python: str) -> None:
     code = """
 import json, time
-from kvpool import block
+from kvpool.protocol import block
 from kvpool.client import Client
 from kvpool.config import ClientConfig
 client = Client(ClientConfig(socket="/nonexistent/kv.sock"), fingerprint=bytes(32))
@@ -165,7 +204,7 @@ def test_vllm_is_not_needed_to_import_the_engines_package() -> None:
 def test_the_vllm_module_says_what_is_missing() -> None:
     code = """
 try:
-    import kvpool.engines.vllm
+    from kvpool.engines.vllm import PoolTier
 except ImportError as e:
     print(e)
 """

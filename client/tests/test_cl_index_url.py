@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvpool.errors import ConfigError
-from kvpool.protocol.index_url import (IndexUrl, parse)
+from kvpool.protocol.index_url import IndexUrl, parse
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from cl_fake_sidecar import FakeSidecar, ident_of
 from kvpool.client import Client
 from kvpool.config import ClientConfig
 from kvpool.errors import BusyError, PoolUnavailableError
-from kvpool.protocol.wire import (MISS_BUSY, OPEN_REPLY, Flag, Op, Tier)
+from kvpool.protocol.wire import MISS_BUSY, OPEN_REPLY, Flag, Op, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

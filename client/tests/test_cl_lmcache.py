@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any
 import cl_lmcache_stub as stub
 import pytest
 
+from kvpool.engines.common.client_cache import Clients
+from kvpool.engines.common.tasks import Tasks
+from kvpool.engines.lmcache import fingerprint as lmcache_facts
+from kvpool.engines.lmcache.inventory import Ledger
 from kvpool.protocol import block
-from kvpool.engines import lmcache_facts
-from kvpool.engines.clients import Clients
-from kvpool.engines.lmcache_ledger import Ledger
-from kvpool.engines.tasks import Tasks
-from kvpool.protocol.keys import (salt_digest, salt_tag)
+from kvpool.protocol.keys import salt_digest, salt_tag
 from kvpool.protocol.wire import Op
 
 with stub.installed():
-    from kvpool.engines import lmcache_mp, lmcache_remote
+    from kvpool.engines.lmcache import l2_adapter as lmcache_mp
+    from kvpool.engines.lmcache import remote_connector as lmcache_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -880,11 +881,12 @@ def test_several_instances_have_settings_of_their_own(fake: FakeSidecar) -> None
 
 
 def test_without_lmcache_the_message_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("kvpool.engines.lmcache_mp", "kvpool.engines.lmcache_remote"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name, module in (("lmcache_mp", "l2_adapter"), ("lmcache_remote", "remote_connector")):
+        monkeypatch.delitem(sys.modules, f"kvpool.engines.lmcache.{module}", raising=False)
+        monkeypatch.delitem(sys.modules, f"kvpool.engines.{name}", raising=False)
         monkeypatch.setitem(sys.modules, "lmcache", None)
         with pytest.raises(ImportError, match=r"LMCache 0\.5\.6"):
-            __import__(name)
+            __import__(f"kvpool.engines.{name}")
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from cl_nodes import Cluster, until
 
-from kvpool.protocol import (block, keys)
 from kvpool import config
 from kvpool.client import Client
+from kvpool.protocol import block, keys
 from kvpool.protocol.keys import ident
 
 if TYPE_CHECKING:

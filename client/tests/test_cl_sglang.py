@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cl_sglang import PAGE, PIECE, Config, HostPool, Tensor, Transfer, install
 
+from kvpool.engines.common.host_memory import HostMemory, tensor_bytes
+from kvpool.engines.sglang import fingerprint as sglang_facts
+from kvpool.engines.sglang.pages import Pages
 from kvpool.protocol import keys
-from kvpool.engines import sglang_facts
-from kvpool.engines.host_memory import HostMemory, tensor_bytes
-from kvpool.engines.sglang_pages import Pages
 from kvpool.protocol.wire import Op
 
 if TYPE_CHECKING:
@@ -479,7 +479,7 @@ def test_an_unknown_sglang_runs_without_the_pool(
 
 
 def test_without_sglang_the_message_says_what_to_do() -> None:
-    code = "import kvpool.engines.sglang"
+    code = "from kvpool.engines.sglang import PoolHiCache"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "kvpool.engines.sglang needs the HiCache storage of SGLang 0.5.23" in done.stderr

@@ -16,13 +16,13 @@ from cl_nodes import MIB, Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvpool.protocol import block
-from kvpool.transport import transfer
 from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines, TenantConfig, dumps
+from kvpool.protocol import block
 from kvpool.protocol.keys import ident
-from kvpool.stats import Reason
 from kvpool.protocol.wire import Tier
+from kvpool.stats import Reason
+from kvpool.transport import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

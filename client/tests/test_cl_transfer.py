@@ -1,4 +1,5 @@
-"""The rule of kvpool.transport.transfer: once a batch was given up, nobody writes into its buffers, whatever the kernel does."""
+"""The rule of kvpool.transport.transfer: once a batch was given up, nobody writes into its buffers, whatever the
+kernel does."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from cl_fake_sidecar import ident_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpool.protocol import (block, wire)
-from kvpool.transport import transfer
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, PoolUnavailableError, ProtocolError
+from kvpool.protocol import block, wire
+from kvpool.transport import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import cl_vllm_stub as stub
 import pytest
 
-from kvpool.protocol import (block, keys)
+from kvpool.protocol import block, keys
 from kvpool.protocol.wire import Op
 
-sys.modules.pop("kvpool.engines.vllm", None)
+sys.modules.pop("kvpool.engines.vllm.tier", None)
 with stub.installed():
-    import kvpool.engines.vllm as engine_module
+    from kvpool.engines.vllm import tier as engine_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvpool.engines.vllm.event_names import names_of
 from kvpool.protocol.block import EngineName
-from kvpool.engines.vllm_names import names_of
 
 TOKENS = (256, 128)
 

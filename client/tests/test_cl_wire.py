@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool.transport import responses as answers
-from kvpool.protocol import wire
-from kvpool.transport.connection import Reply
 from kvpool.errors import ProtocolError
+from kvpool.protocol import wire
 from kvpool.protocol.fingerprint_fields import field_digests
+from kvpool.transport import responses as answers
+from kvpool.transport.connection import Reply
 
 
 @given(

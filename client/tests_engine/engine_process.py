@@ -57,7 +57,7 @@ def main(model: str, connector: str, options: dict[str, Any]) -> None:
             found = [s for m in REGISTRY.collect() if m.name.startswith(command["metrics"]) for s in m.samples]
             say(metrics=[[s.name, s.labels, s.value] for s in found])
         elif command.get("stats"):
-            from kvpool.engines.vllm import last_stats
+            from kvpool.engines.vllm.tier import last_stats
 
             say(stats=last_stats())
         else:

@@ -20,7 +20,7 @@ from en_lmcache import CHUNK, Server, Storage, connector
 from en_overlay import overlay
 
 from kvpool.protocol import keys
-from kvpool.protocol.block import (HEADER_BYTES, NO_SALT, BlockHeader, decode_header)
+from kvpool.protocol.block import HEADER_BYTES, NO_SALT, BlockHeader, decode_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ import pytest
 from cl_nodes import Cluster, until
 from en_engine import ROOT, Engine, connector
 
-from kvpool.protocol import (block, keys)
+from kvpool.protocol import block, keys
 
 sys.path.append(str(ROOT / "sidecar" / "tests"))
 from sc_operator import Operator  # orders to sidecars, by hand

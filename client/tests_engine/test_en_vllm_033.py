@@ -13,7 +13,7 @@ import xxhash
 from en_engine import ROOT
 from en_overlay import overlay
 
-from kvpool.protocol import (block, keys)
+from kvpool.protocol import block, keys
 
 from cl_nodes import Cluster  # isort: skip - en_engine makes it importable
 

@@ -18,7 +18,7 @@ from kubelet import HTTP_PORT, address
 
 from kvpool import config
 from kvpool.client import Client
-from kvpool.protocol.keys import (fingerprint, ident)
+from kvpool.protocol.keys import fingerprint, ident
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from conftest import SYSTEM, Pools, as_account, rendered
 from cryptography import x509
 from webhooks import HOOKS, Replica, Team, Webhooks, serve
 
-from kvpool_operator.pki.certificates import (CertPolicy, new_authority)
+from kvpool_operator.pki.certificates import CertPolicy, new_authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

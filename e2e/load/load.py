@@ -19,9 +19,9 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from kvpool.protocol import (block, keys)
 from kvpool.client import Client
-from kvpool.engines.settings import client_config
+from kvpool.engines.common.settings import client_config
+from kvpool.protocol import block, keys
 from kvpool_sidecar.testing.history import History, Stalls
 from kvpool_sidecar.testing.traffic import Mix, Traffic, ident_of, payload_of
 

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from kvpool_operator.api.v1alpha1 import KVCachePool
-from kvpool_operator.k8s.client import (KINDS, Cluster, Manifest, Ref, ref)
 from kvpool_operator.desired import Env, Inputs, PoolSecret
 from kvpool_operator.errors import ConflictError, OperatorError, RejectedError
+from kvpool_operator.k8s.client import KINDS, Cluster, Manifest, Ref, ref
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,9 +10,16 @@ import pytest
 from aiohttp import ClientConnectorCertificateError, ClientSession, TCPConnector, web
 from cryptography import x509
 
-from kvpool_operator.pki.certificates import (Authorities, CertPolicy, issue_leaf, leaf_due, new_authority, next_authorities)
 from kvpool_operator.errors import ConflictError
-from kvpool_operator.webhook.self_signed import (CertKeeper, Names, server_context)
+from kvpool_operator.pki.certificates import (
+    Authorities,
+    CertPolicy,
+    issue_leaf,
+    leaf_due,
+    new_authority,
+    next_authorities,
+)
+from kvpool_operator.webhook.self_signed import CertKeeper, Names, server_context
 
 DNS = ("kvpool-webhook.kvpool-system.svc",)
 NAMES = Names("kvpool-webhook-ca", DNS)

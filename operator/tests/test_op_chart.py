@@ -15,15 +15,15 @@ import yaml
 from op_samples import inputs
 
 from kvpool_operator.api.fields import HTTP_PORT
-from kvpool_operator.k8s.client import KINDS
 from kvpool_operator.desired.daemonset import sidecar_daemonset
 from kvpool_operator.desired.inputs import Env
 from kvpool_operator.desired.labels import POOL
-from kvpool_operator.observe.observer import (OWNED_KINDS, OWNED_WIDE_KINDS)
+from kvpool_operator.injection.annotations import opted_in, read_wishes
+from kvpool_operator.injection.mutator import Injection, inject
+from kvpool_operator.k8s.client import KINDS
+from kvpool_operator.observe.observer import OWNED_KINDS, OWNED_WIDE_KINDS
 from kvpool_operator.settings import read_settings as read_operator_settings
-from kvpool_operator.injection.mutator import (Injection, inject)
 from kvpool_operator.webhook.settings import read_settings
-from kvpool_operator.injection.annotations import (opted_in, read_wishes)
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvpool"

@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from op_samples import MemoryCluster, pool_manifest
 
-from kvpool_operator.k8s.client import Ref
-from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.errors import ApiUnavailableError, NotLeaderError
-from kvpool_operator.runtime.metrics import (OperatorMetrics, serve_admin)
+from kvpool_operator.k8s.client import Ref
 from kvpool_operator.pools.reconciler import Result
+from kvpool_operator.runtime.controller import Controller
+from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

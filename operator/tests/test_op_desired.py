@@ -18,7 +18,6 @@ from kvpool.config import Deadlines, FsspecTier, PoolConfig, loads
 from kvpool.protocol.keys import events_token
 from kvpool_operator.api.crdgen import render
 from kvpool_operator.api.v1alpha1 import KVCachePool
-from kvpool_operator.k8s.client import (KINDS, ref)
 from kvpool_operator.desired import Env, ExternalUrl, Inputs, build
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.desired.config import to_client_config, to_pool_config
@@ -26,6 +25,7 @@ from kvpool_operator.desired.configmap import config_digest
 from kvpool_operator.desired.preflight import build_preflight
 from kvpool_operator.desired.secrets import read_secret, secret
 from kvpool_operator.desired.wipe import wipe_daemonset
+from kvpool_operator.k8s.client import KINDS, ref
 from kvpool_operator.pools.secret_generator import make_secret
 
 if TYPE_CHECKING:

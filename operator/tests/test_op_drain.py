@@ -11,14 +11,14 @@ from op_samples import SECRET, MemoryCluster, pool
 
 from kvpool_operator.api.conditions import find
 from kvpool_operator.api.node import DrainStatus
-from kvpool_operator.k8s.client import Ref
-from kvpool_operator.nodes.drain import (DrainPolicy, facts, next_drain, when_gone)
 from kvpool_operator.errors import CommandUnansweredError
+from kvpool_operator.k8s.client import Ref
+from kvpool_operator.nodes.drain import DrainPolicy, facts, next_drain, when_gone
 from kvpool_operator.nodes.node_cache import NodeBook
-from kvpool_operator.nodes.reconciler import (Budget, NodeKeeper)
+from kvpool_operator.nodes.reconciler import Budget, NodeKeeper
 from kvpool_operator.nodes.status import node_name
-from kvpool_operator.observe.snapshot import (Observed, Sidecar)
-from kvpool_operator.sidecars.status import (DrainReport, Report)
+from kvpool_operator.observe.snapshot import Observed, Sidecar
+from kvpool_operator.sidecars.status import DrainReport, Report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

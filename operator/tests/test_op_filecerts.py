@@ -11,11 +11,11 @@ import pytest
 from aiohttp import ClientConnectorCertificateError
 from test_op_webhook_server import REVIEW, Caller, Cluster, settings
 
-from kvpool_operator.pki.certificates import (CertPolicy, issue_leaf, new_authority)
+from kvpool_operator.pki.certificates import CertPolicy, issue_leaf, new_authority
 from kvpool_operator.webhook.api_access import WebhookCluster
-from kvpool_operator.webhook.file_certificates import (MOST_BYTES, FileCerts)
-from kvpool_operator.webhook.server import serve
+from kvpool_operator.webhook.file_certificates import MOST_BYTES, FileCerts
 from kvpool_operator.webhook.self_signed import server_context
+from kvpool_operator.webhook.server import serve
 
 DNS = ("kvpool-webhook.kvpool-system.svc",)
 POLICY = CertPolicy()

@@ -11,10 +11,10 @@ from op_samples import ENV, SECRET, inputs, pool
 from test_op_reconcile import GOOD, NS, World
 
 from kvpool.protocol.keys import index_login
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.desired import Inputs, build
 from kvpool_operator.desired.index import memory_of
 from kvpool_operator.desired.index_sizing import index_memory
+from kvpool_operator.k8s.client import Ref
 
 MIB, GIB = 2**20, 2**30
 SECRET_REF, INDEX = Ref("Secret", NS, "chat-secret"), Ref("StatefulSet", NS, "chat-index")

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.errors import ApiUnavailableError, ConflictError, HeldError, OperatorError, RejectedError
+from kvpool_operator.k8s.client import Ref
 from kvpool_operator.k8s.rest import KubeCluster
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from op_samples import MemoryCluster
 
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.errors import ApiUnavailableError, NotLeaderError
-from kvpool_operator.k8s.leader_election import (LEASE_S, RENEW_S, LeaderOnly, Lease)
+from kvpool_operator.k8s.client import Ref
+from kvpool_operator.k8s.leader_election import LEASE_S, RENEW_S, LeaderOnly, Lease
 
 REF = Ref("Lease", "sys", "op")
 CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "sys"}}

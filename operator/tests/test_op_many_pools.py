@@ -7,19 +7,19 @@ import asyncio
 import pytest
 from op_samples import MemoryCluster, pool_manifest
 
-from kvpool_operator.runtime import controller as module
-from kvpool_operator.k8s import rate_limiter as pace_module
 from kvpool_operator.api.v1alpha1 import Metadata
-from kvpool_operator.pools.apply import execute
-from kvpool_operator.k8s.client import (KINDS, Manifest)
-from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.errors import ApiUnavailableError, OperatorError, RejectedError
-from kvpool_operator.runtime.metrics import OperatorMetrics
+from kvpool_operator.k8s import rate_limiter as pace_module
+from kvpool_operator.k8s.client import KINDS, Manifest
 from kvpool_operator.k8s.namespace_cache import Namespaces
-from kvpool_operator.k8s.rate_limiter import (WAITED_FOR, Pace)
-from kvpool_operator.pools.plan import (Apply, Plan)
-from kvpool_operator.runtime.workqueue import KeyQueue
+from kvpool_operator.k8s.rate_limiter import WAITED_FOR, Pace
+from kvpool_operator.pools.apply import execute
+from kvpool_operator.pools.plan import Apply, Plan
 from kvpool_operator.pools.reconciler import Result
+from kvpool_operator.runtime import controller as module
+from kvpool_operator.runtime.controller import Controller
+from kvpool_operator.runtime.metrics import OperatorMetrics
+from kvpool_operator.runtime.workqueue import KeyQueue
 
 MINE = ("team", "mine")
 

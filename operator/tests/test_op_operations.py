@@ -12,11 +12,11 @@ from test_op_reconcile import Reports
 
 from kvpool_operator.api.operation import KVCacheOperation
 from kvpool_operator.api.v1alpha1 import KVCachePool
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.errors import ApiUnavailableError, CommandRefusedError, CommandUnansweredError, InvalidPoolError
-from kvpool_operator.operations.reconciler import (CANCEL_S, FINALIZER, OperationReconciler)
+from kvpool_operator.k8s.client import Ref
+from kvpool_operator.operations.reconciler import CANCEL_S, FINALIZER, OperationReconciler
 from kvpool_operator.operations.steps import steps_of
-from kvpool_operator.sidecars.operation import (Progress, Target)
+from kvpool_operator.sidecars.operation import Progress, Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,21 +13,21 @@ from test_op_operations import World as Operations
 from test_op_reconcile import GOOD, NS, Reports, World
 from test_op_status import message, observed, status, told
 
-from kvpool_operator.observe import sidecar_poll as asking
-from kvpool_operator.observe.sidecar_poll import ask
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.desired import build
-from kvpool_operator.desired.rollout import (NUDGE, drives_of, surge_of)
+from kvpool_operator.desired.rollout import NUDGE, drives_of, surge_of
+from kvpool_operator.k8s.client import Ref
+from kvpool_operator.observe import sidecar_poll as asking
+from kvpool_operator.observe.active_sidecar import between, one_per_node, overdue
+from kvpool_operator.observe.sidecar_poll import ask
 from kvpool_operator.observe.snapshot import Sidecar
-from kvpool_operator.observe.active_sidecar import (between, one_per_node, overdue)
-from kvpool_operator.sidecars.status import Report
 from kvpool_operator.pools.password_rotation import waited_for
+from kvpool_operator.sidecars.status import Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.desired import Inputs
+    from kvpool_operator.k8s.client import Manifest
 
 RDMA = {"protocol": "Auto", "rdma": {"resources": [{"name": "rdma/hca"}]}}
 SIDECARS = Ref("DaemonSet", NS, "chat-sidecar")

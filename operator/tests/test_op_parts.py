@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from kvpool_operator.api.v1alpha1 import ExternalIndex, LabelSelector
 from kvpool_operator.cli import main
 from kvpool_operator.desired.inputs import ExternalUrl
+from kvpool_operator.k8s.pods import node, problem, selector_text
 from kvpool_operator.observe.engine_pods import count
-from kvpool_operator.observe.external_index import (read_external, secret_names)
-from kvpool_operator.k8s.pods import (node, problem, selector_text)
-from kvpool_operator.runtime.workqueue import (Backoff, KeyQueue)
-from kvpool_operator.sidecars.status import (Fingerprint, PodSeen, Report)
-from kvpool_operator.sidecars.status_client import (MOST_BYTES, open_scraper)
+from kvpool_operator.observe.external_index import read_external, secret_names
+from kvpool_operator.runtime.workqueue import Backoff, KeyQueue
 from kvpool_operator.settings import read_settings
+from kvpool_operator.sidecars.status import Fingerprint, PodSeen, Report
+from kvpool_operator.sidecars.status_client import MOST_BYTES, open_scraper
 
 # -- engine pods ------------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ import pytest
 from cryptography import x509
 from op_samples import SECRET, inputs
 
-from kvpool_operator.pki.certificates import CertPolicy
 from kvpool_operator.desired import build
 from kvpool_operator.desired.secrets import PEER_FILES, read_secret, secret
+from kvpool_operator.pki.certificates import CertPolicy
 from kvpool_operator.pki.peer_ca import peer_files
 from kvpool_operator.pools.secret_generator import make_secret
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from op_samples import ENV, SECRET, inputs, pool_manifest
 
 from kvpool_operator.api.v1alpha1 import KVCachePool
-from kvpool_operator.k8s.client import (Ref, ref)
 from kvpool_operator.desired import Inputs, build
 from kvpool_operator.desired.cleanup import build_cleanup
-from kvpool_operator.k8s.diff import (DIGEST, covers, is_as_wanted, stamped)
+from kvpool_operator.k8s.client import Ref, ref
+from kvpool_operator.k8s.diff import DIGEST, covers, is_as_wanted, stamped
 from kvpool_operator.observe.snapshot import Observed
-from kvpool_operator.pools.plan import (FINALIZER, WIPED, Apply, Edit, Mark, Plan, Post, Prune, plan, plan_cleanup)
+from kvpool_operator.pools.plan import FINALIZER, WIPED, Apply, Edit, Mark, Plan, Post, Prune, plan, plan_cleanup
 
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest

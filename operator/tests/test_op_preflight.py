@@ -19,12 +19,12 @@ from test_op_reconcile import NS, World
 
 from kvpool.config import PoolConfig, loads
 from kvpool_operator.api.v1alpha1_status import PoolStatus
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.desired import ExternalUrl, Inputs
+from kvpool_operator.desired.dry_run import HIDDEN, rendered_configmap
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec
-from kvpool_operator.desired.dry_run import (HIDDEN, rendered_configmap)
-from kvpool_operator.preflight.gate import (SILENT_S, WAIT_S, Finding, Looks, NodeLook, as_told, judge, parse)
-from kvpool_operator.preflight.status import (preflight_status, preflight_verdict)
+from kvpool_operator.k8s.client import Ref
+from kvpool_operator.preflight.gate import SILENT_S, WAIT_S, Finding, Looks, NodeLook, as_told, judge, parse
+from kvpool_operator.preflight.status import preflight_status, preflight_verdict
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 LOOK = Ref("DaemonSet", NS, "chat-preflight")

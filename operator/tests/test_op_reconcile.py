@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from op_samples import ENV, LOCAL, MemoryCluster, pool_manifest
 
-from kvpool_operator.k8s.client import (Ref, ref)
 from kvpool_operator.errors import ApiUnavailableError, ConflictError, RejectedError
+from kvpool_operator.k8s.client import Ref, ref
 from kvpool_operator.observe.observer import Observer
-from kvpool_operator.pools.reconciler import (Reconciler, Result)
+from kvpool_operator.pools.reconciler import Reconciler, Result
 from kvpool_operator.sidecars.status import Report
 
 if TYPE_CHECKING:

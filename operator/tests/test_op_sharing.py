@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from op_samples import pool, pool_manifest
 
 from kvpool_operator.api.conditions import find
-from kvpool_operator.observe.engine_pods import (EnginePods, count)
-from kvpool_operator.observe.snapshot import (Observed, Sidecar)
-from kvpool_operator.sidecars.status import (Fingerprint, PodSeen, Report)
-from kvpool_operator.pools.fingerprints import (kinds, sentence, splits)
-from kvpool_operator.pools.status import (Progress, make_status)
+from kvpool_operator.observe.engine_pods import EnginePods, count
+from kvpool_operator.observe.snapshot import Observed, Sidecar
+from kvpool_operator.pools.fingerprints import kinds, sentence, splits
+from kvpool_operator.pools.status import Progress, make_status
+from kvpool_operator.sidecars.status import Fingerprint, PodSeen, Report
 
 NAMES = {"1": "team-a/one", "2": "team-a/two", "3": "team-a/three", "4": "team-b/four"}
 FACTS = {"engine": "aaaaaaaa", "kv_dtype": "bbbbbbbb", "sizes.tp_size": "cccccccc", "block_bytes": "dddddddd"}

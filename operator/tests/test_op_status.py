@@ -12,12 +12,12 @@ from op_samples import inputs, pool, pool_manifest
 
 from kvpool_operator.api.conditions import Condition, find, set_condition
 from kvpool_operator.api.crdgen import crd
-from kvpool_operator.k8s.client import ref
 from kvpool_operator.desired import build
+from kvpool_operator.k8s.client import ref
 from kvpool_operator.observe.engine_pods import EnginePods
-from kvpool_operator.observe.snapshot import (Observed, Sidecar, Webhook)
-from kvpool_operator.sidecars.status import (Fingerprint, Report)
-from kvpool_operator.pools.status import (Progress, invalid_status, make_status, worth_writing)
+from kvpool_operator.observe.snapshot import Observed, Sidecar, Webhook
+from kvpool_operator.pools.status import Progress, invalid_status, make_status, worth_writing
+from kvpool_operator.sidecars.status import Fingerprint, Report
 
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from test_op_reconcile import NS, POOL, World
 
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.errors import ApiUnavailableError
+from kvpool_operator.k8s.client import Ref
 from kvpool_operator.k8s.namespace_cache import Namespaces
-from kvpool_operator.observe.observer import (OWNED_WIDE_KINDS, STILL_KINDS, WATCHED_KINDS)
+from kvpool_operator.observe.observer import OWNED_WIDE_KINDS, STILL_KINDS, WATCHED_KINDS
 from kvpool_operator.runtime.ttl_cache import Still
 
 ACCOUNT = Ref("ServiceAccount", NS, "chat-sidecar")

@@ -18,17 +18,17 @@ from kvpool_operator.api import crdgen
 from kvpool_operator.api.conditions import find
 from kvpool_operator.api.resources import TENANT
 from kvpool_operator.api.tenant import KVCacheTenant
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.desired.configmap import config_digest, config_text
 from kvpool_operator.desired.inputs import Inputs
 from kvpool_operator.errors import CommandUnansweredError, InvalidPoolError, RejectedError
+from kvpool_operator.k8s.client import Ref
 from kvpool_operator.observe.observer import Observer
-from kvpool_operator.observe.snapshot import (Observed, Sidecar)
-from kvpool_operator.sidecars.operation import (Progress, Target)
-from kvpool_operator.pools.reconciler import Reconciler
+from kvpool_operator.observe.snapshot import Observed, Sidecar
 from kvpool_operator.pools.config_push import Reloads
-from kvpool_operator.sidecars.status import (Report, TenantUse)
-from kvpool_operator.tenants.resolver import (settle, tenant_status, to_configs)
+from kvpool_operator.pools.reconciler import Reconciler
+from kvpool_operator.sidecars.operation import Progress, Target
+from kvpool_operator.sidecars.status import Report, TenantUse
+from kvpool_operator.tenants.resolver import settle, tenant_status, to_configs
 
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest

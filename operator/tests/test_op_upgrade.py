@@ -12,8 +12,8 @@ from test_op_status import GOOD, message, observed, status, told
 from kvpool.protocol import block
 from kvpool_operator.desired import build
 from kvpool_operator.observe.snapshot import Sidecar
+from kvpool_operator.pools.upgrade_safety import BLOCK_FORMATS, upgrade_safe
 from kvpool_operator.sidecars.status import Report
-from kvpool_operator.pools.upgrade_safety import (BLOCK_FORMATS, upgrade_safe)
 
 
 def test_the_operator_knows_what_the_sidecars_of_its_release_read():

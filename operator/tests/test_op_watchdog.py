@@ -11,8 +11,6 @@ from op_samples import ENV, MemoryCluster, pool, pool_manifest
 from kvpool.config import ClientConfig
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired.config import to_client_config
-from kvpool_operator.injection.revision import (FAMILIES, revisions)
-from kvpool_operator.observe.engine_pods import (EnginePod, EnginePods, Owner, count)
 from kvpool_operator.errors import (
     ApiUnavailableError,
     ConflictError,
@@ -21,14 +19,16 @@ from kvpool_operator.errors import (
     OperatorError,
     RejectedError,
 )
-from kvpool_operator.observe.snapshot import (Observed, Webhook)
-from kvpool_operator.pools.pod_evictor import (EVENTS_A_ROUND, Restarts, Round)
-from kvpool_operator.pools.injection_watchdog import (Memory, complaint, next_to_go)
+from kvpool_operator.injection.annotations import read_wishes
 from kvpool_operator.injection.connector import client_config
 from kvpool_operator.injection.engines import FAMILIES as WEBHOOK_FAMILIES
-from kvpool_operator.injection.mutator import (Injection, inject, mark_skipped)
-from kvpool_operator.injection.skip import (Skip, SkipReason)
-from kvpool_operator.injection.annotations import read_wishes
+from kvpool_operator.injection.mutator import Injection, inject, mark_skipped
+from kvpool_operator.injection.revision import FAMILIES, revisions
+from kvpool_operator.injection.skip import Skip, SkipReason
+from kvpool_operator.observe.engine_pods import EnginePod, EnginePods, Owner, count
+from kvpool_operator.observe.snapshot import Observed, Webhook
+from kvpool_operator.pools.injection_watchdog import Memory, complaint, next_to_go
+from kvpool_operator.pools.pod_evictor import EVENTS_A_ROUND, Restarts, Round
 
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Ref

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvpool_operator.injection.command_line import (Channel, read_container)
+from kvpool_operator.injection.command_line import Channel, read_container
 
 SERVE = ["vllm", "serve", "Qwen/Qwen3-8B", "--port", "8000"]
 MODULE = ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/tiny"]

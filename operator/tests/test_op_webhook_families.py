@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.config import ClientConfig
+from kvpool_operator.injection.annotations import ENGINES, read_wishes
 from kvpool_operator.injection.connector import client_config
+from kvpool_operator.injection.engine_versions import KNOWN, is_known
 from kvpool_operator.injection.engines import FAMILIES
 from kvpool_operator.injection.engines.vllm_pd import beside
 from kvpool_operator.injection.flags import has_flag
-from kvpool_operator.injection.mutator import (Injection, inject, is_injected, mark_skipped)
+from kvpool_operator.injection.mutator import Injection, inject, is_injected, mark_skipped
+from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.json_patch import diff
-from kvpool_operator.injection.skip import (Skip, SkipReason)
-from kvpool_operator.injection.engine_versions import (KNOWN, is_known)
-from kvpool_operator.injection.annotations import (ENGINES, read_wishes)
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "engines"
@@ -402,9 +402,9 @@ def said_by_the_client(module: str) -> Any:
     return ast.literal_eval(known)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_the_versions_that_are_known_are_those_of_the_client(engine: str):
-    versions = said_by_the_client(engine)
+@pytest.mark.parametrize(("engine", "module"), [("vllm", "vllm/tier"), ("sglang", "sglang/storage")])
+def test_the_versions_that_are_known_are_those_of_the_client(engine: str, module: str):
+    versions = said_by_the_client(module)
     assert all(is_known(engine, v) and is_known(engine, (*v, 9)) for v in versions)
     first, latest = min(versions), max(versions)
     assert not is_known(engine, (*latest[:-1], latest[-1] + 1))
@@ -414,7 +414,7 @@ def test_the_versions_that_are_known_are_those_of_the_client(engine: str):
 def test_the_versions_of_lmcache_that_are_known_are_those_of_the_client():
     ((first, end),) = KNOWN["lmcache"]
     told = ".".join(map(str, first)), ".".join(map(str, end))
-    assert said_by_the_client("lmcache_facts") == f"{told[0]} up to, not including, {told[1]}"
+    assert said_by_the_client("lmcache/fingerprint") == f"{told[0]} up to, not including, {told[1]}"
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import kubernetes_validate
 import pytest
 
 from kvpool.config import ClientConfig, loads
-from kvpool_operator.injection.connector import client_config
-from kvpool_operator.injection.mutator import (Injection, inject, is_injected, mark_skipped)
-from kvpool_operator.k8s.json_patch import diff
-from kvpool_operator.injection.skip import (Skip, SkipReason)
 from kvpool_operator.injection.annotations import read_wishes
+from kvpool_operator.injection.connector import client_config
+from kvpool_operator.injection.mutator import Injection, inject, is_injected, mark_skipped
+from kvpool_operator.injection.skip import Skip, SkipReason
+from kvpool_operator.k8s.json_patch import diff
 
 GIB = 2**30
 INJECTION = Injection(

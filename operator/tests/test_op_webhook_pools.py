@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from kvpool.config import CacheConfig, Deadlines
-from kvpool_operator.webhook.pool_cache import PoolCache
-from kvpool_operator.injection.skip import (Skip, SkipReason)
-from kvpool_operator.k8s.selectors import matches
 from kvpool_operator.injection.annotations import Wishes
+from kvpool_operator.injection.skip import Skip, SkipReason
+from kvpool_operator.k8s.selectors import matches
+from kvpool_operator.webhook.pool_cache import PoolCache
 
 
 def a_pool(namespace="kvpool-system", name="chat", **injection):

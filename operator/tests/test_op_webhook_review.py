@@ -8,8 +8,8 @@ import json
 import jsonpatch as reference
 import pytest
 
+from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.webhook.pool_cache import PoolCache
-from kvpool_operator.injection.skip import (Skip, SkipReason)
 from kvpool_operator.webhook.review import Installation, answer
 
 INSTALLATION = Installation("kvpool-sidecar:0.1.0")

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, TCPConnector
 
-from kvpool_operator.pki.certificates import CertPolicy
-from kvpool_operator.k8s.client import (Ref, ref)
 from kvpool_operator.errors import ConflictError
-from kvpool_operator.webhook.api_access import WebhookCluster
+from kvpool_operator.k8s.client import Ref, ref
 from kvpool_operator.k8s.merge_patch import merge_patch
+from kvpool_operator.pki.certificates import CertPolicy
+from kvpool_operator.webhook.api_access import WebhookCluster
 from kvpool_operator.webhook.server import MAX_BODY, serve
 from kvpool_operator.webhook.settings import WebhookSettings, read_settings
 

@@ -9,8 +9,8 @@ from sc_operator import ADMIN_PORT, Operator
 from sc_raw import ident, payload
 
 from kvpool import config
-from kvpool.protocol import wire
 from kvpool.errors import CorruptBlockError
+from kvpool.protocol import wire
 
 SIZE = 128 * 1024
 FAST = 1 << 30

@@ -13,7 +13,7 @@ from sc_nodes import wait_for
 from sc_raw import SECRET
 
 from kvpool.protocol import keys
-from kvpool.protocol.certificate_names import (node_name, operator_name)
+from kvpool.protocol.certificate_names import node_name, operator_name
 from kvpool_sidecar.peers import ca as authority
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import struct
 import time
 from typing import NamedTuple
 
-from kvpool.protocol import (block, keys, wire)
+from kvpool.protocol import block, keys, wire
 
 SECRET = b"a secret of this test, long enough"
 FINGERPRINT = keys.fingerprint({"model": "test"})

@@ -19,7 +19,7 @@ from redis.retry import Retry
 from sc_nodes import fresh_address, wait_for
 
 from kvpool_sidecar.index import redis_server as embedded
-from kvpool_sidecar.index.redis_connection import (Link, Login)
+from kvpool_sidecar.index.redis_connection import Link, Login
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,12 +14,12 @@ import pytest
 from sc_nodes import fresh_address, wait_for
 from sc_operator import UID, Operator, ca, context
 
-from kvpool.protocol.certificate_names import (node_name, operator_name)
 from kvpool.errors import BusyError, KVPoolError, PoolUnavailableError, ProtocolError, RefusedError
+from kvpool.protocol.certificate_names import node_name, operator_name
 from kvpool_sidecar.admin.operations import MAX_REMEMBERED, MAX_RUNNING, Operations
 from kvpool_sidecar.admin.server import MAX_BODY, AdminServer
-from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.peers import ca as authority
 from kvpool_sidecar.peers.certificate import NodeIdentity
 from kvpool_sidecar.peers.security import Security

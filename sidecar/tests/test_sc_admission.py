@@ -13,16 +13,16 @@ import pytest
 from sc_nodes import MIB, wait_for
 from sc_raw import FINGERPRINT, GoneError, Raw, ident, payload
 
-from kvpool.protocol import wire
 from kvpool.config import Deadlines, EventsConfig
+from kvpool.protocol import wire
+from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.resilience import fair_queue as module
-from kvpool_sidecar.resilience.fair_queue import (Admission, Lane)
+from kvpool_sidecar.resilience.fair_queue import Admission, Lane
 from kvpool_sidecar.serving.block_service import Opened
-from kvpool_sidecar.tenancy.identity import (Identity, Tenant)
+from kvpool_sidecar.serving.fingerprints import Fingerprints
 from kvpool_sidecar.serving.pod import Pod
 from kvpool_sidecar.serving.session import Session
-from kvpool_sidecar.serving.fingerprints import Fingerprints
-from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.tenancy.identity import Identity, Tenant
 
 FAR = 1e9
 

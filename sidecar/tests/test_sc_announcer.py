@@ -9,13 +9,13 @@ import pytest
 from sc_nodes import wait_for
 
 from kvpool.errors import RetryableError
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.index.registration import Announcer
 from kvpool_sidecar.index.base import IndexFullError, NodeInfo
-from kvpool_sidecar.index.resolver import PeerDirectory
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
+from kvpool_sidecar.index.registration import Announcer
+from kvpool_sidecar.index.resolver import PeerDirectory
+from kvpool_sidecar.resilience.bulkhead import Guard
+from kvpool_sidecar.resilience.circuit_breaker import Breaker
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
 

@@ -19,15 +19,15 @@ from sc_nodes import MIB, wait_for
 from sc_raw import ident as raw_ident
 from test_sc_store import FileContract
 
-from kvpool.protocol import (block, wire)
 from kvpool import config
 from kvpool.errors import CorruptBlockError
+from kvpool.protocol import block, wire
 from kvpool_sidecar.blocks import compression as codec
-from kvpool_sidecar.tenancy import limits as quota
+from kvpool_sidecar.storage.local.drive import Root
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.compressed import PackedStore
-from kvpool_sidecar.storage.local.drive import Root
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import header, key, payload, put, read
 
 BOTH = (block.CODEC_ZSTD, block.CODEC_LZ4)

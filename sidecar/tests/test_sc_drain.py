@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from sc_drain import SIZE, drain, loads, nodes, selective, store, told
 from sc_nodes import MIB, wait_for
 
+from kvpool.errors import ProtocolError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.errors import ProtocolError
-from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.replication.drain_source import (Move, _choices, in_order)
 from kvpool_sidecar.blocks.popularity import Hot
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.storage.local.store import LocalStore
+from kvpool_sidecar.peers.migration import Room, ask_adopt, ask_room
+from kvpool_sidecar.replication.drain_source import Move, _choices, in_order
 from kvpool_sidecar.storage.local.drive import Root
+from kvpool_sidecar.storage.local.store import LocalStore
+from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import key, put
-from kvpool_sidecar.peers.migration import (Room, ask_adopt, ask_room)
 
 A, B, C = (NodeInfo(name, "127.0.0.1", n, 1) for n, name in enumerate("abc", 1))
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from sc_nodes import fresh_address, wait_for
 from sc_router import Subscriber
 
-from kvpool.protocol import (block, keys)
+from kvpool.protocol import block, keys
+from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.events.feed import Event, Feed, Kind, Place, _Known
 from kvpool_sidecar.events.publisher import Publisher, batch_of
-from kvpool_sidecar.counters import Stats
 
 FINGERPRINT = b"f" * 32
 TAGS = {b"a" * 16: "team-a", b"b" * 16: "team-b"}

@@ -13,9 +13,9 @@ from sc_nodes import HTTP_PORT, MIB, Cluster, wait_for
 from sc_raw import FINGERPRINT, SECRET, header, write_block
 from sc_router import Indexer, Subscriber
 
-from kvpool.protocol import (block, keys, wire)
 from kvpool import config
 from kvpool.client import Client
+from kvpool.protocol import block, keys, wire
 
 PUB, REPLAY = 15557, 15558
 EVENTS = config.EventsConfig(enabled=True, port=PUB, replay_port=REPLAY)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool_sidecar import eviction as evict
-from kvpool_sidecar.eviction import (SAVE_EVERY_S, Entry, PrefixAware)
-from kvpool_sidecar.eviction.reuse_model import Ages
+from kvpool_sidecar.eviction import SAVE_EVERY_S, Entry, PrefixAware
 from kvpool_sidecar.eviction.prefix_aware import Hints
+from kvpool_sidecar.eviction.reuse_model import Ages
 from kvpool_sidecar.testing.blocks import key
 
 CAPACITY = 1000

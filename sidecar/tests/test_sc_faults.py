@@ -17,8 +17,8 @@ from sc_nodes import MIB, Cluster, wait_for
 from sc_raw import GoneError, exactly, header, ident, payload, write_block
 
 from kvpool import config
-from kvpool.protocol import wire
 from kvpool.errors import CorruptBlockError
+from kvpool.protocol import wire
 
 Commit, Tier = wire.CommitStatus, wire.Tier
 

@@ -12,9 +12,9 @@ from sc_faults import FAULTS, hold
 from sc_nodes import Cluster, wait_for
 from sc_raw import FINGERPRINT
 
-from kvpool.protocol import block
 from kvpool import config
 from kvpool.client import Client
+from kvpool.protocol import block
 from kvpool_sidecar.testing.history import History, Stalls
 from kvpool_sidecar.testing.residue import exceeded, residue, stray_files, unsettled
 from kvpool_sidecar.testing.traffic import Mix, Traffic, ident_of, payload_of

@@ -6,8 +6,8 @@ import pytest
 from sc_nodes import Cluster, wait_for
 
 from kvpool import config
-from kvpool.protocol import keys
 from kvpool.client import Client
+from kvpool.protocol import keys
 from kvpool.protocol.wire import Tier
 from kvpool_sidecar.testing.history import History
 

@@ -17,14 +17,14 @@ from sc_redis import PASSWORD, Sentinels, Servers, TlsFront, plain
 
 import kvpool_sidecar
 from kvpool import config
-from kvpool.protocol import wire
 from kvpool.errors import RetryableError
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.index.resolver import PeerDirectory
+from kvpool.protocol import wire
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.redis_index import RedisIndex
+from kvpool_sidecar.index.resolver import PeerDirectory
+from kvpool_sidecar.resilience.bulkhead import Guard
+from kvpool_sidecar.resilience.circuit_breaker import Breaker
 from kvpool_sidecar.testing.index import A, B, key
 
 Commit, Tier = wire.CommitStatus, wire.Tier

@@ -13,7 +13,7 @@ from sc_nodes import INDEX_PORT, Cluster, Process, fresh_address, wait_for
 from sc_raw import SECRET, ident, payload
 from sc_redis import plain
 
-from kvpool.protocol import (keys, wire)
+from kvpool.protocol import keys, wire
 from kvpool_sidecar.index.credentials import Passwords
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.redis_index import RedisIndex

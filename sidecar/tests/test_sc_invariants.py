@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from kvpool.protocol import block
 from kvpool.client import LoadResult, StoreResult
+from kvpool.protocol import block
 from kvpool.protocol.wire import Tier
 from kvpool_sidecar.testing.history import ALLOWANCE_S, History, Stalls
 from kvpool_sidecar.testing.residue import residue, slope, stray_files, unsettled

@@ -15,12 +15,12 @@ from sc_nodes import wait_for
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, RefusedError, TierFullError
 from kvpool.protocol.wire import CommitStatus
-from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.faulty_store import FaultyStore
-from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.layout import block_path
-from kvpool_sidecar.storage.local.drive import (Events, Root)
+from kvpool_sidecar.storage.local.drive import Events, Root
+from kvpool_sidecar.storage.local.store import open_local
+from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import TAG, header, key, payload, put, read, write
+from kvpool_sidecar.testing.faulty_store import FaultyStore
 
 MIB = 1 << 20
 

@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from sc_nodes import MIB, Cluster, wait_for
 from sc_raw import GoneError, ident, payload
 
-from kvpool.protocol import wire
 from kvpool.client import Client
 from kvpool.config import CacheConfig, ClientConfig, LocalTier
+from kvpool.protocol import wire
 from kvpool.stats import STORE, Histogram
-from kvpool_sidecar.observability.metrics import reference
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.observability.metrics import reference
 
 FINGERPRINT = bytes(range(32))
 

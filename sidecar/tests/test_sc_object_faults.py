@@ -22,13 +22,13 @@ from sc_s3 import KEY, SECRET, Proxy, S3Server, error_answer, s3_bucket, storage
 from kvpool import config
 from kvpool.errors import ConfigError
 from kvpool_sidecar.replication.write_back import copy_block
-from kvpool_sidecar.storage.shared.tier import SharedTier
-from kvpool_sidecar.storage.buckets.options import (open_bucket, read_options)
 from kvpool_sidecar.storage.buckets.http import Answer
-from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.buckets.options import open_bucket, read_options
 from kvpool_sidecar.storage.buckets.rotating import RotatingBucket
 from kvpool_sidecar.storage.buckets.s3 import S3Bucket
+from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.testing.blocks import key, payload, put, read
 
 MAX = 16 << 20

@@ -8,12 +8,12 @@ import os
 import pytest
 from sc_s3 import S3Server, s3_bucket
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import ConfigError, TierFullError
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
+from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
-from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
 from kvpool_sidecar.testing.store import StoreContract
 

@@ -13,24 +13,24 @@ from sc_nodes import MIB, Node, wait_for
 from sc_operator import ADMIN_PORT, Operator
 from sc_raw import FINGERPRINT, SECRET, ident, payload
 
-from kvpool.protocol import (block, keys, wire)
 from kvpool import config
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import PoolUnavailableError, ProtocolError
-from kvpool_sidecar.blocks import file as blockfile
+from kvpool.protocol import block, keys, wire
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.admin.context import CancelledError, Context
 from kvpool_sidecar.admin.purge import Purge
+from kvpool_sidecar.admin.purge_filter import Wish
 from kvpool_sidecar.admin.verify import Verify
 from kvpool_sidecar.admin.warm import Warm
-from kvpool_sidecar.admin.purge_filter import Wish
-from kvpool_sidecar.replication.write_back import Copier
-from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.storage.tombstones import (LIFE_S, Bars)
-from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_sidecar.replication.write_back import Copier
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.storage.tombstones import LIFE_S, Bars
 from kvpool_sidecar.testing.blocks import key, put
+from kvpool_sidecar.testing.faulty_store import FaultyStore
 
 SIZE = 64 * 1024
 SHARED = {"tier": "Shared"}

@@ -10,15 +10,16 @@ import time
 import pytest
 from sc_nodes import fresh_address, wait_for
 
-from kvpool.protocol import (block, wire)
 from kvpool.errors import DeadlineExceededError, KVPoolError, PoolUnavailableError, ProtocolError, RefusedError
+from kvpool.protocol import block, wire
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.peers import server as peer_server
+from kvpool_sidecar.peers import tcp
+from kvpool_sidecar.peers.connection import PeerLink, dial
+from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.storage.base import Block
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import header, key, payload, put
-from kvpool_sidecar.peers import (server as peer_server, tcp)
-from kvpool_sidecar.peers.connection import (PeerLink, dial)
-from kvpool_sidecar.peers.server import PeerServer
 
 SECRET = b"secret of the pool"
 

@@ -14,14 +14,15 @@ import pytest
 from sc_nodes import MIB, PEER_PORT, fresh_address, wait_for
 from sc_raw import ident, payload
 
-from kvpool.protocol import wire
 from kvpool.errors import KVPoolError, ProtocolError
+from kvpool.protocol import wire
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.testing.blocks import key, put
-from kvpool_sidecar.peers import (server as peer_server, tcp)
+from kvpool_sidecar.peers import server as peer_server
+from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.connection import dial
 from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.testing.blocks import key, put
 
 SECRET = b"secret of the pool"
 

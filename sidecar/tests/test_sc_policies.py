@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.errors import DeadlineExceededError, PoolUnavailableError
+from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.eviction import SAVE_EVERY_S, Entry, Lru
+from kvpool_sidecar.resilience.bulkhead import Guard
+from kvpool_sidecar.resilience.circuit_breaker import Breaker
 from kvpool_sidecar.storage.local import placement
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
-from kvpool_sidecar.eviction import (SAVE_EVERY_S, Entry, Lru)
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.testing.blocks import key
 
 

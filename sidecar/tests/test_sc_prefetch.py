@@ -15,14 +15,14 @@ from sc_raw import ident, payload
 
 from kvpool import config
 from kvpool.protocol import wire
+from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.replication import prefetch
-from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.replication.lookup_events import AfterLookup
 from kvpool_sidecar.replication.prefetch import Prefetcher
-from kvpool_sidecar.replication.prefetch_window import (Verdict, Window)
-from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.replication.prefetch_window import Verdict, Window
+from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Root
 from kvpool_sidecar.storage.local.store import LocalStore
-from kvpool_sidecar.storage.local.drive import (MAX_BLOCKS, Root)
+from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import key, put
 
 A, B = b"a" * 16, b"b" * 16

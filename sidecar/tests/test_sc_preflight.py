@@ -23,9 +23,9 @@ from kvpool_sidecar.admin.context import Context
 from kvpool_sidecar.admin.preflight import Preflight
 from kvpool_sidecar.preflight import drive, index, kernel, mounts, rdma, shared, speed
 from kvpool_sidecar.preflight.finding import Level, Report, failed, fine, warned
+from kvpool_sidecar.preflight.report import show
 from kvpool_sidecar.preflight.run import PreflightSettings, run
 from kvpool_sidecar.preflight.serve import serve_preflight
-from kvpool_sidecar.preflight.report import show
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.local.directory import TierDirectory
 

@@ -11,9 +11,9 @@ import pytest
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, TierFullError
 from kvpool.protocol.wire import CommitStatus
-from kvpool_sidecar.tenancy import limits as quota
+from kvpool_sidecar.storage.local.drive import Events, Root
 from kvpool_sidecar.storage.local.store import open_local
-from kvpool_sidecar.storage.local.drive import (Events, Root)
+from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import header, key, payload, read, write
 
 MIB = 1 << 20

@@ -17,18 +17,18 @@ from sc_nodes import MIB, PEER_PORT, Cluster, wait_for
 from sc_raw import ident, payload
 
 from kvpool import config
-from kvpool.protocol import wire
 from kvpool.errors import PoolUnavailableError, ProtocolError
-from kvpool_sidecar.index.base import NodeInfo
+from kvpool.protocol import wire
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.peers.rdma.agent import Agent, wait_all
+from kvpool_sidecar.peers.rdma.arena import ALIGNMENT, Arena
+from kvpool_sidecar.peers.rdma.fetch import Fetcher, Wanted
+from kvpool_sidecar.peers.rdma.selection import choose
+from kvpool_sidecar.peers.rdma.slots import SlotPool
+from kvpool_sidecar.peers.rdma.staging import LONGEST_S, Staged, Staging
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
-from kvpool_sidecar.peers.rdma.agent import (Agent, wait_all)
-from kvpool_sidecar.peers.rdma.arena import (ALIGNMENT, Arena)
-from kvpool_sidecar.peers.rdma.selection import choose
-from kvpool_sidecar.peers.rdma.fetch import (Fetcher, Wanted)
-from kvpool_sidecar.peers.rdma.slots import SlotPool
-from kvpool_sidecar.peers.rdma.staging import (LONGEST_S, Staged, Staging)
 
 # KVPOOL_UCX_TLS is for tests: UCX's TCP listens on loopback only, and no RDMA device is needed
 LOOPBACK = {"KVPOOL_UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}

@@ -22,8 +22,8 @@ from sc_raw import GoneError, Raw, ident, payload
 
 from kvpool.protocol import wire
 from kvpool_sidecar.rendezvous import pod_watch as source_module
-from kvpool_sidecar.rendezvous.pods import WantedPod, wanted_pod
 from kvpool_sidecar.rendezvous.pod_watch import KubePods
+from kvpool_sidecar.rendezvous.pods import WantedPod, wanted_pod
 
 POOL = "kvpool/test"
 

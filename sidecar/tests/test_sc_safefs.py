@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from kvpool_sidecar.system import (safe_open as safefs, unix_socket as unixsock)
+from kvpool_sidecar.system import safe_open as safefs
+from kvpool_sidecar.system import unix_socket as unixsock
 
 
 @pytest.fixture(params=["openat2", "steps"])

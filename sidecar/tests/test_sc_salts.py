@@ -7,10 +7,10 @@ from sc_nodes import MIB, wait_for
 from sc_operator import ADMIN_PORT, Operator
 from sc_raw import FINGERPRINT, SECRET, ident, payload
 
-from kvpool.protocol import (block, keys)
 from kvpool import config
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import ProtocolError
+from kvpool.protocol import block, keys
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.admin.purge_filter import Wish
 from kvpool_sidecar.storage.tombstones import Bars
 from kvpool_sidecar.testing.blocks import key

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sc_nodes import Cluster, wait_for
 from sc_raw import FINGERPRINT, GoneError, Raw, header, ident, payload, write_block
 
-from kvpool.protocol import (block, wire)
+from kvpool.protocol import block, wire
 from kvpool.stats import BUCKETS_S
 
 Begin, Commit, Open = wire.BeginStatus, wire.CommitStatus, wire.OpenStatus

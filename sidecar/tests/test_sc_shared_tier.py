@@ -12,24 +12,24 @@ from sc_nodes import wait_for
 
 from kvpool import config
 from kvpool.errors import TierFullError
-from kvpool.protocol.wire import (Flag, OpenStatus, Tier)
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
-from kvpool_sidecar.replication.write_back import (Copier, copy_block)
-from kvpool_sidecar.replication.dirty_set import Dirty
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.index.registration import Announcer
-from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.index.resolver import PeerDirectory
-from kvpool_sidecar.index.memory import MemoryIndex
-from kvpool_sidecar.replication.verifier import Inspector
-from kvpool_sidecar.serving.block_service import (NodeBlocks, Streams, close_files)
-from kvpool_sidecar.tenancy.identity import Tenant
-from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool.protocol.wire import Flag, OpenStatus, Tier
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.index.memory import MemoryIndex
+from kvpool_sidecar.index.registration import Announcer
+from kvpool_sidecar.index.resolver import PeerDirectory
+from kvpool_sidecar.replication.dirty_set import Dirty
+from kvpool_sidecar.replication.verifier import Inspector
+from kvpool_sidecar.replication.write_back import Copier, copy_block
+from kvpool_sidecar.resilience.bulkhead import Guard
+from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.serving.block_service import NodeBlocks, Streams, close_files
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.tenancy.identity import Tenant
 from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
+from kvpool_sidecar.testing.faulty_store import FaultyStore
 
 
 class PlainTenant(Tenant):

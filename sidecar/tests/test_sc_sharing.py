@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 from sc_nodes import HTTP_PORT, Cluster, wait_for
 from sc_raw import FINGERPRINT, SECRET, GoneError, ident, payload
 
-from kvpool.protocol import (block, keys, wire)
 from kvpool import config
-from kvpool.protocol.wire import (CommitStatus, Flag, OpenStatus, Tier)
-from kvpool_sidecar.replication.lookup_events import AfterLookup
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
-from kvpool_sidecar.resilience.bulkhead import Guard
+from kvpool.protocol import block, keys, wire
+from kvpool.protocol.wire import CommitStatus, Flag, OpenStatus, Tier
+from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.index.resolver import PeerDirectory
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
+from kvpool_sidecar.index.resolver import PeerDirectory
+from kvpool_sidecar.replication.lookup_events import AfterLookup
+from kvpool_sidecar.resilience.bulkhead import Guard
+from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.serving.block_service import NodeBlocks, Streams, close_files
 from kvpool_sidecar.serving.locator import Locator
-from kvpool_sidecar.serving.block_service import (NodeBlocks, Streams, close_files)
-from kvpool_sidecar.tenancy.identity import Tenant
-from kvpool_sidecar.storage.shared.tier import SharedTier
-from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.tenancy.identity import Tenant
 from kvpool_sidecar.tenancy.mapping import Tenancy
 from kvpool_sidecar.testing.blocks import write
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvpool.config import CacheConfig, LocalTier
-from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.faulty_store import FaultyStore
-from kvpool_sidecar.storage.local.store import open_local
-from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.layout import block_path
 from kvpool_sidecar.storage.local.drive import Root
+from kvpool_sidecar.storage.local.store import open_local
+from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import key, put
+from kvpool_sidecar.testing.faulty_store import FaultyStore
 from kvpool_sidecar.testing.store import StoreContract
 
 if TYPE_CHECKING:

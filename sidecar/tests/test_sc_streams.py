@@ -10,17 +10,18 @@ import pytest
 from sc_nodes import MIB, fresh_address, wait_for
 from sc_raw import ident, payload
 
-from kvpool.protocol import wire
 from kvpool.errors import PoolUnavailableError
-from kvpool_sidecar.resilience.fair_queue import Lane
-from kvpool_sidecar.index.base import NodeInfo
+from kvpool.protocol import wire
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.peers import preconnect as spares
+from kvpool_sidecar.peers import tcp
+from kvpool_sidecar.peers.connection import PeerLink, dial
+from kvpool_sidecar.peers.preconnect import Spares
+from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.resilience.fair_queue import Lane
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
-from kvpool_sidecar.peers import (preconnect as spares, tcp)
-from kvpool_sidecar.peers.connection import (PeerLink, dial)
-from kvpool_sidecar.peers.server import PeerServer
-from kvpool_sidecar.peers.preconnect import Spares
 
 SECRET = b"secret of the pool"
 PEER = NodeInfo("b", "127.0.0.1", 1, 1)

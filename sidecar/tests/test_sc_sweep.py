@@ -12,20 +12,21 @@ from dataclasses import replace
 import pytest
 from sc_nodes import wait_for
 
-from kvpool.protocol import block
 from kvpool.errors import ConfigError
-from kvpool_sidecar.system import safe_open as safefs
+from kvpool.protocol import block
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
-from kvpool_sidecar.shared_gc import (metadata as folder, collection as sweep)
-from kvpool_sidecar.shared_gc.age_histogram import Ages
-from kvpool_sidecar.shared_gc.metadata import Tier
-from kvpool_sidecar.shared_gc.file_lease import Lease
-from kvpool_sidecar.shared_gc.usage import (Ledger, Stored, Summary)
-from kvpool_sidecar.shared_gc.plan import (Census, Group, Limits, Model, level, make_plan, superseded)
-from kvpool_sidecar.shared_gc.collection import (LeaseLostError, Pace, SweepStoppedError)
-from kvpool_sidecar.shared_gc.filesystem_collector import (SharedSweeper, Timing)
+from kvpool_sidecar.shared_gc import collection as sweep
+from kvpool_sidecar.shared_gc import metadata as folder
 from kvpool_sidecar.shared_gc.access_times import Touches
+from kvpool_sidecar.shared_gc.age_histogram import Ages
+from kvpool_sidecar.shared_gc.collection import LeaseLostError, Pace, SweepStoppedError
+from kvpool_sidecar.shared_gc.file_lease import Lease
+from kvpool_sidecar.shared_gc.filesystem_collector import SharedSweeper, Timing
+from kvpool_sidecar.shared_gc.metadata import Tier
+from kvpool_sidecar.shared_gc.plan import Census, Group, Limits, Model, level, make_plan, superseded
+from kvpool_sidecar.shared_gc.usage import Ledger, Stored, Summary
+from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.testing.blocks import TAG, header, key, payload, put, read, write
 
 SIZE = 20_000

@@ -10,8 +10,8 @@ from pathlib import Path
 from sc_nodes import wait_for
 from sc_raw import FINGERPRINT, SECRET, ident, payload
 
-from kvpool.protocol import (block, keys)
 from kvpool import config
+from kvpool.protocol import block, keys
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
 
 SIZE = 16 * 1024

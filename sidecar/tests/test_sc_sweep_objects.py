@@ -12,21 +12,21 @@ from sc_nodes import wait_for
 from sc_raw import ident, payload
 from sc_s3 import S3Server, s3_bucket
 
-from kvpool.protocol import block
 from kvpool import config
-from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool.protocol import block
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.shared_gc import object_lease
+from kvpool_sidecar.shared_gc.collection import LeaseLostError
+from kvpool_sidecar.shared_gc.controller import make_keeper
+from kvpool_sidecar.shared_gc.loop import Timing
+from kvpool_sidecar.shared_gc.object_collector import ObjectSweeper
+from kvpool_sidecar.shared_gc.object_lease import ObjectLease
+from kvpool_sidecar.shared_gc.plan import Limits
+from kvpool_sidecar.shared_gc.usage import Stored, Summary
 from kvpool_sidecar.storage.buckets.base import Listed
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
-from kvpool_sidecar.shared_gc import object_lease
-from kvpool_sidecar.shared_gc.controller import make_keeper
-from kvpool_sidecar.shared_gc.usage import (Stored, Summary)
-from kvpool_sidecar.shared_gc.object_lease import ObjectLease
-from kvpool_sidecar.shared_gc.object_collector import ObjectSweeper
-from kvpool_sidecar.shared_gc.plan import Limits
-from kvpool_sidecar.shared_gc.collection import LeaseLostError
-from kvpool_sidecar.shared_gc.loop import Timing
+from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy.mapping import Tenancy
 from kvpool_sidecar.testing.blocks import key, put, read
 

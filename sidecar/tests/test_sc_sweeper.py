@@ -9,9 +9,9 @@ from sc_nodes import wait_for
 
 from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.index.expiry import Sweeper
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
-from kvpool_sidecar.index.expiry import Sweeper
 from kvpool_sidecar.testing.index import key
 
 A = NodeInfo("a", "127.0.0.1", 1, 11)

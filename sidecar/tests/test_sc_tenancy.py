@@ -11,25 +11,25 @@ import time
 import pytest
 from sc_nodes import wait_for
 
-from kvpool.protocol import keys
 from kvpool.config import CacheConfig, IndexConfig, LocalTier, PoolConfig, TenantConfig, digest, dumps, fixed, loads
 from kvpool.config import SharedTier as SharedTierConfig
 from kvpool.errors import ConfigError
+from kvpool.protocol import keys
 from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar import eviction as evict
-from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.eviction import Order
-from kvpool_sidecar.tenancy.limits import TenantLimits
-from kvpool_sidecar.serving.socket_handoff import Handoff
-from kvpool_sidecar.app.config_reload import (LiveConfig, differences)
-from kvpool_sidecar.settings import ConfigFile
-from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.app.config_reload import LiveConfig, differences
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.storage.local.store import open_local
-from kvpool_sidecar.storage.local.drive import Root
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.eviction import Order
+from kvpool_sidecar.serving.socket_handoff import Handoff
+from kvpool_sidecar.settings import ConfigFile
 from kvpool_sidecar.shared_gc.controller import make_keeper
-from kvpool_sidecar.shared_gc.plan import (Census, Group, Limits, make_plan)
+from kvpool_sidecar.shared_gc.plan import Census, Group, Limits, make_plan
+from kvpool_sidecar.storage.local.drive import Root
+from kvpool_sidecar.storage.local.store import open_local
+from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.tenancy import limits as quota
+from kvpool_sidecar.tenancy.limits import TenantLimits
 from kvpool_sidecar.tenancy.mapping import Tenancy
 from kvpool_sidecar.testing.blocks import header, key, payload, read, write
 

@@ -16,20 +16,22 @@ from sc_nodes import MIB, PEER_PORT, fresh_address, wait_for
 from sc_raw import SECRET as POOL_SECRET
 from sc_raw import ident, payload
 
-from kvpool.protocol import (block, keys, wire)
 from kvpool.errors import ConfigError, KVPoolError, PoolUnavailableError, ProtocolError, RefusedError
-from kvpool_sidecar.index.base import NodeInfo
+from kvpool.protocol import block, keys, wire
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.peers import ca as authority
+from kvpool_sidecar.peers import server as peer_server
+from kvpool_sidecar.peers import tcp, tickets
+from kvpool_sidecar.peers.certificate import NodeIdentity
+from kvpool_sidecar.peers.connection import dial
+from kvpool_sidecar.peers.control import connect_tls
+from kvpool_sidecar.peers.security import Security
+from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.peers.tickets import TicketOffice
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import header, key, put
 from kvpool_sidecar.testing.blocks import payload as block_payload
-from kvpool_sidecar.peers import (ca as authority, server as peer_server, tcp, tickets)
-from kvpool_sidecar.peers.control import connect_tls
-from kvpool_sidecar.peers.certificate import NodeIdentity
-from kvpool_sidecar.peers.connection import dial
-from kvpool_sidecar.peers.server import PeerServer
-from kvpool_sidecar.peers.security import Security
-from kvpool_sidecar.peers.tickets import TicketOffice
 
 SECRET = b"secret of the pool"
 UID = "pool-uid"

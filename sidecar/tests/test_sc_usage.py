@@ -5,8 +5,8 @@ from __future__ import annotations
 from sc_nodes import Cluster, wait_for
 
 from kvpool import config
-from kvpool.protocol import keys
 from kvpool.client import Client
+from kvpool.protocol import keys
 from kvpool.protocol.wire import ClientHello
 from kvpool_sidecar.serving.fingerprints import Fingerprints
 

@@ -13,25 +13,25 @@ from sc_nodes import MIB, fresh_address, wait_for
 from sc_raw import ident, payload
 
 from kvpool import config
+from kvpool.errors import CorruptBlockError, ProtocolError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.errors import CorruptBlockError, ProtocolError
-from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.blocks.popularity import (HALF_LIFE_S, Heat, roots_first)
+from kvpool_sidecar.blocks.popularity import HALF_LIFE_S, Heat, roots_first
+from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.resolver import Found
-from kvpool_sidecar.replication.peer_copy import (Outcome, Replicator, Wanted)
-from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.peers import hottest
+from kvpool_sidecar.peers.connection import dial
+from kvpool_sidecar.peers.fetch import Pace, fetch_block
+from kvpool_sidecar.peers.hottest import HotList, HotRow
+from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.replication.peer_copy import Outcome, Replicator, Wanted
+from kvpool_sidecar.replication.warm_up import is_cold, plan
+from kvpool_sidecar.storage.local.drive import Root
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.storage.local.drive import Root
+from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import key, put, read
-from kvpool_sidecar.peers import hottest
-from kvpool_sidecar.peers.fetch import (Pace, fetch_block)
-from kvpool_sidecar.peers.hottest import (HotList, HotRow)
-from kvpool_sidecar.peers.connection import dial
-from kvpool_sidecar.peers.server import PeerServer
-from kvpool_sidecar.replication.warm_up import (is_cold, plan)
 
 SECRET = b"secret of the pool"
 SIZE = 128 * 1024

@@ -11,14 +11,14 @@ from sc_nodes import MIB, wait_for
 from sc_raw import ident, payload
 
 from kvpool import config
-from kvpool.protocol.wire import (CommitStatus, Tier)
-from kvpool_sidecar.replication.write_back import Copier
-from kvpool_sidecar.replication.dirty_set import (Dirty, Hits)
-from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool.protocol.wire import CommitStatus, Tier
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_sidecar.replication.dirty_set import Dirty, Hits
+from kvpool_sidecar.replication.write_back import Copier
 from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.testing.blocks import key, put
+from kvpool_sidecar.testing.faulty_store import FaultyStore
 
 SIZE = 100_000
 

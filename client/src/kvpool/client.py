@@ -22,9 +22,6 @@ from collections.abc import Sized
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from kvpool.transport import (responses as answers, transfer)
-from kvpool.protocol import (block, wire)
-from kvpool.transport.circuit_breaker import Breaker
 from kvpool.config import ClientConfig, Deadlines
 from kvpool.errors import (
     BusyError,
@@ -34,12 +31,16 @@ from kvpool.errors import (
     ProtocolError,
     RefusedError,
 )
+from kvpool.protocol import block, wire
 from kvpool.protocol.fingerprint_fields import field_digests
 from kvpool.protocol.keys import FINGERPRINT_BYTES
+from kvpool.stats import STORE, Reason, Stats
+from kvpool.transport import responses as answers
+from kvpool.transport import transfer
+from kvpool.transport.circuit_breaker import Breaker
 from kvpool.transport.connection_pool import Links
 from kvpool.transport.load import BatchLoad
-from kvpool.stats import STORE, Reason, Stats
-from kvpool.transport.store import (BatchStore, Stored)
+from kvpool.transport.store import BatchStore, Stored
 from kvpool.transport.worker_pool import Workers
 
 if TYPE_CHECKING:
@@ -100,9 +101,11 @@ def _total(miss: T) -> Callable[[Callable[Concatenate[Client, P], list[T]]], Cal
 class Client:
     """One tenant's view of the pool on this node.
 
-    `fingerprint` (32 bytes, kvpool.protocol.keys.fingerprint) is of everything that changes the meaning of the blocks' bytes;
+    `fingerprint` (32 bytes, kvpool.protocol.keys.fingerprint) is of everything that changes the meaning of the
+    blocks' bytes;
     `facts` may name `engine` and `model` for people. Of `meaning`, the facts behind the fingerprint, only a short
-    digest of each field is told (kvpool.protocol.fingerprint_fields), so that the pool's status can name what differs. Starts
+    digest of each field is told (kvpool.protocol.fingerprint_fields), so that the pool's status can name what
+    differs. Starts
     without a sidecar, misses, and connects in the background when there is one. Usable in a forked child, which gets
     connections of its own. ConfigError for a fingerprint of another length; nothing else is ever raised.
     """

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kvpool import config
 from kvpool.client import Client
-from kvpool.protocol.keys import (fingerprint, ident)
+from kvpool.protocol.keys import fingerprint, ident
 
 ADDRESS = os.environ["ADDRESS"]
 HOME = Path("/tmp/kvpool")

@@ -91,7 +91,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """What the pool's plug-in counts in this process; empty without one."""
-        plugin: Any = sys.modules.get("kvpool.engines.vllm")
+        plugin: Any = sys.modules.get("kvpool.engines.vllm.tier")
         found = plugin.last_stats() if plugin is not None else []
         return {**found[0], "requests": {}} if found else {}
 

@@ -27,7 +27,7 @@ from kvpool.config import CLIENT_CONFIG_ENV, dumps
 from kvpool_demo.processes import Child, StartError, wait_for
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired.config import to_client_config, to_pool_config
-from kvpool_operator.injection.connector import (client_config, vllm_connector)
+from kvpool_operator.injection.connector import client_config, vllm_connector
 from kvpool_operator.k8s.merge_patch import merge_patch
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvpool.client import Client
-from kvpool.protocol.keys import (fingerprint, ident)
+from kvpool.protocol.keys import fingerprint, ident
 from kvpool_demo.engines import KV_BYTES_PER_TOKEN
 from kvpool_demo.play import Answer, play
 from kvpool_demo.pool import NODE_NAMES

@@ -14,30 +14,30 @@ from kvpool_operator.api.node import NODE_KIND
 from kvpool_operator.api.operation import KIND as OPERATION
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import KIND
-from kvpool_operator.sidecars.admin_client import open_commands
-from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.errors import OperatorError
-from kvpool_operator.watches import watch
-from kvpool_operator.k8s.rest import open_cluster
-from kvpool_operator.k8s.leader_election import (LeaderOnly, Lease)
-from kvpool_operator.runtime.metrics import (OperatorMetrics, serve_admin)
+from kvpool_operator.k8s.leader_election import LeaderOnly, Lease
 from kvpool_operator.k8s.namespace_cache import Namespaces
+from kvpool_operator.k8s.rest import open_cluster
 from kvpool_operator.nodes.node_cache import NodeBook
 from kvpool_operator.nodes.reconciler import NodeKeeper
 from kvpool_operator.observe.observer import Observer
 from kvpool_operator.operations.reconciler import OperationReconciler
-from kvpool_operator.pools.reconciler import Reconciler
 from kvpool_operator.pools.config_push import Reloads
-from kvpool_operator.sidecars.status_client import open_scraper
+from kvpool_operator.pools.reconciler import Reconciler
+from kvpool_operator.runtime.controller import Controller
+from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
 from kvpool_operator.settings import read_settings
+from kvpool_operator.sidecars.admin_client import open_commands
+from kvpool_operator.sidecars.status_client import open_scraper
+from kvpool_operator.watches import watch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from kvpool_operator.k8s.client import Cluster
+    from kvpool_operator.settings import OperatorSettings
     from kvpool_operator.sidecars.admin_client import Commands
     from kvpool_operator.sidecars.status_client import Scraper
-    from kvpool_operator.settings import OperatorSettings
 
 __all__ = ["main", "run"]
 

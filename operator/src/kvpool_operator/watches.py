@@ -16,8 +16,8 @@ import kopf
 from kvpool_operator.api.operation import PLURAL as OPERATIONS
 from kvpool_operator.api.tenant import TENANT_PLURAL
 from kvpool_operator.api.v1alpha1 import GROUP, PLURAL, VERSION
-from kvpool_operator.k8s.client import KINDS
 from kvpool_operator.desired.labels import MANAGED_BY, NAMESPACE, POOL
+from kvpool_operator.k8s.client import KINDS
 from kvpool_operator.observe.observer import WATCHED_KINDS
 
 if TYPE_CHECKING:

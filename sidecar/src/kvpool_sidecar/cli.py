@@ -243,7 +243,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _rendezvous(args: argparse.Namespace) -> int:
     from kvpool_sidecar.rendezvous.main import run
-    from kvpool_sidecar.rendezvous.pod_watch import (FilePods, KubePods, PodSource)
+    from kvpool_sidecar.rendezvous.pod_watch import FilePods, KubePods, PodSource
 
     if not (args.node and args.pool and args.handoff):
         raise ConfigError("--node, --pool and --handoff are needed (KVPOOL_NODE, KVPOOL_POOL, KVPOOL_HANDOFF)")
@@ -266,8 +266,8 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _index(args: argparse.Namespace) -> int:
-    from kvpool_sidecar.index.redis_server import flush_index
     from kvpool_sidecar.commands.index import run_index
+    from kvpool_sidecar.index.redis_server import flush_index
     from kvpool_sidecar.settings import index_passwords
 
     if args.flush:
@@ -294,8 +294,8 @@ def _install_client(args: argparse.Namespace) -> int:
 
 
 def _wipe(args: argparse.Namespace) -> int:
-    from kvpool_sidecar.settings import read_config
     from kvpool_sidecar.commands.wipe import wipe
+    from kvpool_sidecar.settings import read_config
 
     config = read_config(args.config)
     local, shared = args.tier != "shared", args.tier != "local"
@@ -306,9 +306,9 @@ def _wipe(args: argparse.Namespace) -> int:
 
 def _preflight(args: argparse.Namespace) -> int:
     from kvpool_sidecar import settings
+    from kvpool_sidecar.preflight.report import show
     from kvpool_sidecar.preflight.run import PreflightSettings, run
     from kvpool_sidecar.preflight.serve import serve_preflight
-    from kvpool_sidecar.preflight.report import show
 
     config = settings.read_config(args.config)
     found = tuple(p.decode("ascii", "replace") for p in settings.index_passwords(args.secret_dir))

@@ -22,7 +22,7 @@ def notes(path):
 def bring_a_block():
     # what the injection brought
     from kvpool.client import Client
-    from kvpool.engines.settings import client_config
+    from kvpool.engines.common.settings import client_config
 
     client = Client(client_config({}), fingerprint=secrets.token_bytes(32), facts={"engine": "helm test"})
     until = time.monotonic() + WAIT_S

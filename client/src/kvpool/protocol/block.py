@@ -130,7 +130,8 @@ _VERSION_AT = len(MAGIC)
 class EngineName:
     """What the engine calls a block: what routers are told (docs/events.md).
 
-    `hash` (1 to 32 bytes) and `part` (at most 16) are those of kvpool.protocol.keys.ident; `parent` is the hash of the block
+    `hash` (1 to 32 bytes) and `part` (at most 16) are those of kvpool.protocol.keys.ident; `parent` is the hash of
+    the block
     before it, empty if it is not known or there is none; `tokens` 0: unknown; `group`: the engine's cache group.
     ValueError for anything that a header cannot hold.
     """

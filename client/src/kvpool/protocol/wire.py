@@ -51,7 +51,7 @@ from typing import Any, NamedTuple
 
 from kvpool.config import MAX_READS_FROM
 from kvpool.errors import ProtocolError
-from kvpool.protocol.fingerprint_fields import (MAX_FIELDS, MAX_NAME)
+from kvpool.protocol.fingerprint_fields import MAX_FIELDS, MAX_NAME
 from kvpool.protocol.keys import SALT_KEY_BYTES
 
 __all__ = [
@@ -245,7 +245,8 @@ def unpack_json(body: bytes | memoryview) -> dict[str, Any]:
 class ClientHello:
     """First message of a client. `fingerprint` is 32 bytes; `engine` and `model` are for people (status, metrics).
 
-    `fields` are short digests of the facts behind the fingerprint (kvpool.protocol.fingerprint_fields); a client of before has none.
+    `fields` are short digests of the facts behind the fingerprint (kvpool.protocol.fingerprint_fields); a client of
+    before has none.
     `reads_granted`: it takes blocks of the tenants in ServerHello.readable_tags; a client of before is given none.
     """
 
@@ -290,7 +291,8 @@ class ServerHello:
     `deadlines` are the fields of kvpool.config.Deadlines that the pool asks of its clients; what is left out is the
     client's own choice. `events`: the pool publishes events and asks for its blocks' names in the engine.
     `readable_tags`: of the other tenants whose blocks may come (docs/tenants.md), at most MAX_READS_FROM.
-    `salt_key` (32 bytes, or none): the pool asks for tags of salts (kvpool.protocol.keys.salt_tag) in the blocks' headers.
+    `salt_key` (32 bytes, or none): the pool asks for tags of salts (kvpool.protocol.keys.salt_tag) in the blocks'
+    headers.
     """
 
     tenant_tag: bytes

@@ -1,6 +1,7 @@
 """One connection to the sidecar of this node: a SOCK_SEQPACKET unix socket, and the peer streams that belong to it.
 
-A connection is used by one thread at a time (kvpool.transport.connection_pool leases it). After anything but a complete, well-formed answer
+A connection is used by one thread at a time (kvpool.transport.connection_pool leases it). After anything but a
+complete, well-formed answer
 it is `broken`: whoever leased it gives it back and it is closed, with every descriptor that came over it.
 """
 
@@ -13,8 +14,8 @@ import socket
 import time
 from typing import NamedTuple
 
-from kvpool.protocol import wire
 from kvpool.errors import DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
+from kvpool.protocol import wire
 
 __all__ = ["Connection", "Reply"]
 

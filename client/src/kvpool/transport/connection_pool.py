@@ -15,14 +15,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.transport.connection import Connection
 from kvpool.errors import BusyError, KVPoolError, PoolUnavailableError
+from kvpool.transport.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvpool.config import ClientConfig
-    from kvpool.protocol.wire import (ClientHello, ServerHello)
+    from kvpool.protocol.wire import ClientHello, ServerHello
 
 __all__ = ["MAX_CONNECTIONS", "Links"]
 

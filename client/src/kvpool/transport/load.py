@@ -12,16 +12,17 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.transport import (responses as answers, transfer)
-from kvpool.protocol import wire
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, ProtocolError
+from kvpool.protocol import wire
 from kvpool.stats import Reason
+from kvpool.transport import responses as answers
+from kvpool.transport import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool.transport.responses import Wanted
     from kvpool.transport.connection import Connection
+    from kvpool.transport.responses import Wanted
     from kvpool.transport.worker_pool import Workers
 
 __all__ = ["BatchLoad"]

@@ -10,15 +10,15 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from kvpool.protocol import wire
 from kvpool.errors import ProtocolError
+from kvpool.protocol import wire
 from kvpool.stats import Reason
-from kvpool.transport.transfer import (Load, Store)
+from kvpool.transport.transfer import Load, Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvpool.transport.connection import (Connection, Reply)
+    from kvpool.transport.connection import Connection, Reply
 
     Wanted = tuple[int, bytes, memoryview]  # place in the caller's list, ident, buffer
 

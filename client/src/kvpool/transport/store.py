@@ -10,17 +10,18 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from kvpool.transport import (responses as answers, transfer)
-from kvpool.protocol import (keys, wire)
 from kvpool.errors import DeadlineExceededError, ProtocolError
+from kvpool.protocol import keys, wire
 from kvpool.stats import Reason
+from kvpool.transport import responses as answers
+from kvpool.transport import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvpool.transport.responses import Wanted
     from kvpool.protocol.block import EngineName
     from kvpool.transport.connection import Connection
+    from kvpool.transport.responses import Wanted
     from kvpool.transport.worker_pool import Workers
 
 __all__ = ["BatchStore", "Stored"]

@@ -22,8 +22,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.protocol import (block, wire)
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, KVPoolError, PoolUnavailableError, ProtocolError
+from kvpool.protocol import block, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from kvpool_operator.desired.configmap import configmap
 from kvpool_operator.desired.daemonset import sidecar_daemonset
-from kvpool_operator.desired.inputs import (Env, ExternalUrl, Inputs, Manifest, PoolSecret)
 from kvpool_operator.desired.index import index_claim, index_statefulset
+from kvpool_operator.desired.inputs import Env, ExternalUrl, Inputs, Manifest, PoolSecret
 from kvpool_operator.desired.networkpolicy import network_policies
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
 from kvpool_operator.desired.rbac import cluster_binding

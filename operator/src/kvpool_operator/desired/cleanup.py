@@ -9,7 +9,7 @@ from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
 from kvpool_operator.desired.wipe import wipe_daemonset
 
 if TYPE_CHECKING:
-    from kvpool_operator.desired.inputs import (Inputs, Manifest)
+    from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = ["build_cleanup"]
 

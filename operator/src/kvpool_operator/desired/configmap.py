@@ -15,7 +15,7 @@ from kvpool_operator.desired.services import index_url
 
 if TYPE_CHECKING:
     from kvpool.config import PoolConfig
-    from kvpool_operator.desired.inputs import (Inputs, Manifest)
+    from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = ["config_digest", "config_text", "configmap", "pool_config"]
 

@@ -10,13 +10,27 @@ from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.configmap import config_digest
 from kvpool_operator.desired.labels import labels, metadata, selector
-from kvpool_operator.desired.rollout import (asks_for_devices, may_overlap, nudge, rolling_update)
-from kvpool_operator.desired.pod_template import (CONFIG_FILE, CONFIG_MOUNT, USER, container, object_store_env, object_store_mounts, object_store_volumes, placement, pull_secrets, resources, security, tier_mounts, tier_volumes)
+from kvpool_operator.desired.pod_template import (
+    CONFIG_FILE,
+    CONFIG_MOUNT,
+    USER,
+    container,
+    object_store_env,
+    object_store_mounts,
+    object_store_volumes,
+    placement,
+    pull_secrets,
+    resources,
+    security,
+    tier_mounts,
+    tier_volumes,
+)
+from kvpool_operator.desired.rollout import asks_for_devices, may_overlap, nudge, rolling_update
 from kvpool_operator.desired.secrets import PEER_FILES, password_files
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import (Env, Inputs, Manifest)
+    from kvpool_operator.desired.inputs import Env, Inputs, Manifest
 
 __all__ = ["DIGEST", "sidecar_daemonset"]
 

@@ -12,13 +12,13 @@ from kvpool_operator.api.quantity import exact_bytes, to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.index_sizing import index_memory
 from kvpool_operator.desired.labels import labels, metadata, selector
-from kvpool_operator.desired.pod_template import (USER, container, pull_secrets, security)
+from kvpool_operator.desired.pod_template import USER, container, pull_secrets, security
 from kvpool_operator.desired.secrets import password_files
 from kvpool_operator.desired.services import INDEX_PORT, PROBE_PORT
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import IndexPersistence, KVCachePool
-    from kvpool_operator.desired.inputs import (Inputs, Manifest)
+    from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = ["index_claim", "index_statefulset", "memory_of"]
 

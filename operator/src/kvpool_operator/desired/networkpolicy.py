@@ -11,7 +11,7 @@ from kvpool_operator.desired.services import INDEX_PORT, PROBE_PORT
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import (Env, Manifest)
+    from kvpool_operator.desired.inputs import Env, Manifest
 
 __all__ = ["network_policies", "preflight_policy"]
 

@@ -9,7 +9,7 @@ from kvpool_operator.desired.config import MOUNTS
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool, LabelSelector, Tier
-    from kvpool_operator.desired.inputs import (Env, Manifest)
+    from kvpool_operator.desired.inputs import Env, Manifest
 
 __all__ = [
     "CONFIG_DIR",

@@ -19,11 +19,25 @@ from kvpool_operator.desired.configmap import pool_config
 from kvpool_operator.desired.labels import labels, metadata, selector
 from kvpool_operator.desired.networkpolicy import preflight_policy
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
-from kvpool_operator.desired.pod_template import (CONFIG_FILE, CONFIG_MOUNT, USER, container, object_store_env, object_store_mounts, object_store_volumes, placement, pull_secrets, resources, security, tier_mounts, tier_volumes)
+from kvpool_operator.desired.pod_template import (
+    CONFIG_FILE,
+    CONFIG_MOUNT,
+    USER,
+    container,
+    object_store_env,
+    object_store_mounts,
+    object_store_volumes,
+    placement,
+    pull_secrets,
+    resources,
+    security,
+    tier_mounts,
+    tier_volumes,
+)
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import (Env, Inputs, Manifest)
+    from kvpool_operator.desired.inputs import Env, Inputs, Manifest
 
 __all__ = ["AGAIN", "COMPONENT", "SPEC", "build_preflight", "preflight_spec"]
 

@@ -9,7 +9,7 @@ from kvpool_operator.desired.labels import wide_metadata
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import (Env, Manifest)
+    from kvpool_operator.desired.inputs import Env, Manifest
 
 __all__ = ["cluster_binding"]
 

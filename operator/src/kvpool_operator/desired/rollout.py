@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import (Inputs, Manifest)
+    from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = ["NUDGE", "asks_for_devices", "drives_of", "may_overlap", "nudge", "rolling_update", "surge_of"]
 

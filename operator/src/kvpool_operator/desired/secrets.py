@@ -12,7 +12,7 @@ from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.desired.labels import labels, metadata
 
 if TYPE_CHECKING:
-    from kvpool_operator.desired.inputs import (Inputs, Manifest)
+    from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = ["PEER_FILES", "events_secret", "password_files", "read_secret", "secret"]
 

@@ -6,11 +6,24 @@ from typing import TYPE_CHECKING
 
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import labels, metadata, selector
-from kvpool_operator.desired.pod_template import (CONFIG_FILE, CONFIG_MOUNT, container, object_store_env, object_store_mounts, object_store_volumes, placement, pull_secrets, resources, security, tier_mounts, tier_volumes)
+from kvpool_operator.desired.pod_template import (
+    CONFIG_FILE,
+    CONFIG_MOUNT,
+    container,
+    object_store_env,
+    object_store_mounts,
+    object_store_volumes,
+    placement,
+    pull_secrets,
+    resources,
+    security,
+    tier_mounts,
+    tier_volumes,
+)
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import (Env, Manifest)
+    from kvpool_operator.desired.inputs import Env, Manifest
 
 __all__ = ["wipe_daemonset"]
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvpool_operator.injection.skip import (Skip, SkipReason)
+from kvpool_operator.injection.skip import Skip, SkipReason
 
 __all__ = [
     "ANNOTATION_CONNECTOR",

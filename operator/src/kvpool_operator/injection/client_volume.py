@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpool.config import CLIENT_CONFIG_ENV
 from kvpool_operator.injection.connector import literal
-from kvpool_operator.injection.pod import (append, default_env, items, mount_at, named, spec)
-from kvpool_operator.injection.skip import (Skip, SkipReason)
+from kvpool_operator.injection.pod import append, default_env, items, mount_at, named, spec
+from kvpool_operator.injection.skip import Skip, SkipReason
 
 if TYPE_CHECKING:
+    from kvpool_operator.injection.context import Injection, Target
     from kvpool_operator.injection.pod import Pod
-    from kvpool_operator.injection.context import (Injection, Target)
 
 __all__ = ["INIT_CONTAINER", "add"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvpool_operator.injection.annotations import Wishes
     from kvpool_operator.injection.command_line import Reading
     from kvpool_operator.injection.pod import Pod
-    from kvpool_operator.injection.annotations import Wishes
 
 __all__ = ["Injection", "Target"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kvpool_operator.injection.command_line import (Channel, Reading)
+from kvpool_operator.injection.command_line import Channel, Reading
 from kvpool_operator.injection.connector import literal
-from kvpool_operator.injection.pod import (default_env, items)
-from kvpool_operator.injection.skip import (Skip, SkipReason)
+from kvpool_operator.injection.pod import default_env, items
+from kvpool_operator.injection.skip import Skip, SkipReason
 
 __all__ = ["ARGS_ENV", "add_flags", "has_flag", "value_of"]
 

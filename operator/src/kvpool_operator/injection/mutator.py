@@ -11,18 +11,27 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvpool_operator.injection.revision import revision
 from kvpool_operator.injection import client_volume as client_parts
-from kvpool_operator.injection.command_line import (Reading, read_container)
+from kvpool_operator.injection.annotations import (
+    ANNOTATION_CONTAINER,
+    ANNOTATION_ENGINE,
+    ANNOTATION_FAMILY,
+    ANNOTATION_INJECTED,
+    ANNOTATION_POOL,
+    ANNOTATION_REVISION,
+    ANNOTATION_SKIP,
+    Wishes,
+)
+from kvpool_operator.injection.command_line import Reading, read_container
 from kvpool_operator.injection.connector import compact
-from kvpool_operator.injection.engines import (FAMILIES, family_of, suits)
+from kvpool_operator.injection.context import Injection, Target
+from kvpool_operator.injection.engine_versions import is_known
+from kvpool_operator.injection.engines import FAMILIES, family_of, suits
 from kvpool_operator.injection.engines.dynamo import VOLUME as KVBM_VOLUME
 from kvpool_operator.injection.flags import value_of
-from kvpool_operator.injection.pod import (Pod, named, notes_of, spec)
-from kvpool_operator.injection.skip import (Skip, SkipReason)
-from kvpool_operator.injection.context import (Injection, Target)
-from kvpool_operator.injection.engine_versions import is_known
-from kvpool_operator.injection.annotations import (ANNOTATION_CONTAINER, ANNOTATION_ENGINE, ANNOTATION_FAMILY, ANNOTATION_INJECTED, ANNOTATION_POOL, ANNOTATION_REVISION, ANNOTATION_SKIP, Wishes)
+from kvpool_operator.injection.pod import Pod, named, notes_of, spec
+from kvpool_operator.injection.revision import revision
+from kvpool_operator.injection.skip import Skip, SkipReason
 
 __all__ = ["Injected", "Injection", "inject", "is_injected", "mark_skipped"]
 

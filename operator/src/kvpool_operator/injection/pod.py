@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvpool_operator.injection.skip import (Skip, SkipReason)
+from kvpool_operator.injection.skip import Skip, SkipReason
 
 __all__ = ["Pod", "add_volume", "append", "default_env", "env_names", "items", "mount_at", "named", "notes_of", "spec"]
 

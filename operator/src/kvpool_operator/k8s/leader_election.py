@@ -13,8 +13,8 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpool_operator.k8s.client import (Cluster, Manifest, Ref)
 from kvpool_operator.errors import ConflictError, NotLeaderError, OperatorError
+from kvpool_operator.k8s.client import Cluster, Manifest, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable

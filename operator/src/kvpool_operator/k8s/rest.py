@@ -12,8 +12,8 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
-from kvpool_operator.k8s.client import (KINDS, Cluster, Manifest, Ref, ref)
 from kvpool_operator.errors import ApiUnavailableError, ConflictError, HeldError, OperatorError, RejectedError
+from kvpool_operator.k8s.client import KINDS, Cluster, Manifest, Ref, ref
 from kvpool_operator.k8s.rate_limiter import Pace
 
 if TYPE_CHECKING:

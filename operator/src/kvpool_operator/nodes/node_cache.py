@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvpool_operator.nodes.drain import (NodeFacts, facts)
+from kvpool_operator.nodes.drain import NodeFacts, facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -23,24 +23,24 @@ from typing import TYPE_CHECKING, Any, Final
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.node import NODE_KIND, DrainStatus
 from kvpool_operator.api.quantity import to_bytes
-from kvpool_operator.pools.apply import write_node
-from kvpool_operator.k8s.client import Ref
-from kvpool_operator.sidecars.admin_client import Target
 from kvpool_operator.desired import labels
-from kvpool_operator.nodes.drain import (DrainPolicy, next_drain, when_gone)
 from kvpool_operator.errors import OperatorError, RejectedError
-from kvpool_operator.nodes.status import (KEPT, calm, lost_since, node_manifest, node_name, node_status, read_drain, told)
+from kvpool_operator.k8s.client import Ref
+from kvpool_operator.nodes.drain import DrainPolicy, next_drain, when_gone
+from kvpool_operator.nodes.status import KEPT, calm, lost_since, node_manifest, node_name, node_status, read_drain, told
+from kvpool_operator.pools.apply import write_node
+from kvpool_operator.sidecars.admin_client import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.k8s.client import (Cluster, Manifest)
-    from kvpool_operator.sidecars.admin_client import Commands
     from kvpool_operator.desired.inputs import PoolSecret
-    from kvpool_operator.nodes.drain import (Command, NodeFacts)
+    from kvpool_operator.k8s.client import Cluster, Manifest
+    from kvpool_operator.nodes.drain import Command, NodeFacts
     from kvpool_operator.nodes.node_cache import NodeBook
-    from kvpool_operator.observe.snapshot import (Observed, Sidecar)
+    from kvpool_operator.observe.snapshot import Observed, Sidecar
+    from kvpool_operator.sidecars.admin_client import Commands
 
 __all__ = ["Budget", "NodeKeeper"]
 

@@ -14,9 +14,9 @@ from kvpool_operator.api.node import (
     NodeStatus,
 )
 from kvpool_operator.api.quantity import format_bytes
+from kvpool_operator.api.reasons import Reason
 from kvpool_operator.api.v1alpha1 import API_VERSION
 from kvpool_operator.desired.labels import metadata
-from kvpool_operator.api.reasons import Reason
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool

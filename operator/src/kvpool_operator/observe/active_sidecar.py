@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from kvpool_operator.k8s.client import Manifest
-    from kvpool_operator.sidecars.status import (Phase, Report)
+    from kvpool_operator.sidecars.status import Phase, Report
 
 __all__ = ["between", "one_per_node", "overdue"]
 

@@ -6,8 +6,8 @@ import base64
 import binascii
 from typing import TYPE_CHECKING
 
-from kvpool.protocol import index_url
 from kvpool.errors import ConfigError
+from kvpool.protocol import index_url
 from kvpool_operator.desired.inputs import ExternalUrl
 
 if TYPE_CHECKING:

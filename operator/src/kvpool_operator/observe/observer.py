@@ -7,30 +7,30 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpool_operator.k8s import pods as podview
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.tenant import TENANT_KIND
-from kvpool_operator.observe.sidecar_poll import ask
-from kvpool_operator.k8s.client import (Ref, ref)
 from kvpool_operator.desired import labels, names
-from kvpool_operator.injection.revision import revisions
-from kvpool_operator.desired.rollout import (drives_of, surge_of)
-from kvpool_operator.observe.engine_pods import (OPTED_IN, count)
+from kvpool_operator.desired.rollout import drives_of, surge_of
 from kvpool_operator.errors import RejectedError
-from kvpool_operator.observe.external_index import (read_external, secret_names)
+from kvpool_operator.injection.revision import revisions
+from kvpool_operator.k8s import pods as podview
+from kvpool_operator.k8s.client import Ref, ref
 from kvpool_operator.k8s.namespace_cache import Namespaces
+from kvpool_operator.observe.active_sidecar import one_per_node, overdue
+from kvpool_operator.observe.engine_pods import OPTED_IN, count
+from kvpool_operator.observe.external_index import read_external, secret_names
 from kvpool_operator.observe.preflight import look_at_nodes
-from kvpool_operator.observe.snapshot import (Observed, Webhook)
-from kvpool_operator.observe.active_sidecar import (one_per_node, overdue)
+from kvpool_operator.observe.sidecar_poll import ask
+from kvpool_operator.observe.snapshot import Observed, Webhook
 from kvpool_operator.runtime.ttl_cache import Still
-from kvpool_operator.tenants.resolver import (selects, settle)
+from kvpool_operator.tenants.resolver import selects, settle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
-    from kvpool_operator.k8s.client import (Cluster, Manifest)
     from kvpool_operator.desired.inputs import ExternalUrl
+    from kvpool_operator.k8s.client import Cluster, Manifest
     from kvpool_operator.sidecars.status_client import Scraper
 
 __all__ = ["Observer"]

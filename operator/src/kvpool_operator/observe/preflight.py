@@ -6,15 +6,15 @@ import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.k8s import pods as podview
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired import labels
 from kvpool_operator.desired.preflight import COMPONENT, SPEC
-from kvpool_operator.preflight.gate import (Finding, Looks, NodeLook, parse)
+from kvpool_operator.k8s import pods as podview
+from kvpool_operator.preflight.gate import Finding, Looks, NodeLook, parse
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.k8s.client import (Cluster, Manifest)
+    from kvpool_operator.k8s.client import Cluster, Manifest
     from kvpool_operator.sidecars.status_client import Scraper
 
 __all__ = ["look_at_nodes"]

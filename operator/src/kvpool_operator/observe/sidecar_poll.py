@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.k8s import pods as podview
 from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.k8s import pods as podview
 from kvpool_operator.observe.active_sidecar import between
 
 if TYPE_CHECKING:

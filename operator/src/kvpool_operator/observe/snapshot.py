@@ -12,8 +12,8 @@ from kvpool_operator.preflight.gate import Looks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.desired.inputs import ExternalUrl
+    from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.sidecars.status import Report
     from kvpool_operator.tenants.resolver import Settled
 

@@ -11,32 +11,32 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.k8s import pods as podview
 from kvpool_operator.api.conditions import Condition, set_condition
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.operation import KIND, KVCacheOperation, OperationStatus
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import API_VERSION, KVCachePool, Metadata
 from kvpool_operator.api.v1alpha1 import KIND as POOL_KIND
-from kvpool_operator.observe.sidecar_poll import ask
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.desired import labels, names
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError, InvalidPoolError, OperatorError
+from kvpool_operator.k8s import pods as podview
+from kvpool_operator.k8s.client import Ref
 from kvpool_operator.observe.active_sidecar import one_per_node
-from kvpool_operator.operations.state import (Course, Said)
+from kvpool_operator.observe.sidecar_poll import ask
+from kvpool_operator.operations.state import Course, Said
 from kvpool_operator.operations.steps import note_of, steps_of, tenant_of
-from kvpool_operator.sidecars.operation import Target
-from kvpool_operator.pools.secret_generator import make_secret
 from kvpool_operator.pools.reconciler import Result
+from kvpool_operator.pools.secret_generator import make_secret
+from kvpool_operator.sidecars.operation import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvpool_operator.k8s.client import (Cluster, Manifest)
-    from kvpool_operator.sidecars.admin_client import Commands
     from kvpool_operator.desired.inputs import PoolSecret
+    from kvpool_operator.k8s.client import Cluster, Manifest
     from kvpool_operator.operations.steps import Step
+    from kvpool_operator.sidecars.admin_client import Commands
     from kvpool_operator.sidecars.status_client import Scraper
 
 __all__ = ["FINALIZER", "OperationReconciler"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from kvpool_operator.operations.steps import Step
-    from kvpool_operator.sidecars.operation import (Progress, Target)
+    from kvpool_operator.sidecars.operation import Progress, Target
 
 __all__ = ["Course", "Said"]
 

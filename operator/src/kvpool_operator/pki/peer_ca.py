@@ -1,14 +1,15 @@
 """The authority that a pool's sidecars prove themselves by: its files in the pool's Secret. Pure.
 
 Sidecars sign their own leaves with it (kvpool_sidecar.peers.ca). The life of an authority and the overlap of
-two are those of kvpool_operator.pki.certificates: a year, a new one at two thirds, which signs once every node has read it.
+two are those of kvpool_operator.pki.certificates: a year, a new one at two thirds, which signs once every node has
+read it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.pki.certificates import (Authorities, CertPolicy, next_authorities)
+from kvpool_operator.pki.certificates import Authorities, CertPolicy, next_authorities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
-from kvpool_operator.k8s.client import (Manifest, Ref, ref)
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import is_ours
-from kvpool_operator.k8s.diff import stamped
 from kvpool_operator.errors import ConflictError, NotLeaderError, OperatorError, RejectedError
-from kvpool_operator.pools.plan import (Apply, Edit, Mark, Plan, Post, Prune)
+from kvpool_operator.k8s.client import Manifest, Ref, ref
+from kvpool_operator.k8s.diff import stamped
+from kvpool_operator.pools.plan import Apply, Edit, Mark, Plan, Post, Prune
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

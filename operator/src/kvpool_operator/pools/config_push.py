@@ -17,9 +17,9 @@ from kvpool_operator.sidecars.operation import Target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_operator.sidecars.admin_client import Commands
     from kvpool_operator.desired.inputs import PoolSecret
-    from kvpool_operator.observe.snapshot import (Observed, Sidecar)
+    from kvpool_operator.observe.snapshot import Observed, Sidecar
+    from kvpool_operator.sidecars.admin_client import Commands
 
 __all__ = ["Reloads"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from kvpool_operator.sidecars.status import (Fingerprint, Report)
+    from kvpool_operator.sidecars.status import Fingerprint, Report
 
 __all__ = ["Kind", "Split", "kinds", "sentence", "splits"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.k8s.client import (Ref, ref)
 from kvpool_operator.desired import labels, names
+from kvpool_operator.k8s.client import Ref, ref
 from kvpool_operator.k8s.diff import is_as_wanted
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.duration import to_ms
-from kvpool_operator.pools.apply import post_about
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.errors import ConflictError, HeldError, NotLeaderError, OperatorError, RejectedError
-from kvpool_operator.pools.injection_watchdog import (Memory, complaint, next_to_go)
+from kvpool_operator.k8s.client import Ref
+from kvpool_operator.pools.apply import post_about
+from kvpool_operator.pools.injection_watchdog import Memory, complaint, next_to_go
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,33 +11,33 @@ from typing import TYPE_CHECKING, Final
 from kvpool.config import digest
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.v1alpha1 import KIND, KVCachePool, Metadata
-from kvpool_operator.pools.apply import (Outcome, execute, write_status, write_tenant_status)
-from kvpool_operator.k8s.client import Ref
 from kvpool_operator.desired import Inputs, build, names
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.desired.configmap import config_text
-from kvpool_operator.desired.index import memory_of
-from kvpool_operator.injection.revision import revisions
-from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.desired.dry_run import rendered_configmap
+from kvpool_operator.desired.index import memory_of
+from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import InvalidPoolError
+from kvpool_operator.injection.revision import revisions
+from kvpool_operator.k8s.client import Ref
 from kvpool_operator.observe.observer import WATCHED_KINDS
 from kvpool_operator.pki.peer_ca import peer_files
-from kvpool_operator.pools.plan import (Plan, changes, plan, plan_cleanup, plan_dry_run, plan_held, touched)
-from kvpool_operator.preflight.gate import (Gate, as_told, judge)
+from kvpool_operator.pools.apply import Outcome, execute, write_status, write_tenant_status
+from kvpool_operator.pools.password_rotation import next_password, revision, waited_for
+from kvpool_operator.pools.plan import Plan, changes, plan, plan_cleanup, plan_dry_run, plan_held, touched
+from kvpool_operator.pools.pod_evictor import Restarts, Round
 from kvpool_operator.pools.secret_generator import make_secret
-from kvpool_operator.pools.pod_evictor import (Restarts, Round)
-from kvpool_operator.pools.password_rotation import (next_password, revision, waited_for)
-from kvpool_operator.pools.status import (NUMBERS_EVERY_S, Progress, invalid_status, make_status, worth_writing)
-from kvpool_operator.tenants.resolver import (orphan_status, tenant_status, to_configs)
+from kvpool_operator.pools.status import NUMBERS_EVERY_S, Progress, invalid_status, make_status, worth_writing
+from kvpool_operator.preflight.gate import Gate, as_told, judge
+from kvpool_operator.tenants.resolver import orphan_status, tenant_status, to_configs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool.config import TenantConfig
-    from kvpool_operator.k8s.client import (Cluster, Manifest)
-    from kvpool_operator.desired.inputs import (Env, PoolSecret)
+    from kvpool_operator.desired.inputs import Env, PoolSecret
+    from kvpool_operator.k8s.client import Cluster, Manifest
     from kvpool_operator.nodes.reconciler import NodeKeeper
     from kvpool_operator.observe.observer import Observer
     from kvpool_operator.observe.snapshot import Observed

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator.api.conditions import Condition, set_condition
 from kvpool_operator.api.quantity import format_bytes
+from kvpool_operator.api.reasons import Reason
 from kvpool_operator.api.v1alpha1_status import (
     MAX_FINGERPRINTS,
     MAX_PODS,
@@ -27,11 +28,10 @@ from kvpool_operator.api.v1alpha1_status import (
 )
 from kvpool_operator.desired import names
 from kvpool_operator.desired.index import memory_of
-from kvpool_operator.preflight.gate import Gate
-from kvpool_operator.preflight.status import (preflight_status, preflight_verdict)
-from kvpool_operator.api.reasons import Reason
-from kvpool_operator.pools.fingerprints import (kinds, sentence, splits)
+from kvpool_operator.pools.fingerprints import kinds, sentence, splits
 from kvpool_operator.pools.upgrade_safety import upgrade_safe
+from kvpool_operator.preflight.gate import Gate
+from kvpool_operator.preflight.status import preflight_status, preflight_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.observe.engine_pods import EnginePods
     from kvpool_operator.observe.snapshot import Observed
-    from kvpool_operator.sidecars.status import Report
     from kvpool_operator.pools.fingerprints import Kind
+    from kvpool_operator.sidecars.status import Report
 
 __all__ = ["Progress", "invalid_status", "make_status", "worth_writing"]
 

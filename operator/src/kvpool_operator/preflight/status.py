@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvpool_operator.api.v1alpha1_status import PreflightFinding, PreflightMeasure, PreflightStatus
 from kvpool_operator.api.reasons import Reason
+from kvpool_operator.api.v1alpha1_status import PreflightFinding, PreflightMeasure, PreflightStatus
 
 if TYPE_CHECKING:
-    from kvpool_operator.preflight.gate import (Finding, Gate)
+    from kvpool_operator.preflight.gate import Finding, Gate
 
 __all__ = ["preflight_status", "preflight_verdict"]
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.errors import NotLeaderError, OperatorError
-from kvpool_operator.runtime.watch_staleness import Hearing
 from kvpool_operator.k8s.rate_limiter import WAITED_FOR
-from kvpool_operator.runtime.workqueue import (Backoff, KeyQueue)
+from kvpool_operator.runtime.watch_staleness import Hearing
+from kvpool_operator.runtime.workqueue import Backoff, KeyQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_operator.k8s.client import (Cluster, Manifest)
-    from kvpool_operator.runtime.metrics import OperatorMetrics
+    from kvpool_operator.k8s.client import Cluster, Manifest
     from kvpool_operator.pools.reconciler import Result
+    from kvpool_operator.runtime.metrics import OperatorMetrics
 
 __all__ = ["Controller", "Passes"]
 

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import aiohttp
 
-from kvpool.protocol.certificate_names import (node_name, operator_name)
+from kvpool.protocol.certificate_names import node_name, operator_name
 from kvpool_operator.api.fields import ADMIN_PORT
-from kvpool_operator.pki.certificates import (CertPolicy, issue_leaf, leaf_due)
 from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError
-from kvpool_operator.sidecars.operation import (Progress, Target)
+from kvpool_operator.pki.certificates import CertPolicy, issue_leaf, leaf_due
 from kvpool_operator.pki.peer_ca import peer_authorities
+from kvpool_operator.sidecars.operation import Progress, Target
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from kvpool_operator.pki.certificates import Leaf
     from kvpool_operator.desired.inputs import PoolSecret
+    from kvpool_operator.pki.certificates import Leaf
 
 __all__ = ["Commands", "HttpCommands", "Progress", "Target", "open_commands"]
 

@@ -16,9 +16,9 @@ from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired.config import to_client_config
 from kvpool_operator.errors import InvalidPoolError
-from kvpool_operator.injection.skip import (Skip, SkipReason)
+from kvpool_operator.injection.annotations import ANNOTATION_POOL, Wishes
+from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.selectors import matches
-from kvpool_operator.injection.annotations import (ANNOTATION_POOL, Wishes)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

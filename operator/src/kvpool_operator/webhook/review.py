@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvpool_operator.k8s import json_patch as jsonpatch
+from kvpool_operator.injection.annotations import Wishes, opted_in, read_wishes
 from kvpool_operator.injection.connector import client_config
-from kvpool_operator.injection.mutator import (Injection, inject, mark_skipped)
+from kvpool_operator.injection.mutator import Injection, inject, mark_skipped
+from kvpool_operator.injection.skip import Skip, SkipReason
+from kvpool_operator.k8s import json_patch as jsonpatch
 from kvpool_operator.webhook.pool_cache import PoolView
-from kvpool_operator.injection.skip import (Skip, SkipReason)
-from kvpool_operator.injection.annotations import (Wishes, opted_in, read_wishes)
 
 __all__ = ["Answer", "Installation", "Resolver", "answer"]
 

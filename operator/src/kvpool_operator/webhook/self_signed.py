@@ -15,8 +15,17 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvpool_operator.pki.certificates import (Authorities, Authority, CertPolicy, Leaf, issue_leaf, leaf_due, next_authorities, utc_now)
 from kvpool_operator.errors import ConflictError
+from kvpool_operator.pki.certificates import (
+    Authorities,
+    Authority,
+    CertPolicy,
+    Leaf,
+    issue_leaf,
+    leaf_due,
+    next_authorities,
+    utc_now,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,10 +20,10 @@ from kvpool_operator.k8s.rest import open_cluster
 from kvpool_operator.webhook.api_access import WebhookCluster
 from kvpool_operator.webhook.file_certificates import FileCerts
 from kvpool_operator.webhook.metrics import WebhookMetrics
-from kvpool_operator.webhook.pool_cache import (PoolCache, PoolReader)
+from kvpool_operator.webhook.pool_cache import PoolCache, PoolReader
 from kvpool_operator.webhook.review import Installation, answer
+from kvpool_operator.webhook.self_signed import CertKeeper, Names, TrustStore, server_context
 from kvpool_operator.webhook.settings import read_settings
-from kvpool_operator.webhook.self_signed import (CertKeeper, Names, TrustStore, server_context)
 
 if TYPE_CHECKING:
     import ssl

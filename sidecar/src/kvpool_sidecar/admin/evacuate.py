@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import PoolUnavailableError, ProtocolError
-from kvpool_sidecar.replication.drain_source import (NODE, OPERATION)
+from kvpool_sidecar.replication.drain_source import NODE, OPERATION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,19 +15,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import CorruptBlockError, PoolUnavailableError, ProtocolError
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.admin.purge_filter import Wish
-from kvpool_sidecar.storage.tombstones import Bars
 from kvpool_sidecar.storage.shared.compressed import PackedStore
+from kvpool_sidecar.storage.tombstones import Bars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvpool_sidecar.admin.context import Context
-    from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.storage.base import Store
     from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["Purge"]
 

@@ -10,9 +10,9 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvpool.errors import ProtocolError
 from kvpool.protocol import keys
 from kvpool.protocol.block import NO_SALT
-from kvpool.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +29,8 @@ _TENANTS = 1024  # whose tags are remembered
 
 
 class Salts:
-    """Some salts, by their digests (kvpool.protocol.keys.salt_digest): they have other tags in each tenant. Thread-safe."""
+    """Some salts, by their digests (kvpool.protocol.keys.salt_digest): they have other tags in each tenant.
+    Thread-safe."""
 
     def __init__(self, secret: bytes, digests: Sequence[bytes]) -> None:
         self._secret = secret

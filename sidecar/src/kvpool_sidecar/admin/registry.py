@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from kvpool.config import PoolConfig
     from kvpool_sidecar.admin.context import Runner
-    from kvpool_sidecar.replication.drain_source import Evacuator
     from kvpool_sidecar.preflight.run import PreflightSettings
-    from kvpool_sidecar.storage.shared.tier import SharedTier
-    from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.replication.drain_source import Evacuator
     from kvpool_sidecar.replication.warm_up import WarmUp
+    from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["Parts", "make_kinds"]
 

@@ -1,6 +1,7 @@
 """Reload: take a configuration now, which the kubelet will bring as a file later.
 
-parameters: `config`, the text of pool.json. It is taken as far as a running sidecar can (kvpool_sidecar.app.config_reload);
+parameters: `config`, the text of pool.json. It is taken as far as a running sidecar can
+(kvpool_sidecar.app.config_reload);
 RefusedError says why not.
 """
 

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import BusyError, ProtocolError, RefusedError
-from kvpool_sidecar.system.http_server import (BoundedHandler, BoundedHttpServer, body_length)
+from kvpool_sidecar.system.http_server import BoundedHandler, BoundedHttpServer, body_length
 
 if TYPE_CHECKING:
     import socket

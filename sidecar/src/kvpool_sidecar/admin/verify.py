@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import CorruptBlockError, PoolUnavailableError, ProtocolError
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.replication.prefetch import in_memory
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool_sidecar.admin.context import Context
-    from kvpool_sidecar.storage.shared.tier import SharedTier
-    from kvpool_sidecar.storage.base import Block
-    from kvpool_sidecar.storage.local.store import LocalStore
-    from kvpool_sidecar.storage.local.drive import Root
     from kvpool_sidecar.peers.fetch import Pace
+    from kvpool_sidecar.storage.base import Block
+    from kvpool_sidecar.storage.local.drive import Root
+    from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["Verify"]
 

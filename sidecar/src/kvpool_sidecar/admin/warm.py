@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import ProtocolError, RefusedError
+from kvpool.protocol.block import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,71 +12,72 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from kvpool.protocol import (index_url, keys, wire)
 from kvpool.errors import ConfigError, RefusedError
-from kvpool_sidecar.admin.registry import (Parts, make_kinds)
+from kvpool.protocol import index_url, keys, wire
 from kvpool_sidecar.admin.operations import Operations
+from kvpool_sidecar.admin.registry import Parts, make_kinds
 from kvpool_sidecar.admin.server import AdminServer
-from kvpool_sidecar.resilience.fair_queue import Admission
-from kvpool_sidecar.replication.drain_target import Adopter
-from kvpool_sidecar.replication.lookup_events import (AfterLookup, Listener)
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
-from kvpool_sidecar.replication.write_back import Copier
-from kvpool_sidecar.replication.drain_source import Evacuator
-from kvpool_sidecar.events.feed import Feed, Place
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.observability.http import HealthServer
-from kvpool_sidecar.blocks.popularity import Heat
-from kvpool_sidecar.index.registration import Announcer
-from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.index.resolver import PeerDirectory
-from kvpool_sidecar.index.memory import MemoryIndex
-from kvpool_sidecar.index.credentials import Passwords
-from kvpool_sidecar.index.redis_index import RedisIndex
-from kvpool_sidecar.index.expiry import Sweeper
-from kvpool_sidecar.replication.verifier import Inspector
-from kvpool_sidecar.observability.metrics import Metrics
-from kvpool_sidecar.serving.block_service import NodeBlocks
-from kvpool_sidecar.replication.prefetch import Prefetcher
-from kvpool_sidecar.preflight.run import PreflightSettings
-from kvpool_sidecar.tenancy.identity import (Identity, Tenant, is_allowed)
-from kvpool_sidecar.storage.shared.factory import open_shared
-from kvpool_sidecar.serving.socket_handoff import Handoff
-from kvpool_sidecar.serving.listener import PodListeners
 from kvpool_sidecar.app.config_reload import LiveConfig
-from kvpool_sidecar.app.takeover import (LOOK_S, Successor, wait_for_turn)
-from kvpool_sidecar.serving.pod import Pod
-from kvpool_sidecar.events.prefix_api import Prefixes
-from kvpool_sidecar.serving.session import Session
-from kvpool_sidecar.serving.fingerprints import Fingerprints
-from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.app.takeover import LOOK_S, Successor, wait_for_turn
+from kvpool_sidecar.blocks.popularity import Heat
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.events.feed import Feed, Place
+from kvpool_sidecar.events.prefix_api import Prefixes
+from kvpool_sidecar.index.base import NodeInfo
+from kvpool_sidecar.index.credentials import Passwords
+from kvpool_sidecar.index.expiry import Sweeper
+from kvpool_sidecar.index.memory import MemoryIndex
+from kvpool_sidecar.index.redis_index import RedisIndex
+from kvpool_sidecar.index.registration import Announcer
+from kvpool_sidecar.index.resolver import PeerDirectory
+from kvpool_sidecar.observability.http import HealthServer
+from kvpool_sidecar.observability.metrics import Metrics
 from kvpool_sidecar.observability.status import StatusReport
-from kvpool_sidecar.storage.local.store import open_local
-from kvpool_sidecar.storage.local.drive import Events
-from kvpool_sidecar.shared_gc.controller import (SharedKeeper, make_keeper)
-from kvpool_sidecar.tenancy.mapping import Tenancy
-from kvpool_sidecar.peers import (ca as authority, hottest)
+from kvpool_sidecar.peers import ca as authority
+from kvpool_sidecar.peers import hottest
 from kvpool_sidecar.peers.certificate import NodeIdentity
-from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.peers.preconnect import Spares
 from kvpool_sidecar.peers.rdma import factory as rdma
 from kvpool_sidecar.peers.security import Security
-from kvpool_sidecar.peers.preconnect import Spares
-from kvpool_sidecar.system.unix_socket import listen_at
+from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.preflight.run import PreflightSettings
+from kvpool_sidecar.replication.drain_source import Evacuator
+from kvpool_sidecar.replication.drain_target import Adopter
+from kvpool_sidecar.replication.lookup_events import AfterLookup, Listener
+from kvpool_sidecar.replication.prefetch import Prefetcher
+from kvpool_sidecar.replication.verifier import Inspector
 from kvpool_sidecar.replication.warm_up import WarmUp
+from kvpool_sidecar.replication.write_back import Copier
+from kvpool_sidecar.resilience.bulkhead import Guard
+from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.resilience.fair_queue import Admission
+from kvpool_sidecar.serving.block_service import NodeBlocks
+from kvpool_sidecar.serving.fingerprints import Fingerprints
+from kvpool_sidecar.serving.listener import PodListeners
+from kvpool_sidecar.serving.pod import Pod
+from kvpool_sidecar.serving.session import Session
+from kvpool_sidecar.serving.socket_handoff import Handoff
+from kvpool_sidecar.shared_gc.controller import SharedKeeper, make_keeper
+from kvpool_sidecar.storage.local.drive import Events
+from kvpool_sidecar.storage.local.store import open_local
+from kvpool_sidecar.storage.shared.factory import open_shared
+from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.system.unix_socket import listen_at
+from kvpool_sidecar.tenancy.identity import Identity, Tenant, is_allowed
+from kvpool_sidecar.tenancy.mapping import Tenancy
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from kvpool.protocol.block import BlockHeader
     from kvpool.config import PoolConfig
-    from kvpool_sidecar.events.publisher import Publisher
+    from kvpool.protocol.block import BlockHeader
     from kvpool_sidecar.blocks.popularity import Hot
+    from kvpool_sidecar.events.publisher import Publisher
     from kvpool_sidecar.index.base import Index
     from kvpool_sidecar.settings import ServeSettings
-    from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.local.drive import Root
+    from kvpool_sidecar.storage.local.store import LocalStore
 
 __all__ = ["App", "serve"]
 

@@ -6,7 +6,7 @@ import json
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.system.http_server import (BoundedHandler, BoundedHttpServer)
+from kvpool_sidecar.system.http_server import BoundedHandler, BoundedHttpServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

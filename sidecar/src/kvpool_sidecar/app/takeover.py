@@ -13,8 +13,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.observability.phase import Phase
 from kvpool_sidecar.app.standby_http import StandIn
+from kvpool_sidecar.observability.phase import Phase
 from kvpool_sidecar.storage.local.ownership import Turns
 
 if TYPE_CHECKING:

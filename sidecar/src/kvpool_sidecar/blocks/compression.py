@@ -15,9 +15,9 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 import lz4.frame
 import zstandard
 
-from kvpool.protocol import block
-from kvpool.protocol.block import (CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTES)
 from kvpool.errors import CorruptBlockError
+from kvpool.protocol import block
+from kvpool.protocol.block import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,8 +9,8 @@ import threading
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvpool.protocol import block
 from kvpool.errors import CorruptBlockError, RefusedError
+from kvpool.protocol import block
 
 __all__ = [
     "ANYTHING",

@@ -19,8 +19,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from kvpool.errors import ConfigError, KVPoolError
-from kvpool_sidecar.system.http_server import (BoundedHandler, BoundedHttpServer)
 from kvpool_sidecar.index import redis_server as embedded
+from kvpool_sidecar.system.http_server import BoundedHandler, BoundedHttpServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

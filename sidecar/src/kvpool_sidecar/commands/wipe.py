@@ -9,10 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import RetryableError
-from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.buckets.options import open_bucket
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.system import safe_open as safefs
 
 if TYPE_CHECKING:
     from kvpool.config import PoolConfig

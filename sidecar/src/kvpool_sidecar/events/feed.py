@@ -17,7 +17,7 @@ from kvpool.protocol import keys as names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kvpool.protocol.block import (BlockHeader, EngineName)
+    from kvpool.protocol.block import BlockHeader, EngineName
     from kvpool_sidecar.counters import Stats
 
 __all__ = ["Event", "Feed", "Kind", "Place"]

@@ -13,18 +13,18 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvpool.errors import ProtocolError
 from kvpool.protocol import keys
 from kvpool.protocol.block import MAX_ENGINE_HASH
-from kvpool.errors import ProtocolError
 from kvpool.protocol.wire import MAX_LOOKUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool_sidecar.index.resolver import PeerDirectory
-    from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.index.resolver import PeerDirectory
     from kvpool_sidecar.storage.base import Store
+    from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["MAX_BODY", "Prefixes", "Question", "read_question"]
 

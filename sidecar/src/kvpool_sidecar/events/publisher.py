@@ -26,8 +26,8 @@ from kvpool_sidecar.events.feed import Event, Kind, Place
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from kvpool_sidecar.events.feed import Feed
     from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.events.feed import Feed
 
 __all__ = ["Publisher", "batch_of"]
 

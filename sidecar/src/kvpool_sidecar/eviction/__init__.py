@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvpool_sidecar.eviction.factory import (Order, adjust, expired, make_table, make_tables, must_rebuild)
-from kvpool_sidecar.eviction.pinning import Pins
-from kvpool_sidecar.eviction.prefix_aware import PrefixAware
-from kvpool_sidecar.eviction.lru_lfu_fifo import (Fifo, Lfu, Lru)
-from kvpool_sidecar.eviction.s3fifo import S3Fifo
-from kvpool_sidecar.eviction.policy import (SAVE_EVERY_S, Entry, Table, saved_ns, saved_uses)
+from kvpool_sidecar.eviction.factory import Order, adjust, expired, make_table, make_tables, must_rebuild
+from kvpool_sidecar.eviction.lru_lfu_fifo import Fifo, Lfu, Lru
 from kvpool_sidecar.eviction.per_tenant import PerTenant
+from kvpool_sidecar.eviction.pinning import Pins
+from kvpool_sidecar.eviction.policy import SAVE_EVERY_S, Entry, Table, saved_ns, saved_uses
+from kvpool_sidecar.eviction.prefix_aware import PrefixAware
+from kvpool_sidecar.eviction.s3fifo import S3Fifo
 
 __all__ = [
     "POLICIES",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool_sidecar.eviction.prefix_aware import PrefixAware
-from kvpool_sidecar.eviction.lru_lfu_fifo import (Fifo, Lfu, Lru)
-from kvpool_sidecar.eviction.s3fifo import S3Fifo
-from kvpool_sidecar.eviction.policy import (SAVE_EVERY_S, Table)
+from kvpool_sidecar.eviction.lru_lfu_fifo import Fifo, Lfu, Lru
 from kvpool_sidecar.eviction.per_tenant import PerTenant
+from kvpool_sidecar.eviction.policy import SAVE_EVERY_S, Table
+from kvpool_sidecar.eviction.prefix_aware import PrefixAware
+from kvpool_sidecar.eviction.s3fifo import S3Fifo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool_sidecar.eviction.pinning import Pins
-    from kvpool_sidecar.tenancy.limits import (Limits, TenantLimits)
+    from kvpool_sidecar.tenancy.limits import Limits, TenantLimits
 
 __all__ = ["Order", "adjust", "expired", "make_table", "make_tables", "must_rebuild"]
 

@@ -2,7 +2,8 @@
 
 A block is worth nothing without the blocks before it in its prompt, so within a prompt the last goes first, and a
 prefix that many prompts share stays as long as any of them does. Which of many prompts loses its end is decided by
-`kvpool_sidecar.eviction.reuse_model`, among a few taken by chance, which needs no order to be kept up on the way of a read.
+`kvpool_sidecar.eviction.reuse_model`, among a few taken by chance, which needs no order to be kept up on the way of a
+read.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import random
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.eviction.reuse_model import (CLASSES, Ages)
 from kvpool_sidecar.eviction.policy import Table
+from kvpool_sidecar.eviction.reuse_model import CLASSES, Ages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,18 +23,18 @@ import hashlib
 import secrets
 from typing import TYPE_CHECKING
 
-from kvpool.protocol import index_url
 from kvpool.errors import RetryableError
+from kvpool.protocol import index_url
 from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
-from kvpool_sidecar.index.redis_connection import (Broken, Login, Refusal)
 from kvpool_sidecar.index.credentials import Passwords
 from kvpool_sidecar.index.record import Record, entry_name, is_entry_name, pack, unpack
+from kvpool_sidecar.index.redis_connection import Broken, Login, Refusal
 from kvpool_sidecar.index.redis_topology import Servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from kvpool_sidecar.index.redis_connection import (Command, Reply, Target)
+    from kvpool_sidecar.index.redis_connection import Command, Reply, Target
     from kvpool_sidecar.index.redis_topology import Server
 
 __all__ = ["RedisIndex"]
@@ -49,7 +49,8 @@ _SLOW_TIMEOUT_S = 2.0
 
 
 class RedisIndex(Index):
-    """See Index. Connects at the first use, or when warmed. `url`: kvpool.protocol.index_url. `passwords`: those that change.
+    """See Index. Connects at the first use, or when warmed. `url`: kvpool.protocol.index_url. `passwords`: those that
+    change.
 
     `timeout_s` is how long a connection that says nothing is kept, not how long a lookup may take: a caller in a hurry
     stops waiting by itself, and an answer that is a little late leaves the connection whole.

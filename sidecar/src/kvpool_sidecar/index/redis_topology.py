@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import IndexFullError
-from kvpool_sidecar.index.redis_connection import (Broken, Link, Redirect, Refusal, exchange)
 from kvpool_sidecar.index.credentials import Passwords
+from kvpool_sidecar.index.redis_connection import Broken, Link, Redirect, Refusal, exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from kvpool.protocol.index_url import IndexUrl
-    from kvpool_sidecar.index.redis_connection import (Command, Login, Reply, Target)
+    from kvpool_sidecar.index.redis_connection import Command, Login, Reply, Target
 
 __all__ = ["SLOTS", "Server", "Servers", "key_slot"]
 

@@ -18,9 +18,9 @@ from kvpool_sidecar.index import prefix
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kvpool_sidecar.resilience.bulkhead import Guard
     from kvpool_sidecar.index.base import Answer, Index, NodeInfo
     from kvpool_sidecar.index.record import Record
+    from kvpool_sidecar.resilience.bulkhead import Guard
 
 __all__ = ["Found", "PeerDirectory"]
 

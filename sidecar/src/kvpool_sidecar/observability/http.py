@@ -9,7 +9,7 @@ import json
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvpool_sidecar.system.http_server import (BoundedHandler, BoundedHttpServer, body_length)
+from kvpool_sidecar.system.http_server import BoundedHandler, BoundedHttpServer, body_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable

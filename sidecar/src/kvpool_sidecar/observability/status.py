@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvpool.config import PoolConfig
-    from kvpool_sidecar.resilience.fair_queue import Admission
-    from kvpool_sidecar.resilience.circuit_breaker import Breaker
-    from kvpool_sidecar.replication.write_back import Copier
+    from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.registration import Announcer
     from kvpool_sidecar.index.resolver import PeerDirectory
-    from kvpool_sidecar.serving.listener import PodListeners
-    from kvpool_sidecar.serving.fingerprints import Fingerprints
-    from kvpool_sidecar.storage.shared.tier import SharedTier
-    from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.storage.local.store import LocalStore
-    from kvpool_sidecar.shared_gc.controller import SharedKeeper
     from kvpool_sidecar.peers.rdma.factory import RdmaParts
     from kvpool_sidecar.peers.security import Security
+    from kvpool_sidecar.replication.write_back import Copier
+    from kvpool_sidecar.resilience.circuit_breaker import Breaker
+    from kvpool_sidecar.resilience.fair_queue import Admission
+    from kvpool_sidecar.serving.fingerprints import Fingerprints
+    from kvpool_sidecar.serving.listener import PodListeners
+    from kvpool_sidecar.shared_gc.controller import SharedKeeper
+    from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["StatusReport"]
 

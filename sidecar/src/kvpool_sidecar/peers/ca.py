@@ -5,7 +5,8 @@ for itself in memory and never writes it. Where the Secret has no authority (one
 sidecars derive the same one from the pool's secret.
 
 A new authority is trusted before it signs: for `SETTLE` after it was made the one before it still does, so that every
-node has read the new one by the time the first leaf of it appears. The shape is that of kvpool_operator.pki.certificates.
+node has read the new one by the time the first leaf of it appears. The shape is that of
+kvpool_operator.pki.certificates.
 """
 
 from __future__ import annotations

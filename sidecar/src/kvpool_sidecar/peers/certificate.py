@@ -12,8 +12,8 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from kvpool.protocol.certificate_names import (node_name, operator_name)
 from kvpool.errors import ConfigError
+from kvpool.protocol.certificate_names import node_name, operator_name
 from kvpool_sidecar.peers import ca as authority
 
 if TYPE_CHECKING:

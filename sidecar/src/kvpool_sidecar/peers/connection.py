@@ -8,8 +8,8 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.protocol import wire
 from kvpool.errors import PoolUnavailableError, ProtocolError
+from kvpool.protocol import wire
 from kvpool_sidecar.peers import tcp
 
 if TYPE_CHECKING:

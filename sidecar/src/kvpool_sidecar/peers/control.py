@@ -9,10 +9,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.protocol import wire
 from kvpool.errors import KVPoolError, PoolUnavailableError, RefusedError
+from kvpool.protocol import wire
 from kvpool_sidecar.peers import tcp
-from kvpool_sidecar.peers.tickets import (USE_S, Ticket)
+from kvpool_sidecar.peers.tickets import USE_S, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable

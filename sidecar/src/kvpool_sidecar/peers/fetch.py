@@ -6,16 +6,16 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.protocol import wire
 from kvpool.errors import PoolUnavailableError, ProtocolError, RefusedError
+from kvpool.protocol import wire
 from kvpool_sidecar.blocks import file as blockfile
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from kvpool_sidecar.storage.base import (Pending, Store)
     from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.storage.base import Pending, Store
 
 __all__ = ["Pace", "fetch_block"]
 

@@ -12,15 +12,15 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool.protocol import wire
 from kvpool.errors import ProtocolError
+from kvpool.protocol import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool_sidecar.blocks.popularity import Hot
-    from kvpool_sidecar.storage.base import Usage
     from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.storage.base import Usage
 
 __all__ = ["MAX_ROWS", "HotList", "HotRow", "answer", "ask", "pack", "unpack"]
 

@@ -14,8 +14,8 @@ import math
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool.protocol import wire
 from kvpool.errors import ProtocolError
+from kvpool.protocol import wire
 
 if TYPE_CHECKING:
     from kvpool_sidecar.peers.connection import PeerLink

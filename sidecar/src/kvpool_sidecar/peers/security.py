@@ -10,11 +10,11 @@ import ssl
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvpool.protocol import wire
 from kvpool.errors import PoolUnavailableError, ProtocolError, RefusedError
+from kvpool.protocol import wire
 from kvpool_sidecar.peers import tcp
-from kvpool_sidecar.peers.control import (Controls, connect_tls)
 from kvpool_sidecar.peers.connection import dial
+from kvpool_sidecar.peers.control import Controls, connect_tls
 from kvpool_sidecar.peers.tickets import TicketOffice
 from kvpool_sidecar.peers.tls_connection import TlsLink
 

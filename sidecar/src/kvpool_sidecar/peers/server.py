@@ -15,20 +15,20 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from kvpool.errors import CorruptBlockError, KVPoolError, ProtocolError, RefusedError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.errors import CorruptBlockError, KVPoolError, ProtocolError, RefusedError
-from kvpool_sidecar.resilience.fair_queue import (PEER_BYTES, Lane)
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.rdma.server import PeerRdma
+from kvpool_sidecar.resilience.fair_queue import PEER_BYTES, Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.storage.base import (Block, Store)
     from kvpool_sidecar.peers.rdma.staging import Staging
     from kvpool_sidecar.peers.security import Security
+    from kvpool_sidecar.storage.base import Block, Store
 
 __all__ = ["PeerServer"]
 

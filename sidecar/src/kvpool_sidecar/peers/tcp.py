@@ -15,8 +15,8 @@ import struct
 import time
 from typing import NamedTuple
 
-from kvpool.protocol import wire
 from kvpool.errors import DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
+from kvpool.protocol import wire
 
 __all__ = [
     "NO_TICKET",

@@ -18,8 +18,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.protocol import wire
 from kvpool.errors import KVPoolError, ProtocolError
+from kvpool.protocol import wire
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.connection import PeerLink
 

@@ -13,8 +13,8 @@ from kvpool.errors import ConfigError
 from kvpool_sidecar.preflight import speed
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 from kvpool_sidecar.preflight.mounts import mount_of
-from kvpool_sidecar.system import filesystem
 from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.system import filesystem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

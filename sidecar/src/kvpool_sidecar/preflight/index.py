@@ -6,10 +6,10 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.protocol import index_url
 from kvpool.errors import KVPoolError
-from kvpool_sidecar.index.redis_connection import (Broken, Login, Refusal)
+from kvpool.protocol import index_url
 from kvpool_sidecar.index.credentials import Passwords
+from kvpool_sidecar.index.redis_connection import Broken, Login, Refusal
 from kvpool_sidecar.index.redis_topology import Servers
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 

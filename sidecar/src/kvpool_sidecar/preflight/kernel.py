@@ -9,8 +9,8 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.preflight.finding import failed, fine, warned
+from kvpool_sidecar.system import safe_open as safefs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

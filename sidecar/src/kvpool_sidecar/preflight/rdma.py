@@ -12,8 +12,8 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool_sidecar.preflight.finding import failed, fine, warned
 from kvpool_sidecar.peers.rdma.selection import what_is_here
+from kvpool_sidecar.preflight.finding import failed, fine, warned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

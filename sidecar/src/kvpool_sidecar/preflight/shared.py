@@ -16,9 +16,9 @@ from kvpool_sidecar.preflight import speed
 from kvpool_sidecar.preflight.drive import scratch_file, size
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 from kvpool_sidecar.preflight.mounts import mount_of
-from kvpool_sidecar.system import filesystem
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.buckets.options import open_bucket
+from kvpool_sidecar.system import filesystem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,12 +10,12 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool_sidecar.rendezvous.socket_path import Placed, is_in_place, put_socket, take_away
 from kvpool_sidecar.rendezvous.socket_provider import Giver
-from kvpool_sidecar.rendezvous.socket_path import (Placed, is_in_place, put_socket, take_away)
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.rendezvous.pods import WantedPod
     from kvpool_sidecar.rendezvous.pod_watch import PodSource
+    from kvpool_sidecar.rendezvous.pods import WantedPod
 
 __all__ = ["Rendezvous", "run"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvpool_sidecar.rendezvous.socket_path import Placed
     from kvpool_sidecar.rendezvous.pods import WantedPod
+    from kvpool_sidecar.rendezvous.socket_path import Placed
 
 __all__ = ["Giver"]
 

@@ -15,22 +15,22 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import KVPoolError, TierFullError
-from kvpool_sidecar.replication.write_back import copy_block
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.peers import migration as moving
 from kvpool_sidecar.peers.fetch import Pace
 from kvpool_sidecar.peers.migration import Adopted
+from kvpool_sidecar.replication.write_back import copy_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvpool_sidecar.blocks.popularity import Hot
-    from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["FAMILY", "HOT_S", "NODE", "OPERATION", "Evacuator", "Move", "in_order"]
 

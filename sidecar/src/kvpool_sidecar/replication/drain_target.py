@@ -11,20 +11,20 @@ import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
-from kvpool_sidecar.peers.fetch import (Pace, fetch_block)
-from kvpool_sidecar.peers.migration import (Adopted, Room)
+from kvpool_sidecar.peers.fetch import Pace, fetch_block
+from kvpool_sidecar.peers.migration import Adopted, Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.index.resolver import Found
-    from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.storage.local.store import LocalStore
 
 __all__ = ["FAMILY", "Adopter"]
 

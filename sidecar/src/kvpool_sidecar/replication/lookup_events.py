@@ -17,8 +17,8 @@ from kvpool.protocol.wire import Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool_sidecar.tenancy.identity import Tenant
     from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.tenancy.identity import Tenant
 
 __all__ = ["MAX_BLOCKS", "MAX_LEARNED", "AfterLookup", "Listener"]
 

@@ -1,6 +1,7 @@
 """Copies blocks of peers to this node's drives in the background, in a given order, without evicting anything.
 
-Who decides what is copied is another matter: warm-up copies the hottest (kvpool_sidecar.replication.warm_up). A node that leaves
+Who decides what is copied is another matter: warm-up copies the hottest (kvpool_sidecar.replication.warm_up). A node
+that leaves
 has others take its blocks one at a time (kvpool_sidecar.replication.drain_target).
 """
 
@@ -10,8 +11,8 @@ import enum
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.peers.fetch import fetch_block
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable
 
-    from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.storage.local.store import LocalStore
-    from kvpool_sidecar.peers.fetch import Pace
+    from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.peers.fetch import Pace
+    from kvpool_sidecar.storage.local.store import LocalStore
 
 __all__ = ["Outcome", "Replicator", "Wanted"]
 

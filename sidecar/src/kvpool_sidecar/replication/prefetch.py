@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError
 from kvpool.protocol.wire import Tier
-from kvpool_sidecar.replication.prefetch_window import (Verdict, Window)
+from kvpool_sidecar.replication.prefetch_window import Verdict, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["Prefetcher", "in_memory", "read_ahead"]
 

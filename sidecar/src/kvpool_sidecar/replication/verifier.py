@@ -15,12 +15,12 @@ from kvpool.errors import KVPoolError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.index.resolver import PeerDirectory
-    from kvpool_sidecar.storage.shared.tier import SharedTier
-    from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.storage.base import Store
     from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.storage.base import Store
+    from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["Inspector"]
 

@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import KVPoolError
 from kvpool_sidecar.blocks.popularity import roots_first
-from kvpool_sidecar.replication.peer_copy import (Outcome, Replicator, Wanted)
 from kvpool_sidecar.peers import hottest
 from kvpool_sidecar.peers.fetch import Pace
+from kvpool_sidecar.replication.peer_copy import Outcome, Replicator, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.index.resolver import Found
-    from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.storage.local.store import LocalStore
-    from kvpool_sidecar.peers.hottest import HotList
     from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.peers.hottest import HotList
+    from kvpool_sidecar.storage.local.store import LocalStore
 
 __all__ = ["WarmUp", "is_cold", "plan"]
 

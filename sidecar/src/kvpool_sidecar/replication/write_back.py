@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
 from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.replication.dirty_set import (Dirty, Hits)
+from kvpool_sidecar.replication.dirty_set import Dirty, Hits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.storage.base import Store
+    from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["Copier", "copy_block"]
 

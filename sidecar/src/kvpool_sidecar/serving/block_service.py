@@ -12,30 +12,30 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
-from kvpool.protocol.wire import (BeginStatus, CommitStatus, Flag, OpenStatus, Tier)
+from kvpool.protocol.wire import BeginStatus, CommitStatus, Flag, OpenStatus, Tier
 from kvpool_sidecar.blocks.file import Expect
-from kvpool_sidecar.serving.locator import (Locator, nearest)
 from kvpool_sidecar.peers.rdma.fetch import Wanted
+from kvpool_sidecar.serving.locator import Locator, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool.config import PoolConfig
-    from kvpool_sidecar.replication.lookup_events import AfterLookup
-    from kvpool_sidecar.replication.write_back import Copier
-    from kvpool_sidecar.index.registration import Announcer
-    from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.index.resolver import (Found, PeerDirectory)
-    from kvpool_sidecar.replication.verifier import Inspector
-    from kvpool_sidecar.serving.locator import Located
-    from kvpool_sidecar.replication.prefetch import Prefetcher
-    from kvpool_sidecar.tenancy.identity import Tenant
-    from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.storage.base import (Block, Pending, Store)
+    from kvpool_sidecar.index.base import NodeInfo
+    from kvpool_sidecar.index.registration import Announcer
+    from kvpool_sidecar.index.resolver import Found, PeerDirectory
     from kvpool_sidecar.peers.connection import PeerLink
     from kvpool_sidecar.peers.rdma.fetch import Fetcher
     from kvpool_sidecar.peers.rdma.slots import Slot
+    from kvpool_sidecar.replication.lookup_events import AfterLookup
+    from kvpool_sidecar.replication.prefetch import Prefetcher
+    from kvpool_sidecar.replication.verifier import Inspector
+    from kvpool_sidecar.replication.write_back import Copier
+    from kvpool_sidecar.serving.locator import Located
+    from kvpool_sidecar.storage.base import Block, Pending, Store
+    from kvpool_sidecar.storage.shared.tier import SharedTier
+    from kvpool_sidecar.tenancy.identity import Tenant
 
 __all__ = ["NodeBlocks", "Opened", "Streams", "close_files"]
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.serving.pod import Pod
     from kvpool_sidecar.serving.session import Session
-    from kvpool_sidecar.counters import Stats
 
 __all__ = ["PodListeners"]
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool_sidecar.index.resolver import PeerDirectory
-    from kvpool_sidecar.tenancy.identity import Tenant
-    from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.storage.base import Store
+    from kvpool_sidecar.storage.shared.tier import SharedTier
+    from kvpool_sidecar.tenancy.identity import Tenant
 
 __all__ = ["Located", "Locator", "nearest"]
 

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.tenancy.identity import (Identity, Tenant)
+    from kvpool_sidecar.tenancy.identity import Identity, Tenant
 
 __all__ = ["MAX_CONNECTIONS", "Pod"]
 

@@ -13,24 +13,24 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.stats import BUCKETS_S, STORE
-from kvpool_sidecar.serving.block_service import (Opened, Streams, close_files)
 from kvpool_sidecar.peers.tcp import set_send_timeout
+from kvpool_sidecar.serving.block_service import Opened, Streams, close_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_sidecar.resilience.fair_queue import (Admission, Grant)
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.serving.block_service import NodeBlocks
-    from kvpool_sidecar.tenancy.identity import Tenant
-    from kvpool_sidecar.serving.pod import Pod
-    from kvpool_sidecar.serving.fingerprints import Fingerprints
-    from kvpool_sidecar.storage.base import Pending
     from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.resilience.fair_queue import Admission, Grant
+    from kvpool_sidecar.serving.block_service import NodeBlocks
+    from kvpool_sidecar.serving.fingerprints import Fingerprints
+    from kvpool_sidecar.serving.pod import Pod
+    from kvpool_sidecar.storage.base import Pending
+    from kvpool_sidecar.tenancy.identity import Tenant
 
 __all__ = ["Session"]
 

@@ -10,8 +10,8 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
-from kvpool.protocol import wire
 from kvpool.errors import ProtocolError, RefusedError
+from kvpool.protocol import wire
 from kvpool_sidecar.tenancy.identity import Identity
 
 if TYPE_CHECKING:

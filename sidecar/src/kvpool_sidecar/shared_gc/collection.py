@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool_sidecar.shared_gc import metadata as folder
 from kvpool_sidecar.shared_gc.orphans import remove_junk
-from kvpool_sidecar.shared_gc.plan import (Census, Group, Limits, Model, make_plan, superseded)
-from kvpool_sidecar.shared_gc.walk import (Found, Leaf, leaves, whose)
+from kvpool_sidecar.shared_gc.plan import Census, Group, Limits, Model, make_plan, superseded
+from kvpool_sidecar.shared_gc.walk import Found, Leaf, leaves, whose
 
 if TYPE_CHECKING:
     from collections.abc import Callable

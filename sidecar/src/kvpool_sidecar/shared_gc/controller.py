@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool_sidecar.eviction import SAVE_EVERY_S
-from kvpool_sidecar.storage.buckets.fsspec import (TOUCHES, split_url)
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
-from kvpool_sidecar.storage.shared.compressed import PackedStore
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.shared_gc.access_times import Touches
+from kvpool_sidecar.shared_gc.filesystem_collector import SharedSweeper, Timing
 from kvpool_sidecar.shared_gc.object_collector import ObjectSweeper
 from kvpool_sidecar.shared_gc.plan import Limits
-from kvpool_sidecar.shared_gc.filesystem_collector import (SharedSweeper, Timing)
-from kvpool_sidecar.shared_gc.access_times import Touches
+from kvpool_sidecar.storage.buckets.fsspec import TOUCHES, split_url
+from kvpool_sidecar.storage.shared.compressed import PackedStore
+from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvpool.config import PoolConfig
-    from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.shared_gc.loop import Turns
+    from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.tenancy.mapping import Tenancy
 
 __all__ = ["Rules", "SharedKeeper", "make_keeper", "rules_of"]

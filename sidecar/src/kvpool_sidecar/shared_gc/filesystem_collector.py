@@ -10,11 +10,11 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.shared_gc import metadata as folder
-from kvpool_sidecar.shared_gc.metadata import Tier
+from kvpool_sidecar.shared_gc.collection import LeaseLostError, Pace, Sweep, SweepStoppedError
 from kvpool_sidecar.shared_gc.file_lease import Lease
-from kvpool_sidecar.shared_gc.usage import (Stored, Summary, stored)
-from kvpool_sidecar.shared_gc.collection import (LeaseLostError, Pace, Sweep, SweepStoppedError)
-from kvpool_sidecar.shared_gc.loop import (Swept, Timing, Turns)
+from kvpool_sidecar.shared_gc.loop import Swept, Timing, Turns
+from kvpool_sidecar.shared_gc.metadata import Tier
+from kvpool_sidecar.shared_gc.usage import Stored, Summary, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

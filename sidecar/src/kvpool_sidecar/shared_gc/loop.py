@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvpool.errors import KVPoolError
 from kvpool_sidecar.shared_gc.metadata import UnclaimedError
-from kvpool_sidecar.shared_gc.usage import (Ledger, Stored, Summary)
+from kvpool_sidecar.shared_gc.usage import Ledger, Stored, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.system import safe_open as safefs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.shared_gc.usage import (Stored, Summary)
-from kvpool_sidecar.shared_gc.object_lease import (ObjectLease, View)
-from kvpool_sidecar.shared_gc.plan import (Census, Group, Limits, make_plan)
-from kvpool_sidecar.shared_gc.collection import (LeaseLostError, Pace, SweepStoppedError)
-from kvpool_sidecar.shared_gc.loop import (Timing, Turns)
+from kvpool_sidecar.shared_gc.collection import LeaseLostError, Pace, SweepStoppedError
+from kvpool_sidecar.shared_gc.loop import Timing, Turns
+from kvpool_sidecar.shared_gc.object_lease import ObjectLease, View
+from kvpool_sidecar.shared_gc.plan import Census, Group, Limits, make_plan
+from kvpool_sidecar.shared_gc.usage import Stored, Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.shared_gc import metadata as folder
+from kvpool_sidecar.storage import layout as names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kvpool_sidecar.shared_gc.age_histogram import Ages, Cut
 from kvpool_sidecar.tenancy.limits import TenantLimits
-from kvpool_sidecar.shared_gc.age_histogram import (Ages, Cut)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

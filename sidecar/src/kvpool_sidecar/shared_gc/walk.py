@@ -11,12 +11,12 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool.errors import CorruptBlockError
 from kvpool.protocol import block
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.errors import CorruptBlockError
-from kvpool_sidecar.system import safe_open as safefs
-from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.shared_gc.plan import Group
+from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.system import safe_open as safefs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import CorruptBlockError, RefusedError
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks import file as blockfile
 

@@ -6,7 +6,8 @@
     <tier>/blocks/ab/cd/abcd...     64 lower-case hex digits, fanned out twice
     <tier>/quarantine/abcd...       bad blocks, a few
     <tier>/tmp/                     files on their way, where the file system cannot make unnamed ones
-    <tier>/sweep/                   shared tiers only: who sweeps, and what lies there (kvpool_sidecar.shared_gc.metadata)
+    <tier>/sweep/                   shared tiers only: who sweeps, and what lies there
+    (kvpool_sidecar.shared_gc.metadata)
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import RefusedError, TierFullError
-from kvpool_sidecar.eviction import (Entry, Lru)
-from kvpool_sidecar.storage.base import (Block, Pending, Store, Usage)
+from kvpool.protocol.block import HEADER_BYTES
+from kvpool_sidecar.eviction import Entry, Lru
+from kvpool_sidecar.storage.base import Block, Pending, Store, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,11 +7,11 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import CorruptBlockError
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.system import safe_open as safefs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,8 +6,8 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvpool.protocol import keys
 from kvpool.errors import ProtocolError
+from kvpool.protocol import keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

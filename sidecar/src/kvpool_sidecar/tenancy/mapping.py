@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvpool.protocol import keys
-from kvpool_sidecar.tenancy.limits import (TenantLimits, part)
+from kvpool_sidecar.tenancy.limits import TenantLimits, part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvpool.protocol import block
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.storage.base import (Pending, Store)
+    from kvpool_sidecar.storage.base import Pending, Store
 
 __all__ = ["TAG", "header", "ident", "key", "payload", "put", "read", "write"]
 

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.storage.base import (Block, Pending, Store, Usage)
+from kvpool_sidecar.storage.base import Block, Pending, Store, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvpool_sidecar.storage.layout import (POOL_ID, SWEEP)
 from kvpool_sidecar.shared_gc import metadata as folder
+from kvpool_sidecar.storage.layout import POOL_ID, SWEEP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvpool.protocol import block
 from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
+from kvpool.protocol import block
 from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks.file import Expect
 from kvpool_sidecar.testing.blocks import TAG, header, ident, key, payload, put, read, write

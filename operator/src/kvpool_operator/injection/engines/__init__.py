@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.injection.engines import (dynamo, lmcache, vllm_pd as prefill_decode, sglang, vllm)
+from kvpool_operator.injection.engines import dynamo, lmcache, sglang, vllm
+from kvpool_operator.injection.engines import vllm_pd as prefill_decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

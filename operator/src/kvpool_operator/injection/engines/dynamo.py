@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator.injection.command_line import Channel
-from kvpool_operator.injection.connector import (compact, literal)
+from kvpool_operator.injection.connector import compact, literal
 from kvpool_operator.injection.engines.vllm import CONNECTOR_ARG
 from kvpool_operator.injection.host_memory import host_memory
+from kvpool_operator.injection.pod import add_volume, default_env, env_names, items
+from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.merge_patch import merge_patch
-from kvpool_operator.injection.pod import (add_volume, default_env, env_names, items)
-from kvpool_operator.injection.skip import (Skip, SkipReason)
 
 if TYPE_CHECKING:
     from kvpool_operator.injection.context import Target

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.injection.connector import (compact, literal)
-from kvpool_operator.injection.flags import (add_flags, has_flag)
-from kvpool_operator.injection.pod import (default_env, env_names)
-from kvpool_operator.injection.skip import (Skip, SkipReason)
+from kvpool_operator.injection.connector import compact, literal
+from kvpool_operator.injection.flags import add_flags, has_flag
+from kvpool_operator.injection.pod import default_env, env_names
+from kvpool_operator.injection.skip import Skip, SkipReason
 
 if TYPE_CHECKING:
     from kvpool_operator.injection.command_line import Reading

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.injection.connector import compact
-from kvpool_operator.injection.flags import (add_flags, has_flag, value_of)
-from kvpool_operator.injection.skip import (Skip, SkipReason)
+from kvpool_operator.injection.flags import add_flags, has_flag, value_of
+from kvpool_operator.injection.skip import Skip, SkipReason
 
 if TYPE_CHECKING:
     from kvpool_operator.injection.context import Target

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpool_operator.injection.command_line import Channel
-from kvpool_operator.injection.connector import (compact, literal, vllm_connector)
-from kvpool_operator.injection.host_memory import (host_memory, shm_size)
-from kvpool_operator.k8s.merge_patch import merge_patch
-from kvpool_operator.injection.pod import (add_volume, default_env, items, mount_at, spec)
-from kvpool_operator.injection.skip import (Skip, SkipReason)
-from kvpool_operator.injection.engine_versions import is_known
 from kvpool_operator.injection.annotations import ANNOTATION_ENGINE
+from kvpool_operator.injection.command_line import Channel
+from kvpool_operator.injection.connector import compact, literal, vllm_connector
+from kvpool_operator.injection.engine_versions import is_known
+from kvpool_operator.injection.host_memory import host_memory, shm_size
+from kvpool_operator.injection.pod import add_volume, default_env, items, mount_at, spec
+from kvpool_operator.injection.skip import Skip, SkipReason
+from kvpool_operator.k8s.merge_patch import merge_patch
 
 if TYPE_CHECKING:
     from kvpool_operator.injection.command_line import Reading

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from kvpool_operator.injection.annotations import ANNOTATION_ENGINE
 from kvpool_operator.injection.command_line import Channel
-from kvpool_operator.injection.connector import (compact, literal)
+from kvpool_operator.injection.connector import compact, literal
 from kvpool_operator.injection.engines import vllm
 from kvpool_operator.injection.flags import value_of
-from kvpool_operator.injection.skip import (Skip, SkipReason)
-from kvpool_operator.injection.annotations import ANNOTATION_ENGINE
+from kvpool_operator.injection.skip import Skip, SkipReason
 
 if TYPE_CHECKING:
     from kvpool_operator.injection.context import Target

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import PoolUnavailableError
 from kvpool_sidecar.peers.rdma.agent import Agent
-from kvpool_sidecar.peers.rdma.selection import (choose, what_is_here)
 from kvpool_sidecar.peers.rdma.fetch import Fetcher
+from kvpool_sidecar.peers.rdma.selection import choose, what_is_here
 from kvpool_sidecar.peers.rdma.slots import SlotPool
 from kvpool_sidecar.peers.rdma.staging import Staging
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool.config import PeerConfig
-    from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.storage.base import Store
+    from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.storage.base import Store
 
 __all__ = ["RdmaParts", "make"]
 

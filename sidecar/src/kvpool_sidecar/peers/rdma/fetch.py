@@ -12,20 +12,20 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool.protocol import wire
-from kvpool.protocol.block import (HEADER_BYTES, decode_header, require)
 from kvpool.errors import KVPoolError, ProtocolError
-from kvpool_sidecar.peers.rdma.agent import (MAX_METADATA, wait_all)
+from kvpool.protocol import wire
+from kvpool.protocol.block import HEADER_BYTES, decode_header, require
+from kvpool_sidecar.peers.rdma.agent import MAX_METADATA, wait_all
 from kvpool_sidecar.peers.rdma.staging import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.peers.connection import PeerLink
-    from kvpool_sidecar.peers.rdma.agent import (Agent, Transfer)
-    from kvpool_sidecar.peers.rdma.slots import (Slot, SlotPool)
+    from kvpool_sidecar.peers.rdma.agent import Agent, Transfer
+    from kvpool_sidecar.peers.rdma.slots import Slot, SlotPool
 
 __all__ = ["Fetcher", "Wanted"]
 

@@ -20,8 +20,8 @@ from kvpool_sidecar.peers.rdma.arena import Arena
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_sidecar.storage.base import Store
     from kvpool_sidecar.peers.rdma.agent import Agent
+    from kvpool_sidecar.storage.base import Store
 
 __all__ = ["LONGEST_S", "Staged", "Staging", "StagingLease"]
 

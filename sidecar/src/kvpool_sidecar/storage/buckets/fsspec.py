@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.storage.buckets.base import (PIECE, Bucket, Listed)
+from kvpool_sidecar.storage.buckets.base import PIECE, Bucket, Listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.storage.buckets.fsspec import (FsspecBucket, split_url)
+from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket, split_url
 from kvpool_sidecar.storage.buckets.rotating import RotatingBucket
 from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.storage.buckets.base import (Bucket, Listed)
+from kvpool_sidecar.storage.buckets.base import Bucket, Listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.storage.buckets.fsspec import (FsspecBucket, split_url)
-from kvpool_sidecar.storage.buckets.http import (Answer, Connections)
+from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket, split_url
+from kvpool_sidecar.storage.buckets.http import Answer, Connections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,8 +10,8 @@ import os
 import time
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.system import safe_open as safefs
 
 __all__ = ["TierDirectory"]
 

@@ -13,20 +13,20 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from kvpool.errors import ConfigError, CorruptBlockError, TierFullError
 from kvpool.protocol import block
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.errors import ConfigError, CorruptBlockError, TierFullError
-from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar import eviction as evict
-from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.system import safe_open as safefs
-from kvpool_sidecar.eviction import (Entry, Order, PerTenant, saved_ns, saved_uses)
-from kvpool_sidecar.system import filesystem
+from kvpool_sidecar.blocks import file as blockfile
+from kvpool_sidecar.eviction import Entry, Order, PerTenant, saved_ns, saved_uses
 from kvpool_sidecar.storage import layout as names
-from kvpool_sidecar.storage.base import (Block, Pending, Store, TenantUsage, Usage)
+from kvpool_sidecar.storage.base import Block, Pending, Store, TenantUsage, Usage
 from kvpool_sidecar.storage.local.directory import TierDirectory
 from kvpool_sidecar.storage.local.health import Fence
-from kvpool_sidecar.storage.scan import (prune, purge, remove_junk, scan)
+from kvpool_sidecar.storage.scan import prune, purge, remove_junk, scan
+from kvpool_sidecar.system import filesystem
+from kvpool_sidecar.system import safe_open as safefs
+from kvpool_sidecar.tenancy import limits as quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -13,8 +13,8 @@ import os
 import struct
 from typing import TYPE_CHECKING, Self
 
-from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.system import safe_open as safefs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

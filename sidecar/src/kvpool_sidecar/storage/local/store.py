@@ -6,17 +6,17 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.storage.local import placement
-from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.eviction import Order
-from kvpool_sidecar.storage.base import (Block, Pending, Store, TenantUsage, Usage)
-from kvpool_sidecar.storage.local.drive import (MAX_BLOCKS, Events, Root)
+from kvpool_sidecar.storage.base import Block, Pending, Store, TenantUsage, Usage
+from kvpool_sidecar.storage.local import placement
+from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Events, Root
+from kvpool_sidecar.tenancy import limits as quota
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvpool.protocol.block import BlockHeader
     from kvpool.config import CacheConfig, LocalTier
+    from kvpool.protocol.block import BlockHeader
 
 __all__ = ["LocalStore", "open_local"]
 

@@ -15,11 +15,12 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvpool.protocol.block import (CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTES, MAGIC, BlockHeader, encode_header)
 from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
+from kvpool.protocol.block import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTES, MAGIC, BlockHeader, encode_header
 from kvpool.protocol.wire import CommitStatus
-from kvpool_sidecar.blocks import (file as blockfile, compression as codec)
-from kvpool_sidecar.storage.base import (Block, Pending, Store, Usage)
+from kvpool_sidecar.blocks import compression as codec
+from kvpool_sidecar.blocks import file as blockfile
+from kvpool_sidecar.storage.base import Block, Pending, Store, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

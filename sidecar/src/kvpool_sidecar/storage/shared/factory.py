@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from kvpool_sidecar.blocks.compression import CODECS
 from kvpool_sidecar.storage.buckets.options import open_bucket
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
 from kvpool_sidecar.storage.shared.compressed import PackedStore
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_sidecar.settings import ServeSettings
     from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.settings import ServeSettings
     from kvpool_sidecar.storage.base import Store
 
 __all__ = ["open_shared"]

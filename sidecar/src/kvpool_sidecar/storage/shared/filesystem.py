@@ -17,12 +17,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import TierFullError
-from kvpool_sidecar.system import safe_open as safefs
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.storage import layout as names
-from kvpool_sidecar.storage.base import (Block, Pending, Store, Usage)
+from kvpool_sidecar.storage.base import Block, Pending, Store, Usage
 from kvpool_sidecar.storage.scan import purge
+from kvpool_sidecar.system import safe_open as safefs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,10 +20,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool.errors import ConfigError, CorruptBlockError, RefusedError, TierFullError
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.storage.base import (Block, Pending, Store, Usage)
+from kvpool_sidecar.storage.base import Block, Pending, Store, Usage
 from kvpool_sidecar.storage.memory import MemoryStore
 
 if TYPE_CHECKING:

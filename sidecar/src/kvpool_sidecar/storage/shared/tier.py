@@ -10,13 +10,13 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError, PoolUnavailableError
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
 from kvpool_sidecar.resilience.bulkhead import Guard
+from kvpool_sidecar.resilience.circuit_breaker import Breaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool_sidecar.storage.base import (Block, Store)
+    from kvpool_sidecar.storage.base import Block, Store
 
 __all__ = ["SharedTier"]
 

@@ -15,7 +15,7 @@ A page's key is SGLang's chain of SHA-256 over its tokens, begun with a digest o
 `cache_salt` (mem_cache/utils.py): requests with another salt have other keys throughout.
 
 The interface is SGLang's `HiCacheStorage` (sglang/srt/mem_cache/hicache_storage.py), see KNOWN_VERSIONS. What needs no
-SGLang is in kvpool.engines.sglang_pages, sglang_facts and host_memory.
+SGLang is in kvpool.engines.sglang.pages, sglang_facts and host_memory.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from collections.abc import Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from kvpool.protocol import keys as names
 from kvpool.client import Client
-from kvpool.engines import sglang_facts
-from kvpool.engines.host_memory import tensor_bytes
-from kvpool.engines.settings import client_config
-from kvpool.engines.sglang_pages import Pages, Wanted
+from kvpool.engines.common.host_memory import tensor_bytes
+from kvpool.engines.common.settings import client_config
+from kvpool.engines.sglang import fingerprint as sglang_facts
+from kvpool.engines.sglang.pages import Pages, Wanted
+from kvpool.protocol import keys as names
 from kvpool.protocol.wire import Tier
 
 KNOWN_VERSIONS = ((0, 5, 23),)

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from kvpool.engines import weights
+from kvpool.engines.common import weights
 
 if TYPE_CHECKING:
     from types import FrameType

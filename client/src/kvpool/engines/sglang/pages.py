@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvpool.engines.common.host_memory import HostMemory, tensor_bytes
+from kvpool.engines.sglang import fingerprint as sglang_facts
 from kvpool.protocol import keys as names
-from kvpool.engines import sglang_facts
-from kvpool.engines.host_memory import HostMemory, tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,7 +12,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvpool.engines import weights
+from kvpool.engines.common import weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

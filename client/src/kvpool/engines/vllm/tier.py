@@ -12,7 +12,7 @@ Further keys of the `secondary_tiers` entry are fields of kvpool.config.ClientCo
 over the environment. No sidecar, or anything going wrong: vLLM computes, as if there were no pool.
 
 The interface is vLLM's `SecondaryTierManager` (vllm/v1/kv_offload/tiering/base.py), which says of itself that it may
-change: see KNOWN_VERSIONS. Everything that needs no vLLM is in kvpool.engines.lookups, jobs and vllm_facts.
+change: see KNOWN_VERSIONS. Everything that needs no vLLM is in kvpool.engines.common.lookups, jobs and vllm_facts.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvpool.protocol import keys
 from kvpool.client import Client
-from kvpool.engines.jobs import Finished, Jobs
-from kvpool.engines.lookups import LookupTable
-from kvpool.engines.settings import client_config
-from kvpool.engines.vllm_facts import facts_of, find_engine_config
-from kvpool.engines.vllm_names import names_of
-from kvpool.engines.vllm_private import private_because
-from kvpool.engines.vllm_salts import remember_salts, salt_of
-from kvpool.stats import Reason
+from kvpool.engines.common.jobs import Finished, Jobs
+from kvpool.engines.common.lookups import LookupTable
+from kvpool.engines.common.settings import client_config
+from kvpool.engines.vllm.cache_salt import remember_salts, salt_of
+from kvpool.engines.vllm.event_names import names_of
+from kvpool.engines.vllm.fingerprint import facts_of, find_engine_config
+from kvpool.engines.vllm.shareability import private_because
+from kvpool.protocol import keys
 from kvpool.protocol.wire import Tier
+from kvpool.stats import Reason
 
 KNOWN_VERSIONS = ((0, 32), (0, 33))
 

@@ -12,7 +12,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from kvpool.engines import weights
+from kvpool.engines.common import weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -16,8 +16,8 @@ from kvpool.transport.worker_pool import Workers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool.protocol.block import EngineName
     from kvpool.client import Client
+    from kvpool.protocol.block import EngineName
     from kvpool.protocol.wire import Tier
 
 __all__ = ["Finished", "Jobs"]

@@ -1,0 +1,1 @@
+"""Parts that the plug-ins share; none of them imports an engine."""

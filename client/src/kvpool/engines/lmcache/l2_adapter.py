@@ -1,0 +1,277 @@
+"""The pool as L2 storage of LMCache's server (`lmcache server`), which serves the engines of a node.
+
+LMCache copies blocks between the engines and its own memory (L1); `PoolL2Adapter` moves them between that memory and
+the pool, without a copy in Python. One object of LMCache is one block of the pool. Configuration of the server:
+
+    lmcache server --supported-transfer-mode auto --l2-prefetch-policy retain --l2-adapter
+      '{"type": "plugin", "module_path": "kvpool.engines.lmcache_mp", "class_name": "PoolL2Adapter", "shared": true,
+        "adapter_params": {"socket": "/run/kvpool/kv.sock"}}'
+
+`adapter_params` are fields of kvpool.config.ClientConfig (`socket`, `deadlines` ...), which win over the environment,
+and
+
+    tag                 text: servers with different tags share nothing
+    revision            of the model, where its files are not on this node
+    max_capacity_bytes  LMCache evicts what is above; 0, the default: it leaves that to the pool
+
+No sidecar, or anything going wrong: LMCache finds nothing here and its engines compute. The interface is LMCache's
+`L2AdapterInterface` (lmcache/v1/distributed/l2_adapters/base.py). Everything that needs no LMCache is in
+kvpool.engines.common.tasks, clients, lmcache_facts and lmcache_ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvpool.client import Client
+from kvpool.engines.common.client_cache import Clients
+from kvpool.engines.common.settings import client_config
+from kvpool.engines.common.tasks import Tasks
+from kvpool.engines.lmcache import fingerprint as lmcache_facts
+from kvpool.engines.lmcache.inventory import Ledger
+from kvpool.protocol import keys as names
+from kvpool.protocol.wire import Tier
+from kvpool.stats import Reason
+
+try:
+    import lmcache
+    from lmcache.lmcache_native import Bitmap
+    from lmcache.v1.distributed.api import KeyEntry, KeyListPage
+    from lmcache.v1.distributed.internal_api import L2StoreResult
+    from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+    from lmcache.v1.platform import create_event_notifier
+except ImportError as e:
+    raise ImportError(
+        f"kvpool.engines.lmcache_mp needs the L2 adapters of LMCache {lmcache_facts.KNOWN_VERSIONS}, which cannot be "
+        f"imported here ({e}); run the server without this adapter"
+    ) from e
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool.engines.lmcache.fingerprint import Space
+
+__all__ = ["PoolL2Adapter"]
+
+_log = logging.getLogger("lmcache.kvpool")  # under LMCache's own logger, so that the server's log shows it
+
+_MAX_SPACES = 16  # models, parallel sizes and layouts that one server serves
+_MAX_NAMES = 262_144  # chunks whose sizes are known, for usage
+_MAX_ASKED = 256  # lookups, and loads, under way
+_CLOSE_S = 15.0  # a load or store that is under way touches LMCache's memory until it ends; all have deadlines
+_SETTINGS = ("tag", "revision", "max_capacity_bytes")
+
+
+class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
+    """Made by LMCache's server. Thread-safe; every method is light, and none raises into the server."""
+
+    def __init__(self, params: Any, l1_memory_desc: Any = None) -> None:
+        params = dict(params) if isinstance(params, dict) else {}
+        mine = {name: params.pop(name) for name in _SETTINGS if name in params}
+        capacity = mine.get("max_capacity_bytes", 0)
+        super().__init__(max_capacity_bytes=capacity if isinstance(capacity, int) and capacity > 0 else 0)
+        self._tag = str(mine.get("tag", ""))
+        self._revision = str(mine.get("revision", ""))
+        self._config = client_config(params)
+        self._wakers = [create_event_notifier() for _ in range(3)]
+        store, lookup, load = (waker.notify for waker in self._wakers)
+        numbers = itertools.count(1)
+        c = self._config
+        self._stores: Tasks[Any] = Tasks("kvpool-store", 1, c.max_inflight_stores, store, numbers)
+        self._lookups: Tasks[Any] = Tasks("kvpool-lookup", 2, _MAX_ASKED, lookup, numbers)
+        self._loads: Tasks[Any] = Tasks("kvpool-load", max(1, c.connections - 2), _MAX_ASKED, load, numbers)
+        self._clients: Clients[Space] = Clients(self._connect, _MAX_SPACES)
+        self._ledger: Ledger[Any] = Ledger(_MAX_NAMES)
+        self._refused: set[str] = set()
+        self._off = ""
+        if not lmcache_facts.supported(str(lmcache.__version__)):
+            self._off = f"this client knows LMCache {lmcache_facts.KNOWN_VERSIONS}, not {lmcache.__version__}"
+            _log.error("kvpool: %s: the server runs without the pool", self._off)
+
+    # -- LMCache's interface ------------------------------------------------------------------------------------------
+
+    def get_store_event_fd(self) -> int:
+        """Readable when a store has ended."""
+        return int(self._wakers[0].fileno())
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Readable when a lookup has ended."""
+        return int(self._wakers[1].fileno())
+
+    def get_load_event_fd(self) -> int:
+        """Readable when a load has ended."""
+        return int(self._wakers[2].fileno())
+
+    def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
+        """Copy objects to the pool, in the background. While too much waits to be stored it fails at once."""
+        keys, objects = list(keys), list(objects)
+        return self._stores.submit(lambda: self._store(keys, objects), L2StoreResult(False, 0), max(1, len(keys)))
+
+    def pop_completed_store_tasks(self) -> dict[int, Any]:
+        """Outcomes of stores since the last call."""
+        return self._stores.take_all()
+
+    def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: dict[int, Any]) -> int:
+        """Ask the pool, in the background, for no longer than a lookup may take. Nothing is locked."""
+        keys = list(keys)
+        asked = time.monotonic()
+        return self._lookups.submit(lambda: self._look_up(keys, group_layout_descs, asked), Bitmap(len(keys)))
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Any:
+        """A bitmap of what the pool has, once; None while the question is open."""
+        return self._lookups.take(task_id)
+
+    def submit_unlock(self, keys: list[Any]) -> None:
+        """Nothing to do: a block that the pool drops between lookup and load is a miss, or is read to its end."""
+
+    def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
+        """Fill objects from the pool, in the background. Its deadline counts from now on, whatever is before it."""
+        keys, objects = list(keys), list(objects)
+        asked = time.monotonic()
+        return self._loads.submit(lambda: self._load(keys, objects, asked), Bitmap(len(keys)))
+
+    def query_load_result(self, task_id: int) -> Any:
+        """A bitmap of what was loaded, once; None while the load is under way."""
+        return self._loads.take(task_id)
+
+    def delete(self, keys: list[Any]) -> None:
+        """Find them no more on this server, until they are stored again. The pool drops the bytes by itself."""
+        self._tell(self._notify_keys_deleted, self._ledger.delete(keys))
+
+    def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> Any:
+        """What this server has stored, as far as it remembers. ValueError for a cursor that is not ours."""
+        if page_size <= 0 or not (cursor or "0").isdecimal():
+            raise ValueError("page_size must be above 0, and the cursor one that was given out here")
+        start = int(cursor or 0)
+        pairs, more = self._ledger.page(start, page_size)
+        entries = tuple(
+            KeyEntry(key.to_encoded_object_key(), size) for key, size in pairs if model_name in (None, key.model_name)
+        )
+        return KeyListPage(entries, str(start + page_size) if more else None)
+
+    def report_status(self) -> dict[str, Any]:
+        """Healthy while the sidecar can be reached; the rest is for people."""
+        clients = self._clients.all()
+        reachable = all(c.connected for c in clients) if clients else os.path.exists(self._config.socket)
+        return {
+            "is_healthy": reachable and not self._off,
+            "type": type(self).__name__,
+            "reason": self._off or ("" if reachable else f"no sidecar at {self._config.socket}"),
+            "socket": self._config.socket,
+            "fingerprints": {c.fingerprint.hex(): c.stats() for c in clients},
+            "stored_object_count": len(self._ledger),
+            "pending": {"stores": self._stores.pending, "lookups": self._lookups.pending, "loads": self._loads.pending},
+            "dropped": {"stores": self._stores.dropped, "lookups": self._lookups.dropped, "loads": self._loads.dropped},
+        }
+
+    def close(self) -> None:
+        """Wait for what touches LMCache's memory, then let go of everything. Safe to call twice."""
+        until = time.monotonic() + _CLOSE_S
+        done = [t.close(max(0.0, until - time.monotonic())) for t in (self._lookups, self._loads, self._stores)]
+        if not all(done):
+            _log.error("kvpool: a transfer did not end in %.0f s", _CLOSE_S)
+        self._clients.close()
+        for waker in self._wakers:
+            with contextlib.suppress(OSError):
+                waker.close()
+
+    # -- our own ------------------------------------------------------------------------------------------------------
+
+    def _connect(self, space: Space) -> Client:
+        facts = lmcache_facts.space_facts(
+            space, str(lmcache.__version__), revision=self._revision, tag=self._tag, mode="mp"
+        )
+        fingerprint = names.fingerprint(facts)
+        model = os.path.basename(space.model.rstrip("/"))
+        _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
+        _log.debug("kvpool: facts %s", facts)
+        engine = f"lmcache {lmcache.__version__}"
+        told = {"engine": engine, "model": model}
+        return Client(self._config, fingerprint=fingerprint, facts=told, meaning=facts)
+
+    def _parts(
+        self, keys: Sequence[Any], layouts: Any, deadline: float, skip: Callable[[Any], bool] = lambda _: False
+    ) -> list[tuple[Client, list[int], list[bytes]]]:
+        """For each client the places of its keys and their idents; what cannot be named or served is left out."""
+        parts = []
+        for space, places in lmcache_facts.split(keys, layouts).items():
+            named = [(i, lmcache_facts.chunk_name(keys[i])) for i in places if not skip(keys[i])]
+            usable = [(i, name) for i, name in named if name is not None]
+            if len(usable) < len(named):
+                self._refuse("hash", "LMCache hashes prompts with Python's own hash: use --hash-algorithm blake3")
+            client = self._clients.get(space, deadline) if usable and not self._off else None
+            if client is not None:
+                idents = [names.ident(client.fingerprint, *name) for _, name in usable]
+                parts.append((client, [i for i, _ in usable], idents))
+        return parts
+
+    def _layouts(self, objects: Sequence[Any]) -> list[str]:
+        found = [lmcache_facts.layout_of(o.get_shapes(), o.get_dtypes()) for o in objects]
+        if not all(found):
+            self._refuse("serde", "bytes that a serde of LMCache has made are not stored: leave `serde` out")
+        return found
+
+    def _look_up(self, keys: Sequence[Any], groups: dict[int, Any], asked: float) -> Any:
+        layouts = {int(n): lmcache_facts.layout_of(d.shapes, d.dtypes) for n, d in groups.items()}
+        found = Bitmap(len(keys))
+        patience = self._config.deadlines.lookup_ms / 1000
+        for client, places, idents in self._parts(keys, layouts, asked + patience, self._ledger.is_deleted):
+            tiers = client.lookup(idents, asked + client.lookup_seconds, every=True)
+            for place, tier in zip(places, tiers, strict=True):
+                if tier != Tier.MISS:
+                    found.set(place)
+        return found
+
+    def _load(self, keys: Sequence[Any], objects: Sequence[Any], asked: float) -> Any:
+        loaded = Bitmap(len(keys))
+        here, lost = [], []
+        views = [memoryview(o.byte_array).cast("B") for o in objects]
+        size = sum(map(len, views))
+        patience = self._config.deadlines.lookup_ms / 1000
+        for client, places, idents in self._parts(keys, self._layouts(objects), asked + patience):
+            results = client.get_into(idents, [views[i] for i in places], asked + client.load_seconds(size))
+            for place, result in zip(places, results, strict=True):
+                if result.ok:
+                    loaded.set(place)
+                    here.append(keys[place])
+                elif result.reason == Reason.ABSENT:
+                    lost.append(keys[place])
+        self._tell(self._notify_keys_deleted, self._ledger.lost(lost))
+        if here:
+            self._guarded(lambda: self._notify_keys_accessed(here))
+        return loaded
+
+    def _store(self, keys: Sequence[Any], objects: Sequence[Any]) -> Any:
+        views = [memoryview(o.byte_array).cast("B") for o in objects]
+        stored, size = [], 0
+        patience = self._config.deadlines.store_ms / 1000  # nobody waits for a store
+        until = time.monotonic() + patience
+        for client, places, idents in self._parts(keys, self._layouts(objects), until):
+            salts = [lmcache_facts.salt_of(keys[i]) for i in places]
+            results = client.put_from(idents, [views[i] for i in places], salts=salts)
+            stored += [(keys[i], len(views[i])) for i, r in zip(places, results, strict=True) if r.ok]
+            size += sum(r.bytes for r in results)
+        new, gone = self._ledger.store(stored)
+        self._tell(self._notify_keys_stored, new)
+        self._tell(self._notify_keys_deleted, gone)
+        return L2StoreResult(len(stored) == len(keys), size)
+
+    def _tell(self, notify: Callable[[list[Any], list[int]], None], pairs: Sequence[tuple[Any, int]]) -> None:
+        if pairs:
+            self._guarded(lambda: notify([key for key, _ in pairs], [size for _, size in pairs]))
+
+    def _guarded(self, notify: Callable[[], None]) -> None:
+        try:
+            notify()
+        except Exception:
+            _log.exception("kvpool: a listener of LMCache's failed")
+
+    def _refuse(self, what: str, why: str) -> None:
+        if what not in self._refused:
+            self._refused.add(what)
+            _log.error("kvpool: %s", why)

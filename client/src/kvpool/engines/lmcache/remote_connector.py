@@ -1,0 +1,331 @@
+"""The pool as remote storage of LMCache inside an engine (`LMCacheConnectorV1`). One chunk is one block of the pool.
+
+    LMCACHE_PRE_CACHING_HASH_ALGORITHM=sha256_cbor
+    LMCACHE_REMOTE_STORAGE_PLUGINS=kvpool
+    LMCACHE_EXTRA_CONFIG='{"remote_storage_plugin.kvpool.module_path": "kvpool.engines.lmcache_remote",
+      "remote_storage_plugin.kvpool.class_name": "PoolConnectorAdapter",
+      "remote_storage_plugin.kvpool.tag": "team-one"}'
+
+The plug-in's name is `kvpool`, or `kvpool.` and anything. Further keys `remote_storage_plugin.kvpool.NAME` are fields
+of kvpool.config.ClientConfig (`socket`, `deadlines` ...), which win over the environment, and `tag`, a text: engines
+with different tags share nothing. LMCache's keys here hold no salt of vLLM's, so requests of one engine share whatever
+their salt is, unless they carry a tag of their own (`kv_transfer_params: {"lmcache.tag.NAME": VALUE}`), which is kept
+apart. For several tenants behind one engine use LMCache's server (kvpool.engines.lmcache_mp).
+
+Whole chunks only, as LMCache stores them by default; its serdes and its layerwise mode are refused with a message. No
+sidecar, or anything going wrong, is a miss. The interfaces are LMCache's `ConnectorAdapter` and `RemoteConnector`
+(lmcache/v1/storage_backend/connector/).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvpool.client import Client
+from kvpool.engines.common.settings import client_config
+from kvpool.engines.lmcache import fingerprint as lmcache_facts
+from kvpool.engines.lmcache.inventory import Ledger
+from kvpool.protocol import keys as names
+from kvpool.protocol.wire import Tier
+
+try:
+    import lmcache
+    from lmcache.v1.storage_backend.connector import ConnectorAdapter
+    from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
+except ImportError as e:
+    raise ImportError(
+        f"kvpool.engines.lmcache_remote needs the remote connectors of LMCache {lmcache_facts.KNOWN_VERSIONS}, which "
+        f"cannot be imported here ({e}); run the engine without this plug-in"
+    ) from e
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["PoolConnector", "PoolConnectorAdapter"]
+
+_log = logging.getLogger("lmcache.kvpool")  # under LMCache's own logger, so that the engine's log shows it
+
+_SCHEME = "plugin://kvpool"
+_NOT_SETTINGS = ("module_path", "class_name", "tag", "revision")
+_MAX_DELETED = 65_536
+T = TypeVar("T")
+
+
+class PoolConnectorAdapter(ConnectorAdapter):  # type: ignore[misc]
+    """What LMCache makes first; it makes the connector."""
+
+    def __init__(self) -> None:
+        super().__init__(_SCHEME)
+
+    def can_parse(self, url: str) -> bool:
+        """True for `plugin://kvpool` and `plugin://kvpool.NAME`."""
+        return url == _SCHEME or url.startswith(_SCHEME + ".")
+
+    def create_connector(self, context: Any) -> PoolConnector:
+        """The connector; one that only misses where the pool cannot be used."""
+        prefix = f"remote_storage_plugin.{context.plugin_name or 'kvpool'}."
+        extra = context.config.extra_config or {}
+        settings = {name[len(prefix) :]: value for name, value in extra.items() if name.startswith(prefix)}
+        return PoolConnector(context.loop, context.local_cpu_backend, context.config, context.metadata, settings)
+
+
+class PoolConnector(RemoteConnector):  # type: ignore[misc]
+    """Called from LMCache's event loop and, where a method is no coroutine, from the engine's threads. Never raises."""
+
+    def __init__(self, loop: Any, local_cpu_backend: Any, config: Any, metadata: Any, settings: dict[str, Any]) -> None:
+        super().__init__(config, metadata)
+        self._memory = local_cpu_backend
+        self._config = client_config({name: v for name, v in settings.items() if name not in _NOT_SETTINGS})
+        self._layout = lmcache_facts.layout_of(self.meta_shapes, self.meta_dtypes)
+        self._deleted: Ledger[bytes] = Ledger(_MAX_DELETED)
+        self._lock = threading.Lock()
+        self._putting = 0
+        self.dropped = 0  # chunks that were not stored because too much was under way
+        self._told: set[str] = set()
+        self._client: Client | None = None
+        pool = concurrent.futures.ThreadPoolExecutor
+        self._lookups = pool(1, "kvpool-lookup")
+        self._loads = pool(max(1, self._config.connections - 2), "kvpool-load")
+        self._stores = pool(1, "kvpool-store")
+        reason = self._why_not(config)
+        if reason:
+            _log.error("kvpool: %s: the engine runs without the pool", reason)
+            return
+        try:
+            self._client = self._connect(config, metadata, settings)
+        except Exception:
+            _log.exception("kvpool: the pool is off for this engine")
+
+    # -- LMCache's interface ------------------------------------------------------------------------------------------
+
+    async def exists(self, key: Any) -> bool:
+        """Has the pool this chunk? Takes no longer than a lookup's deadline."""
+        return await self._in(self._lookups, lambda: self._found([key]) == 1, closed=False)
+
+    def exists_sync(self, key: Any) -> bool:
+        """The same, for a thread that waits."""
+        return self._found([key]) == 1
+
+    def support_batched_contains(self) -> bool:
+        """Yes: one message for all."""
+        return True
+
+    def batched_contains(self, keys: list[Any]) -> int:
+        """How many chunks from the first on the pool has."""
+        return self._found(keys)
+
+    async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
+        """The same; nothing can be pinned in the pool."""
+        return await self._in(self._lookups, lambda: self._found(keys), closed=0)
+
+    async def get(self, key: Any) -> Any:
+        """The chunk in memory of LMCache's, or None."""
+        return (await self.batched_get([key]))[0]
+
+    def support_batched_get(self) -> bool:
+        """Yes: one message for all."""
+        return True
+
+    async def batched_get(self, keys: list[Any]) -> list[Any]:
+        """Each chunk in memory of LMCache's, or None. If the caller gives up, the memory goes back to LMCache."""
+        asked = time.monotonic()
+        return await self._in(self._loads, lambda: self._load(keys, asked), [None] * len(keys), _let_go)
+
+    async def batched_get_non_blocking(self, lookup_id: str, keys: list[Any]) -> list[Any]:
+        """The chunks up to the first that is missing."""
+        loaded = await self.batched_get(keys)
+        end = next((i for i, found in enumerate(loaded) if found is None), len(loaded))
+        _let_go(loaded[end:])
+        return loaded[:end]
+
+    async def put(self, key: Any, memory_obj: Any) -> None:
+        """Store a chunk. LMCache lets go of it when this returns; we hold it until the write has ended."""
+        await self.batched_put([key], [memory_obj])
+
+    def support_batched_put(self) -> bool:
+        """Yes: one message for all."""
+        return True
+
+    async def batched_put(self, keys: list[Any], memory_objs: list[Any]) -> None:
+        """Store chunks. While too much is under way they are dropped."""
+        count = len(keys)
+        with self._lock:
+            room = self._putting < self._config.max_inflight_stores
+            self._putting += count if room else 0
+            self.dropped += 0 if room else count
+        if not room:
+            return
+        for held in memory_objs:
+            held.ref_count_up()
+
+        def done(_: object) -> None:
+            _let_go(memory_objs)
+            with self._lock:
+                self._putting -= count
+
+        await self._in(self._stores, lambda: self._store(keys, memory_objs), None, always=done)
+
+    def remove_sync(self, key: Any) -> bool:
+        """Find it no more in this process, until it is stored again. The pool drops the bytes when it needs room."""
+        if self._client is not None:
+            self._deleted.delete([self._ident(self._client, key)])
+        return True
+
+    async def close(self) -> None:
+        """End what is under way and let go of everything."""
+        if self._client is not None:
+            self._client.close()
+        for executor in (self._lookups, self._loads, self._stores):
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    # -- our own ------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """For people: the client's counters, whether there is a sidecar, and the fingerprint."""
+        client = self._client
+        if client is None:
+            return {"connected": False}
+        return {"connected": client.connected, "fingerprint": client.fingerprint.hex(), **client.stats()}
+
+    def _why_not(self, config: Any) -> str:
+        if not lmcache_facts.supported(str(lmcache.__version__)):
+            return f"this client knows LMCache {lmcache_facts.KNOWN_VERSIONS}, not {lmcache.__version__}"
+        if config.pre_caching_hash_algorithm == "builtin":
+            return "LMCache hashes prompts with Python's own hash: set pre_caching_hash_algorithm to sha256_cbor"
+        if config.use_layerwise:
+            return "layerwise chunks of LMCache are not stored: leave use_layerwise out"
+        if config.remote_serde not in (None, "naive"):
+            return "bytes that a serde of LMCache has made are not stored: leave remote_serde out"
+        return ""
+
+    def _connect(self, config: Any, metadata: Any, settings: dict[str, Any]) -> Client:
+        version = str(lmcache.__version__)
+        space = lmcache_facts.Space(str(metadata.model_name), int(metadata.world_size), 0, self._layout)
+        facts = lmcache_facts.space_facts(
+            space,
+            version,
+            revision=str(settings.get("revision", "")),
+            tag=str(settings.get("tag", "")),
+            mode="in-process",
+            memory_format=str(self.meta_fmt),
+            chunk_size=int(metadata.chunk_size),
+            kv_dtype=str(metadata.kv_dtype),
+            hash_algorithm=str(config.pre_caching_hash_algorithm),
+            hash_seed=os.environ.get("PYTHONHASHSEED", ""),
+        )
+        fingerprint = names.fingerprint(facts)
+        model = os.path.basename(space.model.rstrip("/"))
+        _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
+        _log.debug("kvpool: facts %s", facts)
+        told = {"engine": f"lmcache {version}", "model": model}
+        return Client(self._config, fingerprint=fingerprint, facts=told, meaning=facts)
+
+    def _ident(self, client: Client, key: Any) -> bytes:
+        return names.ident(client.fingerprint, *lmcache_facts.key_name(key, str(key.dtype)))
+
+    def _found(self, keys: Sequence[Any]) -> int:
+        client = self._client
+        if client is None or not keys:
+            return 0
+        try:
+            idents = [self._ident(client, key) for key in keys]
+            end = next((i for i, ident in enumerate(idents) if self._deleted.is_deleted(ident)), len(idents))
+            tiers = client.lookup(idents[:end])
+        except Exception:
+            _log.exception("kvpool: lookup failed")
+            return 0
+        return next((i for i, tier in enumerate(tiers) if tier == Tier.MISS), len(tiers))
+
+    def _load(self, keys: Sequence[Any], asked: float) -> list[Any]:
+        client = self._client
+        loaded: list[Any] = [None] * len(keys)
+        if client is None:
+            return loaded
+        held: list[Any] = []
+        try:
+            for _ in keys:
+                # LMCache would wait for memory without end
+                memory = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt, busy_loop=False)
+                if memory is None:
+                    break
+                held.append(memory)
+            views = [memoryview(memory.byte_array).cast("B") for memory in held]
+            idents = [self._ident(client, key) for key in keys[: len(held)]]
+            results = client.get_into(idents, views, asked + client.load_seconds(sum(map(len, views))))
+            for i, result in enumerate(results):
+                if result.ok:
+                    loaded[i], held[i] = held[i], None
+        except Exception:
+            _log.exception("kvpool: a load failed")
+            _let_go(loaded)
+            loaded = [None] * len(keys)
+        _let_go(held)
+        return loaded
+
+    def _store(self, keys: Sequence[Any], objects: Sequence[Any]) -> None:
+        client = self._client
+        if client is None:
+            return
+        try:
+            pairs = list(zip(keys, objects, strict=True))
+            whole = [
+                (key, o) for key, o in pairs if lmcache_facts.layout_of(o.get_shapes(), o.get_dtypes()) == self._layout
+            ]
+            if len(whole) < len(pairs):
+                self._tell("part", "only whole chunks are stored: leave save_unfull_chunk out")
+            idents = [self._ident(client, key) for key, _ in whole]
+            client.put_from(idents, [memoryview(o.byte_array).cast("B") for _, o in whole])
+            self._deleted.store((ident, 0) for ident in idents if self._deleted.is_deleted(ident))
+        except Exception:
+            _log.exception("kvpool: a store failed")
+
+    async def _in(
+        self,
+        executor: concurrent.futures.Executor,
+        work: Callable[[], T],
+        closed: T,
+        unwanted: Callable[[T], None] | None = None,
+        always: Callable[[object], None] | None = None,
+    ) -> T:
+        """Run `work` in a thread; `closed` if we are closed first.
+
+        If the caller is cancelled, `unwanted` gets the outcome when it is there; `always` is called in any case.
+        """
+        try:
+            future = executor.submit(work)
+        except RuntimeError:  # closed
+            future = concurrent.futures.Future()
+            future.set_result(closed)
+        if always is not None:
+            future.add_done_callback(always)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if future.cancelled():
+                return closed
+            if unwanted is not None and not future.cancel():
+                future.add_done_callback(lambda f: unwanted(f.result()))
+            raise
+
+    def _tell(self, what: str, why: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            _log.warning("kvpool: %s", why)
+
+    async def list(self) -> list[str]:
+        """Nothing: the pool gives out no list of names."""
+        return []
+
+
+def _let_go(held: Sequence[Any]) -> None:
+    for memory in held:
+        if memory is not None:
+            with contextlib.suppress(Exception):
+                memory.ref_count_down()
