@@ -34,7 +34,7 @@ from bench.nodes import end_with_parent
 from kvpool import config
 from kvpool.client import Client
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.protocol.keys import ident
+from kvpool.protocol.keys import block_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,8 +127,8 @@ def run(directory: Path, size: int, loads: int, rounds: int, seconds: float, com
             if not client.wait_connected(20):
                 raise RuntimeError(f"no sidecar: {(directory / 'sidecar.log').read_text()[-2000:]}")
         views = [buffer(size) for _ in range(_BUFFERS)]
-        idents = [ident(FINGERPRINT, f"admission/{n}".encode()) for n in range(16)]
-        for one in idents:
+        block_ids = [block_id(FINGERPRINT, f"admission/{n}".encode()) for n in range(16)]
+        for one in block_ids:
             if not clients[0].put_from([one], [views[0]])[0].stored:
                 raise RuntimeError("not stored")
         files = [file for file in directory.rglob("*") if len(file.name) == 64 and file.is_file()]
@@ -143,7 +143,7 @@ def run(directory: Path, size: int, loads: int, rounds: int, seconds: float, com
         def kvpool(thread: int, n: int, tally: Tally) -> None:
             began = time.perf_counter()
             client = clients[thread % len(clients)]
-            (result,) = client.get_into([idents[(thread + n) % len(idents)]], [views[thread % _BUFFERS]])
+            (result,) = client.get_into([block_ids[(thread + n) % len(block_ids)]], [views[thread % _BUFFERS]])
             took = time.perf_counter() - began
             if result.ok:
                 tally.served.append(took)

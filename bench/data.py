@@ -31,7 +31,7 @@ from bench.peers.systems import NAMES, Peers
 from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines
 from kvpool.protocol.block import HEADER_BYTES, decode_header
-from kvpool.protocol.keys import fingerprint, ident
+from kvpool.protocol.keys import block_id, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,16 +79,16 @@ class Blocks:
 
     def __init__(self, size: int, count: int, client: Client, home: Path) -> None:
         self.size = size
-        self.idents = [ident(FINGERPRINT, f"{size}/{next(_made)}".encode()) for _ in range(count)]
+        self.block_ids = [block_id(FINGERPRINT, f"{size}/{next(_made)}".encode()) for _ in range(count)]
         view = buffer(size)
         known = _files(home)
-        for i, one in enumerate(self.idents):
+        for i, one in enumerate(self.block_ids):
             view[:] = _pattern(i) * (size // 4096)
             (result,) = client.put_from([one], [view])
             if not result.stored:
                 raise RuntimeError(f"block {i} of {size} bytes was not stored: {result.reason}")
-        by_ident = {decode_header(file.open("rb").read(HEADER_BYTES)).ident: file for file in _files(home) - known}
-        self.files = [by_ident[one] for one in self.idents]
+        by_ident = {decode_header(file.open("rb").read(HEADER_BYTES)).block_id: file for file in _files(home) - known}
+        self.files = [by_ident[one] for one in self.block_ids]
 
     def check(self, n: int, view: memoryview) -> None:
         if view[:4096] != _pattern(n) or view[-4096:] != _pattern(n):
@@ -108,8 +108,8 @@ def pool_reads(client: Client, blocks: Blocks, batch: int) -> Callable[[int], Ca
         views = slots(blocks.size, batch)
 
         def operation(n: int) -> None:
-            first = (thread * 7 + n) * batch % len(blocks.idents)
-            results = client.get_into(blocks.idents[first : first + batch], views)
+            first = (thread * 7 + n) * batch % len(blocks.block_ids)
+            results = client.get_into(blocks.block_ids[first : first + batch], views)
             if not all(r.ok for r in results):
                 raise RuntimeError(f"missed: {next(r for r in results if not r.ok)}")
             blocks.check(first, views[0])
@@ -155,7 +155,7 @@ def writes(client: Client, size: int, directory: Path) -> list[Contender]:
         view = buffer(size)
 
         def operation(n: int) -> None:
-            (result,) = client.put_from([ident(FINGERPRINT, f"store/{size}/{next(counter)}".encode())], [view])
+            (result,) = client.put_from([block_id(FINGERPRINT, f"store/{size}/{next(counter)}".encode())], [view])
             if not result.stored:
                 raise RuntimeError(f"not stored: {result.reason}")
 
@@ -263,7 +263,7 @@ def client_of(nodes: Nodes, node: str) -> Client:
 
 def wait_for_index(client: Client, blocks: Blocks) -> None:
     deadline = time.monotonic() + 20
-    while not all(client.lookup(blocks.idents)):
+    while not all(client.lookup(blocks.block_ids)):
         if time.monotonic() > deadline:
             raise RuntimeError("node b does not learn of the blocks on node a")
         time.sleep(0.05)

@@ -31,10 +31,10 @@ from bench.nodes import end_with_parent
 from kvpool import config
 from kvpool.client import Client
 from kvpool.config import ClientConfig
-from kvpool.protocol.keys import fingerprint, ident
+from kvpool.protocol.keys import block_id, fingerprint
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.pki.peer_ca import peer_files
-from kvpool_operator.sidecars.admin_client import Target, open_commands
+from kvpool_operator.sidecars.admin_client import SidecarAddress, open_commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,7 +85,7 @@ class Cluster:
     async def evacuate(self, bandwidth: int) -> None:
         async with open_commands(self.admin_port) as commands:
             params = {"bandwidth": bandwidth}
-            await commands.start(self.secret, Target("d", "127.0.0.1"), "bench", "evacuate", params)
+            await commands.start(self.secret, SidecarAddress("d", "127.0.0.1"), "bench", "evacuate", params)
 
     def kill(self, name: str) -> None:
         process = self._processes.pop(name)
@@ -133,22 +133,22 @@ class Sessions:
 
     def __init__(self, count: int, size: int) -> None:
         self.size = size
-        self.idents = [[ident(FINGERPRINT, f"{s}/{n}".encode()) for n in range(BLOCKS)] for s in range(count)]
+        self.block_ids = [[block_id(FINGERPRINT, f"{s}/{n}".encode()) for n in range(BLOCKS)] for s in range(count)]
         self.views = slots(size, BLOCKS)
 
     def store(self, client: Client) -> None:
-        for number, idents in enumerate(self.idents):
+        for number, block_ids in enumerate(self.block_ids):
             for n, view in enumerate(self.views):
                 view[:] = _pattern(number, n) * (self.size // 4096)
-            results = client.put_from(idents, self.views)
+            results = client.put_from(block_ids, self.views)
             if not all(r.stored for r in results):
                 raise RuntimeError(f"not stored: {results}")
 
     def load(self, client: Client, number: int) -> tuple[int, float]:
         """How many of one session's blocks could be had before the first that could not, and milliseconds."""
         began = time.perf_counter()
-        client.lookup(self.idents[number])
-        results = client.get_into(self.idents[number], self.views)
+        client.lookup(self.block_ids[number])
+        results = client.get_into(self.block_ids[number], self.views)
         took = (time.perf_counter() - began) * 1e3
         for n, (result, view) in enumerate(zip(results, self.views, strict=True)):
             if not result.ok:
@@ -159,8 +159,8 @@ class Sessions:
 
     def hit_rate(self, clients: Sequence[Client]) -> tuple[float, list[float]]:
         """Of all sessions, on the clients in turn; and milliseconds of each load."""
-        found = [self.load(clients[n % len(clients)], n) for n in range(len(self.idents))]
-        return sum(count for count, _ in found) / (BLOCKS * len(self.idents)), [took for _, took in found]
+        found = [self.load(clients[n % len(clients)], n) for n in range(len(self.block_ids))]
+        return sum(count for count, _ in found) / (BLOCKS * len(self.block_ids)), [took for _, took in found]
 
 
 def measure(kind: str, count: int, size: int, bandwidth: int) -> dict[str, object]:
@@ -199,7 +199,7 @@ def drain(cluster: Cluster, sessions: Sessions, client: Client, bandwidth: int) 
     while not cluster.status("d")["drain"]["clean"]:
         if time.monotonic() - began > 600:
             raise RuntimeError(str(cluster.status("d")["drain"]))
-        found, took = sessions.load(client, len(times) % len(sessions.idents))
+        found, took = sessions.load(client, len(times) % len(sessions.block_ids))
         if found != BLOCKS:
             raise RuntimeError("the node that is drained does not serve any more")
         times.append(took)

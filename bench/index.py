@@ -2,7 +2,7 @@
 
 Prints a table and writes out/bench/index.json and index.png. Two servers take turns: one with 10,000 entries, one with
 `--entries`. Against each: one MGET of the same keys (for 80 blocks) and 16 probes and a window (for 1,250), both with
-redis-py, beside what a sidecar does for a lookup (`kvpool`: PeerDirectory.reach, threads and deadline and all, nothing
+redis-py, beside what a sidecar does for a lookup (`kvpool`: BlockResolver.reach, threads and deadline and all, nothing
 remembered) and the index alone (`kvpool-index`). Redis runs on loopback: a real network adds a round trip to each.
 """
 
@@ -31,9 +31,9 @@ from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.record import Record, pack
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.index.redis_server import server_binary, server_environment
-from kvpool_sidecar.index.resolver import PeerDirectory
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.index.resolver import BlockResolver
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -206,8 +206,8 @@ def index_alone(server: Server) -> Callable[[Sequence[bytes]], int]:
 
 
 def whole_lookup(server: Server) -> Callable[[Sequence[bytes]], int]:
-    guard = Guard("index", 8, 64, Breaker(3, 1, time.monotonic))
-    directory = PeerDirectory(server.index, guard, lambda: 0, lease_s=3600, lookup_s=10)
+    guard = Bulkhead("index", 8, 64, CircuitBreaker(3, 1, time.monotonic))
+    directory = BlockResolver(server.index, guard, lambda: 0, lease_s=3600, lookup_s=10)
     directory.refresh()
 
     def ask(keys: Sequence[bytes]) -> int:

@@ -29,7 +29,7 @@ from bench.nodes import end_with_parent
 from kvpool import config
 from kvpool.client import Client
 from kvpool.config import ClientConfig
-from kvpool.protocol.keys import fingerprint, ident
+from kvpool.protocol.keys import block_id, fingerprint
 
 FINGERPRINT = fingerprint({"bench": "prefetch"})
 SHAPES = ((2 * MIB, 64), (32 * MIB, 8), (256 * 1024, 256))
@@ -86,20 +86,20 @@ class Node:
         self.process.wait(10)
 
 
-def turn(node: Node, idents: list[bytes], views: list[memoryview], gap_ms: int, kind: str) -> tuple[float, float]:
+def turn(node: Node, block_ids: list[bytes], views: list[memoryview], gap_ms: int, kind: str) -> tuple[float, float]:
     """Milliseconds of the lookup and of the load."""
     if kind == "all in memory":
-        node.client.get_into(idents, views)
+        node.client.get_into(block_ids, views)
     else:
         node.make_cold()
     began = time.perf_counter()
-    if kind == "prefetch" and not all(node.client.lookup(idents)):
+    if kind == "prefetch" and not all(node.client.lookup(block_ids)):
         raise RuntimeError("a block is not there")
     looked_up = time.perf_counter()
     if gap_ms:
         time.sleep(gap_ms / 1000)
     load = time.perf_counter()
-    results = node.client.get_into(idents, views)
+    results = node.client.get_into(block_ids, views)
     loaded = time.perf_counter()
     if not all(r.ok for r in results):
         raise RuntimeError(f"missed: {next(r for r in results if not r.ok)}")
@@ -107,11 +107,11 @@ def turn(node: Node, idents: list[bytes], views: list[memoryview], gap_ms: int, 
 
 
 def measure(node: Node, size: int, count: int, rounds: int) -> list[dict[str, object]]:
-    idents = [ident(FINGERPRINT, f"{size}/{n}".encode()) for n in range(count)]
+    block_ids = [block_id(FINGERPRINT, f"{size}/{n}".encode()) for n in range(count)]
     views = slots(size, count)
     for n, view in enumerate(views):
         view[:] = secrets.token_bytes(4096) * (size // 4096)
-        (result,) = node.client.put_from([idents[n]], [view])
+        (result,) = node.client.put_from([block_ids[n]], [view])
         if not result.stored:
             raise RuntimeError(f"not stored: {result.reason}")
     rows: list[dict[str, object]] = []
@@ -120,7 +120,7 @@ def measure(node: Node, size: int, count: int, rounds: int) -> list[dict[str, ob
         lookups: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for number in range(-1, rounds):
             for kind in KINDS if number % 2 == 0 else KINDS[::-1]:
-                lookup_ms, load_ms = turn(node, idents, views, gap, kind)
+                lookup_ms, load_ms = turn(node, block_ids, views, gap, kind)
                 if number >= 0:
                     lookups[kind].append(lookup_ms)
                     loads[kind].append(load_ms)

@@ -27,8 +27,8 @@ _PAUSE_S = 0.03
 _LATE_S = 1.0  # beyond its deadline, which a busy machine may take
 
 
-def ident(fingerprint: bytes, n: int) -> bytes:
-    return keys.ident(fingerprint, n.to_bytes(4, "little"))
+def block_id(fingerprint: bytes, n: int) -> bytes:
+    return keys.block_id(fingerprint, n.to_bytes(4, "little"))
 
 
 def payload(name: bytes, size: int) -> bytes:
@@ -46,10 +46,10 @@ def store(client: Any, asked: dict[str, Any], numbers: list[int]) -> None:
     fingerprint, size = bytes.fromhex(asked["fingerprint"]), int(asked["block_bytes"])
     for start in range(0, len(numbers), 8):
         some = numbers[start : start + 8]
-        idents = [ident(fingerprint, n) for n in some]
+        block_ids = [block_id(fingerprint, n) for n in some]
         end = time.monotonic() + 60
         while True:
-            told = client.put_from(idents, [payload(i, size) for i in idents], **names(client, some))
+            told = client.put_from(block_ids, [payload(i, size) for i in block_ids], **names(client, some))
             if all(result.ok for result in told):
                 break
             if time.monotonic() > end:
@@ -77,15 +77,15 @@ def main(asked: dict[str, Any]) -> None:
                 Path(asked["done"] + "-second").write_text("")
             first = rng.randrange(universe - PROMPT)
             numbers = range(first, first + PROMPT)
-            idents = [ident(fingerprint, n) for n in numbers]
+            block_ids = [block_id(fingerprint, n) for n in numbers]
             began = time.monotonic()
             try:
-                told = client.get_into(idents, buffers)
+                told = client.get_into(block_ids, buffers)
             except Exception:
                 row[5] += 1
                 told = []
             row[6] += time.monotonic() - began > 2.0 + _LATE_S
-            for n, name, result, buffer in zip(numbers, idents, told, buffers, strict=False):
+            for n, name, result, buffer in zip(numbers, block_ids, told, buffers, strict=False):
                 second = n >= count
                 row[0] += 1
                 row[3] += second

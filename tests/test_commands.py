@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kvpool_operator.desired.inputs import PoolSecret
-from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError
+from kvpool_operator.errors import SidecarRejectedError, SidecarUnavailableError
 from kvpool_operator.pki.certificates import CertPolicy
 from kvpool_operator.pki.peer_ca import peer_files
 from kvpool_operator.sidecars import admin_client as command
-from kvpool_operator.sidecars.admin_client import HttpCommands, open_commands
-from kvpool_operator.sidecars.operation import Progress, Target
+from kvpool_operator.sidecars.admin_client import HttpSidecarAdminClient, open_commands
+from kvpool_operator.sidecars.operation import OperationProgress, SidecarAddress
 from kvpool_sidecar.admin.operations import Operations
 from kvpool_sidecar.admin.server import AdminServer
 from kvpool_sidecar.counters import Stats
@@ -40,7 +40,7 @@ class World:
         self.identity = identity
         self.server = AdminServer("127.0.0.1", 0, identity, self.operations, Stats())
         self.server.start()
-        self.to = Target("node-a", "127.0.0.1")
+        self.to = SidecarAddress("node-a", "127.0.0.1")
 
     def _wait(self, params, context):
         context.progress(1, 2, "blocks")
@@ -69,7 +69,7 @@ async def commands(world):
         yield made
 
 
-async def ended(commands: HttpCommands, pool: PoolSecret, to: Target, name: str) -> Progress:
+async def ended(commands: HttpSidecarAdminClient, pool: PoolSecret, to: SidecarAddress, name: str) -> OperationProgress:
     async with asyncio.timeout(30):
         while True:
             found = await commands.poll(pool, to, name)
@@ -86,7 +86,7 @@ async def test_an_order_is_started_once_polled_and_done(world, commands):
     assert await commands.start(pool, world.to, "uid-0", "wait", {"n": 1}) is not None
     world.release.set()
     done = await ended(commands, pool, world.to, "uid-0")
-    assert done == Progress("Succeeded", "", 1, 2, "blocks", {"blocks": 5})
+    assert done == OperationProgress("Succeeded", "", 1, 2, "blocks", {"blocks": 5})
     assert await commands.poll(pool, world.to, "uid-1") is None
 
 
@@ -102,17 +102,19 @@ async def test_a_failure_and_a_cancellation_are_told(world, commands):
 
 async def test_what_is_refused_and_what_may_work_later_are_told_apart(world, commands):
     pool = secret(world.files)
-    with pytest.raises(CommandRefusedError, match="knows fail, wait"):
+    with pytest.raises(SidecarRejectedError, match="knows fail, wait"):
         await commands.start(pool, world.to, "uid-0", "other", {})
     await commands.start(pool, world.to, "uid-1", "wait", {})
     await commands.start(pool, world.to, "uid-2", "wait", {})
-    with pytest.raises(CommandUnansweredError, match="2 operations"):
+    with pytest.raises(SidecarUnavailableError, match="2 operations"):
         await commands.start(pool, world.to, "uid-3", "wait", {})
-    with pytest.raises(CommandUnansweredError):
-        await commands.start(pool, Target("node-b", "127.0.0.1"), "uid-4", "wait", {})  # the certificate says node-a
-    with pytest.raises(CommandUnansweredError):
+    with pytest.raises(SidecarUnavailableError):
+        await commands.start(
+            pool, SidecarAddress("node-b", "127.0.0.1"), "uid-4", "wait", {}
+        )  # the certificate says node-a
+    with pytest.raises(SidecarUnavailableError):
         await commands.start(secret(world.files, "another-pool"), world.to, "uid-5", "wait", {})
-    with pytest.raises(CommandUnansweredError, match="no authority"):
+    with pytest.raises(SidecarUnavailableError, match="no authority"):
         await commands.start(secret({}), world.to, "uid-6", "wait", {})
 
 
@@ -148,8 +150,8 @@ async def test_a_certificate_is_kept_while_it_is_good_and_made_anew_in_time(worl
 
 @pytest.mark.parametrize("raw", [None, [], {}, {"state": "Odd"}, {"state": ["Running"]}])
 def test_an_answer_that_no_sidecar_gives_is_no_answer(raw):
-    with pytest.raises(CommandUnansweredError):
-        Progress.parse(raw)
+    with pytest.raises(SidecarUnavailableError):
+        OperationProgress.parse(raw)
 
 
 def test_odd_numbers_count_as_nothing():
@@ -158,4 +160,4 @@ def test_odd_numbers_count_as_nothing():
         "progress": {"done": -1, "total": "7", "unit": 3},
         "counts": {"a": True, "b": 2**70, "c": 4},
     }
-    assert Progress.parse(raw) == Progress("Running", "", 0, 0, "3", {"a": 0, "b": 0, "c": 4})
+    assert OperationProgress.parse(raw) == OperationProgress("Running", "", 0, 0, "3", {"a": 0, "b": 0, "c": 4})

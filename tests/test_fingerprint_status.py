@@ -9,9 +9,9 @@ from kvpool.protocol.fingerprint_fields import field_digests
 from kvpool.protocol.wire import ClientHello
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.observe.engine_pods import EnginePods
-from kvpool_operator.observe.snapshot import Observed, Sidecar
-from kvpool_operator.pools.status import Progress, make_status
-from kvpool_operator.sidecars.status import Report
+from kvpool_operator.observe.snapshot import Sidecar, Snapshot
+from kvpool_operator.pools.status import ReconcileOutcome, make_status
+from kvpool_operator.sidecars.status import SidecarStatus
 from kvpool_sidecar.serving.fingerprints import Fingerprints
 
 FACTS = {
@@ -37,10 +37,10 @@ def test_what_differs_between_two_pods_reaches_the_pools_status_by_name():
     nodes = {"a": Fingerprints(), "b": Fingerprints()}
     nodes["a"].entered(hello(), "uid-1")
     nodes["b"].entered(hello(sizes={"tp_size": 2, "pp_size": 1}), "uid-2")
-    told = {n: Report.parse(json.loads(json.dumps({"fingerprints": f.latest()}))) for n, f in nodes.items()}
+    told = {n: SidecarStatus.parse(json.loads(json.dumps({"fingerprints": f.latest()}))) for n, f in nodes.items()}
     engines = EnginePods(names={"uid-1": "team-a/one", "uid-2": "team-a/two"})
-    seen = Observed(raw=POOL, sidecars=tuple(Sidecar(n, True, "", r) for n, r in told.items()), engines=engines)
-    status = make_status(KVCachePool.parse(POOL), seen, Progress(), "id", "2026-11-21T10:00:00Z")
+    seen = Snapshot(raw=POOL, sidecars=tuple(Sidecar(n, True, "", r) for n, r in told.items()), engines=engines)
+    status = make_status(KVCachePool.parse(POOL), seen, ReconcileOutcome(), "id", "2026-11-21T10:00:00Z")
     (condition,) = [c for c in status["conditions"] if c["type"] == "SharedReuse"]
     assert (condition["status"], condition["reason"]) == ("False", "FingerprintsDiffer")
     assert condition["message"].endswith("(sizes.tp_size differs)")

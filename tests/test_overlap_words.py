@@ -9,7 +9,7 @@ import pytest
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import Env, Inputs, PoolSecret, build
 from kvpool_operator.sidecars.status import Phase as Told
-from kvpool_operator.sidecars.status import Report
+from kvpool_operator.sidecars.status import SidecarStatus
 from kvpool_sidecar import cli
 from kvpool_sidecar.observability.phase import Phase
 
@@ -17,7 +17,7 @@ from kvpool_sidecar.observability.phase import Phase
 def test_the_operator_knows_every_phase_of_a_sidecar():
     assert set(get_args(Told)) == {"", *(phase.value for phase in Phase)}
     for phase in Phase:
-        assert Report.parse({"node": "a", "phase": phase.value, "ready": False}).phase == phase.value
+        assert SidecarStatus.parse({"node": "a", "phase": phase.value, "ready": False}).phase == phase.value
 
 
 @pytest.mark.parametrize("overlap", [True, False])

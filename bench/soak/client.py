@@ -22,7 +22,7 @@ from kvpool.client import Client
 from kvpool.protocol import block
 from kvpool_sidecar.testing.history import ALLOWANCE_S, History, Stalls
 from kvpool_sidecar.testing.residue import residue
-from kvpool_sidecar.testing.traffic import Mix, Traffic, ident_of, payload_of
+from kvpool_sidecar.testing.traffic import Mix, Traffic, block_id_of, payload_of
 
 _RESERVOIR = 4000
 _RAMP = 40  # more threads a second: starting hundreds at once measures that and nothing else
@@ -70,15 +70,15 @@ def run(asked: dict[str, Any]) -> int:
     fingerprint = bytes.fromhex(asked["fingerprint"])
     commands, results = Path(asked["commands"]), Path(asked["results"])
     universe = int(asked["universe"])
-    names = {ident_of(fingerprint, n) for n in range(universe)}
+    names = {block_id_of(fingerprint, n) for n in range(universe)}
     sums: dict[bytes, bytes] = {}
 
-    def expected(whose: str, ident: bytes) -> bytes | None:
-        if ident not in names:
+    def expected(whose: str, block_id: bytes) -> bytes | None:
+        if block_id not in names:
             return None
-        if ident not in sums:
-            sums[ident] = block.checksum(payload_of(whose, ident, size))
-        return sums[ident]
+        if block_id not in sums:
+            sums[block_id] = block.checksum(payload_of(whose, block_id, size))
+        return sums[block_id]
 
     deadlines = config.Deadlines(**asked["deadlines"])
     settings = config.ClientConfig(socket=asked["socket"], connect_retry_ms=200, deadlines=deadlines)

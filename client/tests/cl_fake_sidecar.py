@@ -44,7 +44,7 @@ class FakeSidecar:
         self.requests: list[int] = []
         self.delay_s = 0.0
         self.open_flags = 0  # of the answers to OPEN
-        self.peer_blocks: set[bytes] = set()  # idents that are served as streams
+        self.peer_blocks: set[bytes] = set()  # block ids that are served as streams
         self.corrupt_stream: Callable[[bytes], bytes] | None = None
         self._connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -75,21 +75,21 @@ class FakeSidecar:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
 
-    def file_of(self, ident: bytes) -> Path:
-        return self.directory / block_key(SECRET, TENANT, ident).hex()
+    def file_of(self, block_id: bytes) -> Path:
+        return self.directory / block_key(SECRET, TENANT, block_id).hex()
 
-    def plant(self, ident: bytes, fingerprint: bytes, payload: bytes, /, **changes: Any) -> Path:
+    def plant(self, block_id: bytes, fingerprint: bytes, payload: bytes, /, **changes: Any) -> Path:
         """Put a block there without a client; `changes` are header fields that lie."""
         fields = {
-            "key": block_key(SECRET, TENANT, ident),
-            "ident": ident,
+            "key": block_key(SECRET, TENANT, block_id),
+            "block_id": block_id,
             "fingerprint": fingerprint,
             "tenant_tag": TAG,
             "payload_len": len(payload),
             "payload_sum": block.checksum(payload),
             "created_ms": 1,
         }
-        path = self.file_of(ident)
+        path = self.file_of(block_id)
         path.write_bytes(block.encode_header(block.BlockHeader(**{**fields, **changes})) + payload)
         return path
 
@@ -150,8 +150,10 @@ class FakeSidecar:
             fields = {"tenant_tag": TAG, "max_block_bytes": 1 << 30, "pool": "ns/p", "node": "n", **self.hello}
             self.send(connection, head, wire.ServerHello(**fields).pack(), 0)
         elif op == wire.Op.LOOKUP:
-            idents = wire.split_idents(memoryview(body)[4:], head.items, wire.MAX_LOOKUP)
-            self.send(connection, head, bytes(self._tiers(idents, bool(head.flags & wire.Flag.EVERY))), len(idents))
+            block_ids = wire.split_block_ids(memoryview(body)[4:], head.items, wire.MAX_LOOKUP)
+            self.send(
+                connection, head, bytes(self._tiers(block_ids, bool(head.flags & wire.Flag.EVERY))), len(block_ids)
+            )
         elif op == wire.Op.OPEN:
             self._open(connection, head, body, state)
         elif op == wire.Op.BEGIN:
@@ -162,26 +164,26 @@ class FakeSidecar:
             self.reports.append(wire.unpack_json(body))
             self.send(connection, head, b"", 0)
 
-    def _tiers(self, idents: list[bytes], every: bool) -> list[int]:
+    def _tiers(self, block_ids: list[bytes], every: bool) -> list[int]:
         tiers: list[int] = []
-        for ident in idents:
-            tier = wire.Tier.PEER if ident in self.peer_blocks else wire.Tier.LOCAL
-            tiers.append(tier if self.file_of(ident).exists() else 0)
+        for block_id in block_ids:
+            tier = wire.Tier.PEER if block_id in self.peer_blocks else wire.Tier.LOCAL
+            tiers.append(tier if self.file_of(block_id).exists() else 0)
             if not tiers[-1] and not every:
                 break
-        return tiers + [0] * (len(idents) - len(tiers))
+        return tiers + [0] * (len(block_ids) - len(tiers))
 
     def _open(self, connection: socket.socket, head: wire.Head, body: bytes, state: dict[str, Any]) -> None:
-        idents = wire.split_idents(memoryview(body)[4:], head.items, wire.MAX_BATCH)
+        block_ids = wire.split_block_ids(memoryview(body)[4:], head.items, wire.MAX_BATCH)
         out, files, streams, to_send = b"", [], [], []
-        for ident in idents:
-            path = self.file_of(ident)
-            key = block_key(SECRET, TENANT, ident)
+        for block_id in block_ids:
+            path = self.file_of(block_id)
+            key = block_key(SECRET, TENANT, block_id)
             if not path.exists():
                 out += wire.OPEN_REPLY.pack(wire.OpenStatus.MISS, 0, 0, 0, 0, key)
                 continue
             length = path.stat().st_size - block.HEADER_BYTES
-            if ident not in self.peer_blocks:
+            if block_id not in self.peer_blocks:
                 files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 out += wire.OPEN_REPLY.pack(wire.OpenStatus.FILE, wire.Tier.LOCAL, 0, 0, length, key)
                 continue
@@ -194,7 +196,7 @@ class FakeSidecar:
                 status = wire.OpenStatus.STREAM_NEW_CONN
             out += wire.OPEN_REPLY.pack(status, wire.Tier.PEER, 1, 0, length, key)
             to_send.append(path.read_bytes())
-        self.send(connection, head, out, len(idents), files + streams)
+        self.send(connection, head, out, len(block_ids), files + streams)
         if to_send:
             self._spawn(self._send_stream, state["streams"][1], to_send)
 
@@ -207,15 +209,15 @@ class FakeSidecar:
     def _begin(self, connection: socket.socket, head: wire.Head, body: bytes, state: dict[str, Any]) -> None:
         out, files = b"", []
         for n in range(head.items):
-            ident, length = wire.BEGIN_REQUEST.unpack_from(body, n * wire.BEGIN_REQUEST.size)
-            key = block_key(SECRET, TENANT, ident)
-            if self.file_of(ident).exists():
+            block_id, length = wire.BEGIN_REQUEST.unpack_from(body, n * wire.BEGIN_REQUEST.size)
+            key = block_key(SECRET, TENANT, block_id)
+            if self.file_of(block_id).exists():
                 out += wire.BEGIN_REPLY.pack(wire.BeginStatus.HAVE, 0, key)
                 continue
             token = len(state["tokens"]) + 1
             descriptor = os.open(self.directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
             os.ftruncate(descriptor, length + block.HEADER_BYTES)
-            state["tokens"][token] = (descriptor, ident, length)
+            state["tokens"][token] = (descriptor, block_id, length)
             files.append(os.dup(descriptor))
             out += wire.BEGIN_REPLY.pack(wire.BeginStatus.WRITE, token, key)
         self.send(connection, head, out, head.items, files)
@@ -224,7 +226,7 @@ class FakeSidecar:
         out = []
         for n in range(head.items):
             token = int.from_bytes(body[4 * n : 4 * n + 4], "little")
-            descriptor, ident, length = state["tokens"].pop(token)
+            descriptor, block_id, length = state["tokens"].pop(token)
             data = os.pread(descriptor, length + block.HEADER_BYTES, 0)
             os.close(descriptor)
             header = block.decode_header(data[: block.HEADER_BYTES])
@@ -232,13 +234,13 @@ class FakeSidecar:
             if head.flags & wire.Flag.VERIFY:
                 header = dataclasses.replace(header, payload_sum=found)
                 data = block.encode_header(header) + data[block.HEADER_BYTES :]
-            good = header.ident == ident and header.payload_sum == found
+            good = header.block_id == block_id and header.payload_sum == found
             if good:
-                self.file_of(ident).write_bytes(data)
+                self.file_of(block_id).write_bytes(data)
             out.append(wire.CommitStatus.STORED if good else wire.CommitStatus.REJECTED)
         self.send(connection, head, bytes(out), len(out))
 
 
-def ident_of(name: str) -> bytes:
+def block_id_of(name: str) -> bytes:
     """Some 32 bytes."""
     return hashlib.sha256(name.encode()).digest()

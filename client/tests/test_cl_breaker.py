@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.stats import Stats
-from kvpool.transport.circuit_breaker import Breaker
-from kvpool.transport.worker_pool import Workers
+from kvpool.transport.circuit_breaker import CircuitBreaker
+from kvpool.transport.worker_pool import WorkerPool
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 
 
 def test_opens_after_failures_in_a_row_only() -> None:
-    breaker = Breaker(3, 1.0, Clock())
+    breaker = CircuitBreaker(3, 1.0, Clock())
     for _ in range(5):
         breaker.failure()
         breaker.failure()
@@ -37,7 +37,7 @@ def test_opens_after_failures_in_a_row_only() -> None:
 
 def test_one_trial_per_cooldown_and_success_closes() -> None:
     clock = Clock()
-    breaker = Breaker(2, 1.0, clock)
+    breaker = CircuitBreaker(2, 1.0, clock)
     breaker.failure()
     breaker.failure()
     clock.now += 1.0
@@ -55,7 +55,7 @@ def test_one_trial_per_cooldown_and_success_closes() -> None:
 
 def test_a_trial_that_never_ends_does_not_keep_it_open_for_ever() -> None:
     clock = Clock()
-    breaker = Breaker(1, 1.0, clock)
+    breaker = CircuitBreaker(1, 1.0, clock)
     breaker.failure()
     clock.now += 1.0
     assert breaker.allow()
@@ -66,7 +66,7 @@ def test_a_trial_that_never_ends_does_not_keep_it_open_for_ever() -> None:
 @given(st.lists(st.sampled_from("sfat"), max_size=60), st.integers(1, 4))
 def test_it_always_recovers(steps: list[str], limit: int) -> None:
     clock = Clock()
-    breaker = Breaker(limit, 1.0, clock)
+    breaker = CircuitBreaker(limit, 1.0, clock)
     for step in steps:
         {"s": breaker.success, "f": breaker.failure, "a": breaker.allow, "t": lambda: None}[step]()
         clock.now += 0.3 if step == "t" else 0.0
@@ -88,7 +88,7 @@ def test_stats_report_growth_once() -> None:
 
 
 def test_workers_are_bounded_and_survive_errors(caplog: pytest.LogCaptureFixture) -> None:
-    workers = Workers(3, "t")
+    workers = WorkerPool(3, "t")
     gate, running, most = threading.Event(), [], []
     lock = threading.Lock()
 
@@ -107,7 +107,7 @@ def test_workers_are_bounded_and_survive_errors(caplog: pytest.LogCaptureFixture
         time.sleep(0.001)
     gate.set()
     workers.close()
-    alone = Workers(1, "alone")
+    alone = WorkerPool(1, "alone")
     done = threading.Event()
     alone.submit(lambda: 1 / 0)
     alone.submit(done.set)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from cl_fake_sidecar import TAG, FakeSidecar, ident_of
+from cl_fake_sidecar import TAG, FakeSidecar, block_id_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -42,8 +42,8 @@ def client(fake: FakeSidecar) -> Iterator[Client]:
     client.close()
 
 
-def idents(n: int) -> list[bytes]:
-    return [ident_of(f"block {i}") for i in range(n)]
+def block_ids(n: int) -> list[bytes]:
+    return [block_id_of(f"block {i}") for i in range(n)]
 
 
 def payload(i: int, size: int = SIZE) -> bytes:
@@ -51,9 +51,9 @@ def payload(i: int, size: int = SIZE) -> bytes:
 
 
 def plant(fake: FakeSidecar, n: int, size: int = SIZE) -> list[bytes]:
-    names = idents(n)
-    for i, ident in enumerate(names):
-        fake.plant(ident, FP, payload(i, size))
+    names = block_ids(n)
+    for i, block_id in enumerate(names):
+        fake.plant(block_id, FP, payload(i, size))
     return names
 
 
@@ -82,12 +82,12 @@ def patient(fake: FakeSidecar) -> Iterator[Client]:
 
 def test_store_lookup_load(fake: FakeSidecar, patient: Client) -> None:
     client = patient
-    names = idents(150)
+    names = block_ids(150)
     stored = client.put_from(names, [payload(i) for i in range(150)])
     assert all(r.ok and r.stored and r.bytes == SIZE for r in stored)
     assert all(r.ok and not r.stored for r in client.put_from(names[:3], [payload(i) for i in range(3)]))
-    assert client.lookup([*names, ident_of("other"), *names[:1]]) == [Tier.LOCAL] * 150 + [Tier.MISS] * 2
-    assert client.lookup([ident_of("other"), *names[:1]], every=True) == [Tier.MISS, Tier.LOCAL]
+    assert client.lookup([*names, block_id_of("other"), *names[:1]]) == [Tier.LOCAL] * 150 + [Tier.MISS] * 2
+    assert client.lookup([block_id_of("other"), *names[:1]], every=True) == [Tier.MISS, Tier.LOCAL]
     out = buffers(150)
     assert {(r.ok, r.tier, r.reason) for r in client.get_into(names, out)} == {(True, Tier.LOCAL, "")}
     assert [bytes(b) for b in out] == [payload(i) for i in range(150)]
@@ -171,27 +171,27 @@ def test_a_peer_that_sends_another_length_than_was_announced_is_a_miss_and_is_re
 
 
 def test_blocks_of_another_fingerprint_tenant_or_name_are_misses(fake: FakeSidecar, client: Client) -> None:
-    names = idents(4)
+    names = block_ids(4)
     fake.plant(names[0], b"g" * 32, payload(0))
     fake.plant(names[1], FP, payload(1), tenant_tag=bytes(16))
-    fake.plant(names[2], FP, payload(2), ident=names[3])
+    fake.plant(names[2], FP, payload(2), block_id=names[3])
     fake.plant(names[3], FP, payload(3), key=bytes(32))
     assert [r.reason for r in client.get_into(names, buffers(4))] == [Reason.CORRUPT] * 4
 
 
 def test_blocks_of_the_tenants_that_the_sidecar_named_are_loaded_and_of_no_others(fake: FakeSidecar) -> None:
-    names = idents(4)
+    names = block_ids(4)
     granted = bytes(range(16)), b"g" * 16
     for n, (name, tag) in enumerate(zip(names, (*granted, TAG, b"x" * 16), strict=True)):
         fake.plant(name, FP, payload(n), tenant_tag=tag)
-    lying = fake.plant(idents(5)[4], FP, payload(4), tenant_tag=granted[0])
+    lying = fake.plant(block_ids(5)[4], FP, payload(4), tenant_tag=granted[0])
     lying.write_bytes(lying.read_bytes()[:-1] + b"?")
     fake.hello = {"readable_tags": granted}
     client = Client(config(fake), fingerprint=FP)
     assert client.wait_connected(10)
     assert fake.hellos[0].reads_granted
     out = buffers(5)
-    reasons = [result.reason for result in client.get_into(idents(5), out)]
+    reasons = [result.reason for result in client.get_into(block_ids(5), out)]
     assert reasons == ["", "", "", Reason.CORRUPT, Reason.CORRUPT]
     assert out[:3] == [payload(n) for n in range(3)]
     client.close()
@@ -199,12 +199,12 @@ def test_blocks_of_the_tenants_that_the_sidecar_named_are_loaded_and_of_no_other
 
 def test_no_sidecar_is_a_fast_miss() -> None:
     client = Client(ClientConfig(socket="/nonexistent/kv.sock"), fingerprint=FP)
-    client.lookup(idents(1))
+    client.lookup(block_ids(1))
     began = time.perf_counter()
     for _ in range(100):
-        assert client.lookup(idents(1)) == [Tier.MISS]
-        assert client.get_into(idents(1), buffers(1))[0].reason == Reason.NO_SIDECAR
-        assert client.put_from(idents(1), buffers(1))[0].reason == Reason.NO_SIDECAR
+        assert client.lookup(block_ids(1)) == [Tier.MISS]
+        assert client.get_into(block_ids(1), buffers(1))[0].reason == Reason.NO_SIDECAR
+        assert client.put_from(block_ids(1), buffers(1))[0].reason == Reason.NO_SIDECAR
     assert (time.perf_counter() - began) / 300 < 0.001
     assert not client.reachable
     client.close()
@@ -247,7 +247,7 @@ def test_a_late_answer_to_a_lookup_is_thrown_away_and_the_connection_stays(fake:
     fake.delay_s = 0.08
     assert client.lookup(names) == [Tier.MISS] * 2
     fake.delay_s = 0.0
-    assert until(lambda: client.lookup([ident_of("absent")], every=True) == [Tier.MISS], 1)
+    assert until(lambda: client.lookup([block_id_of("absent")], every=True) == [Tier.MISS], 1)
     assert until(lambda: client.lookup(names) == [Tier.LOCAL] * 2, 1)
     assert len(fake.hellos) == hellos
     client.close()
@@ -269,10 +269,10 @@ def test_wrong_answers_are_misses_and_the_next_connection_works(
     fake.faults = {op: lie}
     client.lookup(names)
     assert not any(r.ok for r in client.get_into(names, buffers(2))) or op != Op.OPEN
-    assert not any(r.ok for r in client.put_from(idents(9)[7:], buffers(2))) or op not in (Op.BEGIN, Op.COMMIT)
+    assert not any(r.ok for r in client.put_from(block_ids(9)[7:], buffers(2))) or op not in (Op.BEGIN, Op.COMMIT)
     fake.faults.clear()
     assert until(lambda: all(r.ok for r in client.get_into(names, buffers(2))))
-    assert until(lambda: all(r.ok for r in client.put_from(idents(9)[5:7], buffers(2))))
+    assert until(lambda: all(r.ok for r in client.put_from(block_ids(9)[5:7], buffers(2))))
 
 
 @pytest.mark.parametrize("extra", [-1, 1, 3])
@@ -323,7 +323,7 @@ def test_garbage_packets_never_raise_and_never_load(fake: FakeSidecar, packet: b
     assert client.wait_connected(5)
     client.lookup(names)
     client.get_into(names, buffers(1))
-    client.put_from(idents(5)[4:], buffers(1))
+    client.put_from(block_ids(5)[4:], buffers(1))
     fake.faults.clear()
     client.close()
 
@@ -374,11 +374,11 @@ def test_stores_beyond_the_limit_are_dropped_at_once(fake: FakeSidecar) -> None:
     hold = threading.Event()
     fake.faults = {Op.BEGIN: lambda *_: hold.wait(5) and False}
     first: list[Any] = []
-    thread = threading.Thread(target=lambda: first.extend(client.put_from(idents(4), buffers(4))))
+    thread = threading.Thread(target=lambda: first.extend(client.put_from(block_ids(4), buffers(4))))
     thread.start()
     assert until(lambda: Op.BEGIN in fake.requests)
     began = time.monotonic()
-    assert {r.reason for r in client.put_from(idents(9)[5:], buffers(4))} == {Reason.BUSY}
+    assert {r.reason for r in client.put_from(block_ids(9)[5:], buffers(4))} == {Reason.BUSY}
     assert time.monotonic() - began < 0.1
     hold.set()
     thread.join(5)
@@ -390,7 +390,7 @@ def test_a_block_that_is_larger_than_the_pool_allows_is_not_even_asked_for(fake:
     fake.hello = {"max_block_bytes": SIZE}
     client = Client(config(fake), fingerprint=FP)
     assert client.wait_connected(5)
-    results = client.put_from(idents(2), [bytes(SIZE + 1), bytes(SIZE)])
+    results = client.put_from(block_ids(2), [bytes(SIZE + 1), bytes(SIZE)])
     assert [r.reason for r in results] == [Reason.REFUSED, ""]
     client.close()
 
@@ -407,7 +407,7 @@ def test_deadlines_of_the_pool_are_adopted_unless_set_here(fake: FakeSidecar) ->
 
 def test_misses_and_hits_are_reported(fake: FakeSidecar, client: Client) -> None:
     names = plant(fake, 1)
-    client.get_into([*names, ident_of("absent")], buffers(2))
+    client.get_into([*names, block_id_of("absent")], buffers(2))
     client.report()
     report = fake.reports[-1]
     times = report.pop("seconds")
@@ -445,7 +445,7 @@ def test_after_close_everything_misses_and_threads_end(fake: FakeSidecar) -> Non
     client = Client(config(fake), fingerprint=FP)
     assert client.wait_connected(5)
     client.get_into(names, buffers(1))
-    client.put_from(idents(3)[2:], buffers(1))
+    client.put_from(block_ids(3)[2:], buffers(1))
     client.close()
     client.close()
     assert client.lookup(names) == [Tier.MISS]

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cl_fake_sidecar import FakeSidecar, ident_of
+from cl_fake_sidecar import FakeSidecar, block_id_of
 
 from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines
 from kvpool.engines.common import weights
-from kvpool.engines.common.jobs import Jobs
+from kvpool.engines.common.jobs import TransferJobs
 from kvpool.engines.common.lookups import LookupTable
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.vllm import fingerprint as vllm_facts
@@ -159,8 +159,8 @@ def client(fake: FakeSidecar) -> Iterator[Client]:
 
 
 @pytest.fixture
-def jobs() -> Iterator[Jobs]:
-    jobs = Jobs(2, 64)
+def jobs() -> Iterator[TransferJobs]:
+    jobs = TransferJobs(2, 64)
     yield jobs
     jobs.drain(5)
     jobs.close()
@@ -171,8 +171,8 @@ def slots(n: int) -> list[memoryview]:
     return [memory[i * SIZE : (i + 1) * SIZE] for i in range(n)]
 
 
-def test_jobs_store_and_load(client: Client, jobs: Jobs) -> None:
-    names = [ident_of(str(n)) for n in range(5)]
+def test_jobs_store_and_load(client: Client, jobs: TransferJobs) -> None:
+    names = [block_id_of(str(n)) for n in range(5)]
     here = slots(5)
     for n, slot in enumerate(here):
         slot[:] = bytes([n]) * SIZE
@@ -181,7 +181,7 @@ def test_jobs_store_and_load(client: Client, jobs: Jobs) -> None:
     (done,) = jobs.take_finished()
     assert (done.job, done.is_load, done.ok, done.bytes) == (7, False, (True,) * 5, 5 * SIZE)
     there = slots(6)
-    jobs.submit_load(8, client, [*names, ident_of("absent")], there)
+    jobs.submit_load(8, client, [*names, block_id_of("absent")], there)
     assert jobs.drain(5)
     (done,) = jobs.take_finished()
     assert (done.job, done.is_load, done.ok) == (8, True, (True,) * 5 + (False,))
@@ -190,11 +190,11 @@ def test_jobs_store_and_load(client: Client, jobs: Jobs) -> None:
     assert jobs.pending == 0
 
 
-def test_a_job_whose_sidecar_hangs_fails_at_its_deadline(fake: FakeSidecar, client: Client, jobs: Jobs) -> None:
+def test_a_job_whose_sidecar_hangs_fails_at_its_deadline(fake: FakeSidecar, client: Client, jobs: TransferJobs) -> None:
     fake.faults = {Op.OPEN: lambda *_: True}
     began = time.monotonic()
     for n in range(3):
-        jobs.submit_load(n, client, [ident_of("x")], slots(1))
+        jobs.submit_load(n, client, [block_id_of("x")], slots(1))
     assert time.monotonic() - began < 0.1  # never blocks the scheduler
     assert jobs.drain(5)
     assert time.monotonic() - began < 1.0
@@ -202,10 +202,10 @@ def test_a_job_whose_sidecar_hangs_fails_at_its_deadline(fake: FakeSidecar, clie
 
 
 def test_stores_that_pile_up_are_dropped_at_once(fake: FakeSidecar, client: Client) -> None:
-    jobs = Jobs(1, 4)
+    jobs = TransferJobs(1, 4)
     hold = threading.Event()
     fake.faults = {Op.BEGIN: lambda *_: hold.wait(5) and False}
-    names = [ident_of(str(n)) for n in range(9)]
+    names = [block_id_of(str(n)) for n in range(9)]
     jobs.submit_store(1, client, names[:4], slots(4))
     jobs.submit_store(2, client, names[4:], slots(5))
     assert [(d.job, any(d.ok)) for d in jobs.take_finished()] == [(2, False)]
@@ -219,9 +219,9 @@ def test_stores_that_pile_up_are_dropped_at_once(fake: FakeSidecar, client: Clie
     jobs.close()
 
 
-def test_jobs_hold_no_memory_once_they_are_done(client: Client, jobs: Jobs) -> None:
+def test_jobs_hold_no_memory_once_they_are_done(client: Client, jobs: TransferJobs) -> None:
     memory = memoryview(bytearray(4 * SIZE))
-    names = [ident_of(str(n)) for n in range(4)]
+    names = [block_id_of(str(n)) for n in range(4)]
     views = [memory[n * SIZE : (n + 1) * SIZE] for n in range(4)]
     jobs.submit_store(1, client, names, views)
     jobs.submit_load(2, client, names, views)

@@ -31,15 +31,15 @@ def test_fingerprint(v: dict[str, Any]) -> None:
     assert keys.fingerprint(v["facts"]).hex() == v["hex"]
 
 
-@pytest.mark.parametrize("v", VECTORS["ident"])
+@pytest.mark.parametrize("v", VECTORS["block_id"])
 def test_ident(v: dict[str, Any]) -> None:
-    assert keys.ident(*unhex(v["fingerprint"], v["block_hash"], v["part"])).hex() == v["hex"]
+    assert keys.block_id(*unhex(v["fingerprint"], v["block_hash"], v["part"])).hex() == v["hex"]
 
 
 @pytest.mark.parametrize("v", VECTORS["key"])
 def test_key(v: dict[str, Any]) -> None:
-    secret, ident = unhex(v["pool_secret"], v["ident"])
-    assert keys.key(secret, v["tenant"], ident).hex() == v["hex"]
+    secret, block_id = unhex(v["pool_secret"], v["block_id"])
+    assert keys.key(secret, v["tenant"], block_id).hex() == v["hex"]
 
 
 @pytest.mark.parametrize("v", VECTORS["tenant_tag"])
@@ -74,8 +74,8 @@ def test_peer_secret(v: dict[str, Any]) -> None:
 @given(st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=8), st.integers(1, 40))
 def test_bytes_moved_between_fields_give_another_ident(a: bytes, b: bytes, c: bytes, n: int) -> None:
     if b[:n]:
-        assert keys.ident(a, b, c) != keys.ident(a + b[:n], b[n:], c)
-        assert keys.ident(a, b, c) != keys.ident(a, b[n:], c + b[:n])
+        assert keys.block_id(a, b, c) != keys.block_id(a + b[:n], b[n:], c)
+        assert keys.block_id(a, b, c) != keys.block_id(a, b[n:], c + b[:n])
 
 
 def test_fingerprint_refuses_what_json_cannot_say() -> None:
@@ -86,7 +86,7 @@ def test_fingerprint_refuses_what_json_cannot_say() -> None:
 
 
 def golden_header() -> block.BlockHeader:
-    names = ("key", "ident", "fingerprint", "tenant_tag", "payload_sum")
+    names = ("key", "block_id", "fingerprint", "tenant_tag", "payload_sum")
     return block.BlockHeader(
         payload_len=HEADER["payload_len"],
         created_ms=HEADER["created_ms"],
@@ -95,7 +95,7 @@ def golden_header() -> block.BlockHeader:
 
 
 def sum_of(data: Any, h: block.BlockHeader) -> bytes:
-    return block.payload_sum_of(data, h.key, h.ident, h.fingerprint, h.tenant_tag, h.payload_len)
+    return block.payload_sum_of(data, h.key, h.block_id, h.fingerprint, h.tenant_tag, h.payload_len)
 
 
 def test_the_short_way_to_check_a_header_gives_what_the_long_way_does() -> None:
@@ -285,7 +285,7 @@ def test_a_header_of_another_kind_is_refused_though_its_checksum_holds(offset: i
         sum_of(whole, golden_header())
 
 
-@pytest.mark.parametrize("field", ["key", "ident", "fingerprint", "tenant_tag", "payload_len"])
+@pytest.mark.parametrize("field", ["key", "block_id", "fingerprint", "tenant_tag", "payload_len"])
 def test_require_names_the_field_that_differs(field: str) -> None:
     header = golden_header()
     other: Any = 1 if field == "payload_len" else bytes(len(getattr(header, field)))

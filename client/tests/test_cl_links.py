@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cl_fake_sidecar import FakeSidecar, ident_of
+from cl_fake_sidecar import FakeSidecar, block_id_of
 
 from kvpool.client import Client
 from kvpool.config import ClientConfig
@@ -55,15 +55,15 @@ def test_connects_within_five_seconds_of_the_sidecars_arrival_with_default_setti
 def test_a_sidecar_that_restarts_is_found_again(fake: FakeSidecar, connections: int) -> None:
     client = Client(ClientConfig(socket=fake.path, connections=connections, connect_retry_ms=50), fingerprint=FP)
     assert client.wait_connected(5)
-    ident = ident_of("x")
-    fake.plant(ident, FP, b"x" * 100)
+    block_id = block_id_of("x")
+    fake.plant(block_id, FP, b"x" * 100)
     for _ in range(3):
         fake.stop()
         assert until(lambda: not client.connected)  # noticed without asking
-        assert client.lookup([ident]) == [Tier.MISS]
+        assert client.lookup([block_id]) == [Tier.MISS]
         fake.start()
         assert client.wait_connected(5)
-        assert client.get_into([ident], [bytearray(100)])[0].ok
+        assert client.get_into([block_id], [bytearray(100)])[0].ok
     assert len(fake.hellos) == 4 * min(connections, 8)
     client.close()
 
@@ -115,7 +115,7 @@ def test_a_sidecar_that_never_says_hello_blocks_nobody(fake: FakeSidecar) -> Non
     fake.faults = {Op.HELLO: lambda *_: True}
     began = time.monotonic()
     client = Client(ClientConfig(socket=fake.path), fingerprint=FP)
-    assert client.lookup([ident_of("x")]) == [Tier.MISS]
+    assert client.lookup([block_id_of("x")]) == [Tier.MISS]
     assert time.monotonic() - began < 0.1
     fake.faults.clear()
     assert client.wait_connected(5)
@@ -135,7 +135,7 @@ def test_a_path_that_is_longer_than_an_address_can_be(fake: FakeSidecar, tmp_pat
 def test_a_path_that_cannot_be_a_socket_is_as_good_as_none(path: str, caplog: pytest.LogCaptureFixture) -> None:
     client = Client(ClientConfig(socket=path, connect_retry_ms=50), fingerprint=FP)
     time.sleep(0.2)
-    assert client.lookup([ident_of("x")]) == [Tier.MISS]
+    assert client.lookup([block_id_of("x")]) == [Tier.MISS]
     assert client._links._keeper.is_alive()
     client.close()
 
@@ -151,18 +151,18 @@ def test_another_protocol_version_is_refused(fake: FakeSidecar) -> None:
 def test_lookups_do_not_wait_behind_loads(fake: FakeSidecar) -> None:
     client = Client(ClientConfig(socket=fake.path), fingerprint=FP)
     assert client.wait_connected(5)
-    ident = ident_of("x")
-    fake.plant(ident, FP, b"x" * 100)
+    block_id = block_id_of("x")
+    fake.plant(block_id, FP, b"x" * 100)
     hold = threading.Event()
     fake.faults = {Op.OPEN: lambda *_: hold.wait(5) and False}
     threads = [
-        threading.Thread(target=lambda: client.get_into([ident], [bytearray(100)], time.monotonic() + 5))
+        threading.Thread(target=lambda: client.get_into([block_id], [bytearray(100)], time.monotonic() + 5))
         for _ in range(5)
     ]
     for thread in threads:
         thread.start()
     assert until(lambda: fake.requests.count(Op.OPEN) == 2)
-    assert client.lookup([ident], time.monotonic() + 1) == [Tier.LOCAL]
+    assert client.lookup([block_id], time.monotonic() + 1) == [Tier.LOCAL]
     hold.set()
     for thread in threads:
         thread.join(10)
@@ -170,11 +170,11 @@ def test_lookups_do_not_wait_behind_loads(fake: FakeSidecar) -> None:
 
 
 def test_a_forked_child_gets_connections_of_its_own(fake: FakeSidecar) -> None:
-    ident = ident_of("x")
-    fake.plant(ident, FP, b"x" * 100)
+    block_id = block_id_of("x")
+    fake.plant(block_id, FP, b"x" * 100)
     client = Client(ClientConfig(socket=fake.path, connect_retry_ms=50), fingerprint=FP)
     assert client.wait_connected(5)
-    assert client.get_into([ident], [bytearray(100)])[0].ok
+    assert client.get_into([block_id], [bytearray(100)])[0].ok
     before = len(fake.hellos)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
@@ -184,14 +184,16 @@ def test_a_forked_child_gets_connections_of_its_own(fake: FakeSidecar) -> None:
         try:
             if client.wait_connected(5):
                 out = bytearray(100)
-                status = 0 if client.get_into([ident], [out], time.monotonic() + 5)[0].ok and out == b"x" * 100 else 2
+                status = (
+                    0 if client.get_into([block_id], [out], time.monotonic() + 5)[0].ok and out == b"x" * 100 else 2
+                )
             client.close()
         finally:
             os._exit(status)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert len(fake.hellos) == before + 4
-    assert client.get_into([ident], [bytearray(100)])[0].ok  # the parent's are untouched
+    assert client.get_into([block_id], [bytearray(100)])[0].ok  # the parent's are untouched
     assert len(fake.hellos) == before + 4
     client.close()
 
@@ -221,15 +223,15 @@ def test_connections_are_handed_out_in_the_order_of_asking(client: Client) -> No
 def test_who_cannot_have_a_connection_in_time_is_turned_away_and_the_breaker_stays_shut(
     fake: FakeSidecar, client: Client
 ) -> None:
-    fake.plant(ident_of("x"), FP, b"x" * 100)
+    fake.plant(block_id_of("x"), FP, b"x" * 100)
     loads = sum("load" in slot.roles for slot in client._links._slots)
     with contextlib.ExitStack() as all_of_them:
         for _ in range(loads):
             all_of_them.enter_context(held(client, "load"))
         for _ in range(20):
-            (result,) = client.get_into([ident_of("x")], [bytearray(100)], time.monotonic() + 0.01)
+            (result,) = client.get_into([block_id_of("x")], [bytearray(100)], time.monotonic() + 0.01)
             assert (result.ok, result.reason) == (False, "busy")
-    assert client.get_into([ident_of("x")], [bytearray(100)])[0].ok
+    assert client.get_into([block_id_of("x")], [bytearray(100)])[0].ok
     assert client.stats()["misses"] == {"busy": 20}
 
 
@@ -275,14 +277,14 @@ def test_those_who_wait_are_told_when_the_sidecar_goes(fake: FakeSidecar, client
 
 
 def test_done_is_told_only_if_the_answer_asks_for_it(fake: FakeSidecar, client: Client) -> None:
-    fake.plant(ident_of("x"), FP, b"x" * 100)
-    assert client.get_into([ident_of("x")], [bytearray(100)])[0].ok
-    assert client.lookup([ident_of("x")]) == [Tier.LOCAL]
+    fake.plant(block_id_of("x"), FP, b"x" * 100)
+    assert client.get_into([block_id_of("x")], [bytearray(100)])[0].ok
+    assert client.lookup([block_id_of("x")]) == [Tier.LOCAL]
     assert Op.DONE not in fake.requests
     fake.open_flags = Flag.TELL
-    assert client.get_into([ident_of("x")], [bytearray(100)])[0].ok
+    assert client.get_into([block_id_of("x")], [bytearray(100)])[0].ok
     assert until(lambda: Op.DONE in fake.requests)
-    assert client.get_into([ident_of("x")], [bytearray(100)])[0].ok
+    assert client.get_into([block_id_of("x")], [bytearray(100)])[0].ok
 
 
 def test_a_block_that_nobody_looked_for_is_a_miss_with_a_reason(fake: FakeSidecar, client: Client) -> None:
@@ -292,7 +294,7 @@ def test_a_block_that_nobody_looked_for_is_a_miss_with_a_reason(fake: FakeSideca
 
     fake.faults[Op.OPEN] = busy
     for _ in range(20):
-        assert client.get_into([ident_of("x")], [bytearray(100)])[0].reason == "busy"
+        assert client.get_into([block_id_of("x")], [bytearray(100)])[0].reason == "busy"
     del fake.faults[Op.OPEN]
-    fake.plant(ident_of("x"), FP, b"x" * 100)
-    assert client.get_into([ident_of("x")], [bytearray(100)])[0].ok
+    fake.plant(block_id_of("x"), FP, b"x" * 100)
+    assert client.get_into([block_id_of("x")], [bytearray(100)])[0].ok

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import cl_lmcache_stub as stub
 import pytest
 
-from kvpool.engines.common.client_cache import Clients
+from kvpool.engines.common.client_cache import ClientCache
 from kvpool.engines.common.tasks import Tasks
 from kvpool.engines.lmcache import fingerprint as lmcache_facts
-from kvpool.engines.lmcache.inventory import Ledger
+from kvpool.engines.lmcache.inventory import StoredInventory
 from kvpool.protocol import block
 from kvpool.protocol.keys import salt_digest, salt_tag
 from kvpool.protocol.wire import Op
@@ -913,7 +913,7 @@ def test_a_waker_that_is_gone_disturbs_nobody() -> None:
 
 
 def test_a_ledger_forgets_its_oldest_names() -> None:
-    ledger: Ledger[int] = Ledger(3)
+    ledger: StoredInventory[int] = StoredInventory(3)
     assert ledger.store([(1, 10), (2, 20), (3, 30)]) == ([(1, 10), (2, 20), (3, 30)], [])
     assert ledger.store([(1, 10)]) == ([], [])  # used again: now 2 is the oldest
     assert ledger.store([(4, 40)]) == ([(4, 40)], [(2, 20)])
@@ -926,7 +926,7 @@ def test_a_ledger_forgets_its_oldest_names() -> None:
 
 
 def test_more_at_once_than_a_ledger_holds_is_counted_once() -> None:
-    ledger: Ledger[int] = Ledger(2)
+    ledger: StoredInventory[int] = StoredInventory(2)
     new, gone = ledger.store([(n, 1) for n in range(5)])
     assert new == [(3, 1), (4, 1)]
     assert gone == []
@@ -945,7 +945,7 @@ def test_clients_are_made_once_up_to_a_limit_and_not_waited_for_past_the_deadlin
             raise OSError("no files")
         return SimpleNamespace(wait_connected=lambda seconds: True, close=lambda: None)
 
-    clients: Clients[int] = Clients(make_client, 2)
+    clients: ClientCache[int] = ClientCache(make_client, 2)
     assert clients.get(1, time.monotonic() + 0.02) is None
     gate.set()
     one = clients.get(1, time.monotonic() + 10)

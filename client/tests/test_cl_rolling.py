@@ -14,7 +14,7 @@ from cl_nodes import Cluster, until
 from kvpool import config
 from kvpool.client import Client
 from kvpool.protocol import block, keys
-from kvpool.protocol.keys import ident
+from kvpool.protocol.keys import block_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def names(first: int, count: int) -> list[bytes]:
-    return [ident(FINGERPRINT, n.to_bytes(4, "big")) for n in range(first, first + count)]
+    return [block_id(FINGERPRINT, n.to_bytes(4, "big")) for n in range(first, first + count)]
 
 
 def payload(name: bytes) -> bytes:
@@ -124,10 +124,10 @@ def test_blocks_of_a_release_that_is_newer_are_misses_and_those_of_the_last_one_
         stored = client.put_from([second, third], [payload(second), payload(third)], names=named)
         assert all(result.stored for result in stored)
         files = {f.read_bytes()[: block.HEADER_BYTES]: f for f in node.block_files()}
-        versions = {block.decode_header(header).ident: header[_VERSION_AT] for header in files}
+        versions = {block.decode_header(header).block_id: header[_VERSION_AT] for header in files}
         assert versions == {first: 1, second: 2, third: 2}
         node.stop()
-        newer = next(f for header, f in files.items() if block.decode_header(header).ident == third)
+        newer = next(f for header, f in files.items() if block.decode_header(header).block_id == third)
         _make_newer(newer)
         node.start()
         node.wait_ready()
@@ -154,7 +154,7 @@ def test_tags_of_salts_are_written_where_the_pool_asks_for_them_alone(tmp_path: 
         stored += client.put_from([other], [payload(other)], salts=["r", "too many"])
         assert all(result.stored for result in stored)
         headers = [block.decode_header(f.read_bytes()[: block.HEADER_BYTES]) for f in node.block_files()]
-        tags = {header.ident: header.salt_tag for header in headers}
+        tags = {header.block_id: header.salt_tag for header in headers}
         assert tags[plain] == tags[other] == block.NO_SALT
         secret = (cluster.secret / "pool-secret").read_text().encode()
         salt_key = keys.salt_key(secret, headers[0].tenant_tag)
@@ -175,7 +175,7 @@ def test_tags_of_salts_are_written_where_the_pool_asks_for_them_alone(tmp_path: 
         versions = {}
         for file in node.block_files():
             header = file.read_bytes()[: block.HEADER_BYTES]
-            versions[block.decode_header(header).ident] = header[_VERSION_AT]
+            versions[block.decode_header(header).block_id] = header[_VERSION_AT]
         assert versions == {red: 3, blue: 3, plain: 1, other: 1, late: 1}
         client.close()
     finally:

@@ -97,9 +97,9 @@ def test_existence_counts_from_the_first_page_on(make: Any) -> None:
 def test_a_page_that_lacks_a_piece_is_not_there(make: Any, fake: FakeSidecar) -> None:
     backend = make()
     names = stored(backend, 0, 1, 2)
-    idents = backend._pages["kv"].idents(backend._client, names)
-    assert len(idents) == 6
-    fake.file_of(idents[3]).unlink()
+    block_ids = backend._pages["kv"].block_ids(backend._client, names)
+    assert len(block_ids) == 6
+    fake.file_of(block_ids[3]).unlink()
     assert backend.batch_exists(names) == 1
     assert backend.batch_get_v1(names, backend.mem_pool_host.places(5, 6, 7)) == [True, False, True]
 
@@ -556,7 +556,7 @@ def test_side_pools_of_another_shape_have_other_names() -> None:
         pool = HostPool(page_size=size, pieces=pieces)
         with pytest.MonkeyPatch.context() as patch:
             install(patch)
-            found = Pages(name, pool, config).idents(client, [key(0)])
+            found = Pages(name, pool, config).block_ids(client, [key(0)])
         assert len(found) == pieces
         names.update(found)
     assert len(names) == 2 + 2 + 1 + 2 + 2

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines, TenantConfig, dumps
 from kvpool.protocol import block
-from kvpool.protocol.keys import ident
+from kvpool.protocol.keys import block_id
 from kvpool.protocol.wire import Tier
 from kvpool.stats import Reason
 from kvpool.transport import transfer
@@ -32,7 +32,7 @@ FP = b"f" * 32
 
 
 def names_of(*labels: object) -> list[bytes]:
-    return [ident(FP, repr(label).encode()) for label in labels]
+    return [block_id(FP, repr(label).encode()) for label in labels]
 
 
 @contextlib.contextmanager
@@ -331,7 +331,7 @@ def test_a_client_that_cannot_checksum_has_the_sidecar_do_it(pair: Cluster, monk
 
 def test_a_client_that_lies_in_a_header_stores_nothing(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     original = block.encode_header
-    for lie in ({"key": bytes(32)}, {"ident": bytes(32)}, {"tenant_tag": bytes(16)}, {"payload_len": 7999}):
+    for lie in ({"key": bytes(32)}, {"block_id": bytes(32)}, {"tenant_tag": bytes(16)}, {"payload_len": 7999}):
         names = names_of(("lie", *lie))
         monkeypatch.setattr(
             block, "encode_header", lambda header, lie=lie: original(dataclasses.replace(header, **lie, stored_len=-1))

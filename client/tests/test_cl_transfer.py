@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cl_fake_sidecar import ident_of
+from cl_fake_sidecar import block_id_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EXPECT = transfer.Expectation(b"f" * 32, b"t" * 16, verify=True)
-KEY, IDENT = ident_of("key"), ident_of("ident")
+KEY, IDENT = block_id_of("key"), block_id_of("block_id")
 
 
 def header_of(payload: bytes, **changes: Any) -> bytes:
     fields = {
-        "key": KEY, "ident": IDENT, "fingerprint": EXPECT.fingerprint, "tenant_tag": EXPECT.tenant_tag,
+        "key": KEY, "block_id": IDENT, "fingerprint": EXPECT.fingerprint, "tenant_tag": EXPECT.tenant_tag,
         "payload_len": len(payload), "payload_sum": block.checksum(payload), "created_ms": 7,
     }  # fmt: skip
     return block.encode_header(block.BlockHeader(**{**fields, **changes}))
 
 
-def load_of(view: memoryview, path: Path | None = None) -> transfer.Load:
-    load = transfer.Load(0, IDENT, KEY, wire.Tier.LOCAL, view)
+def load_of(view: memoryview, path: Path | None = None) -> transfer.PendingRead:
+    load = transfer.PendingRead(0, IDENT, KEY, wire.Tier.LOCAL, view)
     if path is not None:
         load.descriptor = os.open(path, os.O_RDONLY)
     return load
@@ -148,7 +148,7 @@ def test_a_file_cut_anywhere_is_corrupt(tmp_path_factory: pytest.TempPathFactory
     "changes",
     [
         {"key": bytes(32)},
-        {"ident": bytes(32)},
+        {"block_id": bytes(32)},
         {"fingerprint": bytes(32)},
         {"tenant_tag": bytes(16)},
         {"payload_len": 4999},
@@ -245,8 +245,8 @@ def test_a_stream_that_stalls_ends_at_the_deadline(pair: Any, blocking: bool) ->
     assert 0.15 < time.monotonic() - began < 1.0
 
 
-def store_of(view: memoryview, directory: Path) -> transfer.Store:
-    store = transfer.Store(0, IDENT, KEY, 1, view)
+def store_of(view: memoryview, directory: Path) -> transfer.PendingWrite:
+    store = transfer.PendingWrite(0, IDENT, KEY, 1, view)
     store.descriptor = os.open(directory / "b", os.O_RDWR | os.O_CREAT)
     return store
 

@@ -47,13 +47,13 @@ def test_packets_are_bounded() -> None:
 
 
 @given(st.integers(-2, wire.MAX_LOOKUP + 2), st.integers(0, 70))
-def test_idents_are_split_only_if_all_fits(count: int, idents: int) -> None:
-    body = memoryview(bytes(range(256)) * 9)[: idents * 32]
-    if 0 < count == idents <= wire.MAX_BATCH:
-        assert b"".join(wire.split_idents(body, count, wire.MAX_BATCH)) == bytes(body)
+def test_idents_are_split_only_if_all_fits(count: int, block_ids: int) -> None:
+    body = memoryview(bytes(range(256)) * 9)[: block_ids * 32]
+    if 0 < count == block_ids <= wire.MAX_BATCH:
+        assert b"".join(wire.split_block_ids(body, count, wire.MAX_BATCH)) == bytes(body)
     else:
         with pytest.raises(ProtocolError):
-            wire.split_idents(body, count, wire.MAX_BATCH)
+            wire.split_block_ids(body, count, wire.MAX_BATCH)
 
 
 json_values = st.recursive(

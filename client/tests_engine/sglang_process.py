@@ -199,11 +199,11 @@ class Controller:
         if self.hybrid and self.window < ALL:
             self.side.free(places)
         backend = self.controller.storage_backend
-        idents = backend._pages["kv"].idents(backend._client, hashes) if backend._client is not None else []
+        block_ids = backend._pages["kv"].block_ids(backend._client, hashes) if backend._client is not None else []
         return {
             "stored": done.completed_tokens,
             "seconds": time.monotonic() - began,
-            "idents": [ident.hex() for ident in idents],
+            "block_ids": [block_id.hex() for block_id in block_ids],
             "keys": hashes,
         }
 

@@ -121,10 +121,10 @@ def test_salts_and_extra_keys_keep_requests_apart(cluster: Cluster, engines: tup
 def test_a_truncated_block_makes_a_shorter_prefix(cluster: Cluster, engines: tuple[SGLang, SGLang]) -> None:
     a, b = engines
     name = pair(engines, cluster, "truncated")
-    idents = store(cluster, a, name, prompt(4), 10)["idents"]
-    victim = idents[2 * 3 + 1]  # the values of the fourth page
+    block_ids = store(cluster, a, name, prompt(4), 10)["block_ids"]
+    victim = block_ids[2 * 3 + 1]  # the values of the fourth page
     for file in cluster["a"].block_files():
-        if block.decode_header(file.read_bytes()[: block.HEADER_BYTES]).ident.hex() == victim:
+        if block.decode_header(file.read_bytes()[: block.HEADER_BYTES]).block_id.hex() == victim:
             file.chmod(0o600)
             file.write_bytes(file.read_bytes()[:-1000])
     for engine in (b, a):

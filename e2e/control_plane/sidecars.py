@@ -18,7 +18,7 @@ from kubelet import HTTP_PORT, address
 
 from kvpool import config
 from kvpool.client import Client
-from kvpool.protocol.keys import fingerprint, ident
+from kvpool.protocol.keys import block_id, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +31,8 @@ SIZE = 64 * 1024
 FINGERPRINT = fingerprint({"test": "control plane"})
 
 
-def _ident(n: int) -> bytes:
-    return ident(FINGERPRINT, str(n).encode())
+def _block_id(n: int) -> bytes:
+    return block_id(FINGERPRINT, str(n).encode())
 
 
 def _payload(n: int) -> bytes:
@@ -88,14 +88,14 @@ class RealSidecars:
     def store(self, node: str, numbers: range) -> None:
         """Blocks of 64 KiB, by number."""
         with self._client(node) as client:
-            done = client.put_from([_ident(n) for n in numbers], [_payload(n) for n in numbers])
+            done = client.put_from([_block_id(n) for n in numbers], [_payload(n) for n in numbers])
         assert all(one.ok for one in done), done
 
     def loads(self, node: str, numbers: range) -> int:
         """How many of them can be had there, each the right one."""
         buffers = [bytearray(SIZE) for _ in numbers]
         with self._client(node) as client:
-            found = client.get_into([_ident(n) for n in numbers], buffers)
+            found = client.get_into([_block_id(n) for n in numbers], buffers)
         good = [(n, b) for n, b, one in zip(numbers, buffers, found, strict=True) if one.ok]
         assert all(bytes(b) == _payload(n) for n, b in good)
         return len(good)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 sys.path.append(str(ROOT / "sidecar" / "tests"))
-from sc_raw import Raw, ident, payload  # the protocol by hand
+from sc_raw import Raw, block_id, payload  # the protocol by hand
 
 from kvpool.protocol.wire import Flag
 
@@ -77,11 +77,11 @@ class RealSidecar:
 
     def put(self, tenant: str, count: int, salt: str = "", first: int = 0) -> None:
         with self.connect(tenant) as one:
-            one.put({ident(n): payload(n, SIZE) for n in range(first, first + count)}, salt)
+            one.put({block_id(n): payload(n, SIZE) for n in range(first, first + count)}, salt)
 
     def has(self, tenant: str, count: int, first: int = 0) -> int:
         with self.connect(tenant) as one:
-            tiers = one.lookup([ident(n) for n in range(first, first + count)], flags=Flag.EVERY)
+            tiers = one.lookup([block_id(n) for n in range(first, first + count)], flags=Flag.EVERY)
             return sum(tier != 0 for tier in tiers)
 
 

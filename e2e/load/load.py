@@ -23,7 +23,7 @@ from kvpool.client import Client
 from kvpool.engines.common.settings import client_config
 from kvpool.protocol import block, keys
 from kvpool_sidecar.testing.history import History, Stalls
-from kvpool_sidecar.testing.traffic import Mix, Traffic, ident_of, payload_of
+from kvpool_sidecar.testing.traffic import Mix, Traffic, block_id_of, payload_of
 
 PORT = 8000
 MOST_BODY = 64 * 1024
@@ -43,25 +43,25 @@ class Load:
         self._plain, self._client = client, self._history.client(client, tenant)
         self._traffic: Traffic | None = None
 
-    def _idents(self, asked: dict[str, Any]) -> list[bytes]:
+    def _block_ids(self, asked: dict[str, Any]) -> list[bytes]:
         first, count = int(asked.get("first", 0)), int(asked["count"])
         if not 0 < count <= MOST_BLOCKS or not 0 <= first < 2**32:
             raise ValueError(f"1 to {MOST_BLOCKS} blocks")
-        found = [ident_of(self._fingerprint, n) for n in range(first, first + count)]
+        found = [block_id_of(self._fingerprint, n) for n in range(first, first + count)]
         self._names.update(found)
         return found
 
-    def _expected(self, whose: str, ident: bytes) -> bytes | None:
-        if ident not in self._names:
+    def _expected(self, whose: str, block_id: bytes) -> bytes | None:
+        if block_id not in self._names:
             return None
-        if ident not in self._sums:
-            self._sums[ident] = block.checksum(payload_of(whose, ident, self._size))
-        return self._sums[ident]
+        if block_id not in self._sums:
+            self._sums[block_id] = block.checksum(payload_of(whose, block_id, self._size))
+        return self._sums[block_id]
 
     def put(self, asked: dict[str, Any]) -> dict[str, Any]:
         outcome: Counter[str] = Counter()
-        for ident in self._idents(asked):
-            (result,) = self._client.put_from([ident], [payload_of(self._tenant, ident, self._size)])
+        for block_id in self._block_ids(asked):
+            (result,) = self._client.put_from([block_id], [payload_of(self._tenant, block_id, self._size)])
             outcome["stored" if result.stored else "have" if result.ok else result.reason] += 1
         return {"outcome": dict(outcome), "ok": outcome["stored"] + outcome["have"]}
 
@@ -69,23 +69,23 @@ class Load:
         """Looks each block up and loads it, as an engine does; a block that is not found is not asked for."""
         outcome: Counter[str] = Counter()
         seconds, view = [], memoryview(bytearray(self._size))
-        for ident in self._idents(asked):
+        for block_id in self._block_ids(asked):
             started = time.monotonic()
-            (tier,) = self._client.lookup([ident])
+            (tier,) = self._client.lookup([block_id])
             if not tier:
                 outcome["absent"] += 1
             else:
-                (result,) = self._client.get_into([ident], [view])
+                (result,) = self._client.get_into([block_id], [view])
                 outcome[result.tier.name.lower() if result.ok else result.reason] += 1
             seconds.append(time.monotonic() - started)
         hits = sum(outcome[t] for t in ("local", "peer", "shared"))
         return {"outcome": dict(outcome), "hits": hits, "seconds": seconds}
 
     def lookup(self, asked: dict[str, Any]) -> dict[str, Any]:
-        idents, outcome, seconds = self._idents(asked), Counter(), []
+        block_ids, outcome, seconds = self._block_ids(asked), Counter(), []
         for _ in range(min(int(asked.get("times", 1)), 2000)):
             started = time.monotonic()
-            tiers = self._client.lookup(idents)
+            tiers = self._client.lookup(block_ids)
             seconds.append(time.monotonic() - started)
             outcome.update(t.name.lower() for t in tiers)
         return {"outcome": dict(outcome), "seconds": seconds}
@@ -94,7 +94,7 @@ class Load:
         depth, universe = int(asked["depth"]), int(asked.get("universe", 200))
         if not 0 <= depth <= 64 or not 0 < universe <= MOST_BLOCKS:
             raise ValueError(f"at most 64 requests at once over {MOST_BLOCKS} blocks")
-        self._names.update(ident_of(self._fingerprint, n) for n in range(universe))
+        self._names.update(block_id_of(self._fingerprint, n) for n in range(universe))
         if self._traffic is None:
             pause = float(asked.get("pause_s", 0.2))
             mix = Mix(self._size, universe, 8, float(asked.get("reads", 0.92)), pause_s=pause, prefill_s=pause)

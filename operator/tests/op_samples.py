@@ -12,7 +12,7 @@ import yaml
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import Env, Inputs, PoolSecret
 from kvpool_operator.errors import ConflictError, OperatorError, RejectedError
-from kvpool_operator.k8s.client import KINDS, Cluster, Manifest, Ref, ref
+from kvpool_operator.k8s.client import KINDS, ApiClient, Manifest, ObjectRef, ref
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,12 +56,12 @@ def inputs(**spec: Any) -> Inputs:
     return Inputs(pool(**spec), ENV, SECRET)
 
 
-class MemoryCluster(Cluster):
+class MemoryCluster(ApiClient):
     """Objects in a dictionary. Knows of server-side apply as much as one field manager can see."""
 
     def __init__(self) -> None:
-        self.objects: dict[Ref, Manifest] = {}
-        self.calls: list[tuple[str, Ref]] = []
+        self.objects: dict[ObjectRef, Manifest] = {}
+        self.calls: list[tuple[str, ObjectRef]] = []
         self.refuse: dict[str, OperatorError] = {}  # kind: error of every write
         self._versions = itertools.count(100)
 
@@ -72,17 +72,17 @@ class MemoryCluster(Cluster):
         self.objects[ref(stored)] = stored
         return stored
 
-    def writes(self) -> list[tuple[str, Ref]]:
+    def writes(self) -> list[tuple[str, ObjectRef]]:
         return [(verb, r) for verb, r in self.calls if verb not in ("get", "list")]
 
-    async def get(self, target: Ref) -> Manifest | None:
+    async def get(self, target: ObjectRef) -> Manifest | None:
         self.calls.append(("get", target))
         return copy.deepcopy(self.objects.get(target))
 
     async def list(
         self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "", fresh: bool = False
     ) -> list[Manifest]:
-        self.calls.append(("list", Ref(kind, namespace, "")))
+        self.calls.append(("list", ObjectRef(kind, namespace, "")))
         wanted = dict(part.split("=", 1) for part in labels.split(",") if part)
         return [
             copy.deepcopy(o)
@@ -114,7 +114,7 @@ class MemoryCluster(Cluster):
         uid = {} if live is None else {"uid": live["metadata"]["uid"]}
         return self.put({**kept, **manifest, "metadata": {**manifest["metadata"], **uid}})
 
-    async def patch(self, target: Ref, patch: Manifest, *, subresource: str = "") -> Manifest:
+    async def patch(self, target: ObjectRef, patch: Manifest, *, subresource: str = "") -> Manifest:
         self._write("patch", target)
         live = self.objects.get(target)
         if live is None:
@@ -124,7 +124,7 @@ class MemoryCluster(Cluster):
             raise ConflictError(f"{target} changed")
         return self.put(merge(live, patch))
 
-    async def delete(self, target: Ref, *, uid: str = "", foreground: bool = False) -> None:
+    async def delete(self, target: ObjectRef, *, uid: str = "", foreground: bool = False) -> None:
         self._write("delete", target)
         live = self.objects.get(target)
         if live is None:
@@ -133,10 +133,10 @@ class MemoryCluster(Cluster):
             raise ConflictError(f"{target} is another one")
         del self.objects[target]
 
-    async def evict(self, target: Ref, *, uid: str) -> None:
+    async def evict(self, target: ObjectRef, *, uid: str) -> None:
         await self.delete(target, uid=uid)
 
-    def _write(self, verb: str, target: Ref) -> None:
+    def _write(self, verb: str, target: ObjectRef) -> None:
         assert target.kind in KINDS
         self.calls.append((verb, target))
         if target.kind in self.refuse:

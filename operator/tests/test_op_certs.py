@@ -12,17 +12,17 @@ from cryptography import x509
 
 from kvpool_operator.errors import ConflictError
 from kvpool_operator.pki.certificates import (
-    Authorities,
     CertPolicy,
+    TrustBundle,
     issue_leaf,
     leaf_due,
     new_authority,
     next_authorities,
 )
-from kvpool_operator.webhook.self_signed import CertKeeper, Names, server_context
+from kvpool_operator.webhook.self_signed import CertificateManager, DnsNames, server_context
 
 DNS = ("kvpool-webhook.kvpool-system.svc",)
-NAMES = Names("kvpool-webhook-ca", DNS)
+NAMES = DnsNames("kvpool-webhook-ca", DNS)
 POLICY = CertPolicy(
     ca_life=timedelta(hours=12), leaf_life=timedelta(hours=3), settle=timedelta(minutes=10), skew=timedelta(minutes=5)
 )
@@ -98,7 +98,7 @@ async def until(holds):
 
 
 def a_keeper(store, clock, policy=POLICY):
-    return CertKeeper(store, server_context(), NAMES, policy=policy, clock=clock)
+    return CertificateManager(store, server_context(), NAMES, policy=policy, clock=clock)
 
 
 def authority(now):
@@ -148,14 +148,14 @@ def test_two_authorities_overlap_on_rotation():
 
     assert next_authorities(second, "ca", DNS, start + timedelta(hours=11), POLICY) is second
     third = next_authorities(second, "ca", DNS, start + POLICY.ca_life, POLICY)
-    assert third == Authorities(second.current)
+    assert third == TrustBundle(second.current)
 
 
 def test_an_authority_about_to_end_signs_no_more():
     start = Clock()()
     first = authority(start)
     late = first.expires - timedelta(minutes=1)
-    both = Authorities(authority(late), first)
+    both = TrustBundle(authority(late), first)
     assert both.signer(late, POLICY) is both.current
 
 
@@ -169,8 +169,8 @@ def test_an_expired_authority_is_not_carried_along():
 
 def test_the_secret_round_trips():
     start = Clock()()
-    both = Authorities(authority(start), authority(start))
-    read = Authorities.from_secret(both.to_secret())
+    both = TrustBundle(authority(start), authority(start))
+    read = TrustBundle.from_secret(both.to_secret())
     assert read is not None
     assert read.to_secret() == both.to_secret()
 
@@ -187,8 +187,8 @@ def test_the_secret_round_trips():
 )
 def test_a_damaged_secret_is_no_authority(damage):
     start = Clock()()
-    data = Authorities(authority(start), authority(start)).to_secret()
-    assert Authorities.from_secret(damage(data)) is None
+    data = TrustBundle(authority(start), authority(start)).to_secret()
+    assert TrustBundle.from_secret(damage(data)) is None
 
 
 async def test_ready_means_served_and_trusted():
@@ -284,7 +284,7 @@ async def test_an_authority_that_ended_leaves_the_secret():
 async def test_the_loop_outlives_failures(caplog):
     clock, store = Clock(), Store()
     store.configuration = None
-    keeper = CertKeeper(store, server_context(), NAMES, policy=POLICY, clock=clock, poll_s=0.001)
+    keeper = CertificateManager(store, server_context(), NAMES, policy=POLICY, clock=clock, poll_s=0.001)
     task = asyncio.create_task(keeper.run())
     await until(lambda: "could not be checked" in caplog.text)
     store.configuration = a_configuration()

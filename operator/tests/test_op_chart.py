@@ -16,10 +16,10 @@ from op_samples import inputs
 
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired.daemonset import sidecar_daemonset
-from kvpool_operator.desired.inputs import Env
+from kvpool_operator.desired.inputs import InstallationConfig
 from kvpool_operator.desired.labels import POOL
-from kvpool_operator.injection.annotations import opted_in, read_wishes
-from kvpool_operator.injection.mutator import Injection, inject
+from kvpool_operator.injection.annotations import opted_in, parse_annotations
+from kvpool_operator.injection.mutator import InjectionSettings, inject
 from kvpool_operator.k8s.client import KINDS
 from kvpool_operator.observe.observer import OWNED_KINDS, OWNED_WIDE_KINDS
 from kvpool_operator.settings import read_settings as read_operator_settings
@@ -230,7 +230,9 @@ def test_the_operators_settings_are_those_that_it_reads():
     assert container["args"] == ["run"]
     env = {e["name"]: e.get("value", "given") for e in container["env"]}
     settings = read_operator_settings([], env)
-    assert settings.env == Env("kvpool-sidecar:0.1.0", image_pull_secrets=("a", "b"), kubelet_dir="/data/kubelet")
+    assert settings.env == InstallationConfig(
+        "kvpool-sidecar:0.1.0", image_pull_secrets=("a", "b"), kubelet_dir="/data/kubelet"
+    )
     assert settings.address == settings.identity == settings.namespace == "given"
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"admin": settings.admin_port}
     role = one(objects, "Role", "kvpool-operator")
@@ -546,11 +548,11 @@ def test_the_webhooks_test_pod_runs_the_script_that_is_tested():
 @needs_helm
 def test_the_test_pod_is_one_that_the_webhook_injects():
     pod = one(render('test.pool="kvpool-system/chat"'), "Pod", "kvpool-test-pool")
-    wishes = read_wishes(pod)
+    wishes = parse_annotations(pod)
     assert (wishes.pool_namespace, wishes.pool_name, wishes.engine) == ("kvpool-system", "chat", "none")
     assert opted_in(pod)
     assert pod["metadata"]["namespace"] == "default"
-    injected = inject(pod, wishes, Injection("kvpool-system/chat", 256, 4 << 30, "{}", "kvpool-sidecar:1")).pod
+    injected = inject(pod, wishes, InjectionSettings("kvpool-system/chat", 256, 4 << 30, "{}", "kvpool-sidecar:1")).pod
     kubernetes_validate.validate(injected, KUBERNETES[-1], strict=True)
     env = {e["name"]: e.get("value") for e in injected["spec"]["containers"][0]["env"]}
     assert env["PYTHONPATH"]

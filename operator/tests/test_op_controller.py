@@ -12,7 +12,7 @@ import pytest
 from op_samples import MemoryCluster, pool_manifest
 
 from kvpool_operator.errors import ApiUnavailableError, NotLeaderError
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.pools.reconciler import Result
 from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
@@ -154,7 +154,7 @@ async def test_a_process_that_sees_nothing_any_more_says_so_to_its_probe():
     cluster.put(pool_manifest())
     loop = Controller(cluster, Passes(), OperatorMetrics(), refresh_s=0.02, clock=clock)  # type: ignore[arg-type]
     assert loop.trouble == "", "nothing was listed yet: that may take as long as the API server is away"
-    version = cluster.objects[Ref("KVCachePool", *KEY)]["metadata"]["resourceVersion"]
+    version = cluster.objects[ObjectRef("KVCachePool", *KEY)]["metadata"]["resourceVersion"]
     loop.heard(KEY, version)
     async with running(loop.refresh()):
         await until(lambda: loop.listed_s_ago == 0)
@@ -164,7 +164,7 @@ async def test_a_process_that_sees_nothing_any_more_says_so_to_its_probe():
         assert loop.trouble == ""
         clock.now = 181.0
         assert loop.trouble == "the watch of the pools has missed changes for 181 s"
-        loop.heard(KEY, cluster.objects[Ref("KVCachePool", *KEY)]["metadata"]["resourceVersion"])
+        loop.heard(KEY, cluster.objects[ObjectRef("KVCachePool", *KEY)]["metadata"]["resourceVersion"])
         await until(lambda: loop.trouble == "")
     clock.now += 301.0
     assert "not listed for" in loop.trouble

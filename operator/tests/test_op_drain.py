@@ -11,14 +11,14 @@ from op_samples import SECRET, MemoryCluster, pool
 
 from kvpool_operator.api.conditions import find
 from kvpool_operator.api.node import DrainStatus
-from kvpool_operator.errors import CommandUnansweredError
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.errors import SidecarUnavailableError
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.nodes.drain import DrainPolicy, facts, next_drain, when_gone
-from kvpool_operator.nodes.node_cache import NodeBook
-from kvpool_operator.nodes.reconciler import Budget, NodeKeeper
+from kvpool_operator.nodes.node_cache import NodeCache
+from kvpool_operator.nodes.reconciler import NodeReconciler, TokenBucket
 from kvpool_operator.nodes.status import node_name
-from kvpool_operator.observe.snapshot import Observed, Sidecar
-from kvpool_operator.sidecars.status import DrainReport, Report
+from kvpool_operator.observe.snapshot import Sidecar, Snapshot
+from kvpool_operator.sidecars.status import DrainReport, SidecarStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -163,12 +163,12 @@ class Sidecars:
     async def start(self, secret: Any, to: Any, name: str, kind: str, params: Mapping[str, Any]) -> None:
         assert secret is SECRET
         if self.away:
-            raise CommandUnansweredError("nobody is there")
+            raise SidecarUnavailableError("nobody is there")
         self.told.append((to.node, kind, dict(params)))
 
 
 class World:
-    def __init__(self, budget: Budget | None = None, **spec: Any) -> None:
+    def __init__(self, budget: TokenBucket | None = None, **spec: Any) -> None:
         self.cluster = MemoryCluster()
         self.pool = pool(**spec)
         self.sidecars = Sidecars()
@@ -177,10 +177,10 @@ class World:
         self.found: dict[str, Sidecar] = {}
         self.start(budget)
 
-    def start(self, budget: Budget | None = None) -> None:
+    def start(self, budget: TokenBucket | None = None) -> None:
         """An operator starts."""
-        self.book = NodeBook()
-        self.keeper = NodeKeeper(
+        self.book = NodeCache()
+        self.keeper = NodeReconciler(
             self.cluster, self.book, self.sidecars, budget=budget, clock=lambda: self.clock, now=lambda: self.now
         )  # type: ignore[arg-type]
 
@@ -201,7 +201,7 @@ class World:
             name,
             True,
             "",
-            Report(**{**values, "index_connected": True, "transport": "TCP", **report}),
+            SidecarStatus(**{**values, "index_connected": True, "transport": "TCP", **report}),
             f"10.0.0.{name}",
         )
 
@@ -213,10 +213,10 @@ class World:
         self.cluster.calls.clear()
         self.clock += after_s
         self.now += timedelta(seconds=after_s)
-        return await self.keeper.keep(self.pool, Observed(raw={}, sidecars=tuple(self.found.values())), SECRET)
+        return await self.keeper.keep(self.pool, Snapshot(raw={}, sidecars=tuple(self.found.values())), SECRET)
 
     def status(self, name: str) -> dict[str, Any]:
-        found = self.cluster.objects[Ref("KVCacheNode", "kvpool-system", f"chat.{name}")]
+        found = self.cluster.objects[ObjectRef("KVCacheNode", "kvpool-system", f"chat.{name}")]
         return dict(found["status"])
 
     def condition(self, name: str, kind: str) -> tuple[str, str]:
@@ -230,7 +230,7 @@ async def test_each_node_has_one_that_goes_with_the_pool():
     world.serve("a")
     world.serve("b")
     assert await world.look() is None
-    live = world.cluster.objects[Ref("KVCacheNode", "kvpool-system", "chat.a")]
+    live = world.cluster.objects[ObjectRef("KVCacheNode", "kvpool-system", "chat.a")]
     assert live["spec"] == {"pool": "chat", "node": "a"}
     assert live["metadata"]["ownerReferences"][0]["uid"] == world.pool.metadata.uid
     status = world.status("a")
@@ -255,7 +255,7 @@ async def test_numbers_are_written_twice_a_minute_and_what_flips_at_once():
     assert len(writes) == 2
     world.report("a", blocks=99, failing_drives=("nvme",))
     await world.look(after_s=1)
-    assert world.cluster.writes() == [("apply status", Ref("KVCacheNode", "kvpool-system", "chat.a"))]
+    assert world.cluster.writes() == [("apply status", ObjectRef("KVCacheNode", "kvpool-system", "chat.a"))]
     assert world.condition("a", "DiskHealthy") == ("False", "DrivesFailing")
     assert world.status("a")["devices"][0]["health"] == "Failing"
     assert world.status("a")["blocks"] == 99
@@ -278,7 +278,7 @@ async def test_a_change_of_the_pool_alone_is_not_written_to_each_node():
 
 async def test_many_nodes_do_not_flood_the_api_server():
     world = World()
-    world.start(Budget(rate_per_s=2, burst=20, clock=lambda: world.clock))
+    world.start(TokenBucket(rate_per_s=2, burst=20, clock=lambda: world.clock))
     names = [str(n) for n in range(200)]
     for name in names:
         world.serve(name)
@@ -357,12 +357,12 @@ async def test_an_operator_that_starts_anew_writes_only_what_is_new():
     for name in ("a", "b", "c"):
         world.serve(name)
     await world.look()
-    broken = world.cluster.objects[Ref("KVCacheNode", "kvpool-system", "chat.b")]
+    broken = world.cluster.objects[ObjectRef("KVCacheNode", "kvpool-system", "chat.b")]
     broken["status"]["conditions"] = ["of another make"]
     world.report("c", failing_drives=("nvme",))
     world.start()
     await world.look()
-    changed = {("apply status", Ref("KVCacheNode", "kvpool-system", f"chat.{name}")) for name in "bc"}
+    changed = {("apply status", ObjectRef("KVCacheNode", "kvpool-system", f"chat.{name}")) for name in "bc"}
     assert set(world.cluster.writes()) == changed
     assert world.condition("b", "Ready") == ("True", "Serving")
 
@@ -380,7 +380,7 @@ async def test_a_node_that_is_gone_is_remembered_as_long_as_the_index_does():
     world.serve("a", unschedulable=True)
     world.report("a", drain=MOVING)
     await world.look()
-    del world.found["a"], world.cluster.objects[Ref("Node", "", "a")]
+    del world.found["a"], world.cluster.objects[ObjectRef("Node", "", "a")]
     world.book.lost("a")
     await world.look()
     assert world.condition("a", "Ready") == ("False", "NodeGone")
@@ -412,7 +412,7 @@ async def test_one_that_somebody_removed_is_made_anew():
     world = World()
     world.serve("a")
     await world.look()
-    del world.cluster.objects[Ref("KVCacheNode", "kvpool-system", "chat.a")]
+    del world.cluster.objects[ObjectRef("KVCacheNode", "kvpool-system", "chat.a")]
     await world.look(after_s=301)
     assert world.status("a")["blocks"] == 1
 
@@ -425,10 +425,10 @@ async def test_what_another_pool_of_that_name_left_is_made_anew():
     manifest["metadata"]["uid"] = "another"
     world.pool = type(world.pool).parse(manifest)
     await world.look()
-    live = world.cluster.objects[Ref("KVCacheNode", "kvpool-system", "chat.a")]
+    live = world.cluster.objects[ObjectRef("KVCacheNode", "kvpool-system", "chat.a")]
     assert live["metadata"]["ownerReferences"][0]["uid"] == "another"
     # the one before went late, with its owner
-    del world.cluster.objects[Ref("KVCacheNode", "kvpool-system", "chat.a")]
+    del world.cluster.objects[ObjectRef("KVCacheNode", "kvpool-system", "chat.a")]
     world.report("a", index_connected=False)
     await world.look()
     await world.look()
@@ -436,7 +436,7 @@ async def test_what_another_pool_of_that_name_left_is_made_anew():
 
 
 def test_only_pools_with_a_sidecar_there_are_concerned():
-    book = NodeBook()
+    book = NodeCache()
     book.serves(("ns", "one"), ["a", "b"])
     book.serves(("ns", "two"), ["b"])
     assert book.pools_on("a") == [("ns", "one")]

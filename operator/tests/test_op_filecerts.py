@@ -12,8 +12,8 @@ from aiohttp import ClientConnectorCertificateError
 from test_op_webhook_server import REVIEW, Caller, Cluster, settings
 
 from kvpool_operator.pki.certificates import CertPolicy, issue_leaf, new_authority
-from kvpool_operator.webhook.api_access import WebhookCluster
-from kvpool_operator.webhook.file_certificates import MOST_BYTES, FileCerts
+from kvpool_operator.webhook.api_access import WebhookApiClient
+from kvpool_operator.webhook.file_certificates import MOST_BYTES, FileCertificates
 from kvpool_operator.webhook.self_signed import server_context
 from kvpool_operator.webhook.server import serve
 
@@ -58,7 +58,7 @@ async def test_the_webhook_serves_what_is_mounted_and_follows_it(tmp_path):
     old, new = authority(), authority()
     mounted, cluster = Mounted(tmp_path), Cluster()
     where = replace(settings(), certificate_dir=str(mounted.issue(old)), certificate_poll_s=0.1)
-    store = WebhookCluster(cluster, where)
+    store = WebhookApiClient(cluster, where)
     async with serve(where, store, store), Caller(where, Authority(old)) as caller:
         await caller.ready()
         assert (await caller.post(json.dumps(REVIEW)))[0] == 200
@@ -82,7 +82,7 @@ async def test_the_webhook_serves_what_is_mounted_and_follows_it(tmp_path):
 
 def test_files_that_do_not_belong_together_leave_the_last_ones_in_use(tmp_path):
     mounted, one, two = Mounted(tmp_path), authority(), authority()
-    certs = FileCerts(mounted.issue(one), server_context())
+    certs = FileCertificates(mounted.issue(one), server_context())
     certs.step()
     served = certs.expires
     leaf, other = (issue_leaf(a, DNS, datetime.now(UTC) + timedelta(hours=1), POLICY) for a in (one, two))
@@ -104,7 +104,7 @@ def test_files_that_do_not_belong_together_leave_the_last_ones_in_use(tmp_path):
 
 def test_not_ready_without_files_or_when_they_have_run_out(tmp_path):
     now = [datetime.now(UTC)]
-    certs = FileCerts(tmp_path / "data", server_context(), clock=lambda: now[0])
+    certs = FileCertificates(tmp_path / "data", server_context(), clock=lambda: now[0])
     with pytest.raises(FileNotFoundError):
         certs.step()
     assert not certs.ready
@@ -119,7 +119,7 @@ async def test_a_half_written_pair_costs_no_handshake(tmp_path, caplog):
     old, new = authority(), authority()
     mounted = Mounted(tmp_path)
     where = replace(settings(), certificate_dir=str(mounted.issue(old)), certificate_poll_s=0.05)
-    store = WebhookCluster(Cluster(), where)
+    store = WebhookApiClient(Cluster(), where)
     async with serve(where, store, store), Caller(where, Authority(old)) as caller:
         await caller.ready()
         leaf, other = (issue_leaf(a, DNS, datetime.now(UTC), POLICY) for a in (new, old))
@@ -130,7 +130,7 @@ async def test_a_half_written_pair_costs_no_handshake(tmp_path, caplog):
 
 
 async def test_the_loop_waits_for_files_to_come(tmp_path, caplog):
-    certs = FileCerts(tmp_path / "data", server_context(), poll_s=0.01)
+    certs = FileCertificates(tmp_path / "data", server_context(), poll_s=0.01)
     task = asyncio.create_task(certs.run())
     while "no certificate that can be used" not in caplog.text:  # noqa: ASYNC110  what is waited for sets no event
         await asyncio.sleep(0.005)

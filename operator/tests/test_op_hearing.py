@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvpool_operator.runtime.watch_staleness import Hearing
+from kvpool_operator.runtime.watch_staleness import WatchStaleness
 
 ONE, TWO = ("sys", "one"), ("sys", "two")
 
@@ -17,7 +17,7 @@ class Clock:
 
 def test_a_watch_that_tells_everything_is_never_deaf():
     clock = Clock()
-    hearing = Hearing(clock=clock)
+    hearing = WatchStaleness(clock=clock)
     for version in ("1", "2", "3"):
         hearing.heard(ONE, version)
         for _ in range(3):
@@ -28,7 +28,7 @@ def test_a_watch_that_tells_everything_is_never_deaf():
 
 def test_a_change_that_was_just_made_may_still_be_under_way():
     clock = Clock()
-    hearing = Hearing(clock=clock)
+    hearing = WatchStaleness(clock=clock)
     hearing.heard(ONE, "1")
     for version in ("2", "3", "4"):  # another one with every listing, each told a moment after it
         hearing.listed({ONE: version})
@@ -39,7 +39,7 @@ def test_a_change_that_was_just_made_may_still_be_under_way():
 
 def test_a_change_that_is_listed_twice_and_never_told_is_missed_until_it_is_told():
     clock = Clock()
-    hearing = Hearing(clock=clock)
+    hearing = WatchStaleness(clock=clock)
     hearing.heard(ONE, "1")
     hearing.listed({ONE: "2"})
     clock.now += 10
@@ -53,7 +53,7 @@ def test_a_change_that_is_listed_twice_and_never_told_is_missed_until_it_is_told
 
 
 def test_a_new_pool_that_is_not_told_of_is_missed():
-    hearing = Hearing(clock=(clock := Clock()))
+    hearing = WatchStaleness(clock=(clock := Clock()))
     for _ in range(2):
         hearing.listed({TWO: "7"})
     clock.now += 1
@@ -61,7 +61,7 @@ def test_a_new_pool_that_is_not_told_of_is_missed():
 
 
 def test_pools_that_are_gone_are_forgotten():
-    hearing = Hearing(clock=Clock())
+    hearing = WatchStaleness(clock=Clock())
     hearing.heard(ONE, "1")
     hearing.listed({})
     hearing.listed({ONE: "1"})
@@ -73,7 +73,7 @@ def test_pools_that_are_gone_are_forgotten():
 
 def test_what_this_process_wrote_is_no_news_and_counts_as_told():
     clock = Clock()
-    hearing = Hearing(clock=clock)
+    hearing = WatchStaleness(clock=clock)
     assert hearing.heard(ONE, "1")
     hearing.wrote(ONE, "2")
     assert not hearing.heard(ONE, "2")

@@ -14,11 +14,11 @@ from kvpool.protocol.keys import index_login
 from kvpool_operator.desired import Inputs, build
 from kvpool_operator.desired.index import memory_of
 from kvpool_operator.desired.index_sizing import index_memory
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.k8s.client import ObjectRef
 
 MIB, GIB = 2**20, 2**30
-SECRET_REF, INDEX = Ref("Secret", NS, "chat-secret"), Ref("StatefulSet", NS, "chat-index")
-SIDECARS = Ref("DaemonSet", NS, "chat-sidecar")
+SECRET_REF, INDEX = ObjectRef("Secret", NS, "chat-secret"), ObjectRef("StatefulSet", NS, "chat-index")
+SIDECARS = ObjectRef("DaemonSet", NS, "chat-sidecar")
 
 
 def local(capacity: str, name: str = "nvme") -> dict[str, Any]:
@@ -197,7 +197,7 @@ async def test_the_managed_index_stays_until_the_last_sidecar_uses_the_other_one
     world.run()
     await world.settle()
     assert INDEX not in world.cluster.objects
-    assert Ref("Service", NS, "chat-index") not in world.cluster.objects
+    assert ObjectRef("Service", NS, "chat-index") not in world.cluster.objects
     # and back: the index is there before the first sidecar needs it, and the other password goes with the last
     world.pool["spec"]["index"] = {"managed": {}}
     await world.look()

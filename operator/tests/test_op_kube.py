@@ -10,21 +10,27 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from kvpool_operator.errors import ApiUnavailableError, ConflictError, HeldError, OperatorError, RejectedError
-from kvpool_operator.k8s.client import Ref
-from kvpool_operator.k8s.rest import KubeCluster
+from kvpool_operator.errors import (
+    ApiUnavailableError,
+    ConflictError,
+    EvictionBlockedError,
+    OperatorError,
+    RejectedError,
+)
+from kvpool_operator.k8s.client import ObjectRef
+from kvpool_operator.k8s.rest import RestClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "n"}}
-TARGET = Ref("ConfigMap", "n", "c")
+TARGET = ObjectRef("ConfigMap", "n", "c")
 
 
 @contextlib.asynccontextmanager
 async def serving(
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]], call_s: float = 5
-) -> AsyncIterator[KubeCluster]:
+) -> AsyncIterator[RestClient]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -33,7 +39,7 @@ async def serving(
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         configuration = Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
         async with ApiClient(configuration) as client:
-            yield KubeCluster(client, call_s)
+            yield RestClient(client, call_s)
     finally:
         await runner.cleanup()
 
@@ -98,7 +104,7 @@ async def test_a_server_that_hangs_up_is_away():
 async def test_no_server_at_all():
     async with ApiClient(Configuration(host="http://127.0.0.1:1")) as client:
         with pytest.raises(ApiUnavailableError):
-            await KubeCluster(client, 2).get(TARGET)
+            await RestClient(client, 2).get(TARGET)
 
 
 async def test_an_error_about_a_secret_repeats_nothing():
@@ -159,7 +165,7 @@ async def test_a_delete_is_of_the_object_that_was_seen():
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(429, HeldError), (409, ConflictError), (404, ConflictError), (403, RejectedError)]
+    ("status", "error"), [(429, EvictionBlockedError), (409, ConflictError), (404, ConflictError), (403, RejectedError)]
 )
 async def test_an_eviction_is_of_the_pod_that_was_seen_and_may_be_held_back(status: int, error: type[OperatorError]):
     asked = []
@@ -169,9 +175,9 @@ async def test_an_eviction_is_of_the_pod_that_was_seen_and_may_be_held_back(stat
         return web.json_response({"message": "no"}, status=status if len(asked) > 1 else 201)
 
     async with serving(answer) as cluster:
-        await cluster.evict(Ref("Pod", "team", "e"), uid="u")
+        await cluster.evict(ObjectRef("Pod", "team", "e"), uid="u")
         with pytest.raises(error):
-            await cluster.evict(Ref("Pod", "team", "e"), uid="u")
+            await cluster.evict(ObjectRef("Pod", "team", "e"), uid="u")
     method, path, body = asked[0]
     assert (method, path) == ("POST", "/api/v1/namespaces/team/pods/e/eviction")
     assert body["kind"] == "Eviction"

@@ -8,10 +8,10 @@ import pytest
 from op_samples import MemoryCluster
 
 from kvpool_operator.errors import ApiUnavailableError, NotLeaderError
-from kvpool_operator.k8s.client import Ref
-from kvpool_operator.k8s.leader_election import LEASE_S, RENEW_S, LeaderOnly, Lease
+from kvpool_operator.k8s.client import ObjectRef
+from kvpool_operator.k8s.leader_election import LEASE_S, RENEW_S, FencedClient, Lease
 
-REF = Ref("Lease", "sys", "op")
+REF = ObjectRef("Lease", "sys", "op")
 CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "sys"}}
 
 
@@ -108,7 +108,7 @@ async def test_of_two_who_take_over_one_loses():
     stale = await cluster.get(REF)
     assert await b._try()
 
-    async def get(_: Ref) -> object:
+    async def get(_: ObjectRef) -> object:
         return stale
 
     cluster.get = get  # type: ignore[method-assign,assignment]
@@ -127,11 +127,11 @@ async def test_a_released_lease_is_taken_at_once():
 async def test_who_does_not_lead_cannot_write():
     cluster, clock = MemoryCluster(), Clock()
     lease = make(cluster, "a", clock)
-    fenced = LeaderOnly(cluster, lease)
+    fenced = FencedClient(cluster, lease)
     await lease.acquire()
     await fenced.apply(CONFIG)
     clock.now += RENEW_S
-    target = Ref("ConfigMap", "sys", "c")
+    target = ObjectRef("ConfigMap", "sys", "c")
     for write in (
         fenced.apply(CONFIG),
         fenced.create(CONFIG),

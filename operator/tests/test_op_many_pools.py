@@ -12,14 +12,14 @@ from kvpool_operator.errors import ApiUnavailableError, OperatorError, RejectedE
 from kvpool_operator.k8s import rate_limiter as pace_module
 from kvpool_operator.k8s.client import KINDS, Manifest
 from kvpool_operator.k8s.namespace_cache import Namespaces
-from kvpool_operator.k8s.rate_limiter import WAITED_FOR, Pace
+from kvpool_operator.k8s.rate_limiter import WAITED_FOR, RateLimiter
 from kvpool_operator.pools.apply import execute
 from kvpool_operator.pools.plan import Apply, Plan
 from kvpool_operator.pools.reconciler import Result
 from kvpool_operator.runtime import controller as module
 from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.runtime.metrics import OperatorMetrics
-from kvpool_operator.runtime.workqueue import KeyQueue
+from kvpool_operator.runtime.workqueue import WorkQueue
 
 MINE = ("team", "mine")
 
@@ -28,7 +28,7 @@ def others(count: int) -> list[tuple[str, str]]:
     return [("team", f"other-{n:03d}") for n in range(count)]
 
 
-async def taken(queue: KeyQueue, count: int) -> list[tuple[str, str]]:
+async def taken(queue: WorkQueue, count: int) -> list[tuple[str, str]]:
     found = []
     for _ in range(count):
         found.append(await asyncio.wait_for(queue.get(), 5))
@@ -37,7 +37,7 @@ async def taken(queue: KeyQueue, count: int) -> list[tuple[str, str]]:
 
 
 async def test_what_somebody_waits_for_goes_before_what_was_there_first():
-    queue = KeyQueue()
+    queue = WorkQueue()
     for key in others(100):
         queue.add(key, background=True)
     queue.add(MINE)
@@ -45,16 +45,16 @@ async def test_what_somebody_waits_for_goes_before_what_was_there_first():
 
 
 async def test_the_background_gets_its_turn_however_much_is_waited_for():
-    queue = KeyQueue()
+    queue = WorkQueue()
     queue.add(MINE, background=True)
     for key in others(100):
         queue.add(key)
-    assert MINE in await taken(queue, KeyQueue.FAIR)
+    assert MINE in await taken(queue, WorkQueue.FAIR)
 
 
 async def test_the_background_never_has_all_workers():
     """However long its passes take, a worker is free for what somebody comes to wait for."""
-    queue = KeyQueue(background=2)
+    queue = WorkQueue(background=2)
     for key in others(10):
         queue.add(key, background=True)
     first = [await asyncio.wait_for(queue.get(), 5) for _ in range(2)]
@@ -72,7 +72,7 @@ async def test_the_background_never_has_all_workers():
 
 
 async def test_a_key_of_the_background_that_somebody_comes_to_wait_for_is_taken_once_and_first():
-    queue = KeyQueue()
+    queue = WorkQueue()
     for key in [*others(5), MINE]:
         queue.add(key, background=True)
     queue.add(MINE)
@@ -84,7 +84,7 @@ async def test_a_key_of_the_background_that_somebody_comes_to_wait_for_is_taken_
 
 
 async def test_a_key_keeps_its_lane_while_it_is_worked_on():
-    queue = KeyQueue()
+    queue = WorkQueue()
     queue.add(MINE)
     assert await queue.get() == MINE
     queue.add(MINE)
@@ -135,7 +135,7 @@ async def test_pools_that_are_known_are_looked_at_one_after_the_other(monkeypatc
 
 async def test_a_pace_lets_a_burst_through_and_then_keeps_its_rate():
     loop = asyncio.get_running_loop()
-    pace, started = Pace(per_second=50, burst=10), loop.time()
+    pace, started = RateLimiter(per_second=50, burst=10), loop.time()
     for _ in range(10):
         await pace.turn()
     assert loop.time() - started < 1 / 50 * 10  # without a wait, or a slow machine took as long as all of them
@@ -144,8 +144,8 @@ async def test_a_pace_lets_a_burst_through_and_then_keeps_its_rate():
 
 
 async def test_what_nobody_waits_for_takes_the_turns_that_are_left(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pace_module, "PATIENCE_S", 60.0)
-    pace, order = Pace(per_second=100, burst=1), []
+    monkeypatch.setattr(pace_module, "MAX_BACKGROUND_DELAY_S", 60.0)
+    pace, order = RateLimiter(per_second=100, burst=1), []
 
     async def ask(name: str, waited: bool) -> None:
         WAITED_FOR.set(lambda: waited)
@@ -163,8 +163,8 @@ async def test_what_nobody_waits_for_takes_the_turns_that_are_left(monkeypatch: 
 
 
 async def test_what_nobody_waits_for_gets_its_turn_all_the_same(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pace_module, "PATIENCE_S", 0.2)
-    pace = Pace(per_second=20, burst=1)
+    monkeypatch.setattr(pace_module, "MAX_BACKGROUND_DELAY_S", 0.2)
+    pace = RateLimiter(per_second=20, burst=1)
     for _ in range(40):  # two seconds of turns are taken
         asyncio.create_task(pace.turn())  # noqa: RUF006
     await asyncio.sleep(0)
@@ -176,7 +176,7 @@ async def test_what_nobody_waits_for_gets_its_turn_all_the_same(monkeypatch: pyt
 
 
 async def test_what_somebody_comes_to_wait_for_is_the_background_no_longer():
-    queue = KeyQueue(background=1)
+    queue = WorkQueue(background=1)
     queue.add(MINE, background=True)
     queue.add(("team", "other"), background=True)
     assert await queue.get() == MINE
@@ -190,7 +190,7 @@ async def test_what_somebody_comes_to_wait_for_is_the_background_no_longer():
 
 def test_a_pace_without_a_rate_is_refused():
     with pytest.raises(ValueError, match="rate"):
-        Pace(0, 1)
+        RateLimiter(0, 1)
 
 
 def test_only_what_pools_look_at_makes_a_namespace_interesting():

@@ -12,11 +12,11 @@ from test_op_reconcile import Reports
 
 from kvpool_operator.api.operation import KVCacheOperation
 from kvpool_operator.api.v1alpha1 import KVCachePool
-from kvpool_operator.errors import ApiUnavailableError, CommandRefusedError, CommandUnansweredError, InvalidPoolError
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.errors import ApiUnavailableError, InvalidPoolError, SidecarRejectedError, SidecarUnavailableError
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.operations.reconciler import CANCEL_S, FINALIZER, OperationReconciler
 from kvpool_operator.operations.steps import steps_of
-from kvpool_operator.sidecars.operation import Progress, Target
+from kvpool_operator.sidecars.operation import OperationProgress, SidecarAddress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvpool_operator.pools.reconciler import Result
 
 NS = "kvpool-system"
-OP = Ref("KVCacheOperation", NS, "tidy")
+OP = ObjectRef("KVCacheOperation", NS, "tidy")
 SHARED = {"name": "cold", "shared": {"hostPath": {"path": "/mnt/cold"}, "capacity": "1Ti"}}
 LOCAL = {"name": "nvme", "local": {"path": "/mnt/nvme/kv", "capacity": "10Gi"}}
 
@@ -35,38 +35,40 @@ class Nodes:
 
     def __init__(self) -> None:
         self.orders: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
-        self.states: dict[tuple[str, str], Progress] = {}
+        self.states: dict[tuple[str, str], OperationProgress] = {}
         self.heard: list[tuple[str, str]] = []
         self.cancelled: list[tuple[str, str]] = []
         self.silent: set[str] = set()
         self.endless: set[str] = set()
-        self.answers: dict[str, Progress] = {}
+        self.answers: dict[str, OperationProgress] = {}
         self.refusing: set[str] = set()
 
-    def _hear(self, to: Target) -> None:
+    def _hear(self, to: SidecarAddress) -> None:
         if to.node in self.silent:
-            raise CommandUnansweredError("no answer within 5 s")
+            raise SidecarUnavailableError("no answer within 5 s")
 
-    async def start(self, pool: PoolSecret, to: Target, name: str, kind: str, params: Mapping[str, Any]) -> Progress:
+    async def start(
+        self, pool: PoolSecret, to: SidecarAddress, name: str, kind: str, params: Mapping[str, Any]
+    ) -> OperationProgress:
         self._hear(to)
         assert pool.pool_id == SECRET.pool_id
         if to.node in self.refusing:
-            raise CommandRefusedError("this sidecar knows nothing")
+            raise SidecarRejectedError("this sidecar knows nothing")
         known = self.orders.setdefault((to.node, name), (kind, dict(params)))
         assert known == (kind, dict(params))
         self.heard.append((to.node, str(params.get("tier", kind))))
-        return self.states.setdefault((to.node, name), Progress("Running", total=10, unit="blocks"))
+        return self.states.setdefault((to.node, name), OperationProgress("Running", total=10, unit="blocks"))
 
-    async def poll(self, pool: PoolSecret, to: Target, name: str) -> Progress | None:
+    async def poll(self, pool: PoolSecret, to: SidecarAddress, name: str) -> OperationProgress | None:
         self._hear(to)
         state = self.states.get((to.node, name))
         if state is not None and state.state == "Running" and to.node not in self.endless:
             state = self.states[to.node, name] = self.answers.get(
-                to.node, Progress("Succeeded", counts={"blocks": 2, "bytes": 100})
+                to.node, OperationProgress("Succeeded", counts={"blocks": 2, "bytes": 100})
             )
         return state
 
-    async def cancel(self, pool: PoolSecret, to: Target, name: str) -> None:
+    async def cancel(self, pool: PoolSecret, to: SidecarAddress, name: str) -> None:
         self._hear(to)
         self.cancelled.append((to.node, name))
 
@@ -341,7 +343,7 @@ async def test_a_purge_by_salt_says_that_the_pool_stores_no_tags(purge: dict[str
 
 async def test_a_sidecar_that_does_not_know_salts_is_named():
     world = World(purge={"salts": [RED]})
-    world.nodes.answers["node-1"] = Progress("Failed", message="purge: this sidecar does not know salts")
+    world.nodes.answers["node-1"] = OperationProgress("Failed", message="purge: this sidecar does not know salts")
     status = await world.run("Failed")
     assert status["failures"] == [
         {"node": "node-1", "message": "purging the nodes' drives: purge: this sidecar does not know salts"}
@@ -376,7 +378,7 @@ async def test_a_sidecar_that_restarts_is_asked_again():
     for _ in range(3):
         await world.look()
     for at in [at for at in world.nodes.states if at[0] == "node-1"]:
-        world.nodes.states[at] = Progress("Running", total=10, counts={"blocks": 7, "bytes": 350})
+        world.nodes.states[at] = OperationProgress("Running", total=10, counts={"blocks": 7, "bytes": 350})
     await world.look()
     world.nodes.restart("node-1")
     await world.look()
@@ -388,7 +390,7 @@ async def test_a_sidecar_that_restarts_is_asked_again():
 
 async def test_one_that_was_cut_short_by_its_sidecars_end_is_not_failed():
     world = World()
-    world.nodes.answers["node-1"] = Progress("Failed", "cancelled")
+    world.nodes.answers["node-1"] = OperationProgress("Failed", "cancelled")
     for _ in range(6):
         await world.look()
     assert world.status["phase"] == "Running"
@@ -427,7 +429,7 @@ async def test_a_node_without_an_address_is_waited_for():
 async def test_a_node_that_fails_does_not_keep_the_others(how: str):
     world = World(tiers=[LOCAL, SHARED])
     if how == "fails":
-        world.nodes.answers["node-0"] = Progress("Failed", "the drive is gone", counts={"blocks": 1})
+        world.nodes.answers["node-0"] = OperationProgress("Failed", "the drive is gone", counts={"blocks": 1})
     else:
         world.nodes.refusing.add("node-0")
     status = await world.run("Failed")
@@ -459,7 +461,7 @@ async def until_shared(world: World) -> None:
 async def test_what_one_node_fails_to_do_for_all_another_one_does():
     world = World(nodes=3, tiers=[LOCAL, SHARED])
     await until_shared(world)
-    world.nodes.answers["node-0"] = Progress("Failed", "the shared tier is not available")
+    world.nodes.answers["node-0"] = OperationProgress("Failed", "the shared tier is not available")
     await world.look()
     world.nodes.answers.clear()
     status = await world.run()
@@ -471,7 +473,7 @@ async def test_what_no_node_can_do_for_all_is_a_failure_after_a_few():
     world = World(nodes=5, tiers=[LOCAL, SHARED], verify={})
     await until_shared(world)
     for n in range(5):
-        world.nodes.answers[f"node-{n}"] = Progress("Failed", "the shared tier is not available")
+        world.nodes.answers[f"node-{n}"] = OperationProgress("Failed", "the shared tier is not available")
     status = await world.run("Failed")
     assert [n for n, tier in world.nodes.heard if tier == "Shared"] == ["node-0", "node-1", "node-2"]
     assert [f["node"] for f in status["failures"]] == ["node-0", "node-1", "node-2"]
@@ -487,7 +489,7 @@ async def test_failures_that_are_told_are_bounded():
 
 async def test_an_operation_waits_for_its_pool_and_for_its_first_node():
     world = World(nodes=0)
-    pool = world.cluster.objects.pop(Ref("KVCachePool", NS, "chat"))
+    pool = world.cluster.objects.pop(ObjectRef("KVCachePool", NS, "chat"))
     await world.look()
     await world.look()
     assert (world.status["phase"], world.status["message"]) == ("Pending", "there is no pool chat in this namespace")
@@ -502,13 +504,15 @@ async def test_no_pool_and_no_node_ever_is_a_failure():
     world = World(nodes=0, timeout="10s")
     assert (await world.run("Failed"))["message"] == "not done on 0 of 0 nodes: no node was there"
     world = World(timeout="10s")
-    del world.cluster.objects[Ref("KVCachePool", NS, "chat")]
+    del world.cluster.objects[ObjectRef("KVCachePool", NS, "chat")]
     assert "there is no pool" in (await world.run("Failed"))["message"]
 
 
 async def test_an_operation_on_a_pool_that_goes_is_cancelled():
     world = World()
-    world.cluster.objects[Ref("KVCachePool", NS, "chat")]["metadata"]["deletionTimestamp"] = "2026-11-20T10:00:00Z"
+    world.cluster.objects[ObjectRef("KVCachePool", NS, "chat")]["metadata"]["deletionTimestamp"] = (
+        "2026-11-20T10:00:00Z"
+    )
     await world.run("Cancelled")
     assert world.nodes.heard == []
 
@@ -521,7 +525,7 @@ async def test_numbers_that_go_up_are_written_now_and_then():
     world.cluster.calls.clear()
     for n in range(20):
         for at in world.nodes.states:
-            world.nodes.states[at] = Progress("Running", done=n, total=40, unit="blocks", counts={"blocks": n})
+            world.nodes.states[at] = OperationProgress("Running", done=n, total=40, unit="blocks", counts={"blocks": n})
         await world.look()
     assert 3 <= len(world.cluster.writes()) <= 5  # in twenty seconds
     assert "step 1 of 2), " in world.status["message"]
@@ -610,7 +614,7 @@ async def test_an_api_server_that_refuses_is_tried_again_and_nothing_is_lost():
 @pytest.mark.parametrize("mode", ["Paused", "DryRun"])
 async def test_nothing_begins_on_a_pool_that_is_not_to_be_changed(mode: str):
     world = World(verify={}, timeout="1m")
-    spec = world.cluster.objects[Ref("KVCachePool", NS, "chat")]["spec"]
+    spec = world.cluster.objects[ObjectRef("KVCachePool", NS, "chat")]["spec"]
     spec["mode"] = mode
     for _ in range(3):
         await world.look(120)

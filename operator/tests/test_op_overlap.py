@@ -15,13 +15,13 @@ from test_op_status import message, observed, status, told
 
 from kvpool_operator.desired import build
 from kvpool_operator.desired.rollout import NUDGE, drives_of, surge_of
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe import sidecar_poll as asking
 from kvpool_operator.observe.active_sidecar import between, one_per_node, overdue
 from kvpool_operator.observe.sidecar_poll import ask
 from kvpool_operator.observe.snapshot import Sidecar
 from kvpool_operator.pools.password_rotation import waited_for
-from kvpool_operator.sidecars.status import Report
+from kvpool_operator.sidecars.status import SidecarStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
 
 RDMA = {"protocol": "Auto", "rdma": {"resources": [{"name": "rdma/hca"}]}}
-SIDECARS = Ref("DaemonSet", NS, "chat-sidecar")
+SIDECARS = ObjectRef("DaemonSet", NS, "chat-sidecar")
 SERVING = replace(GOOD, phase="Serving")
-STANDING_BY = Report.parse({"phase": "StandingBy", "node": "node-0", "ready": False})
-HANDED_OVER = Report.parse({"phase": "HandedOver", "node": "node-0", "ready": False})
+STANDING_BY = SidecarStatus.parse({"phase": "StandingBy", "node": "node-0", "ready": False})
+HANDED_OVER = SidecarStatus.parse({"phase": "HandedOver", "node": "node-0", "ready": False})
 
 
 def daemonset(made: Inputs) -> Manifest:
@@ -161,7 +161,7 @@ def pod(
     }
 
 
-def the_one(pods: Iterable[Manifest], reports: dict[str, Report]) -> Sidecar:
+def the_one(pods: Iterable[Manifest], reports: dict[str, SidecarStatus]) -> Sidecar:
     """Whatever the order in which pods are listed."""
     (sidecar,), *others = (one_per_node(order, reports) for order in itertools.permutations(pods))
     assert all(other == (sidecar,) for other in others)
@@ -170,9 +170,9 @@ def the_one(pods: Iterable[Manifest], reports: dict[str, Report]) -> Sidecar:
 
 def test_phases_are_read_and_a_short_report_is_a_report():
     assert (SERVING.phase, STANDING_BY.phase, HANDED_OVER.phase) == ("Serving", "StandingBy", "HandedOver")
-    assert Report.parse({"phase": "Serving", "ready": True}).ready
+    assert SidecarStatus.parse({"phase": "Serving", "ready": True}).ready
     for odd in ({}, {"phase": "Sleeping"}, {"phase": 5}, {"phase": None}, {"phase": ["Serving"]}, [], None):
-        assert Report.parse(odd).phase == ""
+        assert SidecarStatus.parse(odd).phase == ""
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_phases_are_read_and_a_short_report_is_a_report():
     ],
 )
 def test_of_two_pods_on_a_node_one_is_the_sidecar(
-    old: tuple[bool, Report | None], new: tuple[bool, Report | None], chosen: str, is_ready: bool
+    old: tuple[bool, SidecarStatus | None], new: tuple[bool, SidecarStatus | None], chosen: str, is_ready: bool
 ):
     pods = [pod("old", "01", ready=old[0]), pod("new", "02", ready=new[0])]
     reports = {name: r for name, (_, r) in (("old", old), ("new", new)) if r is not None}
@@ -302,12 +302,12 @@ def test_a_password_is_not_believed_to_be_shown_by_who_only_stands_by():
 class Turns(Reports):
     """Answers that change from look to look."""
 
-    def __init__(self, *turns: dict[str, Report]) -> None:
+    def __init__(self, *turns: dict[str, SidecarStatus]) -> None:
         super().__init__()
         self.turns = list(turns)
         self.asked: list[list[str]] = []
 
-    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, Report]:
+    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
         self.asked.append(sorted(addresses))
         self.told = self.turns.pop(0) if self.turns else self.told
         return await super().reports(self.asked[-1], port)
@@ -340,7 +340,9 @@ async def test_who_is_met_while_drives_change_hands_is_asked_again(monkeypatch: 
         (None, None, True),
     ],
 )
-def test_drives_change_hands_where_nobody_says_that_it_serves(old: Report | None, new: Report | None, changing: bool):
+def test_drives_change_hands_where_nobody_says_that_it_serves(
+    old: SidecarStatus | None, new: SidecarStatus | None, changing: bool
+):
     pods = [pod("old", "01", ready=True), pod("new", "02", ready=False)]
     said = {name: r for name, r in (("old", old), ("new", new)) if r is not None}
     assert between(pods, said) == (["old", "new"] if changing else [])
@@ -400,7 +402,7 @@ async def test_refused_successors_are_told_until_a_pod_is_made():
     assert world.condition("Ready")["status"] == "True"
     assert world.condition("Progressing")["reason"] == "RollStuck"
     assert "exceeded quota: compute" in world.condition("Progressing")["message"]
-    made = world.cluster.objects[Ref("Pod", NS, "chat-sidecar-0")]["metadata"]
+    made = world.cluster.objects[ObjectRef("Pod", NS, "chat-sidecar-0")]["metadata"]
     made["creationTimestamp"] = "2026-11-20T10:06:00Z"
     await world.look()
     assert world.condition("Progressing")["reason"] == "RollingOut"
@@ -412,7 +414,7 @@ async def test_a_pool_with_two_pods_on_a_node_is_told_as_with_one():
     world.run()
     await world.settle()
     before = world.pool["status"]
-    first = world.cluster.objects[Ref("Pod", NS, "chat-sidecar-0")]
+    first = world.cluster.objects[ObjectRef("Pod", NS, "chat-sidecar-0")]
     first["metadata"]["creationTimestamp"] = "2026-11-20T10:00:00Z"
     beside = {**first, "metadata": {**first["metadata"], "name": "next", "creationTimestamp": "2026-11-20T10:00:09Z"}}
     beside["status"] = {"phase": "Running", "podIP": "10.0.0.9", "conditions": [{"type": "Ready", "status": "False"}]}
@@ -430,7 +432,7 @@ async def test_a_pool_with_two_pods_on_a_node_is_told_as_with_one():
 
 async def test_an_operation_goes_to_the_pod_that_serves():
     world = Operations()
-    target = Ref("Pod", NS, "chat-sidecar-node-0")
+    target = ObjectRef("Pod", NS, "chat-sidecar-node-0")
     old = world.cluster.objects[target]
     beside = {
         **old,
@@ -448,6 +450,6 @@ async def test_an_operation_goes_to_the_pod_that_serves():
     assert await targets() == {"node-0": "10.0.0.0", "node-1": "10.0.0.1"}
     world.reports.told = {"10.0.0.0": HANDED_OVER, "10.1.0.0": SERVING}
     assert await targets() == {"node-0": "10.1.0.0", "node-1": "10.0.0.1"}
-    del world.cluster.objects[Ref("Pod", NS, "next")]
+    del world.cluster.objects[ObjectRef("Pod", NS, "next")]
     old["metadata"]["deletionTimestamp"] = "2026-11-20T10:01:00Z"
     assert await targets() == {"node-0": "", "node-1": "10.0.0.1"}

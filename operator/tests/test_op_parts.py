@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from kvpool_operator.api.v1alpha1 import ExternalIndex, LabelSelector
 from kvpool_operator.cli import main
-from kvpool_operator.desired.inputs import ExternalUrl
+from kvpool_operator.desired.inputs import ExternalIndexUrl
 from kvpool_operator.k8s.pods import node, problem, selector_text
 from kvpool_operator.observe.engine_pods import count
 from kvpool_operator.observe.external_index import read_external, secret_names
-from kvpool_operator.runtime.workqueue import Backoff, KeyQueue
+from kvpool_operator.runtime.workqueue import Backoff, WorkQueue
 from kvpool_operator.settings import read_settings
-from kvpool_operator.sidecars.status import Fingerprint, PodSeen, Report
+from kvpool_operator.sidecars.status import ConnectedPod, Fingerprint, SidecarStatus
 from kvpool_operator.sidecars.status_client import MOST_BYTES, open_scraper
 
 # -- engine pods ------------------------------------------------------------------------------------------------------
@@ -67,17 +67,17 @@ def external(**more: Any) -> ExternalIndex:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        (b"redis://h", ExternalUrl("redis://h:6379/0", "", "")),
-        (b"redis://:pw@h:1/2\n", ExternalUrl("redis://h:1/2", "", "pw")),
-        (b"rediss://u:p%3A%2F@[fd00::1]:7/1?x=y#z", ExternalUrl("rediss://[fd00::1]:7/1", "u", "p:/")),
-        (b"redis+sentinel://:pw@a:1,b/main/2", ExternalUrl("redis+sentinel://a:1,b:26379/main/2", "", "pw")),
-        (b"rediss+cluster://a,b:7", ExternalUrl("rediss+cluster://a:6379,b:7", "", "")),
+        (b"redis://h", ExternalIndexUrl("redis://h:6379/0", "", "")),
+        (b"redis://:pw@h:1/2\n", ExternalIndexUrl("redis://h:1/2", "", "pw")),
+        (b"rediss://u:p%3A%2F@[fd00::1]:7/1?x=y#z", ExternalIndexUrl("rediss://[fd00::1]:7/1", "u", "p:/")),
+        (b"redis+sentinel://:pw@a:1,b/main/2", ExternalIndexUrl("redis+sentinel://a:1,b:26379/main/2", "", "pw")),
+        (b"rediss+cluster://a,b:7", ExternalIndexUrl("rediss+cluster://a:6379,b:7", "", "")),
     ],
 )
-def test_a_url_is_taken_apart(url: bytes, expected: ExternalUrl):
+def test_a_url_is_taken_apart(url: bytes, expected: ExternalIndexUrl):
     found = read_external(external(), {"s": secret(url=url)})
     assert found == expected
-    assert isinstance(found, ExternalUrl)
+    assert isinstance(found, ExternalIndexUrl)
     assert found.password == expected.password
 
 
@@ -123,7 +123,7 @@ def test_login_and_certificates_may_be_in_secrets_of_their_own():
     wanted = external(**PARTS)
     assert secret_names(wanted) == set(SECRETS)
     found = read_external(wanted, SECRETS)
-    assert isinstance(found, ExternalUrl)
+    assert isinstance(found, ExternalIndexUrl)
     assert (found.url, found.username, found.password) == ("rediss://h:6379/0", "kvpool", "pw")
     assert found.files == dict.fromkeys(("index-ca.crt", "index-client.crt", "index-client.key"), PEM.decode())
     assert "hunter2" not in repr(found)
@@ -159,7 +159,7 @@ ANSWERS = st.recursive(
 
 @given(ANSWERS)
 def test_any_answer_makes_a_report(raw: Any):
-    report = Report.parse(raw)
+    report = SidecarStatus.parse(raw)
     assert report.used_bytes >= 0
     assert all(isinstance(v, int) for v in report.hits.values())
 
@@ -174,7 +174,7 @@ def test_a_report_reads_what_sidecars_say():
         "transport": "TCP",
         "fingerprints": [{"digest": "d", "engine": "e", "model": "m", "bytes": 5}, "x"] * 20,
     }
-    report = Report.parse(raw)
+    report = SidecarStatus.parse(raw)
     assert (report.ready, report.used_bytes, report.index_connected, report.index_announced) == (True, 7, True, 3)
     assert (report.shared_problem, report.failing_drives, report.transport) == ("hung", ("nvme",), "TCP")
     assert len(report.fingerprints) == 5
@@ -188,9 +188,9 @@ def test_a_report_reads_which_pods_use_which_kind():
         "connected": 3,
         "pods": [{"uid": "u", "connected": True, "seen": 7}, {"uid": 5}, "x", {"uid": "v", "connected": 1}] * 20,
     }
-    (found,) = Report.parse({"fingerprints": [kind]}).fingerprints
+    (found,) = SidecarStatus.parse({"fingerprints": [kind]}).fingerprints
     assert (len(found.digest), len(found.fields), found.connected) == (64, 47, 3)
-    assert found.pods[:2] == (PodSeen("u", True, 7), PodSeen("v", False, 0))
+    assert found.pods[:2] == (ConnectedPod("u", True, 7), ConnectedPod("v", False, 0))
     assert len(found.pods) == 8
 
 
@@ -236,7 +236,7 @@ A, B = ("ns", "a"), ("ns", "b")
 
 
 async def test_a_key_is_in_the_queue_once():
-    queue = KeyQueue()
+    queue = WorkQueue()
     for _ in range(5):
         queue.add(A)
     queue.add(B)
@@ -245,7 +245,7 @@ async def test_a_key_is_in_the_queue_once():
 
 
 async def test_the_earlier_time_wins():
-    queue = KeyQueue()
+    queue = WorkQueue()
     queue.add(A, 60)
     queue.add(A, 0)
     queue.add(A, 30)
@@ -254,7 +254,7 @@ async def test_the_earlier_time_wins():
 
 
 async def test_a_key_that_is_worked_on_comes_back_afterwards():
-    queue = KeyQueue()
+    queue = WorkQueue()
     queue.add(A)
     assert await queue.get() == A
     queue.add(A)
@@ -267,7 +267,7 @@ async def test_a_key_that_is_worked_on_comes_back_afterwards():
 
 
 async def test_a_waiting_worker_is_woken():
-    queue = KeyQueue()
+    queue = WorkQueue()
     queue.add(B, 60)
     worker = asyncio.create_task(queue.get())
     await asyncio.sleep(0)

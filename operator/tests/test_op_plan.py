@@ -14,10 +14,21 @@ from op_samples import ENV, SECRET, inputs, pool_manifest
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import Inputs, build
 from kvpool_operator.desired.cleanup import build_cleanup
-from kvpool_operator.k8s.client import Ref, ref
+from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.diff import DIGEST, covers, is_as_wanted, stamped
-from kvpool_operator.observe.snapshot import Observed
-from kvpool_operator.pools.plan import FINALIZER, WIPED, Apply, Edit, Mark, Plan, Post, Prune, plan, plan_cleanup
+from kvpool_operator.observe.snapshot import Snapshot
+from kvpool_operator.pools.plan import (
+    FINALIZER,
+    WIPED,
+    Apply,
+    EmitEvent,
+    PatchMetadata,
+    Plan,
+    Prune,
+    SetLabel,
+    plan,
+    plan_cleanup,
+)
 
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
@@ -27,9 +38,9 @@ META = POOL.metadata
 DELETED = META.model_copy(update={"deletion_timestamp": "2026-11-20T10:00:00Z"})
 WANTED = build(inputs())
 WIPE = build_cleanup(Inputs(POOL, ENV, SECRET))
-SIDECARS = Ref("DaemonSet", "kvpool-system", "chat-sidecar")
-WIPER = Ref("DaemonSet", "kvpool-system", "chat-wipe")
-SECRET_REF = Ref("Secret", "kvpool-system", "chat-secret")
+SIDECARS = ObjectRef("DaemonSet", "kvpool-system", "chat-sidecar")
+WIPER = ObjectRef("DaemonSet", "kvpool-system", "chat-wipe")
+SECRET_REF = ObjectRef("Secret", "kvpool-system", "chat-secret")
 
 
 def live(manifest: Manifest, **status: Any) -> Manifest:
@@ -41,8 +52,8 @@ def live(manifest: Manifest, **status: Any) -> Manifest:
     return out
 
 
-def observed(*objects: Manifest, **kwargs: Any) -> Observed:
-    return Observed(raw=pool_manifest(), objects={ref(o): o for o in objects}, **kwargs)
+def observed(*objects: Manifest, **kwargs: Any) -> Snapshot:
+    return Snapshot(raw=pool_manifest(), objects={ref(o): o for o in objects}, **kwargs)
 
 
 def kinds(steps: Plan) -> list[str]:
@@ -51,7 +62,7 @@ def kinds(steps: Plan) -> list[str]:
 
 def test_nothing_is_made_before_the_finalizer_is_there():
     bare = META.model_copy(update={"finalizers": ["somebody/else"]})
-    assert plan(bare, WANTED, observed()).actions == (Edit({"finalizers": ["somebody/else", FINALIZER]}),)
+    assert plan(bare, WANTED, observed()).actions == (PatchMetadata({"finalizers": ["somebody/else", FINALIZER]}),)
 
 
 def test_a_new_pool_gets_everything_in_order():
@@ -103,7 +114,7 @@ def test_a_retained_secret_is_adopted():
     there = [live(m) for m in WANTED]
     secret = next(o for o in there if o["kind"] == "Secret")
     secret["metadata"]["labels"]["kvpool.dev/retained"] = "true"
-    assert plan(META, WANTED, observed(*there)).actions == (Mark(SECRET_REF, "kvpool.dev/retained", None),)
+    assert plan(META, WANTED, observed(*there)).actions == (SetLabel(SECRET_REF, "kvpool.dev/retained", None),)
 
 
 def test_a_field_that_the_builder_dropped_is_applied_away():
@@ -150,7 +161,7 @@ def test_the_stamp_does_not_depend_on_the_order_of_keys():
 # -- deletion ---------------------------------------------------------------------------------------------------------
 
 
-def cleanup(policy: str, seen: Observed, *, overdue: bool = False, wipe: Any = WIPE) -> Plan:
+def cleanup(policy: str, seen: Snapshot, *, overdue: bool = False, wipe: Any = WIPE) -> Plan:
     return plan_cleanup(DELETED, policy, wipe, seen, overdue=overdue)
 
 
@@ -160,7 +171,7 @@ def test_without_our_finalizer_a_deletion_is_not_ours():
 
 def test_retain_marks_the_secret_prunes_the_rest_and_waits_for_it():
     steps = cleanup("Retain", observed(*map(live, WANTED)))
-    assert steps.actions[0] == Mark(SECRET_REF, "kvpool.dev/retained", "true")
+    assert steps.actions[0] == SetLabel(SECRET_REF, "kvpool.dev/retained", "true")
     pruned = {a.target for a in steps.actions if isinstance(a, Prune)}
     assert pruned == {ref(m) for m in WANTED} - {SECRET_REF}
     assert all(
@@ -181,7 +192,7 @@ def test_retain_ends_when_only_the_secret_is_left():
     secret = live(next(m for m in WANTED if m["kind"] == "Secret"))
     secret["metadata"]["labels"]["kvpool.dev/retained"] = "true"
     steps = cleanup("Retain", observed(secret))
-    assert steps.actions == (Edit({"finalizers": []}),)
+    assert steps.actions == (PatchMetadata({"finalizers": []}),)
     assert steps.done
 
 
@@ -189,7 +200,7 @@ def test_retain_gives_up_at_the_deadline_and_says_so():
     stuck = live(WANTED[-1])
     stuck["metadata"]["deletionTimestamp"] = "2026-11-20T10:00:01Z"
     steps = cleanup("Retain", observed(stuck), overdue=True)
-    assert kinds(steps) == ["Post", "Edit"]
+    assert kinds(steps) == ["EmitEvent", "PatchMetadata"]
     assert "chat-sidecar" in steps.actions[0].message  # type: ignore[union-attr]
     assert steps.done
 
@@ -219,7 +230,7 @@ def test_then_it_wipes():
 def test_every_node_must_have_been_wiped(status: dict[str, int], waits: bool):
     there = [live(m, **(status if ref(m) == WIPER else {})) for m in WIPE]
     steps = cleanup("Delete", observed(*there))
-    assert steps.actions == (() if waits else (Edit({"annotations": {WIPED: "true"}}),))
+    assert steps.actions == (() if waits else (PatchMetadata({"annotations": {WIPED: "true"}}),))
     assert ("of 3 nodes" in steps.waiting) == (status.get("desiredNumberScheduled") == 3 and waits)
 
 
@@ -229,16 +240,16 @@ def test_after_the_wipe_everything_goes_with_the_secret():
     steps = cleanup("Delete", seen)
     assert {a.target for a in steps.actions if isinstance(a, Prune)} == set(seen.objects)
     empty = replace(seen, objects={})
-    assert cleanup("Delete", empty).actions == (Edit({"finalizers": []}),)
+    assert cleanup("Delete", empty).actions == (PatchMetadata({"finalizers": []}),)
 
 
 def test_at_the_deadline_a_wipe_is_given_up_and_the_nodes_are_named():
     there = [live(m, **({"desiredNumberScheduled": 3, "numberReady": 1} if ref(m) == WIPER else {})) for m in WIPE]
     steps = cleanup("Delete", observed(*there), overdue=True)
-    assert isinstance(steps.actions[0], Post)
+    assert isinstance(steps.actions[0], EmitEvent)
     assert "1 of 3 nodes wiped" in steps.actions[0].message
     assert {a.target for a in steps.actions if isinstance(a, Prune)} == {ref(m) for m in WIPE}
-    assert steps.actions[-1] == Edit({"finalizers": []})
+    assert steps.actions[-1] == PatchMetadata({"finalizers": []})
     assert steps.done
 
 
@@ -246,8 +257,8 @@ def test_at_the_deadline_a_wipe_is_given_up_and_the_nodes_are_named():
 def test_what_cannot_be_wiped_is_said_and_does_not_hold_the_deletion(wipe: Any, terminating: bool):
     seen = observed(*map(live, WANTED), namespace_terminating=terminating)
     steps = cleanup("Delete", seen, wipe=wipe)
-    assert kinds(steps) == ["Post", "Edit"]
-    assert steps.actions[1] == Edit({"annotations": {WIPED: "true"}})
+    assert kinds(steps) == ["EmitEvent", "PatchMetadata"]
+    assert steps.actions[1] == PatchMetadata({"annotations": {WIPED: "true"}})
 
 
 def test_a_namespace_on_its_way_out_keeps_nothing():

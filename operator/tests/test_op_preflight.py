@@ -22,15 +22,15 @@ from kvpool_operator.api.v1alpha1_status import PoolStatus
 from kvpool_operator.desired import ExternalUrl, Inputs
 from kvpool_operator.desired.dry_run import HIDDEN, rendered_configmap
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec
-from kvpool_operator.k8s.client import Ref
-from kvpool_operator.preflight.gate import SILENT_S, WAIT_S, Finding, Looks, NodeLook, as_told, judge, parse
+from kvpool_operator.k8s.client import ObjectRef
+from kvpool_operator.preflight.gate import SILENT_S, WAIT_S, Finding, NodePreflight, PreflightRun, as_told, judge, parse
 from kvpool_operator.preflight.status import preflight_status, preflight_verdict
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
-LOOK = Ref("DaemonSet", NS, "chat-preflight")
-SIDECARS = Ref("DaemonSet", NS, "chat-sidecar")
-CONFIG = Ref("ConfigMap", NS, "chat-config")
-SHOWN = Ref("ConfigMap", NS, "chat-plan")
+LOOK = ObjectRef("DaemonSet", NS, "chat-preflight")
+SIDECARS = ObjectRef("DaemonSet", NS, "chat-sidecar")
+CONFIG = ObjectRef("ConfigMap", NS, "chat-config")
+SHOWN = ObjectRef("ConfigMap", NS, "chat-plan")
 
 
 def answer(passed: bool = True, **finding: Any) -> dict[str, Any]:
@@ -45,12 +45,14 @@ def answer(passed: bool = True, **finding: Any) -> dict[str, Any]:
 BAD = answer(passed=False, tier="nvme")
 
 
-def looks(*passed: bool | None, desired: int | None = -1) -> Looks:
+def looks(*passed: bool | None, desired: int | None = -1) -> PreflightRun:
     nodes = tuple(
-        NodeLook(f"node-{i}", p, (Finding("Directory", "Fail", "it is full", node=f"node-{i}"),) if p is False else ())
+        NodePreflight(
+            f"node-{i}", p, (Finding("Directory", "Fail", "it is full", node=f"node-{i}"),) if p is False else ()
+        )
         for i, p in enumerate(passed)
     )
-    return Looks(len(passed) if desired == -1 else desired, nodes, "s")
+    return PreflightRun(len(passed) if desired == -1 else desired, nodes, "s")
 
 
 def told(gate: Any) -> dict[str, Any]:
@@ -108,19 +110,19 @@ def test_a_look_is_not_over_before_it_is_known_how_many_nodes_there_are():
 
 def test_a_verdict_is_remembered_until_something_else_is_asked():
     done = told(judge("Warn", "s", looks(True, False), {}, NOW))
-    again = judge("Warn", "s", Looks(), done, NOW)
+    again = judge("Warn", "s", PreflightRun(), done, NOW)
     assert (again.state, again.is_open, again.passed, again.failed) == ("Done", True, 1, 1)
     assert again.findings[0].message == "it is full"
     assert told(again) == done
-    assert judge("Warn", "other", Looks(), done, NOW).state == "Checking"
-    assert judge("Require", "s", Looks(), done, NOW).state == "Checking"  # was good enough for Warn alone
+    assert judge("Warn", "other", PreflightRun(), done, NOW).state == "Checking"
+    assert judge("Require", "s", PreflightRun(), done, NOW).state == "Checking"  # was good enough for Warn alone
 
 
 def test_a_dry_run_ends_also_when_nothing_would_be_rolled_out():
     gate = judge("Warn", "s", looks(False), {}, NOW, dry_run=True)
     assert (gate.state, gate.is_open) == ("Done", False)
-    assert judge("Warn", "s", Looks(), told(gate), NOW, dry_run=True).state == "Done"
-    assert judge("Warn", "s", Looks(), told(gate), NOW).state == "Checking"  # in earnest it is looked at anew
+    assert judge("Warn", "s", PreflightRun(), told(gate), NOW, dry_run=True).state == "Done"
+    assert judge("Warn", "s", PreflightRun(), told(gate), NOW).state == "Checking"  # in earnest it is looked at anew
 
 
 def test_what_is_held_goes_on_when_it_is_mended_however_late():
@@ -155,7 +157,7 @@ def test_odd_answers_and_statuses_are_no_answers(raw: Any):
     look = parse(raw, "node")
     assert look.passed in (None, True, False)
     status = raw if isinstance(raw, dict) else {}
-    gate = judge("Warn", "s", Looks(1, (look,), "s"), status, NOW)
+    gate = judge("Warn", "s", PreflightRun(1, (look,), "s"), status, NOW)
     PoolStatus(preflight=preflight_status(gate)).dump()
 
 
@@ -163,7 +165,7 @@ def test_long_answers_are_cut_and_the_worst_is_told_first():
     listed = [{"check": "C" * 999, "level": "Warn", "message": "m" * 9999}] * 5000
     noisy = parse({"preflight": {"passed": True, "findings": listed}}, "node-a")
     failing = parse(BAD, "node-b")
-    gate = judge("Warn", "s", Looks(2, (noisy, failing), "s"), {}, NOW)
+    gate = judge("Warn", "s", PreflightRun(2, (noisy, failing), "s"), {}, NOW)
     status = preflight_status(gate)
     assert status is not None
     assert len(status.findings) == 8
@@ -172,13 +174,13 @@ def test_long_answers_are_cut_and_the_worst_is_told_first():
 
 
 def test_one_kind_of_failure_on_many_nodes_hides_no_other():
-    many = [NodeLook(f"n{i}", False, (Finding("Index", "Fail", "away", node=f"n{i}"),)) for i in range(50)]
-    other = NodeLook("z", False, (Finding("Directory", "Fail", "full", node="z"),))
-    found = judge("Warn", "s", Looks(51, (*many, other), "s"), {}, NOW).findings
+    many = [NodePreflight(f"n{i}", False, (Finding("Index", "Fail", "away", node=f"n{i}"),)) for i in range(50)]
+    other = NodePreflight("z", False, (Finding("Directory", "Fail", "full", node="z"),))
+    found = judge("Warn", "s", PreflightRun(51, (*many, other), "s"), {}, NOW).findings
     assert {f.check for f in found} == {"Index", "Directory"}
 
 
-def measured(node: str, tier: str, **values: float) -> NodeLook:
+def measured(node: str, tier: str, **values: float) -> NodePreflight:
     return parse({"preflight": {"passed": True, "findings": [{"level": "Ok", "tier": tier, "values": values}]}}, node)
 
 
@@ -189,13 +191,13 @@ def test_of_what_was_measured_the_worst_is_told_and_remembered():
         measured("a", "nfs", round_trip_ms=1.5),
         measured("b", "nfs", round_trip_ms=20.1),
     )
-    gate = judge("Warn", "s", Looks(4, nodes, "s"), {}, NOW)
+    gate = judge("Warn", "s", PreflightRun(4, nodes, "s"), {}, NOW)
     status = told(gate)
     assert [{k: v for k, v in m.items() if v} for m in status["measured"]] == [
         {"tier": "nfs", "roundTripMs": 21, "slowestNode": "b"},
         {"tier": "nvme", "writeMBps": 800, "readMBps": 1, "slowestNode": "b"},
     ]
-    assert told(judge("Warn", "s", Looks(), status, NOW)) == status
+    assert told(judge("Warn", "s", PreflightRun(), status, NOW)) == status
 
 
 @pytest.mark.parametrize("value", [None, "9", True, -1, float("inf"), float("nan"), 2**60, [1]])
@@ -346,7 +348,7 @@ async def test_a_new_pool_is_looked_at_before_its_sidecars_are_made():
     world = Looking()
     await world.until_looking()
     assert SIDECARS not in world.cluster.objects
-    assert Ref("StatefulSet", NS, "chat-index") in world.cluster.objects  # it starts meanwhile
+    assert ObjectRef("StatefulSet", NS, "chat-index") in world.cluster.objects  # it starts meanwhile
     assert world.condition("PreflightPassed")["reason"] == "PreflightRunning"
     assert world.condition("Ready")["reason"] == "PreflightRunning"
     world.look_at(answer(), answer())
@@ -405,7 +407,7 @@ async def test_running_sidecars_keep_their_configuration_until_the_nodes_have_pa
     await world.settle()
     assert {r: world.cluster.objects[r] for r in before} == before
     assert world.condition("Ready")["status"] == "True"  # what runs, runs
-    assert "/tiers/new" in world.cluster.objects[Ref("ConfigMap", NS, "chat-preflight")]["data"]["pool.json"]
+    assert "/tiers/new" in world.cluster.objects[ObjectRef("ConfigMap", NS, "chat-preflight")]["data"]["pool.json"]
     world.look_at(answer(), answer())
     await world.settle()
     assert world.cluster.objects[SIDECARS]["spec"] != before[SIDECARS]["spec"]
@@ -419,7 +421,7 @@ async def test_running_sidecars_keep_the_password_of_their_index_until_the_nodes
     await world.settle()
     world.run(1, 1)
     await world.settle()
-    secret = Ref("Secret", NS, "chat-secret")
+    secret = ObjectRef("Secret", NS, "chat-secret")
     before = copy.deepcopy(world.cluster.objects[secret]["data"])
     data = {"url": base64.b64encode(b"redis://u:another-password@redis:6379/0").decode()}
     meta = {"name": "redis", "namespace": NS}
@@ -429,7 +431,7 @@ async def test_running_sidecars_keep_the_password_of_their_index_until_the_nodes
     world.look_at(BAD)
     await world.settle()
     assert world.cluster.objects[secret]["data"] == before
-    of_the_look = world.cluster.objects[Ref("Secret", NS, "chat-preflight")]["data"]
+    of_the_look = world.cluster.objects[ObjectRef("Secret", NS, "chat-preflight")]["data"]
     assert base64.b64decode(of_the_look["index-password"]) == b"another-password"
     del world.cluster.objects[secret]  # lost meanwhile: made anew at once, or no sidecar could start
     await world.look()
@@ -456,7 +458,7 @@ async def test_a_pod_that_cannot_start_is_an_answer_with_its_reason():
     world = Looking()
     await world.until_looking()
     world.look_at(None, None)
-    first, second = (world.cluster.objects[Ref("Pod", NS, f"look-{i}")] for i in range(2))
+    first, second = (world.cluster.objects[ObjectRef("Pod", NS, f"look-{i}")] for i in range(2))
     ended = {"exitCode": 2, "message": "starting\nthe directory holds 'x', which is not ours"}
     first["status"]["initContainerStatuses"] = [
         {
@@ -488,7 +490,7 @@ async def test_a_pod_that_was_just_made_may_wait_for_what_comes_later():
     world = Looking()
     await world.until_looking()
     world.look_at(None, None)
-    first, second = (world.cluster.objects[Ref("Pod", NS, f"look-{i}")] for i in range(2))
+    first, second = (world.cluster.objects[ObjectRef("Pod", NS, f"look-{i}")] for i in range(2))
     waits = {"type": "PodScheduled", "status": "False", "message": "pod has unbound immediate PersistentVolumeClaims"}
     first["status"] = {"phase": "Pending", "conditions": [waits]}
     second["status"] = {"phase": "Pending"}
@@ -553,7 +555,7 @@ async def test_a_dry_run_says_what_would_go():
     world.pool["spec"] |= {"mode": "DryRun", "events": {"enabled": False}}
     await world.settle()
     assert "delete Secret kvpool-system/chat-events\n" in world.cluster.objects[SHOWN]["data"]["summary"]
-    assert Ref("Secret", NS, "chat-events") in world.cluster.objects
+    assert ObjectRef("Secret", NS, "chat-events") in world.cluster.objects
 
 
 @pytest.mark.parametrize("mode", ["DryRun", "Enforce"])
@@ -561,7 +563,7 @@ async def test_the_volumes_of_nfs_go_with_the_look_where_nothing_else_uses_them(
     nfs = {"name": "cold", "shared": {"nfs": {"server": "10.0.0.9", "path": "/kv"}, "capacity": "1Ti"}}
     world = Looking(mode=mode, tiers=[LOCAL, nfs])
     await world.until_looking()
-    claim = Ref("PersistentVolumeClaim", NS, "chat-tier-cold")
+    claim = ObjectRef("PersistentVolumeClaim", NS, "chat-tier-cold")
     assert claim in world.cluster.objects
     world.look_at(answer())
     await world.settle()

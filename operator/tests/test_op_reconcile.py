@@ -10,32 +10,32 @@ import pytest
 from op_samples import ENV, LOCAL, MemoryCluster, pool_manifest
 
 from kvpool_operator.errors import ApiUnavailableError, ConflictError, RejectedError
-from kvpool_operator.k8s.client import Ref, ref
+from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.observe.observer import Observer
-from kvpool_operator.pools.reconciler import Reconciler, Result
-from kvpool_operator.sidecars.status import Report
+from kvpool_operator.pools.reconciler import PoolReconciler, Result
+from kvpool_operator.sidecars.status import SidecarStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 NS, NAME = "kvpool-system", "chat"
-POOL = Ref("KVCachePool", NS, NAME)
+POOL = ObjectRef("KVCachePool", NS, NAME)
 WEBHOOK = {
     "kind": "MutatingWebhookConfiguration",
     "metadata": {"name": "kvpool-webhook"},
     "webhooks": [{"name": "pods.kvpool.dev", "clientConfig": {"caBundle": "YQ=="}}],
 }
-GOOD = Report(ready=True, capacity_bytes=2**30, index_connected=True, transport="TCP")
+GOOD = SidecarStatus(ready=True, capacity_bytes=2**30, index_connected=True, transport="TCP")
 
 
 class Reports:
     """Answers for sidecars."""
 
     def __init__(self) -> None:
-        self.told: dict[str, Report] = {}
+        self.told: dict[str, SidecarStatus] = {}
         self.looks: dict[str, Any] = {}
 
-    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, Report]:
+    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
         assert port == 7422
         return {a: self.told[a] for a in addresses if a in self.told}
 
@@ -69,7 +69,7 @@ class World:
             clock=lambda: self.clock,
             **observing,
         )
-        self.reconciler = Reconciler(
+        self.reconciler = PoolReconciler(
             self.cluster, observer, ENV, clock=lambda: self.clock, now=lambda: self.now, wrote=wrote
         )
 
@@ -93,7 +93,7 @@ class World:
     def run(self, nodes: int = 2, ready: int = 2) -> None:
         """What the controllers and the kubelets would do."""
         for kind, name in (("DaemonSet", "chat-sidecar"), ("DaemonSet", "chat-wipe")):
-            daemonset = self.cluster.objects.get(Ref(kind, NS, name))
+            daemonset = self.cluster.objects.get(ObjectRef(kind, NS, name))
             if daemonset is not None:
                 daemonset["status"] = {
                     "observedGeneration": 1,
@@ -102,7 +102,7 @@ class World:
                     "updatedNumberScheduled": nodes,
                     "numberReady": ready,
                 }
-        redis = self.cluster.objects.get(Ref("StatefulSet", NS, "chat-index"))
+        redis = self.cluster.objects.get(ObjectRef("StatefulSet", NS, "chat-index"))
         if redis is not None:
             redis["status"] = {"readyReplicas": 1}
         for i in range(nodes):
@@ -158,7 +158,7 @@ async def test_a_pool_that_is_gone_is_forgotten():
 
 async def test_the_token_of_routers_comes_and_goes_with_the_events():
     world = World()
-    token = Ref("Secret", NS, "chat-events")
+    token = ObjectRef("Secret", NS, "chat-events")
     world.pool["spec"]["events"] = {"enabled": True}
     await world.settle()
     first = world.cluster.objects[token]["data"]["token"]
@@ -168,7 +168,7 @@ async def test_the_token_of_routers_comes_and_goes_with_the_events():
     del world.pool["spec"]["events"]
     await world.settle()
     assert token not in world.cluster.objects
-    assert Ref("Secret", NS, "chat-secret") in world.cluster.objects
+    assert ObjectRef("Secret", NS, "chat-secret") in world.cluster.objects
 
 
 async def test_somebody_elses_secret_of_that_name_stays_and_the_rest_is_made():
@@ -178,30 +178,30 @@ async def test_somebody_elses_secret_of_that_name_stays_and_the_rest_is_made():
     world.pool["spec"]["events"] = {"enabled": True}
     for _ in range(5):
         await world.look()
-    assert world.cluster.objects[Ref("Secret", NS, "chat-events")]["data"] == {}
-    assert Ref("DaemonSet", NS, "chat-sidecar") in world.cluster.objects
+    assert world.cluster.objects[ObjectRef("Secret", NS, "chat-events")]["data"] == {}
+    assert ObjectRef("DaemonSet", NS, "chat-sidecar") in world.cluster.objects
     assert "chat-events" in world.condition("Ready")["message"]
 
 
 async def test_random_values_are_made_once():
     world = World()
     await world.settle()
-    secret = copy.deepcopy(world.cluster.objects[Ref("Secret", NS, "chat-secret")])
+    secret = copy.deepcopy(world.cluster.objects[ObjectRef("Secret", NS, "chat-secret")])
     world.pool["spec"]["cache"] = {"maxBlockSize": "128Mi"}
     await world.settle()
-    assert world.cluster.objects[Ref("Secret", NS, "chat-secret")]["data"] == secret["data"]
+    assert world.cluster.objects[ObjectRef("Secret", NS, "chat-secret")]["data"] == secret["data"]
 
 
 async def test_of_two_who_make_the_secret_one_loses():
     world = World()
     await world.settle()
-    theirs = world.cluster.objects.pop(Ref("Secret", NS, "chat-secret"))
+    theirs = world.cluster.objects.pop(ObjectRef("Secret", NS, "chat-secret"))
     real_get, looks = world.cluster.get, 0
 
-    async def get(target: Ref) -> Any:
+    async def get(target: ObjectRef) -> Any:
         nonlocal looks
         found = await real_get(target)
-        if target == Ref("Secret", NS, "chat-secret") and found is None:
+        if target == ObjectRef("Secret", NS, "chat-secret") and found is None:
             looks += 1
             if looks == 2:  # made by somebody else right after the last look
                 world.cluster.put(theirs)
@@ -211,7 +211,7 @@ async def test_of_two_who_make_the_secret_one_loses():
     with pytest.raises(ConflictError):
         await world.look()
     assert looks == 2
-    assert world.cluster.objects[Ref("Secret", NS, "chat-secret")]["data"] == theirs["data"]
+    assert world.cluster.objects[ObjectRef("Secret", NS, "chat-secret")]["data"] == theirs["data"]
 
 
 async def test_a_spec_that_cannot_be_understood_changes_nothing_and_is_told():
@@ -241,7 +241,7 @@ async def test_a_refused_object_does_not_keep_the_others_away():
     world.cluster.refuse["DaemonSet"] = RejectedError("daemonsets are forbidden", 403)
     for _ in range(3):
         await world.look()
-    assert Ref("Service", NS, "chat-index") in world.cluster.objects
+    assert ObjectRef("Service", NS, "chat-index") in world.cluster.objects
     assert world.condition("Ready")["reason"] == "Rejected"
     assert "daemonsets are forbidden" in world.condition("Progressing")["message"]
     world.cluster.refuse.clear()
@@ -254,7 +254,7 @@ async def test_without_its_secret_nothing_that_reads_it_is_made():
     world.cluster.refuse["Secret"] = RejectedError("secrets are forbidden", 403)
     for _ in range(3):
         await world.look()
-    assert Ref("DaemonSet", NS, "chat-sidecar") not in world.cluster.objects
+    assert ObjectRef("DaemonSet", NS, "chat-sidecar") not in world.cluster.objects
 
 
 async def test_an_api_that_is_away_ends_the_pass():
@@ -281,9 +281,9 @@ async def test_a_paused_pool_is_only_told_about():
     world.run()
     await world.settle()
     world.pool["spec"]["mode"] = "Paused"
-    del world.cluster.objects[Ref("Service", NS, "chat-index")]
+    del world.cluster.objects[ObjectRef("Service", NS, "chat-index")]
     await world.settle()
-    assert Ref("Service", NS, "chat-index") not in world.cluster.objects
+    assert ObjectRef("Service", NS, "chat-index") not in world.cluster.objects
     assert world.pool["status"]["phase"] == "Paused"
 
 
@@ -294,7 +294,7 @@ async def test_numbers_are_written_every_half_minute_at_most():
     await world.settle()
     writes = 0
     for i in range(9):  # 90 seconds
-        world.reports.told["10.0.0.0"] = Report(
+        world.reports.told["10.0.0.0"] = SidecarStatus(
             ready=True, capacity_bytes=2**30, index_connected=True, transport="TCP", hits={"local": i + 1}
         )
         await world.look()
@@ -305,12 +305,12 @@ async def test_numbers_are_written_every_half_minute_at_most():
 async def test_retain_and_take_over():
     world = World()
     await world.settle()
-    data = world.cluster.objects[Ref("Secret", NS, "chat-secret")]["data"]
+    data = world.cluster.objects[ObjectRef("Secret", NS, "chat-secret")]["data"]
     world.delete()
     assert (await world.settle()).gone
     assert world.pool["metadata"]["finalizers"] == []
     left = [r for r in world.cluster.objects if r.kind not in ("KVCachePool", "Namespace")]
-    assert left == [Ref("Secret", NS, "chat-secret")]
+    assert left == [ObjectRef("Secret", NS, "chat-secret")]
     assert world.cluster.objects[left[0]]["metadata"]["labels"]["kvpool.dev/retained"] == "true"
     world.cluster.put(pool_manifest())
     await world.settle()
@@ -324,9 +324,9 @@ async def test_delete_stops_wipes_and_removes():
     await world.settle()
     world.delete()
     await world.look()
-    assert Ref("DaemonSet", NS, "chat-sidecar") not in world.cluster.objects
+    assert ObjectRef("DaemonSet", NS, "chat-sidecar") not in world.cluster.objects
     await world.look()
-    assert Ref("DaemonSet", NS, "chat-wipe") in world.cluster.objects
+    assert ObjectRef("DaemonSet", NS, "chat-wipe") in world.cluster.objects
     world.run(nodes=2, ready=1)
     await world.look()
     assert "the wipe of 1 of 2 nodes" in world.condition("Progressing")["message"]
@@ -362,7 +362,7 @@ async def test_namespaces_are_resolved_and_the_pools_own_is_always_served():
         )
     world.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}})
     await world.settle()
-    config = world.cluster.objects[Ref("ConfigMap", NS, "chat-config")]["data"]["pool.json"]
+    config = world.cluster.objects[ObjectRef("ConfigMap", NS, "chat-config")]["data"]["pool.json"]
     assert '"allowed_namespaces": [\n    "kvpool-system",\n    "team-b",\n    "team-z"\n  ]' in config
 
 
@@ -392,7 +392,7 @@ async def test_pods_that_were_missed_are_told_of_counted_and_evicted_where_that_
         "ownerReferences": [owner],
     }
     world.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
-    pod = Ref("Pod", "team", "engine")
+    pod = ObjectRef("Pod", "team", "engine")
     results = []
     while pod in world.cluster.objects:
         results.append(await world.look())

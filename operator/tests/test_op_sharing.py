@@ -11,10 +11,10 @@ from op_samples import pool, pool_manifest
 
 from kvpool_operator.api.conditions import find
 from kvpool_operator.observe.engine_pods import EnginePods, count
-from kvpool_operator.observe.snapshot import Observed, Sidecar
+from kvpool_operator.observe.snapshot import Sidecar, Snapshot
 from kvpool_operator.pools.fingerprints import kinds, sentence, splits
-from kvpool_operator.pools.status import Progress, make_status
-from kvpool_operator.sidecars.status import Fingerprint, PodSeen, Report
+from kvpool_operator.pools.status import ReconcileOutcome, make_status
+from kvpool_operator.sidecars.status import ConnectedPod, Fingerprint, SidecarStatus
 
 NAMES = {"1": "team-a/one", "2": "team-a/two", "3": "team-a/three", "4": "team-b/four"}
 FACTS = {"engine": "aaaaaaaa", "kv_dtype": "bbbbbbbb", "sizes.tp_size": "cccccccc", "block_bytes": "dddddddd"}
@@ -22,7 +22,7 @@ OTHER = {"kv_dtype": "00000000"}
 
 
 def kind(digest: str, *uids: str, model: str = "llama", gone: tuple[str, ...] = (), **fields: str) -> Fingerprint:
-    pods = [*(PodSeen(u, True, 100) for u in uids), *(PodSeen(u, False, 50) for u in gone)]
+    pods = [*(ConnectedPod(u, True, 100) for u in uids), *(ConnectedPod(u, False, 50) for u in gone)]
     told = {**FACTS, **{k.replace("__", "."): v for k, v in fields.items()}}
     return Fingerprint(digest, "vllm 0.33", model, 5, told, len(uids), tuple(pods))
 
@@ -30,10 +30,10 @@ def kind(digest: str, *uids: str, model: str = "llama", gone: tuple[str, ...] = 
 def judged(*of_nodes: list[Fingerprint], engines: EnginePods | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The condition, and the whole status."""
     sidecars = tuple(
-        Sidecar(f"n{i}", True, "", Report(ready=True, fingerprints=tuple(f))) for i, f in enumerate(of_nodes)
+        Sidecar(f"n{i}", True, "", SidecarStatus(ready=True, fingerprints=tuple(f))) for i, f in enumerate(of_nodes)
     )
-    seen = Observed(raw=pool_manifest(), sidecars=sidecars, engines=engines or EnginePods(names=NAMES))
-    made = make_status(pool(), seen, Progress(), "id", "2026-11-21T10:00:00Z")
+    seen = Snapshot(raw=pool_manifest(), sidecars=sidecars, engines=engines or EnginePods(names=NAMES))
+    made = make_status(pool(), seen, ReconcileOutcome(), "id", "2026-11-21T10:00:00Z")
     condition = find(made["conditions"], "SharedReuse")
     assert condition is not None
     return condition, made
@@ -93,7 +93,7 @@ def test_the_larger_group_is_told_first_and_names_are_few():
 
 
 def test_an_older_client_that_tells_no_fields_is_said_so():
-    silent = Fingerprint("d2", "vllm 0.32", "llama", 5, {}, 1, (PodSeen("2", True, 1),))
+    silent = Fingerprint("d2", "vllm 0.32", "llama", 5, {}, 1, (ConnectedPod("2", True, 1),))
     condition, _ = judged([kind("d1", "1"), silent])
     assert "(their clients do not tell by what they differ)" in condition["message"]
 
@@ -128,7 +128,7 @@ def test_whether_engines_share_says_nothing_about_the_pools_health():
 
 
 def test_no_time_that_a_sidecar_tells_can_hurt():
-    odd = Fingerprint("d", "e", "m", 1, {}, 0, (PodSeen("1", False, 2**53 - 1),))
+    odd = Fingerprint("d", "e", "m", 1, {}, 0, (ConnectedPod("1", False, 2**53 - 1),))
     assert judged([odd])[1]["fingerprints"][0]["lastSeen"] == ""
 
 
@@ -141,13 +141,13 @@ fingerprints = st.builds(
     bytes=st.integers(0, 2**53),
     fields=st.dictionaries(st.text(max_size=48), st.text(max_size=8), max_size=48),
     connected=st.integers(0, 2**53),
-    pods=st.lists(st.builds(PodSeen, uids, st.booleans(), st.integers(0, 2**53)), max_size=16).map(tuple),
+    pods=st.lists(st.builds(ConnectedPod, uids, st.booleans(), st.integers(0, 2**53)), max_size=16).map(tuple),
 )
 
 
 @given(st.lists(st.lists(fingerprints, max_size=5), max_size=3))
 def test_groups_never_share_a_pod_and_every_connected_pod_is_in_one(told: list[list[Fingerprint]]):
-    found = kinds([Report(fingerprints=tuple(f)) for f in told], NAMES)
+    found = kinds([SidecarStatus(fingerprints=tuple(f)) for f in told], NAMES)
     by_digest = {k.digest: k for k in found}
     for split in splits(found):
         inside = [

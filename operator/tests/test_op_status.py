@@ -15,16 +15,16 @@ from kvpool_operator.api.crdgen import crd
 from kvpool_operator.desired import build
 from kvpool_operator.k8s.client import ref
 from kvpool_operator.observe.engine_pods import EnginePods
-from kvpool_operator.observe.snapshot import Observed, Sidecar, Webhook
-from kvpool_operator.pools.status import Progress, invalid_status, make_status, worth_writing
-from kvpool_operator.sidecars.status import Fingerprint, Report
+from kvpool_operator.observe.snapshot import Sidecar, Snapshot, Webhook
+from kvpool_operator.pools.status import ReconcileOutcome, invalid_status, make_status, worth_writing
+from kvpool_operator.sidecars.status import Fingerprint, SidecarStatus
 
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
 
 NOW, LATER = "2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"
 STATUS_SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
-GOOD = Report(
+GOOD = SidecarStatus(
     ready=True,
     capacity_bytes=10 * 2**30,
     used_bytes=2**30,
@@ -41,7 +41,7 @@ GOOD = Report(
 
 def observed(
     *, nodes: int = 2, ready: int = 2, updated: int = 2, raw: Manifest | None = None, **kwargs: Any
-) -> Observed:
+) -> Snapshot:
     objects = {}
     for manifest in build(inputs()):
         manifest["metadata"] |= {"generation": 1, "uid": "u"}
@@ -56,11 +56,11 @@ def observed(
             manifest["status"] = {"readyReplicas": 1}
         objects[ref(manifest)] = manifest
     sidecars = kwargs.pop("sidecars", tuple(Sidecar(f"node-{i}", i < ready, "", GOOD) for i in range(nodes)))
-    return Observed(raw=raw or pool_manifest(), objects=objects, sidecars=sidecars, **kwargs)
+    return Snapshot(raw=raw or pool_manifest(), objects=objects, sidecars=sidecars, **kwargs)
 
 
-def status(seen: Observed, progress: Progress | None = None, now: str = NOW, **spec: Any) -> Manifest:
-    return make_status(pool(**spec), seen, progress or Progress(), "id-1", now)
+def status(seen: Snapshot, progress: ReconcileOutcome | None = None, now: str = NOW, **spec: Any) -> Manifest:
+    return make_status(pool(**spec), seen, progress or ReconcileOutcome(), "id-1", now)
 
 
 def told(made: Manifest, kind: str) -> tuple[str, str]:
@@ -117,7 +117,7 @@ def test_a_pool_that_serves():
     assert made["transport"]["effective"] == "TCP"
 
 
-def with_report(**kwargs: Any) -> Observed:
+def with_report(**kwargs: Any) -> Snapshot:
     sidecars = (Sidecar("node-0", True, "", GOOD), Sidecar("node-1", True, "", replace(GOOD, **kwargs)))
     return observed(sidecars=sidecars)
 
@@ -145,7 +145,7 @@ def test_the_transport_that_is_used_is_compared_with_the_one_that_is_asked_for(
 @pytest.mark.parametrize(
     ("seen", "kind", "expected", "words"),
     [
-        (Observed(raw=pool_manifest()), "StorageReady", ("False", "NotCreated"), "being made"),
+        (Snapshot(raw=pool_manifest()), "StorageReady", ("False", "NotCreated"), "being made"),
         (observed(nodes=0, ready=0), "StorageReady", ("False", "NoNodes"), "spec.nodes"),
         (observed(ready=1), "StorageReady", ("False", "NodesNotReady"), "1 of 2 nodes serve; node-1: not ready yet"),
         (
@@ -176,7 +176,7 @@ def test_the_transport_that_is_used_is_compared_with_the_one_that_is_asked_for(
         (observed(updated=1), "Progressing", ("True", "RollingOut"), "1 of 2"),
     ],
 )
-def test_each_trouble_has_its_reason(seen: Observed, kind: str, expected: tuple[str, str], words: str):
+def test_each_trouble_has_its_reason(seen: Snapshot, kind: str, expected: tuple[str, str], words: str):
     made = status(seen)
     check(STATUS_SCHEMA, made)
     assert told(made, kind) == expected
@@ -190,7 +190,7 @@ def test_a_node_says_why_it_is_not_ready():
 
 
 def test_what_the_api_server_refuses_comes_first():
-    made = status(observed(), Progress(rejections=("ConfigMap x exists and is not this pool's",)))
+    made = status(observed(), ReconcileOutcome(rejections=("ConfigMap x exists and is not this pool's",)))
     assert told(made, "Ready") == ("False", "Rejected")
     assert "exists and is not" in message(made, "Ready")
     assert made["phase"] == "Failed"
@@ -205,16 +205,16 @@ def test_injection_that_is_off_is_not_trouble_of_the_storage():
 @pytest.mark.parametrize(
     ("previous", "seen", "progress", "spec", "phase"),
     [
-        ("", Observed(raw=pool_manifest()), Progress(), {}, "Pending"),
-        ("Pending", observed(ready=0), Progress(applied=3), {}, "Provisioning"),
-        ("Ready", observed(ready=1), Progress(), {}, "Degraded"),
-        ("Ready", observed(ready=1, updated=1), Progress(), {}, "Updating"),
-        ("Ready", observed(updated=1), Progress(), {}, "Updating"),
-        ("Degraded", observed(), Progress(), {}, "Ready"),
-        ("Ready", observed(), Progress(), {"mode": "Paused"}, "Paused"),
+        ("", Snapshot(raw=pool_manifest()), ReconcileOutcome(), {}, "Pending"),
+        ("Pending", observed(ready=0), ReconcileOutcome(applied=3), {}, "Provisioning"),
+        ("Ready", observed(ready=1), ReconcileOutcome(), {}, "Degraded"),
+        ("Ready", observed(ready=1, updated=1), ReconcileOutcome(), {}, "Updating"),
+        ("Ready", observed(updated=1), ReconcileOutcome(), {}, "Updating"),
+        ("Degraded", observed(), ReconcileOutcome(), {}, "Ready"),
+        ("Ready", observed(), ReconcileOutcome(), {"mode": "Paused"}, "Paused"),
     ],
 )
-def test_phases(previous: str, seen: Observed, progress: Progress, spec: dict[str, Any], phase: str):
+def test_phases(previous: str, seen: Snapshot, progress: ReconcileOutcome, spec: dict[str, Any], phase: str):
     seen = replace(seen, raw=pool_manifest() | {"status": {"phase": previous}})
     assert status(seen, progress, **spec)["phase"] == phase
 
@@ -284,7 +284,7 @@ def test_numbers_wait_and_news_do_not():
 
 
 def test_messages_are_bounded():
-    made = status(observed(), Progress(rejections=("x" * 5000,)))
+    made = status(observed(), ReconcileOutcome(rejections=("x" * 5000,)))
     assert all(len(c["message"]) <= 1024 for c in made["conditions"])
 
 

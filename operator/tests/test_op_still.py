@@ -10,12 +10,12 @@ import pytest
 from test_op_reconcile import NS, POOL, World
 
 from kvpool_operator.errors import ApiUnavailableError
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.k8s.namespace_cache import Namespaces
 from kvpool_operator.observe.observer import OWNED_WIDE_KINDS, STILL_KINDS, WATCHED_KINDS
-from kvpool_operator.runtime.ttl_cache import Still
+from kvpool_operator.runtime.ttl_cache import TTLCache
 
-ACCOUNT = Ref("ServiceAccount", NS, "chat-sidecar")
+ACCOUNT = ObjectRef("ServiceAccount", NS, "chat-sidecar")
 UNWATCHED = {*STILL_KINDS, *OWNED_WIDE_KINDS}
 
 
@@ -79,7 +79,7 @@ async def test_what_this_operator_wrote_is_asked_for_again():
     world.pool["spec"]["events"] = {"enabled": True}
     world.pool["metadata"]["generation"] += 1
     await world.look()
-    assert ("create", Ref("Secret", NS, "chat-events")) in world.cluster.writes()
+    assert ("create", ObjectRef("Secret", NS, "chat-events")) in world.cluster.writes()
     await world.look()
     assert world.asked()["list ServiceAccount"] == 1
 
@@ -91,7 +91,7 @@ async def test_a_change_that_running_sidecars_take_asks_for_nothing_more():
     world.pool["spec"]["cleanupTimeout"] = "77s"
     world.pool["metadata"]["generation"] += 1
     await world.look()
-    assert ("apply", Ref("ConfigMap", NS, "chat-config")) in world.cluster.writes()
+    assert ("apply", ObjectRef("ConfigMap", NS, "chat-config")) in world.cluster.writes()
     await world.look()
     assert not world.asked()["list ServiceAccount"]
 
@@ -107,7 +107,7 @@ async def test_a_pool_that_goes_is_looked_at_whole():
 
 
 async def test_a_look_that_failed_is_not_remembered():
-    still, calls = Still(lambda: 60.0, lambda: 0.0), []
+    still, calls = TTLCache(lambda: 60.0, lambda: 0.0), []
 
     async def read() -> list[dict[str, Any]]:
         calls.append(1)
@@ -134,7 +134,7 @@ async def test_a_namespace_that_the_watch_told_of_is_not_asked_for():
     await world.look()
     assert world.asked()["get Namespace"] == 0
     world.namespaces.changed("MODIFIED", NS, {}, going=True)
-    del world.cluster.objects[Ref("ConfigMap", NS, "chat-config")]
+    del world.cluster.objects[ObjectRef("ConfigMap", NS, "chat-config")]
     await world.look()
     assert all(r.kind == "KVCachePool" for _, r in world.cluster.writes()), "nothing can be made there any more"
     world.namespaces.changed("DELETED", NS, {}, going=True)

@@ -20,14 +20,14 @@ from kvpool_operator.api.resources import TENANT
 from kvpool_operator.api.tenant import KVCacheTenant
 from kvpool_operator.desired.configmap import config_digest, config_text
 from kvpool_operator.desired.inputs import Inputs
-from kvpool_operator.errors import CommandUnansweredError, InvalidPoolError, RejectedError
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.errors import InvalidPoolError, RejectedError, SidecarUnavailableError
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe.observer import Observer
-from kvpool_operator.observe.snapshot import Observed, Sidecar
-from kvpool_operator.pools.config_push import Reloads
-from kvpool_operator.pools.reconciler import Reconciler
-from kvpool_operator.sidecars.operation import Progress, Target
-from kvpool_operator.sidecars.status import Report, TenantUse
+from kvpool_operator.observe.snapshot import Sidecar, Snapshot
+from kvpool_operator.pools.config_push import ConfigPusher
+from kvpool_operator.pools.reconciler import PoolReconciler
+from kvpool_operator.sidecars.operation import OperationProgress, SidecarAddress
+from kvpool_operator.sidecars.status import ReportedTenantUsage, SidecarStatus
 from kvpool_operator.tenants.resolver import settle, tenant_status, to_configs
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def told(status: Manifest, kind: str) -> tuple[str, str]:
 TAG = tenant_tag(SECRET.pool_secret.encode(), "kvt:acme:uid-of-acme").hex()
 
 
-def status(*reports: Report, raw: Manifest | None = None, **spec: Any) -> Manifest:
+def status(*reports: SidecarStatus, raw: Manifest | None = None, **spec: Any) -> Manifest:
     (one,) = settle([raw or tenant("acme", "x", "y")], {}, ["*"])
     made = tenant_status(one, pool(**spec).spec, reports, "now", SECRET.pool_secret, NOW)
     schema = SCHEMA["properties"]["status"]["properties"]
@@ -302,8 +302,10 @@ def status(*reports: Report, raw: Manifest | None = None, **spec: Any) -> Manife
 
 
 def test_a_status_adds_up_what_the_nodes_say():
-    one = Report(config="now", tenants={TAG: TenantUse(1 << 30, 30, 2), "other": TenantUse(5, 5, 5)})
-    two = Report(config="now", tenants={TAG: TenantUse(1 << 30, 34, 3)}, shared_tenants={TAG: 3 << 30})
+    one = SidecarStatus(
+        config="now", tenants={TAG: ReportedTenantUsage(1 << 30, 30, 2), "other": ReportedTenantUsage(5, 5, 5)}
+    )
+    two = SidecarStatus(config="now", tenants={TAG: ReportedTenantUsage(1 << 30, 34, 3)}, shared_tenants={TAG: 3 << 30})
     made = status(one, two)
     assert made["used"] == {"nodes": "2Gi", "blocks": 64, "shared": "3Gi", "evictedOverQuota": 5}
     assert (made["memberCount"], made["members"], made["tag"]) == (2, ["x", "y"], TAG)
@@ -312,11 +314,14 @@ def test_a_status_adds_up_what_the_nodes_say():
 
 
 def test_enforced_says_how_many_nodes_keep_to_it():
-    assert told(status(Report(config="now"), Report(config="before")), "Enforced") == ("False", "RollingOut")
+    assert told(status(SidecarStatus(config="now"), SidecarStatus(config="before")), "Enforced") == (
+        "False",
+        "RollingOut",
+    )
     assert told(status(), "Enforced") == ("Unknown", "NoReports")
-    assert told(status(Report(config="now"), mode="Paused"), "Enforced") == ("Unknown", "Paused")
+    assert told(status(SidecarStatus(config="now"), mode="Paused"), "Enforced") == ("Unknown", "Paused")
     wrong = tenant("acme", "x", priority="high")
-    made = status(Report(config="now"), raw=wrong)
+    made = status(SidecarStatus(config="now"), raw=wrong)
     assert told(made, "Accepted") == told(made, "Enforced") == ("False", "InvalidSpec")
     assert made["tag"] == ""
 
@@ -330,7 +335,7 @@ class World:
     def __init__(
         self, *tenants: Manifest, namespaces: dict[str, dict[str, str]] | None = None, orders: Any = None
     ) -> None:
-        self.told: dict[str, Report] = {}
+        self.told: dict[str, SidecarStatus] = {}
         self.cluster = MemoryCluster()
         for name, labels in {"kvpool-system": {}, **(namespaces or {})}.items():
             metadata = {"name": name, "labels": labels}
@@ -344,13 +349,13 @@ class World:
             self.cluster, self, sidecar_image=image, namespace="kvpool-system", webhook="w", clock=clock
         )
         now = datetime(2026, 11, 20, 10, tzinfo=UTC)
-        reloads = None if orders is None else Reloads(orders, clock=clock)
-        self.reconciler = Reconciler(self.cluster, observer, ENV, clock=clock, now=lambda: now, reloads=reloads)
+        reloads = None if orders is None else ConfigPusher(orders, clock=clock)
+        self.reconciler = PoolReconciler(self.cluster, observer, ENV, clock=clock, now=lambda: now, reloads=reloads)
 
-    async def reports(self, addresses: Any, port: int) -> dict[str, Report]:
+    async def reports(self, addresses: Any, port: int) -> dict[str, SidecarStatus]:
         return {address: self.told[address] for address in addresses if address in self.told}
 
-    def sidecar(self, node: str, report: Report) -> None:
+    def sidecar(self, node: str, report: SidecarStatus) -> None:
         """A pod of the pool's that says this of itself."""
         address = f"10.0.0.{len(self.told) + 1}"
         self.told[address] = report
@@ -369,12 +374,12 @@ class World:
             await self.reconciler.reconcile("kvpool-system", "chat")
 
     def status_of(self, name: str) -> Manifest:
-        found: Manifest = self.cluster.objects[Ref("KVCacheTenant", "kvpool-system", name)]["status"]
+        found: Manifest = self.cluster.objects[ObjectRef("KVCacheTenant", "kvpool-system", name)]["status"]
         return found
 
     @property
     def config(self) -> PoolConfig:
-        text = self.cluster.objects[Ref("ConfigMap", "kvpool-system", "chat-config")]["data"]["pool.json"]
+        text = self.cluster.objects[ObjectRef("ConfigMap", "kvpool-system", "chat-config")]["data"]["pool.json"]
         assert digest(text)
         return loads(PoolConfig, text)
 
@@ -402,7 +407,7 @@ async def test_a_grant_comes_into_the_configuration_is_told_and_goes_with_who_ga
     world.cluster.put(again)
     await world.settle()
     assert world.config.tenants[0].reads_from == ("kvt:common:another",)  # the grant names whoever has the name
-    del world.cluster.objects[Ref("KVCacheTenant", "kvpool-system", "common")]
+    del world.cluster.objects[ObjectRef("KVCacheTenant", "kvpool-system", "common")]
     await world.settle()
     assert [t.reads_from for t in world.config.tenants] == [()]
     assert world.status_of("acme")["readsFrom"] == []
@@ -411,7 +416,7 @@ async def test_a_grant_comes_into_the_configuration_is_told_and_goes_with_who_ga
 async def test_a_tenant_without_its_pool_says_so():
     world = World(tenant("acme", "a"))
     await world.settle()
-    del world.cluster.objects[Ref("KVCachePool", "kvpool-system", "chat")]
+    del world.cluster.objects[ObjectRef("KVCachePool", "kvpool-system", "chat")]
     await world.settle()
     assert told(world.status_of("acme"), "Accepted") == ("False", "PoolNotFound")
     assert world.status_of("acme")["members"] == []
@@ -430,11 +435,13 @@ class Orders:
         self.deaf: set[str] = set()
         self.given: list[tuple[str, str, dict[str, Any]]] = []
 
-    async def start(self, pool: Any, to: Target, name: str, kind: str, params: dict[str, Any]) -> Progress:
+    async def start(
+        self, pool: Any, to: SidecarAddress, name: str, kind: str, params: dict[str, Any]
+    ) -> OperationProgress:
         self.given.append((to.node, kind, params))
         if to.node in self.deaf:
-            raise CommandUnansweredError("no answer")
-        return Progress("Running")
+            raise SidecarUnavailableError("no answer")
+        return OperationProgress("Running")
 
     async def poll(self, *_: Any) -> None:
         raise AssertionError
@@ -445,15 +452,15 @@ class Orders:
 async def test_sidecars_that_run_another_configuration_are_brought_the_new_one_and_not_all_the_time():
     orders, now = Orders(), [0.0]
     orders.deaf.add("deaf")
-    reloads = Reloads(orders, clock=lambda: now[0])
+    reloads = ConfigPusher(orders, clock=lambda: now[0])
     sidecars = [
-        Sidecar("behind", True, "", Report(config="before"), "10.0.0.1"),
-        Sidecar("there", True, "", Report(config="now"), "10.0.0.2"),
-        Sidecar("old", True, "", Report(), "10.0.0.3"),  # a version that does not tell
+        Sidecar("behind", True, "", SidecarStatus(config="before"), "10.0.0.1"),
+        Sidecar("there", True, "", SidecarStatus(config="now"), "10.0.0.2"),
+        Sidecar("old", True, "", SidecarStatus(), "10.0.0.3"),  # a version that does not tell
         Sidecar("silent", True, "", None, "10.0.0.4"),
-        Sidecar("deaf", True, "", Report(config="before"), "10.0.0.5"),
+        Sidecar("deaf", True, "", SidecarStatus(config="before"), "10.0.0.5"),
     ]
-    seen = Observed(raw=pool_manifest(), sidecars=tuple(sidecars))
+    seen = Snapshot(raw=pool_manifest(), sidecars=tuple(sidecars))
 
     async def bring(text: str = "{}", its_digest: str = "now") -> list[str]:
         orders.given.clear()
@@ -474,9 +481,9 @@ async def test_sidecars_that_run_another_configuration_are_brought_the_new_one_a
 async def test_what_is_not_in_the_configmap_is_brought_to_nobody():
     orders = Orders()
     world = World(tenant("acme", "a"), orders=orders)
-    world.sidecar("node-a", Report(config="another"))
+    world.sidecar("node-a", SidecarStatus(config="another"))
     await world.settle()
-    text = world.cluster.objects[Ref("ConfigMap", "kvpool-system", "chat-config")]["data"]["pool.json"]
+    text = world.cluster.objects[ObjectRef("ConfigMap", "kvpool-system", "chat-config")]["data"]["pool.json"]
     assert [(node, params["config"] == text) for node, _, params in orders.given] == [("node-a", True)] * 3
     orders.given.clear()
     world.cluster.refuse["ConfigMap"] = RejectedError("forbidden", 403)

@@ -13,14 +13,14 @@ from kvpool.protocol import block
 from kvpool_operator.desired import build
 from kvpool_operator.observe.snapshot import Sidecar
 from kvpool_operator.pools.upgrade_safety import BLOCK_FORMATS, upgrade_safe
-from kvpool_operator.sidecars.status import Report
+from kvpool_operator.sidecars.status import SidecarStatus
 
 
 def test_the_operator_knows_what_the_sidecars_of_its_release_read():
     assert BLOCK_FORMATS == block.FORMAT_VERSIONS
 
 
-def seen(*reports: Report | None, ready: bool = True) -> tuple[Sidecar, ...]:
+def seen(*reports: SidecarStatus | None, ready: bool = True) -> tuple[Sidecar, ...]:
     return tuple(Sidecar(f"node-{i}", ready, "", r) for i, r in enumerate(reports))
 
 
@@ -58,10 +58,10 @@ def test_it_is_a_condition_whose_sentence_stays_while_numbers_change():
 
 
 def test_what_a_sidecar_tells_of_it_is_read_and_nothing_odd_is_believed():
-    read = Report.parse({"scanned": False, "block_formats": [1, 2, "3", True], "index": {"login": "ab" * 99}})
+    read = SidecarStatus.parse({"scanned": False, "block_formats": [1, 2, "3", True], "index": {"login": "ab" * 99}})
     assert (read.scanned, read.block_formats, len(read.index_login)) == (False, (1, 2), 64)
-    assert Report.parse({"block_formats": 5}).block_formats == ()
-    assert Report.parse({}).scanned
+    assert SidecarStatus.parse({"block_formats": 5}).block_formats == ()
+    assert SidecarStatus.parse({}).scanned
 
 
 @pytest.mark.parametrize(

@@ -14,24 +14,24 @@ from kvpool_operator.desired.config import to_client_config
 from kvpool_operator.errors import (
     ApiUnavailableError,
     ConflictError,
-    HeldError,
+    EvictionBlockedError,
     NotLeaderError,
     OperatorError,
     RejectedError,
 )
-from kvpool_operator.injection.annotations import read_wishes
+from kvpool_operator.injection.annotations import parse_annotations
 from kvpool_operator.injection.connector import client_config
 from kvpool_operator.injection.engines import FAMILIES as WEBHOOK_FAMILIES
-from kvpool_operator.injection.mutator import Injection, inject, mark_skipped
+from kvpool_operator.injection.mutator import InjectionSettings, inject, mark_skipped
 from kvpool_operator.injection.revision import FAMILIES, revisions
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.observe.engine_pods import EnginePod, EnginePods, Owner, count
-from kvpool_operator.observe.snapshot import Observed, Webhook
-from kvpool_operator.pools.injection_watchdog import Memory, complaint, next_to_go
-from kvpool_operator.pools.pod_evictor import EVENTS_A_ROUND, Restarts, Round
+from kvpool_operator.observe.snapshot import Snapshot, Webhook
+from kvpool_operator.pools.injection_watchdog import EvictionHistory, complaint, next_to_go
+from kvpool_operator.pools.pod_evictor import EVENTS_A_ROUND, EvictionRound, PodEvictor
 
 if TYPE_CHECKING:
-    from kvpool_operator.k8s.client import Ref
+    from kvpool_operator.k8s.client import ObjectRef
 
 SET = Owner("ReplicaSet", "engines", "rs-1")
 
@@ -44,8 +44,10 @@ def good(name: str, **more: Any) -> EnginePod:
     return a_pod(name, "injected", **more)
 
 
-def next_of(*pods: EnginePod, memory: Memory | None = None, now: float = 1000.0, target: str = "t") -> str | None:
-    found = next_to_go(pods, memory or Memory(last=0.0), target, now, 60.0)
+def next_of(
+    *pods: EnginePod, memory: EvictionHistory | None = None, now: float = 1000.0, target: str = "t"
+) -> str | None:
+    found = next_to_go(pods, memory or EvictionHistory(last=0.0), target, now, 60.0)
     return found.name if found else None
 
 
@@ -80,13 +82,13 @@ def test_never_more_than_a_tenth_of_a_large_owner_is_away():
 
 
 def test_one_in_its_time():
-    memory = Memory(last=0.0)
+    memory = EvictionHistory(last=0.0)
     assert next_of(a_pod("a"), memory=memory, now=59.0) is None, "also the first one, after the process began"
     assert next_of(a_pod("a"), memory=memory, now=60.0) == "a"
 
 
 def test_an_owner_whose_new_pods_are_no_better_is_left_alone_longer_and_longer():
-    memory, old = Memory(last=0.0), [a_pod("a"), a_pod("b")]
+    memory, old = EvictionHistory(last=0.0), [a_pod("a"), a_pod("b")]
     memory.evicted(old[0], old, "t", 100.0)
     assert next_of(good("new"), old[1], memory=memory, now=200.0) == "b", "it helped"
     no_better = [a_pod("again"), old[1]]
@@ -102,7 +104,7 @@ def test_an_owner_whose_new_pods_are_no_better_is_left_alone_longer_and_longer()
 
 
 def test_what_is_remembered_goes_with_the_owner():
-    memory, pods = Memory(last=0.0), [a_pod("a")]
+    memory, pods = EvictionHistory(last=0.0), [a_pod("a")]
     memory.evicted(pods[0], pods, "t", 1.0)
     memory.held(pods[0], 50.0)
     memory.forget([a_pod("x", owner=Owner("ReplicaSet", "x", "rs-2"))], 2.0)
@@ -126,7 +128,7 @@ def webhook_injects(engine: str = "vllm", **spec: Any) -> dict[str, Any]:
     """A pod as the webhook makes it for the pool."""
     made = pool(**spec)
     told = made.spec.injection
-    injection = Injection(
+    injection = InjectionSettings(
         pool=made.key,
         block_tokens=made.spec.cache.block_tokens,
         host_memory_bytes=to_bytes(told.vllm.host_memory),
@@ -140,7 +142,7 @@ def webhook_injects(engine: str = "vllm", **spec: Any) -> dict[str, Any]:
         "metadata": {"name": "e", "namespace": "team", "annotations": {"kvpool.dev/engine": engine}},
         "spec": {"containers": [{"name": "c", "image": "i", "command": command}]},
     }
-    return inject(pod, read_wishes(pod), injection).pod
+    return inject(pod, parse_annotations(pod), injection).pod
 
 
 def counted(pod: dict[str, Any], image: str = ENV.sidecar_image, **spec: Any) -> EnginePods:
@@ -182,8 +184,10 @@ def test_another_client_makes_a_pod_outdated_also_without_the_annotation():
 def test_a_second_pass_does_not_say_that_the_pod_is_new():
     pod = webhook_injects()
     changed = pool(cache={"blockTokens": 128})
-    told = Injection(changed.key, 128, 4 << 30, client_config(ClientConfig(pool=changed.key)), ENV.sidecar_image)
-    again = inject(pod, read_wishes(pod), told).pod
+    told = InjectionSettings(
+        changed.key, 128, 4 << 30, client_config(ClientConfig(pool=changed.key)), ENV.sidecar_image
+    )
+    again = inject(pod, parse_annotations(pod), told).pod
     assert counted(again, cache={"blockTokens": 128}).stale == 1
 
 
@@ -229,7 +233,7 @@ class Evictions(MemoryCluster):
         self.answers = list(answers)
         self.evicted: list[tuple[str, str]] = []
 
-    async def evict(self, target: Ref, *, uid: str) -> None:
+    async def evict(self, target: ObjectRef, *, uid: str) -> None:
         self.evicted.append((target.name, uid))
         if self.answers and (answer := self.answers.pop(0)) is not None:
             raise answer
@@ -254,12 +258,12 @@ RESTART = {"injection": {"watchdog": "Restart"}}
 class World:
     def __init__(self, *answers: OperatorError | None) -> None:
         self.cluster, self.clock = Evictions(*answers), Clock()
-        self.restarts = Restarts(self.cluster, clock=self.clock)
+        self.restarts = PodEvictor(self.cluster, clock=self.clock)
 
-    async def look(self, *pods: EnginePod, after: float = 60.0, problem: str = "", **spec: Any) -> Round:
+    async def look(self, *pods: EnginePod, after: float = 60.0, problem: str = "", **spec: Any) -> EvictionRound:
         self.clock.now += after
         engines = EnginePods(pods=pods, missed=sum(p.state == "missed" for p in pods))
-        seen = Observed(raw=pool_manifest(), engines=engines, webhook=Webhook(problem))
+        seen = Snapshot(raw=pool_manifest(), engines=engines, webhook=Webhook(problem))
         return await self.restarts.look(pool(**(spec or RESTART)), seen, "t")
 
 
@@ -270,8 +274,8 @@ async def test_each_pod_is_told_of_once_and_some_at_a_time():
     for _ in range(3):
         await world.look(*pods, injection={})
     assert len(world.cluster.events) == len(pods)
-    await Restarts(world.cluster, clock=world.clock).look(  # another process
-        pool(), Observed(raw=pool_manifest(), engines=EnginePods(pods=(pods[0],))), "t"
+    await PodEvictor(world.cluster, clock=world.clock).look(  # another process
+        pool(), Snapshot(raw=pool_manifest(), engines=EnginePods(pods=(pods[0],))), "t"
     )
     assert len(world.cluster.events) == len(pods)
     assert world.cluster.evicted == []
@@ -287,10 +291,10 @@ async def test_only_who_asks_for_restarts_gets_them():
         {**RESTART, "mode": "Paused"},
         {"injection": {"watchdog": "Restart", "enabled": False}},
     ):
-        assert await world.look(a_pod("a"), **spec) == Round()
-    assert await world.look(a_pod("a"), problem="no replica of the webhook is ready") == Round()
+        assert await world.look(a_pod("a"), **spec) == EvictionRound()
+    assert await world.look(a_pod("a"), problem="no replica of the webhook is ready") == EvictionRound()
     assert world.cluster.evicted == []
-    assert await world.look(a_pod("a")) == Round(("evicted",))
+    assert await world.look(a_pod("a")) == EvictionRound(("evicted",))
     assert world.cluster.evicted == [("a", "uid-a")]
     assert ("RestartedForPool", "team/a") in world.cluster.events
 
@@ -305,7 +309,7 @@ async def test_evictions_of_a_pool_come_one_after_the_other():
 
 
 async def test_a_budget_that_holds_one_back_does_not_hold_others():
-    world = World(HeldError("no"), None)
+    world = World(EvictionBlockedError("no"), None)
     await world.look(after=0)
     pods = [a_pod("a"), a_pod("b", owner=Owner("ReplicaSet", "r", "rs-2"))]
     first = await world.look(*pods)
@@ -321,15 +325,15 @@ async def test_what_an_eviction_may_meet():
         ConflictError("gone"), RejectedError("no", 403), RejectedError("odd", 422), ApiUnavailableError("away")
     )
     await world.look(after=0)
-    assert await world.look(a_pod("a")) == Round(("gone",))
+    assert await world.look(a_pod("a")) == EvictionRound(("gone",))
     refused = await world.look(a_pod("a"))
     assert refused.outcomes == ("refused",)
     assert "operator.restartPods" in refused.problem
     again = await world.look(a_pod("a"), after=1)
-    assert again == Round(problem=refused.problem), "not again at once, and the reason stays"
-    assert await world.look(a_pod("a"), problem="no replica of the webhook is ready") == Round()
+    assert again == EvictionRound(problem=refused.problem), "not again at once, and the reason stays"
+    assert await world.look(a_pod("a"), problem="no replica of the webhook is ready") == EvictionRound()
     assert "odd" in (await world.look(a_pod("a"))).problem
-    assert await world.look(a_pod("a")) == Round(("failed",))
+    assert await world.look(a_pod("a")) == EvictionRound(("failed",))
     world.cluster.answers = [NotLeaderError("lost")]
     with pytest.raises(NotLeaderError):
         await world.look(a_pod("a"))
@@ -339,4 +343,4 @@ async def test_a_pool_that_is_gone_is_forgotten():
     world = World()
     await world.look(a_pod("a"), after=0)
     world.restarts.forget("kvpool-system/chat")
-    assert await world.look(a_pod("a")) == Round(), "its first eviction waits its pause again"
+    assert await world.look(a_pod("a")) == EvictionRound(), "its first eviction waits its pause again"

@@ -18,20 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.config import ClientConfig
-from kvpool_operator.injection.annotations import ENGINES, read_wishes
+from kvpool_operator.injection.annotations import ENGINES, parse_annotations
 from kvpool_operator.injection.connector import client_config
 from kvpool_operator.injection.engine_versions import KNOWN, is_known
 from kvpool_operator.injection.engines import FAMILIES
 from kvpool_operator.injection.engines.vllm_pd import beside
 from kvpool_operator.injection.flags import has_flag
-from kvpool_operator.injection.mutator import Injection, inject, is_injected, mark_skipped
+from kvpool_operator.injection.mutator import InjectionSettings, inject, is_injected, mark_skipped
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.json_patch import diff
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "engines"
 GIB = 2**30
-INJECTION = Injection(
+INJECTION = InjectionSettings(
     pool="kvpool-system/chat",
     block_tokens=256,
     host_memory_bytes=4 * GIB,
@@ -57,12 +57,12 @@ def pod_of(*containers: dict[str, Any], engine: str = "", **spec: Any) -> dict[s
 def injected(pod: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """What becomes of the pod: valid, a patch away, the input untouched, and the same after a second pass."""
     before = copy.deepcopy(pod)
-    result = inject(pod, read_wishes(pod), INJECTION)
+    result = inject(pod, parse_annotations(pod), INJECTION)
     assert pod == before, "the input was changed"
     kubernetes_validate.validate(result.pod, "1.34", strict=True)
     assert reference.apply_patch(pod, diff(pod, result.pod)) == result.pod
     assert is_injected(result.pod)
-    again = inject(result.pod, read_wishes(result.pod), INJECTION)
+    again = inject(result.pod, parse_annotations(result.pod), INJECTION)
     assert diff(result.pod, again.pod) == [], "a second pass changes the pod"
     assert again.warnings == []
     return result.pod, result.warnings
@@ -70,7 +70,7 @@ def injected(pod: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def skipped(pod: dict[str, Any]) -> tuple[SkipReason, str]:
     with pytest.raises(Skip) as e:
-        inject(pod, read_wishes(pod), INJECTION)
+        inject(pod, parse_annotations(pod), INJECTION)
     return e.value.reason, e.value.sentence
 
 
@@ -545,8 +545,8 @@ WORDS = st.sampled_from(
 
 def test_of_two_engines_the_one_that_was_chosen_first_stays_the_one():
     pod = pod_of({"command": ["vllm", "serve"]}, {"command": ["vllm", "serve"]})
-    once = inject(pod, read_wishes(pod), INJECTION).pod
-    assert inject(once, read_wishes(once), INJECTION).pod == once
+    once = inject(pod, parse_annotations(pod), INJECTION).pod
+    assert inject(once, parse_annotations(once), INJECTION).pod == once
     assert [bool(c.get("args")) for c in once["spec"]["containers"]] == [True, False]
 
 
@@ -560,12 +560,12 @@ def test_whatever_a_pod_says_it_is_injected_once_or_left_alone(commands: list[li
     pod = pod_of(*({"command": c, "args": args} for c in commands), engine=engine)
     before = copy.deepcopy(pod)
     try:
-        result = inject(pod, read_wishes(pod), INJECTION)
+        result = inject(pod, parse_annotations(pod), INJECTION)
     except Skip as skip:
         reason = str(skip)
     else:
         reason = ""
-        assert inject(result.pod, read_wishes(result.pod), INJECTION).pod == result.pod
+        assert inject(result.pod, parse_annotations(result.pod), INJECTION).pod == result.pod
         for old, new in zip(pod["spec"]["containers"], result.pod["spec"]["containers"], strict=True):
             assert new["command"] == old["command"] or engine == "vllm-pd"
             assert new["args"][: len(args)] == args or engine == "vllm-pd"

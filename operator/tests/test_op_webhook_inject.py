@@ -8,14 +8,14 @@ import kubernetes_validate
 import pytest
 
 from kvpool.config import ClientConfig, loads
-from kvpool_operator.injection.annotations import read_wishes
+from kvpool_operator.injection.annotations import parse_annotations
 from kvpool_operator.injection.connector import client_config
-from kvpool_operator.injection.mutator import Injection, inject, is_injected, mark_skipped
+from kvpool_operator.injection.mutator import InjectionSettings, inject, is_injected, mark_skipped
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.json_patch import diff
 
 GIB = 2**30
-INJECTION = Injection(
+INJECTION = InjectionSettings(
     pool="kvpool-system/chat",
     block_tokens=256,
     host_memory_bytes=4 * GIB,
@@ -40,11 +40,11 @@ def a_pod(container=None, annotations=None, **spec):
 
 def injected(pod):
     before = copy.deepcopy(pod)
-    result = inject(pod, read_wishes(pod), INJECTION)
+    result = inject(pod, parse_annotations(pod), INJECTION)
     assert pod == before, "the input was changed"
     kubernetes_validate.validate(result.pod, "1.34", strict=True)
     assert reference.apply_patch(pod, diff(pod, result.pod)) == result.pod
-    again = inject(result.pod, read_wishes(result.pod), INJECTION)
+    again = inject(result.pod, parse_annotations(result.pod), INJECTION)
     assert diff(result.pod, again.pod) == [], "a second pass changes the pod"
     assert again.warnings == []
     return result
@@ -52,7 +52,7 @@ def injected(pod):
 
 def skipped(pod):
     with pytest.raises(Skip) as e:
-        inject(pod, read_wishes(pod), INJECTION)
+        inject(pod, parse_annotations(pod), INJECTION)
     assert e.value.sentence
     return e.value.reason
 
@@ -208,7 +208,7 @@ def test_kubernetes_expands_nothing_inside_the_connector():
 )
 def test_bad_annotations_are_named(annotation, value):
     with pytest.raises(Skip, match=annotation) as e:
-        read_wishes(a_pod(annotations={annotation: value}))
+        parse_annotations(a_pod(annotations={annotation: value}))
     assert e.value.reason is SkipReason.BAD_ANNOTATION
 
 
@@ -303,5 +303,5 @@ def test_an_injected_pod_stays_injected_whatever_a_later_pass_decides():
 
 def test_null_lists_and_maps_are_read_as_absent():
     pod = a_pod({"args": None, "env": None, "volumeMounts": None}, volumes=None, initContainers=None)
-    result = inject(pod, read_wishes(pod), INJECTION)
+    result = inject(pod, parse_annotations(pod), INJECTION)
     assert is_injected(result.pod)

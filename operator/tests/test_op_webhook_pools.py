@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kvpool.config import CacheConfig, Deadlines
-from kvpool_operator.injection.annotations import Wishes
+from kvpool_operator.injection.annotations import InjectionRequest
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.selectors import matches
 from kvpool_operator.webhook.pool_cache import PoolCache
@@ -64,7 +64,7 @@ async def until(holds):
 
 async def resolve(cluster, namespace, name="", pool_namespace=""):
     cache = PoolCache(cluster)
-    return (await cache.resolve(Wishes(pool_namespace=pool_namespace, pool_name=name), namespace)).key
+    return (await cache.resolve(InjectionRequest(pool_namespace=pool_namespace, pool_name=name), namespace)).key
 
 
 async def refused(cluster, namespace, name="", pool_namespace=""):
@@ -132,7 +132,7 @@ async def test_a_pool_made_just_before_its_pod_is_found():
     await cache.refresh()
     clock.now += 2
     cluster.pools.append(a_pool())
-    assert (await cache.resolve(Wishes(pool_name="chat"), "team-a")).key == "kvpool-system/chat"
+    assert (await cache.resolve(InjectionRequest(pool_name="chat"), "team-a")).key == "kvpool-system/chat"
 
 
 async def test_missing_pools_do_not_make_every_pod_list_them():
@@ -141,7 +141,7 @@ async def test_missing_pools_do_not_make_every_pod_list_them():
     for _ in range(100):
         clock.now += 0.001
         with pytest.raises(Skip):
-            await cache.resolve(Wishes(pool_name="chat"), "team-a")
+            await cache.resolve(InjectionRequest(pool_name="chat"), "team-a")
     assert cluster.listed <= 2
 
 
@@ -162,7 +162,7 @@ async def test_the_last_view_outlives_the_api_server():
         await cache.refresh()
     assert cache.synced
     assert cache.age_s == 3600
-    assert (await cache.resolve(Wishes(pool_name="chat"), "team-a")).ready
+    assert (await cache.resolve(InjectionRequest(pool_name="chat"), "team-a")).ready
 
 
 async def test_the_loop_survives_failures(caplog):
@@ -215,11 +215,11 @@ async def test_a_clients_deadlines_are_left_to_the_sidecar_and_the_breaker_is_th
         "storeDeadline": "1m",
         "breaker": {"failures": 3, "cooldown": "4s"},
     }
-    view = await PoolCache(Cluster(pool)).resolve(Wishes(pool_name="chat"), "team-a")
+    view = await PoolCache(Cluster(pool)).resolve(InjectionRequest(pool_name="chat"), "team-a")
     assert view.client.deadlines == Deadlines(breaker_failures=3, breaker_cooldown_ms=4000)
 
 
 async def test_without_a_word_the_clients_defaults_hold():
-    view = await PoolCache(Cluster(a_pool())).resolve(Wishes(pool_name="chat"), "team-a")
+    view = await PoolCache(Cluster(a_pool())).resolve(InjectionRequest(pool_name="chat"), "team-a")
     assert view.client.deadlines == Deadlines()
     assert view.block_tokens == CacheConfig().block_tokens

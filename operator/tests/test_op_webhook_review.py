@@ -10,9 +10,9 @@ import pytest
 
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.webhook.pool_cache import PoolCache
-from kvpool_operator.webhook.review import Installation, answer
+from kvpool_operator.webhook.review import InjectorConfig, answer
 
-INSTALLATION = Installation("kvpool-sidecar:0.1.0")
+INSTALLATION = InjectorConfig("kvpool-sidecar:0.1.0")
 
 
 def a_review(pod=None, **request):

@@ -17,10 +17,10 @@ import pytest
 from aiohttp import ClientSession, TCPConnector
 
 from kvpool_operator.errors import ConflictError
-from kvpool_operator.k8s.client import Ref, ref
+from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.merge_patch import merge_patch
 from kvpool_operator.pki.certificates import CertPolicy
-from kvpool_operator.webhook.api_access import WebhookCluster
+from kvpool_operator.webhook.api_access import WebhookApiClient
 from kvpool_operator.webhook.server import MAX_BODY, serve
 from kvpool_operator.webhook.settings import WebhookSettings, read_settings
 
@@ -80,8 +80,8 @@ class Cluster:
     def __init__(self):
         self.version = 1
         self.objects = {
-            Ref("Namespace", "", "team-a"): {"metadata": {"labels": {"kvpool.dev/pool-access": "chat"}}},
-            Ref("MutatingWebhookConfiguration", "", "kvpool-webhook"): {
+            ObjectRef("Namespace", "", "team-a"): {"metadata": {"labels": {"kvpool.dev/pool-access": "chat"}}},
+            ObjectRef("MutatingWebhookConfiguration", "", "kvpool-webhook"): {
                 "metadata": {"resourceVersion": "1"},
                 "webhooks": [{"name": "pods.kvpool.dev", "clientConfig": {"service": {"name": "kvpool-webhook"}}}],
             },
@@ -115,7 +115,7 @@ class Cluster:
 
     @property
     def trusted(self):
-        (hook,) = self.objects[Ref("MutatingWebhookConfiguration", "", "kvpool-webhook")]["webhooks"]
+        (hook,) = self.objects[ObjectRef("MutatingWebhookConfiguration", "", "kvpool-webhook")]["webhooks"]
         return base64.b64decode(hook["clientConfig"]["caBundle"]).decode()
 
 
@@ -157,7 +157,7 @@ class Caller:
 @pytest.fixture
 async def running():
     where, cluster = settings(), Cluster()
-    store = WebhookCluster(cluster, where)
+    store = WebhookApiClient(cluster, where)
     async with serve(where, store, store) as server, Caller(where, cluster) as caller:
         await caller.ready()
         yield server, caller
@@ -254,7 +254,7 @@ async def test_replicas_that_start_together_end_up_with_one_authority():
     async with AsyncExitStack() as stack:
         callers = []
         for where in places:
-            store = WebhookCluster(cluster, where)
+            store = WebhookApiClient(cluster, where)
             await stack.enter_async_context(serve(where, store, store))
             callers.append(await stack.enter_async_context(Caller(where, cluster)))
         for caller in callers:
@@ -266,7 +266,7 @@ async def test_replicas_that_start_together_end_up_with_one_authority():
 async def test_not_ready_before_the_pools_were_read():
     where, cluster = settings(), Cluster()
     cluster.listed.clear()
-    store = WebhookCluster(cluster, where)
+    store = WebhookApiClient(cluster, where)
     async with serve(where, store, store), Caller(where, cluster) as caller:
         assert (await caller.admin("/healthz"))[0] == 200
         status, text = await caller.admin("/readyz")

@@ -6,7 +6,7 @@ import os
 import time
 
 from sc_operator import ADMIN_PORT, Operator
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 
 from kvpool import config
 from kvpool.errors import CorruptBlockError
@@ -32,7 +32,7 @@ def selective(**kw) -> config.CacheConfig:
 
 def store(node, numbers, size: int = SIZE, tenant: str = "team-a") -> None:
     with node.connect(tenant) as raw:
-        assert set(raw.put({ident(n): payload(n, size) for n in numbers})) == {wire.CommitStatus.STORED}
+        assert set(raw.put({block_id(n): payload(n, size) for n in numbers})) == {wire.CommitStatus.STORED}
 
 
 def drain(node, bandwidth: int = FAST, **params) -> dict:
@@ -53,9 +53,9 @@ def loads(node, numbers, size: int = SIZE, tenant: str = "team-a") -> list[int]:
     for n in numbers:
         with node.connect(tenant) as raw:
             try:
-                (data,) = raw.get([ident(n)])
+                (data,) = raw.get([block_id(n)])
             except CorruptBlockError:
-                raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [ident(n).hex()]}))
+                raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [block_id(n).hex()]}))
                 continue
         assert data is None or data == payload(n, size)
         found += [n] if data is not None else []
@@ -74,4 +74,4 @@ def spoil(file) -> None:
 
 def lookup(node, numbers) -> list[int]:
     with node.connect() as raw:
-        return raw.lookup([ident(n) for n in numbers], flags=wire.Flag.EVERY)
+        return raw.lookup([block_id(n) for n in numbers], flags=wire.Flag.EVERY)

@@ -23,13 +23,15 @@ ADMIN_PORT = 17423
 UID = "pool-uid"
 
 
-def ca(uid: str = UID, secret: bytes = SECRET) -> authority.Authority:
+def ca(uid: str = UID, secret: bytes = SECRET) -> authority.CertificateAuthority:
     """As sidecars derive it where the Secret has none."""
     return authority.derived(keys.peer_secret(secret, uid))
 
 
 def context(
-    name: str, signer: authority.Authority | None = None, trusted: authority.Authority | None = None
+    name: str,
+    signer: authority.CertificateAuthority | None = None,
+    trusted: authority.CertificateAuthority | None = None,
 ) -> ssl.SSLContext:
     """Of somebody called so, whom `signer` vouches for and who trusts `trusted`: the pool's own."""
     leaf = authority.issue(signer or ca(), name, datetime.now(UTC))

@@ -14,8 +14,8 @@ SECRET = b"a secret of this test, long enough"
 FINGERPRINT = keys.fingerprint({"model": "test"})
 
 
-def ident(n: int | bytes) -> bytes:
-    return keys.ident(FINGERPRINT, n if isinstance(n, bytes) else n.to_bytes(8, "little"))
+def block_id(n: int | bytes) -> bytes:
+    return keys.block_id(FINGERPRINT, n if isinstance(n, bytes) else n.to_bytes(8, "little"))
 
 
 def payload(n: int, size: int = 64 * 1024) -> bytes:
@@ -95,19 +95,19 @@ class Raw:
         assert head.op == op | wire.REPLY, (head, answer)
         return (head, answer), fds
 
-    def lookup(self, idents, *, flags=0, ms=1000) -> list[int]:
+    def lookup(self, block_ids, *, flags=0, ms=1000) -> list[int]:
         (head, body), fds = self.ask(
-            wire.Op.LOOKUP, struct.pack("<I", ms) + b"".join(idents), count=len(idents), flags=flags
+            wire.Op.LOOKUP, struct.pack("<I", ms) + b"".join(block_ids), count=len(block_ids), flags=flags
         )
         assert not fds
-        assert head.items == len(body) == len(idents)
+        assert head.items == len(body) == len(block_ids)
         return list(body)
 
-    def open(self, idents, *, flags=0, ms=2000) -> list[Entry]:
+    def open(self, block_ids, *, flags=0, ms=2000) -> list[Entry]:
         (_, body), fds = self.ask(
-            wire.Op.OPEN, struct.pack("<I", ms) + b"".join(idents), count=len(idents), flags=flags
+            wire.Op.OPEN, struct.pack("<I", ms) + b"".join(block_ids), count=len(block_ids), flags=flags
         )
-        assert len(body) == len(idents) * wire.OPEN_REPLY.size
+        assert len(body) == len(block_ids) * wire.OPEN_REPLY.size
         rows = list(wire.OPEN_REPLY.iter_unpack(body))
         files = [row for row in rows if row[0] == wire.OpenStatus.FILE]
         fresh = [row for row in rows if row[0] == wire.OpenStatus.STREAM_NEW_CONN]
@@ -138,10 +138,10 @@ class Raw:
         assert size == block.HEADER_BYTES + entry.length
         return exactly(stream, size)
 
-    def get(self, idents, **kw) -> list[bytes | None]:
+    def get(self, block_ids, **kw) -> list[bytes | None]:
         """Payloads, verified like a client must."""
         out = []
-        for one, entry in zip(idents, self.open(idents, **kw), strict=True):
+        for one, entry in zip(block_ids, self.open(block_ids, **kw), strict=True):
             data = self.read(entry)
             out.append(None if data is None else verified(data, one, entry.key))
         return out
@@ -165,7 +165,7 @@ class Raw:
         return list(answer)
 
     def put(self, items: dict[bytes, bytes], salt: str = "", *, fill: bool = False) -> list[int]:
-        """Store payloads by ident; CommitStatus of each, -1 where BEGIN refused. `salt`: what their request had.
+        """Store payloads by block id; CommitStatus of each, -1 where BEGIN refused. `salt`: what their request had.
 
         `fill`: the sidecar computes the checksums.
         """
@@ -193,7 +193,7 @@ class Raw:
 def header(one: bytes, its_key: bytes, data: bytes, tag: bytes, **changes) -> block.BlockHeader:
     fields = {
         "key": its_key,
-        "ident": one,
+        "block_id": one,
         "fingerprint": FINGERPRINT,
         "tenant_tag": tag,
         "payload_len": len(data),
@@ -217,7 +217,7 @@ def verified(data: bytes, one: bytes, key: bytes) -> bytes:
     block.require(
         head,
         key=key,
-        ident=one,
+        block_id=one,
         fingerprint=FINGERPRINT,
         payload_len=len(body),
         payload_sum=lambda: block.checksum(body),

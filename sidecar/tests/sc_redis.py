@@ -19,7 +19,7 @@ from redis.retry import Retry
 from sc_nodes import fresh_address, wait_for
 
 from kvpool_sidecar.index import redis_server as embedded
-from kvpool_sidecar.index.redis_connection import Link, Login
+from kvpool_sidecar.index.redis_connection import Login, RedisConnection
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,7 +169,7 @@ def _slots(n: int) -> range:
 
 def _raw(server: Server, *command: str) -> str:
     """An answer as the server gives it: the library would take it apart."""
-    link = Link((server.address, server.port), Login(), 5.0)
+    link = RedisConnection((server.address, server.port), Login(), 5.0)
     try:
         return link.ask([command])[0].decode()
     finally:

@@ -61,7 +61,7 @@ def operations(kind):
 
 @pytest.fixture
 def server(operations):
-    identity = NodeIdentity(lambda: authority.Authorities(ca()), UID, "a")
+    identity = NodeIdentity(lambda: authority.TrustBundle(ca()), UID, "a")
     made = AdminServer(fresh_address(), 0, identity, operations, operations._stats)
     made.start()
     yield made
@@ -180,7 +180,7 @@ def test_the_operator_starts_asks_and_cancels(operator, kind):
     kind.release.set()
 
 
-def stranger() -> authority.Authority:
+def stranger() -> authority.CertificateAuthority:
     return authority.derived(b"somebody else's secret")
 
 
@@ -285,7 +285,7 @@ def test_a_sidecar_takes_orders_where_it_is_told_to(cluster):
 def test_the_operators_certificate_opens_nothing_at_the_port_for_peers(cluster):
     class AsOperator(NodeIdentity):
         def __init__(self) -> None:
-            super().__init__(lambda: authority.Authorities(ca()), UID, "a")
+            super().__init__(lambda: authority.TrustBundle(ca()), UID, "a")
             self._name = operator_name(UID)
             self._leaf = None
             self.refresh()
@@ -293,7 +293,7 @@ def test_the_operators_certificate_opens_nothing_at_the_port_for_peers(cluster):
     c = cluster(index=False)
     a = c.node("a")
     peer = NodeInfo("a", a.address, a.pool.peer.port, 1)
-    as_peer = Security(NodeIdentity(lambda: authority.Authorities(ca()), UID, "b"))
+    as_peer = Security(NodeIdentity(lambda: authority.TrustBundle(ca()), UID, "b"))
     assert is_answered(as_peer, peer)
     as_peer.close()
     for encryption in ("ControlOnly", "Always"):

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 from sc_nodes import MIB, wait_for
-from sc_raw import FINGERPRINT, GoneError, Raw, ident, payload
+from sc_raw import FINGERPRINT, GoneError, Raw, block_id, payload
 
 from kvpool.config import Deadlines, EventsConfig
 from kvpool.protocol import wire
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.resilience import fair_queue as module
-from kvpool_sidecar.resilience.fair_queue import Admission, Lane
-from kvpool_sidecar.serving.block_service import Opened
+from kvpool_sidecar.resilience.fair_queue import FairQueue, FairQueues
+from kvpool_sidecar.serving.block_service import OpenResult
 from kvpool_sidecar.serving.fingerprints import Fingerprints
 from kvpool_sidecar.serving.pod import Pod
 from kvpool_sidecar.serving.session import Session
@@ -43,7 +43,7 @@ def clock():
 class Crowd:
     """Requests that wait in threads of their own; `served` is the order in which they were let in."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: FairQueue) -> None:
         self.lane = lane
         self.served: list[str] = []
         self.grants = []
@@ -76,7 +76,7 @@ class Crowd:
 @pytest.fixture
 def frozen(clock):
     """A lane of 400 in which grants never run out."""
-    return Lane(400, clock=clock)
+    return FairQueue(400, clock=clock)
 
 
 def test_an_empty_lane_lets_everybody_in_at_once(frozen):
@@ -134,7 +134,7 @@ def test_a_large_request_is_not_overtaken_for_ever_by_small_ones(frozen):
 
 
 def test_a_request_beyond_the_bound_is_turned_away_at_once(clock):
-    lane = Lane(400, max_waiting=4, max_waiting_per_tenant=2, clock=clock)
+    lane = FairQueue(400, max_waiting=4, max_waiting_per_tenant=2, clock=clock)
     crowd = Crowd(lane)
     for tenant in ("a", "a", "b", "b"):
         crowd.ask(tenant, 100)
@@ -146,7 +146,7 @@ def test_a_request_beyond_the_bound_is_turned_away_at_once(clock):
 
 
 def test_a_request_whose_turn_would_come_too_late_is_turned_away_at_once(clock):
-    lane = Lane(400, clock=clock)
+    lane = FairQueue(400, clock=clock)
     crowd = Crowd(lane)
     for _ in range(23):
         crowd.ask("a", 100)
@@ -163,7 +163,7 @@ def test_a_request_whose_turn_would_come_too_late_is_turned_away_at_once(clock):
 
 
 def test_who_waits_until_the_deadline_is_turned_away(clock):
-    lane = Lane(400)
+    lane = FairQueue(400)
     held = [lane.take("a", 100, FAR) for _ in range(3)]
     assert all(held)
     assert lane.take("a", 100, time.monotonic() + 0.02) is None
@@ -171,7 +171,7 @@ def test_who_waits_until_the_deadline_is_turned_away(clock):
 
 
 def test_a_grant_that_nobody_gives_back_runs_out(clock):
-    lane = Lane(400, clock=clock)
+    lane = FairQueue(400, clock=clock)
     held = [lane.take("a", 100, 0.0) for _ in range(3)]
     assert lane.take("a", 100, 0.0) is None
     clock.now += module._GRACE_S + 1
@@ -183,7 +183,7 @@ def test_a_grant_that_nobody_gives_back_runs_out(clock):
 
 
 def test_who_waits_is_let_in_when_grants_run_out():
-    lane = Lane(400)
+    lane = FairQueue(400)
     assert all(lane.take("a", 100, FAR) for _ in range(3))
     assert lane.take("a", 100, time.monotonic() + 30) is not None
 
@@ -203,7 +203,7 @@ def test_a_grant_is_corrected_when_the_size_is_known(frozen):
 
 
 def test_many_threads_leave_nothing_behind():
-    lane = Lane(400)
+    lane = FairQueue(400)
     got = []
 
     def run(tenant):
@@ -243,21 +243,21 @@ class Blocks:
         self.fetcher = None
         self.peers = SimpleNamespace(mark_down=lambda peer: None)
 
-    def open(self, tenant, idents, flags, timeout, streams):
+    def open(self, tenant, block_ids, flags, timeout, streams):
         if not self.present:
-            return [Opened(wire.OpenStatus.MISS) for _ in idents]
+            return [OpenResult(wire.OpenStatus.MISS) for _ in block_ids]
         return [
-            Opened(wire.OpenStatus.FILE, wire.Tier.LOCAL, 0, self.size, bytes(32), os.memfd_create("block"))
-            for _ in idents
+            OpenResult(wire.OpenStatus.FILE, wire.Tier.LOCAL, 0, self.size, bytes(32), os.memfd_create("block"))
+            for _ in block_ids
         ]
 
-    def begin(self, tenant, ident, payload_len):
+    def begin(self, tenant, block_id, payload_len):
         writer = os.memfd_create("block")
         pending = SimpleNamespace(writer=writer, file_bytes=payload_len, payload_len=payload_len)
         pending.close_writer = lambda: os.close(writer)
         return wire.BeginStatus.WRITE, bytes(32), pending
 
-    def commit(self, tenant, ident, pending, *, fill):
+    def commit(self, tenant, block_id, pending, *, fill):
         return wire.CommitStatus.STORED
 
     def abort(self, pending):
@@ -267,7 +267,7 @@ class Blocks:
 @pytest.fixture
 def serve(tmp_path):
     """`serve(tenant)` is a connection of that tenant to one node; `serve.lanes`, `serve.node` are that node's."""
-    node, lanes = Blocks(32 * MIB), Admission()
+    node, lanes = Blocks(32 * MIB), FairQueues()
     made, threads = [], []
 
     def connect(tenant: str) -> Raw:
@@ -298,7 +298,7 @@ def serve(tmp_path):
 
 def opened(raw: Raw, count: int = 1, ms: int = 50) -> list[int]:
     """Ask for blocks of 32 MiB, close what comes; the reasons of the misses, -1 for a block."""
-    (_, body), fds = raw.ask(wire.Op.OPEN, struct.pack("<I", ms) + ident(1) * count, count=count)
+    (_, body), fds = raw.ask(wire.Op.OPEN, struct.pack("<I", ms) + block_id(1) * count, count=count)
     for fd in fds:
         os.close(fd)
     return [why if status == wire.OpenStatus.MISS else -1 for status, _, _, why, _, _ in _rows(body)]
@@ -347,7 +347,7 @@ def test_what_is_not_there_holds_nothing(serve):
 
 def test_the_answer_asks_for_the_end_of_what_is_large_or_when_others_wait(serve):
     def tells(raw, count):
-        (head, _), fds = raw.ask(wire.Op.OPEN, struct.pack("<I", 1000) + ident(1) * count, count=count)
+        (head, _), fds = raw.ask(wire.Op.OPEN, struct.pack("<I", 1000) + block_id(1) * count, count=count)
         for fd in fds:
             os.close(fd)
         return bool(head.flags & wire.Flag.TELL)
@@ -368,7 +368,7 @@ def test_writes_do_not_wait_for_reads_nor_reads_for_writes(serve, monkeypatch):
     writers = [serve("team-a") for _ in range(4)]
     statuses = []
     for raw in writers:
-        ((status, token, _, fd),) = raw.begin([(ident(1), 128 * MIB)])
+        ((status, token, _, fd),) = raw.begin([(block_id(1), 128 * MIB)])
         statuses.append(status)
         if fd >= 0:
             os.close(fd)
@@ -378,7 +378,7 @@ def test_writes_do_not_wait_for_reads_nor_reads_for_writes(serve, monkeypatch):
     readers = [serve("team-a") for _ in range(6)]
     assert [opened(raw) for raw in readers] == [[-1]] * 6
     assert writers[0].commit([writers[0].token]) == [wire.CommitStatus.STORED]
-    ((status, _, _, fd),) = writers[3].begin([(ident(2), 128 * MIB)])
+    ((status, _, _, fd),) = writers[3].begin([(block_id(2), 128 * MIB)])
     assert status == wire.BeginStatus.WRITE
     os.close(fd)
     writers[1].close()  # a writer that dies frees its grant and its file
@@ -398,8 +398,8 @@ def test_a_message_that_is_not_one_still_ends_the_connection(serve):
 def test_status_and_metrics_show_the_queue(cluster):
     node = cluster(index=False).node("a")
     with node.connect() as raw:
-        raw.put({ident(1): payload(1)})
-        assert raw.get([ident(1)]) == [payload(1)]
+        raw.put({block_id(1): payload(1)})
+        assert raw.get([block_id(1)]) == [payload(1)]
         raw.send(wire.pack(wire.Op.DONE))
         wait_for(lambda: node.status()["admission"]["reads"]["granted_bytes"] == 0, "nothing is under way")
     status = node.status()["admission"]

@@ -12,10 +12,10 @@ from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import IndexFullError, NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
-from kvpool_sidecar.index.registration import Announcer
-from kvpool_sidecar.index.resolver import PeerDirectory
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.index.registration import IndexRegistration
+from kvpool_sidecar.index.resolver import BlockResolver
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
 
@@ -74,7 +74,7 @@ def announcer(index, store):
     made = []
 
     def make(**kw):
-        one = Announcer(index, A, store, **{"scanned": lambda: True, "lease_s": 0.3, **kw})
+        one = IndexRegistration(index, A, store, **{"scanned": lambda: True, "lease_s": 0.3, **kw})
         made.append(one)
         one.start()
         return one
@@ -218,7 +218,7 @@ def test_a_node_whose_number_was_taken_gets_another_and_announces_again(index, s
 
 
 def test_a_stopped_node_is_not_asked_any_more(index, store):
-    one = Announcer(index, A, store, scanned=lambda: True, lease_s=5)
+    one = IndexRegistration(index, A, store, scanned=lambda: True, lease_s=5)
     one.start()
     wait_for(lambda: one.status().connected, "connected")
     assert index.nodes([one.number])
@@ -243,9 +243,9 @@ def clock():
 
 @pytest.fixture
 def directory(index, clock):
-    guard = Guard("index", 2, 8, Breaker(3, 60, time.monotonic))
+    guard = Bulkhead("index", 2, 8, CircuitBreaker(3, 60, time.monotonic))
     index._clock = clock
-    return PeerDirectory(index, guard, lambda: 9, lease_s=5, clock=clock)
+    return BlockResolver(index, guard, lambda: 9, lease_s=5, clock=clock)
 
 
 def test_a_living_peer_is_found_and_remembered(index, directory):
@@ -283,7 +283,7 @@ def test_a_peer_that_leaves_is_asked_only_if_nobody_else_has_the_block(index, di
 
 
 def test_a_node_that_is_drained_says_so_at_once_and_takes_it_back(index, store):
-    announcer = Announcer(index, A, store, scanned=lambda: True, lease_s=300)
+    announcer = IndexRegistration(index, A, store, scanned=lambda: True, lease_s=300)
     announcer.start()
     assert announcer.leave_soon(leaving=True, timeout_s=10)
     assert [node.leaving for node in index.members()] == [True]
@@ -359,8 +359,8 @@ def test_while_the_index_is_away_what_is_remembered_is_used_and_the_rest_is_a_mi
 
 
 def test_a_slow_index_costs_its_own_timeout_and_not_the_callers(index):
-    guard = Guard("index", 2, 8, Breaker(3, 60, time.monotonic))
-    peers = PeerDirectory(index, guard, lambda: 9, lease_s=5, lookup_s=0.05)
+    guard = Bulkhead("index", 2, 8, CircuitBreaker(3, 60, time.monotonic))
+    peers = BlockResolver(index, guard, lambda: 9, lease_s=5, lookup_s=0.05)
     index.ask = lambda keys, numbers: time.sleep(1)
     started = time.monotonic()
     assert peers.locate([key(1)], 30) == [None]

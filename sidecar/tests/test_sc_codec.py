@@ -16,16 +16,16 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sc_nodes import MIB, wait_for
-from sc_raw import ident as raw_ident
+from sc_raw import block_id as raw_block_id
 from test_sc_store import FileContract
 
 from kvpool import config
 from kvpool.errors import CorruptBlockError
 from kvpool.protocol import block, wire
 from kvpool_sidecar.blocks import compression as codec
-from kvpool_sidecar.storage.local.drive import Root
+from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.storage.shared.compressed import PackedStore
+from kvpool_sidecar.storage.shared.compressed import CompressedStore
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import header, key, payload, put, read
@@ -226,7 +226,7 @@ class NotPacked(FileContract):
     def store(self, tmp_path):
         self.directory = tmp_path
         keep = MemoryStore(32 << 20)
-        store = PackedStore(SharedStore(str(tmp_path), pool_uid="u"), keep, codec=self.codec, max_payload=16 * MIB)
+        store = CompressedStore(SharedStore(str(tmp_path), pool_uid="u"), keep, codec=self.codec, max_payload=16 * MIB)
         yield store
         store.close()
         keep.close()
@@ -282,16 +282,16 @@ class Tiers:
     def __init__(self, directory) -> None:
         self.directory = directory / "shared"
         self.shared = SharedStore(str(self.directory), pool_uid="u")
-        self.local = Root("nvme", str(directory / "nvme"), quota.Limits(64 * MIB, 85, 75, 1000), pool_uid="u")
+        self.local = Drive("nvme", str(directory / "nvme"), quota.CapacityLimits(64 * MIB, 85, 75, 1000), pool_uid="u")
         self.local.scan()
         self.kept: list[tuple[bytes, int]] = []
         self.counts: dict[str, int] = {}
 
-    def packed(self, which: int, **kw) -> PackedStore:
+    def packed(self, which: int, **kw) -> CompressedStore:
         def count(what: str, n: int) -> None:
             self.counts[what] = self.counts.get(what, 0) + n
 
-        return PackedStore(
+        return CompressedStore(
             self.shared, self.local, codec=which, count=count,
             **{"max_payload": 16 * MIB, "kept": lambda k, n: self.kept.append((k, n)), **kw},
         )  # fmt: skip
@@ -395,9 +395,9 @@ def test_a_block_larger_than_the_pool_allows_is_not_decompressed(tiers):
 
 def test_without_room_in_the_local_tier_a_compressed_block_is_a_miss(tiers, tmp_path):
     put(tiers.packed(block.CODEC_ZSTD), 1, 4 * MIB)
-    small = Root("small", str(tmp_path / "small"), quota.Limits(MIB, 85, 75, 1000), pool_uid="u")
+    small = Drive("small", str(tmp_path / "small"), quota.CapacityLimits(MIB, 85, 75, 1000), pool_uid="u")
     small.scan()
-    store = PackedStore(tiers.shared, small, codec=block.CODEC_NONE, max_payload=16 * MIB)
+    store = CompressedStore(tiers.shared, small, codec=block.CODEC_NONE, max_payload=16 * MIB)
     assert store.open(key(1)) is None
     assert store.has(key(1))  # it is not at fault
     small.close()
@@ -434,7 +434,7 @@ def test_a_client_cannot_store_a_compressed_block(tiers):
 def test_blocks_are_compressed_on_their_way_to_the_shared_tier(cluster, name):
     c = cluster(shared=True, index=False)
     a = c.node("a", cache=config.CacheConfig(compression=name))
-    data = {raw_ident(n): bytes([n]) * MIB for n in range(4)}
+    data = {raw_block_id(n): bytes([n]) * MIB for n in range(4)}
     with a.connect() as raw:
         assert set(raw.put(data)) == {wire.CommitStatus.STORED}
     wait_for(lambda: a.status()["shared"]["copies"].get("copied", 0) == 4, "copied")

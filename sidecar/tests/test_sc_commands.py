@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from sc_nodes import MIB, Cluster, Node, wait_for
-from sc_raw import Raw, ident, payload
+from sc_raw import Raw, block_id, payload
 
 from kvpool import config
 from kvpool.protocol import wire
@@ -109,7 +109,7 @@ def test_an_address_that_is_taken_is_told(tmp_path):
         second.process = None
         assert "in use" in second.log.read_text()
         with first.connect() as raw:
-            raw.lookup([ident(1)])
+            raw.lookup([block_id(1)])
 
 
 def test_a_foreign_directory_is_refused_by_the_server(tmp_path):
@@ -197,7 +197,7 @@ def test_wipe_removes_this_pools_blocks_and_nothing_else(tmp_path, pool):
     with Cluster(tmp_path, index=False, shared=True) as cluster:
         a = cluster.node("a")
         with a.connect() as raw:
-            raw.put({ident(n): payload(n) for n in range(5)})
+            raw.put({block_id(n): payload(n) for n in range(5)})
         wait_for(lambda: a.status()["shared"]["copies"].get("copied") == 5, "copied")
         (a.nvme / "note").write_text("not ours")
         a.stop()
@@ -367,8 +367,8 @@ def test_what_readers_get_cannot_be_made_writable_even_by_root_where_the_second_
         node.ready()
         assert "not mounted read-only" not in node.log.read_text()
         with node.connect() as raw:
-            raw.put({ident(1): payload(1)})
-            (entry,) = raw.open([ident(1)])
+            raw.put({block_id(1): payload(1)})
+            (entry,) = raw.open([block_id(1)])
             for flags in (os.O_RDWR, os.O_WRONLY):
                 with pytest.raises(OSError, match="Read-only") as e:
                     os.open(f"/proc/self/fd/{entry.fd}", flags)
@@ -396,8 +396,8 @@ def test_status_metrics_and_health_say_what_happened_and_name_no_tenant(tmp_path
         a = cluster.node("a", tenants=("a-very-secret-tenant",), generation=7)
         assert a.get("/healthz") == b"ok\n"
         with a.connect("a-very-secret-tenant") as raw:
-            raw.put({ident(n): payload(n) for n in range(3)})
-            raw.get([ident(0), ident(1), ident(9)])
+            raw.put({block_id(n): payload(n) for n in range(3)})
+            raw.get([block_id(0), block_id(1), block_id(9)])
             raw.ask(wire.Op.REPORT, wire.pack_json({"hits": {"local": 2}, "bytes": {"local": 9}, "misses": {"x": 1}}))
             wait_for(lambda: a.status()["shared"]["copies"].get("copied") == 3, "copied")
             status = a.status()

@@ -14,11 +14,11 @@ from sc_nodes import MIB, wait_for
 from kvpool.errors import ProtocolError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.blocks.popularity import Hot
+from kvpool_sidecar.blocks.popularity import PopularBlock
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.peers.migration import Room, ask_adopt, ask_room
-from kvpool_sidecar.replication.drain_source import Move, _choices, in_order
-from kvpool_sidecar.storage.local.drive import Root
+from kvpool_sidecar.peers.migration import Headroom, ask_adopt, ask_room
+from kvpool_sidecar.replication.drain_source import Migration, _choices, in_order
+from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import key, put
@@ -31,7 +31,7 @@ A, B, C = (NodeInfo(name, "127.0.0.1", n, 1) for n, name in enumerate("abc", 1))
 
 def test_what_lookups_found_most_goes_first_then_what_was_used_last():
     used = [(key(n), SIZE, idle) for n, idle in ((1, 500.0), (2, 10.0), (3, 12.0), (4, 70.0), (5, 11.0))]
-    hot = [Hot(key(4), 9, None), Hot(key(9), 8, None), Hot(key(1), 1, None)]
+    hot = [PopularBlock(key(4), 9, None), PopularBlock(key(9), 8, None), PopularBlock(key(1), 1, None)]
     # 9 is not here; 3, 5 and 2 were used within one minute, and 3 first: a prompt is stored from its root on
     assert [move.key for move in in_order(hot, used)] == [key(4), key(1), key(3), key(5), key(2)]
 
@@ -40,7 +40,7 @@ def test_what_lookups_found_most_goes_first_then_what_was_used_last():
     st.lists(st.tuples(st.integers(0, 50), st.floats(0, 1e4)), unique_by=lambda t: t[0]), st.lists(st.integers(0, 50))
 )
 def test_each_block_that_is_here_is_moved_once(used, hot):
-    hot = [Hot(key(n), 1.0, None) for n in dict.fromkeys(hot)]
+    hot = [PopularBlock(key(n), 1.0, None) for n in dict.fromkeys(hot)]
     moves = in_order(hot, [(key(n), SIZE, idle) for n, idle in used])
     assert sorted(move.key for move in moves) == sorted(key(n) for n, _ in used)
 
@@ -49,10 +49,13 @@ def test_each_block_that_is_here_is_moved_once(used, hot):
 
 
 def test_who_has_room_is_asked_first_and_who_is_colder_then():
-    rooms = {A: Room(0, 50.0, False), B: Room(2 * SIZE, 0.0, False), C: Room(0, 5.0, False)}
-    assert _choices(rooms, Move(key(1), SIZE, 20.0)) == [(B, False), (A, True)]  # c's blocks are hotter than this one
-    assert _choices(rooms, Move(key(1), SIZE, 1.0)) == [(B, False), (A, True), (C, True)]
-    assert _choices(rooms, Move(key(1), 4 * SIZE, 60.0)) == []
+    rooms = {A: Headroom(0, 50.0, False), B: Headroom(2 * SIZE, 0.0, False), C: Headroom(0, 5.0, False)}
+    assert _choices(rooms, Migration(key(1), SIZE, 20.0)) == [
+        (B, False),
+        (A, True),
+    ]  # c's blocks are hotter than this one
+    assert _choices(rooms, Migration(key(1), SIZE, 1.0)) == [(B, False), (A, True), (C, True)]
+    assert _choices(rooms, Migration(key(1), 4 * SIZE, 60.0)) == []
 
 
 @given(st.integers(0, 1 << 60), st.floats(0, 1e9), st.booleans())
@@ -62,13 +65,14 @@ def test_a_room_survives_the_wire(spare, idle, leaving):
             assert (op, len(keys[0])) == (wire.Op.ROOM, 32)
 
         def small_answer(self, limit, deadline):
-            return Room(spare, idle, leaving).pack()
+            return Headroom(spare, idle, leaving).pack()
 
-    assert ask_room(Link(), 0) == Room(spare, idle, leaving)
+    assert ask_room(Link(), 0) == Headroom(spare, idle, leaving)
 
 
 @pytest.mark.parametrize(
-    "body", [None, b"", b"x", bytes(23), bytes(25), Room(1, math.nan, False).pack(), Room(1, -1.0, False).pack()]
+    "body",
+    [None, b"", b"x", bytes(23), bytes(25), Headroom(1, math.nan, False).pack(), Headroom(1, -1.0, False).pack()],
 )
 def test_a_hostile_answer_is_a_protocol_error(body):
     class Link:
@@ -93,8 +97,8 @@ def drive(tmp_path):
     made = []
 
     def make(capacity: int = 64 * MIB, clock=None) -> LocalStore:
-        limits = quota.Limits(capacity, 85, 75, 1000)
-        root = Root("nvme", str(tmp_path / f"r{len(made)}"), limits, pool_uid="u", clock=clock)
+        limits = quota.CapacityLimits(capacity, 85, 75, 1000)
+        root = Drive("nvme", str(tmp_path / f"r{len(made)}"), limits, pool_uid="u", clock=clock)
         root.scan()
         made.append(LocalStore([root]))
         return made[-1]

@@ -36,7 +36,7 @@ def name(n: int) -> block.EngineName:
 
 def header(n: int, tag: bytes = b"a" * 16, **changes) -> block.BlockHeader:
     made = block.BlockHeader(
-        key(n), keys.ident(FINGERPRINT, name(n).hash, bytes(4)), FINGERPRINT, tag, 10, bytes(16), 1
+        key(n), keys.block_id(FINGERPRINT, name(n).hash, bytes(4)), FINGERPRINT, tag, 10, bytes(16), 1
     )
     return replace(made, name=name(n), **changes)
 
@@ -153,7 +153,7 @@ def test_shared_blocks_are_looked_at_in_turn():
     assert all(len(some) == 3 for some in looked)
 
 
-@pytest.mark.parametrize("wrong", [{"ident": bytes(32)}, {"fingerprint": b"g" * 32}])
+@pytest.mark.parametrize("wrong", [{"block_id": bytes(32)}, {"fingerprint": b"g" * 32}])
 def test_a_false_name_is_not_told(wrong):
     feed, stats = known_feed()
     feed.stored(key(1), replace(header(1), **wrong))

@@ -37,8 +37,8 @@ def store(node, chain: list[bytes], tenant: str = "team-a", size: int = SIZE) ->
     client = Client(config.ClientConfig(socket=str(node.sockets[tenant])), fingerprint=FINGERPRINT)
     try:
         assert client.wait_connected(10)
-        idents = [keys.ident(FINGERPRINT, h, GROUP) for h in chain]
-        results = client.put_from(idents, [h * (size // 32) for h in chain], names=named(chain))
+        block_ids = [keys.block_id(FINGERPRINT, h, GROUP) for h in chain]
+        results = client.put_from(block_ids, [h * (size // 32) for h in chain], names=named(chain))
         assert all(r.ok for r in results), results
     finally:
         client.close()
@@ -229,10 +229,10 @@ def test_a_name_that_is_not_the_blocks_is_not_told(node):
     other = hashes("true", 1)
     before = node.status()["stored"].get("blocks", 0)
     with node.connect() as raw:
-        ident = keys.ident(FINGERPRINT, chain[0], GROUP)
+        block_id = keys.block_id(FINGERPRINT, chain[0], GROUP)
         data = b"x" * 4096
-        ((_, token, key, fd),) = raw.begin([(ident, len(data))])
-        made = replace(header(ident, key, data, raw.server.tenant_tag), name=named(other)[0])
+        ((_, token, key, fd),) = raw.begin([(block_id, len(data))])
+        made = replace(header(block_id, key, data, raw.server.tenant_tag), name=named(other)[0])
         write_block(fd, made, data)
         assert raw.commit([token]) == [wire.CommitStatus.STORED]
     store(node, hashes("after", 1))
@@ -256,7 +256,7 @@ def test_after_a_restart_everything_is_told_again(cluster):
         seen = indexer.next["b"]
         gone = node.files()
         node.stop()
-        kept = keys.key(SECRET.strip(), "team-a", keys.ident(FINGERPRINT, chain[4], GROUP)).hex()
+        kept = keys.key(SECRET.strip(), "team-a", keys.block_id(FINGERPRINT, chain[4], GROUP)).hex()
         (lost,) = [f for f in gone if f.name == kept]
         lost.unlink()
         node.start()
@@ -283,7 +283,7 @@ def test_what_is_evicted_is_told(cluster):
 
     def as_it_is() -> bool:
         with node.connect() as raw:
-            tiers = raw.lookup([keys.ident(FINGERPRINT, h, GROUP) for h in every], flags=wire.Flag.EVERY)
+            tiers = raw.lookup([keys.block_id(FINGERPRINT, h, GROUP) for h in every], flags=wire.Flag.EVERY)
         there = {h for h, tier in zip(every, tiers, strict=True) if tier == wire.Tier.LOCAL}
         assert len(there) < len(every)
         return holds(node, there)
@@ -299,16 +299,16 @@ def test_copies_on_the_shared_tier_are_told_until_they_go(tmp_path):
         store(node, chain)
         wait_for(lambda: holds(node, set(chain), "REMOTE"), "copies are told")
         assert ask(node, question(chain))[1]["shared"] == 3
-        idents = [keys.ident(FINGERPRINT, h, GROUP) for h in chain]
+        block_ids = [keys.block_id(FINGERPRINT, h, GROUP) for h in chain]
         copies = {f.name: f for f in cluster.shared.rglob("*") if f.is_file() and len(f.name) == 64}
         for f in node.files():
             f.unlink()
         with node.connect() as raw:
-            assert None not in raw.get(idents)  # from the shared tier: they are nowhere but there now
+            assert None not in raw.get(block_ids)  # from the shared tier: they are nowhere but there now
             wait_for(lambda: holds(node, set()) and holds(node, set(chain), "REMOTE"), "what vanished is told")
-            for ident in idents[:2]:
-                copies[keys.key(SECRET.strip(), "team-a", ident).hex()].unlink()
-            assert raw.get(idents[:1]) == [None]
+            for block_id in block_ids[:2]:
+                copies[keys.key(SECRET.strip(), "team-a", block_id).hex()].unlink()
+            assert raw.get(block_ids[:1]) == [None]
         wait_for(lambda: holds(node, {chain[2]}, "REMOTE"), "what a reader missed is told, and what nobody asked for")
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.eviction import SAVE_EVERY_S, Entry, PrefixAware
-from kvpool_sidecar.eviction.prefix_aware import Hints
-from kvpool_sidecar.eviction.reuse_model import Ages
+from kvpool_sidecar.eviction.prefix_aware import SequenceHints
+from kvpool_sidecar.eviction.reuse_model import ReuseModel
 from kvpool_sidecar.testing.blocks import key
 
 CAPACITY = 1000
@@ -173,7 +173,7 @@ def test_a_made_up_circle_of_prompts_keeps_nothing_for_ever():
 
 
 def test_what_one_tenant_asks_does_not_push_out_what_another_told():
-    hints = Hints(per_tenant=10, tenants=4)
+    hints = SequenceHints(per_tenant=10, tenants=4)
     hints.add(b"quiet", key(1), key(0), 1)
     for n in range(1000):
         hints.add(b"loud", key(n), key(n + 1), 2)
@@ -188,7 +188,7 @@ def test_what_one_tenant_asks_does_not_push_out_what_another_told():
 
 def test_ages_are_learned():
     """Blocks that come back after 100 steps and those that never do: at age 90 the former are the better kept."""
-    ages = Ages(1 << 11)
+    ages = ReuseModel(1 << 11)
     for n in range(6000):
         ages.clock += 1
         ages.seen(key(n), 0)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sc_nodes import MIB, Cluster, wait_for
-from sc_raw import GoneError, exactly, header, ident, payload, write_block
+from sc_raw import GoneError, block_id, exactly, header, payload, write_block
 
 from kvpool import config
 from kvpool.errors import CorruptBlockError
@@ -24,11 +24,11 @@ Commit, Tier = wire.CommitStatus, wire.Tier
 
 
 def blocks(first: int, count: int, size: int = 64 * 1024) -> dict[bytes, bytes]:
-    return {ident(n): payload(n, size) for n in range(first, first + count)}
+    return {block_id(n): payload(n, size) for n in range(first, first + count)}
 
 
 def files_of(node, raw, names, below="blocks"):
-    """The files of some blocks, by ident."""
+    """The files of some blocks, by block id."""
     keys = {}
     for name, entry in zip(names, raw.open(names), strict=True):
         os.close(entry.fd)
@@ -123,7 +123,7 @@ def test_the_longest_prefix_is_found_over_all_tiers(pair):
         raw_b.put({n: items[n] for n in names[20:50]})
         a.wait_announced()
         b.wait_announced()
-        assert raw_a.lookup([*names, ident(fresh())]) == [Tier.LOCAL] * 30 + [Tier.PEER] * 20 + [0] * 11
+        assert raw_a.lookup([*names, block_id(fresh())]) == [Tier.LOCAL] * 30 + [Tier.PEER] * 20 + [0] * 11
         assert raw_b.lookup(names) == [Tier.PEER] * 20 + [Tier.LOCAL] * 30 + [0] * 10
         assert raw_a.get(names[:50]) == [items[n] for n in names[:50]]
 
@@ -177,20 +177,20 @@ def solid(tmp_path_factory):
 def test_any_flipped_byte_is_a_miss_and_the_block_is_quarantined(solid, offset, byte):
     n = fresh()
     with solid.connect() as raw:
-        raw.put({ident(n): payload(n, 5000)})
-        (file,) = files_of(solid, raw, [ident(n)]).values()
+        raw.put({block_id(n): payload(n, 5000)})
+        (file,) = files_of(solid, raw, [block_id(n)]).values()
         before = file.read_bytes()
         change(file, offset, byte)
         if file.read_bytes() == before:
-            assert raw.get([ident(n)]) == [payload(n, 5000)]
+            assert raw.get([block_id(n)]) == [payload(n, 5000)]
             return
         with pytest.raises(CorruptBlockError):
-            raw.get([ident(n)])
-        raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [ident(n).hex()]}))
-        wait_for(lambda: raw.lookup([ident(n)]) == [0], "taken out of service")
+            raw.get([block_id(n)])
+        raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [block_id(n).hex()]}))
+        wait_for(lambda: raw.lookup([block_id(n)]) == [0], "taken out of service")
         wait_for(lambda: not file.exists(), "moved away")
-        assert raw.put({ident(n): payload(n, 5000)}) == [Commit.STORED]
-        assert raw.get([ident(n)]) == [payload(n, 5000)]
+        assert raw.put({block_id(n): payload(n, 5000)}) == [Commit.STORED]
+        assert raw.get([block_id(n)]) == [payload(n, 5000)]
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -198,15 +198,15 @@ def test_any_flipped_byte_is_a_miss_and_the_block_is_quarantined(solid, offset, 
 def test_a_block_truncated_anywhere_is_a_miss(solid, size):
     n = fresh()
     with solid.connect() as raw:
-        raw.put({ident(n): payload(n, 5000)})
-        (file,) = files_of(solid, raw, [ident(n)]).values()
+        raw.put({block_id(n): payload(n, 5000)})
+        (file,) = files_of(solid, raw, [block_id(n)]).values()
         file.chmod(0o600)
         os.truncate(file, size)
         try:
-            assert raw.get([ident(n)]) == [None]
+            assert raw.get([block_id(n)]) == [None]
         except CorruptBlockError:
-            raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [ident(n).hex()]}))
-        wait_for(lambda: raw.lookup([ident(n)]) == [0], "taken out of service")
+            raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [block_id(n).hex()]}))
+        wait_for(lambda: raw.lookup([block_id(n)]) == [0], "taken out of service")
 
 
 def test_a_corrupt_block_of_a_peer_is_quarantined_there_and_not_asked_for_again(pair):
@@ -282,7 +282,7 @@ def test_a_sidecar_killed_while_it_is_written_to_has_whole_blocks_only(cluster):
             numbers = sorted(stored)
             for at in range(0, len(numbers), 64):
                 some = numbers[at : at + 64]
-                assert raw.get([ident(n) for n in some]) == [payload(n, 20_000) for n in some]
+                assert raw.get([block_id(n) for n in some]) == [payload(n, 20_000) for n in some]
         assert a.status()["blocks"] >= len(stored) > 0
 
 
@@ -375,7 +375,7 @@ def test_while_redis_stands_still_a_lookup_ends_by_its_deadline(pair):
         try:
             for n in range(6):
                 started = time.monotonic()
-                assert raw.lookup([*blocks(n0, 5), ident(n0 + 500 + n)], ms=100) == [Tier.LOCAL] * 5 + [0]
+                assert raw.lookup([*blocks(n0, 5), block_id(n0 + 500 + n)], ms=100) == [Tier.LOCAL] * 5 + [0]
                 assert time.monotonic() - started < 0.6
         finally:
             c.index.send(signal.SIGCONT)
@@ -552,7 +552,7 @@ def test_a_full_node_evicts_what_was_not_used_and_stays_within_its_capacity(clus
         wait_for(lambda: a.status()["used_bytes"] <= 15 * MIB, "down to the low watermark")
         a.wait_announced()
         assert raw.get(list(hot)) == list(hot.values())
-        wait_for(lambda: other.lookup([ident(10)]) == [0], "evicted blocks leave the index")
+        wait_for(lambda: other.lookup([block_id(10)]) == [0], "evicted blocks leave the index")
         assert other.lookup(list(hot)) == [Tier.PEER] * 3
 
 
@@ -560,7 +560,7 @@ def test_writers_that_never_commit_cost_others_nothing_for_long(cluster):
     c = cluster(index=False)
     a = c.node("a", local=(config.LocalTier("nvme", str(c.directory / "a/nvme"), 32 * MIB, reserve_free_percent=0),))
     with a.connect("team-a") as hoarder, a.connect("team-b") as other:
-        kept = [fd for *_, fd in hoarder.begin([(ident(n), MIB) for n in range(30)]) if fd >= 0]
+        kept = [fd for *_, fd in hoarder.begin([(block_id(n), MIB) for n in range(30)]) if fd >= 0]
         assert len(kept) == 7  # a quarter of the capacity
         assert other.put(blocks(100, 7, MIB)) == [Commit.STORED] * 7
         hoarder.close()
@@ -572,9 +572,9 @@ def test_writers_that_never_commit_cost_others_nothing_for_long(cluster):
 def test_a_commit_that_comes_after_anothers_is_told_that_the_block_is_there(cluster):
     a = cluster(index=False).node("a")
     with a.connect() as slow:
-        ((_, token, key, fd),) = slow.begin([(ident(1), 5000)])
+        ((_, token, key, fd),) = slow.begin([(block_id(1), 5000)])
         with a.connect() as quick:
             assert quick.put(blocks(1, 1, 5000)) == [Commit.STORED]
-        write_block(fd, header(ident(1), key, payload(1, 5000), slow.server.tenant_tag), payload(1, 5000))
+        write_block(fd, header(block_id(1), key, payload(1, 5000), slow.server.tenant_tag), payload(1, 5000))
         assert slow.commit([token]) == [Commit.HAVE]
-        assert slow.get([ident(1)]) == [payload(1, 5000)]
+        assert slow.get([block_id(1)]) == [payload(1, 5000)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sc_nodes import MIB, wait_for
-from sc_raw import GoneError, ident, payload
+from sc_raw import GoneError, block_id, payload
 
 from kvpool import config
 from kvpool.protocol import wire
@@ -42,7 +42,7 @@ class Writers:
             with node.connect() as raw:
                 while True:
                     self.attempts += 1
-                    if raw.put({ident(n): payload(n, 30_000)}) == [Commit.STORED]:
+                    if raw.put({block_id(n): payload(n, 30_000)}) == [Commit.STORED]:
                         self.stored.add(n)
                     n += 1
         except (GoneError, OSError, AssertionError):
@@ -75,9 +75,9 @@ def test_a_sidecar_killed_again_and_again_during_writes_keeps_whole_blocks_and_n
         with node.connect() as raw:
             for at in range(0, len(names), 64):
                 some = names[at : at + 64]
-                assert raw.get([ident(n) for n in some]) == [payload(n, 30_000) for n in some]
+                assert raw.get([block_id(n) for n in some]) == [payload(n, 30_000) for n in some]
             # every file that is there, told to a client as stored or not, is whole
-            raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [ident(n).hex() for n in names[:64]]}))
+            raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [block_id(n).hex() for n in names[:64]]}))
         looked_at = f'kvpool_sidecar_reports_total{{result="checked"}} {len(names[:64])}'.encode()
         if names:
             wait_for(lambda line=looked_at: line in node.get("/metrics"), "the sidecar has looked at them")
@@ -100,14 +100,14 @@ def test_random_steps_over_real_sidecars_give_what_the_model_says_or_a_miss(clus
         some = {n: model.get((tenant, n), data) for n, data in some.items()}
         model.update({(tenant, n): data for n, data in some.items()})
         with node.connect(tenant) as raw:
-            statuses = raw.put({ident(n): data for n, data in some.items()})
+            statuses = raw.put({block_id(n): data for n, data in some.items()})
         assert set(statuses) <= {Commit.STORED, Commit.HAVE, -1}
 
     def get(node, tenant: str) -> None:
         numbers = sorted({rng.randrange(310) for _ in range(8)})
         with node.connect(tenant) as raw:
-            raw.lookup([ident(n) for n in numbers], flags=wire.Flag.EVERY)
-            for n, entry in zip(numbers, raw.open([ident(n) for n in numbers]), strict=True):
+            raw.lookup([block_id(n) for n in numbers], flags=wire.Flag.EVERY)
+            for n, entry in zip(numbers, raw.open([block_id(n) for n in numbers]), strict=True):
                 data = raw.read(entry)
                 seen["miss" if data is None else "hit"] += 1
                 assert data is None or (tenant, n) in model, "a block that was never stored"
@@ -158,19 +158,19 @@ def test_a_drive_without_space_evicts_or_refuses_reads_on_and_recovers(cluster, 
     try:
         tier = config.LocalTier("nvme", str(mount / "tier"), 64 * MIB, reserve_free_percent=0)
         node = c.node("a", local=(tier,))
-        items = {ident(n): payload(n, MIB) for n in range(4)}
+        items = {block_id(n): payload(n, MIB) for n in range(4)}
         with node.connect() as raw:
             assert raw.put(items) == [Commit.STORED] * 4
             filler = mount / "filler"
             fill(filler)
-            more = {ident(n): payload(n, MIB) for n in range(100, 116)}
+            more = {block_id(n): payload(n, MIB) for n in range(100, 116)}
             outcomes = raw.put(more)
             assert set(outcomes) <= {Commit.STORED, -1}  # evicted for it, or refused
             kept = [data for data in raw.get([*items, *more]) if data is not None]
             assert kept
             assert set(kept) <= {*items.values(), *more.values()}
             filler.unlink()
-            late = {ident(n): payload(n, MIB) for n in range(200, 203)}
+            late = {block_id(n): payload(n, MIB) for n in range(200, 203)}
             wait_for(lambda: set(raw.put(late)) <= {Commit.STORED, Commit.HAVE}, "it stores again")
             assert raw.get(list(late)) == list(late.values())
         wait_for(lambda: unsettled(node.status()) == [], "quiet, and the drive is used")

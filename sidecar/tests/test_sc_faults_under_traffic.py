@@ -17,7 +17,7 @@ from kvpool.client import Client
 from kvpool.protocol import block
 from kvpool_sidecar.testing.history import History, Stalls
 from kvpool_sidecar.testing.residue import exceeded, residue, stray_files, unsettled
-from kvpool_sidecar.testing.traffic import Mix, Traffic, ident_of, payload_of
+from kvpool_sidecar.testing.traffic import Mix, Traffic, block_id_of, payload_of
 
 MIX = Mix(block_bytes=48 << 10, universe=120, reads=0.8, pause_s=0.01, prefill_s=0.01)
 DEADLINES = config.Deadlines(
@@ -28,9 +28,9 @@ DEADLINES = config.Deadlines(
 FEW = 20
 TENANTS = ("team-a", "team-b")
 SUMS = [
-    (tenant, ident, block.checksum(payload_of(tenant, ident, MIX.block_bytes)))
+    (tenant, block_id, block.checksum(payload_of(tenant, block_id, MIX.block_bytes)))
     for tenant in TENANTS
-    for ident in (ident_of(FINGERPRINT, n) for n in range(MIX.universe))
+    for block_id in (block_id_of(FINGERPRINT, n) for n in range(MIX.universe))
 ]
 
 
@@ -49,8 +49,8 @@ def two_nodes(tmp_path_factory):
 def fresh_history(stalls) -> History:
     """Any block of the mix may be there already, of the test before."""
     history = History(stalls)
-    for tenant, ident, payload_sum in SUMS:
-        history.will_store(tenant, ident, payload_sum)
+    for tenant, block_id, payload_sum in SUMS:
+        history.will_store(tenant, block_id, payload_sum)
     return history
 
 
@@ -72,7 +72,7 @@ def serves_again(cluster, history: History, number: int) -> None:
                 ends.callback(client.close)
                 assert client.wait_connected(15)
             for place, (here, there) in enumerate((clients, clients[::-1])):
-                name = ident_of(FINGERPRINT, 1_000_000 + number * 10 + place)
+                name = block_id_of(FINGERPRINT, 1_000_000 + number * 10 + place)
                 data = payload_of(tenant, name, MIX.block_bytes)
                 history.client(here, tenant).put_from([name], [data])
                 buffer = bytearray(MIX.block_bytes)
@@ -138,12 +138,12 @@ def size_of(node) -> int:
 
 
 def ask_for_all(node) -> None:
-    names = {tenant: [ident for who, ident, _ in SUMS if who == tenant] for tenant in TENANTS}
-    for tenant, idents in names.items():
+    names = {tenant: [block_id for who, block_id, _ in SUMS if who == tenant] for tenant in TENANTS}
+    for tenant, block_ids in names.items():
         client = connect(node, tenant)
         assert client.wait_connected(15)
-        for ident in idents:
-            client.get_into([ident], [bytearray(MIX.block_bytes)])
+        for block_id in block_ids:
+            client.get_into([block_id], [bytearray(MIX.block_bytes)])
         client.close()
 
 

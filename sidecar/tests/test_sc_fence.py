@@ -9,7 +9,7 @@ import threading
 import pytest
 from sc_nodes import wait_for
 
-from kvpool_sidecar.storage.local.health import Fence
+from kvpool_sidecar.storage.local.health import DriveHealth
 
 EIO = OSError(errno.EIO, "Input/output error")
 
@@ -44,7 +44,7 @@ def clock():
 
 @pytest.fixture
 def fence(canary, clock):
-    return Fence("nvme", canary, strikes=3, window_s=10, hung_s=5, retry_s=1, clock=clock)
+    return DriveHealth("nvme", canary, strikes=3, window_s=10, hung_s=5, retry_s=1, clock=clock)
 
 
 def settle(fence, canary, sent):

@@ -37,7 +37,7 @@ def client(node, facts) -> tuple[Client, bytes]:
     settings = config.ClientConfig(socket=str(node.sockets["team-a"]), deadlines=DEADLINES)
     one = Client(settings, fingerprint=fingerprint, facts=facts)
     assert one.wait_connected(10)
-    return one, keys.ident(fingerprint, HASH)
+    return one, keys.block_id(fingerprint, HASH)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from kvpool import config
 from kvpool.client import Client
 from kvpool_sidecar.testing.history import History, Stalls
 from kvpool_sidecar.testing.residue import unsettled
-from kvpool_sidecar.testing.traffic import ident_of, payload_of
+from kvpool_sidecar.testing.traffic import block_id_of, payload_of
 
 SIZE = 100_000
 BLOCKS = 24
@@ -31,7 +31,7 @@ def nodes(tmp_path_factory):
 
 @pytest.mark.parametrize("connections", [1, 4])
 def test_calls_that_are_given_up_at_random_never_get_each_others_answers(nodes, connections):
-    names = [ident_of(FINGERPRINT, n) for n in range(BLOCKS)]
+    names = [block_id_of(FINGERPRINT, n) for n in range(BLOCKS)]
     with Stalls() as stalls, contextlib.ExitStack() as ends:
         history = History(stalls)
         clients = []

@@ -14,7 +14,7 @@ import time
 
 import pytest
 from sc_nodes import HTTP_PORT, MIB, Cluster, wait_for
-from sc_raw import FINGERPRINT, GoneError, ident, payload
+from sc_raw import FINGERPRINT, GoneError, block_id, payload
 
 from kvpool.protocol import wire
 from kvpool_sidecar.testing.residue import residue, unsettled
@@ -49,11 +49,11 @@ def unharmed(node):
     before = residue(node.process.pid)
     n = random.randrange(1 << 60)
     with node.connect() as raw:
-        raw.put({ident(n): payload(n)})
+        raw.put({block_id(n): payload(n)})
     yield node
     assert node.running
     with node.connect() as raw:
-        assert raw.get([ident(n)]) == [payload(n)]
+        assert raw.get([block_id(n)]) == [payload(n)]
 
     def settled() -> bool:
         now = residue(node.process.pid)

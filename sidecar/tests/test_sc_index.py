@@ -18,8 +18,8 @@ from kvpool_sidecar.index.base import IndexFullError, NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record, entry_name, pack, unpack
 from kvpool_sidecar.index.redis_index import RedisIndex
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.testing.index import A, B, IndexContract, key
 
 PASSWORD = "index password"
@@ -207,7 +207,7 @@ def test_an_answer_that_comes_late_leaves_the_connection_whole(server, empty, mo
     index = connect(server, timeout_s=30)
     index.warm(1)
     monkeypatch.setattr(redis.connection.Connection, "_connect", lambda self: pytest.fail("connected anew"))
-    guard = Guard("index", 1, 8, Breaker(100, 1, time.monotonic))
+    guard = Bulkhead("index", 1, 8, CircuitBreaker(100, 1, time.monotonic))
     server.send(signal.SIGSTOP)
     try:
         with pytest.raises(RetryableError):

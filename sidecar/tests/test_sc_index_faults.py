@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from sc_nodes import INDEX_PORT, Cluster, wait_for
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 from sc_redis import PASSWORD, Sentinels, Servers, TlsFront, plain
 
 import kvpool_sidecar
@@ -22,16 +22,16 @@ from kvpool.protocol import wire
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.redis_index import RedisIndex
-from kvpool_sidecar.index.resolver import PeerDirectory
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.index.resolver import BlockResolver
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.testing.index import A, B, key
 
 Commit, Tier = wire.CommitStatus, wire.Tier
 
 
 def blocks(first: int, count: int, size: int = 20_000) -> dict[bytes, bytes]:
-    return {ident(n): payload(n, size) for n in range(first, first + count)}
+    return {block_id(n): payload(n, size) for n in range(first, first + count)}
 
 
 def index_config(url: str, **kw) -> config.IndexConfig:
@@ -145,7 +145,7 @@ def test_fault_25_calls_that_time_out_or_are_given_up_never_get_anothers_answer(
         patient = RedisIndex(f"redis://{server.endpoint}/0")
         patient.announce([(key(n), Record(n % 60000 + 1, 1000 + n, 7)) for n in range(2000)])
         index = RedisIndex(f"redis://{server.endpoint}/0", timeout_s=0.05)
-        guard = Guard("index", 4, 64, Breaker(10**9, 1, time.monotonic))
+        guard = Bulkhead("index", 4, 64, CircuitBreaker(10**9, 1, time.monotonic))
         stop, wrong, counts = threading.Event(), [], {"answered": 0, "given up": 0}
 
         def ask(seed: int) -> None:
@@ -208,8 +208,8 @@ def test_fault_26_a_clock_that_jumps_expires_nothing_and_sticks_nothing(tmp_path
     with Servers(tmp_path) as servers:
         server = servers.make("server")
         index = RedisIndex(f"redis://{server.endpoint}/0", lease_s=30)
-        guard = Guard("index", 2, 8, Breaker(3, 0.2, time.monotonic))
-        directory = PeerDirectory(index, guard, lambda: 0, lease_s=30, lookup_s=10)
+        guard = Bulkhead("index", 2, 8, CircuitBreaker(3, 0.2, time.monotonic))
+        directory = BlockResolver(index, guard, lambda: 0, lease_s=30, lookup_s=10)
         a = index.join(A)
         epoch = index.renew(a, A)
         index.announce([(key(n), Record(a, 1000, A.generation)) for n in range(200)])
@@ -237,7 +237,9 @@ def test_fault_26_the_own_clock_of_a_node_that_was_suspended_ends_what_it_knew_o
     """Suspended for an hour, a node asks anew instead of trusting what it remembered."""
     clock = Clock()
     index = MemoryIndex(lease_s=15, clock=clock)
-    directory = PeerDirectory(index, Guard("index", 1, 8, Breaker(3, 1, clock)), lambda: 0, lease_s=15, clock=clock)
+    directory = BlockResolver(
+        index, Bulkhead("index", 1, 8, CircuitBreaker(3, 1, clock)), lambda: 0, lease_s=15, clock=clock
+    )
     b = index.join(B)
     index.announce([(key(1), Record(b, 1000, B.generation))])
     assert directory.locate([key(1)], 10)[0]

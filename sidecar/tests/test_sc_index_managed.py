@@ -10,7 +10,7 @@ import threading
 import pytest
 import redis
 from sc_nodes import INDEX_PORT, Cluster, Process, fresh_address, wait_for
-from sc_raw import SECRET, ident, payload
+from sc_raw import SECRET, block_id, payload
 from sc_redis import plain
 
 from kvpool.protocol import keys, wire
@@ -74,9 +74,9 @@ def test_a_password_is_changed_without_any_lookup_failing(tmp_path):
     with Cluster(tmp_path) as c:
         a, b = c.node("a"), c.node("b")
         with a.connect() as raw:
-            raw.put({ident(n): payload(n, 5000) for n in range(20)})
+            raw.put({block_id(n): payload(n, 5000) for n in range(20)})
         a.wait_announced()
-        wanted = [ident(n) for n in range(20)]
+        wanted = [block_id(n) for n in range(20)]
         address = c.index_url.split("//")[1].split(":")[0]
         with b.connect() as raw:
             wait_for(lambda: raw.lookup(wanted) == [Tier.PEER] * 20, "the blocks are found")

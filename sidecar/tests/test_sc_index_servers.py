@@ -12,13 +12,13 @@ from sc_nodes import fresh_address, wait_for
 from sc_redis import PASSWORD, Cluster, Sentinels, Servers, TlsFront
 
 from kvpool.errors import RetryableError
-from kvpool_sidecar.index.base import Answer, IndexFullError
+from kvpool_sidecar.index.base import IndexAnswer, IndexFullError
 from kvpool_sidecar.index.record import Record, entry_name
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.index.redis_topology import SLOTS, key_slot
-from kvpool_sidecar.index.resolver import PeerDirectory
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.index.resolver import BlockResolver
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.testing.index import A, B, IndexContract, key
 
 
@@ -286,9 +286,9 @@ def test_a_master_that_stands_still_costs_its_part_until_its_replica_is_promoted
         assert 80 < there < 250
         assert all(records in ((), (record,)) for records, (_, record) in zip(found, everything, strict=True))
         # from now on the others answer without it, and the breaker stays closed
-        guard = Guard("index", 2, 8, Breaker(3, 60, time.monotonic))
-        directory = PeerDirectory(index, guard, lambda: 0, lease_s=30, lookup_s=0.25)
-        directory._note_nodes([number], Answer([], {number: A._replace(generation=7)}))
+        guard = Bulkhead("index", 2, 8, CircuitBreaker(3, 60, time.monotonic))
+        directory = BlockResolver(index, guard, lambda: 0, lease_s=30, lookup_s=0.25)
+        directory._note_nodes([number], IndexAnswer([], {number: A._replace(generation=7)}))
         assert sum(f is not None for f in directory.locate([key(n) for n in range(300)], 10)) == there
         assert guard.available
         guard.close()

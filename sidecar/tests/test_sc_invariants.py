@@ -32,18 +32,18 @@ class Answers:
     def load_seconds(self, _size):
         return 0.1
 
-    def lookup(self, idents, _deadline, every=False):
+    def lookup(self, block_ids, _deadline, every=False):
         self._fault()
-        return [Tier.LOCAL] * (len(idents) - self.too_few)
+        return [Tier.LOCAL] * (len(block_ids) - self.too_few)
 
-    def get_into(self, idents, buffers, _deadline):
+    def get_into(self, block_ids, buffers, _deadline):
         self._fault()
         if self.held is None:
-            return [LoadResult(False, Tier.MISS, "absent", 0) for _ in idents]
+            return [LoadResult(False, Tier.MISS, "absent", 0) for _ in block_ids]
         buffers[0][:] = self.held
         return [LoadResult(True, Tier.LOCAL, "", len(self.held))]
 
-    def put_from(self, idents, buffers, _deadline):
+    def put_from(self, block_ids, buffers, _deadline):
         self._fault()
         return [StoreResult(True, True, "", len(b)) for b in buffers]
 
@@ -98,7 +98,7 @@ def test_a_block_that_nobody_stored_is_noticed_and_another_process_may_have_stor
     alone = History()
     alone.client(answers, "a").get_into([NAME], [bytearray(9000)])
     assert invariants(alone) == ["I1"]
-    knowing = History(expected=lambda tenant, ident: block.checksum(payload_of(tenant, ident, 9000)))
+    knowing = History(expected=lambda tenant, block_id: block.checksum(payload_of(tenant, block_id, 9000)))
     knowing.client(answers, "a").get_into([NAME], [bytearray(9000)])
     assert invariants(knowing) == []
     knowing.client(answers, "b").get_into([NAME], [bytearray(9000)])

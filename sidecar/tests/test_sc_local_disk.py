@@ -16,7 +16,7 @@ from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, RefusedError, TierFullError
 from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.storage.layout import block_path
-from kvpool_sidecar.storage.local.drive import Events, Root
+from kvpool_sidecar.storage.local.drive import Drive, DriveEvents
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import TAG, header, key, payload, put, read, write
@@ -25,7 +25,7 @@ from kvpool_sidecar.testing.faulty_store import FaultyStore
 MIB = 1 << 20
 
 
-class Log(Events):
+class Log(DriveEvents):
     def __init__(self):
         self.keys: list[bytes] = []
         self.counts: dict[str, int] = {}
@@ -41,8 +41,10 @@ class Log(Events):
 def make(tmp_path):
     made = []
 
-    def root(name="r", *, capacity=64 * MIB, scan=True, uid="u", limits=None, **kw) -> Root:
-        one = Root("nvme", str(tmp_path / name), limits or quota.Limits(capacity, 85, 75, 1000), pool_uid=uid, **kw)
+    def root(name="r", *, capacity=64 * MIB, scan=True, uid="u", limits=None, **kw) -> Drive:
+        one = Drive(
+            "nvme", str(tmp_path / name), limits or quota.CapacityLimits(capacity, 85, 75, 1000), pool_uid=uid, **kw
+        )
         made.append(one)
         if scan:
             one.scan()
@@ -261,7 +263,7 @@ def test_above_the_high_watermark_housekeeping_goes_down_to_the_low_one(make):
 
 
 def test_more_blocks_than_the_table_may_hold_go_too(make):
-    one = make(limits=quota.Limits(64 * MIB, 85, 75, 10), policy="LRU")
+    one = make(limits=quota.CapacityLimits(64 * MIB, 85, 75, 10), policy="LRU")
     for n in range(15):
         put(one, n)
     one.housekeep()
@@ -273,7 +275,7 @@ def test_the_reserve_of_the_file_system_is_left_free(make, tmp_path):
     info = os.statvfs(tmp_path)
     free = info.f_bavail * info.f_frsize
     log = Log()
-    one = make(limits=quota.Limits(64 * MIB, 85, 75, 100, reserve_bytes=0), events=log)
+    one = make(limits=quota.CapacityLimits(64 * MIB, 85, 75, 100, reserve_bytes=0), events=log)
     put(one, 1)
     one._limits = one._limits._replace(reserve_bytes=free + (1 << 40))  # as if others had filled the drive
     with pytest.raises(TierFullError, match="no space to spare"):
@@ -416,7 +418,7 @@ def test_a_prefix_that_is_used_often_stays_on_the_drive_through_a_flood(tmp_path
         assert read(local, 0) == payload(0)
 
 
-class BrokenDrive(Root):
+class BrokenDrive(Drive):
     """Every call of the drive ends in EIO while `broken`."""
 
     broken = False
@@ -431,7 +433,9 @@ class BrokenDrive(Root):
 
 def test_a_drive_that_fails_repeatedly_is_fenced_until_a_canary_comes_back(tmp_path, monkeypatch):
     log = Log()
-    one = BrokenDrive("nvme", str(tmp_path / "r"), quota.Limits(64 * MIB, 85, 75, 100), pool_uid="u", events=log)
+    one = BrokenDrive(
+        "nvme", str(tmp_path / "r"), quota.CapacityLimits(64 * MIB, 85, 75, 100), pool_uid="u", events=log
+    )
     one.scan()
     put(one, 1)
     one.broken = True
@@ -511,14 +515,14 @@ def test_what_was_used_before_a_restart_outlives_what_was_not(make, policy):
         for _ in range(3):
             assert read(again, n) is not None
     again.close()
-    last = make(policy=policy, limits=quota.Limits(64 * MIB, 85, 75, 10))
+    last = make(policy=policy, limits=quota.CapacityLimits(64 * MIB, 85, 75, 10))
     last.housekeep()
     assert last.usage().blocks == 10
     assert sum(last.has(key(n)) for n in range(10)) >= 9  # S3FIFO's small queue keeps a new one
 
 
 def test_the_end_of_a_looked_up_prompt_goes_first(make):
-    one = make(limits=quota.Limits(64 * MIB, 85, 75, 6))
+    one = make(limits=quota.CapacityLimits(64 * MIB, 85, 75, 6))
     one.learn([key(n) for n in range(12)], TAG)
     for n in range(12):
         put(one, n)

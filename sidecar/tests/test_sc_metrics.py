@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sc_nodes import MIB, Cluster, wait_for
-from sc_raw import GoneError, ident, payload
+from sc_raw import GoneError, block_id, payload
 
 from kvpool.client import Client
 from kvpool.config import CacheConfig, ClientConfig, LocalTier
@@ -48,16 +48,16 @@ def client_of():
 def test_loads_and_stores_of_a_client_are_timed_by_tier(tmp_path, client_of):
     with Cluster(tmp_path) as c:
         a, b = c.node("a"), c.node("b")
-        idents = [ident(n) for n in range(3)]
+        block_ids = [block_id(n) for n in range(3)]
         writer = client_of(a)
-        assert all(r.stored for r in writer.put_from(idents, [payload(n) for n in range(3)], time.monotonic() + 30))
+        assert all(r.stored for r in writer.put_from(block_ids, [payload(n) for n in range(3)], time.monotonic() + 30))
         a.wait_announced()
         reader, buffers = client_of(b), [bytearray(64 * 1024) for _ in range(3)]
         there = [wire.Tier.PEER] * 3
-        wait_for(lambda: reader.lookup(idents, time.monotonic() + 5) == there, "b knows that a has them")
-        assert [r.tier for r in reader.get_into(idents, buffers, time.monotonic() + 30)] == there
-        assert [r.ok for r in writer.get_into(idents, buffers, time.monotonic() + 30)] == [True] * 3
-        assert [r.ok for r in writer.get_into([ident(9)], buffers[:1])] == [False]
+        wait_for(lambda: reader.lookup(block_ids, time.monotonic() + 5) == there, "b knows that a has them")
+        assert [r.tier for r in reader.get_into(block_ids, buffers, time.monotonic() + 30)] == there
+        assert [r.ok for r in writer.get_into(block_ids, buffers, time.monotonic() + 30)] == [True] * 3
+        assert [r.ok for r in writer.get_into([block_id(9)], buffers[:1])] == [False]
         reader.count_tokens({"peer": 3 * 256})
         writer.report()
         reader.report()
@@ -78,7 +78,7 @@ def test_what_is_told_is_what_the_reference_says(tmp_path):
     with Cluster(tmp_path, shared=True) as c:
         a = c.node("a")
         with a.connect() as raw:
-            raw.put({ident(1): payload(1)})
+            raw.put({block_id(1): payload(1)})
         told = {(f"{n}_total" if f.type == "counter" else n): f for n, f in families(a).items()}
         wanted = {name: (kind, text) for name, kind, _, text in reference() if not name.startswith("kvpool_events_")}
         events = {name for name in told if name.startswith("kvpool_events_")}
@@ -98,13 +98,13 @@ def test_evictions_are_told_by_their_cause(tmp_path):
         a = c.node("a", local=(tier,), cache=CacheConfig(tenant_quota_bytes=4 * MIB))
         with a.connect("team-a") as raw:
             for n in range(80):
-                raw.put({ident(n): payload(n)})
+                raw.put({block_id(n): payload(n)})
         by_quota = value(a, "kvpool_sidecar_evicted_blocks_total", cause="quota")
         assert by_quota > 0
         for tenant in ("team-b", "team-a"):
             with a.connect(tenant) as raw:
                 for n in range(100, 164):
-                    raw.put({ident(n): payload(n)})
+                    raw.put({block_id(n): payload(n)})
         wait_for(lambda: value(a, "kvpool_sidecar_evicted_blocks_total", cause="capacity"), "capacity made blocks go")
         causes = [s for s in families(a)["kvpool_sidecar_evicted_blocks"].samples if s.name.endswith("_total")]
         # one look: counts grow while it is compared with another
@@ -143,13 +143,13 @@ def test_secrets_are_in_no_log_metric_status_or_argument(tmp_path):
         c.run(c.index)
         a, b = c.node("a", tenants=("tenant-c4n4ry",)), c.node("b", tenants=("tenant-c4n4ry",))
         with a.connect("tenant-c4n4ry") as raw:
-            raw.put({ident(n): payload(n) for n in range(3)})
+            raw.put({block_id(n): payload(n) for n in range(3)})
         a.wait_announced()
         (c.secret / "index-password").write_text("another password")  # what a restart would use
         c.index.kill()
         with b.connect("tenant-c4n4ry") as raw:
-            raw.get([ident(0), ident(7)])
-            raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [ident(1).hex()]}))
+            raw.get([block_id(0), block_id(7)])
+            raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [block_id(1).hex()]}))
             with pytest.raises((GoneError, AssertionError, OSError)):
                 raw.ask(wire.Op.REPORT, b"{")
         wait_for(lambda: b"broke the protocol" in b.log.read_bytes(), "a failure is in the log")

@@ -22,7 +22,7 @@ from sc_s3 import KEY, SECRET, Proxy, S3Server, error_answer, s3_bucket, storage
 from kvpool import config
 from kvpool.errors import ConfigError
 from kvpool_sidecar.replication.write_back import copy_block
-from kvpool_sidecar.storage.buckets.http import Answer
+from kvpool_sidecar.storage.buckets.http import HttpResponse
 from kvpool_sidecar.storage.buckets.options import open_bucket, read_options
 from kvpool_sidecar.storage.buckets.rotating import RotatingBucket
 from kvpool_sidecar.storage.buckets.s3 import S3Bucket
@@ -281,7 +281,7 @@ def test_requests_are_signed_as_aws_describes_it(monkeypatch, endpoint, host, pa
 
     def exchange(method, target, headers, *_a, **_kw):
         asked.append((method, target, headers))
-        return Answer(200, 5)
+        return HttpResponse(200, 5)
 
     monkeypatch.setattr(bucket._connections, "exchange", exchange)
     bucket.size("x")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from sc_nodes import wait_for
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 from sc_s3 import KEY, SECRET, Proxy, S3Server
 
 from kvpool import config
@@ -51,14 +51,14 @@ def test_a_block_outlives_its_node_in_the_object_store(cluster, s3, secret):
     c = cluster()
     tier = {"fsspec": far(s3, "path"), "arguments": (f"--object-secret-dir={secret}",)}
     a = c.node("a", **tier)
-    data = {ident(n): payload(n, (n + 1) << 20) for n in range(3)}
+    data = {block_id(n): payload(n, (n + 1) << 20) for n in range(3)}
     with a.connect("team-a") as connection:
         assert connection.put(data) == [1, 1, 1]
         wait_for(lambda: a.status()["shared"]["copies"].get("copied") == 3, "copied to the object store", timeout=60)
     a.stop()
     shutil.rmtree(a.nvme)
     b = c.node("b", **tier)
-    with b.connect("team-b") as other:  # the same idents in another namespace: nothing of theirs
+    with b.connect("team-b") as other:  # the same block ids in another namespace: nothing of theirs
         assert other.lookup(list(data), ms=5000) == [Tier.MISS] * 3
         assert other.get(list(data), ms=5000) == [None] * 3
     with b.connect("team-a") as connection:
@@ -92,9 +92,9 @@ def test_the_reason_why_the_object_store_is_not_used_shows_in_the_status(cluster
         arguments=(f"--object-secret-dir={secret}",),
     )
     with node.connect() as connection:
-        assert connection.put({ident(1): payload(1)}) == [1]
-        assert connection.get([ident(1)]) == [payload(1)]
-        assert connection.lookup([ident(2)], ms=3000) == [Tier.MISS]
+        assert connection.put({block_id(1): payload(1)}) == [1]
+        assert connection.get([block_id(1)]) == [payload(1)]
+        assert connection.lookup([block_id(2)], ms=3000) == [Tier.MISS]
         wait_for(lambda: "bucket" in node.status()["shared"]["problem"].lower(), "it says why")
 
 
@@ -104,14 +104,14 @@ def test_credentials_that_may_only_read_show_in_the_status(cluster, s3, secret):
     tier = config.FsspecTier("far", "s3://kvpool/read-only", endpoint=proxy.url, region="us-east-1")
     node = c.node("a", fsspec=tier, arguments=(f"--object-secret-dir={secret}",))
     with node.connect() as connection:
-        assert connection.lookup([ident(9)], ms=5000) == [Tier.MISS]
+        assert connection.lookup([block_id(9)], ms=5000) == [Tier.MISS]
         wait_for(lambda: not node.status()["shared"]["problem"], "it answers")
         proxy.refuse = b"PUT "
-        assert connection.put({ident(1): payload(1)}) == [1]
+        assert connection.put({block_id(1): payload(1)}) == [1]
         wait_for(lambda: "AccessDenied" in node.status()["shared"]["problem"], "it says why", timeout=30)
-        assert connection.get([ident(1)]) == [payload(1)]
+        assert connection.get([block_id(1)]) == [payload(1)]
         proxy.refuse = b""
-        assert connection.put({ident(2): payload(2)}) == [1]
+        assert connection.put({block_id(2): payload(2)}) == [1]
         wait_for(lambda: node.status()["shared"]["copies"].get("copied"), "copied", timeout=30)
         assert node.status()["shared"]["problem"] == ""
     proxy.close()
@@ -124,7 +124,7 @@ def test_a_secret_that_is_made_later_is_used_then(cluster, s3, tmp_path):
     nothing = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path), "AWS_SHARED_CREDENTIALS_FILE": "/nothing"}
     node = c.node("a", fsspec=far(s3, "later"), arguments=(f"--object-secret-dir={directory}",), env=nothing)
     with node.connect() as connection:
-        assert connection.put({ident(1): payload(1)}) == [1]
+        assert connection.put({block_id(1): payload(1)}) == [1]
         wait_for(lambda: "no credentials" in node.status()["shared"]["problem"], "it says why", timeout=30)
         directory.mkdir()
         (directory / "AWS_ACCESS_KEY_ID").write_text(KEY)
@@ -134,12 +134,12 @@ def test_a_secret_that_is_made_later_is_used_then(cluster, s3, tmp_path):
 
         def used() -> bool:
             n = next(numbers)  # what could not be copied is not tried again
-            connection.put({ident(n): payload(n, 1000)})
+            connection.put({block_id(n): payload(n, 1000)})
             time.sleep(0.3)
             return node.status()["shared"]["copies"].get("copied", 0) > 0
 
         wait_for(used, "used", timeout=60)
-        assert connection.lookup([ident(99)], ms=5000) == [Tier.MISS]
+        assert connection.lookup([block_id(99)], ms=5000) == [Tier.MISS]
         wait_for(lambda: not node.status()["shared"]["problem"], "nothing is wrong any more")
 
 
@@ -147,7 +147,7 @@ def test_capacity_stops_copies_and_nothing_else(cluster, s3, secret):
     c = cluster(index=False)
     node = c.node("a", fsspec=far(s3, "small", capacity_bytes=300_000), arguments=(f"--object-secret-dir={secret}",))
     with node.connect() as connection:
-        data = {ident(n): payload(n, 100_000) for n in range(4)}
+        data = {block_id(n): payload(n, 100_000) for n in range(4)}
         assert connection.put(data) == [1] * 4
         copies = lambda: node.status()["shared"]["copies"]  # noqa: E731
         wait_for(lambda: copies().get("full", 0) + copies().get("copied", 0) == 4, "all were tried", timeout=60)

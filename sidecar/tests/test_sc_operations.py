@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from sc_nodes import MIB, Node, wait_for
 from sc_operator import ADMIN_PORT, Operator
-from sc_raw import FINGERPRINT, SECRET, ident, payload
+from sc_raw import FINGERPRINT, SECRET, block_id, payload
 
 from kvpool import config
 from kvpool.errors import PoolUnavailableError, ProtocolError
@@ -19,16 +19,16 @@ from kvpool.protocol import block, keys, wire
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.admin.context import CancelledError, Context
 from kvpool_sidecar.admin.purge import Purge
-from kvpool_sidecar.admin.purge_filter import Wish
+from kvpool_sidecar.admin.purge_filter import PurgeFilter
 from kvpool_sidecar.admin.verify import Verify
 from kvpool_sidecar.admin.warm import Warm
 from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.replication.write_back import Copier
+from kvpool_sidecar.replication.write_back import WriteBack
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
-from kvpool_sidecar.storage.tombstones import LIFE_S, Bars
+from kvpool_sidecar.storage.tombstones import LIFE_S, PurgeTombstones
 from kvpool_sidecar.testing.blocks import key, put
 from kvpool_sidecar.testing.faulty_store import FaultyStore
 
@@ -38,7 +38,7 @@ LOCAL = {"tier": "Local"}
 
 
 def blocks(first: int, count: int) -> dict[bytes, bytes]:
-    return {ident(n): payload(n, SIZE) for n in range(first, first + count)}
+    return {block_id(n): payload(n, SIZE) for n in range(first, first + count)}
 
 
 # -- which blocks
@@ -66,8 +66,8 @@ def made(**changes) -> block.BlockHeader:
     ],
 )
 def test_all_that_is_given_must_fit(params, fits):
-    assert Wish.parse(params, SECRET).fits(made()) is fits
-    assert Wish.parse(params, SECRET).fits(None)
+    assert PurgeFilter.parse(params, SECRET).fits(made()) is fits
+    assert PurgeFilter.parse(params, SECRET).fits(None)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_all_that_is_given_must_fit(params, fits):
 )
 def test_a_wish_that_is_not_understood_removes_nothing(params):
     with pytest.raises(ProtocolError):
-        Wish.parse(params, SECRET)
+        PurgeFilter.parse(params, SECRET)
 
 
 @pytest.mark.parametrize("params", [{}, {"tier": "Local"}, {"tier": "Local", "bytes_per_s": 0}, {"bytes_per_s": True}])
@@ -113,7 +113,7 @@ def test_a_purge_that_is_cancelled_ends_between_two_batches():
 
     def run() -> None:
         try:
-            purge._purge(Wish(), faulty, context, lambda _keys: None)
+            purge._purge(PurgeFilter(), faulty, context, lambda _keys: None)
         except CancelledError as e:
             ended.append(e)
 
@@ -134,7 +134,7 @@ def test_a_copy_that_was_on_its_way_during_a_purge_does_not_arrive():
     put(local, 1, 100)
     shared = SharedTier(FaultyStore(inner))
     purge = Purge(SECRET, local, shared)
-    copier = Copier(local, shared, Stats())
+    copier = WriteBack(local, shared, Stats())
     gate = shared.store.hang("seal")
     copying = threading.Thread(target=copier._copy, args=(key(1),))
     copying.start()
@@ -152,15 +152,15 @@ def test_a_copy_that_was_on_its_way_during_a_purge_does_not_arrive():
 
 def test_what_is_stored_after_a_purge_is_kept_and_the_bar_ends():
     now = [0.0]
-    bars = Bars(lambda: now[0])
-    bars.add(Wish(fingerprint=FINGERPRINT.hex()).fits, 1000)
+    bars = PurgeTombstones(lambda: now[0])
+    bars.add(PurgeFilter(fingerprint=FINGERPRINT.hex()).fits, 1000)
     assert bars.forbid(made(created_ms=999))
     assert not bars.forbid(made(created_ms=1000))
     assert not bars.forbid(made(created_ms=999, fingerprint=bytes(32)))
     now[0] = LIFE_S + 1
     assert not bars.forbid(made(created_ms=999))
     for n in range(200):
-        bars.add(Wish().fits, n)
+        bars.add(PurgeFilter().fits, n)
     assert len(bars._bars) == 64
 
 
@@ -329,7 +329,7 @@ def test_a_purge_that_a_kill_cut_short_is_done_by_the_next_one(cluster):
     a = cluster(index=False).node("a", admin_port=ADMIN_PORT)
     with a.connect() as one:
         for first in range(0, 480, 32):
-            one.put({ident(n): payload(n, 4096) for n in range(first, first + 32)})
+            one.put({block_id(n): payload(n, 4096) for n in range(first, first + 32)})
     operator = Operator.of(a)
     operator.start("p-1", "purge", tenant="team-a", **LOCAL)
     a.kill()

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 from sc_nodes import HTTP_PORT, Process, fresh_address, wait_for
-from sc_raw import GoneError, Raw, ident, payload
+from sc_raw import GoneError, Raw, block_id, payload
 from test_sc_rendezvous import POOL, Kubelet, pod
 
 from kvpool.protocol import wire
 from kvpool_sidecar.app import takeover as overlap
-from kvpool_sidecar.storage.local.ownership import Turns
+from kvpool_sidecar.storage.local.ownership import DriveOwnership
 
 COUNT = 20
 
@@ -60,7 +60,7 @@ def node(cluster):
     """One that overlaps, with some blocks, known to an index."""
     node = cluster().node("a", arguments=["--overlap"])
     with node.connect() as raw:
-        raw.put({ident(n): payload(n) for n in range(COUNT)})
+        raw.put({block_id(n): payload(n) for n in range(COUNT)})
     node.wait_announced()
     return node
 
@@ -71,7 +71,7 @@ def successor(node, number: int = 1, *arguments: str) -> Sidecar:
 
 def has_all(node) -> bool:
     with node.connect() as raw:
-        return raw.get([ident(n) for n in range(COUNT)]) == [payload(n) for n in range(COUNT)]
+        return raw.get([block_id(n) for n in range(COUNT)]) == [payload(n) for n in range(COUNT)]
 
 
 def test_the_new_one_serves_and_the_old_one_waits_until_it_is_told_to_end(node):
@@ -133,7 +133,7 @@ def test_no_write_of_the_old_one_is_lost_and_none_is_half_there(node):
         while not stop.is_set():
             n += 1
             with contextlib.suppress(OSError, GoneError), Raw(node.sockets["team-a"], timeout=5) as raw:
-                if raw.put({ident(n): payload(n)}) == [wire.CommitStatus.STORED]:
+                if raw.put({block_id(n): payload(n)}) == [wire.CommitStatus.STORED]:
                     stored.append(n)
 
     thread = threading.Thread(target=store)
@@ -151,7 +151,7 @@ def test_no_write_of_the_old_one_is_lost_and_none_is_half_there(node):
         thread.join(30)
     with node.connect() as raw:
         for n in stored:
-            assert raw.get([ident(n)]) == [payload(n)], n
+            assert raw.get([block_id(n)]) == [payload(n)], n
 
 
 # -- the rendezvous
@@ -166,24 +166,24 @@ def test_pods_get_their_sockets_from_whoever_serves_and_nobody_fights_over_them(
     first = made.node("a", tenants=(), arguments=["--overlap", f"--handoff={made.directory / 'h0'}"])
     _rendezvous(made, kubelet, 0)
     with _connect(socket_of) as raw:
-        raw.put({ident(1): payload(1)})
+        raw.put({block_id(1): payload(1)})
     new = successor(first, 1, f"--handoff={made.directory / 'h1'}")
     other = _rendezvous(made, kubelet, 1)
     wait_until(new, "Serving")
     with _connect(socket_of) as raw:
-        assert raw.get([ident(1)]) == [payload(1)]
+        assert raw.get([block_id(1)]) == [payload(1)]
     wait_for(lambda: status(new)["pods"] == 1, "the new one has the pod")
     inode = socket_of.stat().st_ino
     later = kubelet.add(pod("two"))
     with _connect(later) as raw:
-        assert raw.get([ident(1)]) == [payload(1)]
+        assert raw.get([block_id(1)]) == [payload(1)]
     time.sleep(2.5)  # each rendezvous looks once a second whether its sockets are in place
     assert socket_of.stat().st_ino == inode
     new.stop()
     other.stop()
     wait_until(first, "Serving")
     with _connect(socket_of) as raw:
-        assert raw.get([ident(1)]) == [payload(1)]
+        assert raw.get([block_id(1)]) == [payload(1)]
     placed = (made.directory / "r0.log").read_text().count(": socket for pod")
     assert placed == 3  # the first pod's, and both when it served again
 
@@ -219,11 +219,11 @@ def tier(tmp_path, name: str = "nvme"):
 
 def test_the_drives_are_free_when_nobody_has_any_of_them(tmp_path):
     one, two = tier(tmp_path, "one"), tier(tmp_path, "two")
-    with Turns([str(one), str(two)]) as turns, (two / "POOL_ID").open() as held:
+    with DriveOwnership([str(one), str(two)]) as turns, (two / "POOL_ID").open() as held:
         assert turns.free
         fcntl.flock(held, fcntl.LOCK_EX)
         assert not turns.free
-    with Turns([str(tmp_path / "not there")]) as turns:
+    with DriveOwnership([str(tmp_path / "not there")]) as turns:
         assert turns.free
         turns.ask()
         assert not turns.wanted
@@ -231,7 +231,7 @@ def test_the_drives_are_free_when_nobody_has_any_of_them(tmp_path):
 
 def test_a_wish_is_seen_by_others_and_ends_with_who_has_it(tmp_path):
     paths = [str(tier(tmp_path))]
-    with Turns(paths) as mine, Turns(paths) as theirs:
+    with DriveOwnership(paths) as mine, DriveOwnership(paths) as theirs:
         assert not mine.wanted
         theirs.ask()
         assert mine.wanted
@@ -280,7 +280,7 @@ def test_who_handed_over_waits_for_the_wish_to_end_too(tmp_path, monkeypatch):
     monkeypatch.setattr(overlap, "_ABANDONED_S", 0.0)
     folder, done = tier(tmp_path), threading.Event()
     found = []
-    with Turns([str(folder)]) as wish:
+    with DriveOwnership([str(folder)]) as wish:
         wish.ask()
         thread = threading.Thread(
             target=lambda: found.append(overlap.wait_for_turn(settings(tmp_path, folder), done, back=True))

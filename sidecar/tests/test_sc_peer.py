@@ -15,7 +15,7 @@ from kvpool.protocol import block, wire
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.peers import server as peer_server
 from kvpool_sidecar.peers import tcp
-from kvpool_sidecar.peers.connection import PeerLink, dial
+from kvpool_sidecar.peers.connection import PeerConnection, dial
 from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.storage.base import Block
 from kvpool_sidecar.storage.memory import MemoryStore
@@ -49,7 +49,7 @@ def server(store, absent):
 def link(server):
     made = []
 
-    def make(**kw) -> PeerLink:
+    def make(**kw) -> PeerConnection:
         made.append(dial(server.host, server.port, **{"secret": SECRET, "timeout_s": 5, **kw}))
         return made[-1]
 
@@ -58,7 +58,7 @@ def link(server):
         one.close()
 
 
-def read(link: PeerLink) -> bytes | None:
+def read(link: PeerConnection) -> bytes | None:
     size = link.answer(time.monotonic() + 5)
     return tcp.receive(link._socket, size, time.monotonic() + 5) if size else None
 

@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 from sc_nodes import MIB, PEER_PORT, fresh_address, wait_for
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol import wire
@@ -86,7 +86,7 @@ def shapes(rng: random.Random):
 def test_noise_costs_a_sidecar_neither_memory_nor_threads_nor_descriptors(cluster):
     node = cluster(index=False).node("a")
     with node.connect() as raw:
-        raw.put({ident(1): payload(1)})
+        raw.put({block_id(1): payload(1)})
     process = psutil.Process(node.process.pid)
     rng = random.Random(20)
 
@@ -109,7 +109,7 @@ def test_noise_costs_a_sidecar_neither_memory_nor_threads_nor_descriptors(cluste
     wait_for(lambda: process.num_fds() <= descriptors, "the connections are closed")
     assert process.memory_info().rss - rss < 16 * MIB
     with node.connect() as raw:
-        assert raw.get([ident(1)]) == [payload(1)]
+        assert raw.get([block_id(1)]) == [payload(1)]
     assert b"Traceback" not in node.log.read_bytes()
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kvpool.errors import DeadlineExceededError, PoolUnavailableError
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.eviction import SAVE_EVERY_S, Entry, Lru
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.storage.local import placement
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import key
@@ -77,7 +77,7 @@ def test_the_bytes_of_a_table_are_the_sum_of_its_blocks(steps):
         assert table.total_bytes == sum(table.get(k).size for k in table)
 
 
-LIMITS = quota.Limits(1000, 85, 75, 100, reserve_bytes=50, reserve_percent=10)
+LIMITS = quota.CapacityLimits(1000, 85, 75, 100, reserve_bytes=50, reserve_percent=10)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ class Clock:
 
 def test_a_breaker_opens_tries_once_and_closes():
     clock = Clock()
-    breaker = Breaker(2, 1.0, clock, longest_s=4.0)
+    breaker = CircuitBreaker(2, 1.0, clock, longest_s=4.0)
     breaker.failure()
     assert breaker.allow()
     breaker.failure()
@@ -142,15 +142,15 @@ def test_a_breaker_opens_tries_once_and_closes():
 
 
 def test_success_between_failures_keeps_a_breaker_closed():
-    breaker = Breaker(2, 1.0, Clock())
+    breaker = CircuitBreaker(2, 1.0, Clock())
     for _ in range(5):
         breaker.failure()
         breaker.success()
     assert breaker.allow()
 
 
-def guard(threads=2, backlog=2, failures=99) -> Guard:
-    return Guard("test", threads, backlog, Breaker(failures, 60.0, time.monotonic))
+def guard(threads=2, backlog=2, failures=99) -> Bulkhead:
+    return Bulkhead("test", threads, backlog, CircuitBreaker(failures, 60.0, time.monotonic))
 
 
 def test_a_guarded_call_gives_its_result_or_its_error():

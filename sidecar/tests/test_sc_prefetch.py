@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sc_nodes import MIB, wait_for
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 
 from kvpool import config
 from kvpool.protocol import wire
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.replication import prefetch
-from kvpool_sidecar.replication.lookup_events import AfterLookup
+from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
 from kvpool_sidecar.replication.prefetch_window import Verdict, Window
-from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Root
+from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Drive
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import key, put
@@ -29,7 +29,7 @@ A, B = b"a" * 16, b"b" * 16
 SIZE = 1 << 20
 
 
-def idents(*numbers: int) -> list[bytes]:
+def block_ids(*numbers: int) -> list[bytes]:
     return [n.to_bytes(32, "little") for n in numbers]
 
 
@@ -75,21 +75,21 @@ def test_never_more_than_the_limit_whatever_happens(steps):
 
 
 class Namer:
-    """A tenant whose ident of block n is n."""
+    """A tenant whose block id of block n is n."""
 
     def __init__(self, tag: bytes) -> None:
         self.tag = tag
 
-    def key(self, ident: bytes) -> bytes:
-        return key(int.from_bytes(ident, "little"))
+    def key(self, block_id: bytes) -> bytes:
+        return key(int.from_bytes(block_id, "little"))
 
 
 class Drives:
     """Two real drives, a prefetcher over both, and what it read."""
 
     def __init__(self, directory, limit: int, **kw) -> None:
-        limits = quota.Limits(1 << 30, 85, 75, MAX_BLOCKS, 0, 0)
-        self.roots = [Root(n, str(directory / n), limits, pool_uid="uid") for n in ("one", "two")]
+        limits = quota.CapacityLimits(1 << 30, 85, 75, MAX_BLOCKS, 0, 0)
+        self.roots = [Drive(n, str(directory / n), limits, pool_uid="uid") for n in ("one", "two")]
         for root in self.roots:
             root.scan()
         self.store = LocalStore(self.roots)
@@ -99,7 +99,7 @@ class Drives:
         self.pause = threading.Event()
         self.pause.set()
         self.prefetcher = Prefetcher(self.store, None, limit, self.stats, **{"read": self._note, **kw})
-        self.after = AfterLookup([self.prefetcher.promised], self.stats)
+        self.after = LookupEvents([self.prefetcher.promised], self.stats)
 
     def start(self) -> None:
         self.prefetcher.start()
@@ -117,7 +117,7 @@ class Drives:
 
     def look_up(self, *numbers: int, tenant: bytes = A, tiers: bytes | None = None) -> None:
         given = tiers or bytes([wire.Tier.LOCAL]) * len(numbers)
-        self.after.offer(Namer(tenant), idents(*numbers), given, [key(n) for n in numbers])
+        self.after.offer(Namer(tenant), block_ids(*numbers), given, [key(n) for n in numbers])
 
     def promise(self, *numbers: int) -> None:
         self.prefetcher.promised(A, [key(n) for n in numbers], bytes([wire.Tier.LOCAL]) * len(numbers), 0.0)
@@ -261,9 +261,9 @@ def make_cold(files) -> None:
 
 def stored_cold(node, count: int = 6, size: int = 4 * MIB) -> list[bytes]:
     with node.connect() as raw:
-        assert set(raw.put({ident(n): payload(n, size) for n in range(count)})) == {wire.CommitStatus.STORED}
+        assert set(raw.put({block_id(n): payload(n, size) for n in range(count)})) == {wire.CommitStatus.STORED}
     make_cold(node.files())
-    return [ident(n) for n in range(count)]
+    return [block_id(n) for n in range(count)]
 
 
 def test_after_a_lookup_the_blocks_are_in_memory_before_they_are_loaded(cluster):
@@ -282,13 +282,13 @@ def test_blocks_of_the_shared_tier_are_read_ahead_too(cluster):
     c = cluster(shared=True, index=False)
     a, b = c.node("a"), c.node("b")
     with a.connect() as raw:
-        raw.put({ident(n): payload(n) for n in range(4)})
+        raw.put({block_id(n): payload(n) for n in range(4)})
     wait_for(lambda: a.status()["shared"]["copies"].get("copied", 0) == 4, "copied")
     make_cold([f for f in (c.shared / "blocks").rglob("*") if f.is_file()])
     with b.connect() as raw:
-        assert raw.lookup([ident(n) for n in range(4)]) == [wire.Tier.SHARED] * 4
+        assert raw.lookup([block_id(n) for n in range(4)]) == [wire.Tier.SHARED] * 4
         wait_for(lambda: b.status()["prefetch"].get("blocks", 0) == 4, "all read ahead")
-        assert raw.get([ident(n) for n in range(4)]) == [payload(n) for n in range(4)]
+        assert raw.get([block_id(n) for n in range(4)]) == [payload(n) for n in range(4)]
 
 
 def test_switched_off_nothing_is_read_ahead(cluster):
@@ -302,11 +302,11 @@ def test_switched_off_nothing_is_read_ahead(cluster):
 
 def test_a_lookup_tells_the_drives_the_order_of_all_its_blocks_found_or_not():
     heard: list[tuple[list[bytes], bytes]] = []
-    after = AfterLookup([], Stats(), lambda keys, tenant: heard.append((list(keys), tenant)))
+    after = LookupEvents([], Stats(), lambda keys, tenant: heard.append((list(keys), tenant)))
     after.start()
     try:
-        after.offer(Namer(A), idents(1, 2, 3), bytes([wire.Tier.LOCAL, wire.Tier.MISS, wire.Tier.MISS]), [key(1)])
-        after.offer(Namer(A), idents(7, 8), bytes([wire.Tier.MISS, wire.Tier.MISS]), [])
+        after.offer(Namer(A), block_ids(1, 2, 3), bytes([wire.Tier.LOCAL, wire.Tier.MISS, wire.Tier.MISS]), [key(1)])
+        after.offer(Namer(A), block_ids(7, 8), bytes([wire.Tier.MISS, wire.Tier.MISS]), [])
         wait_for(lambda: len(heard) == 2, "both lookups are heard of")
     finally:
         after.stop()

@@ -13,9 +13,9 @@ from kvpool_sidecar.index import prefix
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
-from kvpool_sidecar.index.resolver import PeerDirectory
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.index.resolver import BlockResolver
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.testing.index import key
 
 PEER = NodeInfo("peer", "127.0.0.2", 2, 22)
@@ -88,8 +88,8 @@ def reach(directory, keys) -> list[bool]:
 
 @pytest.fixture
 def directory(index):
-    guard = Guard("index", 2, 8, Breaker(3, 60, time.monotonic))
-    yield PeerDirectory(index, guard, lambda: 9, lease_s=60, lookup_s=10)
+    guard = Bulkhead("index", 2, 8, CircuitBreaker(3, 60, time.monotonic))
+    yield BlockResolver(index, guard, lambda: 9, lease_s=60, lookup_s=10)
     guard.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, TierFullError
 from kvpool.protocol.wire import CommitStatus
-from kvpool_sidecar.storage.local.drive import Events, Root
+from kvpool_sidecar.storage.local.drive import Drive, DriveEvents
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import header, key, payload, read, write
@@ -20,7 +20,7 @@ MIB = 1 << 20
 LOUD, QUIET = b"L" * 16, b"Q" * 16
 
 
-class Log(Events):
+class Log(DriveEvents):
     def __init__(self) -> None:
         self.gone_keys: list[bytes] = []
         self.counts: dict[str, int] = {}
@@ -36,10 +36,10 @@ class Log(Events):
 def make(tmp_path):
     made = []
 
-    def root(*, capacity=32 * MIB, **kw) -> Root:
+    def root(*, capacity=32 * MIB, **kw) -> Drive:
         settings = {k: kw.pop(k) for k in ("tenant_bytes", "idle_s", "max_age_s") if k in kw}
-        limits = quota.Limits(capacity, 85, 75, 1000, **settings)
-        one = Root("nvme", str(tmp_path / "r"), limits, pool_uid="u", **kw)
+        limits = quota.CapacityLimits(capacity, 85, 75, 1000, **settings)
+        one = Drive("nvme", str(tmp_path / "r"), limits, pool_uid="u", **kw)
         made.append(one)
         one.scan()
         return one
@@ -49,7 +49,7 @@ def make(tmp_path):
         one.close()
 
 
-def put(root: Root, n: int, tenant: bytes, size: int = MIB - 4096) -> CommitStatus:
+def put(root: Drive, n: int, tenant: bytes, size: int = MIB - 4096) -> CommitStatus:
     data = payload(n, size)
     pending = root.begin(key(n), len(data))
     assert pending is not None
@@ -221,7 +221,7 @@ def small(tmp_path):
 
 @pytest.mark.parametrize("reserve", [{"reserve_percent": 25}, {"reserve_bytes": 6 * MIB}])
 def test_a_file_system_that_fills_up_is_evicted_from_then_refused_then_used_again(small, reserve):
-    root = Root("nvme", str(small / "r"), quota.Limits(64 * MIB, 85, 75, 1000, **reserve), pool_uid="u")
+    root = Drive("nvme", str(small / "r"), quota.CapacityLimits(64 * MIB, 85, 75, 1000, **reserve), pool_uid="u")
     try:
         root.scan()
         assert not root.shares_filesystem

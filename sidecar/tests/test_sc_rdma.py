@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sc_nodes import MIB, PEER_PORT, Cluster, wait_for
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 
 from kvpool import config
 from kvpool.errors import PoolUnavailableError, ProtocolError
@@ -23,7 +23,7 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.peers.rdma.agent import Agent, wait_all
 from kvpool_sidecar.peers.rdma.arena import ALIGNMENT, Arena
-from kvpool_sidecar.peers.rdma.fetch import Fetcher, Wanted
+from kvpool_sidecar.peers.rdma.fetch import Fetcher, ReadRequest
 from kvpool_sidecar.peers.rdma.selection import choose
 from kvpool_sidecar.peers.rdma.slots import SlotPool
 from kvpool_sidecar.peers.rdma.staging import LONGEST_S, Staged, Staging
@@ -232,10 +232,10 @@ def test_a_peer_that_says_nonsense_costs_its_blocks_and_is_left_alone_for_a_whil
     stats = Stats()
     fetcher = Fetcher(one, pool, lambda peer, timeout: link, stats, clock=lambda: now[0])
     peer = NodeInfo("p", "127.0.0.1", 1, 1)
-    assert fetcher.fetch(peer, [Wanted(key(1), 1000)], A_TENANT, time.monotonic() + 30) == [None]
+    assert fetcher.fetch(peer, [ReadRequest(key(1), 1000)], A_TENANT, time.monotonic() + 30) == [None]
     assert link.closed
     assert stats.whole("rdma")["failed"] == 1
-    assert fetcher.fetch(peer, [Wanted(key(1), 1000)], A_TENANT, time.monotonic() + 30) == [None]
+    assert fetcher.fetch(peer, [ReadRequest(key(1), 1000)], A_TENANT, time.monotonic() + 30) == [None]
     assert stats.whole("rdma")["failed"] == 1  # not asked
     fetcher.close()
 
@@ -251,10 +251,10 @@ def test_another_block_in_the_place_of_the_one_that_was_asked_for_is_not_handed_
     pool = SlotPool(one, 8 * MIB)
     fetcher = Fetcher(one, pool, lambda peer, timeout: link, Stats())
     peer = NodeInfo("p", "127.0.0.1", 1, 1)
-    assert fetcher.fetch(peer, [Wanted(key(2), 1000)], A_TENANT, time.monotonic() + 30) == [None]
+    assert fetcher.fetch(peer, [ReadRequest(key(2), 1000)], A_TENANT, time.monotonic() + 30) == [None]
     link = Link([two.metadata(), wire.PEER_STAGED.pack(*staged)])
     other = Fetcher(one, pool, lambda peer, timeout: link, Stats())
-    (slot,) = other.fetch(peer, [Wanted(key(1), 1000)], A_TENANT, time.monotonic() + 30)
+    (slot,) = other.fetch(peer, [ReadRequest(key(1), 1000)], A_TENANT, time.monotonic() + 30)
     assert slot is not None
     assert link.asked[-1][0] == wire.Op.RELEASE
 
@@ -263,7 +263,7 @@ def test_another_block_in_the_place_of_the_one_that_was_asked_for_is_not_handed_
 
 
 def blocks(first: int, count: int, size: int = 64 * 1024) -> dict[bytes, bytes]:
-    return {ident(n): payload(n, size) for n in range(first, first + count)}
+    return {block_id(n): payload(n, size) for n in range(first, first + count)}
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 from sc_nodes import Process, wait_for
-from sc_raw import GoneError, Raw, ident, payload
+from sc_raw import GoneError, Raw, block_id, payload
 
 from kvpool.protocol import wire
 from kvpool_sidecar.rendezvous import pod_watch as source_module
 from kvpool_sidecar.rendezvous.pod_watch import KubePods
-from kvpool_sidecar.rendezvous.pods import WantedPod, wanted_pod
+from kvpool_sidecar.rendezvous.pods import TargetPod, wanted_pod
 
 POOL = "kvpool/test"
 
@@ -124,16 +124,16 @@ def test_a_pod_gets_a_socket_soon_after_its_volume_and_its_namespace_is_its_tena
     one, two = pod("one", "team-a"), pod("two", "team-b")
     first = setup.kubelet.add(one)
     with setup.connect(first) as raw:
-        assert raw.put({ident(1): payload(1)}) == [wire.CommitStatus.STORED]
+        assert raw.put({block_id(1): payload(1)}) == [wire.CommitStatus.STORED]
     second = setup.kubelet.add(two, volume=False)
     time.sleep(0.3)
     started = time.monotonic()
     setup.kubelet.volume(two).mkdir(parents=True)
     with setup.connect(second) as raw:
         assert time.monotonic() - started < 1.5
-        assert raw.lookup([ident(1)]) == [0]
+        assert raw.lookup([block_id(1)]) == [0]
     with setup.connect(setup.kubelet.add(pod("three", "team-a"))) as raw:
-        assert raw.get([ident(1)]) == [payload(1)]
+        assert raw.get([block_id(1)]) == [payload(1)]
     assert first.stat().st_mode & 0o777 == 0o666
 
 
@@ -188,7 +188,7 @@ def test_the_server_restarts_and_pods_keep_their_sockets(setup):
         setup.node.ready()
         for path in paths:
             with setup.connect(path) as raw:
-                raw.lookup([ident(1)])
+                raw.lookup([block_id(1)])
         waiting.close()
     assert [path.stat().st_ino for path in paths] == inodes
 
@@ -199,12 +199,12 @@ def test_the_rendezvous_restarts_and_live_connections_go_on(setup):
     setup.connect(setup.kubelet.add(gone)).close()
     live = setup.connect(paths[0])
     setup.rendezvous.kill()
-    live.lookup([ident(1)])
+    live.lookup([block_id(1)])
     setup.connect(paths[1]).close()  # and new ones are taken by the sockets that the server has
     setup.kubelet.remove(gone)
     setup.rendezvous.start()
     wait_for(lambda: setup.node.status()["pods"] == 2, "the server forgets who went meanwhile")
-    live.lookup([ident(1)])
+    live.lookup([block_id(1)])
     live.close()
     setup.connect(paths[0]).close()
 
@@ -281,7 +281,7 @@ def test_a_volume_that_is_no_directory_gets_nothing_and_stops_nobody(setup, what
         (host / "kvpool").mkdir()
     setup.kubelet.add(raw, volume=False)
     with setup.connect(victim_path) as connected:
-        connected.lookup([ident(1)])
+        connected.lookup([block_id(1)])
     time.sleep(0.5)
     assert setup.node.status()["pods"] == 1
     assert not [p for p in host.rglob("*") if p.is_socket()]
@@ -354,7 +354,7 @@ def test_a_volume_in_memory_is_served_like_any_other(cluster):
     try:
         setup = Setup(cluster, pods_dir)
         with setup.connect(setup.kubelet.add(pod("one"))) as raw:
-            assert raw.put({ident(1): payload(1)}) == [wire.CommitStatus.STORED]
+            assert raw.put({block_id(1): payload(1)}) == [wire.CommitStatus.STORED]
         for process in (setup.rendezvous, setup.node):
             process.stop()
     finally:
@@ -569,7 +569,7 @@ def test_pods_are_listed_and_watched(api):
     api.emit("DELETED", two)
     wait_for(lambda: names(source) == ["one"], "deleted")
     assert len(changes) >= 5
-    assert isinstance(next(iter(source.pods().values())), WantedPod)
+    assert isinstance(next(iter(source.pods().values())), TargetPod)
 
 
 def test_known_pods_stay_while_the_api_server_is_away_and_it_catches_up(api, monkeypatch):

@@ -10,7 +10,7 @@ import threading
 import pytest
 from sc_nodes import MIB, Cluster, wait_for
 from sc_operator import ADMIN_PORT, Operator
-from sc_raw import SECRET, GoneError, ident, payload
+from sc_raw import SECRET, GoneError, block_id, payload
 
 from kvpool import config
 from kvpool.protocol import keys
@@ -75,7 +75,7 @@ class Load:
             self.wrong.append(e)
 
     def store(self, raw) -> None:
-        (status,) = raw.put({ident(self.stored): payload(self.stored, SIZE)})
+        (status,) = raw.put({block_id(self.stored): payload(self.stored, SIZE)})
         assert status in (CommitStatus.STORED, CommitStatus.HAVE, REFUSED)
         self.refused += status == REFUSED  # there is no room for the moment, and no failure of the engine
         self.stored += 1
@@ -83,7 +83,7 @@ class Load:
     def load(self, raw) -> None:
         first = max(self.first, self.stored - 100)
         some = [random.randrange(first, self.stored + 1) for _ in range(8)]
-        for n, data in zip(some, raw.get([ident(n) for n in some]), strict=True):
+        for n, data in zip(some, raw.get([block_id(n) for n in some]), strict=True):
             assert data is None or data == payload(n, SIZE)
             self.read += data is not None
 
@@ -126,7 +126,7 @@ def test_the_quota_of_a_tenant_is_changed_and_costs_nobody_else_a_block(node):
     for tenant, first in (("team-a", 0), ("team-b", 1000)):
         with node.connect(tenant) as raw:
             for n in range(first, first + 40):
-                assert raw.put({ident(n): payload(n, SIZE)}) == [CommitStatus.STORED]
+                assert raw.put({block_id(n): payload(n, SIZE)}) == [CommitStatus.STORED]
 
     def use(tenant):
         return node.status()["tenants"][keys.tenant_tag(SECRET, tenant).hex()]
@@ -137,9 +137,9 @@ def test_the_quota_of_a_tenant_is_changed_and_costs_nobody_else_a_block(node):
     assert use("kvt:team-a:1")["used_bytes"] == 2 * MIB
     assert use("team-b")["blocks"] == 40
     with node.connect("team-b") as raw:
-        assert all(raw.get([ident(n) for n in range(1000, 1040)]))
+        assert all(raw.get([block_id(n) for n in range(1000, 1040)]))
     with node.connect("team-a") as raw:
-        assert sum(data is not None for data in raw.get([ident(n) for n in range(40)])) == 8
+        assert sum(data is not None for data in raw.get([block_id(n) for n in range(40)])) == 8
 
 
 def one_tenant(*namespaces: str):
@@ -149,30 +149,30 @@ def one_tenant(*namespaces: str):
 def test_namespaces_that_become_one_tenant_share_and_when_they_part_find_nothing_of_it(node):
     change(node, tenants=())
     a, b = node.connect("team-a"), node.connect("team-b")
-    assert a.put({ident(ONE): payload(ONE, SIZE)}) == [CommitStatus.STORED]
+    assert a.put({block_id(ONE): payload(ONE, SIZE)}) == [CommitStatus.STORED]
     change(node, tenants=one_tenant("team-a", "team-b"))
     for raw in (a, b):  # who they are is said when they connect: these connections are of another tenant
         with pytest.raises(GoneError):
-            raw.lookup([ident(ONE)])
+            raw.lookup([block_id(ONE)])
         raw.close()
     with node.connect("team-a") as a, node.connect("team-b") as b, node.connect("team-c") as c:
-        assert a.get([ident(ONE)]) == [None]  # it was the namespace's own
-        assert a.put({ident(TWO): payload(TWO, SIZE)}) == [CommitStatus.STORED]
-        assert b.get([ident(TWO)]) == [payload(TWO, SIZE)]
-        assert c.get([ident(ONE), ident(TWO)]) == [None, None]
+        assert a.get([block_id(ONE)]) == [None]  # it was the namespace's own
+        assert a.put({block_id(TWO): payload(TWO, SIZE)}) == [CommitStatus.STORED]
+        assert b.get([block_id(TWO)]) == [payload(TWO, SIZE)]
+        assert c.get([block_id(ONE), block_id(TWO)]) == [None, None]
         change(node, tenants=one_tenant("team-a"))
-        assert a.get([ident(TWO)]) == [payload(TWO, SIZE)]
+        assert a.get([block_id(TWO)]) == [payload(TWO, SIZE)]
         with pytest.raises(GoneError):
-            b.lookup([ident(TWO)])
+            b.lookup([block_id(TWO)])
     with node.connect("team-b") as b:
-        assert b.get([ident(TWO)]) == [None]
+        assert b.get([block_id(TWO)]) == [None]
     purged = Operator.of(node).run("purge-2", "purge", tenant="kvt:both:7", tier="Local")
     assert purged["counts"]["blocks"] == 1
     with node.connect("team-a") as a:
-        assert a.get([ident(TWO)]) == [None]
+        assert a.get([block_id(TWO)]) == [None]
     change(node, tenants=())
     with node.connect("team-a") as a:
-        assert a.get([ident(ONE), ident(TWO)]) == [payload(ONE, SIZE), None]
+        assert a.get([block_id(ONE), block_id(TWO)]) == [payload(ONE, SIZE), None]
 
 
 def test_what_needs_a_restart_and_what_cannot_be_read_is_told_and_has_no_effect(node):
@@ -189,7 +189,7 @@ def test_what_needs_a_restart_and_what_cannot_be_read_is_told_and_has_no_effect(
     assert after["config"]["digest"] == before["config"]["digest"]
     assert after["capacity_bytes"] == before["capacity_bytes"]
     with node.connect() as raw:
-        assert raw.put({ident(THREE): payload(THREE, SIZE)}) == [CommitStatus.STORED]
+        assert raw.put({block_id(THREE): payload(THREE, SIZE)}) == [CommitStatus.STORED]
     change(node, local=capacity(node, 32 * MIB))
     assert node.status()["config"]["problem"] == ""
     assert node.status()["capacity_bytes"] == 32 * MIB
@@ -224,8 +224,8 @@ def test_a_namespace_that_is_admitted_no_more_is_served_no_more_at_once(node):
     a, b = node.connect("team-a"), node.connect("team-b")
     change(node, allowed_namespaces=("team-b",))
     with pytest.raises(GoneError):
-        a.lookup([ident(ONE)])
-    b.lookup([ident(ONE)])
+        a.lookup([block_id(ONE)])
+    b.lookup([block_id(ONE)])
     with pytest.raises(ConnectionRefusedError):
         type(a)(node.sockets["team-a"])
     a.close()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from sc_nodes import MIB, wait_for
 from sc_operator import ADMIN_PORT, Operator
-from sc_raw import FINGERPRINT, SECRET, ident, payload
+from sc_raw import FINGERPRINT, SECRET, block_id, payload
 
 from kvpool import config
 from kvpool.errors import ProtocolError
 from kvpool.protocol import block, keys
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.admin.purge_filter import Wish
-from kvpool_sidecar.storage.tombstones import Bars
+from kvpool_sidecar.admin.purge_filter import PurgeFilter
+from kvpool_sidecar.storage.tombstones import PurgeTombstones
 from kvpool_sidecar.testing.blocks import key
 
 SIZE = 16 * 1024
@@ -28,13 +28,13 @@ def tag_of(salt: str, tenant: str = "team-a") -> bytes:
 
 
 def blocks(first: int, count: int = 2) -> dict[bytes, bytes]:
-    return {ident(n): payload(n, SIZE) for n in range(first, first + count)}
+    return {block_id(n): payload(n, SIZE) for n in range(first, first + count)}
 
 
 def headers(files) -> dict[bytes, block.BlockHeader]:
-    """By ident."""
+    """By block id."""
     found = [block.decode_header(file.read_bytes()[:HEADER_BYTES], packed=True) for file in files]
-    return {header.ident: header for header in found}
+    return {header.block_id: header for header in found}
 
 
 # -- which blocks
@@ -61,7 +61,7 @@ def made(**changes) -> block.BlockHeader:
     ],
 )
 def test_a_salt_and_all_else_that_is_given_must_fit(params, fits):
-    wish = Wish.parse(params, SECRET)
+    wish = PurgeFilter.parse(params, SECRET)
     assert not wish.is_everything
     assert wish.fits(made()) is fits
     assert not wish.fits(made(salt_tag=block.NO_SALT))
@@ -69,10 +69,10 @@ def test_a_salt_and_all_else_that_is_given_must_fit(params, fits):
 
 def test_a_salt_is_found_in_whichever_tenant_and_a_tag_of_one_means_nothing_in_another():
     other = keys.tenant_tag(SECRET, "team-b")
-    wish = Wish.parse({"salts": [digest("red")]}, SECRET)
+    wish = PurgeFilter.parse({"salts": [digest("red")]}, SECRET)
     assert wish.fits(made(tenant_tag=other, salt_tag=tag_of("red", "team-b")))
     assert not wish.fits(made(tenant_tag=other, salt_tag=tag_of("red")))
-    assert not Wish.parse({"salts": [digest("red")]}, b"the secret of another pool, long enough").fits(made())
+    assert not PurgeFilter.parse({"salts": [digest("red")]}, b"the secret of another pool, long enough").fits(made())
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_a_salt_is_found_in_whichever_tenant_and_a_tag_of_one_means_nothing_in_a
 )
 def test_salts_that_are_not_digests_remove_nothing(salts):
     with pytest.raises(ProtocolError, match="salt"):
-        Wish.parse({"salts": salts}, SECRET)
+        PurgeFilter.parse({"salts": salts}, SECRET)
     with pytest.raises(ProtocolError):
-        Wish.parse({"salts": [digest("red")], "all": True}, SECRET)
+        PurgeFilter.parse({"salts": [digest("red")], "all": True}, SECRET)
 
 
 def test_a_copy_of_a_purged_salt_is_refused_and_others_are_not():
-    bars = Bars()
-    bars.add(Wish.parse({"salts": [digest("red")]}, SECRET).fits, 2000)
+    bars = PurgeTombstones()
+    bars.add(PurgeFilter.parse({"salts": [digest("red")]}, SECRET).fits, 2000)
     assert bars.forbid(made())
     assert not bars.forbid(made(created_ms=2000))  # stored since
     assert not bars.forbid(made(salt_tag=tag_of("blue")))

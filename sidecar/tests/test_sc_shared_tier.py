@@ -16,14 +16,14 @@ from kvpool.protocol.wire import Flag, OpenStatus, Tier
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
-from kvpool_sidecar.index.registration import Announcer
-from kvpool_sidecar.index.resolver import PeerDirectory
-from kvpool_sidecar.replication.dirty_set import Dirty
-from kvpool_sidecar.replication.verifier import Inspector
-from kvpool_sidecar.replication.write_back import Copier, copy_block
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
-from kvpool_sidecar.serving.block_service import NodeBlocks, Streams, close_files
+from kvpool_sidecar.index.registration import IndexRegistration
+from kvpool_sidecar.index.resolver import BlockResolver
+from kvpool_sidecar.replication.dirty_set import DirtySet
+from kvpool_sidecar.replication.verifier import BlockVerifier
+from kvpool_sidecar.replication.write_back import WriteBack, copy_block
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
+from kvpool_sidecar.serving.block_service import BlockService, PeerStreams, close_files
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -38,8 +38,8 @@ class PlainTenant(Tenant):
     def __init__(self):
         self.tag = b"t" * 16
 
-    def key(self, ident):
-        return key(int.from_bytes(ident, "little"))
+    def key(self, block_id):
+        return key(int.from_bytes(block_id, "little"))
 
 
 def name(n):
@@ -57,21 +57,23 @@ class Setup:
         self.shared = SharedTier(self.far, cooldown_s=0.3)
         self.stats = Stats()
         self.index = index = MemoryIndex()
-        guard = Guard("index", 1, 8, Breaker(3, 1, time.monotonic))
-        peers = PeerDirectory(index, guard, lambda: 1, lease_s=5)
-        announcer = Announcer(index, NodeInfo("a", "127.0.0.1", 1, 1), self.local, scanned=lambda: True, lease_s=5)
-        self.copier = Copier(self.local, self.shared, self.stats)
-        inspector = Inspector(self.local, self.shared, peers, no_dial, self.stats)
+        guard = Bulkhead("index", 1, 8, CircuitBreaker(3, 1, time.monotonic))
+        peers = BlockResolver(index, guard, lambda: 1, lease_s=5)
+        announcer = IndexRegistration(
+            index, NodeInfo("a", "127.0.0.1", 1, 1), self.local, scanned=lambda: True, lease_s=5
+        )
+        self.copier = WriteBack(self.local, self.shared, self.stats)
+        inspector = BlockVerifier(self.local, self.shared, peers, no_dial, self.stats)
         pool = config.PoolConfig(
             pool="p", namespace="n", uid="u", local=(config.LocalTier("l", "/x", 1),), index=config.IndexConfig("")
         )
-        self.node = NodeBlocks(pool, self.local, self.shared, peers, announcer, self.copier, inspector, self.stats)
+        self.node = BlockService(pool, self.local, self.shared, peers, announcer, self.copier, inspector, self.stats)
 
     def tiers(self, *numbers, timeout=0.3, every=True):
         return list(self.node.locate((PlainTenant(),), [name(n) for n in numbers], timeout, every=every).tiers)
 
     def opened(self, *numbers, timeout=0.3, flags=Flag.NONE):
-        streams = Streams(no_dial)
+        streams = PeerStreams(no_dial)
         found = self.node.open((PlainTenant(),), [name(n) for n in numbers], flags, timeout, streams)
         close_files(found)
         return [(entry.status, entry.tier) for entry in found]
@@ -181,7 +183,7 @@ def test_while_the_shared_tier_is_absent_copies_wait_and_the_queue_is_bounded(se
     for _ in range(3):
         setup.shared.guard.breaker.failure()
     assert not setup.shared.available
-    setup.copier._dirty = Dirty(max_blocks=3)
+    setup.copier._dirty = DirtySet(max_blocks=3)
     for n in range(6):
         put(setup.local, n)
         setup.copier.offer(key(n), 20_000)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sc_nodes import HTTP_PORT, Cluster, wait_for
-from sc_raw import FINGERPRINT, SECRET, GoneError, ident, payload
+from sc_raw import FINGERPRINT, SECRET, GoneError, block_id, payload
 
 from kvpool import config
 from kvpool.protocol import block, keys, wire
@@ -24,12 +24,12 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
-from kvpool_sidecar.index.resolver import PeerDirectory
-from kvpool_sidecar.replication.lookup_events import AfterLookup
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
-from kvpool_sidecar.serving.block_service import NodeBlocks, Streams, close_files
-from kvpool_sidecar.serving.locator import Locator
+from kvpool_sidecar.index.resolver import BlockResolver
+from kvpool_sidecar.replication.lookup_events import LookupEvents
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
+from kvpool_sidecar.serving.block_service import BlockService, PeerStreams, close_files
+from kvpool_sidecar.serving.locator import BlockLocator
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy.identity import Tenant
@@ -38,7 +38,7 @@ from kvpool_sidecar.testing.blocks import write
 
 BASE, READER, THIRD = "kvt:base:1", "kvt:reader:2", "kvt:third:3"
 COUNT = 12
-NAMES = [ident(n) for n in range(COUNT)]
+NAMES = [block_id(n) for n in range(COUNT)]
 DATA = [payload(n) for n in range(COUNT)]
 PATIENCE_S = 120.0  # no test here is about deadlines
 
@@ -116,7 +116,7 @@ def test_nobody_else_finds_them_and_an_older_client_neither(nodes, common):
 
 def test_what_a_reader_stores_is_its_own_also_under_a_name_that_the_owner_has(nodes, common):
     a, b = nodes
-    mine = {common[0]: payload(100), ident(101): payload(101)}
+    mine = {common[0]: payload(100), block_id(101): payload(101)}
     with a.connect("reader", granted=True) as raw:
         assert raw.put(mine) == [CommitStatus.STORED] * 2
         assert raw.get(list(mine)) == list(mine.values())
@@ -124,13 +124,13 @@ def test_what_a_reader_stores_is_its_own_also_under_a_name_that_the_owner_has(no
     for node in (a, b):
         with node.connect("base", granted=True) as raw:  # the other way nothing is granted
             assert raw.server.readable_tags == ()
-            assert raw.get([common[0], ident(101)]) == [DATA[0], None]
-        assert lookups(node, "base", [ident(101)]) == [Tier.MISS]
+            assert raw.get([common[0], block_id(101)]) == [DATA[0], None]
+        assert lookups(node, "base", [block_id(101)]) == [Tier.MISS]
 
 
 def test_a_prompt_of_blocks_of_both_is_found_as_one(nodes, common):
     a, b = nodes
-    own = [ident(n) for n in range(200, 206)]
+    own = [block_id(n) for n in range(200, 206)]
     prompt = [*common[1:6], *own, *common[6:9]]
     with a.connect("reader", granted=True) as raw:
         raw.put({name: payload(200 + n) for n, name in enumerate(own)})
@@ -138,15 +138,15 @@ def test_a_prompt_of_blocks_of_both_is_found_as_one(nodes, common):
     wanted = [*DATA[1:6], *(payload(200 + n) for n in range(6)), *DATA[6:9]]
     for node, tier in ((a, Tier.LOCAL), (b, Tier.PEER)):
         with node.connect("reader", granted=True) as raw:
-            assert raw.lookup([*prompt, ident(999)]) == [tier] * len(prompt) + [Tier.MISS]
+            assert raw.lookup([*prompt, block_id(999)]) == [tier] * len(prompt) + [Tier.MISS]
             assert raw.get(prompt) == wanted
-            assert raw.lookup([ident(999), *prompt]) == [Tier.MISS] * (len(prompt) + 1)
+            assert raw.lookup([block_id(999), *prompt]) == [Tier.MISS] * (len(prompt) + 1)
 
 
 def test_a_router_is_told_what_the_namespaces_pods_would_find(nodes):
     a, b = nodes
     hashes = [b"hash %d" % n for n in range(5)]
-    names = [keys.ident(FINGERPRINT, one, bytes(4)) for one in hashes]
+    names = [keys.block_id(FINGERPRINT, one, bytes(4)) for one in hashes]
     with a.connect("base") as base, a.connect("reader") as reader:
         base.put({name: payload(n) for n, name in enumerate(names[:3])})
         reader.put({names[3]: payload(3)})
@@ -251,16 +251,16 @@ class World:
     def __init__(self) -> None:
         self.local, self.far, self.index = MemoryStore(1 << 28), MemoryStore(1 << 28), MemoryIndex(lease_s=600)
         self.shared = SharedTier(self.far)
-        self.guard = Guard("index", 1, 8, Breaker(3, 1, time.monotonic))
-        self.directory = PeerDirectory(self.index, self.guard, lambda: 0, lease_s=600, lookup_s=PATIENCE_S)
+        self.guard = Bulkhead("index", 1, 8, CircuitBreaker(3, 1, time.monotonic))
+        self.directory = BlockResolver(self.index, self.guard, lambda: 0, lease_s=600, lookup_s=PATIENCE_S)
         self.peer = self.index.join(NodeInfo("peer", "127.0.0.1", 1, 1))
         self.heard: list[tuple] = []
         self.learned: list[tuple] = []
         pool = config.PoolConfig("p", "n", "u", (config.LocalTier("l", "/x", 1),), config.IndexConfig(""))
-        after = AfterLookup([lambda *told: self.heard.append(told)], Stats(), lambda *told: self.learned.append(told))
+        after = LookupEvents([lambda *told: self.heard.append(told)], Stats(), lambda *told: self.learned.append(told))
         after.start()
         self.after = after
-        self.node = NodeBlocks(
+        self.node = BlockService(
             pool, self.local, self.shared, self.directory, None, None, None, Stats(), after_lookup=after
         )
 
@@ -270,18 +270,20 @@ class World:
         self.guard.close()
 
     def put(self, owner: str, n: int, tier: int) -> None:
-        key, data = keys.key(SECRET, owner, ident(n)), f"{owner} {n}".encode()
+        key, data = keys.key(SECRET, owner, block_id(n)), f"{owner} {n}".encode()
         if tier == Tier.PEER:
             self.index.announce([(key, Record(self.peer, len(data), 1))])
             return
         store = self.local if tier == Tier.LOCAL else self.far
         if (pending := store.begin(key, len(data))) is not None:
             tag = keys.tenant_tag(SECRET, owner)
-            write(pending, block.BlockHeader(key, ident(n), FINGERPRINT, tag, len(data), block.checksum(data), 1), data)
+            write(
+                pending, block.BlockHeader(key, block_id(n), FINGERPRINT, tag, len(data), block.checksum(data), 1), data
+            )
             store.commit(pending)
 
     def read(self, tenants, n: int) -> bytes | None:
-        (entry,) = opened = self.node.open(tenants, [ident(n)], Flag.LOCAL_ONLY, PATIENCE_S, Streams(no_dial))
+        (entry,) = opened = self.node.open(tenants, [block_id(n)], Flag.LOCAL_ONLY, PATIENCE_S, PeerStreams(no_dial))
         try:
             if entry.status == OpenStatus.MISS:
                 return None
@@ -308,7 +310,7 @@ def test_a_session_finds_exactly_its_own_and_what_was_granted(placed, grants, or
     try:
         for owner, n, tier in sorted(placed):
             world.put(FOUR[owner], n, tier)
-        names = [ident(n) for n in order]
+        names = [block_id(n) for n in order]
         for who in (*range(4), 99):
             readable = {who, *grants[who]} if who < 4 else set()
             may = session_tenants(f"ns{who}", tenancy)
@@ -318,7 +320,7 @@ def test_a_session_finds_exactly_its_own_and_what_was_granted(placed, grants, or
             assert list(every.tiers) == nearest
             for n, some, tier, key in zip(order, there, nearest, every.keys, strict=True):
                 if tier:
-                    assert key in {keys.key(SECRET, FOUR[owner], ident(n)) for at, owner in some if at == tier}
+                    assert key in {keys.key(SECRET, FOUR[owner], block_id(n)) for at, owner in some if at == tier}
             miss = nearest.index(Tier.MISS) if Tier.MISS in nearest else len(nearest)
             assert list(world.node.locate(may, names, PATIENCE_S, every=False).tiers) == nearest[:miss] + [0] * (
                 10 - miss
@@ -350,16 +352,17 @@ def test_one_that_may_read_nobody_asks_what_it_always_asked_and_a_foreign_block_
         world.put(FOUR[1], 2, Tier.SHARED)
         for holder, name in ((world.local, "has"), (world.shared, "has_many"), (world.directory, "reach")):
             setattr(holder, name, Counting(name, getattr(holder, name)))
-        locator, own = Locator(world.local, world.shared, world.directory), Tenant(SECRET, FOUR[0])
+        locator, own = BlockLocator(world.local, world.shared, world.directory), Tenant(SECRET, FOUR[0])
         told = []
         for names in ([1, 2, 3], [7, 8, 9]):
             asked.clear()
-            found = locator.locate((own,), [ident(n) for n in names], PATIENCE_S, every=False)
+            found = locator.locate((own,), [block_id(n) for n in names], PATIENCE_S, every=False)
             told.append((list(found.tiers), dict(asked)))
         assert told[0] == told[1] == ([0, 0, 0], {"has": [1, 1, 1], "reach": [3], "has_many": [1]})
         granted = (own, Tenant(SECRET, FOUR[1]))
         asked.clear()
-        assert list(locator.locate(granted, [ident(1), ident(2), ident(3)], PATIENCE_S, every=False).tiers) == [1, 3, 0]
+        block_ids = [block_id(1), block_id(2), block_id(3)]
+        assert list(locator.locate(granted, block_ids, PATIENCE_S, every=False).tiers) == [1, 3, 0]
         assert asked["reach"] == [2, 2]
     finally:
         world.stop()
@@ -371,7 +374,7 @@ def test_what_follows_a_lookup_is_told_of_the_owners_blocks_but_learns_the_reade
         world.put(FOUR[1], 1, Tier.LOCAL)
         world.put(FOUR[0], 2, Tier.LOCAL)
         mine, granted = Tenant(SECRET, FOUR[0]), Tenant(SECRET, FOUR[1])
-        names = [ident(1), ident(2), ident(3)]
+        names = [block_id(1), block_id(2), block_id(3)]
         world.node.looked_up(mine, names, world.node.locate((mine, granted), names, PATIENCE_S, every=False))
         wait_for(lambda: world.learned, "heard of")
         ((tag, found, tiers, _at),) = world.heard
@@ -385,17 +388,17 @@ def test_names_of_others_do_not_use_up_the_time_for_ones_own():
     named = []
 
     class Slow(Tenant):
-        def key(self, ident: bytes) -> bytes:
-            named.append(ident)
+        def key(self, block_id: bytes) -> bytes:
+            named.append(block_id)
             time.sleep(0.02)
-            return super().key(ident)
+            return super().key(block_id)
 
     world = World()
     try:
         mine = (Tenant(SECRET, FOUR[0]), Slow(SECRET, FOUR[1]))
         for n in range(100, 110):
             world.put(FOUR[0], n, Tier.LOCAL)
-        names = [ident(n) for n in range(110)]
+        names = [block_id(n) for n in range(110)]
         found = world.node.locate(mine, names, 0.4, every=True)
         assert list(found.tiers[100:]) == [Tier.LOCAL] * 10
         assert 0 < len(named) <= 21  # 0.4 s at 0.02 s each
@@ -409,7 +412,7 @@ def test_long_prompts_are_followed_over_all_tenants_at_a_peer():
         for n in range(600):
             world.put(FOUR[n // 150 % 2], n, Tier.PEER)
         tenants = tuple(Tenant(SECRET, name) for name in FOUR[:3])
-        names = [ident(n) for n in range(700)]
+        names = [block_id(n) for n in range(700)]
         found = world.node.locate(tenants, names, PATIENCE_S, every=False)
         assert list(found.tiers) == [Tier.PEER] * 600 + [0] * 100
         assert all(found.keys[n] == tenants[n // 150 % 2].key(names[n]) for n in range(600))

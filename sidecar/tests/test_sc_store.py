@@ -9,7 +9,7 @@ import pytest
 
 from kvpool.config import CacheConfig, LocalTier
 from kvpool_sidecar.storage.layout import block_path
-from kvpool_sidecar.storage.local.drive import Root
+from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
@@ -57,8 +57,8 @@ class TestRoot(FileContract):
     @pytest.fixture
     def store(self, tmp_path):
         self.directory = tmp_path
-        limits = quota.Limits(CAPACITY, 85, 75, 1000)
-        root = Root("nvme", str(tmp_path / "r"), limits, pool_uid="u", use_tmpfile=self.use_tmpfile)
+        limits = quota.CapacityLimits(CAPACITY, 85, 75, 1000)
+        root = Drive("nvme", str(tmp_path / "r"), limits, pool_uid="u", use_tmpfile=self.use_tmpfile)
         root.scan()
         yield root
         root.close()

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvpool.errors import TierFullError
 from kvpool.protocol.wire import CommitStatus
-from kvpool_sidecar.storage.local.drive import Root
+from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
@@ -37,7 +37,7 @@ class StoreModel(RuleBasedStateMachine):
         self.open()
 
     def open(self):
-        self.real = Root("nvme", f"{self.directory}/r", quota.Limits(CAPACITY, 85, 60, 5), pool_uid="u")
+        self.real = Drive("nvme", f"{self.directory}/r", quota.CapacityLimits(CAPACITY, 85, 60, 5), pool_uid="u")
         self.real.scan()
         self.store = FaultyStore(self.real)
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from sc_nodes import MIB, fresh_address, wait_for
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 
 from kvpool.errors import PoolUnavailableError
 from kvpool.protocol import wire
@@ -16,10 +16,10 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.peers import preconnect as spares
 from kvpool_sidecar.peers import tcp
-from kvpool_sidecar.peers.connection import PeerLink, dial
-from kvpool_sidecar.peers.preconnect import Spares
+from kvpool_sidecar.peers.connection import PeerConnection, dial
+from kvpool_sidecar.peers.preconnect import Preconnector
 from kvpool_sidecar.peers.server import PeerServer
-from kvpool_sidecar.resilience.fair_queue import Lane
+from kvpool_sidecar.resilience.fair_queue import FairQueue
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
 
@@ -27,7 +27,7 @@ SECRET = b"secret of the pool"
 PEER = NodeInfo("b", "127.0.0.1", 1, 1)
 
 
-class Dialled(PeerLink):
+class Dialled(PeerConnection):
     """One end of a socket pair; `far` is the peer's."""
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ def dials():
 def pool(dials):
     made = []
 
-    def make(count: int, **kw) -> Spares:
-        made.append(Spares(dials, count, **kw))
+    def make(count: int, **kw) -> Preconnector:
+        made.append(Preconnector(dials, count, **kw))
         return made[-1]
 
     yield make
@@ -136,7 +136,7 @@ def test_after_close_nothing_is_kept(pool, dials):
 def test_a_large_load_comes_over_several_connections_and_a_small_one_over_one(cluster):
     c = cluster()
     a, b = c.node("a"), c.node("b")
-    blocks = {ident(n): payload(n, 8 * MIB) for n in range(4)} | {ident(n): payload(n) for n in range(10, 14)}
+    blocks = {block_id(n): payload(n, 8 * MIB) for n in range(4)} | {block_id(n): payload(n) for n in range(10, 14)}
     with a.connect() as raw:
         raw.put(blocks)
     a.wait_announced()
@@ -174,7 +174,7 @@ def serving(store):
         one.stop()
 
 
-def connect(server: PeerServer) -> PeerLink:
+def connect(server: PeerServer) -> PeerConnection:
     return dial(*server._listener.getsockname(), secret=SECRET, timeout_s=5)
 
 
@@ -192,7 +192,7 @@ def test_a_client_that_gives_up_costs_the_peer_no_more_than_what_is_on_the_way(s
 
 
 def test_what_goes_to_peers_is_bounded_and_in_turn(serving, store):
-    lane = Lane(64 * MIB)
+    lane = FairQueue(64 * MIB)
     server = serving(lane=lane)
     put(store, 1, 16 * MIB)
     readers = [connect(server) for _ in range(5)]
@@ -212,7 +212,7 @@ def test_a_peer_whose_turn_does_not_come_gets_a_miss_and_the_index_is_not_told(s
     monkeypatch.setattr("kvpool_sidecar.peers.server._PATIENCE_S", 0.01)
     monkeypatch.setattr("kvpool_sidecar.resilience.fair_queue._GRACE_S", 60.0)
     absent = []
-    lane = Lane(64 * MIB)
+    lane = FairQueue(64 * MIB)
     server = serving(lane=lane, on_absent=absent.append)
     put(store, 1, 16 * MIB)
     held = [lane.take("another", 16 * MIB, 0.0) for _ in range(3)]

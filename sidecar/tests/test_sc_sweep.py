@@ -17,14 +17,14 @@ from kvpool.protocol import block
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.shared_gc import collection as sweep
 from kvpool_sidecar.shared_gc import metadata as folder
-from kvpool_sidecar.shared_gc.access_times import Touches
-from kvpool_sidecar.shared_gc.age_histogram import Ages
-from kvpool_sidecar.shared_gc.collection import LeaseLostError, Pace, SweepStoppedError
+from kvpool_sidecar.shared_gc.access_times import AccessTimes
+from kvpool_sidecar.shared_gc.age_histogram import AgeHistogram
+from kvpool_sidecar.shared_gc.collection import CollectionStoppedError, EntryRateLimiter, LeaseLostError
 from kvpool_sidecar.shared_gc.file_lease import Lease
-from kvpool_sidecar.shared_gc.filesystem_collector import SharedSweeper, Timing
-from kvpool_sidecar.shared_gc.metadata import Tier
-from kvpool_sidecar.shared_gc.plan import Census, Group, Limits, Model, level, make_plan, superseded
-from kvpool_sidecar.shared_gc.usage import Ledger, Stored, Summary
+from kvpool_sidecar.shared_gc.filesystem_collector import FilesystemCollector, Schedule
+from kvpool_sidecar.shared_gc.metadata import TierMetadata
+from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, Model, level, make_plan, superseded
+from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageEstimator, UsageReport
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
 from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.testing.blocks import TAG, header, key, payload, put, read, write
@@ -33,7 +33,7 @@ SIZE = 20_000
 FILE = SIZE + block.HEADER_BYTES
 HOUR = 3600.0
 DAY = 24 * HOUR
-FAST = Timing(lease_s=30.0, every_s=1e9, entries_per_s=1e9)
+FAST = Schedule(lease_s=30.0, every_s=1e9, entries_per_s=1e9)
 
 
 class Shared:
@@ -53,10 +53,10 @@ class Shared:
         self.store.has(key(0))
 
     def sweeper(self, *, timing=FAST, own_store=False, **kw):
-        limits = Limits(**{k: kw.pop(k) for k in list(kw) if k in Limits._fields})
+        limits = CollectionLimits(**{k: kw.pop(k) for k in list(kw) if k in CollectionLimits._fields})
         store = SharedStore(str(self.path), pool_uid=self.uid) if own_store else self.store
         self.stores.append(store)
-        return SharedSweeper(
+        return FilesystemCollector(
             str(self.path), self.uid, limits, store, self.stats, timing=timing, removed=self.swept.append, **kw
         )
 
@@ -82,7 +82,7 @@ class Shared:
 
 def again(sweeper):
     """It is time for the next sweep."""
-    sweeper._not_before, sweeper._summary = 0.0, Summary()
+    sweeper._not_before, sweeper._summary = 0.0, UsageReport()
     sweeper.turn()
 
 
@@ -234,7 +234,7 @@ def test_one_that_saw_an_old_list_of_terms_withdraws(leases, monkeypatch):
 
 def census_of(*groups):
     """(group, [(age, size), ...], first_s) each."""
-    census = Census()
+    census = Inventory()
     for group, blocks, first in groups:
         for age, size in blocks:
             census.add(size, age)
@@ -256,7 +256,7 @@ def test_a_cut_takes_the_oldest_and_no_more_than_one_block_too_many():
     rng = random.Random(7)
     for _ in range(50):
         blocks = [(rng.expovariate(1 / DAY), rng.randrange(1, 1000)) for _ in range(200)]
-        ages = Ages()
+        ages = AgeHistogram()
         for age, size in blocks:
             ages.add(age, size)
         need = rng.randrange(1, ages.total)
@@ -268,17 +268,17 @@ def test_a_cut_takes_the_oldest_and_no_more_than_one_block_too_many():
 
 
 def test_nothing_goes_below_the_high_watermark_and_above_it_down_to_the_low():
-    limits = Limits(capacity=1000, high_percent=80, low_percent=60)
+    limits = CollectionLimits(capacity=1000, high_percent=80, low_percent=60)
     groups = [(Group(b"a", b"f"), [(n * 100.0, 10) for n in range(80)], 0)]
     census = census_of(*groups)
     assert not make_plan(census, limits, [])
     plan = make_plan(census, limits, [], coming=10)
     assert 210 <= taken(plan, groups)["capacity"] < 230
-    assert not make_plan(census, Limits(), [], coming=10**9)
+    assert not make_plan(census, CollectionLimits(), [], coming=10**9)
 
 
 def test_superseded_fingerprints_go_first_and_only_as_far_as_space_is_needed():
-    limits = Limits(capacity=1000, high_percent=80, low_percent=60)
+    limits = CollectionLimits(capacity=1000, high_percent=80, low_percent=60)
     old, new = Group(b"a", b"old"), Group(b"a", b"new")
     models = {b"old": Model("m", 8 * DAY), b"new": Model("m", 0)}
     fresh = [(30 * DAY, 10)] * 50 + [(0.0, 10)]
@@ -336,11 +336,11 @@ def test_a_tenant_over_its_quota_pays_alone_and_a_full_tier_is_paid_by_who_takes
     a, b, c = (Group(t, b"f") for t in (b"a", b"b", b"c"))
     groups = [(a, [(5.0, 10)] * 70, 0), (b, [(900.0, 10)] * 30, 0), (c, [(900.0, 10)] * 5, 0)]
     census = census_of(*groups)
-    limits = Limits(capacity=10_000, high_percent=80, low_percent=60, tenant_bytes=400)
+    limits = CollectionLimits(capacity=10_000, high_percent=80, low_percent=60, tenant_bytes=400)
     plan = make_plan(census, limits, [])
     assert taken(plan, groups) == {"quota": 400}
     assert set(plan.quota) == {b"a"}
-    limits = Limits(capacity=1000, high_percent=80, low_percent=60, tenant_bytes=690)
+    limits = CollectionLimits(capacity=1000, high_percent=80, low_percent=60, tenant_bytes=690)
     plan = make_plan(census, limits, [])
     assert set(plan.tenants) | set(plan.quota) == {b"a", b"b"}
     assert 450 <= sum(taken(plan, groups).values()) < 470
@@ -357,7 +357,7 @@ def test_whatever_lies_there_a_plan_makes_room_and_no_more_than_that(quota):
             ages = [(rng.expovariate(1 / DAY), rng.randrange(1, 20)) for _ in range(rng.randrange(1, 80))]
             groups.append((Group(bytes([n % 3 + 1]), bytes([n])), ages, rng.random() * 90 * DAY))
         census = census_of(*groups)
-        limits = Limits(rng.randrange(100, 5000), 80, 60, quota)
+        limits = CollectionLimits(rng.randrange(100, 5000), 80, 60, quota)
         old = [group for group, *_ in groups if rng.random() < 0.3]
         plan = make_plan(census, limits, old)
         total = census.bytes
@@ -379,7 +379,7 @@ def test_whatever_lies_there_a_plan_makes_room_and_no_more_than_that(quota):
 
 
 def test_the_census_is_bounded_whatever_the_headers_say():
-    census = Census()
+    census = Inventory()
     for n in range(5000):
         census.add(10, 1.0)
         census.attribute(Group(n.to_bytes(16, "big"), b"f"), 10, 1.0, 1.0)
@@ -388,27 +388,27 @@ def test_the_census_is_bounded_whatever_the_headers_say():
 
 
 def test_the_ledger_follows_what_the_sidecars_tell_also_of_one_that_left():
-    ledger = Ledger()
-    ledger.rebase(Stored(1000, 10), {"a": Stored(500, 5)})
-    ledger.update({"a": Stored(700, 7), "b": Stored(50, 1)})
-    assert ledger.used() == Stored(1250, 13)
-    ledger.update({"a": Stored(800, 8)})
-    assert ledger.used() == Stored(1350, 14)
+    ledger = UsageEstimator()
+    ledger.rebase(StoredUsage(1000, 10), {"a": StoredUsage(500, 5)})
+    ledger.update({"a": StoredUsage(700, 7), "b": StoredUsage(50, 1)})
+    assert ledger.used() == StoredUsage(1250, 13)
+    ledger.update({"a": StoredUsage(800, 8)})
+    assert ledger.used() == StoredUsage(1350, 14)
     ledger.take(100)
-    assert ledger.used() == Stored(1250, 13)
-    marks = {"a": Stored(600, 6), "b": Stored(50, 1)}
-    assert ledger.met_since(marks) == Stored(100, 1)
-    ledger.rebase(Stored(2000, 20), marks, Stored(100, 1))
-    ledger.update({"a": Stored(800, 8)})
-    assert ledger.used() == Stored(2100, 21)
-    assert Summary.from_json(Summary(1.0, 2.0, Stored(3, 4), {"aa": 5}, {"b": Stored(6, 7)}, "n").to_json()) == Summary(
-        1.0, 2.0, Stored(3, 4), {"aa": 5}, {"b": Stored(6, 7)}, "n"
-    )
+    assert ledger.used() == StoredUsage(1250, 13)
+    marks = {"a": StoredUsage(600, 6), "b": StoredUsage(50, 1)}
+    assert ledger.met_since(marks) == StoredUsage(100, 1)
+    ledger.rebase(StoredUsage(2000, 20), marks, StoredUsage(100, 1))
+    ledger.update({"a": StoredUsage(800, 8)})
+    assert ledger.used() == StoredUsage(2100, 21)
+    assert UsageReport.from_json(
+        UsageReport(1.0, 2.0, StoredUsage(3, 4), {"aa": 5}, {"b": StoredUsage(6, 7)}, "n").to_json()
+    ) == UsageReport(1.0, 2.0, StoredUsage(3, 4), {"aa": 5}, {"b": StoredUsage(6, 7)}, "n")
 
 
 @pytest.mark.parametrize("value", [{}, {"finished": "x"}, {"finished": 1, "seconds": 1, "used": 3}, {"tenants": []}])
 def test_a_summary_that_makes_no_sense_is_none(value):
-    assert Summary.from_json(value) == Summary()
+    assert UsageReport.from_json(value) == UsageReport()
 
 
 # -- what goes
@@ -540,7 +540,7 @@ def test_fault_26_a_node_whose_clock_jumps_finds_no_block_too_old(shared, monkey
 def test_a_use_is_noted_so_what_is_in_use_stays(shared):
     shared.put(1, idle=2 * HOUR)
     shared.put(2, idle=2 * HOUR)
-    touches = Touches(shared.store.touch, shared.stats, every_s=600.0)
+    touches = AccessTimes(shared.store.touch, shared.stats, every_s=600.0)
     shared.store.on_use = lambda key, used_at: touches.offer(key)
     touches.start()
     assert read(shared.store, 1) == payload(1)
@@ -554,7 +554,7 @@ def test_a_use_is_noted_so_what_is_in_use_stays(shared):
 def test_a_lookup_that_found_a_block_on_a_node_is_a_use_of_its_copy(shared):
     for n in range(4):
         shared.put(n, idle=2 * HOUR)
-    touches = Touches(shared.store.touch, shared.stats, every_s=600.0)
+    touches = AccessTimes(shared.store.touch, shared.stats, every_s=600.0)
     touches.looked_up(TAG, [key(n) for n in range(4)] + [key(9)], bytes([1, 2, 3, 0, 1]), 0.0)
     touches.start()
     wait_for(lambda: not touches._queue, "all are dealt with")
@@ -573,7 +573,7 @@ def test_a_superseded_fingerprint_goes_first(shared):
     sweeper = shared.sweeper(
         capacity=20 * FILE, high_percent=80, low_percent=60, models=lambda: [(old, "model"), (new, "model")]
     )
-    with Tier(str(shared.path), shared.uid) as tier:
+    with TierMetadata(str(shared.path), shared.uid) as tier:
         sweeper._say(tier)
         sweeper._note_models(tier)
     os.utime(shared.path / "sweep" / f"model-{old.hex()}", (time.time() - 8 * DAY,) * 2)
@@ -672,7 +672,7 @@ def test_another_pools_directory_is_never_swept(tmp_path):
     one.sweeper(idle_s=1.0).turn()
     assert one.left(range(4)) == []
     assert two.left(range(4)) == list(range(4))
-    mistaken = SharedSweeper(str(two.path), "uid-1", Limits(idle_s=1.0), two.store, Stats())
+    mistaken = FilesystemCollector(str(two.path), "uid-1", CollectionLimits(idle_s=1.0), two.store, Stats())
     with pytest.raises(ConfigError, match="not the directory of this pool"):
         mistaken.turn()
     (two.path / "POOL_ID").unlink()
@@ -690,7 +690,7 @@ def test_another_pools_directory_is_never_swept(tmp_path):
 
 def test_a_directory_that_was_mounted_over_is_another_file_system_and_stays(shared, monkeypatch):
     shared.put(1, idle=DAY)
-    with Tier(str(shared.path), shared.uid) as tier:
+    with TierMetadata(str(shared.path), shared.uid) as tier:
         from kvpool_sidecar.shared_gc.walk import leaves
 
         assert len(list(leaves(tier.blocks, tier.device))) == 1
@@ -792,21 +792,21 @@ def test_the_pace_holds_on_the_average():
         clock[0] += seconds
         return False
 
-    pace = Pace(100.0, wait, lambda: clock[0])
+    pace = EntryRateLimiter(100.0, wait, lambda: clock[0])
     for _ in range(1000):
         pace(3)
         clock[0] += 0.001
     assert 29 < clock[0] < 31.5
     assert len(slept) == 1000
-    with pytest.raises(SweepStoppedError):
-        Pace(100.0, lambda _s: True, lambda: 0.0)(100)
+    with pytest.raises(CollectionStoppedError):
+        EntryRateLimiter(100.0, lambda _s: True, lambda: 0.0)(100)
 
 
 def test_a_long_sweep_keeps_the_lease_and_tells_meanwhile(shared):
     for n in range(40):
         shared.put(n)
-    one = shared.sweeper(timing=Timing(lease_s=0.4, every_s=1e9, entries_per_s=30.0))
-    two = shared.sweeper(own_store=True, timing=Timing(lease_s=0.4, every_s=1e9, entries_per_s=1e9))
+    one = shared.sweeper(timing=Schedule(lease_s=0.4, every_s=1e9, entries_per_s=30.0))
+    two = shared.sweeper(own_store=True, timing=Schedule(lease_s=0.4, every_s=1e9, entries_per_s=1e9))
     thread = threading.Thread(target=one.turn)
     thread.start()
     wait_for(lambda: one.status()["sweeping"], "it sweeps")
@@ -827,7 +827,7 @@ def test_memory_does_not_grow_with_the_number_of_blocks(shared, monkeypatch):
     for n in range(50):
         shared.put(n)
     held = []
-    true = walk.Leaf.blocks
+    true = walk.LeafDirectory.blocks
 
     def watched(leaf):
         for found in true(leaf):
@@ -835,7 +835,7 @@ def test_memory_does_not_grow_with_the_number_of_blocks(shared, monkeypatch):
             yield found
             assert held.pop() == found.name
 
-    monkeypatch.setattr(walk.Leaf, "blocks", watched)
+    monkeypatch.setattr(walk.LeafDirectory, "blocks", watched)
     sweeper = shared.sweeper(capacity=10 * FILE)
     sweeper.turn()
     assert shared.stats.whole("swept")["capacity"] >= 40
@@ -846,8 +846,8 @@ def test_of_very_many_blocks_a_part_of_the_headers_tells_of_all(shared, monkeypa
     for n in range(300):
         put(shared.store, n, 100)
     sweeper = shared.sweeper()
-    sweeper._summary = Summary(finished=0.0, used=Stored(1, 300))
-    with Tier(str(shared.path), shared.uid) as tier:
+    sweeper._summary = UsageReport(finished=0.0, used=StoredUsage(1, 300))
+    with TierMetadata(str(shared.path), shared.uid) as tier:
         folder.write_note(tier.sweep, folder.SUMMARY, sweeper._summary.to_json())
     opened, true = [], safefs.open_beneath
     monkeypatch.setattr(

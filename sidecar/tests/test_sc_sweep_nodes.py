@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from sc_nodes import wait_for
-from sc_raw import FINGERPRINT, SECRET, ident, payload
+from sc_raw import FINGERPRINT, SECRET, block_id, payload
 
 from kvpool import config
 from kvpool.protocol import block, keys
@@ -44,16 +44,16 @@ def blocks_of(directory):
 
 def store(node, numbers, tenant="team-a"):
     with node.connect(tenant) as raw:
-        raw.put({ident(n): payload(n, SIZE) for n in numbers})
+        raw.put({block_id(n): payload(n, SIZE) for n in numbers})
 
 
 def place(cluster, numbers, idle=86400.0, tenant="team-a"):
     """Blocks that lie there from before, as a sidecar would have copied them."""
     for n in numbers:
         data = payload(n, SIZE)
-        key = keys.key(SECRET, tenant, ident(n))
+        key = keys.key(SECRET, tenant, block_id(n))
         head = block.BlockHeader(
-            key, ident(n), FINGERPRINT, keys.tenant_tag(SECRET, tenant), SIZE, block.checksum(data),
+            key, block_id(n), FINGERPRINT, keys.tenant_tag(SECRET, tenant), SIZE, block.checksum(data),
             created_ms=int((time.time() - idle) * 1000),
         )  # fmt: skip
         name = key.hex()
@@ -90,7 +90,7 @@ def test_one_sweeps_and_when_it_is_killed_another_takes_over(cluster):
     assert sweep_of(other)["term"] == term + 1
     wait_for(lambda: sweep_of(other)["removed"] == {"idle": 30}, "and sweeps")
     with other.connect() as raw:
-        assert raw.get([ident(0)]) == [payload(0, SIZE)]
+        assert raw.get([block_id(0)]) == [payload(0, SIZE)]
 
 
 def test_a_sweeper_that_was_stopped_notices_when_it_comes_back(cluster):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from sc_nodes import wait_for
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 from sc_s3 import S3Server, s3_bucket
 
 from kvpool import config
@@ -18,12 +18,12 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.shared_gc import object_lease
 from kvpool_sidecar.shared_gc.collection import LeaseLostError
 from kvpool_sidecar.shared_gc.controller import make_keeper
-from kvpool_sidecar.shared_gc.loop import Timing
-from kvpool_sidecar.shared_gc.object_collector import ObjectSweeper
+from kvpool_sidecar.shared_gc.loop import Schedule
+from kvpool_sidecar.shared_gc.object_collector import ObjectCollector
 from kvpool_sidecar.shared_gc.object_lease import ObjectLease
-from kvpool_sidecar.shared_gc.plan import Limits
-from kvpool_sidecar.shared_gc.usage import Stored, Summary
-from kvpool_sidecar.storage.buckets.base import Listed
+from kvpool_sidecar.shared_gc.plan import CollectionLimits
+from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageReport
+from kvpool_sidecar.storage.buckets.base import ObjectInfo
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -33,7 +33,7 @@ from kvpool_sidecar.testing.blocks import key, put, read
 SIZE = 20_000
 FILE = SIZE + block.HEADER_BYTES
 HOUR = 3600.0
-FAST = Timing(lease_s=30.0, every_s=1e9, entries_per_s=1e9)
+FAST = Schedule(lease_s=30.0, every_s=1e9, entries_per_s=1e9)
 _fresh = itertools.count(1)
 
 
@@ -62,8 +62,8 @@ class Pool:
         return self.stores[-1]
 
     def sweeper(self, store=None, timing=FAST, **kw):
-        limits = Limits(**{k: kw.pop(k) for k in list(kw) if k in Limits._fields})
-        return ObjectSweeper(
+        limits = CollectionLimits(**{k: kw.pop(k) for k in list(kw) if k in CollectionLimits._fields})
+        return ObjectCollector(
             limits, store or self.store, self.stats, timing=timing, removed=self.swept.append, **kw
         )  # fmt: skip
 
@@ -120,8 +120,8 @@ def test_idle_and_age_and_a_touch(pool):
     assert pool.stats.whole("swept") == {"idle": 3}
     pool.put(5, idle=5 * HOUR)
     pool.file(0).touch()
-    sweeper._limits = Limits(max_age_s=4 * HOUR)
-    sweeper._not_before, sweeper._summary = 0.0, Summary()
+    sweeper._limits = CollectionLimits(max_age_s=4 * HOUR)
+    sweeper._not_before, sweeper._summary = 0.0, UsageReport()
     sweeper.turn()
     assert pool.stats.whole("swept") == {"idle": 3, "age": 1}
 
@@ -222,7 +222,9 @@ def test_notes_do_not_heap_up_and_those_of_dead_sidecars_go(pool):
 def test_a_store_that_does_not_tell_times_is_not_swept(pool, monkeypatch):
     pool.put(1, idle=HOUR)
     true = FsspecBucket.listed
-    monkeypatch.setattr(FsspecBucket, "listed", lambda self, f: (Listed(o.name, o.size, None) for o in true(self, f)))
+    monkeypatch.setattr(
+        FsspecBucket, "listed", lambda self, f: (ObjectInfo(o.name, o.size, None) for o in true(self, f))
+    )
     sweeper = pool.sweeper(idle_s=1.0)
     sweeper._attempt(sweeper.turn)
     assert "does not tell" in sweeper.status()["problem"]
@@ -254,7 +256,7 @@ def test_on_s3_of_many_that_try_for_a_term_exactly_one_has_it(far):
     held = []
 
     def contend(lease):
-        view = lease.say(far, "p/sweep", Stored())
+        view = lease.say(far, "p/sweep", StoredUsage())
         start.wait()
         held.append(lease.hold(far, "p/sweep", view))
 
@@ -265,12 +267,12 @@ def test_on_s3_of_many_that_try_for_a_term_exactly_one_has_it(far):
         thread.join()
     assert sum(held) == 1
     holder = leases[[lease.term for lease in leases].index(1)]
-    assert holder.hold(far, "p/sweep", holder.say(far, "p/sweep", Stored()))
+    assert holder.hold(far, "p/sweep", holder.say(far, "p/sweep", StoredUsage()))
     holder.release(far, "p/sweep")
     other = next(lease for lease in leases if lease is not holder)
-    assert other.hold(far, "p/sweep", other.say(far, "p/sweep", Stored()))
+    assert other.hold(far, "p/sweep", other.say(far, "p/sweep", StoredUsage()))
     assert other.term == 2
-    assert not holder.hold(far, "p/sweep", holder.say(far, "p/sweep", Stored()))
+    assert not holder.hold(far, "p/sweep", holder.say(far, "p/sweep", StoredUsage()))
     far.close()
 
 
@@ -304,7 +306,7 @@ def test_sidecars_keep_a_bucket_within_its_capacity_and_replace_the_one_that_swe
 
     def store(node, numbers):
         with node.connect() as raw:
-            raw.put({ident(n): payload(n, size) for n in numbers})
+            raw.put({block_id(n): payload(n, size) for n in numbers})
 
     holder = wait_for(lambda: next((n for n in (a, b) if sweep(n)["holder"]), None), "one sweeps", timeout=60)
     other = b if holder is a else a
@@ -337,7 +339,7 @@ def test_idle_counts_only_where_uses_can_be_noted(pool, url, max_age, idle):
     )  # fmt: skip
     tenancy = Tenancy(b"a secret of this test", made)
     keeper = make_keeper(made, tenancy, "a", SharedTier(pool.store), Stats(), list)
-    assert keeper.sweeper._limits == Limits(7, 85, 75, 0, idle, max_age)
+    assert keeper.sweeper._limits == CollectionLimits(7, 85, 75, 0, idle, max_age)
     touched = []
     pool.store.touch = lambda key, every_s: touched.append(key) or True
     assert keeper.touches._touch(b"k", 1.0) is bool(idle)

@@ -9,7 +9,7 @@ from sc_nodes import wait_for
 
 from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.index.expiry import Sweeper
+from kvpool_sidecar.index.expiry import IndexExpiry
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.testing.index import key
@@ -29,7 +29,7 @@ def sweeper(index):
     made = []
 
     def make(number, **kw):
-        one = Sweeper(index, number, **{"keys_per_s": 1e6, "look_s": 0.02, **kw})
+        one = IndexExpiry(index, number, **{"keys_per_s": 1e6, "look_s": 0.02, **kw})
         made.append(one)
         one.start()
         return one

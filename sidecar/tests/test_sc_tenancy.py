@@ -17,14 +17,14 @@ from kvpool.errors import ConfigError
 from kvpool.protocol import keys
 from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar import eviction as evict
-from kvpool_sidecar.app.config_reload import LiveConfig, differences
+from kvpool_sidecar.app.config_reload import ConfigReloader, differences
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.eviction import Order
+from kvpool_sidecar.eviction import EvictionConfig
 from kvpool_sidecar.serving.socket_handoff import Handoff
 from kvpool_sidecar.settings import ConfigFile
 from kvpool_sidecar.shared_gc.controller import make_keeper
-from kvpool_sidecar.shared_gc.plan import Census, Group, Limits, make_plan
-from kvpool_sidecar.storage.local.drive import Root
+from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, make_plan
+from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -42,8 +42,8 @@ SECRET = b"a secret of this test, long enough"
 def make(tmp_path):
     made = []
 
-    def root(limits: quota.Limits, **kw) -> Root:
-        made.append(Root("nvme", str(tmp_path / "r"), limits, pool_uid="u", **kw))
+    def root(limits: quota.CapacityLimits, **kw) -> Drive:
+        made.append(Drive("nvme", str(tmp_path / "r"), limits, pool_uid="u", **kw))
         made[-1].scan()
         return made[-1]
 
@@ -52,11 +52,11 @@ def make(tmp_path):
         one.close()
 
 
-def limits(capacity: int = 32 * MIB, **kw) -> quota.Limits:
-    return quota.Limits(capacity, 85, 75, 1000, **kw)
+def limits(capacity: int = 32 * MIB, **kw) -> quota.CapacityLimits:
+    return quota.CapacityLimits(capacity, 85, 75, 1000, **kw)
 
 
-def put(root: Root, n: int, tenant: bytes, size: int = MIB - 4096, **fields) -> None:
+def put(root: Drive, n: int, tenant: bytes, size: int = MIB - 4096, **fields) -> None:
     data = payload(n, size)
     pending = root.begin(key(n), len(data))
     assert pending is not None
@@ -64,7 +64,7 @@ def put(root: Root, n: int, tenant: bytes, size: int = MIB - 4096, **fields) -> 
     assert root.commit(pending) == CommitStatus.STORED
 
 
-def those_of(root: Root, *numbers: int) -> int:
+def those_of(root: Drive, *numbers: int) -> int:
     return sum(root.has(key(n)) for n in numbers)
 
 
@@ -109,7 +109,7 @@ def test_a_smaller_drive_is_emptied_by_housekeeping_in_its_order(make):
     root = make(limits(), policy="LRU")
     for n in range(20):
         put(root, n, LEAD)
-    root.reconfigure(limits(8 * MIB), Order("LRU"))
+    root.reconfigure(limits(8 * MIB), EvictionConfig("LRU"))
     assert root.usage().capacity_bytes == 8 * MIB
     assert those_of(root, *range(20)) == 20  # nothing is waited for
     root.housekeep()
@@ -121,12 +121,12 @@ def test_another_order_holds_after_the_next_housekeeping(make, policy):
     root = make(limits(), policy="FIFO" if policy == "LRU" else "LRU")
     for n in range(10):
         put(root, n, LEAD)
-    root.reconfigure(limits(), Order(policy))
+    root.reconfigure(limits(), EvictionConfig(policy))
     assert not root.settled
     root.housekeep()
     assert root.settled
     assert read(root, 0) == payload(0, MIB - 4096)
-    root.reconfigure(limits(6 * MIB), Order(policy))
+    root.reconfigure(limits(6 * MIB), EvictionConfig(policy))
     root.housekeep()
     assert root.has(key(0)) == (policy == "LRU")
 
@@ -145,7 +145,7 @@ def test_what_comes_and_goes_while_the_table_is_made_anew_is_not_forgotten(make,
         return plain(order, its_limits)
 
     monkeypatch.setattr(evict, "make_tables", slow)
-    root.reconfigure(limits(64 * MIB, tenants={GOLD: TenantLimits(4 * MIB)}), Order("LRU"))
+    root.reconfigure(limits(64 * MIB, tenants={GOLD: TenantLimits(4 * MIB)}), EvictionConfig("LRU"))
     thread = threading.Thread(target=root.housekeep)
     thread.start()
     assert arrived.wait(10)
@@ -168,7 +168,7 @@ def test_quotas_of_before_a_restart_are_known_again_when_they_are_asked_for_late
         put(root, 100 + n, LEAD)
     root.close()
     again = make(limits())  # it reads no headers
-    again.reconfigure(limits(tenant_bytes=4 * MIB), Order())
+    again.reconfigure(limits(tenant_bytes=4 * MIB), EvictionConfig())
     again.housekeep()
     assert those_of(again, *range(6)) == 4
     assert those_of(again, *range(100, 106)) == 4
@@ -180,7 +180,7 @@ def test_an_age_that_is_asked_for_later_counts_from_when_blocks_were_made(make):
     put(root, 2, LEAD, created_ms=int(time.time() * 1000))
     root.close()
     again = make(limits())
-    again.reconfigure(limits(max_age_s=1000.0), Order())
+    again.reconfigure(limits(max_age_s=1000.0), EvictionConfig())
     again.housekeep()
     assert not again.has(key(1))
     assert again.has(key(2))
@@ -193,22 +193,22 @@ def test_a_shorter_idle_time_spares_what_was_in_use_but_not_noted(make):
     read(root, 1)
     now[0] += 500
     read(root, 1)  # within ten minutes of the last note: not noted
-    root.reconfigure(limits(idle_s=100.0), Order())
+    root.reconfigure(limits(idle_s=100.0), EvictionConfig())
     root.housekeep()
     assert root.has(key(1))
 
 
 def test_pins_follow_their_share(make):
-    root = make(limits(), order=Order("LRU", 50, 2))
+    root = make(limits(), order=EvictionConfig("LRU", 50, 2))
     for n in range(16):
         put(root, n, LEAD)
     for _ in range(2):
         for n in range(8):
             read(root, n)
     assert root.pinned_bytes == 8 * MIB
-    root.reconfigure(limits(), Order("LRU", 10, 2))
+    root.reconfigure(limits(), EvictionConfig("LRU", 10, 2))
     assert root.pinned_bytes == 3 * MIB
-    root.reconfigure(limits(8 * MIB), Order("LRU", 0, 2))
+    root.reconfigure(limits(8 * MIB), EvictionConfig("LRU", 0, 2))
     root.housekeep()
     assert root.pinned_bytes == 0
     assert those_of(root, *range(16)) == 6
@@ -220,7 +220,7 @@ def test_a_table_and_its_journal_agree_whatever_happens(policy):
     """The rule of the rebuild: a copy, and then every block of the journal as it is now, is the table."""
     rng = random.Random(7)
     lim = limits(1 << 40, tenants={GOLD: TenantLimits(priority=1)} if policy == "PerTenant" else {})
-    order = Order("PrefixAware" if policy == "PerTenant" else policy, 20, 3)
+    order = EvictionConfig("PrefixAware" if policy == "PerTenant" else policy, 20, 3)
     table = evict.make_tables(order, lim)
     for n in range(200):
         table.add(key(n), evict.Entry(4096, 10, float(n), 0, rng.choice([GOLD, LEAD])))
@@ -295,8 +295,8 @@ def test_a_drive_that_grows_takes_more_of_the_blocks_and_what_is_being_written_a
 # -- the shared directory ---------------------------------------------------------------------------------------------
 
 
-def census(**sizes: int) -> Census:
-    found = Census()
+def census(**sizes: int) -> Inventory:
+    found = Inventory()
     for name, size in sizes.items():
         for n in range(size):
             found.add(1, 10.0 + n)
@@ -305,7 +305,7 @@ def census(**sizes: int) -> Census:
 
 
 def test_a_full_shared_tier_is_paid_for_by_the_lowest_priority_first():
-    its = Limits(100, 90, 60, tenants={b"gold": TenantLimits(priority=2), b"lead": TenantLimits(priority=-1)})
+    its = CollectionLimits(100, 90, 60, tenants={b"gold": TenantLimits(priority=2), b"lead": TenantLimits(priority=-1)})
     plan = make_plan(census(gold=50, lead=10, other=40), its, [])
     assert set(plan.tenants) == {b"lead", b"other"}
     taken = {name: sum(cut.takes(10.0 + n, 1) for n in range(40)) for name, cut in plan.tenants.items()}
@@ -313,7 +313,7 @@ def test_a_full_shared_tier_is_paid_for_by_the_lowest_priority_first():
 
 
 def test_each_tenant_has_its_own_quota_in_the_shared_tier():
-    its = Limits(1000, 90, 60, tenant_bytes=20, tenants={b"gold": TenantLimits(40), b"free": TenantLimits(0)})
+    its = CollectionLimits(1000, 90, 60, tenant_bytes=20, tenants={b"gold": TenantLimits(40), b"free": TenantLimits(0)})
     plan = make_plan(census(gold=50, free=60, other=30), its, [])
     assert set(plan.quota) == {b"gold", b"other"}
     assert not plan.tenants
@@ -422,7 +422,7 @@ def test_a_file_that_comes_late_does_not_undo_what_the_operator_brought(tmp_path
 
     path.write_text(text(1, "a"))
     applied: list[tuple[str, ...]] = []
-    live = LiveConfig(
+    live = ConfigReloader(
         ConfigFile(str(path), path.read_text()),
         config(generation=1, allowed_namespaces=("a",)),
         lambda made: applied.append(made.allowed_namespaces),

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sc_nodes import MIB, PEER_PORT, fresh_address, wait_for
 from sc_raw import SECRET as POOL_SECRET
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 
 from kvpool.errors import ConfigError, KVPoolError, PoolUnavailableError, ProtocolError, RefusedError
 from kvpool.protocol import block, keys, wire
@@ -28,7 +28,7 @@ from kvpool_sidecar.peers.connection import dial
 from kvpool_sidecar.peers.control import connect_tls
 from kvpool_sidecar.peers.security import Security
 from kvpool_sidecar.peers.server import PeerServer
-from kvpool_sidecar.peers.tickets import TicketOffice
+from kvpool_sidecar.peers.tickets import TicketIssuer
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import header, key, put
 from kvpool_sidecar.testing.blocks import payload as block_payload
@@ -42,15 +42,17 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def fresh_authority(start: datetime | None = None, life: timedelta = 365 * DAY) -> authority.Authority:
+def fresh_authority(start: datetime | None = None, life: timedelta = 365 * DAY) -> authority.CertificateAuthority:
     """As the operator makes them: not derived from anything."""
     start = start or now()
     made = authority.derived(secrets.token_bytes(32))
-    return authority.Authority(authority._self_signed(made.key, start - authority.SKEW, start + life), made.key)
+    return authority.CertificateAuthority(
+        authority._self_signed(made.key, start - authority.SKEW, start + life), made.key
+    )
 
 
 def identity(node: str, authorities=None, uid: str = UID, **kw) -> NodeIdentity:
-    known = authorities or authority.Authorities(authority.derived(SECRET))
+    known = authorities or authority.TrustBundle(authority.derived(SECRET))
     return NodeIdentity(known if callable(known) else lambda: known, uid, node, **kw)
 
 
@@ -123,7 +125,7 @@ def test_a_node_that_was_replaced_at_its_address_is_asked_at_once(far, near, sto
     peer, security = far(), near()
     expected = file_of(1, 300_000)
     assert fetched(security, peer.info) == expected
-    peer.security.office = TicketOffice()  # of another process, which knows none of those given out
+    peer.security.office = TicketIssuer()  # of another process, which knows none of those given out
     assert fetched(security, peer.info) == expected
     assert fetched(security, peer.info) == expected
     assert peer.stats.whole("refused") == {"peer-proof": 1}
@@ -149,7 +151,7 @@ def test_blocks_come_by_either_way(far, near, store, encryption):
 
 def test_a_ticket_opens_one_connection_from_one_address_for_a_while():
     clock = [0.0]
-    office = TicketOffice(lambda: clock[0])
+    office = TicketIssuer(lambda: clock[0])
     one, two, three = office.issue("10.0.0.1", 3)
     assert office.redeem(one.name, "10.0.0.1") == one.key
     assert office.redeem(one.name, "10.0.0.1") is None
@@ -161,7 +163,7 @@ def test_a_ticket_opens_one_connection_from_one_address_for_a_while():
 
 
 def test_tickets_are_bounded_by_host_and_in_all(monkeypatch):
-    office = TicketOffice()
+    office = TicketIssuer()
     for _ in range(20):
         office.issue("10.0.0.1", 1000)
     assert len(office._issued) == tickets.MAX_PER_HOST
@@ -199,7 +201,7 @@ def test_a_pool_that_encrypts_always_takes_no_plain_data(far, near):
 @pytest.mark.parametrize("encryption", ["ControlOnly", "Always"])
 def test_a_stranger_is_refused_by_both_sides(far, near, encryption):
     there = far(encryption)
-    stranger = near(encryption, authorities=authority.Authorities(fresh_authority()))
+    stranger = near(encryption, authorities=authority.TrustBundle(fresh_authority()))
     with pytest.raises(RefusedError):
         stranger.dial(there.info, 5)  # it does not believe the pool's node
     stranger.identity._client.check_hostname = False
@@ -301,10 +303,10 @@ def test_no_handshake_fails_while_leaves_are_renewed_again_and_again(far, near):
 def test_the_authority_rotates_and_no_handshake_fails(far, near):
     old, new = fresh_authority(now() - 200 * DAY), fresh_authority(now())
     phases = [
-        authority.Authorities(old),
-        authority.Authorities(new, previous=old),  # published, not yet signing
-        authority.Authorities(fresh_settled(new), previous=old),  # settled: signs
-        authority.Authorities(fresh_settled(new)),
+        authority.TrustBundle(old),
+        authority.TrustBundle(new, previous=old),  # published, not yet signing
+        authority.TrustBundle(fresh_settled(new), previous=old),  # settled: signs
+        authority.TrustBundle(fresh_settled(new)),
     ]
     at = {"a": 0, "b": 0}
     there = far(authorities=lambda: phases[at["b"]])
@@ -321,10 +323,10 @@ def test_the_authority_rotates_and_no_handshake_fails(far, near):
     assert there.stats.whole("refused") == {}
 
 
-def fresh_settled(one: authority.Authority) -> authority.Authority:
+def fresh_settled(one: authority.CertificateAuthority) -> authority.CertificateAuthority:
     """The same authority, some time later: as if it had been made an hour ago."""
     start = now() - timedelta(hours=1)
-    return authority.Authority(authority._self_signed(one.key, start, start + 365 * DAY), one.key)
+    return authority.CertificateAuthority(authority._self_signed(one.key, start, start + 365 * DAY), one.key)
 
 
 def test_a_clock_that_jumps_leaves_the_node_with_a_certificate_of_the_new_time(far, near):
@@ -378,7 +380,7 @@ def test_a_channel_that_the_peer_ended_is_made_anew(far, near):
 
 def test_authorities_that_cannot_be_read_leave_the_ones_that_were_known(far, near):
     broken = [False]
-    good = authority.Authorities(authority.derived(SECRET))
+    good = authority.TrustBundle(authority.derived(SECRET))
 
     def read():
         if broken[0]:
@@ -412,7 +414,7 @@ def test_without_an_authority_in_the_secret_all_nodes_derive_the_same():
     assert one.certificate.public_key() != authority.derived(b"another").certificate.public_key()
 
 
-def _pem(one: authority.Authority) -> bytes:
+def _pem(one: authority.CertificateAuthority) -> bytes:
     from cryptography.hazmat.primitives import serialization as s
 
     return one.key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
@@ -483,7 +485,7 @@ def test_real_sidecars_read_from_each_other_and_say_how(cluster, encryption):
     peer = PeerConfig(port=PEER_PORT, connect_timeout_ms=1000, encryption=encryption)
     c = cluster()
     a, b = c.node("a", peer=peer), c.node("b", peer=peer)
-    blocks = {ident(n): payload(n, 3 * MIB) for n in range(6)}
+    blocks = {block_id(n): payload(n, 3 * MIB) for n in range(6)}
     with a.connect() as raw:
         raw.put(blocks)
     a.wait_announced()
@@ -504,10 +506,10 @@ def test_a_sidecar_takes_the_authority_of_its_secret(cluster):
     (c.secret / "peer-ca.key").write_bytes(_pem(one))
     a = c.node("a")
     info = NodeInfo("a", a.address, PEER_PORT, 1)
-    ours = Security(NodeIdentity(lambda: authority.Authorities(one), "pool-uid", "x"))
+    ours = Security(NodeIdentity(lambda: authority.TrustBundle(one), "pool-uid", "x"))
     assert ours._controls.ticket(info, time.monotonic() + 10)
     derived = authority.derived(keys.peer_secret(POOL_SECRET, "pool-uid"))
-    theirs = Security(NodeIdentity(lambda: authority.Authorities(derived), "pool-uid", "x"))
+    theirs = Security(NodeIdentity(lambda: authority.TrustBundle(derived), "pool-uid", "x"))
     with pytest.raises((RefusedError, PoolUnavailableError)):
         theirs._controls.ticket(info, time.monotonic() + 10)
     ours.close()

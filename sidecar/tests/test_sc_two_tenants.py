@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sc_nodes import Cluster, wait_for
-from sc_raw import header, ident, payload, write_block
+from sc_raw import block_id, header, payload, write_block
 
 from kvpool.protocol import wire
 
@@ -23,7 +23,7 @@ def nodes(tmp_path_factory):
 def theirs(nodes):
     """Blocks of team-a on the first node's drive, on its peer's way, and on the shared tier."""
     a, _b = nodes
-    names = [ident(n) for n in range(20)]
+    names = [block_id(n) for n in range(20)]
     with a.connect("team-a") as raw:
         raw.put({name: payload(n) for n, name in enumerate(names)})
     a.wait_announced()

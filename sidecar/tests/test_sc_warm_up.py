@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sc_nodes import MIB, fresh_address, wait_for
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 
 from kvpool import config
 from kvpool.errors import CorruptBlockError, ProtocolError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.blocks.popularity import HALF_LIFE_S, Heat, roots_first
+from kvpool_sidecar.blocks.popularity import HALF_LIFE_S, Popularity, roots_first
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.index.resolver import Found
+from kvpool_sidecar.index.resolver import ResolvedPrefix
 from kvpool_sidecar.peers import hottest
 from kvpool_sidecar.peers.connection import dial
-from kvpool_sidecar.peers.fetch import Pace, fetch_block
+from kvpool_sidecar.peers.fetch import ByteRateLimiter, fetch_block
 from kvpool_sidecar.peers.hottest import HotList, HotRow
 from kvpool_sidecar.peers.server import PeerServer
-from kvpool_sidecar.replication.peer_copy import Outcome, Replicator, Wanted
+from kvpool_sidecar.replication.peer_copy import CopyRequest, CopyResult, Replicator
 from kvpool_sidecar.replication.warm_up import is_cold, plan
-from kvpool_sidecar.storage.local.drive import Root
+from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.tenancy import limits as quota
@@ -42,7 +42,7 @@ FAST = 1 << 30
 
 
 def test_what_is_found_more_often_is_hotter():
-    heat = Heat()
+    heat = Popularity()
     heat.found([key(1), key(2)], 0)
     heat.found([key(1), key(3)], 0)
     heat.found([key(3)], 0)
@@ -53,7 +53,7 @@ def test_what_is_found_more_often_is_hotter():
 
 
 def test_heat_halves_with_time_also_over_years():
-    heat = Heat()
+    heat = Popularity()
     for _ in range(8):
         heat.found([key(1)], 0)
     heat.found([key(2)], 3 * HALF_LIFE_S)
@@ -66,7 +66,7 @@ def test_heat_halves_with_time_also_over_years():
 
 
 def test_heat_is_kept_of_the_latest_blocks_only():
-    heat = Heat(max_blocks=3)
+    heat = Popularity(max_blocks=3)
     heat.found([key(n) for n in range(5)], 0)
     assert len(heat) == 3
     assert {one.key for one in heat.hottest(9, 0)} == {key(2), key(3), key(4)}
@@ -146,7 +146,7 @@ def test_the_plan_adds_up_what_the_peers_say():
 
     def locate(keys):
         asked.extend(keys)
-        return [Found(3, C, 90)]
+        return [ResolvedPrefix(3, C, 90)]
 
     wanted = plan(lists, locate)
     assert asked == [key(9)]
@@ -157,7 +157,7 @@ def test_the_plan_adds_up_what_the_peers_say():
 
 def test_peers_that_do_not_agree_on_a_length_are_not_both_asked():
     lists = {A: HotList(1, 1, [HotRow(key(1), 10, 1, None)]), B: HotList(1, 1, [HotRow(key(1), 11, 1, None)])}
-    assert plan(lists, lambda keys: []) == [Wanted(key(1), 10, (A,))]
+    assert plan(lists, lambda keys: []) == [CopyRequest(key(1), 10, (A,))]
 
 
 # -- copying
@@ -168,7 +168,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.store = MemoryStore(1 << 30)
-        self.heat = Heat()
+        self.heat = Popularity()
         self.server = PeerServer(
             fresh_address(), 0, secret=SECRET, store=self.store, stats=Stats(),
             hottest=lambda request: hottest.answer(self.heat.hottest, lambda _k: SIZE, self.store.usage, request),
@@ -207,7 +207,9 @@ def drive(tmp_path):
     made = []
 
     def make(capacity: int = 64 * MIB) -> LocalStore:
-        root = Root("nvme", str(tmp_path / f"r{len(made)}"), quota.Limits(capacity, 85, 75, 1000), pool_uid="u")
+        root = Drive(
+            "nvme", str(tmp_path / f"r{len(made)}"), quota.CapacityLimits(capacity, 85, 75, 1000), pool_uid="u"
+        )
         root.scan()
         made.append(LocalStore([root]))
         return made[-1]
@@ -217,8 +219,8 @@ def drive(tmp_path):
         one.close()
 
 
-def fast() -> Pace:
-    return Pace(lambda: FAST, threading.Event())
+def fast() -> ByteRateLimiter:
+    return ByteRateLimiter(lambda: FAST, threading.Event())
 
 
 def test_a_peer_tells_its_hottest_blocks_to_who_can_prove(peer):
@@ -278,7 +280,7 @@ def test_nothing_is_evicted_for_it(peer, drive):
         put(peer.store, n, SIZE)
     put(local, 100, SIZE)
     one, _, stored, _ = replicator(local, peer)
-    assert one.copy([Wanted(key(n), SIZE, (peer.info,)) for n in range(40)], fast()) == Outcome.FULL
+    assert one.copy([CopyRequest(key(n), SIZE, (peer.info,)) for n in range(40)], fast()) == CopyResult.FULL
     assert local.has(key(100))
     room = (SIZE + HEADER_BYTES + 4095) // 4096 * 4096
     assert local.usage().used_bytes <= 2 * MIB * 75 // 100 < local.usage().used_bytes + room
@@ -291,8 +293,8 @@ def test_a_bad_block_is_told_and_the_rest_is_copied(peer, drive):
         put(peer.store, n, SIZE)
     peer.spoil(1)
     one, stats, stored, corrupt = replicator(local, peer)
-    wanted = [Wanted(key(n), SIZE, (peer.info,)) for n in (0, 1, 2, 7, 3)]
-    assert one.copy(wanted, fast()) == Outcome.DONE
+    wanted = [CopyRequest(key(n), SIZE, (peer.info,)) for n in (0, 1, 2, 7, 3)]
+    assert one.copy(wanted, fast()) == CopyResult.DONE
     assert stored == [key(0), key(2), key(3)]
     assert corrupt == [key(1)]
     assert stats.whole("warm_up") == {
@@ -310,13 +312,13 @@ def test_what_one_peer_does_not_deliver_comes_from_another(peer, drive):
     peer.spoil(1)
     peer.store.remove(key(2))
     one, _, stored, _ = replicator(local, peer)
-    one.copy([Wanted(key(n), SIZE, (peer.info, other.info._replace(node="other"))) for n in range(3)], fast())
+    one.copy([CopyRequest(key(n), SIZE, (peer.info, other.info._replace(node="other"))) for n in range(3)], fast())
     other.close()
     assert stored == [key(0), key(1), key(2)]
 
 
 def test_a_slow_pace_does_not_stretch_one_block_for_ever(monkeypatch):
-    pace = Pace(lambda: 1000.0, threading.Event())
+    pace = ByteRateLimiter(lambda: 1000.0, threading.Event())
     began = time.monotonic()
     pace.spend(1_000_000, began + 0.05)  # would take 1000 s
     assert pace._free_at - began > 900  # it is owed
@@ -331,14 +333,14 @@ def cache(bandwidth: int) -> config.CacheConfig:
 
 def store(node, numbers, size: int = SIZE) -> None:
     with node.connect() as raw:
-        assert set(raw.put({ident(n): payload(n, size) for n in numbers})) == {wire.CommitStatus.STORED}
+        assert set(raw.put({block_id(n): payload(n, size) for n in numbers})) == {wire.CommitStatus.STORED}
     node.wait_announced()
 
 
 def look_up(node, numbers, times: int = 1) -> None:
     with node.connect() as raw:
         for _ in range(times):
-            assert all(raw.lookup([ident(n) for n in numbers]))
+            assert all(raw.lookup([block_id(n) for n in numbers]))
 
 
 def warm(node) -> dict:
@@ -347,7 +349,7 @@ def warm(node) -> dict:
 
 def has(node, numbers) -> list[int]:
     with node.connect() as raw:
-        tiers = raw.lookup([ident(n) for n in numbers], flags=wire.Flag.EVERY)
+        tiers = raw.lookup([block_id(n) for n in numbers], flags=wire.Flag.EVERY)
     return [n for n, tier in zip(numbers, tiers, strict=True) if tier == wire.Tier.LOCAL]
 
 
@@ -370,9 +372,9 @@ def test_a_fourth_node_gets_what_is_hot_at_the_three(cluster):
     for node in nodes:
         node.kill()
     with d.connect() as raw:
-        assert raw.get([ident(n) for n in hot]) == [payload(n, SIZE) for n in hot]
+        assert raw.get([block_id(n) for n in hot]) == [payload(n, SIZE) for n in hot]
     with d.connect("team-b") as raw:
-        assert raw.lookup([ident(n) for n in hot]) == [0] * len(hot)
+        assert raw.lookup([block_id(n) for n in hot]) == [0] * len(hot)
     assert b'kvpool_sidecar_warm_up_total{result="blocks"} 15.0' in d.get("/metrics")
 
 
@@ -429,7 +431,7 @@ def test_a_peer_that_dies_half_way_does_no_harm(cluster):
     assert not list((d.nvme / "tmp").iterdir())
     with d.connect() as raw:
         wanted = [*there, *range(100, 124)]
-        assert raw.get([ident(n) for n in wanted]) == [payload(n, SIZE) for n in wanted]
+        assert raw.get([block_id(n) for n in wanted]) == [payload(n, SIZE) for n in wanted]
 
 
 def test_after_a_restart_it_goes_on(cluster):

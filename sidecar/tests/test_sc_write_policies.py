@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sc_nodes import MIB, wait_for
-from sc_raw import ident, payload
+from sc_raw import block_id, payload
 
 from kvpool import config
 from kvpool.protocol.wire import CommitStatus, Tier
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.replication.dirty_set import Dirty, Hits
-from kvpool_sidecar.replication.write_back import Copier
+from kvpool_sidecar.replication.dirty_set import DirtySet, Hits
+from kvpool_sidecar.replication.write_back import WriteBack
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.testing.blocks import key, put
@@ -38,7 +38,7 @@ def copied(cluster):
 def store(node, numbers):
     with node.connect() as raw:
         for n in numbers:
-            assert raw.put({ident(n): payload(n, SIZE)}) == [CommitStatus.STORED]
+            assert raw.put({block_id(n): payload(n, SIZE)}) == [CommitStatus.STORED]
 
 
 def shared(node):
@@ -48,7 +48,7 @@ def shared(node):
 def read(node, n):
     """Block `n` by an engine of this node: its tier, and that its bytes are right."""
     with node.connect() as raw:
-        (entry,) = raw.open([ident(n)])
+        (entry,) = raw.open([block_id(n)])
         data = raw.read(entry)
     assert data is None or data[4096:] == payload(n, SIZE)
     return entry.tier if data is not None else Tier.MISS
@@ -148,7 +148,7 @@ class Setup:
         self.far = FaultyStore(MemoryStore(1 << 28))
         self.shared = SharedTier(self.far, cooldown_s=0.1)
         self.stats = Stats()
-        self.copier = Copier(self.local, self.shared, self.stats, **policy)
+        self.copier = WriteBack(self.local, self.shared, self.stats, **policy)
 
     def store(self, *numbers):
         for n in numbers:
@@ -226,7 +226,7 @@ def test_hits_count_the_blocks_used_last():
 
 @given(st.lists(st.tuples(st.sampled_from("atdrgh"), st.integers(0, 9), st.integers(1, 50)), max_size=60))
 def test_dirty_blocks_add_up_whatever_happens_to_them(steps):
-    dirty = Dirty(100, max_blocks=6)
+    dirty = DirtySet(100, max_blocks=6)
     waiting: dict[bytes, int] = {}
     going: dict[bytes, int] = {}
     urgent: set[bytes] = set()

@@ -9,7 +9,7 @@ import time
 from sc_drain import FAST, SIZE, drain, loads, lookup, nodes, remain, spoil, store, told
 from sc_nodes import MIB, wait_for
 from sc_operator import Operator
-from sc_raw import ident
+from sc_raw import block_id
 
 from kvpool import config
 from kvpool.protocol import wire
@@ -34,7 +34,7 @@ def test_the_hottest_goes_first_within_the_bandwidth(cluster):
     hot = list(range(40, 48))
     with d.connect() as raw:
         for _ in range(3):
-            assert all(raw.lookup([ident(n) for n in hot]))
+            assert all(raw.lookup([block_id(n) for n in hot]))
     d.wait_announced()
     began = time.monotonic()
     assert drain(d, rate)["state"] == "Succeeded"
@@ -46,7 +46,7 @@ def test_the_hottest_goes_first_within_the_bandwidth(cluster):
 
     wait_for(lambda: told(d)["moved_blocks"] >= 8, "the first are moved")
     with a.connect() as raw:
-        tiers = raw.lookup([ident(n) for n in hot], flags=wire.Flag.EVERY)
+        tiers = raw.lookup([block_id(n) for n in hot], flags=wire.Flag.EVERY)
     assert tiers == [wire.Tier.LOCAL] * 8
     wait_for(half_done, "half of it is moved", timeout=60)
     assert time.monotonic() - began > 0.9

@@ -37,11 +37,11 @@ from kvpool.protocol.keys import FINGERPRINT_BYTES
 from kvpool.stats import STORE, Reason, Stats
 from kvpool.transport import responses as answers
 from kvpool.transport import transfer
-from kvpool.transport.circuit_breaker import Breaker
-from kvpool.transport.connection_pool import Links
-from kvpool.transport.load import BatchLoad
-from kvpool.transport.store import BatchStore, Stored
-from kvpool.transport.worker_pool import Workers
+from kvpool.transport.circuit_breaker import CircuitBreaker
+from kvpool.transport.connection_pool import ConnectionPool
+from kvpool.transport.load import LoadBatch
+from kvpool.transport.store import StoreBatch, StoreOutcome
+from kvpool.transport.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,8 +90,8 @@ def _total(miss: T) -> Callable[[Callable[Concatenate[Client, P], list[T]]], Cal
                 return method(self, *args, **kwargs)
             except Exception:
                 _log.exception("kvpool: a call failed; it counts as a miss")
-                idents = args[0] if args else kwargs.get("idents")
-                return [miss] * len(idents) if isinstance(idents, Sized) else []
+                block_ids = args[0] if args else kwargs.get("block_ids")
+                return [miss] * len(block_ids) if isinstance(block_ids, Sized) else []
 
         return call
 
@@ -142,30 +142,32 @@ class Client:
         self._wants_names = self._wants_salts = False
         self._stores_under_way = 0
         self._corrupt: list[bytes] = []
-        self._reads = Breaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
-        self._writes = Breaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
-        self._readers = Workers(_READERS, "kvpool-read")
-        self._writers = Workers(_WRITERS, "kvpool-write")
-        self._links = Links(self.config, self._hello, self.report, self._adopt)
+        self._reads = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
+        self._writes = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
+        self._readers = WorkerPool(_READERS, "kvpool-read")
+        self._writers = WorkerPool(_WRITERS, "kvpool-write")
+        self._links = ConnectionPool(self.config, self._hello, self.report, self._adopt)
 
     @_total(wire.Tier.MISS)
-    def lookup(self, idents: Sequence[bytes], deadline: float | None = None, *, every: bool = False) -> list[wire.Tier]:
-        """Where each block is, MISS after the first miss (`every`: each is looked at). As long as `idents`."""
-        tiers = [wire.Tier.MISS] * len(idents)
-        if not idents:
+    def lookup(
+        self, block_ids: Sequence[bytes], deadline: float | None = None, *, every: bool = False
+    ) -> list[wire.Tier]:
+        """Where each block is, MISS after the first miss (`every`: each is looked at). As long as `block_ids`."""
+        tiers = [wire.Tier.MISS] * len(block_ids)
+        if not block_ids:
             return tiers
         until = time.monotonic() + self.lookup_seconds if deadline is None else deadline
-        reason = self._guarded("lookup", self._reads, lambda: self._lookup(idents, until, every, tiers))
+        reason = self._guarded("lookup", self._reads, lambda: self._lookup(block_ids, until, every, tiers))
         found = sum(1 for tier in tiers if tier)
-        self._stats.add("lookups", "asked", len(idents))
+        self._stats.add("lookups", "asked", len(block_ids))
         self._stats.add("lookups", "found", found)
         if reason != Reason.ABSENT:
-            self._stats.add("misses", reason, len(idents) - found)
+            self._stats.add("misses", reason, len(block_ids) - found)
         return tiers
 
     @_total(LoadResult(False, wire.Tier.MISS, Reason.INTERNAL, 0))
     def get_into(
-        self, idents: Sequence[bytes], buffers: Sequence[Buffer], deadline: float | None = None
+        self, block_ids: Sequence[bytes], buffers: Sequence[Buffer], deadline: float | None = None
     ) -> list[LoadResult]:
         """Read blocks into writable contiguous `buffers` of exactly their lengths; one result per block, in order.
 
@@ -173,12 +175,12 @@ class Client:
         """
         began = time.monotonic()
         views = [_bytes_of(buffer, writable=True) for buffer in buffers]
-        if len(views) != len(idents):
-            views = [None] * len(idents)
-        wanted = [(i, idents[i], view) for i, view in enumerate(views) if view is not None]
+        if len(views) != len(block_ids):
+            views = [None] * len(block_ids)
+        wanted = [(i, block_ids[i], view) for i, view in enumerate(views) if view is not None]
         if deadline is None:
             deadline = time.monotonic() + self.load_seconds(sum(len(view) for _, _, view in wanted))
-        job = BatchLoad(deadline, self._readers, self._found_corrupt)
+        job = LoadBatch(deadline, self._readers, self._found_corrupt)
         reason = self._guarded("load", self._reads, lambda: self._load(job, wanted)) if wanted else Reason.ABSENT
         by_place = {load.index: load for load in job.loads}
         results = []
@@ -207,7 +209,7 @@ class Client:
     @_total(StoreResult(False, False, Reason.INTERNAL, 0))
     def put_from(
         self,
-        idents: Sequence[bytes],
+        block_ids: Sequence[bytes],
         buffers: Sequence[Buffer],
         deadline: float | None = None,
         *,
@@ -225,13 +227,13 @@ class Client:
         """
         began = time.monotonic()
         views = [_bytes_of(buffer, writable=False) for buffer in buffers]
-        if len(views) != len(idents):
-            views = [None] * len(idents)
-        wanted = [(i, idents[i], view) for i, view in enumerate(views) if view is not None]
+        if len(views) != len(block_ids):
+            views = [None] * len(block_ids)
+        wanted = [(i, block_ids[i], view) for i, view in enumerate(views) if view is not None]
         if deadline is None:
             deadline = time.monotonic() + self.store_seconds
-        names = names if len(names) == len(idents) else ()
-        job = BatchStore(deadline, self._writers, names, salts if len(salts) == len(idents) else ())
+        names = names if len(names) == len(block_ids) else ()
+        job = StoreBatch(deadline, self._writers, names, salts if len(salts) == len(block_ids) else ())
         reason = Reason.BUFFER
         if wanted:
             with self._room_for_stores(len(wanted)) as room:
@@ -240,10 +242,10 @@ class Client:
         counts: Counter[tuple[str, str]] = Counter()
         for i, view in enumerate(views):
             outcome = Reason.BUFFER if view is None else job.outcome.get(i, reason)
-            if view is not None and outcome == Stored.STORED:
+            if view is not None and outcome == StoreOutcome.STORED:
                 results.append(StoreResult(True, True, "", len(view)))
                 counts["stored_bytes", outcome] += len(view)
-            elif outcome == Stored.HAVE:
+            elif outcome == StoreOutcome.HAVE:
                 results.append(StoreResult(True, False, "", 0))
             else:
                 results.append(StoreResult(False, False, outcome, 0))
@@ -261,7 +263,7 @@ class Client:
                     corrupt, self._corrupt = self._corrupt, []
                 message = self._stats.take_report()
                 if corrupt:
-                    message["corrupt"] = [ident.hex() for ident in corrupt]
+                    message["corrupt"] = [block_id.hex() for block_id in corrupt]
                 if message:
                     connection.request(wire.Op.REPORT, wire.pack_json(message), deadline=deadline)
         except Exception as e:
@@ -324,7 +326,7 @@ class Client:
             self._readers.close()
             self._writers.close()
 
-    def _guarded(self, role: str, breaker: Breaker, work: Callable[[], str]) -> str:
+    def _guarded(self, role: str, breaker: CircuitBreaker, work: Callable[[], str]) -> str:
         """Run `work`, which gives a reason; what it raises becomes one, and counts for the breaker."""
         if self._closed:
             return Reason.CLOSED
@@ -356,11 +358,11 @@ class Client:
             breaker.failure()
         return reason
 
-    def _lookup(self, idents: Sequence[bytes], deadline: float, every: bool, tiers: list[wire.Tier]) -> str:
+    def _lookup(self, block_ids: Sequence[bytes], deadline: float, every: bool, tiers: list[wire.Tier]) -> str:
         flags = wire.Flag.EVERY if every else wire.Flag.NONE
         with self._links.lease("lookup", deadline) as connection:
-            for start in range(0, len(idents), wire.MAX_LOOKUP):
-                part = idents[start : start + wire.MAX_LOOKUP]
+            for start in range(0, len(block_ids), wire.MAX_LOOKUP):
+                part = block_ids[start : start + wire.MAX_LOOKUP]
                 reply = connection.request(
                     wire.Op.LOOKUP,
                     wire.pack_deadline(deadline) + b"".join(part),
@@ -375,11 +377,11 @@ class Client:
                     tiers[i] = wire.Tier(tier)
         return Reason.ABSENT
 
-    def _load(self, job: BatchLoad, wanted: Sequence[answers.Wanted]) -> str:
+    def _load(self, job: LoadBatch, wanted: Sequence[answers.BlockRequest]) -> str:
         with self._links.lease("load", job.batch.deadline) as connection:
             return Reason.ABSENT if job.run(connection, self._expected(connection), wanted) else Reason.DEADLINE
 
-    def _store(self, job: BatchStore, wanted: Sequence[answers.Wanted]) -> str:
+    def _store(self, job: StoreBatch, wanted: Sequence[answers.BlockRequest]) -> str:
         with self._links.lease("store", job.deadline) as connection:
             return Reason.ABSENT if job.run(connection, self._expected(connection), wanted) else Reason.DEADLINE
 
@@ -411,10 +413,10 @@ class Client:
             with self._lock:
                 self._stores_under_way -= count if room else 0
 
-    def _found_corrupt(self, ident: bytes) -> None:
+    def _found_corrupt(self, block_id: bytes) -> None:
         with self._lock:
             if len(self._corrupt) < _MAX_CORRUPT_REPORTED:
-                self._corrupt.append(ident)
+                self._corrupt.append(block_id)
         self._links.nudge()
 
     def _restart_if_forked(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kvpool import config
 from kvpool.client import Client
-from kvpool.protocol.keys import fingerprint, ident
+from kvpool.protocol.keys import block_id, fingerprint
 
 ADDRESS = os.environ["ADDRESS"]
 HOME = Path("/tmp/kvpool")
@@ -126,7 +126,7 @@ def sweeps(writer: Client, a: subprocess.Popen[bytes]) -> None:
     assert sweep("a")["holder"]
     assert not sweep("b")["holder"]
     before = status("a")["shared"]["copies"]["copied"]
-    extra = [ident(FINGERPRINT, f"extra {n}".encode()) for n in range(4)]
+    extra = [block_id(FINGERPRINT, f"extra {n}".encode()) for n in range(4)]
     for n, name in enumerate(extra):
         assert writer.put_from([name], [payload(n)])[0].stored
     until("copied", lambda: status("a")["shared"]["copies"]["copied"] == before + len(extra))
@@ -152,7 +152,7 @@ def main() -> None:
     for place in ("/srv/a", "/srv/b", "/mnt/shared/pool"):
         Path(place).mkdir(mode=0o700)
     start("index", "--bind=127.0.0.1", "--port=6379", f"--dir={HOME / 'index'}", f"--secret-dir={HOME / 'secret'}")
-    names = [ident(FINGERPRINT, f"block {n}".encode()) for n in range(COUNT)]
+    names = [block_id(FINGERPRINT, f"block {n}".encode()) for n in range(COUNT)]
     a = node("a")
     serves("a")
     writer = client("a")

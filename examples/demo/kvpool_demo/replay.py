@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvpool.client import Client
-from kvpool.protocol.keys import fingerprint, ident
+from kvpool.protocol.keys import block_id, fingerprint
 from kvpool_demo.engines import KV_BYTES_PER_TOKEN
 from kvpool_demo.play import Answer, play
 from kvpool_demo.pool import NODE_NAMES
@@ -57,19 +57,19 @@ class Node:
         if not self.client.wait_connected(CONNECT_SECONDS):
             raise StartError(f"no connection to the sidecar of {node}")
 
-    def idents(self, tokens: Sequence[int]) -> list[bytes]:
+    def block_ids(self, tokens: Sequence[int]) -> list[bytes]:
         """Names of the full blocks of `tokens`; like an engine's, each covers all that is before it."""
         names, chain = [], b""
         for start in range(0, len(tokens) - self._block_tokens + 1, self._block_tokens):
             block = np.asarray(tokens[start : start + self._block_tokens], dtype="<i4")
             chain = hashlib.sha256(chain + block.tobytes()).digest()
-            names.append(ident(self.fingerprint, chain))
+            names.append(block_id(self.fingerprint, chain))
         return names
 
     def ask(self, visit: Visit, prompt: list[int], answer: Sequence[int]) -> Answer:
         """Serve one prompt; the time is that of lookup and load."""
         # an engine computes at least the last token of a prompt
-        wanted = self.idents(prompt[:-1])
+        wanted = self.block_ids(prompt[:-1])
         began = time.monotonic()
         leading = [tier for tier in self.client.lookup(wanted) if tier]
         loaded = self.client.get_into(wanted[: len(leading)], self._slots[: len(leading)])
@@ -81,7 +81,7 @@ class Node:
             tiers[tier] = tiers.get(tier, 0) + self._block_tokens
             self.equal &= bytes(slot) == self.content(name)
         # the last token of an answer has no KV yet
-        self._store(self.idents([*prompt, *answer[:-1]])[usable:])
+        self._store(self.block_ids([*prompt, *answer[:-1]])[usable:])
         return Answer(wait_ms, usable * self._block_tokens, tiers, tuple(answer))
 
     def content(self, name: bytes) -> bytes:

@@ -6,10 +6,10 @@
     +-- RetryableError            the same step may work later: the queue tries again with growing pauses
     |   +-- ApiUnavailableError   the API server did not answer in time, or asked to come back later
     |   +-- ConflictError         somebody else changed the object in between
-    |   +-- CommandUnansweredError  a sidecar did not answer an order, or has too much to do
-    |   +-- HeldError             a PodDisruptionBudget does not allow an eviction now
+    |   +-- SidecarUnavailableError  a sidecar did not answer an order, or has too much to do
+    |   +-- EvictionBlockedError             a PodDisruptionBudget does not allow an eviction now
     +-- PermanentError            the same step fails until somebody changes something
-    |   +-- CommandRefusedError   a sidecar does not understand an order
+    |   +-- SidecarRejectedError   a sidecar does not understand an order
     |   +-- InvalidPoolError      the KVCachePool cannot be understood (also ValueError)
     |   +-- RejectedError         the API server refuses an object: forbidden, invalid
     +-- NotLeaderError            this process does not hold the Lease any more: it must not write
@@ -19,16 +19,16 @@ from __future__ import annotations
 
 __all__ = [
     "ApiUnavailableError",
-    "CommandRefusedError",
-    "CommandUnansweredError",
     "ConflictError",
-    "HeldError",
+    "EvictionBlockedError",
     "InvalidPoolError",
     "NotLeaderError",
     "OperatorError",
     "PermanentError",
     "RejectedError",
     "RetryableError",
+    "SidecarRejectedError",
+    "SidecarUnavailableError",
 ]
 
 
@@ -58,13 +58,13 @@ class ConflictError(RetryableError):
     reason = "Conflict"
 
 
-class CommandUnansweredError(RetryableError):
+class SidecarUnavailableError(RetryableError):
     """A sidecar did not answer an order, or has too much to do."""
 
     reason = "Unanswered"
 
 
-class HeldError(RetryableError):
+class EvictionBlockedError(RetryableError):
     """A PodDisruptionBudget does not allow it now."""
 
     reason = "Held"
@@ -80,7 +80,7 @@ class InvalidPoolError(PermanentError, ValueError):
     reason = "InvalidSpec"
 
 
-class CommandRefusedError(PermanentError):
+class SidecarRejectedError(PermanentError):
     """A sidecar does not understand an order: another version of it, perhaps."""
 
     reason = "Refused"

@@ -15,15 +15,15 @@ from kvpool_operator.api.operation import KIND as OPERATION
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.errors import OperatorError
-from kvpool_operator.k8s.leader_election import LeaderOnly, Lease
+from kvpool_operator.k8s.leader_election import FencedClient, Lease
 from kvpool_operator.k8s.namespace_cache import Namespaces
 from kvpool_operator.k8s.rest import open_cluster
-from kvpool_operator.nodes.node_cache import NodeBook
-from kvpool_operator.nodes.reconciler import NodeKeeper
+from kvpool_operator.nodes.node_cache import NodeCache
+from kvpool_operator.nodes.reconciler import NodeReconciler
 from kvpool_operator.observe.observer import Observer
 from kvpool_operator.operations.reconciler import OperationReconciler
-from kvpool_operator.pools.config_push import Reloads
-from kvpool_operator.pools.reconciler import Reconciler
+from kvpool_operator.pools.config_push import ConfigPusher
+from kvpool_operator.pools.reconciler import PoolReconciler
 from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
 from kvpool_operator.settings import read_settings
@@ -34,10 +34,10 @@ from kvpool_operator.watches import watch
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from kvpool_operator.k8s.client import Cluster
+    from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.settings import OperatorSettings
-    from kvpool_operator.sidecars.admin_client import Commands
-    from kvpool_operator.sidecars.status_client import Scraper
+    from kvpool_operator.sidecars.admin_client import SidecarAdminClient
+    from kvpool_operator.sidecars.status_client import StatusClient
 
 __all__ = ["main", "run"]
 
@@ -75,7 +75,7 @@ async def run(settings: OperatorSettings) -> int:
             await lease.release()
 
 
-async def _until_leading(cluster: Cluster, lease: Lease) -> None:
+async def _until_leading(cluster: ApiClient, lease: Lease) -> None:
     """Wait for the CRDs, without which nothing can be watched, and for the Lease."""
     told = False
     while True:
@@ -95,15 +95,15 @@ async def _until_leading(cluster: Cluster, lease: Lease) -> None:
 
 async def _lead(
     settings: OperatorSettings,
-    cluster: Cluster,
-    scraper: Scraper,
-    commands: Commands,
+    cluster: ApiClient,
+    scraper: StatusClient,
+    commands: SidecarAdminClient,
     lease: Lease,
     metrics: OperatorMetrics,
     stop: asyncio.Event,
     leading: list[Controller],
 ) -> int:
-    fenced = LeaderOnly(cluster, lease)
+    fenced = FencedClient(cluster, lease)
     namespaces = Namespaces()
     observer = Observer(
         fenced,
@@ -114,14 +114,14 @@ async def _lead(
         namespaces=namespaces,
         still_s=lambda: STILL_PART * controller.interval_s,
     )
-    book = NodeBook()
-    nodes = NodeKeeper(fenced, book, commands)
-    reconciler = Reconciler(
+    book = NodeCache()
+    nodes = NodeReconciler(fenced, book, commands)
+    reconciler = PoolReconciler(
         fenced,
         observer,
         settings.env,
         nodes=nodes,
-        reloads=Reloads(commands),
+        reloads=ConfigPusher(commands),
         wrote=lambda pool, version: controller.hearing.wrote(pool, version),
     )
     background = max(1, settings.workers // 3)

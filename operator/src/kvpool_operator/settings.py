@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvpool_operator.desired.inputs import Env
+from kvpool_operator.desired.inputs import InstallationConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class OperatorSettings:
     lease_s: float
     webhook: str
     injection: str
-    env: Env
+    env: InstallationConfig
     workers: int
     refresh_s: float
     silence_s: float
@@ -76,7 +76,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
         lease_s=max(3.0, float(a.lease_duration)),
         webhook=a.webhook,
         injection=a.injection,
-        env=Env(
+        env=InstallationConfig(
             sidecar_image=a.sidecar_image,
             image_pull_policy=a.sidecar_pull_policy,
             image_pull_secrets=tuple(s.strip() for s in (a.image_pull_secrets or "").split(",") if s.strip()),

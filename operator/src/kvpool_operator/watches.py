@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool_operator.k8s.namespace_cache import Namespaces
-    from kvpool_operator.nodes.node_cache import NodeBook
+    from kvpool_operator.nodes.node_cache import NodeCache
 
-__all__ = ["Hears", "watch"]
+__all__ = ["EventSink", "watch"]
 
 SILENCE_S: Final = 70.0
 _OURS: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
 _OWNED: Final = tuple((KINDS[k].api_version.rpartition("/")[0], KINDS[k].plural) for k in WATCHED_KINDS)
 
 
-class Hears(Protocol):
+class EventSink(Protocol):
     """Whom events are told. The calls come from the event loop that watches, and must not block."""
 
     def changed(self, namespace: str, name: str) -> None:
@@ -54,8 +54,8 @@ class Hears(Protocol):
 
 
 async def watch(
-    hears: Hears,
-    nodes: NodeBook,
+    hears: EventSink,
+    nodes: NodeCache,
     namespaces: Namespaces,
     stop: asyncio.Event,
     ready: asyncio.Event,

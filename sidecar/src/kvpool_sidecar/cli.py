@@ -243,11 +243,11 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _rendezvous(args: argparse.Namespace) -> int:
     from kvpool_sidecar.rendezvous.main import run
-    from kvpool_sidecar.rendezvous.pod_watch import FilePods, KubePods, PodSource
+    from kvpool_sidecar.rendezvous.pod_watch import FilePods, KubePods, PodWatcher
 
     if not (args.node and args.pool and args.handoff):
         raise ConfigError("--node, --pool and --handoff are needed (KVPOOL_NODE, KVPOOL_POOL, KVPOOL_HANDOFF)")
-    source: PodSource
+    source: PodWatcher
     if args.pods_file:
         source = FilePods(args.pods_file, args.pool)
     elif os.environ.get("KUBERNETES_SERVICE_HOST"):

@@ -30,11 +30,11 @@ def bring_a_block():
         if time.monotonic() > until:
             sys.exit(f"no sidecar on this node answered within {WAIT_S:.0f} s: is it one of the pool's nodes?")
         time.sleep(0.2)
-    ident, payload, buffer = secrets.token_bytes(32), secrets.token_bytes(BLOCK), bytearray(BLOCK)
-    (stored,) = client.put_from([ident], [payload], time.monotonic() + WAIT_S)
+    block_id, payload, buffer = secrets.token_bytes(32), secrets.token_bytes(BLOCK), bytearray(BLOCK)
+    (stored,) = client.put_from([block_id], [payload], time.monotonic() + WAIT_S)
     if not stored.ok:
         sys.exit(f"the pool did not take a block: {stored.reason}")
-    (loaded,) = client.get_into([ident], [buffer], time.monotonic() + WAIT_S)
+    (loaded,) = client.get_into([block_id], [buffer], time.monotonic() + WAIT_S)
     if not loaded.ok:
         sys.exit(f"the block was not to be had: {loaded.reason}")
     if buffer != payload:

@@ -15,7 +15,7 @@ offset bytes field
     24     8 stored length in bytes (equals the payload length while codec is 0, else it is less)
     32     8 created at, Unix milliseconds
     40    32 key        (kvpool.protocol.keys.key)
-    72    32 ident      (kvpool.protocol.keys.ident)
+    72    32 block id      (kvpool.protocol.keys.block_id)
    104    32 fingerprint
    136    16 tenant tag
    152    16 payload checksum, big-endian digest of the payload bytes as they were before the codec
@@ -30,7 +30,7 @@ offset bytes field
 ====== ===== ==========================================================================
    168     1 length of the engine's block hash, 1 to 32
    169     1 length of the parent's hash, 0 (unknown, or the first block of a prompt) to 32
-   170     1 length of the part (kvpool.protocol.keys.ident), 0 to 16
+   170     1 length of the part (kvpool.protocol.keys.block_id), 0 to 16
    171     1 0
    172     4 tokens in the block, 0: unknown
    176     4 cache group
@@ -130,7 +130,7 @@ _VERSION_AT = len(MAGIC)
 class EngineName:
     """What the engine calls a block: what routers are told (docs/events.md).
 
-    `hash` (1 to 32 bytes) and `part` (at most 16) are those of kvpool.protocol.keys.ident; `parent` is the hash of
+    `hash` (1 to 32 bytes) and `part` (at most 16) are those of kvpool.protocol.keys.block_id; `parent` is the hash of
     the block
     before it, empty if it is not known or there is none; `tokens` 0: unknown; `group`: the engine's cache group.
     ValueError for anything that a header cannot hold.
@@ -155,7 +155,7 @@ class BlockHeader:
     """What a block says of itself. Lengths in bytes; `created_ms` in Unix milliseconds; `salt_tag`: 16 bytes."""
 
     key: bytes
-    ident: bytes
+    block_id: bytes
     fingerprint: bytes
     tenant_tag: bytes
     payload_len: int
@@ -198,7 +198,7 @@ def encode_header(header: BlockHeader) -> bytes:
     """The 4096 bytes that start the block's file. ValueError if a field has the wrong size."""
     sizes = (
         len(header.key),
-        len(header.ident),
+        len(header.block_id),
         len(header.fingerprint),
         len(header.tenant_tag),
         len(header.payload_sum),
@@ -212,7 +212,7 @@ def encode_header(header: BlockHeader) -> bytes:
         version = FORMAT_VERSION_SALTED
     fields = _FIELDS.pack(
         MAGIC, version, header.codec, header.checksum_alg, 0, header.payload_len, header.stored_len,
-        header.created_ms, header.key, header.ident, header.fingerprint, header.tenant_tag, header.payload_sum,
+        header.created_ms, header.key, header.block_id, header.fingerprint, header.tenant_tag, header.payload_sum,
     )  # fmt: skip
     if name is not None:
         fields += _NAME.pack(
@@ -235,7 +235,7 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
     end = _ENDS.get(data[_VERSION_AT], _FIELDS.size)
     if not _is_whole(data, data[:end]):
         raise CorruptBlockError("block header fails its checksum", where=where)
-    magic, version, codec, alg, flags, payload_len, stored_len, created, key, ident, fp, tag, psum = _FIELDS.unpack(
+    magic, version, codec, alg, flags, payload_len, stored_len, created, key, block_id, fp, tag, psum = _FIELDS.unpack(
         data[: _FIELDS.size]
     )
     if magic != MAGIC or version not in FORMAT_VERSIONS or flags != 0:
@@ -250,7 +250,7 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
     # with a salt the name may be absent, but then all of it
     has_name = version == FORMAT_VERSION_NAMED or (salt != NO_SALT and any(data[_FIELDS.size : _NAMED_END]))
     name = _name_of(data, where) if has_name else None
-    return BlockHeader(key, ident, fp, tag, payload_len, psum, created, stored_len, codec, alg, name, salt)
+    return BlockHeader(key, block_id, fp, tag, payload_len, psum, created, stored_len, codec, alg, name, salt)
 
 
 def _is_whole(data: bytes | bytearray | memoryview, fields: bytes | bytearray | memoryview) -> bool:
@@ -270,7 +270,12 @@ def _name_of(data: bytes | bytearray | memoryview, where: str) -> EngineName:
 
 
 def payload_sum_of(
-    data: bytes | bytearray | memoryview, key: bytes, ident: bytes, fingerprint: bytes, tenant_tag: bytes, length: int
+    data: bytes | bytearray | memoryview,
+    key: bytes,
+    block_id: bytes,
+    fingerprint: bytes,
+    tenant_tag: bytes,
+    length: int,
 ) -> bytes:
     """The payload's checksum, of a header that is whole and says exactly this; CorruptBlockError says what differs.
 
@@ -281,13 +286,13 @@ def payload_sum_of(
     fields = bytes(data[:end])
     if (
         len(data) == HEADER_BYTES
-        and fields[_IDENTITY_AT:_PAYLOAD_SUM_AT] == key + ident + fingerprint + tenant_tag
+        and fields[_IDENTITY_AT:_PAYLOAD_SUM_AT] == key + block_id + fingerprint + tenant_tag
         and fields[:_CREATED_AT] == _LENGTHS.pack(MAGIC, version, CODEC_NONE, CHECKSUM_XXH3_128, 0, length, length)
         and _is_whole(data, fields)
     ):
         return fields[_PAYLOAD_SUM_AT : _FIELDS.size]
     header = decode_header(data)
-    require(header, key=key, ident=ident, fingerprint=fingerprint, tenant_tag=tenant_tag, payload_len=length)
+    require(header, key=key, block_id=block_id, fingerprint=fingerprint, tenant_tag=tenant_tag, payload_len=length)
     return header.payload_sum
 
 
@@ -300,7 +305,7 @@ def require(
     header: BlockHeader,
     *,
     key: bytes | None = None,
-    ident: bytes | None = None,
+    block_id: bytes | None = None,
     fingerprint: bytes | None = None,
     tenant_tag: bytes | None = None,
     payload_len: int | None = None,
@@ -313,7 +318,7 @@ def require(
     """
     wanted = (
         ("key", key, header.key),
-        ("ident", ident, header.ident),
+        ("block_id", block_id, header.block_id),
         ("fingerprint", fingerprint, header.fingerprint),
         ("tenant tag", tenant_tag, header.tenant_tag),
         ("payload length", payload_len, header.payload_len),

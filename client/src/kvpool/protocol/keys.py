@@ -2,8 +2,8 @@
 
 ::
 
-    ident = SHA-256("kvpool-ident-v1" | lp(fingerprint) | lp(engine block hash) | lp(part))     made by the client
-    key   = HMAC-SHA-256(pool secret, "kvpool-key-v1" | lp(tenant) | ident)                     made by the sidecar
+    block id = SHA-256("kvpool-ident-v1" | lp(fingerprint) | lp(engine block hash) | lp(part))     made by the client
+    key   = HMAC-SHA-256(pool secret, "kvpool-key-v1" | lp(tenant) | block id)                     made by the sidecar
     tag   = HMAC-SHA-256(pool secret, "kvpool-tag-v1" | lp(tenant))[:16]                        in each block's header
     salt key = HMAC-SHA-256(pool secret, "kvpool-salt-v1" | lp(tag))                         for the tenant's clients
     salt tag = BLAKE2b-128(SHA-256(salt), key: salt key, person: "kvpool-salt-v1")           in headers, if asked for
@@ -29,9 +29,9 @@ __all__ = [
     "KEY_BYTES",
     "SALT_KEY_BYTES",
     "TAG_BYTES",
+    "block_id",
     "events_token",
     "fingerprint",
-    "ident",
     "index_login",
     "key",
     "peer_secret",
@@ -61,14 +61,14 @@ def fingerprint(facts: Mapping[str, object]) -> bytes:
     return hashlib.sha256(b"kvpool-fingerprint-v1" + text.encode("ascii")).digest()
 
 
-def ident(fingerprint: bytes, block_hash: bytes, part: bytes = b"") -> bytes:
+def block_id(fingerprint: bytes, block_hash: bytes, part: bytes = b"") -> bytes:
     """32 bytes that name a block within a tenant. `part`: cache group or rank where an engine splits a block."""
     return hashlib.sha256(b"kvpool-ident-v1" + _lp(fingerprint) + _lp(block_hash) + _lp(part)).digest()
 
 
-def key(pool_secret: bytes, tenant: str, ident: bytes) -> bytes:
+def key(pool_secret: bytes, tenant: str, block_id: bytes) -> bytes:
     """The block's 32-byte key in the pool; its lower-case hex is the file name."""
-    return hmac.digest(pool_secret, b"kvpool-key-v1" + _lp(tenant.encode()) + ident, "sha256")
+    return hmac.digest(pool_secret, b"kvpool-key-v1" + _lp(tenant.encode()) + block_id, "sha256")
 
 
 def tenant_tag(pool_secret: bytes, tenant: str) -> bytes:

@@ -7,12 +7,12 @@ Client to sidecar: one SOCK_SEQPACKET unix socket; each message is one packet of
 op     name    request body                                   reply body
 ====== ======= ============================================== ==================================================
 1      HELLO   JSON (ClientHello)                             JSON (ServerHello)
-2      LOOKUP  u32 deadline_ms, count x ident[32]             count x u8 tier (0 = miss)
-3      OPEN    u32 deadline_ms, count x ident[32]             count x OPEN_REPLY; descriptors: one for each FILE
+2      LOOKUP  u32 deadline_ms, count x block_id[32]             count x u8 tier (0 = miss)
+3      OPEN    u32 deadline_ms, count x block_id[32]             count x OPEN_REPLY; descriptors: one for each FILE
                                                               entry, then one for each STREAM entry with NEW_CONN
-4      BEGIN   count x (ident[32], u64 payload_len)           count x BEGIN_REPLY; one descriptor for each WRITE
+4      BEGIN   count x (block_id[32], u64 payload_len)           count x BEGIN_REPLY; one descriptor for each WRITE
 5      COMMIT  count x u32 token                              count x u8 CommitStatus
-6      REPORT  JSON (counters, corrupt idents)                empty
+6      REPORT  JSON (counters, corrupt block ids)                empty
 7      DONE    -                                              none: no answer is sent
 127    ERROR   -                                              u16 code, UTF-8 text
 ====== ======= ============================================== ==================================================
@@ -30,9 +30,9 @@ A node admits a bounded number of bytes at once. An OPEN that it turned away is 
 MISS_BUSY. The answer to an OPEN may carry TELL: the client then sends DONE when it has read the blocks, unless another
 request comes first, so that the next in line can start.
 
-LOOKUP answers up to the first miss (the rest is 0) unless EVERY is set. OPEN keeps the order of the idents. For a
+LOOKUP answers up to the first miss (the rest is 0) unless EVERY is set. OPEN keeps the order of the block ids. For a
 block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the sidecar fills it in.
-REPORT is `{"corrupt": [ident hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n},
+REPORT is `{"corrupt": [block id hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n},
 "tokens": {tier: n}, "seconds": {tier or "store": kvpool.stats.Histogram.packed}}`, each since the last report.
 
 Everything here is pure packing and unpacking; ProtocolError for anything out of bounds. Thread-safe.
@@ -57,8 +57,8 @@ from kvpool.protocol.keys import SALT_KEY_BYTES
 __all__ = [
     "BEGIN_REPLY",
     "BEGIN_REQUEST",
+    "BLOCK_ID_BYTES",
     "HEADER",
-    "IDENT_BYTES",
     "MAGIC",
     "MAX_BATCH",
     "MAX_JSON",
@@ -97,7 +97,7 @@ __all__ = [
     "peer_request_mac",
     "peer_server_proof",
     "peer_session_key",
-    "split_idents",
+    "split_block_ids",
     "unpack",
     "unpack_json",
 ]
@@ -105,11 +105,11 @@ __all__ = [
 PROTOCOL_VERSION = 1
 MAGIC = b"KVP1"
 HEADER = struct.Struct("<4sBBHI")  # magic, op, flags, count, request id
-IDENT_BYTES = 32
-MAX_LOOKUP = 4096  # idents in one LOOKUP: 1 M tokens in blocks of 256
+BLOCK_ID_BYTES = 32
+MAX_LOOKUP = 4096  # block ids in one LOOKUP: 1 M tokens in blocks of 256
 MAX_BATCH = 64  # descriptors in one packet (the kernel's own limit is 253)
 MAX_JSON = 8192
-MAX_PACKET = HEADER.size + 4 + MAX_LOOKUP * IDENT_BYTES
+MAX_PACKET = HEADER.size + 4 + MAX_LOOKUP * BLOCK_ID_BYTES
 REPLY = 0x80
 _FIELD_NAME = re.compile(rf"[a-z0-9_.]{{1,{MAX_NAME}}}")
 _FIELD_DIGEST = re.compile(r"[0-9a-f]{8}")
@@ -134,7 +134,7 @@ class Op(enum.IntEnum):
 
 class Flag(enum.IntFlag):
     NONE = 0
-    EVERY = 1  # LOOKUP: answer for every ident, not only up to the first miss
+    EVERY = 1  # LOOKUP: answer for every block id, not only up to the first miss
     VERIFY = 2  # OPEN: the sidecar checks payloads first; COMMIT: the sidecar computes the payload checksum
     LOCAL_ONLY = 4  # OPEN: no STREAM entries, for a client that cannot verify streams
     TELL = 8  # in the answer to an OPEN: say DONE
@@ -176,7 +176,7 @@ class ErrorCode(enum.IntEnum):
 
 OPEN_REPLY = struct.Struct("<BBHIQ32s")  # OpenStatus, Tier, conn, why it is a MISS, payload_len, key
 MISS_BUSY = 1  # nobody looked: too much is under way
-BEGIN_REQUEST = struct.Struct("<32sQ")  # ident, payload_len
+BEGIN_REQUEST = struct.Struct("<32sQ")  # block id, payload_len
 BEGIN_REPLY = struct.Struct("<B3xI32s")  # BeginStatus, token, key
 
 
@@ -213,11 +213,11 @@ def pack_deadline(deadline: float) -> bytes:
     return struct.pack("<I", max(1, min(int((deadline - time.monotonic()) * 800), 0xFFFFFFFF)))
 
 
-def split_idents(body: memoryview, count: int, limit: int) -> list[bytes]:
-    """`count` idents out of exactly `count * 32` bytes."""
-    if not 0 < count <= limit or len(body) != count * IDENT_BYTES:
-        raise ProtocolError(f"{count} idents in {len(body)} bytes")
-    return [bytes(body[i * IDENT_BYTES : (i + 1) * IDENT_BYTES]) for i in range(count)]
+def split_block_ids(body: memoryview, count: int, limit: int) -> list[bytes]:
+    """`count` block ids out of exactly `count * 32` bytes."""
+    if not 0 < count <= limit or len(body) != count * BLOCK_ID_BYTES:
+        raise ProtocolError(f"{count} block ids in {len(body)} bytes")
+    return [bytes(body[i * BLOCK_ID_BYTES : (i + 1) * BLOCK_ID_BYTES]) for i in range(count)]
 
 
 def pack_json(value: dict[str, Any]) -> bytes:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Breaker"]
+__all__ = ["CircuitBreaker"]
 
 
-class Breaker:
+class CircuitBreaker:
     """Opens after `failures` failures in a row for `cooldown_s` seconds. Thread-safe; never blocks.
 
     Whoever got True from `allow` must call `success` or `failure`; a caller that dies without doing so delays the next

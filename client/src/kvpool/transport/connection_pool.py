@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvpool.config import ClientConfig
     from kvpool.protocol.wire import ClientHello, ServerHello
 
-__all__ = ["MAX_CONNECTIONS", "Links"]
+__all__ = ["MAX_CONNECTIONS", "ConnectionPool"]
 
 _log = logging.getLogger("kvpool")
 
@@ -62,7 +62,7 @@ def _slots(connections: int) -> list[_Slot]:
     return [_Slot(frozenset({role})) for role in ["lookup", "store"] + ["load"] * (n - 2)]
 
 
-class Links:
+class ConnectionPool:
     """Thread-safe.
 
     The keeper calls `on_tick` now and then while connected (and after `nudge`), and `on_greeted` with what the sidecar

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool.transport.connection import Connection
-    from kvpool.transport.responses import Wanted
-    from kvpool.transport.worker_pool import Workers
+    from kvpool.transport.responses import BlockRequest
+    from kvpool.transport.worker_pool import WorkerPool
 
-__all__ = ["BatchLoad"]
+__all__ = ["LoadBatch"]
 
 _log = logging.getLogger("kvpool")
 
@@ -33,17 +33,17 @@ _PROCESSORS = os.cpu_count() or 1
 _HELPER_BYTES = 8 << 20  # a helper is worth waking for so much work
 
 
-class BatchLoad:
+class LoadBatch:
     """One call of `Client.get_into`. `loads` has an entry per block that was asked for, whatever happened since."""
 
-    def __init__(self, deadline: float, workers: Workers, on_corrupt: Callable[[bytes], None]) -> None:
+    def __init__(self, deadline: float, workers: WorkerPool, on_corrupt: Callable[[bytes], None]) -> None:
         self.batch = transfer.Batch(deadline)
-        self.loads: list[transfer.Load] = []
+        self.loads: list[transfer.PendingRead] = []
         self._workers = workers
         self._on_corrupt = on_corrupt
         self._tell = False
 
-    def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[Wanted]) -> bool:
+    def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[BlockRequest]) -> bool:
         """Load all; False if the deadline came first. After it returns or raises nobody writes into the buffers."""
         try:
             for start in range(0, len(wanted), wire.MAX_BATCH):
@@ -58,12 +58,12 @@ class BatchLoad:
                 connection.tell(wire.Op.DONE)
 
     def _open(
-        self, connection: Connection, expect: transfer.Expectation, window: Sequence[Wanted]
-    ) -> dict[int, list[transfer.Load]]:
+        self, connection: Connection, expect: transfer.Expectation, window: Sequence[BlockRequest]
+    ) -> dict[int, list[transfer.PendingRead]]:
         """Ask for descriptors; files go to `batch.ready`, the blocks of each peer stream are returned in order."""
         reply = connection.request(
             wire.Op.OPEN,
-            wire.pack_deadline(self.batch.deadline) + b"".join(ident for _, ident, _ in window),
+            wire.pack_deadline(self.batch.deadline) + b"".join(block_id for _, block_id, _ in window),
             count=len(window),
             flags=wire.Flag.NONE if expect.verify else wire.Flag.VERIFY | wire.Flag.LOCAL_ONLY,
             deadline=self.batch.deadline,
@@ -78,9 +78,9 @@ class BatchLoad:
         self.loads.extend(fresh)
         for load in fresh:
             if load.reason == Reason.LENGTH:
-                self._on_corrupt(load.ident)  # perhaps a file that was cut short: the sidecar will look
+                self._on_corrupt(load.block_id)  # perhaps a file that was cut short: the sidecar will look
         files = [load for load in fresh if load.descriptor >= 0]
-        streams: dict[int, list[transfer.Load]] = {}
+        streams: dict[int, list[transfer.PendingRead]] = {}
         for load in fresh:
             if load.stream >= 0:
                 streams.setdefault(load.stream, []).append(load)
@@ -109,7 +109,7 @@ class BatchLoad:
         finally:
             self.batch.settle(done)
 
-    def _next(self, may_block: bool) -> transfer.Load | None:
+    def _next(self, may_block: bool) -> transfer.PendingRead | None:
         for queue in (self.batch.cold, self.batch.ready) if may_block else (self.batch.ready,):
             try:
                 return queue.popleft()
@@ -119,8 +119,8 @@ class BatchLoad:
 
     def _settle(
         self,
-        load: transfer.Load,
-        read: Callable[[transfer.Load, transfer.Batch, transfer.Expectation, bool], bool],
+        load: transfer.PendingRead,
+        read: Callable[[transfer.PendingRead, transfer.Batch, transfer.Expectation, bool], bool],
         expect: transfer.Expectation,
         may_block: bool,
     ) -> bool:
@@ -133,13 +133,13 @@ class BatchLoad:
         except CorruptBlockError as e:
             load.reason = Reason.CORRUPT
             _log.warning("kvpool: %s", str(e))  # a record that keeps the exception would keep the engine's buffer
-            self._on_corrupt(load.ident)
+            self._on_corrupt(load.block_id)
         except transfer.PeerMissError:
             load.reason = Reason.PEER_ABSENT
         except ProtocolError as e:
             load.reason = Reason.PROTOCOL
             _log.warning("kvpool: %s", e)
-            self._on_corrupt(load.ident)  # a peer's file of another length, most likely: the sidecar will look
+            self._on_corrupt(load.block_id)  # a peer's file of another length, most likely: the sidecar will look
         except DeadlineExceededError:
             load.reason = Reason.DEADLINE
         except OSError as e:
@@ -151,7 +151,7 @@ class BatchLoad:
         return True
 
     def _read_streams(
-        self, connection: Connection, expect: transfer.Expectation, streams: dict[int, list[transfer.Load]]
+        self, connection: Connection, expect: transfer.Expectation, streams: dict[int, list[transfer.PendingRead]]
     ) -> None:
         """One thread per peer stream, the caller for the first; returns when all answers of this window are in."""
         if not streams:
@@ -159,7 +159,7 @@ class BatchLoad:
         under_way = transfer.Batch(self.batch.deadline)
         under_way.expect(len(streams))
 
-        def read(blocks: list[transfer.Load]) -> None:
+        def read(blocks: list[transfer.PendingRead]) -> None:
             try:
                 self._read_stream(connection, expect, blocks)
             finally:
@@ -172,8 +172,10 @@ class BatchLoad:
         if not under_way.wait():
             raise DeadlineExceededError("peer streams are late")
 
-    def _read_stream(self, connection: Connection, expect: transfer.Expectation, blocks: list[transfer.Load]) -> None:
-        def read(load: transfer.Load, batch: transfer.Batch, expect: transfer.Expectation, _: bool) -> bool:
+    def _read_stream(
+        self, connection: Connection, expect: transfer.Expectation, blocks: list[transfer.PendingRead]
+    ) -> None:
+        def read(load: transfer.PendingRead, batch: transfer.Batch, expect: transfer.Expectation, _: bool) -> bool:
             try:
                 transfer.read_stream(load, connection.streams[load.stream], batch, expect)
             except (CorruptBlockError, transfer.PeerMissError):

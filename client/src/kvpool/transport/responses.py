@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from kvpool.errors import ProtocolError
 from kvpool.protocol import wire
 from kvpool.stats import Reason
-from kvpool.transport.transfer import Load, Store
+from kvpool.transport.transfer import PendingRead, PendingWrite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool.transport.connection import Connection, Reply
 
-    Wanted = tuple[int, bytes, memoryview]  # place in the caller's list, ident, buffer
+    BlockRequest = tuple[int, bytes, memoryview]  # place in the caller's list, block id, buffer
 
 __all__ = ["commit_statuses", "lookup_tiers", "opened_loads", "refused_stores_and_files"]
 
@@ -29,15 +29,15 @@ _MAX_TIER = len(_TIERS) - 1
 
 
 def lookup_tiers(reply: Reply, count: int) -> Sequence[int]:
-    """One tier number per ident that was asked for."""
+    """One tier number per block id that was asked for."""
     if reply.items != count or len(reply.body) != count or max(reply.body) > _MAX_TIER:
         raise ProtocolError("a LOOKUP answer of another length or with unknown tiers")
     return reply.body
 
 
-def opened_loads(reply: Reply, window: Sequence[Wanted], connection: Connection) -> list[Load]:
+def opened_loads(reply: Reply, window: Sequence[BlockRequest], connection: Connection) -> list[PendingRead]:
     """One Load per block: with a descriptor, with the number of a stream of `connection`, or with a reason."""
-    loads: list[Load] = []
+    loads: list[PendingRead] = []
     left = list(reply.descriptors)
     try:
         _open_entries(reply, window, connection, loads, left)
@@ -52,18 +52,18 @@ def opened_loads(reply: Reply, window: Sequence[Wanted], connection: Connection)
 
 
 def _open_entries(
-    reply: Reply, window: Sequence[Wanted], connection: Connection, loads: list[Load], left: list[int]
+    reply: Reply, window: Sequence[BlockRequest], connection: Connection, loads: list[PendingRead], left: list[int]
 ) -> None:
     size = wire.OPEN_REPLY.size
     if reply.items != len(window) or len(reply.body) != len(window) * size:
         raise ProtocolError("an OPEN answer of another length")
     fresh_streams = []
     named: set[int] = set()
-    for n, (index, ident, view) in enumerate(window):
+    for n, (index, block_id, view) in enumerate(window):
         status, tier, number, why, length, key = wire.OPEN_REPLY.unpack_from(reply.body, n * size)
         if tier > _MAX_TIER:
             raise ProtocolError(f"an OPEN answer with tier {tier}")
-        load = Load(index, ident, key, _TIERS[tier], view)
+        load = PendingRead(index, block_id, key, _TIERS[tier], view)
         loads.append(load)
         if status == wire.OpenStatus.MISS:
             load.reason = Reason.BUSY if why == wire.MISS_BUSY else Reason.ABSENT
@@ -95,21 +95,21 @@ def _open_entries(
 
 
 def refused_stores_and_files(
-    reply: Reply, window: Sequence[Wanted]
-) -> tuple[list[tuple[int, wire.BeginStatus]], list[Store]]:
+    reply: Reply, window: Sequence[BlockRequest]
+) -> tuple[list[tuple[int, wire.BeginStatus]], list[PendingWrite]]:
     """The places that need no write, each with HAVE or REFUSED, and the Stores to write."""
     settled: list[tuple[int, wire.BeginStatus]] = []
-    stores: list[Store] = []
+    stores: list[PendingWrite] = []
     left = list(reply.descriptors)
     try:
         size = wire.BEGIN_REPLY.size
         _insist(
             reply.items == len(window) and len(reply.body) == len(window) * size, "a BEGIN answer of another length"
         )
-        for n, (index, ident, view) in enumerate(window):
+        for n, (index, block_id, view) in enumerate(window):
             status, token, key = wire.BEGIN_REPLY.unpack_from(reply.body, n * size)
             if status == wire.BeginStatus.WRITE:
-                store = Store(index, ident, key, token, view)
+                store = PendingWrite(index, block_id, key, token, view)
                 store.descriptor = _take(left)
                 stores.append(store)
             else:

@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.block import EngineName
     from kvpool.transport.connection import Connection
-    from kvpool.transport.responses import Wanted
-    from kvpool.transport.worker_pool import Workers
+    from kvpool.transport.responses import BlockRequest
+    from kvpool.transport.worker_pool import WorkerPool
 
-__all__ = ["BatchStore", "Stored"]
+__all__ = ["StoreBatch", "StoreOutcome"]
 
 _log = logging.getLogger("kvpool")
 
 _WINDOW_BYTES = 512 << 20  # of unnamed files that exist at once
 
 
-class Stored:
+class StoreOutcome:
     """Outcomes besides a reason."""
 
     STORED = "stored"
     HAVE = "have"
 
 
-class BatchStore:
+class StoreBatch:
     """One call of `Client.put_from`. `outcome[place]` is Stored.STORED, Stored.HAVE or a Reason.
 
     `names` go into the blocks' headers where the pool publishes events, tags of `salts` where it asks for them; empty:
@@ -48,7 +48,7 @@ class BatchStore:
     def __init__(
         self,
         deadline: float,
-        workers: Workers,
+        workers: WorkerPool,
         names: Sequence[EngineName | None] = (),
         salts: Sequence[str | None] = (),
     ) -> None:
@@ -58,7 +58,7 @@ class BatchStore:
         self._names = names
         self._salts = salts
 
-    def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[Wanted]) -> bool:
+    def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[BlockRequest]) -> bool:
         """Store all; False if the deadline came first."""
         for window in self._windows(wanted, connection.server.max_block_bytes):
             stores = self._begin(connection, window)
@@ -67,8 +67,8 @@ class BatchStore:
             self._commit(connection, expect, stores)
         return True
 
-    def _windows(self, wanted: Sequence[Wanted], limit: int) -> list[list[Wanted]]:
-        windows: list[list[Wanted]] = []
+    def _windows(self, wanted: Sequence[BlockRequest], limit: int) -> list[list[BlockRequest]]:
+        windows: list[list[BlockRequest]] = []
         room = 0
         for item in wanted:
             size = len(item[2])
@@ -82,10 +82,10 @@ class BatchStore:
             room -= size
         return windows
 
-    def _begin(self, connection: Connection, window: Sequence[Wanted]) -> list[transfer.Store]:
+    def _begin(self, connection: Connection, window: Sequence[BlockRequest]) -> list[transfer.PendingWrite]:
         reply = connection.request(
             wire.Op.BEGIN,
-            b"".join(wire.BEGIN_REQUEST.pack(ident, len(view)) for _, ident, view in window),
+            b"".join(wire.BEGIN_REQUEST.pack(block_id, len(view)) for _, block_id, view in window),
             count=len(window),
             deadline=self.deadline,
             max_descriptors=len(window),
@@ -96,7 +96,7 @@ class BatchStore:
             connection.broken = True
             raise
         for place, status in settled:
-            self.outcome[place] = Stored.HAVE if status == wire.BeginStatus.HAVE else Reason.REFUSED
+            self.outcome[place] = StoreOutcome.HAVE if status == wire.BeginStatus.HAVE else Reason.REFUSED
         if self._names and connection.server.events:
             for store in stores:
                 store.name = self._names[store.index]
@@ -106,7 +106,7 @@ class BatchStore:
                     store.salt_tag = keys.salt_tag(connection.server.salt_key, keys.salt_digest(salt))
         return stores
 
-    def _write(self, connection: Connection, expect: transfer.Expectation, stores: list[transfer.Store]) -> bool:
+    def _write(self, connection: Connection, expect: transfer.Expectation, stores: list[transfer.PendingWrite]) -> bool:
         batch = transfer.Batch(self.deadline)
         batch.expect(len(stores))
         waiting = collections.deque(stores)
@@ -133,7 +133,9 @@ class BatchStore:
                 connection.broken = True  # the token must not live on: a writer may be stuck on its file
         return done
 
-    def _commit(self, connection: Connection, expect: transfer.Expectation, stores: list[transfer.Store]) -> None:
+    def _commit(
+        self, connection: Connection, expect: transfer.Expectation, stores: list[transfer.PendingWrite]
+    ) -> None:
         written = [store for store in stores if store.ok]
         if not written:
             return
@@ -149,12 +151,15 @@ class BatchStore:
         except ProtocolError:
             connection.broken = True
             raise
-        known: dict[int, str] = {wire.CommitStatus.STORED: Stored.STORED, wire.CommitStatus.HAVE: Stored.HAVE}
+        known: dict[int, str] = {
+            wire.CommitStatus.STORED: StoreOutcome.STORED,
+            wire.CommitStatus.HAVE: StoreOutcome.HAVE,
+        }
         for store, status in zip(written, statuses, strict=True):
             self.outcome[store.index] = known.get(status, Reason.REJECTED)
 
 
-def _write_one(store: transfer.Store, batch: transfer.Batch, expect: transfer.Expectation) -> None:
+def _write_one(store: transfer.PendingWrite, batch: transfer.Batch, expect: transfer.Expectation) -> None:
     try:
         transfer.write_file(store, batch, expect)
         store.close()  # before COMMIT: the sidecar insists that nobody can still write

@@ -32,9 +32,9 @@ __all__ = [
     "PIECE_BYTES",
     "Batch",
     "Expectation",
-    "Load",
     "PeerMissError",
-    "Store",
+    "PendingRead",
+    "PendingWrite",
     "read_file",
     "read_stream",
     "write_file",
@@ -72,8 +72,8 @@ class Batch:
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.closed = False
-        self.ready: collections.deque[Load] = collections.deque()  # readable without waiting, probably
-        self.cold: collections.deque[Load] = collections.deque()  # may wait for a drive: pool threads only
+        self.ready: collections.deque[PendingRead] = collections.deque()  # readable without waiting, probably
+        self.cold: collections.deque[PendingRead] = collections.deque()  # may wait for a drive: pool threads only
         self._pending = 0
         self._condition = threading.Condition()
 
@@ -99,15 +99,15 @@ class Batch:
         return True
 
 
-class Load:
+class PendingRead:
     """One block on its way into one buffer (`view`: writable bytes of the payload's exact length)."""
 
     __slots__ = (
+        "block_id",
         "descriptor",
         "done",
         "gate",
         "header",
-        "ident",
         "index",
         "key",
         "offset",
@@ -119,9 +119,9 @@ class Load:
         "view",
     )
 
-    def __init__(self, index: int, ident: bytes, key: bytes, tier: wire.Tier, view: memoryview) -> None:
+    def __init__(self, index: int, block_id: bytes, key: bytes, tier: wire.Tier, view: memoryview) -> None:
         self.index = index
-        self.ident = ident
+        self.block_id = block_id
         self.key = key
         self.tier = tier
         self.view = view
@@ -142,14 +142,14 @@ class Load:
             os.close(descriptor)
 
 
-class Store:
+class PendingWrite:
     """One block on its way from one buffer into an unnamed file; `name` and `salt_tag` go into its header."""
 
-    __slots__ = ("descriptor", "ident", "index", "key", "name", "ok", "reason", "salt_tag", "token", "view")
+    __slots__ = ("block_id", "descriptor", "index", "key", "name", "ok", "reason", "salt_tag", "token", "view")
 
-    def __init__(self, index: int, ident: bytes, key: bytes, token: int, view: memoryview) -> None:
+    def __init__(self, index: int, block_id: bytes, key: bytes, token: int, view: memoryview) -> None:
         self.index = index
-        self.ident = ident
+        self.block_id = block_id
         self.key = key
         self.token = token
         self.view = view
@@ -166,7 +166,7 @@ class Store:
             os.close(descriptor)
 
 
-def _window(load: Load, limit: int) -> list[memoryview]:
+def _window(load: PendingRead, limit: int) -> list[memoryview]:
     """Where the next bytes of the block file go: at most `limit` bytes of header and payload."""
     start = load.offset
     views = []
@@ -179,7 +179,7 @@ def _window(load: Load, limit: int) -> list[memoryview]:
     return views
 
 
-def _advance(load: Load, count: int) -> None:
+def _advance(load: PendingRead, count: int) -> None:
     """`count` bytes have arrived: move on, and checksum the payload while it is in the processor's cache."""
     first = max(load.offset - block.HEADER_BYTES, 0)
     load.offset += count
@@ -189,17 +189,17 @@ def _advance(load: Load, count: int) -> None:
             load.sum.update(load.view[first:last])
 
 
-def _verify(load: Load, expect: Expectation) -> None:
+def _verify(load: PendingRead, expect: Expectation) -> None:
     wanted = _payload_sum(load, expect)
     if load.sum is not None and load.sum.digest() != wanted:
         raise CorruptBlockError("payload fails its checksum", key=load.key.hex())
 
 
-def _payload_sum(load: Load, expect: Expectation) -> bytes:
+def _payload_sum(load: PendingRead, expect: Expectation) -> bytes:
     tag = expect.tenant_tag
     if expect.readable and (told := block.tenant_tag_of(load.header)) in expect.readable:
         tag = told
-    return block.payload_sum_of(load.header, load.key, load.ident, expect.fingerprint, tag, len(load.view))
+    return block.payload_sum_of(load.header, load.key, load.block_id, expect.fingerprint, tag, len(load.view))
 
 
 def _refuse_if_closed(batch: Batch) -> None:
@@ -208,7 +208,7 @@ def _refuse_if_closed(batch: Batch) -> None:
 
 
 def read_file(
-    load: Load, batch: Batch, expect: Expectation, may_block: bool, preadv: Callable[..., int] = os.preadv
+    load: PendingRead, batch: Batch, expect: Expectation, may_block: bool, preadv: Callable[..., int] = os.preadv
 ) -> bool:
     """Read the block from `load.descriptor` and verify it; False if the rest is not in memory and `may_block` is off.
 
@@ -233,7 +233,7 @@ def read_file(
     return True
 
 
-def _read_at_once(load: Load, batch: Batch, expect: Expectation, total: int, preadv: Callable[..., int]) -> bool:
+def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: int, preadv: Callable[..., int]) -> bool:
     """A small block that is in memory as a whole: one call, one checksum. False: go on piece by piece."""
     if not _NOWAIT:
         return False
@@ -254,7 +254,7 @@ def _read_at_once(load: Load, batch: Batch, expect: Expectation, total: int, pre
     return True
 
 
-def _read_cached(load: Load, batch: Batch, preadv: Callable[..., int]) -> int | None:
+def _read_cached(load: PendingRead, batch: Batch, preadv: Callable[..., int]) -> int | None:
     """Copy what the page cache holds; None if it holds nothing here or the file system cannot tell."""
     if not _NOWAIT:
         return None
@@ -271,7 +271,7 @@ def _read_cached(load: Load, batch: Batch, preadv: Callable[..., int]) -> int | 
             raise
 
 
-def _read_through_bounce(load: Load, batch: Batch, total: int, preadv: Callable[..., int]) -> int:
+def _read_through_bounce(load: PendingRead, batch: Batch, total: int, preadv: Callable[..., int]) -> int:
     bounce = _bounce()
     if load.offset <= PIECE_BYTES:
         with contextlib.suppress(OSError):
@@ -295,7 +295,7 @@ def _bounce() -> memoryview:
     return view
 
 
-def read_stream(load: Load, stream: socket.socket, batch: Batch, expect: Expectation) -> None:
+def read_stream(load: PendingRead, stream: socket.socket, batch: Batch, expect: Expectation) -> None:
     """Read the next answer on a peer stream: PEER_RESPONSE, header, payload; verify it.
 
     CorruptBlockError and PeerMissError leave the stream in order for the next block. Anything
@@ -318,7 +318,7 @@ def read_stream(load: Load, stream: socket.socket, batch: Batch, expect: Expecta
     _verify(load, expect)
 
 
-def _receive(stream: socket.socket, views: list[memoryview], load: Load, batch: Batch) -> None:
+def _receive(stream: socket.socket, views: list[memoryview], load: PendingRead, batch: Batch) -> None:
     """Fill `views` exactly, before the batch's deadline."""
     while views:
         remaining = batch.deadline - time.monotonic()
@@ -356,7 +356,10 @@ def _timeval(seconds: float) -> bytes:
 
 
 def write_file(
-    store: Store, batch: Batch, expect: Expectation, clock_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+    store: PendingWrite,
+    batch: Batch,
+    expect: Expectation,
+    clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> None:
     """Write payload, then header, into `store.descriptor`; OSError or DeadlineExceededError if it did not work.
 
@@ -385,7 +388,7 @@ def write_file(
         _set_flags(store.descriptor, flags)  # the sidecar shares this open file
     header = block.BlockHeader(
         key=store.key,
-        ident=store.ident,
+        block_id=store.block_id,
         fingerprint=expect.fingerprint,
         tenant_tag=expect.tenant_tag,
         payload_len=size,

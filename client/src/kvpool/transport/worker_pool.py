@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Workers"]
+__all__ = ["WorkerPool"]
 
 _log = logging.getLogger("kvpool")
 
 
-class Workers:
+class WorkerPool:
     """At most `limit` threads, started when there is work for them. Thread-safe."""
 
     def __init__(self, limit: int, name: str) -> None:

@@ -144,7 +144,7 @@ class TenantSpec(Model):
     """Who else may read the tenant's blocks. Left out: nobody."""
 
 
-class TenantUse(Model):
+class TenantUsage(Model):
     """What the tenant's blocks take."""
 
     nodes: Text = "0"
@@ -178,7 +178,7 @@ class TenantStatus(Model):
     """KVCacheTenants that may read its blocks now, at most 64 of them."""
     tag: Annotated[str, Field(max_length=32)] = ""
     """The name under which sidecars account for its blocks, in /status and where metrics tell tenants apart."""
-    used: TenantUse = Field(default_factory=TenantUse)
+    used: TenantUsage = Field(default_factory=TenantUsage)
     """What its blocks take."""
     conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
         default_factory=list,

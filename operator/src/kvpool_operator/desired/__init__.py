@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvpool_operator.desired.configmap import configmap
 from kvpool_operator.desired.daemonset import sidecar_daemonset
 from kvpool_operator.desired.index import index_claim, index_statefulset
-from kvpool_operator.desired.inputs import Env, ExternalUrl, Inputs, Manifest, PoolSecret
+from kvpool_operator.desired.inputs import ExternalIndexUrl, Inputs, InstallationConfig, Manifest, PoolSecret
 from kvpool_operator.desired.networkpolicy import network_policies
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
 from kvpool_operator.desired.rbac import cluster_binding
@@ -22,7 +22,7 @@ from kvpool_operator.desired.services import index_service, sidecar_service
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Env", "ExternalUrl", "Inputs", "Manifest", "PoolSecret", "build"]
+__all__ = ["ExternalIndexUrl", "Inputs", "InstallationConfig", "Manifest", "PoolSecret", "build"]
 
 
 def build(inputs: Inputs) -> list[Manifest]:

@@ -30,7 +30,7 @@ from kvpool_operator.desired.secrets import PEER_FILES, password_files
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import Env, Inputs, Manifest
+    from kvpool_operator.desired.inputs import Inputs, InstallationConfig, Manifest
 
 __all__ = ["DIGEST", "sidecar_daemonset"]
 
@@ -83,7 +83,7 @@ def _min_ready(pool: KVCachePool) -> Manifest:
     return {"minReadySeconds": seconds} if seconds else {}
 
 
-def _prepare(pool: KVCachePool, env: Env) -> Manifest:
+def _prepare(pool: KVCachePool, env: InstallationConfig) -> Manifest:
     """Gives the tiers' directories to the server's user. It runs anew on each start, so it must be idempotent."""
     return container(
         env,
@@ -95,7 +95,7 @@ def _prepare(pool: KVCachePool, env: Env) -> Manifest:
     )
 
 
-def _server(pool: KVCachePool, env: Env) -> Manifest:
+def _server(pool: KVCachePool, env: InstallationConfig) -> Manifest:
     """Holds the node's blocks and serves them; sees nothing of the kubelet and has no token."""
     return container(
         env,
@@ -151,7 +151,7 @@ def _server_resources(pool: KVCachePool) -> Manifest:
     return made
 
 
-def _rendezvous(pool: KVCachePool, env: Env) -> Manifest:
+def _rendezvous(pool: KVCachePool, env: InstallationConfig) -> Manifest:
     """The one part that sees the kubelet's pod directories: root, because they are root's, without any capability."""
     return container(
         env,

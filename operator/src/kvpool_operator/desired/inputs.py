@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from kvpool.config import TenantConfig
     from kvpool_operator.api.v1alpha1 import KVCachePool
 
-__all__ = ["Env", "ExternalUrl", "Inputs", "Manifest", "PoolSecret"]
+__all__ = ["ExternalIndexUrl", "Inputs", "InstallationConfig", "Manifest", "PoolSecret"]
 
 Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Env:
+class InstallationConfig:
     """This installation: the same for all pools."""
 
     sidecar_image: str
@@ -51,7 +51,7 @@ class PoolSecret:
 
 
 @dataclass(frozen=True)
-class ExternalUrl:
+class ExternalIndexUrl:
     """The user's own index: its URL, without the password."""
 
     url: str
@@ -66,10 +66,10 @@ class Inputs:
     """Everything that decides what a pool's objects look like."""
 
     pool: KVCachePool
-    env: Env
+    env: InstallationConfig
     secret: PoolSecret
     allowed_namespaces: tuple[str, ...] = ("*",)
-    external: ExternalUrl | None = None
+    external: ExternalIndexUrl | None = None
     tenants: tuple[TenantConfig, ...] = ()
     nodes: int = 0
     """Nodes that carry the pool, as far as is known."""

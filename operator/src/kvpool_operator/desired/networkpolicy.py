@@ -11,7 +11,7 @@ from kvpool_operator.desired.services import INDEX_PORT, PROBE_PORT
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import Env, Manifest
+    from kvpool_operator.desired.inputs import InstallationConfig, Manifest
 
 __all__ = ["network_policies", "preflight_policy"]
 
@@ -21,7 +21,7 @@ _OPERATOR: Manifest = {
 }
 
 
-def network_policies(pool: KVCachePool, env: Env) -> list[Manifest]:
+def network_policies(pool: KVCachePool, env: InstallationConfig) -> list[Manifest]:
     """None of them unless the installation wants them."""
     if not env.network_policies:
         return []
@@ -31,7 +31,7 @@ def network_policies(pool: KVCachePool, env: Env) -> list[Manifest]:
     return made
 
 
-def preflight_policy(pool: KVCachePool, env: Env) -> Manifest | None:
+def preflight_policy(pool: KVCachePool, env: InstallationConfig) -> Manifest | None:
     """For the pods that look at nodes: probes and the operator. None unless the installation wants policies."""
     if not env.network_policies:
         return None

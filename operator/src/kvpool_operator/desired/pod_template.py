@@ -9,7 +9,7 @@ from kvpool_operator.desired.config import MOUNTS
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool, LabelSelector, Tier
-    from kvpool_operator.desired.inputs import Env, Manifest
+    from kvpool_operator.desired.inputs import InstallationConfig, Manifest
 
 __all__ = [
     "CONFIG_DIR",
@@ -39,7 +39,7 @@ CONFIG_FILE: Final = f"{CONFIG_DIR}/pool.json"
 CONFIG_MOUNT: Final[Manifest] = {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True}
 
 
-def container(env: Env, name: str, /, *command: str, **more: Any) -> Manifest:
+def container(env: InstallationConfig, name: str, /, *command: str, **more: Any) -> Manifest:
     """One container of the sidecar's image. What it printed last becomes its message when it fails."""
     return {
         "name": name,
@@ -69,7 +69,7 @@ def resources(cpu: str, memory: str, memory_limit: str) -> Manifest:
     return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory_limit}}
 
 
-def pull_secrets(env: Env) -> Manifest:
+def pull_secrets(env: InstallationConfig) -> Manifest:
     """The part of a pod's spec that says with which credentials images are pulled."""
     return {"imagePullSecrets": [{"name": s} for s in env.image_pull_secrets]} if env.image_pull_secrets else {}
 

@@ -37,7 +37,7 @@ from kvpool_operator.desired.pod_template import (
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import Env, Inputs, Manifest
+    from kvpool_operator.desired.inputs import Inputs, InstallationConfig, Manifest
 
 __all__ = ["AGAIN", "COMPONENT", "SPEC", "build_preflight", "preflight_spec"]
 
@@ -152,7 +152,7 @@ def _daemonset(inputs: Inputs) -> Manifest:
     }
 
 
-def _prepare(pool: KVCachePool, env: Env) -> Manifest:
+def _prepare(pool: KVCachePool, env: InstallationConfig) -> Manifest:
     """As in the sidecars' pods: a new directory is root's."""
     return container(
         env,

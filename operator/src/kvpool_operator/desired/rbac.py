@@ -9,12 +9,12 @@ from kvpool_operator.desired.labels import wide_metadata
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import Env, Manifest
+    from kvpool_operator.desired.inputs import InstallationConfig, Manifest
 
 __all__ = ["cluster_binding"]
 
 
-def cluster_binding(pool: KVCachePool, env: Env) -> Manifest:
+def cluster_binding(pool: KVCachePool, env: InstallationConfig) -> Manifest:
     """Engine pods live in any namespace, so this is cluster-wide. The operator may bind this one ClusterRole only."""
     ns, name = pool.metadata.namespace, pool.metadata.name
     return {

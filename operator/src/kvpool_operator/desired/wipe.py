@@ -23,12 +23,12 @@ from kvpool_operator.desired.pod_template import (
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import Env, Manifest
+    from kvpool_operator.desired.inputs import InstallationConfig, Manifest
 
 __all__ = ["wipe_daemonset"]
 
 
-def wipe_daemonset(pool: KVCachePool, env: Env) -> Manifest:
+def wipe_daemonset(pool: KVCachePool, env: InstallationConfig) -> Manifest:
     """On the same nodes as the sidecars, whose ConfigMap says where the blocks are."""
     env_of_objects = object_store_env(pool)
     small = resources("10m", "64Mi", "256Mi")

@@ -19,9 +19,9 @@ __all__ = [
     "ANNOTATION_REVISION",
     "ANNOTATION_SKIP",
     "LABEL_INJECT",
-    "Wishes",
+    "InjectionRequest",
     "opted_in",
-    "read_wishes",
+    "parse_annotations",
 ]
 
 LABEL_INJECT: Final = "kvpool.dev/inject"
@@ -39,7 +39,7 @@ _POOL = re.compile(r"(?:([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)/)?([a-z0-9](?:[-a
 
 
 @dataclass(frozen=True)
-class Wishes:
+class InjectionRequest:
     """The annotations, checked. Empty strings: not given."""
 
     pool_namespace: str = ""
@@ -55,7 +55,7 @@ def opted_in(pod: dict[str, Any]) -> bool:
     return bool(labels.get(LABEL_INJECT) == "true")
 
 
-def read_wishes(pod: dict[str, Any]) -> Wishes:
+def parse_annotations(pod: dict[str, Any]) -> InjectionRequest:
     """Read the annotations; Skip(bad-annotation) names the one that cannot be used."""
     notes: dict[str, str] = (pod.get("metadata") or {}).get("annotations") or {}
     pool = notes.get(ANNOTATION_POOL, "")
@@ -65,7 +65,7 @@ def read_wishes(pod: dict[str, Any]) -> Wishes:
     engine = notes.get(ANNOTATION_ENGINE, "auto")
     if engine not in ENGINES:
         raise _bad(ANNOTATION_ENGINE, f"write one of {', '.join(ENGINES)}")
-    return Wishes(
+    return InjectionRequest(
         pool_namespace=(match.group(1) or "") if match else "",
         pool_name=match.group(2) if match else "",
         container=notes.get(ANNOTATION_CONTAINER, ""),

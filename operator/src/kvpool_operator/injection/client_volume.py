@@ -10,7 +10,7 @@ from kvpool_operator.injection.pod import append, default_env, items, mount_at, 
 from kvpool_operator.injection.skip import Skip, SkipReason
 
 if TYPE_CHECKING:
-    from kvpool_operator.injection.context import Injection, Target
+    from kvpool_operator.injection.context import InjectionContext, InjectionSettings
     from kvpool_operator.injection.pod import Pod
 
 __all__ = ["INIT_CONTAINER", "add"]
@@ -22,7 +22,7 @@ INIT_CONTAINER: Final = "kvpool-client"
 USER_PYTHONPATH: Final = "KVPOOL_USER_PYTHONPATH"
 
 
-def add(target: Target) -> None:
+def add(target: InjectionContext) -> None:
     """All of it, where it is absent. Skip(name-conflict) if a name of ours is taken."""
     _add_volume(target.pod, target.container)
     _add_init_container(target.pod, target.injection, again=target.again)
@@ -46,7 +46,7 @@ def _add_volume(pod: Pod, container: dict[str, Any]) -> None:
         append(container, "volumeMounts", {"name": VOLUME, "mountPath": MOUNT, "readOnly": True})
 
 
-def _add_init_container(pod: Pod, injection: Injection, *, again: bool) -> None:
+def _add_init_container(pod: Pod, injection: InjectionSettings, *, again: bool) -> None:
     wanted = _init_container(pod, injection)
     present = named(spec(pod).get("initContainers"), INIT_CONTAINER)
     if present is None:
@@ -57,7 +57,7 @@ def _add_init_container(pod: Pod, injection: Injection, *, again: bool) -> None:
         )
 
 
-def _init_container(pod: Pod, injection: Injection) -> dict[str, Any]:
+def _init_container(pod: Pod, injection: InjectionSettings) -> dict[str, Any]:
     """Admissible under the `restricted` standard. Requests equal limits, so that a Guaranteed pod stays Guaranteed."""
     security: dict[str, Any] = {
         "allowPrivilegeEscalation": False,

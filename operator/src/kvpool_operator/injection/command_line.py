@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kvpool_operator.injection.engine_versions import version_of_image
 
-__all__ = ["Channel", "Reading", "read_container"]
+__all__ = ["Channel", "ContainerInfo", "read_container"]
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
 _SHELL_C: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*\Z")
@@ -52,7 +52,7 @@ class Channel(Enum):
 
 
 @dataclass(frozen=True)
-class Reading:
+class ContainerInfo:
     """What was found in one container."""
 
     engine: str
@@ -73,14 +73,14 @@ class Reading:
     """Text of a `sh -c`, to be read and never edited."""
 
 
-def read_container(container: dict[str, Any]) -> Reading:
+def read_container(container: dict[str, Any]) -> ContainerInfo:
     """Read `command`, `args`, `image` and plain `env` values of a container (the pod's JSON)."""
     command = [str(t) for t in container.get("command") or []]
     args = [str(t) for t in container.get("args") or []]
     tokens = command + args
     values = [str(e["value"]) for e in container.get("env") or [] if isinstance(e, dict) and e.get("value")]
     engine, launcher, channel = _engine(command, args, str(container.get("image") or ""))
-    return Reading(
+    return ContainerInfo(
         engine=engine,
         channel=channel,
         connector_present=any(_CONNECTOR_FLAG.search(t) for t in tokens + values),

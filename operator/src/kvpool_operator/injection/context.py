@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvpool_operator.injection.annotations import Wishes
-    from kvpool_operator.injection.command_line import Reading
+    from kvpool_operator.injection.annotations import InjectionRequest
+    from kvpool_operator.injection.command_line import ContainerInfo
     from kvpool_operator.injection.pod import Pod
 
-__all__ = ["Injection", "Target"]
+__all__ = ["InjectionContext", "InjectionSettings"]
 
 
 @dataclass(frozen=True)
-class Injection:
+class InjectionSettings:
     """Everything that does not depend on the pod: of the pool, and of this installation."""
 
     pool: str
@@ -29,14 +29,14 @@ class Injection:
 
 
 @dataclass(frozen=True)
-class Target:
+class InjectionContext:
     """A copy of the pod, to be changed in place, and its engine's container."""
 
     pod: Pod
     container: dict[str, Any]
-    reading: Reading
-    wishes: Wishes
-    injection: Injection
+    reading: ContainerInfo
+    wishes: InjectionRequest
+    injection: InjectionSettings
     again: bool
     """An earlier pass was here: what is there is ours."""
 

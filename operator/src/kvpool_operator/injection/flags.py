@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kvpool_operator.injection.command_line import Channel, Reading
+from kvpool_operator.injection.command_line import Channel, ContainerInfo
 from kvpool_operator.injection.connector import literal
 from kvpool_operator.injection.pod import default_env, items
 from kvpool_operator.injection.skip import Skip, SkipReason
@@ -35,7 +35,7 @@ def value_of(words: list[str], flag: str) -> tuple[int, str] | None:
     return found
 
 
-def add_flags(container: dict[str, Any], reading: Reading, flags: list[str], *, asked: bool) -> list[str]:
+def add_flags(container: dict[str, Any], reading: ContainerInfo, flags: list[str], *, asked: bool) -> list[str]:
     """Hand `flags` (no spaces inside) to the engine; the warnings that follow.
 
     Shell text is never edited: it may say `$KVPOOL_ENGINE_ARGS` where the flags belong. So may a script that cannot be

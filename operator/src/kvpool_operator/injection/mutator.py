@@ -20,11 +20,11 @@ from kvpool_operator.injection.annotations import (
     ANNOTATION_POOL,
     ANNOTATION_REVISION,
     ANNOTATION_SKIP,
-    Wishes,
+    InjectionRequest,
 )
-from kvpool_operator.injection.command_line import Reading, read_container
+from kvpool_operator.injection.command_line import ContainerInfo, read_container
 from kvpool_operator.injection.connector import compact
-from kvpool_operator.injection.context import Injection, Target
+from kvpool_operator.injection.context import InjectionContext, InjectionSettings
 from kvpool_operator.injection.engine_versions import is_known
 from kvpool_operator.injection.engines import FAMILIES, family_of, suits
 from kvpool_operator.injection.engines.dynamo import VOLUME as KVBM_VOLUME
@@ -33,7 +33,7 @@ from kvpool_operator.injection.pod import Pod, named, notes_of, spec
 from kvpool_operator.injection.revision import revision
 from kvpool_operator.injection.skip import Skip, SkipReason
 
-__all__ = ["Injected", "Injection", "inject", "is_injected", "mark_skipped"]
+__all__ = ["Injected", "InjectionSettings", "inject", "is_injected", "mark_skipped"]
 
 NO_CLIENT: Final = frozenset({"dynamo"})
 """Families that cannot use the client."""
@@ -52,7 +52,7 @@ class Injected:
     warnings: list[str] = field(default_factory=list)
 
 
-def inject(pod: Pod, wishes: Wishes, injection: Injection) -> Injected:
+def inject(pod: Pod, wishes: InjectionRequest, injection: InjectionSettings) -> Injected:
     """The pod with the pool in it. Skip says why it must stay as it is."""
     pod = copy.deepcopy(pod)
     again = is_injected(pod)
@@ -67,7 +67,7 @@ def inject(pod: Pod, wishes: Wishes, injection: Injection) -> Injected:
             f"the image of container {container.get('name')} says {reading.engine} {told}, which the client does not "
             f"know and which might not start; set {ANNOTATION_ENGINE}: {family} to have it tried",
         )
-    target = Target(pod, container, reading, wishes, injection, again)
+    target = InjectionContext(pod, container, reading, wishes, injection, again)
     if family not in NO_CLIENT:
         client_parts.add(target)
     warnings = FAMILIES[family](target)
@@ -125,7 +125,7 @@ def _carries(container: dict[str, Any]) -> bool:
     return bool(mounts & {client_parts.VOLUME, KVBM_VOLUME} or settings)
 
 
-def _engine_container(pod: Pod, wishes: Wishes) -> tuple[dict[str, Any], Reading]:
+def _engine_container(pod: Pod, wishes: InjectionRequest) -> tuple[dict[str, Any], ContainerInfo]:
     """The container that the annotation names, else the one that fits best; of equals the first."""
     if ((spec(pod).get("os") or {}).get("name") or "linux") != "linux":
         raise Skip(SkipReason.UNSUPPORTED_ENGINE, "the pool serves Linux pods only")

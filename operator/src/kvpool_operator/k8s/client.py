@@ -13,13 +13,13 @@ from kvpool_operator.api.v1alpha1 import API_VERSION, KIND, PLURAL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KINDS", "Cluster", "Kind", "Manifest", "Ref", "ref"]
+__all__ = ["KINDS", "ApiClient", "Manifest", "ObjectRef", "ResourceKind", "ref"]
 
 Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResourceKind:
     """A kind of object and where the API keeps it."""
 
     api_version: str
@@ -35,38 +35,38 @@ class Kind:
 
 
 _ALL: Final = (
-    Kind(API_VERSION, KIND, PLURAL),
-    Kind(API_VERSION, operation.KIND, operation.PLURAL),
-    Kind(API_VERSION, NODE_KIND, NODE_PLURAL),
-    Kind(API_VERSION, TENANT_KIND, TENANT_PLURAL),
-    Kind("v1", "ConfigMap", "configmaps"),
-    Kind("v1", "Event", "events"),
-    Kind("v1", "Namespace", "namespaces", namespaced=False),
-    Kind("v1", "Node", "nodes", namespaced=False),
-    Kind("v1", "PersistentVolume", "persistentvolumes", namespaced=False),
-    Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
-    Kind("v1", "Pod", "pods"),
-    Kind("v1", "Secret", "secrets"),
-    Kind("v1", "Service", "services"),
-    Kind("v1", "ServiceAccount", "serviceaccounts"),
-    Kind("apps/v1", "DaemonSet", "daemonsets"),
-    Kind("apps/v1", "Deployment", "deployments"),
-    Kind("apps/v1", "StatefulSet", "statefulsets"),
-    Kind("coordination.k8s.io/v1", "Lease", "leases"),
-    Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
-    Kind("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
-    Kind(
+    ResourceKind(API_VERSION, KIND, PLURAL),
+    ResourceKind(API_VERSION, operation.KIND, operation.PLURAL),
+    ResourceKind(API_VERSION, NODE_KIND, NODE_PLURAL),
+    ResourceKind(API_VERSION, TENANT_KIND, TENANT_PLURAL),
+    ResourceKind("v1", "ConfigMap", "configmaps"),
+    ResourceKind("v1", "Event", "events"),
+    ResourceKind("v1", "Namespace", "namespaces", namespaced=False),
+    ResourceKind("v1", "Node", "nodes", namespaced=False),
+    ResourceKind("v1", "PersistentVolume", "persistentvolumes", namespaced=False),
+    ResourceKind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    ResourceKind("v1", "Pod", "pods"),
+    ResourceKind("v1", "Secret", "secrets"),
+    ResourceKind("v1", "Service", "services"),
+    ResourceKind("v1", "ServiceAccount", "serviceaccounts"),
+    ResourceKind("apps/v1", "DaemonSet", "daemonsets"),
+    ResourceKind("apps/v1", "Deployment", "deployments"),
+    ResourceKind("apps/v1", "StatefulSet", "statefulsets"),
+    ResourceKind("coordination.k8s.io/v1", "Lease", "leases"),
+    ResourceKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    ResourceKind("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
+    ResourceKind(
         "admissionregistration.k8s.io/v1",
         "MutatingWebhookConfiguration",
         "mutatingwebhookconfigurations",
         namespaced=False,
     ),
 )
-KINDS: Final[Mapping[str, Kind]] = {k.name: k for k in _ALL}
+KINDS: Final[Mapping[str, ResourceKind]] = {k.name: k for k in _ALL}
 
 
 @dataclass(frozen=True, order=True)
-class Ref:
+class ObjectRef:
     """Which object: kind, namespace (empty for cluster-scoped ones), name."""
 
     kind: str
@@ -77,16 +77,16 @@ class Ref:
         return f"{self.kind} {f'{self.namespace}/' if self.namespace else ''}{self.name}"
 
 
-def ref(manifest: Manifest) -> Ref:
+def ref(manifest: Manifest) -> ObjectRef:
     """The Ref of an object."""
     kind, metadata = KINDS[manifest["kind"]], manifest["metadata"]
-    return Ref(kind.name, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
+    return ObjectRef(kind.name, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
 
 
-class Cluster(Protocol):
+class ApiClient(Protocol):
     """Seven calls. Each has a timeout of its own and raises only the errors of `kvpool_operator.errors`."""
 
-    async def get(self, target: Ref) -> Manifest | None:
+    async def get(self, target: ObjectRef) -> Manifest | None:
         """The object as it is now; None when there is none."""
         ...
 
@@ -104,15 +104,15 @@ class Cluster(Protocol):
         """Server-side apply as field manager `kvpool-operator`; takes over fields that others set."""
         ...
 
-    async def patch(self, target: Ref, patch: Manifest, *, subresource: str = "") -> Manifest:
+    async def patch(self, target: ObjectRef, patch: Manifest, *, subresource: str = "") -> Manifest:
         """JSON merge patch. With metadata.resourceVersion in it, ConflictError when the object changed since."""
         ...
 
-    async def delete(self, target: Ref, *, uid: str = "", foreground: bool = False) -> None:
+    async def delete(self, target: ObjectRef, *, uid: str = "", foreground: bool = False) -> None:
         """Delete it if it is there (and is the one with `uid`). Foreground: it goes after what it owns."""
         ...
 
-    async def evict(self, target: Ref, *, uid: str) -> None:
+    async def evict(self, target: ObjectRef, *, uid: str) -> None:
         """Ask for a pod's eviction, as `kubectl drain` does. HeldError when a budget does not allow it now;
         ConflictError when it is another pod than the one with `uid`, or gone."""
         ...

@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator.errors import ConflictError, NotLeaderError, OperatorError
-from kvpool_operator.k8s.client import Cluster, Manifest, Ref
+from kvpool_operator.k8s.client import ApiClient, Manifest, ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LeaderOnly", "Lease"]
+__all__ = ["FencedClient", "Lease"]
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Lease:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ApiClient,
         namespace: str,
         name: str,
         identity: str,
@@ -46,7 +46,7 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._ref = Ref("Lease", namespace, name)
+        self._ref = ObjectRef("Lease", namespace, name)
         self._identity = identity
         self._lease_s = lease_s
         self._clock = clock
@@ -140,14 +140,14 @@ class Lease:
         }
 
 
-class LeaderOnly(Cluster):
+class FencedClient(ApiClient):
     """Refuses to write once the Lease is not held: a process that was stopped and goes on later ends up here."""
 
-    def __init__(self, cluster: Cluster, lease: Lease) -> None:
+    def __init__(self, cluster: ApiClient, lease: Lease) -> None:
         self._cluster = cluster
         self._lease = lease
 
-    async def get(self, target: Ref) -> Manifest | None:
+    async def get(self, target: ObjectRef) -> Manifest | None:
         return await self._cluster.get(target)
 
     async def list(
@@ -163,15 +163,15 @@ class LeaderOnly(Cluster):
         self._check()
         return await self._cluster.apply(manifest, subresource=subresource)
 
-    async def patch(self, target: Ref, patch: Manifest, *, subresource: str = "") -> Manifest:
+    async def patch(self, target: ObjectRef, patch: Manifest, *, subresource: str = "") -> Manifest:
         self._check()
         return await self._cluster.patch(target, patch, subresource=subresource)
 
-    async def delete(self, target: Ref, *, uid: str = "", foreground: bool = False) -> None:
+    async def delete(self, target: ObjectRef, *, uid: str = "", foreground: bool = False) -> None:
         self._check()
         await self._cluster.delete(target, uid=uid, foreground=foreground)
 
-    async def evict(self, target: Ref, *, uid: str) -> None:
+    async def evict(self, target: ObjectRef, *, uid: str) -> None:
         self._check()
         await self._cluster.evict(target, uid=uid)
 

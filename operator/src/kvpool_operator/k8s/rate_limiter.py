@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PATIENCE_S", "WAITED_FOR", "Pace"]
+__all__ = ["MAX_BACKGROUND_DELAY_S", "WAITED_FOR", "RateLimiter"]
 
-PATIENCE_S: Final = 5.0
+MAX_BACKGROUND_DELAY_S: Final = 5.0
 _LOOK_S: Final = 0.05
 
 WAITED_FOR: ContextVar[Callable[[], bool]] = ContextVar("waited_for", default=lambda: True)
 """Whether somebody waits for what this task does; asked again while it waits for its turn."""
 
 
-class Pace:
+class RateLimiter:
     """For one event loop. Whoever asks first goes first (the generic cell rate algorithm, ITU-T I.371).
 
-    What nobody waits for takes only turns that nobody else wants, or any after `PATIENCE_S`.
+    What nobody waits for takes only turns that nobody else wants, or any after `MAX_BACKGROUND_DELAY_S`.
     """
 
     def __init__(self, per_second: float, burst: int) -> None:
@@ -34,7 +34,7 @@ class Pace:
     async def turn(self) -> None:
         """Wait until it is this caller's turn."""
         clock = asyncio.get_running_loop().time
-        late = clock() + PATIENCE_S
+        late = clock() + MAX_BACKGROUND_DELAY_S
         waits = WAITED_FOR.get()
         while not waits() and (self._next or 0.0) > clock() and clock() < late:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)  # turns come with time, not with an event

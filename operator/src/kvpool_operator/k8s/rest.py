@@ -1,4 +1,5 @@
-"""The Kubernetes API. The only module that imports `kubernetes`: its asynchronous client, behind `cluster.Cluster`."""
+"""The Kubernetes API. The only module that imports `kubernetes`: its asynchronous client, behind
+`cluster.ApiClient`."""
 
 from __future__ import annotations
 
@@ -9,17 +10,24 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
-from kubernetes.aio.client import ApiClient, ApiException, Configuration
+from kubernetes.aio.client import ApiClient as KubernetesClient
+from kubernetes.aio.client import ApiException, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
-from kvpool_operator.errors import ApiUnavailableError, ConflictError, HeldError, OperatorError, RejectedError
-from kvpool_operator.k8s.client import KINDS, Cluster, Manifest, Ref, ref
-from kvpool_operator.k8s.rate_limiter import Pace
+from kvpool_operator.errors import (
+    ApiUnavailableError,
+    ConflictError,
+    EvictionBlockedError,
+    OperatorError,
+    RejectedError,
+)
+from kvpool_operator.k8s.client import KINDS, ApiClient, Manifest, ObjectRef, ref
+from kvpool_operator.k8s.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-__all__ = ["FIELD_MANAGER", "KubeCluster", "open_cluster"]
+__all__ = ["FIELD_MANAGER", "RestClient", "open_cluster"]
 
 FIELD_MANAGER: Final = "kvpool-operator"
 CALL_S: Final = 10.0
@@ -32,26 +40,26 @@ BURST: Final = 200
 
 
 @contextlib.asynccontextmanager
-async def open_cluster(call_s: float = CALL_S) -> AsyncIterator[KubeCluster]:
+async def open_cluster(call_s: float = CALL_S) -> AsyncIterator[RestClient]:
     """A connection as the pod's service account, or outside a pod as KUBECONFIG says."""
     configuration = Configuration(client_session_kwargs={"trust_env": False})
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         load_incluster_config(client_configuration=configuration)
     else:
         await load_kube_config(client_configuration=configuration, persist_config=False)
-    async with ApiClient(configuration) as client:
-        yield KubeCluster(client, call_s)
+    async with KubernetesClient(configuration) as client:
+        yield RestClient(client, call_s)
 
 
-class KubeCluster(Cluster):
-    """`Cluster` over HTTPS. For one event loop."""
+class RestClient(ApiClient):
+    """`ApiClient` over HTTPS. For one event loop."""
 
     def __init__(self, client: Any, call_s: float = CALL_S) -> None:
         self._client = client
         self._call_s = call_s
-        self._pace = Pace(PER_SECOND, BURST)
+        self._pace = RateLimiter(PER_SECOND, BURST)
 
-    async def get(self, target: Ref) -> Manifest | None:
+    async def get(self, target: ObjectRef) -> Manifest | None:
         try:
             return await self._call("GET", _path(target), str(target))
         except RejectedError as e:
@@ -93,7 +101,7 @@ class KubeCluster(Cluster):
             content_type="application/apply-patch+yaml",
         )
 
-    async def patch(self, target: Ref, patch: Manifest, *, subresource: str = "") -> Manifest:
+    async def patch(self, target: ObjectRef, patch: Manifest, *, subresource: str = "") -> Manifest:
         return await self._call(
             "PATCH",
             _path(target, subresource),
@@ -103,7 +111,7 @@ class KubeCluster(Cluster):
             content_type="application/merge-patch+json",
         )
 
-    async def delete(self, target: Ref, *, uid: str = "", foreground: bool = False) -> None:
+    async def delete(self, target: ObjectRef, *, uid: str = "", foreground: bool = False) -> None:
         options: Manifest = {"propagationPolicy": "Foreground" if foreground else "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
@@ -113,7 +121,7 @@ class KubeCluster(Cluster):
             if e.status != 404:
                 raise
 
-    async def evict(self, target: Ref, *, uid: str) -> None:
+    async def evict(self, target: ObjectRef, *, uid: str) -> None:
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -124,7 +132,7 @@ class KubeCluster(Cluster):
             await self._call("POST", _path(target, "eviction"), f"eviction of {target}", body=eviction)
         except ApiUnavailableError as e:
             if e.status == 429:
-                raise HeldError(str(e)) from None
+                raise EvictionBlockedError(str(e)) from None
             raise
         except RejectedError as e:
             if e.status == 404:
@@ -166,7 +174,7 @@ class KubeCluster(Cluster):
         return decoded
 
 
-def _path(target: Ref, subresource: str = "") -> str:
+def _path(target: ObjectRef, subresource: str = "") -> str:
     return KINDS[target.kind].path(target.namespace, target.name, subresource)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.sidecars.status import DrainReport
 
-__all__ = ["Command", "DrainPolicy", "NodeFacts", "facts", "next_drain", "when_gone"]
+__all__ = ["Command", "DrainPolicy", "NodeDrainSignal", "facts", "next_drain", "when_gone"]
 
 Command = Literal["evacuate", "remain"]
 
@@ -33,7 +33,7 @@ _TAINTS: Final = {
 
 
 @dataclass(frozen=True)
-class NodeFacts:
+class NodeDrainSignal:
     """What matters of a node. `leaving`: why it is to leave; empty: it stays."""
 
     leaving: str = ""
@@ -47,14 +47,14 @@ class DrainPolicy:
     timeout_s: float
 
 
-def facts(node: Manifest) -> NodeFacts:
+def facts(node: Manifest) -> NodeDrainSignal:
     """Of a Node object."""
     spec = node.get("spec") or {}
     taints = {str(t.get("key")) for t in spec.get("taints") or []}
     told = [sentence for key, sentence in _TAINTS.items() if key in taints]
     if not told and spec.get("unschedulable"):
         told = ["it is cordoned"]
-    return NodeFacts(told[0] if told else "")
+    return NodeDrainSignal(told[0] if told else "")
 
 
 def next_drain(

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvpool_operator.nodes.drain import NodeFacts, facts
+from kvpool_operator.nodes.drain import NodeDrainSignal, facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvpool_operator.k8s.client import Manifest
 
-__all__ = ["NodeBook"]
+__all__ = ["NodeCache"]
 
 Pool = tuple[str, str]
 
 
-class NodeBook:
+class NodeCache:
     """For one event loop."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, NodeFacts] = {}
+        self._nodes: dict[str, NodeDrainSignal] = {}
         self._pools: dict[Pool, frozenset[str]] = {}
 
-    def get(self, node: str) -> NodeFacts | None:
+    def get(self, node: str) -> NodeDrainSignal | None:
         """None if nothing was told of it, or it is gone."""
         return self._nodes.get(node)
 
-    def saw(self, node: str, manifest: Manifest) -> NodeFacts:
+    def saw(self, node: str, manifest: Manifest) -> NodeDrainSignal:
         """The node as it is now."""
         found = self._nodes[node] = facts(manifest)
         return found

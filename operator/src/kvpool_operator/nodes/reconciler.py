@@ -25,24 +25,24 @@ from kvpool_operator.api.node import NODE_KIND, DrainStatus
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import labels
 from kvpool_operator.errors import OperatorError, RejectedError
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.nodes.drain import DrainPolicy, next_drain, when_gone
 from kvpool_operator.nodes.status import KEPT, calm, lost_since, node_manifest, node_name, node_status, read_drain, told
 from kvpool_operator.pools.apply import write_node
-from kvpool_operator.sidecars.admin_client import Target
+from kvpool_operator.sidecars.admin_client import SidecarAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.inputs import PoolSecret
-    from kvpool_operator.k8s.client import Cluster, Manifest
-    from kvpool_operator.nodes.drain import Command, NodeFacts
-    from kvpool_operator.nodes.node_cache import NodeBook
-    from kvpool_operator.observe.snapshot import Observed, Sidecar
-    from kvpool_operator.sidecars.admin_client import Commands
+    from kvpool_operator.k8s.client import ApiClient, Manifest
+    from kvpool_operator.nodes.drain import Command, NodeDrainSignal
+    from kvpool_operator.nodes.node_cache import NodeCache
+    from kvpool_operator.observe.snapshot import Sidecar, Snapshot
+    from kvpool_operator.sidecars.admin_client import SidecarAdminClient
 
-__all__ = ["Budget", "NodeKeeper"]
+__all__ = ["NodeReconciler", "TokenBucket"]
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ TELL_AGAIN_S: Final = 10.0
 ABSENT_S: Final = 30.0
 
 
-class Budget:
+class TokenBucket:
     """A bucket of writes: so many per second in the long run, a burst now and then."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Budget:
 
 
 @dataclass
-class _Known:
+class _LastWritten:
     """What was written last of one node: digests, not the text, for there may be very many."""
 
     whole: bytes = b""
@@ -92,16 +92,16 @@ class _Known:
     told: tuple[str, float] = ("", float("-inf"))
 
 
-class NodeKeeper:
+class NodeReconciler:
     """For all pools; for one event loop."""
 
     def __init__(
         self,
-        cluster: Cluster,
-        book: NodeBook,
-        commands: Commands,
+        cluster: ApiClient,
+        book: NodeCache,
+        commands: SidecarAdminClient,
         *,
-        budget: Budget | None = None,
+        budget: TokenBucket | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -110,8 +110,8 @@ class NodeKeeper:
         self._commands = commands
         self._clock = clock
         self._now = now
-        self._budget = budget or Budget(clock=clock)
-        self._known: dict[tuple[str, str], dict[str, _Known]] = {}  # pool: node: what was written
+        self._budget = budget or TokenBucket(clock=clock)
+        self._known: dict[tuple[str, str], dict[str, _LastWritten]] = {}  # pool: node: what was written
         self._read_at: dict[tuple[str, str], float] = {}
         self._uids: dict[tuple[str, str], str] = {}
         self._absent: dict[str, float] = {}  # node: when it was not there
@@ -123,7 +123,7 @@ class NodeKeeper:
         self._uids.pop((namespace, name), None)
         self._book.serves((namespace, name), ())
 
-    async def keep(self, pool: KVCachePool, observed: Observed, secret: PoolSecret) -> float | None:
+    async def keep(self, pool: KVCachePool, observed: Snapshot, secret: PoolSecret) -> float | None:
         """One look at the pool's nodes. In how many seconds the next one is due, if a drain is under way.
 
         Raises RetryableError where the API server does not answer.
@@ -178,13 +178,15 @@ class NodeKeeper:
         self._read_at[key] = self._clock()
 
     async def _one(
-        self, pool: KVCachePool, secret: PoolSecret, node: str, sidecar: Sidecar | None, known: dict[str, _Known]
+        self, pool: KVCachePool, secret: PoolSecret, node: str, sidecar: Sidecar | None, known: dict[str, _LastWritten]
     ) -> None:
         facts = await self._facts(node)
-        mine = known.get(node) or _Known()
+        mine = known.get(node) or _LastWritten()
         now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
         if sidecar is None and mine.lost and self._is_forgotten(pool, mine.lost):
-            await self._cluster.delete(Ref(NODE_KIND, pool.metadata.namespace, node_name(pool.metadata.name, node)))
+            await self._cluster.delete(
+                ObjectRef(NODE_KIND, pool.metadata.namespace, node_name(pool.metadata.name, node))
+            )
             known.pop(node, None)
             self._absent.pop(node, None)
             return
@@ -205,12 +207,12 @@ class NodeKeeper:
         if command is not None and pool.spec.mode == "Enforce" and sidecar is not None:
             await self._tell(pool, secret, sidecar, command, mine)
 
-    async def _facts(self, node: str) -> NodeFacts | None:
+    async def _facts(self, node: str) -> NodeDrainSignal | None:
         """None: there is no such node. Asked for only where the watch has not told yet."""
         known = self._book.get(node)
         if known is not None or self._clock() - self._absent.get(node, float("-inf")) < ABSENT_S:
             return known
-        live = await self._cluster.get(Ref("Node", "", node))
+        live = await self._cluster.get(ObjectRef("Node", "", node))
         if live is not None:
             self._absent.pop(node, None)
             return self._book.saw(node, live)
@@ -221,7 +223,7 @@ class NodeKeeper:
         lost_s = (self._now() - datetime.fromisoformat(since)).total_seconds()
         return lost_s > to_ms(pool.spec.index.forget_after) / 1000
 
-    async def _write(self, pool: KVCachePool, node: str, status: Manifest, mine: _Known) -> None:
+    async def _write(self, pool: KVCachePool, node: str, status: Manifest, mine: _LastWritten) -> None:
         whole, quiet = _digest(told(status)), _digest(calm(status))
         if whole == mine.whole:
             return
@@ -241,7 +243,7 @@ class NodeKeeper:
         mine.whole, mine.calm, mine.at = whole, quiet, self._clock()
 
     async def _tell(
-        self, pool: KVCachePool, secret: PoolSecret, sidecar: Sidecar, command: Command, mine: _Known
+        self, pool: KVCachePool, secret: PoolSecret, sidecar: Sidecar, command: Command, mine: _LastWritten
     ) -> None:
         """Tell the sidecar once; again when it has not done so after a while."""
         if not sidecar.address or (mine.told[0] == command and self._clock() - mine.told[1] < TELL_AGAIN_S):
@@ -250,7 +252,7 @@ class NodeKeeper:
         params = {"bandwidth": to_bytes(pool.spec.nodes.drain.bandwidth)} if command == "evacuate" else {}
         name = f"{command}-{int(self._now().timestamp())}"  # doing it once more does no harm
         try:
-            await self._commands.start(secret, Target(sidecar.node, sidecar.address), name, command, params)
+            await self._commands.start(secret, SidecarAddress(sidecar.node, sidecar.address), name, command, params)
         except OperatorError as e:  # the drain's state says so, and it is told again
             log.warning("pool=%s node=%s: %s: %s", pool.key, sidecar.node, command, e)
 
@@ -260,7 +262,7 @@ def _policy(pool: KVCachePool) -> DrainPolicy:
     return DrainPolicy(drain.policy == "Evacuate", to_ms(drain.timeout) / 1000)
 
 
-def _read(live: Manifest) -> _Known:
+def _read(live: Manifest) -> _LastWritten:
     """What an operator before this one wrote."""
     status = live.get("status") if isinstance(live.get("status"), dict) else {}
     assert status is not None  # noqa: S101
@@ -268,7 +270,7 @@ def _read(live: Manifest) -> _Known:
         whole, quiet = _digest(told(status)), _digest(calm(status))
     except (AttributeError, KeyError, TypeError):  # of another make: written anew
         whole, quiet = b"read", b""
-    return _Known(
+    return _LastWritten(
         whole=whole,
         calm=quiet,
         drain=read_drain(status),

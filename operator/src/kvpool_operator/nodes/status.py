@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.observe.snapshot import Sidecar
-    from kvpool_operator.sidecars.status import Report
+    from kvpool_operator.sidecars.status import SidecarStatus
 
 __all__ = ["COMPONENT", "KEPT", "calm", "lost_since", "node_manifest", "node_name", "node_status", "read_drain", "told"]
 
@@ -128,7 +128,7 @@ def lost_since(status: Manifest) -> str:
     return str(ready.get("lastTransitionTime", "")) if ready and ready.get("reason") in _LOST else ""
 
 
-def _health(tier: str, report: Report | None) -> str:
+def _health(tier: str, report: SidecarStatus | None) -> str:
     if report is None:
         return "Unknown"
     return "Failing" if tier in report.failing_drives else "OK"

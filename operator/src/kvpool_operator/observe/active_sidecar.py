@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from kvpool_operator.k8s.client import Manifest
-    from kvpool_operator.sidecars.status import Phase, Report
+    from kvpool_operator.sidecars.status import Phase, SidecarStatus
 
 __all__ = ["between", "one_per_node", "overdue"]
 
@@ -29,7 +29,7 @@ _IDLE: Final[dict[Phase, str]] = {
 }
 
 
-def one_per_node(pods: Iterable[Manifest], reports: Mapping[str, Report]) -> tuple[Sidecar, ...]:
+def one_per_node(pods: Iterable[Manifest], reports: Mapping[str, SidecarStatus]) -> tuple[Sidecar, ...]:
     """The sidecars, sorted by node. `reports` by address; pods that are being deleted are no sidecars."""
     groups = _by_node(pods)
     found = [_sidecar(group, reports) for group in groups if any(_stays(p) for p in group)]
@@ -53,7 +53,7 @@ def overdue(pods: Iterable[Manifest], min_ready_s: float, now: datetime) -> str:
     return ",".join([*sorted(name for name, _ in late)[:8], str(int(max(s for _, s in late) / _AGAIN_S) + 1)])
 
 
-def between(pods: Iterable[Manifest], reports: Mapping[str, Report]) -> list[str]:
+def between(pods: Iterable[Manifest], reports: Mapping[str, SidecarStatus]) -> list[str]:
     """Addresses on nodes with two pods of which none says that it serves: for about a second, if all goes well.
 
     A pod is silent for a moment while it lets go of the drives, or takes them. Where no pod is Ready either, nothing
@@ -69,7 +69,7 @@ def between(pods: Iterable[Manifest], reports: Mapping[str, Report]) -> list[str
     return found
 
 
-def _sidecar(group: Sequence[Manifest], reports: Mapping[str, Report]) -> Sidecar:
+def _sidecar(group: Sequence[Manifest], reports: Mapping[str, SidecarStatus]) -> Sidecar:
     """`group`: all pods of one node, the oldest first."""
     living = [p for p in group if _stays(p)]
     pod = max(living, key=lambda p: (_serves(p, reports), _may_serve(p, reports), living.index(p)))
@@ -110,13 +110,13 @@ def _stays(pod: Manifest) -> bool:
     return "deletionTimestamp" not in pod["metadata"]
 
 
-def _serves(pod: Manifest, reports: Mapping[str, Report]) -> bool:
+def _serves(pod: Manifest, reports: Mapping[str, SidecarStatus]) -> bool:
     report = reports.get(podview.address(pod))
     if report is None:
         return False
     return report.phase == "Serving" or (not report.phase and podview.is_ready(pod))
 
 
-def _may_serve(pod: Manifest, reports: Mapping[str, Report]) -> bool:
+def _may_serve(pod: Manifest, reports: Mapping[str, SidecarStatus]) -> bool:
     """Ready, and silent at this look: rather it than one that says that it does not serve."""
     return podview.is_ready(pod) and podview.address(pod) not in reports

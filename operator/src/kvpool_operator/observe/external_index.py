@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import ConfigError
 from kvpool.protocol import index_url
-from kvpool_operator.desired.inputs import ExternalUrl
+from kvpool_operator.desired.inputs import ExternalIndexUrl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ def secret_names(external: ExternalIndex) -> set[str]:
     return {ref.name for ref in refs if ref is not None}
 
 
-def read_external(external: ExternalIndex, secrets: Mapping[str, Manifest | None]) -> ExternalUrl | str:
+def read_external(external: ExternalIndex, secrets: Mapping[str, Manifest | None]) -> ExternalIndexUrl | str:
     """The index, or a sentence that says what is wrong without repeating anything of a Secret."""
     try:
         return _read(external, secrets)
@@ -45,7 +45,7 @@ class _ProblemError(Exception):
     """A sentence for the user."""
 
 
-def _read(external: ExternalIndex, secrets: Mapping[str, Manifest | None]) -> ExternalUrl:
+def _read(external: ExternalIndex, secrets: Mapping[str, Manifest | None]) -> ExternalIndexUrl:
     source = external.url_secret_ref
     text = _value(secrets, source.name, source.key, index_url.FORMS)
     try:
@@ -70,7 +70,7 @@ def _read(external: ExternalIndex, secrets: Mapping[str, Manifest | None]) -> Ex
             f"certificates are given, but the URL in key {source.key} of Secret {source.name} is not one for TLS: "
             "begin it with rediss"
         )
-    return ExternalUrl(url.public, username, password, files)
+    return ExternalIndexUrl(url.public, username, password, files)
 
 
 def _pem(secrets: Mapping[str, Manifest | None], name: str, key: str) -> str:

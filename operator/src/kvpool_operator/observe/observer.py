@@ -14,24 +14,24 @@ from kvpool_operator.desired.rollout import drives_of, surge_of
 from kvpool_operator.errors import RejectedError
 from kvpool_operator.injection.revision import revisions
 from kvpool_operator.k8s import pods as podview
-from kvpool_operator.k8s.client import Ref, ref
+from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.namespace_cache import Namespaces
 from kvpool_operator.observe.active_sidecar import one_per_node, overdue
 from kvpool_operator.observe.engine_pods import OPTED_IN, count
 from kvpool_operator.observe.external_index import read_external, secret_names
 from kvpool_operator.observe.preflight import look_at_nodes
 from kvpool_operator.observe.sidecar_poll import ask
-from kvpool_operator.observe.snapshot import Observed, Webhook
-from kvpool_operator.runtime.ttl_cache import Still
+from kvpool_operator.observe.snapshot import Snapshot, Webhook
+from kvpool_operator.runtime.ttl_cache import TTLCache
 from kvpool_operator.tenants.resolver import selects, settle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
-    from kvpool_operator.desired.inputs import ExternalUrl
-    from kvpool_operator.k8s.client import Cluster, Manifest
-    from kvpool_operator.sidecars.status_client import Scraper
+    from kvpool_operator.desired.inputs import ExternalIndexUrl
+    from kvpool_operator.k8s.client import ApiClient, Manifest
+    from kvpool_operator.sidecars.status_client import StatusClient
 
 __all__ = ["Observer"]
 
@@ -49,8 +49,8 @@ class Observer:
 
     def __init__(
         self,
-        cluster: Cluster,
-        scraper: Scraper,
+        cluster: ApiClient,
+        scraper: StatusClient,
         *,
         sidecar_image: str,
         namespace: str,
@@ -59,10 +59,10 @@ class Observer:
         namespaces: Namespaces | None = None,
         still_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`namespaces`: what a watch tells of them. `still_s`: see `Still`."""
+        """`namespaces`: what a watch tells of them. `still_s`: see `TTLCache`."""
         self._cluster = cluster
         self._told_namespaces = namespaces or Namespaces()
-        self._still = Still(still_s, clock)
+        self._still = TTLCache(still_s, clock)
         self._scraper = scraper
         self._image = sidecar_image
         self._namespace = namespace
@@ -70,13 +70,13 @@ class Observer:
         self._clock = clock
         self._views: dict[str, tuple[float, asyncio.Future[Any]]] = {}
 
-    async def observe(self, raw: Manifest, meta: Metadata, pool: KVCachePool | None) -> Observed:
+    async def observe(self, raw: Manifest, meta: Metadata, pool: KVCachePool | None) -> Snapshot:
         """Everything about one pool. `pool` is None when its spec cannot be understood: then only its objects count."""
         objects, terminating = await asyncio.gather(self._objects(meta), self._terminating(meta.namespace))
         if pool is None:
-            return Observed(raw=raw, objects=objects, namespace_terminating=terminating)
-        daemonset = objects.get(Ref("DaemonSet", meta.namespace, names.sidecar(meta.name)))
-        look = objects.get(Ref("DaemonSet", meta.namespace, names.preflight(meta.name)))
+            return Snapshot(raw=raw, objects=objects, namespace_terminating=terminating)
+        daemonset = objects.get(ObjectRef("DaemonSet", meta.namespace, names.sidecar(meta.name)))
+        look = objects.get(ObjectRef("DaemonSet", meta.namespace, names.preflight(meta.name)))
         external, allowed, tenants, pods, engine_pods, webhook, refused, looks = await asyncio.gather(
             self._external(pool),
             self._allowed(pool),
@@ -90,7 +90,7 @@ class Observer:
         sidecars = one_per_node(pods, await ask(self._scraper, [p for p in pods if _stays(p)]))
         refusal, is_missing, refused_at = refused
         newest = max((str(p["metadata"].get("creationTimestamp") or "") for p in pods), default="")
-        return Observed(
+        return Snapshot(
             raw=raw,
             objects=objects,
             allowed_namespaces=allowed,
@@ -113,7 +113,7 @@ class Observer:
         """Objects of this pool are about to be written, or it is gone."""
         self._still.forget((namespace, name))
 
-    async def _objects(self, meta: Metadata) -> dict[Ref, Manifest]:
+    async def _objects(self, meta: Metadata) -> dict[ObjectRef, Manifest]:
         """By label; the Secrets by name, for the operator may not list Secrets."""
         fresh = meta.deletion_timestamp is not None  # what is overlooked now is left behind for ever
         still = self._still.look((meta.namespace, meta.name), lambda: self._unwatched(meta, fresh=fresh), fresh=fresh)
@@ -138,7 +138,7 @@ class Observer:
         return await self._cluster.list(kind, namespace=meta.namespace, labels=_mine(meta), fresh=fresh)
 
     async def _secrets(self, meta: Metadata, *wanted: str) -> list[Manifest]:
-        found = await asyncio.gather(*(self._cluster.get(Ref("Secret", meta.namespace, name)) for name in wanted))
+        found = await asyncio.gather(*(self._cluster.get(ObjectRef("Secret", meta.namespace, name)) for name in wanted))
         ours = (s for s in found if s is not None and labels.is_ours(s, meta.name))
         return [{"apiVersion": "v1", "kind": "Secret"} | secret for secret in ours]
 
@@ -146,16 +146,16 @@ class Observer:
         going = self._told_namespaces.is_going(namespace)
         if going is not None:
             return going
-        found = await self._cluster.get(Ref("Namespace", "", namespace))
+        found = await self._cluster.get(ObjectRef("Namespace", "", namespace))
         return found is None or "deletionTimestamp" in found["metadata"]
 
-    async def _external(self, pool: KVCachePool) -> ExternalUrl | str | None:
+    async def _external(self, pool: KVCachePool) -> ExternalIndexUrl | str | None:
         external = pool.spec.index.external
         if external is None:
             return None
         wanted = sorted(secret_names(external))
         found = await asyncio.gather(
-            *(self._cluster.get(Ref("Secret", pool.metadata.namespace, name)) for name in wanted)
+            *(self._cluster.get(ObjectRef("Secret", pool.metadata.namespace, name)) for name in wanted)
         )
         return read_external(external, dict(zip(wanted, found, strict=True)))
 
@@ -215,8 +215,8 @@ class Observer:
         if not self._webhook:
             return Webhook()  # the API server itself injects
         try:
-            configuration = await self._cluster.get(Ref("MutatingWebhookConfiguration", "", self._webhook))
-            deployment = await self._cluster.get(Ref("Deployment", self._namespace, self._webhook))
+            configuration = await self._cluster.get(ObjectRef("MutatingWebhookConfiguration", "", self._webhook))
+            deployment = await self._cluster.get(ObjectRef("Deployment", self._namespace, self._webhook))
         except RejectedError:
             return Webhook()  # not allowed to look: nothing is known to be wrong
         if configuration is None:

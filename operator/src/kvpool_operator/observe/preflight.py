@@ -10,12 +10,12 @@ from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired import labels
 from kvpool_operator.desired.preflight import COMPONENT, SPEC
 from kvpool_operator.k8s import pods as podview
-from kvpool_operator.preflight.gate import Finding, Looks, NodeLook, parse
+from kvpool_operator.preflight.gate import Finding, NodePreflight, PreflightRun, parse
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.k8s.client import Cluster, Manifest
-    from kvpool_operator.sidecars.status_client import Scraper
+    from kvpool_operator.k8s.client import ApiClient, Manifest
+    from kvpool_operator.sidecars.status_client import StatusClient
 
 __all__ = ["look_at_nodes"]
 
@@ -25,10 +25,12 @@ _YOUNG_S: Final = 10.0
 """Until then a volume may still be bound, a ConfigMap still arrive: what a pod waits for is no answer yet."""
 
 
-async def look_at_nodes(cluster: Cluster, scraper: Scraper, pool: KVCachePool, daemonset: Manifest | None) -> Looks:
+async def look_at_nodes(
+    cluster: ApiClient, scraper: StatusClient, pool: KVCachePool, daemonset: Manifest | None
+) -> PreflightRun:
     """What its pods answered to what the DaemonSet asks now; pods of an earlier question do not count."""
     if daemonset is None:
-        return Looks()
+        return PreflightRun()
     meta = pool.metadata
     wanted = ",".join(f"{k}={v}" for k, v in sorted(labels.selector(pool, COMPONENT).items()))
     pods = await cluster.list("Pod", namespace=meta.namespace, labels=wanted)
@@ -45,14 +47,14 @@ async def look_at_nodes(cluster: Cluster, scraper: Scraper, pool: KVCachePool, d
     status = daemonset.get("status") or {}
     is_current = status.get("observedGeneration", 0) >= daemonset["metadata"].get("generation", 1)
     desired = int(status.get("desiredNumberScheduled", 0)) if is_current else None
-    return Looks(desired, tuple(sorted(looks, key=lambda look: look.node)), asked)
+    return PreflightRun(desired, tuple(sorted(looks, key=lambda look: look.node)), asked)
 
 
 def _spec(pod: Manifest) -> str:
     return str((pod["metadata"].get("annotations") or {}).get(SPEC, ""))
 
 
-def _look(pod: Manifest, answer: object) -> NodeLook:
+def _look(pod: Manifest, answer: object) -> NodePreflight:
     node = podview.node(pod)
     look = parse(answer, node)
     trouble = podview.problem(pod)
@@ -66,13 +68,13 @@ def _is_young(pod: Manifest) -> bool:
     return bool(made) and (datetime.now(UTC) - datetime.fromisoformat(made)).total_seconds() < _YOUNG_S
 
 
-def _failed(node: str, trouble: str) -> NodeLook:
+def _failed(node: str, trouble: str) -> NodePreflight:
     """A pod that does not start is an answer: the sidecar's would not either."""
     advice = "the sidecar's pod would not start either: mend this first"
-    return NodeLook(node, False, (Finding("Pod", "Fail", trouble[:300], advice, node=node),))
+    return NodePreflight(node, False, (Finding("Pod", "Fail", trouble[:300], advice, node=node),))
 
 
-async def _mount_trouble(cluster: Cluster, pod: Manifest) -> str:
+async def _mount_trouble(cluster: ApiClient, pod: Manifest) -> str:
     """A volume that cannot be mounted shows in an Event alone."""
     about = f"involvedObject.name={pod['metadata']['name']},involvedObject.kind=Pod,reason=FailedMount"
     events = await cluster.list("Event", namespace=pod["metadata"]["namespace"], fields=about)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool_operator.k8s.client import Manifest
-    from kvpool_operator.sidecars.status import Report
-    from kvpool_operator.sidecars.status_client import Scraper
+    from kvpool_operator.sidecars.status import SidecarStatus
+    from kvpool_operator.sidecars.status_client import StatusClient
 
 __all__ = ["ask"]
 
@@ -22,7 +22,7 @@ TIMES: Final = 4
 PAUSE_S: Final = 0.5
 
 
-async def ask(scraper: Scraper, pods: Sequence[Manifest]) -> dict[str, Report]:
+async def ask(scraper: StatusClient, pods: Sequence[Manifest]) -> dict[str, SidecarStatus]:
     """Reports by address; who does not answer is left out."""
     reports = await scraper.reports([a for p in pods if (a := podview.address(p))], HTTP_PORT)
     for _ in range(TIMES):

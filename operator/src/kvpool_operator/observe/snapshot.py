@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe.engine_pods import EnginePods
-from kvpool_operator.preflight.gate import Looks
+from kvpool_operator.preflight.gate import PreflightRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvpool_operator.desired.inputs import ExternalUrl
+    from kvpool_operator.desired.inputs import ExternalIndexUrl
     from kvpool_operator.k8s.client import Manifest
-    from kvpool_operator.sidecars.status import Report
-    from kvpool_operator.tenants.resolver import Settled
+    from kvpool_operator.sidecars.status import SidecarStatus
+    from kvpool_operator.tenants.resolver import ResolvedTenant
 
-__all__ = ["Observed", "Sidecar", "Webhook"]
+__all__ = ["Sidecar", "Snapshot", "Webhook"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Sidecar:
     node: str
     ready: bool
     problem: str = ""
-    report: Report | None = None
+    report: SidecarStatus | None = None
     address: str = ""
     """Of its pod; empty while it has none, or does not serve."""
     miscounted: int = 0
@@ -44,22 +44,22 @@ class Webhook:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Snapshot:
     """The cluster as it was a moment ago."""
 
     raw: Manifest
-    objects: Mapping[Ref, Manifest] = field(default_factory=dict)
+    objects: Mapping[ObjectRef, Manifest] = field(default_factory=dict)
     """The pool's objects by what they are; the Secret is among them."""
     allowed_namespaces: tuple[str, ...] = ("*",)
-    external: ExternalUrl | None = None
+    external: ExternalIndexUrl | None = None
     external_problem: str = ""
     namespace_terminating: bool = False
     sidecars: tuple[Sidecar, ...] = ()
-    tenants: tuple[Settled, ...] = ()
+    tenants: tuple[ResolvedTenant, ...] = ()
     """The pool's KVCacheTenants, and what they come to."""
     engines: EnginePods = field(default_factory=EnginePods)
     webhook: Webhook = field(default_factory=Webhook)
-    looks: Looks = field(default_factory=Looks)
+    looks: PreflightRun = field(default_factory=PreflightRun)
     """What the pods of the look at the nodes answered; empty where none runs."""
     refusal: str = ""
     """Why no pod can be made for the DaemonSet, in the words of the API server."""
@@ -77,4 +77,4 @@ class Observed:
 
     def object(self, kind: str, name: str) -> Manifest | None:
         """The pool's object of that kind and name in its namespace."""
-        return self.objects.get(Ref(kind, self.raw["metadata"].get("namespace", ""), name))
+        return self.objects.get(ObjectRef(kind, self.raw["metadata"].get("namespace", ""), name))

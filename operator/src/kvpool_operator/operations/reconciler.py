@@ -19,25 +19,25 @@ from kvpool_operator.api.v1alpha1 import API_VERSION, KVCachePool, Metadata
 from kvpool_operator.api.v1alpha1 import KIND as POOL_KIND
 from kvpool_operator.desired import labels, names
 from kvpool_operator.desired.secrets import read_secret
-from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError, InvalidPoolError, OperatorError
+from kvpool_operator.errors import InvalidPoolError, OperatorError, SidecarRejectedError, SidecarUnavailableError
 from kvpool_operator.k8s import pods as podview
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe.active_sidecar import one_per_node
 from kvpool_operator.observe.sidecar_poll import ask
-from kvpool_operator.operations.state import Course, Said
+from kvpool_operator.operations.state import NodeResult, OperationState
 from kvpool_operator.operations.steps import note_of, steps_of, tenant_of
 from kvpool_operator.pools.reconciler import Result
 from kvpool_operator.pools.secret_generator import make_secret
-from kvpool_operator.sidecars.operation import Target
+from kvpool_operator.sidecars.operation import SidecarAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvpool_operator.desired.inputs import PoolSecret
-    from kvpool_operator.k8s.client import Cluster, Manifest
+    from kvpool_operator.k8s.client import ApiClient, Manifest
     from kvpool_operator.operations.steps import Step
-    from kvpool_operator.sidecars.admin_client import Commands
-    from kvpool_operator.sidecars.status_client import Scraper
+    from kvpool_operator.sidecars.admin_client import SidecarAdminClient
+    from kvpool_operator.sidecars.status_client import StatusClient
 
 __all__ = ["FINALIZER", "OperationReconciler"]
 
@@ -53,13 +53,14 @@ FINISHED: Final = ("Succeeded", "Failed", "Cancelled")
 
 
 class OperationReconciler:
-    """Remembers what the nodes said of the operations that run, by uid; see `Course` for what a restart costs."""
+    """Remembers what the nodes said of the operations that run, by uid; see `OperationState` for what a restart
+    costs."""
 
     def __init__(
         self,
-        cluster: Cluster,
-        commands: Commands,
-        scraper: Scraper,
+        cluster: ApiClient,
+        commands: SidecarAdminClient,
+        scraper: StatusClient,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
@@ -69,13 +70,13 @@ class OperationReconciler:
         self._scraper = scraper
         self._now = now
         self._clock = clock
-        self._courses: dict[str, Course] = {}
+        self._courses: dict[str, OperationState] = {}
         self._written: dict[str, float] = {}
         self._uids: dict[tuple[str, str], str] = {}
 
     async def reconcile(self, namespace: str, name: str) -> Result:
         """Bring one operation a step further. Raises RetryableError when that must be repeated."""
-        raw = await self._cluster.get(Ref(KIND, namespace, name))
+        raw = await self._cluster.get(ObjectRef(KIND, namespace, name))
         uid = "" if raw is None else str(raw["metadata"].get("uid", ""))
         known = self._uids.get((namespace, name))
         if known is not None and known != uid:
@@ -134,11 +135,13 @@ class OperationReconciler:
         await self._write(raw, meta, status)
         return Result(again_s=min(SELDOM_S, max(SOON_S, self._age(status.start_time or "") / 20)))
 
-    async def _order(self, uid: str, course: Course, secret: PoolSecret, number: int, to: Target) -> None:
+    async def _order(
+        self, uid: str, course: OperationState, secret: PoolSecret, number: int, to: SidecarAddress
+    ) -> None:
         """Ask one node; what it says is kept."""
         step: Step = course.steps[number]
         name = f"{uid}-{number}"
-        old = course.said.get((number, to.node), Said())
+        old = course.said.get((number, to.node), NodeResult())
         try:
             progress = None
             if old.progress is not None:
@@ -147,12 +150,12 @@ class OperationReconciler:
             if progress is None:  # not asked yet, or its sidecar has restarted since
                 earlier = _sum(old.earlier, old.progress.counts if old.progress is not None else {})
                 progress = await self._commands.start(secret, to, name, step.kind, step.params)
-        except CommandUnansweredError as e:
+        except SidecarUnavailableError as e:
             course.said[number, to.node] = replace(old, problem=str(e), unanswered=old.unanswered + 1)
-        except CommandRefusedError as e:
-            course.said[number, to.node] = Said(problem=str(e), is_final=True)
+        except SidecarRejectedError as e:
+            course.said[number, to.node] = NodeResult(problem=str(e), is_final=True)
         else:
-            course.said[number, to.node] = Said(progress, earlier=earlier)
+            course.said[number, to.node] = NodeResult(progress, earlier=earlier)
 
     # -- end
 
@@ -170,7 +173,7 @@ class OperationReconciler:
         left = kept_s - self._age(str(raw["status"].get("completionTime") or meta.creation_timestamp))
         if left > 0:
             return Result(again_s=left + SOON_S)
-        await self._cluster.delete(Ref(KIND, meta.namespace, meta.name), uid=meta.uid)
+        await self._cluster.delete(ObjectRef(KIND, meta.namespace, meta.name), uid=meta.uid)
         return Result()
 
     async def _cancel(self, raw: Manifest, meta: Metadata) -> Result:
@@ -186,7 +189,7 @@ class OperationReconciler:
                 ended = OperationStatus.model_validate(raw["status"])
                 update = {"phase": "Cancelled", "message": "deleted", "completion_time": self._stamp()}
                 await self._write(raw, meta, ended.model_copy(update=update))
-        fresh = await self._cluster.get(Ref(KIND, meta.namespace, meta.name))
+        fresh = await self._cluster.get(ObjectRef(KIND, meta.namespace, meta.name))
         if fresh is not None:
             meta = Metadata.model_validate(fresh["metadata"])
             await self._edit(meta, [name for name in meta.finalizers if name != FINALIZER])
@@ -202,16 +205,18 @@ class OperationReconciler:
         if isinstance(pool, str):
             return True
         secret = await self._secret(pool)
-        course = self._courses.get(meta.uid) or Course(steps_of(operation, pool))
+        course = self._courses.get(meta.uid) or OperationState(steps_of(operation, pool))
         return secret is None or await self._cancel_on(meta.uid, course, secret, await self._targets(pool))
 
-    async def _cancel_on(self, uid: str, course: Course, secret: PoolSecret, targets: Sequence[Target]) -> bool:
+    async def _cancel_on(
+        self, uid: str, course: OperationState, secret: PoolSecret, targets: Sequence[SidecarAddress]
+    ) -> bool:
         """Whether every node has heard it."""
 
-        async def one(number: int, to: Target) -> bool:
+        async def one(number: int, to: SidecarAddress) -> bool:
             try:
                 await self._commands.cancel(secret, to, f"{uid}-{number}")
-            except (CommandUnansweredError, CommandRefusedError):
+            except (SidecarUnavailableError, SidecarRejectedError):
                 return False
             return True
 
@@ -220,20 +225,20 @@ class OperationReconciler:
 
     # -- what there is
 
-    async def _course(self, operation: KVCacheOperation, pool: KVCachePool) -> Course:
+    async def _course(self, operation: KVCacheOperation, pool: KVCachePool) -> OperationState:
         """LookupError if there is no such tenant."""
         wish = operation.spec.purge
         about_pool = note_of(operation, pool)
         if wish is None or wish.tenant is None:
-            return Course(steps_of(operation, pool), note=about_pool)
+            return OperationState(steps_of(operation, pool), note=about_pool)
         tenants = await self._cluster.list(TENANT_KIND, namespace=operation.metadata.namespace)
         tenant, note = tenant_of(operation, tenants)
-        return Course(steps_of(operation, pool, tenant), note=note + about_pool)
+        return OperationState(steps_of(operation, pool, tenant), note=note + about_pool)
 
     async def _pool(self, operation: KVCacheOperation) -> KVCachePool | str:
         """The pool, or why there is none to work on."""
         name = operation.spec.pool_ref.name
-        raw = await self._cluster.get(Ref(POOL_KIND, operation.metadata.namespace, name))
+        raw = await self._cluster.get(ObjectRef(POOL_KIND, operation.metadata.namespace, name))
         if raw is None:
             return f"there is no pool {name} in this namespace"
         try:
@@ -246,10 +251,10 @@ class OperationReconciler:
 
     async def _secret(self, pool: KVCachePool) -> PoolSecret | None:
         meta = pool.metadata
-        live = await self._cluster.get(Ref("Secret", meta.namespace, names.secret(meta.name)))
+        live = await self._cluster.get(ObjectRef("Secret", meta.namespace, names.secret(meta.name)))
         return None if live is None else read_secret(live, make_secret(""))
 
-    async def _targets(self, pool: KVCachePool) -> list[Target]:
+    async def _targets(self, pool: KVCachePool) -> list[SidecarAddress]:
         """A sidecar for each node that has or is to have one; without an address while it cannot be asked.
 
         Where two pods stand on a node, they are asked which of them serves.
@@ -260,7 +265,7 @@ class OperationReconciler:
         count = Counter(podview.node(p) for p in living)
         reports = await ask(self._scraper, [p for p in living if count[podview.node(p)] > 1])
         found = {podview.node(p): "" for p in pods} | {s.node: s.address for s in one_per_node(living, reports)}
-        return [Target(node, address) for node, address in sorted(found.items()) if node]
+        return [SidecarAddress(node, address) for node, address in sorted(found.items()) if node]
 
     # -- writing
 
@@ -297,7 +302,7 @@ class OperationReconciler:
 
     async def _edit(self, meta: Metadata, finalizers: list[str]) -> None:
         patch = {"metadata": {"resourceVersion": meta.resource_version, "finalizers": finalizers}}
-        await self._cluster.patch(Ref(KIND, meta.namespace, meta.name), patch)
+        await self._cluster.patch(ObjectRef(KIND, meta.namespace, meta.name), patch)
 
     def _forget(self, key: tuple[str, str]) -> None:
         uid = self._uids.pop(key, "")

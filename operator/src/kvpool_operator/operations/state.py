@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from kvpool_operator.operations.steps import Step
-    from kvpool_operator.sidecars.operation import Progress, Target
+    from kvpool_operator.sidecars.operation import OperationProgress, SidecarAddress
 
-__all__ = ["Course", "Said"]
+__all__ = ["NodeResult", "OperationState"]
 
 _CANCELLED = "cancelled"
 _ADDS_UP = "purge"
@@ -37,10 +37,10 @@ _SILENT = 5
 
 
 @dataclass(frozen=True)
-class Said:
+class NodeResult:
     """The latest of a node on a step: how it stands, or why it could not be asked (`problem`), for good or not."""
 
-    progress: Progress | None = None
+    progress: OperationProgress | None = None
     problem: str = ""
     is_final: bool = False
     unanswered: int = 0
@@ -66,11 +66,11 @@ class Said:
 
 
 @dataclass
-class Course:
+class OperationState:
     """Of one operation: `steps`, and what was said so far."""
 
     steps: tuple[Step, ...]
-    said: dict[tuple[int, str], Said] = field(default_factory=dict)
+    said: dict[tuple[int, str], NodeResult] = field(default_factory=dict)
     chosen: dict[int, str] = field(default_factory=dict)
     """Of steps for one node: which."""
     note: str = ""
@@ -93,7 +93,7 @@ class Course:
         if done:
             return done[:1]
         able = [node for node in nodes if not self._failed_before(number, node)]
-        failed = [node for node in able if self.said.get((number, node), Said()).failure]
+        failed = [node for node in able if self.said.get((number, node), NodeResult()).failure]
         if len(failed) >= _TRIES or failed == able:
             return failed
         able = [node for node in able if node not in failed]
@@ -106,7 +106,7 @@ class Course:
         self.chosen[number] = chosen
         return [chosen]
 
-    def orders(self, targets: Iterable[Target]) -> list[tuple[int, Target]]:
+    def orders(self, targets: Iterable[SidecarAddress]) -> list[tuple[int, SidecarAddress]]:
         """What to ask now: of the step under way, those that have not ended and can be asked."""
         by_node = {t.node: t for t in targets}
         nodes = sorted(by_node)

@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 __all__ = [
-    "Authorities",
-    "Authority",
     "CertPolicy",
-    "Leaf",
+    "CertificateAuthority",
+    "LeafCertificate",
+    "TrustBundle",
     "issue_leaf",
     "leaf_due",
     "new_authority",
@@ -51,7 +51,7 @@ class CertPolicy:
 
 
 @dataclass(frozen=True)
-class Authority:
+class CertificateAuthority:
     """One CA certificate with its key."""
 
     certificate: x509.Certificate
@@ -74,17 +74,17 @@ class Authority:
 
 
 @dataclass(frozen=True)
-class Authorities:
+class TrustBundle:
     """The authority in use and, while it overlaps, the one before it. This is what the Secret holds."""
 
-    current: Authority
-    previous: Authority | None = None
+    current: CertificateAuthority
+    previous: CertificateAuthority | None = None
 
     def bundle(self, now: datetime) -> bytes:
         """PEM of all that is to be trusted: the caBundle of the webhook configuration."""
         return b"".join(a.certificate_pem for a in (self.current, self.previous) if a and a.expires > now)
 
-    def signer(self, now: datetime, policy: CertPolicy) -> Authority:
+    def signer(self, now: datetime, policy: CertPolicy) -> CertificateAuthority:
         """The authority that signs now: the new one once it has settled, or when the old one can no longer."""
         old = self.previous
         made = self.current.certificate.not_valid_before_utc + policy.skew
@@ -100,24 +100,24 @@ class Authorities:
         return data
 
     @classmethod
-    def from_secret(cls, data: dict[str, bytes]) -> Authorities | None:
+    def from_secret(cls, data: dict[str, bytes]) -> TrustBundle | None:
         """Data of the Secret; None when there is none, or none that can be used."""
         current = _authority(data.get(_CA_CERT), data.get(_CA_KEY))
         return cls(current, _authority(data.get(_OLD_CERT), data.get(_OLD_KEY))) if current else None
 
 
 @dataclass(frozen=True)
-class Leaf:
+class LeafCertificate:
     """A server certificate and its key, both PEM, and who signed it."""
 
     certificate_pem: bytes
     key_pem: bytes
     not_before: datetime
     expires: datetime
-    issuer: Authority
+    issuer: CertificateAuthority
 
 
-def new_authority(name: str, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy) -> Authority:
+def new_authority(name: str, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy) -> CertificateAuthority:
     """A self-signed authority that can vouch for `dns_names` and nothing else (a critical name constraint)."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -139,26 +139,31 @@ def new_authority(name: str, dns_names: tuple[str, ...], now: datetime, policy: 
         .add_extension(identifier, critical=False)
         .sign(key, hashes.SHA256())
     )
-    return Authority(certificate, key)
+    return CertificateAuthority(certificate, key)
 
 
 def next_authorities(
-    stored: Authorities | None, name: str, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy
-) -> Authorities:
+    stored: TrustBundle | None, name: str, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy
+) -> TrustBundle:
     """What the Secret should hold now; `stored` itself when nothing is to be done."""
     if stored is None or stored.current.expires <= now:
-        return Authorities(new_authority(name, dns_names, now, policy))
+        return TrustBundle(new_authority(name, dns_names, now, policy))
     life = stored.current.certificate
     if now >= _renewal(life.not_valid_before_utc + policy.skew, life.not_valid_after_utc):
-        return Authorities(new_authority(name, dns_names, now, policy), previous=stored.current)
+        return TrustBundle(new_authority(name, dns_names, now, policy), previous=stored.current)
     if stored.previous and stored.previous.expires <= now:
-        return Authorities(stored.current)
+        return TrustBundle(stored.current)
     return stored
 
 
 def issue_leaf(
-    signer: Authority, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy, *, for_client: bool = False
-) -> Leaf:
+    signer: CertificateAuthority,
+    dns_names: tuple[str, ...],
+    now: datetime,
+    policy: CertPolicy,
+    *,
+    for_client: bool = False,
+) -> LeafCertificate:
     """A certificate of a server, or of a client, for `dns_names`; it never outlives its signer."""
     usage = ExtendedKeyUsageOID.CLIENT_AUTH if for_client else ExtendedKeyUsageOID.SERVER_AUTH
     key = ec.generate_private_key(ec.SECP256R1())
@@ -181,7 +186,7 @@ def issue_leaf(
         )
         .sign(signer.key, hashes.SHA256())
     )
-    return Leaf(
+    return LeafCertificate(
         certificate.public_bytes(serialization.Encoding.PEM),
         _key_pem(key),
         certificate.not_valid_before_utc,
@@ -190,7 +195,7 @@ def issue_leaf(
     )
 
 
-def leaf_due(leaf: Leaf | None, signer: Authority, now: datetime, policy: CertPolicy) -> bool:
+def leaf_due(leaf: LeafCertificate | None, signer: CertificateAuthority, now: datetime, policy: CertPolicy) -> bool:
     """Whether a new leaf is needed: none yet, another signer, or two thirds of its life are over."""
     if leaf is None or leaf.issuer.certificate != signer.certificate:
         return True
@@ -221,7 +226,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _authority(certificate_pem: bytes | None, key_pem: bytes | None) -> Authority | None:
+def _authority(certificate_pem: bytes | None, key_pem: bytes | None) -> CertificateAuthority | None:
     """None for what is missing, damaged, of another kind, or does not belong together."""
     if not certificate_pem or not key_pem:
         return None
@@ -233,7 +238,7 @@ def _authority(certificate_pem: bytes | None, key_pem: bytes | None) -> Authorit
         return None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         return None
-    return Authority(certificate, key)
+    return CertificateAuthority(certificate, key)
 
 
 def utc_now() -> datetime:

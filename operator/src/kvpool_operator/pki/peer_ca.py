@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.pki.certificates import Authorities, CertPolicy, next_authorities
+from kvpool_operator.pki.certificates import CertPolicy, TrustBundle, next_authorities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,9 +26,9 @@ _FILES: Final = {
 _POLICY: Final = CertPolicy()
 
 
-def peer_authorities(stored: Mapping[str, str]) -> Authorities | None:
+def peer_authorities(stored: Mapping[str, str]) -> TrustBundle | None:
     """Those in the Secret; None when there is none, or none that can be used."""
-    return Authorities.from_secret({there: stored[here].encode() for here, there in _FILES.items() if stored.get(here)})
+    return TrustBundle.from_secret({there: stored[here].encode() for here, there in _FILES.items() if stored.get(here)})
 
 
 def peer_files(stored: Mapping[str, str], now: datetime, policy: CertPolicy = _POLICY) -> dict[str, str]:

@@ -13,18 +13,18 @@ from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import is_ours
 from kvpool_operator.errors import ConflictError, NotLeaderError, OperatorError, RejectedError
-from kvpool_operator.k8s.client import Manifest, Ref, ref
+from kvpool_operator.k8s.client import Manifest, ObjectRef, ref
 from kvpool_operator.k8s.diff import stamped
-from kvpool_operator.pools.plan import Apply, Edit, Mark, Plan, Post, Prune
+from kvpool_operator.pools.plan import Apply, EmitEvent, PatchMetadata, Plan, Prune, SetLabel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool_operator.api.v1alpha1 import Metadata
-    from kvpool_operator.k8s.client import Cluster
+    from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.pools.plan import Action
 
-__all__ = ["Outcome", "execute", "post_about", "write_node", "write_status", "write_tenant_status"]
+__all__ = ["ApplyResult", "execute", "post_about", "write_node", "write_status", "write_tenant_status"]
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +34,20 @@ _IN_TURN: Final = frozenset({"Secret", "StatefulSet", "DaemonSet"})
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ApplyResult:
     """What came of a plan."""
 
-    applied: tuple[Ref, ...] = ()
-    pruned: tuple[Ref, ...] = ()
+    applied: tuple[ObjectRef, ...] = ()
+    pruned: tuple[ObjectRef, ...] = ()
     rejections: tuple[str, ...] = field(default=())
     """What the API server refused, in its words."""
 
 
-async def execute(plan: Plan, meta: Metadata, cluster: Cluster) -> Outcome:
+async def execute(plan: Plan, meta: Metadata, cluster: ApiClient) -> ApplyResult:
     """Every action in order; neighbours that do not rely on each other together. One that is refused does not keep the
     others from being done; errors that may pass by themselves end the pass, which is then repeated."""
-    applied: list[Ref] = []
-    pruned: list[Ref] = []
+    applied: list[ObjectRef] = []
+    pruned: list[ObjectRef] = []
     rejections: list[str] = []
     for together in _groups(plan.actions):
         # all are waited for: nothing goes on behind the back of a pass that has ended
@@ -63,7 +63,7 @@ async def execute(plan: Plan, meta: Metadata, cluster: Cluster) -> Outcome:
             raise failed
         if ends[0] is not None and _carries_the_rest(together[0], meta):
             break
-    return Outcome(tuple(applied), tuple(pruned), tuple(rejections))
+    return ApplyResult(tuple(applied), tuple(pruned), tuple(rejections))
 
 
 def _groups(actions: Sequence[Action]) -> list[list[Action]]:
@@ -79,11 +79,11 @@ def _groups(actions: Sequence[Action]) -> list[list[Action]]:
 
 def _carries_the_rest(action: Action, meta: Metadata) -> bool:
     """Whether what follows relies on this."""
-    kept = Ref("Secret", meta.namespace, names.secret(meta.name))
-    return isinstance(action, Edit) or (isinstance(action, Apply) and ref(action.manifest) == kept)
+    kept = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
+    return isinstance(action, PatchMetadata) or (isinstance(action, Apply) and ref(action.manifest) == kept)
 
 
-async def write_status(status: Manifest, meta: Metadata, cluster: Cluster) -> Manifest:
+async def write_status(status: Manifest, meta: Metadata, cluster: ApiClient) -> Manifest:
     """The pool's status, all of it: what is not in `status` goes. The pool as it is then."""
     manifest = {
         "apiVersion": API_VERSION,
@@ -94,7 +94,7 @@ async def write_status(status: Manifest, meta: Metadata, cluster: Cluster) -> Ma
     return await cluster.apply(manifest, subresource="status")
 
 
-async def write_node(manifest: Manifest, status: Manifest, cluster: Cluster, *, new: bool) -> None:
+async def write_node(manifest: Manifest, status: Manifest, cluster: ApiClient, *, new: bool) -> None:
     """A KVCacheNode's status; the object itself, too, if it is `new`."""
     if new:
         await cluster.apply(manifest)
@@ -103,7 +103,7 @@ async def write_node(manifest: Manifest, status: Manifest, cluster: Cluster, *, 
     await cluster.apply({**bare, **names_only, "status": status}, subresource="status")
 
 
-async def write_tenant_status(status: Manifest, tenant: Manifest, cluster: Cluster) -> None:
+async def write_tenant_status(status: Manifest, tenant: Manifest, cluster: ApiClient) -> None:
     """A KVCacheTenant's status, all of it. One that is gone is no trouble."""
     meta = tenant["metadata"]
     manifest = {
@@ -119,7 +119,7 @@ async def write_tenant_status(status: Manifest, tenant: Manifest, cluster: Clust
             raise
 
 
-async def _do(action: Action, meta: Metadata, cluster: Cluster) -> None:
+async def _do(action: Action, meta: Metadata, cluster: ApiClient) -> None:
     match action:
         case Apply(manifest=manifest, new=True):
             await _make(stamped(manifest), meta, cluster)
@@ -130,16 +130,16 @@ async def _do(action: Action, meta: Metadata, cluster: Cluster) -> None:
                 await cluster.delete(target, uid=uid, foreground=foreground)
             except ConflictError:
                 log.info("%s was made anew in between", target)
-        case Mark(target=target, label=label, value=value):
+        case SetLabel(target=target, label=label, value=value):
             await cluster.patch(target, {"metadata": {"labels": {label: value}}})
-        case Edit(metadata=metadata):
+        case PatchMetadata(metadata=metadata):
             await _edit({"metadata": {"resourceVersion": meta.resource_version, **metadata}}, meta, cluster)
-        case Post():
+        case EmitEvent():
             await _post(action, meta, cluster)
 
 
-async def _edit(patch: Manifest, meta: Metadata, cluster: Cluster) -> None:
-    target = Ref(KIND, meta.namespace, meta.name)
+async def _edit(patch: Manifest, meta: Metadata, cluster: ApiClient) -> None:
+    target = ObjectRef(KIND, meta.namespace, meta.name)
     try:
         await cluster.patch(target, patch)
     except RejectedError as e:
@@ -148,7 +148,7 @@ async def _edit(patch: Manifest, meta: Metadata, cluster: Cluster) -> None:
         raise
 
 
-async def _make(manifest: Manifest, meta: Metadata, cluster: Cluster) -> None:
+async def _make(manifest: Manifest, meta: Metadata, cluster: ApiClient) -> None:
     """Make what was not there. An object of that name that is not this pool's stays as it is."""
     target = ref(manifest)
     there = await cluster.get(target)
@@ -160,7 +160,7 @@ async def _make(manifest: Manifest, meta: Metadata, cluster: Cluster) -> None:
         await cluster.apply(manifest)
 
 
-async def _post(event: Post, meta: Metadata, cluster: Cluster) -> None:
+async def _post(event: EmitEvent, meta: Metadata, cluster: ApiClient) -> None:
     about = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -172,7 +172,7 @@ async def _post(event: Post, meta: Metadata, cluster: Cluster) -> None:
 
 
 async def post_about(
-    about: Manifest, reason: str, message: str, cluster: Cluster, *, warning: bool, name: str = ""
+    about: Manifest, reason: str, message: str, cluster: ApiClient, *, warning: bool, name: str = ""
 ) -> None:
     """An Event about an object (its reference). With a name of its own it is made once, whoever makes it."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -200,7 +200,7 @@ async def post_about(
         log.info("no Event %s: %s", reason, e)
 
 
-def _note(action: Action, meta: Metadata, applied: list[Ref], pruned: list[Ref]) -> None:
+def _note(action: Action, meta: Metadata, applied: list[ObjectRef], pruned: list[ObjectRef]) -> None:
     if isinstance(action, Apply):
         applied.append(ref(action.manifest))
         log.info("pool=%s/%s: applied %s", meta.namespace, meta.name, applied[-1])

@@ -12,16 +12,16 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.errors import OperatorError
-from kvpool_operator.sidecars.operation import Target
+from kvpool_operator.sidecars.operation import SidecarAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool_operator.desired.inputs import PoolSecret
-    from kvpool_operator.observe.snapshot import Observed, Sidecar
-    from kvpool_operator.sidecars.admin_client import Commands
+    from kvpool_operator.observe.snapshot import Sidecar, Snapshot
+    from kvpool_operator.sidecars.admin_client import SidecarAdminClient
 
-__all__ = ["Reloads"]
+__all__ = ["ConfigPusher"]
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ MOST_CHARACTERS: Final = 48 * 1024
 """A longer text is left to the kubelet: sidecars bound what they are sent."""
 
 
-class Reloads:
+class ConfigPusher:
     """For all pools; for one event loop."""
 
-    def __init__(self, commands: Commands, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, commands: SidecarAdminClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._commands = commands
         self._clock = clock
         self._tried: dict[tuple[str, str], tuple[str, float]] = {}
@@ -43,7 +43,7 @@ class Reloads:
         """The pool (namespace/name) is gone."""
         self._tried = {key: tried for key, tried in self._tried.items() if key[0] != pool}
 
-    async def bring(self, pool: str, observed: Observed, secret: PoolSecret, text: str, digest: str) -> bool:
+    async def bring(self, pool: str, observed: Snapshot, secret: PoolSecret, text: str, digest: str) -> bool:
         """Give `text`, whose digest is `digest`, to those who run another. Whether any of them took it."""
         if len(text) > MOST_CHARACTERS:
             return False
@@ -65,7 +65,7 @@ class Reloads:
         try:
             async with asyncio.timeout(WAIT_S):
                 await self._commands.start(
-                    secret, Target(sidecar.node, sidecar.address), name, "reload", {"config": text}
+                    secret, SidecarAddress(sidecar.node, sidecar.address), name, "reload", {"config": text}
                 )
         except (OperatorError, TimeoutError) as e:
             log.info("pool=%s node=%s: the kubelet will bring the configuration: %s", pool, sidecar.node, e)

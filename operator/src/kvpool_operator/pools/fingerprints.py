@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from kvpool_operator.sidecars.status import Fingerprint, Report
+    from kvpool_operator.sidecars.status import Fingerprint, SidecarStatus
 
-__all__ = ["Kind", "Split", "kinds", "sentence", "splits"]
+__all__ = ["FingerprintGroup", "ReuseGap", "kinds", "sentence", "splits"]
 
 _FOLLOWS: Final = frozenset({"block_bytes", "groups", "hf_config", "format"})
 """Fields that differ because others do: named last."""
@@ -27,7 +27,7 @@ _PODS_NAMED: Final = 3
 
 
 @dataclass(frozen=True)
-class Kind:
+class FingerprintGroup:
     """One fingerprint over all sidecars. Pods are names (namespace/name)."""
 
     digest: str
@@ -45,7 +45,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Split:
+class ReuseGap:
     """Pods of one namespace and model that do not all share."""
 
     namespace: str
@@ -54,7 +54,7 @@ class Split:
     """Digests; pods of one group share, directly or through one another. The group with most pods first."""
 
 
-def kinds(reports: Iterable[Report], names: Mapping[str, str]) -> list[Kind]:
+def kinds(reports: Iterable[SidecarStatus], names: Mapping[str, str]) -> list[FingerprintGroup]:
     """What the sidecars tell, put together; `names` of pods by uid. Those in use first, then the largest."""
     told: defaultdict[str, list[Fingerprint]] = defaultdict(list)
     for report in reports:
@@ -64,18 +64,18 @@ def kinds(reports: Iterable[Report], names: Mapping[str, str]) -> list[Kind]:
     return sorted(found, key=lambda k: (not k.in_use_by, -k.bytes, k.digest))
 
 
-def splits(found: Iterable[Kind]) -> list[Split]:
+def splits(found: Iterable[FingerprintGroup]) -> list[ReuseGap]:
     """Where pods that should share do not. Engines that do not name their model are not judged."""
     by_model: defaultdict[tuple[str, str], defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for kind in found:
         for pod in kind.connected:
             if kind.model:
                 by_model[pod.partition("/")[0], kind.model][kind.digest].add(pod)
-    answers = [Split(*at, groups=_groups(pods)) for at, pods in sorted(by_model.items())]
+    answers = [ReuseGap(*at, groups=_groups(pods)) for at, pods in sorted(by_model.items())]
     return [split for split in answers if len(split.groups) > 1]
 
 
-def sentence(split: Split, by_digest: Mapping[str, Kind]) -> str:
+def sentence(split: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
     """Who shares nothing with whom, and because of what."""
     first, *rest = split.groups
     parts = []
@@ -89,11 +89,11 @@ def sentence(split: Split, by_digest: Mapping[str, Kind]) -> str:
     return f"{_pods(first, split, by_digest)} share no block of {model} with {'; with '.join(parts)}{more}"
 
 
-def _together(digest: str, same: Sequence[Fingerprint], names: Mapping[str, str]) -> Kind:
+def _together(digest: str, same: Sequence[Fingerprint], names: Mapping[str, str]) -> FingerprintGroup:
     connected = {p.uid for f in same for p in f.pods if p.connected}
     others = {p.uid for f in same for p in f.pods} - connected
     last = max(same, key=lambda f: max((p.seen for p in f.pods), default=0))
-    return Kind(
+    return FingerprintGroup(
         digest=digest,
         engine=last.engine,
         model=last.model,
@@ -121,7 +121,7 @@ def _groups(pods: Mapping[str, set[str]]) -> tuple[tuple[str, ...], ...]:
     return tuple(group for _, group in sorted(groups, key=lambda g: (-g[0], g[1])))
 
 
-def _differing(one: Sequence[str], other: Sequence[str], by_digest: Mapping[str, Kind]) -> list[str]:
+def _differing(one: Sequence[str], other: Sequence[str], by_digest: Mapping[str, FingerprintGroup]) -> list[str]:
     """Fields by which the two nearest fingerprints of both differ."""
     best: list[str] = []
     for a in one:
@@ -134,7 +134,7 @@ def _differing(one: Sequence[str], other: Sequence[str], by_digest: Mapping[str,
     return best[:_FIELDS_NAMED]
 
 
-def _pods(group: Sequence[str], split: Split, by_digest: Mapping[str, Kind]) -> str:
+def _pods(group: Sequence[str], split: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
     inside = f"{split.namespace}/"
     pods = sorted({p for d in group for p in by_digest[d].connected if p.startswith(inside)})
     more = f" and {len(pods) - _PODS_NAMED} more" if len(pods) > _PODS_NAMED else ""

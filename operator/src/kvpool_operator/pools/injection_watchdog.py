@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.observe.engine_pods import EnginePod
 
-__all__ = ["Complaint", "Memory", "complaint", "next_to_go"]
+__all__ = ["EvictionHistory", "PodEvent", "complaint", "next_to_go"]
 
 NO_BETTER_S: Final = 3600.0
 NO_BETTER_MOST_S: Final = 24 * 3600.0
@@ -27,7 +27,7 @@ SHARE: Final = 10
 
 
 @dataclass(frozen=True)
-class Complaint:
+class PodEvent:
     """An Event about a pod."""
 
     reason: str
@@ -49,7 +49,7 @@ class _Try:
 
 
 @dataclass
-class Memory:
+class EvictionHistory:
     """What this process did for one pool. It begins with a pause: a process that restarts often evicts little."""
 
     last: float
@@ -80,20 +80,22 @@ class Memory:
         self.rests = {uid: until for uid, until in self.rests.items() if uid in there and now < until}
 
 
-def complaint(pod: EnginePod, pool: str) -> Complaint | None:
+def complaint(pod: EnginePod, pool: str) -> PodEvent | None:
     """What the owner of a pod should hear, once. `pool`: namespace/name."""
     if pod.leaving:
         return None
     if pod.state == "missed":
         told = f"admitted while nobody injected: it runs without the pool {pool} until it is made again"
-        return Complaint("NotInjected", told, warning=True)
+        return PodEvent("NotInjected", told, warning=True)
     if pod.outdated:
         told = f"it carries an older {pod.outdated} of the pool {pool} than a new pod would, and works with it"
-        return Complaint("InjectionOutdated", told, warning=False)
+        return PodEvent("InjectionOutdated", told, warning=False)
     return None
 
 
-def next_to_go(pods: Iterable[EnginePod], memory: Memory, target: str, now: float, every_s: float) -> EnginePod | None:
+def next_to_go(
+    pods: Iterable[EnginePod], memory: EvictionHistory, target: str, now: float, every_s: float
+) -> EnginePod | None:
     """The pod to evict now; those without the pool before those with an old one."""
     if now - memory.last < every_s:
         return None

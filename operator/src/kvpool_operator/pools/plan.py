@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.desired import labels, names
-from kvpool_operator.k8s.client import Ref, ref
+from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.diff import is_as_wanted
 
 if TYPE_CHECKING:
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.v1alpha1 import Metadata
     from kvpool_operator.k8s.client import Manifest
-    from kvpool_operator.observe.snapshot import Observed
+    from kvpool_operator.observe.snapshot import Snapshot
 
 __all__ = [
     "FINALIZER",
     "WIPED",
     "Action",
     "Apply",
-    "Edit",
-    "Mark",
+    "EmitEvent",
+    "PatchMetadata",
     "Plan",
-    "Post",
     "Prune",
+    "SetLabel",
     "changes",
     "plan",
     "plan_cleanup",
@@ -55,29 +55,29 @@ class Apply:
 class Prune:
     """Delete. Foreground: the object goes after its pods."""
 
-    target: Ref
+    target: ObjectRef
     uid: str
     foreground: bool = False
 
 
 @dataclass(frozen=True)
-class Mark:
+class SetLabel:
     """Set a label of an object, or take it away (None)."""
 
-    target: Ref
+    target: ObjectRef
     label: str
     value: str | None
 
 
 @dataclass(frozen=True)
-class Edit:
+class PatchMetadata:
     """Merge patch on the pool's own metadata, refused if the pool changed since it was read."""
 
     metadata: Manifest
 
 
 @dataclass(frozen=True)
-class Post:
+class EmitEvent:
     """An Event about the pool."""
 
     reason: str
@@ -85,7 +85,7 @@ class Post:
     warning: bool = False
 
 
-Action = Apply | Prune | Mark | Edit | Post
+Action = Apply | Prune | SetLabel | PatchMetadata | EmitEvent
 
 
 @dataclass(frozen=True)
@@ -101,18 +101,18 @@ class Plan:
 def touched(plan: Plan) -> set[str]:
     """Kinds of the objects that the plan writes or deletes, but for the pool itself."""
     applied = {a.manifest["kind"] for a in plan.actions if isinstance(a, Apply)}
-    return applied | {a.target.kind for a in plan.actions if isinstance(a, Prune | Mark)}
+    return applied | {a.target.kind for a in plan.actions if isinstance(a, Prune | SetLabel)}
 
 
-def plan(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> Plan:
+def plan(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) -> Plan:
     """Keep a living pool as its spec says. Empty when everything is as it should be."""
     if FINALIZER not in meta.finalizers:
         # first of all: nothing is made that would not be cleaned up
         return _with_finalizer(meta)
     refs = {ref(m) for m in wanted}
-    kept = Ref("Secret", meta.namespace, names.secret(meta.name))
+    kept = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
     surplus = [r for r in observed.objects if r not in refs and r != kept]
-    adopted = [Mark(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
+    adopted = [SetLabel(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
     used = [] if _has_rolled(meta, wanted, observed) else [r for r in surplus if r.name == names.index(meta.name)]
     surplus = [r for r in surplus if r not in used]
     return Plan(
@@ -121,9 +121,9 @@ def plan(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> Plan
     )
 
 
-def _has_rolled(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> bool:
+def _has_rolled(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) -> bool:
     """Whether every sidecar runs as it should: none reads the former configuration, and its index, any more."""
-    target = Ref("DaemonSet", meta.namespace, names.sidecar(meta.name))
+    target = ObjectRef("DaemonSet", meta.namespace, names.sidecar(meta.name))
     live = observed.objects.get(target)
     manifest = next((m for m in wanted if ref(m) == target), None)
     if live is None or manifest is None:
@@ -134,7 +134,7 @@ def _has_rolled(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) 
 
 
 def plan_held(
-    meta: Metadata, wanted: Sequence[Manifest], looks: Sequence[Manifest], observed: Observed, waiting: str
+    meta: Metadata, wanted: Sequence[Manifest], looks: Sequence[Manifest], observed: Snapshot, waiting: str
 ) -> Plan:
     """While the nodes are looked at: everything but the sidecars, and nothing goes.
 
@@ -143,22 +143,22 @@ def plan_held(
     """
     if FINALIZER not in meta.finalizers:
         return _with_finalizer(meta)
-    sidecars = Ref("DaemonSet", meta.namespace, names.sidecar(meta.name))
+    sidecars = ObjectRef("DaemonSet", meta.namespace, names.sidecar(meta.name))
     left = {sidecars}
     if sidecars in observed.objects:
         read = {
-            Ref("ConfigMap", meta.namespace, names.config(meta.name)),
-            Ref("Secret", meta.namespace, names.secret(meta.name)),
+            ObjectRef("ConfigMap", meta.namespace, names.config(meta.name)),
+            ObjectRef("Secret", meta.namespace, names.secret(meta.name)),
         }
         left |= read & observed.objects.keys()
     refs = {ref(m) for m in wanted}
     now = [m for m in wanted if ref(m) not in left] + [m for m in looks if ref(m) not in refs]
-    adopted = [Mark(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
+    adopted = [SetLabel(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
     return Plan((*adopted, *_applies(now, observed)), waiting=waiting)
 
 
 def plan_dry_run(
-    meta: Metadata, shown: Manifest, looks: Sequence[Manifest] | None, observed: Observed, waiting: str
+    meta: Metadata, shown: Manifest, looks: Sequence[Manifest] | None, observed: Snapshot, waiting: str
 ) -> Plan:
     """Only `shown`, which says what would be done, and what looks at the nodes; that goes when it has (None)."""
     if FINALIZER not in meta.finalizers:
@@ -169,7 +169,7 @@ def plan_dry_run(
     return Plan(tuple(actions), waiting=waiting)
 
 
-def changes(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> dict[str, list[str]]:
+def changes(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) -> dict[str, list[str]]:
     """What `plan` would do with which objects: create, change, keep, delete."""
     told: dict[str, list[str]] = {"create": [], "change": [], "keep": [], "delete": []}
     for manifest in wanted:
@@ -177,7 +177,7 @@ def changes(meta: Metadata, wanted: Sequence[Manifest], observed: Observed) -> d
         what = "create" if live is None else "keep" if is_as_wanted(live, manifest) else "change"
         told[what].append(str(ref(manifest)))
     refs = {ref(m) for m in wanted}
-    kept = {Ref("Secret", meta.namespace, names.secret(meta.name))}
+    kept = {ObjectRef("Secret", meta.namespace, names.secret(meta.name))}
     kept |= {r for r in observed.objects if _is_look(r, observed) or r.name == names.rendered(meta.name)}
     told["delete"] = [str(r) for r in sorted(observed.objects) if r not in refs and r not in kept]
     return told
@@ -187,7 +187,7 @@ def plan_cleanup(
     meta: Metadata,
     policy: str,
     wipe: Sequence[Manifest] | None,
-    observed: Observed,
+    observed: Snapshot,
     *,
     overdue: bool,
 ) -> Plan:
@@ -201,28 +201,31 @@ def plan_cleanup(
     wiping = policy == "Delete" and WIPED not in (observed.raw["metadata"].get("annotations") or {})
     if wiping and not overdue:
         return _wipe(meta, wipe, observed)
-    secret_ref = Ref("Secret", meta.namespace, names.secret(meta.name))
+    secret_ref = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
     keeps = policy != "Delete" and not observed.namespace_terminating
     actions: list[Action] = []
     if wiping:
-        actions.append(Post("CleanupTimedOut", _left_behind(meta, observed), warning=True))
+        actions.append(EmitEvent("CleanupTimedOut", _left_behind(meta, observed), warning=True))
     if keeps and secret_ref in observed.objects and not _is_kept(observed.objects[secret_ref]):
-        actions.append(Mark(secret_ref, labels.RETAINED, "true"))
+        actions.append(SetLabel(secret_ref, labels.RETAINED, "true"))
     rest = [r for r in observed.objects if not (keeps and r == secret_ref)]
     actions += _prunes(rest, observed)
     if rest and not overdue:
         return Plan(tuple(actions), waiting=_some(rest))
     if rest and not wiping:
-        actions.append(Post("CleanupTimedOut", f"gave up waiting for {_some(rest)} to go", warning=True))
+        actions.append(EmitEvent("CleanupTimedOut", f"gave up waiting for {_some(rest)} to go", warning=True))
     return Plan((*actions, _without_finalizer(meta)), done=True)
 
 
-def _wipe(meta: Metadata, wipe: Sequence[Manifest] | None, observed: Observed) -> Plan:
+def _wipe(meta: Metadata, wipe: Sequence[Manifest] | None, observed: Snapshot) -> Plan:
     """The servers go first, so that nothing writes behind the wipe's back; then every node is wiped."""
     if wipe is None or observed.namespace_terminating:
         why = "the namespace is being deleted" if observed.namespace_terminating else "its spec cannot be understood"
-        return Plan((Post("NotWiped", f"blocks stay on the nodes: {why}", warning=True), Edit(_marked())), waiting="")
-    servers = Ref("DaemonSet", meta.namespace, names.sidecar(meta.name))
+        return Plan(
+            (EmitEvent("NotWiped", f"blocks stay on the nodes: {why}", warning=True), PatchMetadata(_marked())),
+            waiting="",
+        )
+    servers = ObjectRef("DaemonSet", meta.namespace, names.sidecar(meta.name))
     if servers in observed.objects:
         return Plan(tuple(_prunes([servers], observed)), waiting="the sidecars to stop")
     actions = _applies(wipe, observed)
@@ -232,10 +235,10 @@ def _wipe(meta: Metadata, wipe: Sequence[Manifest] | None, observed: Observed) -
     nodes, wiped = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
     if not _is_current(observed.object("DaemonSet", names.wipe(meta.name))) or wiped < nodes:
         return Plan(waiting=f"the wipe of {nodes - wiped} of {nodes} nodes")
-    return Plan((Edit(_marked()),), waiting="the objects to go")
+    return Plan((PatchMetadata(_marked()),), waiting="the objects to go")
 
 
-def _applies(wanted: Sequence[Manifest], observed: Observed) -> list[Action]:
+def _applies(wanted: Sequence[Manifest], observed: Snapshot) -> list[Action]:
     actions: list[Action] = []
     for manifest in wanted:
         live = observed.objects.get(ref(manifest))
@@ -244,7 +247,7 @@ def _applies(wanted: Sequence[Manifest], observed: Observed) -> list[Action]:
     return actions
 
 
-def _prunes(refs: Sequence[Ref], observed: Observed) -> list[Action]:
+def _prunes(refs: Sequence[ObjectRef], observed: Snapshot) -> list[Action]:
     """What is going already is left to go."""
     return [
         Prune(r, observed.objects[r]["metadata"].get("uid", ""), foreground=r.kind in ("DaemonSet", "StatefulSet"))
@@ -261,11 +264,11 @@ def _is_current(daemonset: Manifest | None) -> bool:
     return bool(seen >= daemonset["metadata"].get("generation", 1))
 
 
-def _is_look(target: Ref, observed: Observed) -> bool:
+def _is_look(target: ObjectRef, observed: Snapshot) -> bool:
     """Whether it is there for a look at the nodes alone. An NFS volume is, where no sidecar runs."""
     meta = observed.raw["metadata"]
     if target.kind in ("PersistentVolume", "PersistentVolumeClaim"):
-        return Ref("DaemonSet", meta.get("namespace", ""), names.sidecar(meta["name"])) not in observed.objects
+        return ObjectRef("DaemonSet", meta.get("namespace", ""), names.sidecar(meta["name"])) not in observed.objects
     return target.name == names.preflight(meta["name"]) and target.kind in (
         "DaemonSet",
         "ConfigMap",
@@ -275,7 +278,7 @@ def _is_look(target: Ref, observed: Observed) -> bool:
 
 
 def _with_finalizer(meta: Metadata) -> Plan:
-    return Plan((Edit({"finalizers": [*meta.finalizers, FINALIZER]}),), waiting="the finalizer")
+    return Plan((PatchMetadata({"finalizers": [*meta.finalizers, FINALIZER]}),), waiting="the finalizer")
 
 
 def _is_kept(manifest: Manifest) -> bool:
@@ -287,11 +290,11 @@ def _marked() -> Manifest:
     return {"annotations": {WIPED: "true"}}
 
 
-def _without_finalizer(meta: Metadata) -> Edit:
-    return Edit({"finalizers": [f for f in meta.finalizers if f != FINALIZER]})
+def _without_finalizer(meta: Metadata) -> PatchMetadata:
+    return PatchMetadata({"finalizers": [f for f in meta.finalizers if f != FINALIZER]})
 
 
-def _left_behind(meta: Metadata, observed: Observed) -> str:
+def _left_behind(meta: Metadata, observed: Snapshot) -> str:
     status = (observed.object("DaemonSet", names.wipe(meta.name)) or {}).get("status") or {}
     nodes, wiped = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
     return (
@@ -300,6 +303,6 @@ def _left_behind(meta: Metadata, observed: Observed) -> str:
     )
 
 
-def _some(refs: Sequence[Ref]) -> str:
+def _some(refs: Sequence[ObjectRef]) -> str:
     shown = ", ".join(str(r) for r in sorted(refs)[:3])
     return shown + (f" and {len(refs) - 3} more" if len(refs) > 3 else "")

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.duration import to_ms
-from kvpool_operator.errors import ConflictError, HeldError, NotLeaderError, OperatorError, RejectedError
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.errors import ConflictError, EvictionBlockedError, NotLeaderError, OperatorError, RejectedError
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.pools.apply import post_about
-from kvpool_operator.pools.injection_watchdog import Memory, complaint, next_to_go
+from kvpool_operator.pools.injection_watchdog import EvictionHistory, complaint, next_to_go
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.k8s.client import Cluster
+    from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.observe.engine_pods import EnginePod
-    from kvpool_operator.observe.snapshot import Observed
+    from kvpool_operator.observe.snapshot import Snapshot
 
-__all__ = ["Restarts", "Round"]
+__all__ = ["EvictionRound", "PodEvictor"]
 
 log = logging.getLogger(__name__)
 
@@ -30,40 +30,40 @@ EVENTS_A_ROUND: Final = 10
 
 
 @dataclass(frozen=True)
-class Round:
+class EvictionRound:
     """What came of one look. `outcomes` are words for a metric, `problem` a sentence for the status."""
 
     outcomes: tuple[str, ...] = ()
     problem: str = ""
 
 
-class Restarts:
+class PodEvictor:
     """For all pools. What it remembers is lost with the process, and then a pool's first eviction waits its pause."""
 
-    def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cluster: ApiClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._memory: dict[str, Memory] = {}
+        self._memory: dict[str, EvictionHistory] = {}
         self._told: dict[str, set[str]] = {}
 
-    async def look(self, pool: KVCachePool, observed: Observed, target: str) -> Round:
+    async def look(self, pool: KVCachePool, observed: Snapshot, target: str) -> EvictionRound:
         """Tell of each pod once; evict one, if that is wanted and may be done now. `target`: what new pods carry."""
         if pool.spec.mode == "DryRun":
-            return Round()  # it makes nothing, so nothing is missed
+            return EvictionRound()  # it makes nothing, so nothing is missed
         await self._tell(pool.key, observed.engines.pods)
-        memory = self._memory.setdefault(pool.key, Memory(last=self._clock()))
+        memory = self._memory.setdefault(pool.key, EvictionHistory(last=self._clock()))
         memory.forget(observed.engines.pods, self._clock())
         injection = pool.spec.injection
         may = injection.enabled and injection.watchdog == "Restart" and pool.spec.mode == "Enforce"
         if not may or observed.webhook.problem or not (observed.engines.missed or observed.engines.stale):
             memory.problem = ""
-            return Round()  # nobody is to go, or a new pod would be no better
+            return EvictionRound()  # nobody is to go, or a new pod would be no better
         every_s = to_ms(injection.restart_every) / 1000
         pod = next_to_go(observed.engines.pods, memory, target, self._clock(), every_s)
         if pod is None:
-            return Round(problem=memory.problem)
+            return EvictionRound(problem=memory.problem)
         outcome, memory.problem = await self._evict(pod, pool, observed, memory, target, every_s)
-        return Round((outcome,), memory.problem)
+        return EvictionRound((outcome,), memory.problem)
 
     def forget(self, key: str) -> None:
         """The pool `namespace/name` is gone."""
@@ -71,15 +71,21 @@ class Restarts:
         self._told.pop(key, None)
 
     async def _evict(
-        self, pod: EnginePod, pool: KVCachePool, observed: Observed, memory: Memory, target: str, every_s: float
+        self,
+        pod: EnginePod,
+        pool: KVCachePool,
+        observed: Snapshot,
+        memory: EvictionHistory,
+        target: str,
+        every_s: float,
     ) -> tuple[str, str]:
         """What came of it, and why it did not happen."""
         now = self._clock()
         try:
-            await self._cluster.evict(Ref("Pod", pod.namespace, pod.name), uid=pod.uid)
+            await self._cluster.evict(ObjectRef("Pod", pod.namespace, pod.name), uid=pod.uid)
         except NotLeaderError:
             raise
-        except HeldError:
+        except EvictionBlockedError:
             memory.held(pod, now + every_s)
             return "held", f"a PodDisruptionBudget keeps {pod.full_name} from being made again now"
         except ConflictError:

@@ -20,30 +20,30 @@ from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.injection.revision import revisions
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe.observer import WATCHED_KINDS
 from kvpool_operator.pki.peer_ca import peer_files
-from kvpool_operator.pools.apply import Outcome, execute, write_status, write_tenant_status
+from kvpool_operator.pools.apply import ApplyResult, execute, write_status, write_tenant_status
 from kvpool_operator.pools.password_rotation import next_password, revision, waited_for
 from kvpool_operator.pools.plan import Plan, changes, plan, plan_cleanup, plan_dry_run, plan_held, touched
-from kvpool_operator.pools.pod_evictor import Restarts, Round
+from kvpool_operator.pools.pod_evictor import EvictionRound, PodEvictor
 from kvpool_operator.pools.secret_generator import make_secret
-from kvpool_operator.pools.status import NUMBERS_EVERY_S, Progress, invalid_status, make_status, worth_writing
-from kvpool_operator.preflight.gate import Gate, as_told, judge
+from kvpool_operator.pools.status import NUMBERS_EVERY_S, ReconcileOutcome, invalid_status, make_status, worth_writing
+from kvpool_operator.preflight.gate import PreflightResult, as_told, judge
 from kvpool_operator.tenants.resolver import orphan_status, tenant_status, to_configs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool.config import TenantConfig
-    from kvpool_operator.desired.inputs import Env, PoolSecret
-    from kvpool_operator.k8s.client import Cluster, Manifest
-    from kvpool_operator.nodes.reconciler import NodeKeeper
+    from kvpool_operator.desired.inputs import InstallationConfig, PoolSecret
+    from kvpool_operator.k8s.client import ApiClient, Manifest
+    from kvpool_operator.nodes.reconciler import NodeReconciler
     from kvpool_operator.observe.observer import Observer
-    from kvpool_operator.observe.snapshot import Observed
-    from kvpool_operator.pools.config_push import Reloads
+    from kvpool_operator.observe.snapshot import Snapshot
+    from kvpool_operator.pools.config_push import ConfigPusher
 
-__all__ = ["Reconciler", "Result"]
+__all__ = ["PoolReconciler", "Result"]
 
 log = logging.getLogger(__name__)
 
@@ -63,19 +63,19 @@ class Result:
     """What came of the watchdog's evictions."""
 
 
-class Reconciler:
+class PoolReconciler:
     """Holds what is the same for all passes, and when each pool's status was last written."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ApiClient,
         observer: Observer,
-        env: Env,
+        env: InstallationConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        nodes: NodeKeeper | None = None,
-        reloads: Reloads | None = None,
+        nodes: NodeReconciler | None = None,
+        reloads: ConfigPusher | None = None,
         wrote: Callable[[tuple[str, str], str], None] = lambda _pool, _version: None,
     ) -> None:
         """`wrote(pool, version)`: this version of a pool says nothing that needs a pass; it has the status of one."""
@@ -88,11 +88,11 @@ class Reconciler:
         self._nodes = nodes
         self._reloads = reloads
         self._written: dict[str, float] = {}
-        self._restarts = Restarts(cluster, clock=clock)
+        self._restarts = PodEvictor(cluster, clock=clock)
 
     async def reconcile(self, namespace: str, name: str) -> Result:
         """Bring one pool a step nearer to what it should be. Raises RetryableError when that must be repeated."""
-        raw = await self._cluster.get(Ref(KIND, namespace, name))
+        raw = await self._cluster.get(ObjectRef(KIND, namespace, name))
         if raw is None:
             self._written.pop(f"{namespace}/{name}", None)
             self._restarts.forget(f"{namespace}/{name}")
@@ -116,12 +116,12 @@ class Reconciler:
         if steps.done and not outcome.rejections:
             return Result(gone=True)
         living = pool is not None and not meta.deletion_timestamp and not observed.namespace_terminating
-        watched = await self._watch(pool, observed) if pool is not None and living else Round()
+        watched = await self._watch(pool, observed) if pool is not None and living else EvictionRound()
         text = config_text(inputs) if inputs else ""
         wanted = digest(text) if text else ""
         applied = len(outcome.applied) + len(outcome.pruned)
         behind = tuple(waited_for(secret, observed.sidecars)) if secret.managed_index_previous else ()
-        progress = Progress(applied, steps.waiting, outcome.rejections, watched.problem, gate, wanted, behind)
+        progress = ReconcileOutcome(applied, steps.waiting, outcome.rejections, watched.problem, gate, wanted, behind)
         known = secret.pool_id if observed.objects or outcome.applied else ""
         status = await self._tell(meta, pool, problem, observed, progress, known)
         if pool is not None:
@@ -137,24 +137,24 @@ class Reconciler:
         )
 
     async def _bring(
-        self, meta: Metadata, observed: Observed, outcome: Outcome, secret: PoolSecret, text: str, wanted: str
+        self, meta: Metadata, observed: Snapshot, outcome: ApplyResult, secret: PoolSecret, text: str, wanted: str
     ) -> bool:
         """Have sidecars take at once what is in the ConfigMap; nothing that is not there."""
-        target = Ref("ConfigMap", meta.namespace, names.config(meta.name))
+        target = ObjectRef("ConfigMap", meta.namespace, names.config(meta.name))
         there = (observed.objects.get(target) or {}).get("data") or {}
         if self._reloads is None or not text or (target not in outcome.applied and there.get("pool.json") != text):
             return False
         return await self._reloads.bring(f"{meta.namespace}/{meta.name}", observed, secret, text, wanted)
 
-    async def _watch(self, pool: KVCachePool, observed: Observed) -> Round:
+    async def _watch(self, pool: KVCachePool, observed: Snapshot) -> EvictionRound:
         target = f"{self._env.sidecar_image} {sorted(revisions(pool).items())}"
         return await self._restarts.look(pool, observed, target)
 
-    def _inputs(self, pool: KVCachePool, secret: PoolSecret, observed: Observed) -> Inputs:
+    def _inputs(self, pool: KVCachePool, secret: PoolSecret, observed: Snapshot) -> Inputs:
         tenants = to_configs(observed.tenants, pool.spec)
         return _inputs(pool, self._env, secret, observed, tenants)
 
-    def _gate(self, pool: KVCachePool | None, inputs: Inputs | None, observed: Observed) -> Gate:
+    def _gate(self, pool: KVCachePool | None, inputs: Inputs | None, observed: Snapshot) -> PreflightResult:
         """Whether sidecars may be made or changed, by what was found on the nodes."""
         told = observed.status.get("preflight")
         told = told if isinstance(told, dict) else {}
@@ -167,7 +167,7 @@ class Reconciler:
         return judge(policy, spec, observed.looks, told, self._now(), dry_run=mode == "DryRun")
 
     def _plan(
-        self, meta: Metadata, pool: KVCachePool | None, inputs: Inputs | None, observed: Observed, gate: Gate
+        self, meta: Metadata, pool: KVCachePool | None, inputs: Inputs | None, observed: Snapshot, gate: PreflightResult
     ) -> Plan:
         if meta.deletion_timestamp:
             return plan_cleanup(
@@ -202,8 +202,8 @@ class Reconciler:
         meta: Metadata,
         pool: KVCachePool | None,
         problem: str,
-        observed: Observed,
-        progress: Progress,
+        observed: Snapshot,
+        progress: ReconcileOutcome,
         pool_id: str,
     ) -> Manifest:
         now = self._stamp()
@@ -219,7 +219,7 @@ class Reconciler:
                 self._wrote((meta.namespace, meta.name), str(made["metadata"].get("resourceVersion", "")))
         return status
 
-    async def _tell_tenants(self, pool: KVCachePool, observed: Observed, secret: PoolSecret, config: str) -> None:
+    async def _tell_tenants(self, pool: KVCachePool, observed: Snapshot, secret: PoolSecret, config: str) -> None:
         reports = [s.report for s in observed.sidecars if s.report is not None]
         for one in observed.tenants:
             status = tenant_status(one, pool.spec, reports, config, secret.pool_secret, self._stamp())
@@ -256,7 +256,7 @@ def _nothing_else_is_new(made: Manifest, seen: Manifest) -> bool:
     return same and made.get("spec") == seen.get("spec") and verdicts[0] == verdicts[1]
 
 
-def _shown(inputs: Inputs, observed: Observed) -> Inputs:
+def _shown(inputs: Inputs, observed: Snapshot) -> Inputs:
     """For `mode: DryRun`: values that are not made yet must not look different at each look."""
     if observed.object("Secret", names.secret(inputs.pool.metadata.name)) is not None:
         return inputs
@@ -271,7 +271,11 @@ def _policy(raw: Manifest) -> str:
 
 
 def _inputs(
-    pool: KVCachePool, env: Env, secret: PoolSecret, observed: Observed, tenants: tuple[TenantConfig, ...]
+    pool: KVCachePool,
+    env: InstallationConfig,
+    secret: PoolSecret,
+    observed: Snapshot,
+    tenants: tuple[TenantConfig, ...],
 ) -> Inputs:
     sidecars = observed.object("DaemonSet", names.sidecar(pool.metadata.name)) or {}
     index = observed.object("StatefulSet", names.index(pool.metadata.name))
@@ -289,7 +293,7 @@ def _inputs(
     )
 
 
-def _secret(meta: Metadata, pool: KVCachePool | None, observed: Observed, now: datetime) -> PoolSecret:
+def _secret(meta: Metadata, pool: KVCachePool | None, observed: Snapshot, now: datetime) -> PoolSecret:
     """The pool's random values: those in its Secret, and new ones only for what is not there or is to be changed."""
     known = str(observed.status.get("poolID") or "")
     live = observed.object("Secret", names.secret(meta.name))

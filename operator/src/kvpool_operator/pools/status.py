@@ -30,7 +30,7 @@ from kvpool_operator.desired import names
 from kvpool_operator.desired.index import memory_of
 from kvpool_operator.pools.fingerprints import kinds, sentence, splits
 from kvpool_operator.pools.upgrade_safety import upgrade_safe
-from kvpool_operator.preflight.gate import Gate
+from kvpool_operator.preflight.gate import PreflightResult
 from kvpool_operator.preflight.status import preflight_status, preflight_verdict
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.observe.engine_pods import EnginePods
-    from kvpool_operator.observe.snapshot import Observed
-    from kvpool_operator.pools.fingerprints import Kind
-    from kvpool_operator.sidecars.status import Report
+    from kvpool_operator.observe.snapshot import Snapshot
+    from kvpool_operator.pools.fingerprints import FingerprintGroup
+    from kvpool_operator.sidecars.status import SidecarStatus
 
-__all__ = ["Progress", "invalid_status", "make_status", "worth_writing"]
+__all__ = ["ReconcileOutcome", "invalid_status", "make_status", "worth_writing"]
 
 NUMBERS_EVERY_S: Final = 30.0
 _TYPES: Final = (
@@ -60,7 +60,7 @@ _TYPES: Final = (
 
 
 @dataclass(frozen=True)
-class Progress:
+class ReconcileOutcome:
     """What this pass of the operator did and could not do."""
 
     applied: int = 0
@@ -68,7 +68,7 @@ class Progress:
     rejections: tuple[str, ...] = ()
     watchdog: str = ""
     """Why a pod that should be made again was not."""
-    gate: Gate = Gate("Skipped", is_open=True)
+    gate: PreflightResult = PreflightResult("Skipped", is_open=True)
     config: str = ""
     """Digest of the configuration that the sidecars should run; empty if that is not known."""
     without_new_password: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class _Verdict:
     message: str
 
 
-def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_id: str, now: str) -> Manifest:
+def make_status(pool: KVCachePool, observed: Snapshot, progress: ReconcileOutcome, pool_id: str, now: str) -> Manifest:
     """The pool's status. `now` (RFC 3339) becomes the transition time of the conditions that flip."""
     reports = [s.report for s in observed.sidecars if s.report is not None]
     nodes = _nodes(pool, observed, progress.config)
@@ -136,7 +136,7 @@ def make_status(pool: KVCachePool, observed: Observed, progress: Progress, pool_
     ).dump()
 
 
-def invalid_status(meta: Metadata, observed: Observed, problem: str, now: str) -> Manifest:
+def invalid_status(meta: Metadata, observed: Snapshot, problem: str, now: str) -> Manifest:
     """The status of a pool whose spec cannot be understood: what is there stays as it is, and the sentence says why."""
     told = f"{problem}; nothing is changed until the spec is right"
     ready = _Verdict(False, Reason.INVALID_SPEC, told)
@@ -179,7 +179,7 @@ def _conditions(old: Manifest, generation: int, now: str, verdicts: dict[str, _V
     return conditions
 
 
-def _ready(storage: _Verdict, index: _Verdict, nodes: NodesStatus, progress: Progress) -> _Verdict:
+def _ready(storage: _Verdict, index: _Verdict, nodes: NodesStatus, progress: ReconcileOutcome) -> _Verdict:
     if progress.rejections:
         return _Verdict(False, Reason.REJECTED, f"the API server refuses: {'; '.join(progress.rejections)[:900]}")
     parts = (index, storage) if index.reason is Reason.URL_NOT_USABLE else (storage, index)
@@ -189,7 +189,7 @@ def _ready(storage: _Verdict, index: _Verdict, nodes: NodesStatus, progress: Pro
     return _Verdict(True, Reason.SERVING, f"{nodes.ready} nodes serve, and each finds the blocks of the others")
 
 
-def _storage_ready(pool: KVCachePool, observed: Observed, nodes: NodesStatus, gate: Gate) -> _Verdict:
+def _storage_ready(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, gate: PreflightResult) -> _Verdict:
     daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
     if daemonset is None and not observed.refusal:
         return _not_created(pool, gate)
@@ -229,7 +229,7 @@ def _storage_ready(pool: KVCachePool, observed: Observed, nodes: NodesStatus, ga
     return _Verdict(True, Reason.ALL_NODES_READY, f"{nodes.ready} of {nodes.desired} nodes serve")
 
 
-def _not_created(pool: KVCachePool, gate: Gate) -> _Verdict:
+def _not_created(pool: KVCachePool, gate: PreflightResult) -> _Verdict:
     if pool.spec.mode == "DryRun":
         return _Verdict(False, Reason.DRY_RUN, "spec.mode is DryRun: no sidecars are made")
     if gate.is_looking:
@@ -238,7 +238,7 @@ def _not_created(pool: KVCachePool, gate: Gate) -> _Verdict:
     return _Verdict(False, Reason.NOT_CREATED, "the sidecars are being made")
 
 
-def _index_ready(pool: KVCachePool, observed: Observed, reports: Sequence[Report]) -> _Verdict:
+def _index_ready(pool: KVCachePool, observed: Snapshot, reports: Sequence[SidecarStatus]) -> _Verdict:
     if observed.external_problem:
         return _Verdict(False, Reason.URL_NOT_USABLE, observed.external_problem)
     if pool.spec.index.external is None:
@@ -256,12 +256,12 @@ def _index_ready(pool: KVCachePool, observed: Observed, reports: Sequence[Report
     return _Verdict(True, Reason.CONNECTED, told)
 
 
-def _index_memory(pool: KVCachePool, observed: Observed) -> str:
+def _index_memory(pool: KVCachePool, observed: Snapshot) -> str:
     memory = memory_of(observed.object("StatefulSet", names.index(pool.metadata.name)))
     return format_bytes(memory) if memory and pool.spec.index.external is None else ""
 
 
-def _injection_ready(pool: KVCachePool, observed: Observed, watchdog: str) -> _Verdict:
+def _injection_ready(pool: KVCachePool, observed: Snapshot, watchdog: str) -> _Verdict:
     engines = observed.engines
     if not pool.spec.injection.enabled:
         return _Verdict(False, Reason.DISABLED, "spec.injection.enabled is false: new pods start without the pool")
@@ -282,7 +282,7 @@ def _injection_ready(pool: KVCachePool, observed: Observed, watchdog: str) -> _V
     return _Verdict(True, Reason.INJECTING, told)
 
 
-def _transport_ready(pool: KVCachePool, reports: Sequence[Report]) -> _Verdict:
+def _transport_ready(pool: KVCachePool, reports: Sequence[SidecarStatus]) -> _Verdict:
     asked, used = pool.spec.transport.protocol, {r.transport for r in reports if r.transport}
     if not used:
         return _Verdict(None, Reason.NO_REPORTS, "no sidecar has told yet how it reads from others")
@@ -295,12 +295,12 @@ def _transport_ready(pool: KVCachePool, reports: Sequence[Report]) -> _Verdict:
     return _Verdict(False, Reason.NODES_DIFFER, f"{asked} is asked for, and used are: {', '.join(sorted(used))}{why}")
 
 
-def _why_tcp(reports: Sequence[Report]) -> str:
+def _why_tcp(reports: Sequence[SidecarStatus]) -> str:
     reasons = sorted({r.transport_reason for r in reports if r.transport_reason})
     return f" ({'; '.join(reasons)})"[:500] if reasons else ""
 
 
-def _shared_reuse(engines: EnginePods, reports: Sequence[Report], found: Sequence[Kind]) -> _Verdict:
+def _shared_reuse(engines: EnginePods, reports: Sequence[SidecarStatus], found: Sequence[FingerprintGroup]) -> _Verdict:
     """Whether engines find each other's blocks. It says nothing about the pool's own health."""
     by_digest = {kind.digest: kind for kind in found}
     apart = [sentence(split, by_digest) for split in splits(found)]
@@ -319,7 +319,7 @@ def _shared_reuse(engines: EnginePods, reports: Sequence[Report], found: Sequenc
     return _Verdict(True, Reason.SHARING, f"the engines of each of {models} models share their blocks")
 
 
-def _progressing(pool: KVCachePool, observed: Observed, nodes: NodesStatus, progress: Progress) -> _Verdict:
+def _progressing(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, progress: ReconcileOutcome) -> _Verdict:
     if pool.metadata.deletion_timestamp:
         return _Verdict(True, Reason.DELETING, f"waiting for {progress.waiting}" if progress.waiting else "cleaning up")
     if pool.spec.mode == "Paused":
@@ -349,7 +349,7 @@ def _progressing(pool: KVCachePool, observed: Observed, nodes: NodesStatus, prog
     return _Verdict(False, Reason.UP_TO_DATE, "the cluster is as the spec says")
 
 
-def _stuck(observed: Observed) -> str:
+def _stuck(observed: Snapshot) -> str:
     """Why new sidecars do not take over from those that serve; empty when nothing is known."""
     lame = [f"{s.node or 'a node'}: its new sidecar: {s.successor}" for s in observed.sidecars if s.successor]
     if observed.successor_refusal:
@@ -360,7 +360,9 @@ def _stuck(observed: Observed) -> str:
     return f"{_some(sorted(lame))}; {advice}"
 
 
-def _phase(pool: KVCachePool, observed: Observed, ready: _Verdict, progressing: _Verdict, progress: Progress) -> Phase:
+def _phase(
+    pool: KVCachePool, observed: Snapshot, ready: _Verdict, progressing: _Verdict, progress: ReconcileOutcome
+) -> Phase:
     if pool.metadata.deletion_timestamp:
         return "Deleting"
     if pool.spec.mode == "Paused":
@@ -376,7 +378,7 @@ def _phase(pool: KVCachePool, observed: Observed, ready: _Verdict, progressing: 
     return "Provisioning" if observed.objects else "Pending"
 
 
-def _nodes(pool: KVCachePool, observed: Observed, config: str) -> NodesStatus:
+def _nodes(pool: KVCachePool, observed: Snapshot, config: str) -> NodesStatus:
     """A node is up to date when its pod is of the present template and it has taken what it takes as it runs."""
     daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
     status = (daemonset or {}).get("status") or {}
@@ -398,7 +400,7 @@ def _is_current(manifest: Manifest) -> bool:
     return bool(seen >= manifest["metadata"].get("generation", 1))
 
 
-def _capacity(reports: Sequence[Report]) -> Capacity:
+def _capacity(reports: Sequence[SidecarStatus]) -> Capacity:
     total, used = sum(r.capacity_bytes for r in reports), sum(r.used_bytes for r in reports)
     return Capacity(
         total=format_bytes(total),
@@ -408,7 +410,7 @@ def _capacity(reports: Sequence[Report]) -> Capacity:
     )
 
 
-def _cache(reports: Sequence[Report]) -> CacheStatus:
+def _cache(reports: Sequence[SidecarStatus]) -> CacheStatus:
     hits, sizes = _sum(r.hits for r in reports), _sum(r.bytes for r in reports)
     misses = _sum(r.misses for r in reports)
     asked = sum(hits.values()) + sum(misses.values())
@@ -424,7 +426,7 @@ def _sum(many: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items())[:32])
 
 
-def _fingerprints(found: Sequence[Kind]) -> list[FingerprintStatus]:
+def _fingerprints(found: Sequence[FingerprintGroup]) -> list[FingerprintStatus]:
     return [
         FingerprintStatus(
             digest=kind.digest,

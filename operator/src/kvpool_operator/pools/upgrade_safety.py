@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.observe.snapshot import Sidecar
-    from kvpool_operator.sidecars.status import Report
+    from kvpool_operator.sidecars.status import SidecarStatus
 
 __all__ = ["BLOCK_FORMATS", "upgrade_safe"]
 
@@ -52,7 +52,7 @@ def upgrade_safe(
     return True, Reason.KEEPS_CACHES, told
 
 
-def _is_behind(report: Report) -> bool:
+def _is_behind(report: SidecarStatus) -> bool:
     """Blocks come and go all the time: a tenth of them may be on its way."""
     return not report.scanned or report.index_announced < report.blocks - report.blocks // 10 - _NEWS
 

@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MOST_FINDINGS", "SILENT_S", "WAIT_S", "Finding", "Gate", "Looks", "NodeLook", "as_told", "judge", "parse"]
+__all__ = [
+    "MOST_FINDINGS",
+    "SILENT_S",
+    "WAIT_S",
+    "Finding",
+    "NodePreflight",
+    "PreflightResult",
+    "PreflightRun",
+    "as_told",
+    "judge",
+    "parse",
+]
 
 WAIT_S: Final = 60.0
 """Longest wait for the first node that passes; images may have to be pulled."""
@@ -41,7 +52,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Measure:
+class Measurement:
     """What was measured of a tier, of all nodes the worst: MB/s of one stream, milliseconds; 0: not measured."""
 
     tier: str
@@ -53,26 +64,26 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class NodeLook:
+class NodePreflight:
     """What one node answered. `passed` None: nothing yet."""
 
     node: str
     passed: bool | None
     findings: tuple[Finding, ...] = ()
-    measures: tuple[Measure, ...] = ()
+    measures: tuple[Measurement, ...] = ()
 
 
 @dataclass(frozen=True)
-class Looks:
+class PreflightRun:
     """All nodes. `desired` None: not known yet how many there are. `spec`: what they were asked."""
 
     desired: int | None = None
-    nodes: tuple[NodeLook, ...] = ()
+    nodes: tuple[NodePreflight, ...] = ()
     spec: str = ""
 
 
 @dataclass(frozen=True)
-class Gate:
+class PreflightResult:
     """The decision, and what is told of it."""
 
     state: str
@@ -85,7 +96,7 @@ class Gate:
     passed: int = 0
     failed: int = 0
     findings: tuple[Finding, ...] = ()
-    measures: tuple[Measure, ...] = ()
+    measures: tuple[Measurement, ...] = ()
 
     @property
     def is_looking(self) -> bool:
@@ -97,11 +108,11 @@ class Gate:
         return max(0, self.nodes - self.passed - self.failed)
 
 
-def parse(raw: Any, node: str) -> NodeLook:
+def parse(raw: Any, node: str) -> NodePreflight:
     """Of a pod's /status. Never raises; what cannot be understood is no answer."""
     told = raw.get("preflight") if isinstance(raw, dict) else None
     if not isinstance(told, dict) or not isinstance(told.get("passed"), bool):
-        return NodeLook(node, None)
+        return NodePreflight(node, None)
     listed = told.get("findings")
     found = [f for f in listed[:_MOST_READ] if isinstance(f, dict)] if isinstance(listed, list) else []
     findings = tuple(
@@ -116,20 +127,22 @@ def parse(raw: Any, node: str) -> NodeLook:
         for f in found
         if f.get("level") in _LEVELS
     )
-    return NodeLook(node, told["passed"], findings, _measures(found, node))
+    return NodePreflight(node, told["passed"], findings, _measures(found, node))
 
 
-def judge(policy: str, spec: str, looks: Looks, told: dict[str, Any], now: datetime, *, dry_run: bool = False) -> Gate:
+def judge(
+    policy: str, spec: str, looks: PreflightRun, told: dict[str, Any], now: datetime, *, dry_run: bool = False
+) -> PreflightResult:
     """`told` is status.preflight as it was written last; `spec` what the pool asks for now."""
     if policy == "Skip":
-        return Gate("Skipped", is_open=True)
+        return PreflightResult("Skipped", is_open=True)
     known = told if told.get("spec") == spec else {}
     if known.get("state") == "Done":
         gate = _remembered(known, policy)
         if gate.is_open or dry_run:
             return gate
     if looks.spec != spec:
-        looks = Looks()  # answers to an earlier question
+        looks = PreflightRun()  # answers to an earlier question
     waiting = known.get("state") in ("Checking", "Held")
     since = str(known.get("since", "")) if waiting else ""
     age = _age(since, now)
@@ -140,7 +153,7 @@ def judge(policy: str, spec: str, looks: Looks, told: dict[str, Any], now: datet
     is_settled = is_all or age > WAIT_S or (age > SILENT_S and passed > 0)
     is_open = is_settled and allows(policy, nodes, passed, failed)
     state = "Done" if is_settled and (is_open or dry_run) else "Held" if is_settled else "Checking"
-    return Gate(
+    return PreflightResult(
         state,
         is_open,
         spec,
@@ -153,12 +166,12 @@ def judge(policy: str, spec: str, looks: Looks, told: dict[str, Any], now: datet
     )
 
 
-def as_told(policy: str, told: dict[str, Any]) -> Gate:
+def as_told(policy: str, told: dict[str, Any]) -> PreflightResult:
     """What is known already, where nothing may be done to find out more."""
     if policy == "Skip":
-        return Gate("Skipped", is_open=True)
+        return PreflightResult("Skipped", is_open=True)
     if not told.get("spec"):
-        return Gate("Unknown", is_open=False)
+        return PreflightResult("Unknown", is_open=False)
     return replace(_remembered(told, policy), state=_text(told.get("state")) or "Unknown")
 
 
@@ -169,7 +182,7 @@ def allows(policy: str, nodes: int, passed: int, failed: int) -> bool:
     return passed > 0 or failed == 0
 
 
-def _remembered(told: dict[str, Any], policy: str) -> Gate:
+def _remembered(told: dict[str, Any], policy: str) -> PreflightResult:
     nodes, passed, failed = (_count(told.get(k)) for k in ("nodes", "passed", "failed"))
     listed = told.get("findings")
     findings = tuple(
@@ -179,7 +192,7 @@ def _remembered(told: dict[str, Any], policy: str) -> Gate:
     )
     measured = told.get("measured")
     measures = tuple(
-        Measure(
+        Measurement(
             _text(m.get("tier"))[:64],
             _count(m.get("writeMBps")),
             _count(m.get("readMBps")),
@@ -191,10 +204,10 @@ def _remembered(told: dict[str, Any], policy: str) -> Gate:
     )
     is_open = allows(policy, nodes, passed, failed)
     since = _text(told.get("since"))
-    return Gate("Done", is_open, str(told["spec"]), since, nodes, passed, failed, findings, measures)
+    return PreflightResult("Done", is_open, str(told["spec"]), since, nodes, passed, failed, findings, measures)
 
 
-def _measures(found: list[dict[str, Any]], node: str) -> tuple[Measure, ...]:
+def _measures(found: list[dict[str, Any]], node: str) -> tuple[Measurement, ...]:
     """By tier, out of the values of findings about one."""
     values: dict[str, dict[str, Any]] = {}
     for f in found:
@@ -202,7 +215,7 @@ def _measures(found: list[dict[str, Any]], node: str) -> tuple[Measure, ...]:
         if tier and isinstance(f.get("values"), dict):
             values.setdefault(tier, {}).update(f["values"])
     made = (
-        Measure(
+        Measurement(
             tier,
             _whole(v.get("write_mb_s")),
             _whole(v.get("read_mb_s")),
@@ -214,13 +227,13 @@ def _measures(found: list[dict[str, Any]], node: str) -> tuple[Measure, ...]:
     return tuple(m for m in made if m.write_mb_s or m.read_mb_s or m.round_trip_ms)
 
 
-def _slowest(nodes: Sequence[NodeLook]) -> tuple[Measure, ...]:
+def _slowest(nodes: Sequence[NodePreflight]) -> tuple[Measurement, ...]:
     """Of each tier the slowest writes, the slowest reads and the longest way, over all nodes."""
-    by_tier: dict[str, list[Measure]] = {}
+    by_tier: dict[str, list[Measurement]] = {}
     for m in (m for n in nodes for m in n.measures):
         by_tier.setdefault(m.tier, []).append(m)
     return tuple(
-        Measure(
+        Measurement(
             tier,
             min((m.write_mb_s for m in some if m.write_mb_s), default=0),
             min((m.read_mb_s for m in some if m.read_mb_s), default=0),
@@ -231,7 +244,7 @@ def _slowest(nodes: Sequence[NodeLook]) -> tuple[Measure, ...]:
     )
 
 
-def _worst(nodes: Sequence[NodeLook]) -> tuple[Finding, ...]:
+def _worst(nodes: Sequence[NodePreflight]) -> tuple[Finding, ...]:
     """The failures before the warnings; of each kind one node first, so that many alike do not hide another."""
     every = [f for n in sorted(nodes, key=lambda n: n.node) for f in n.findings]
     seen: dict[tuple[str, str], int] = {}

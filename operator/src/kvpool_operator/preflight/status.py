@@ -8,12 +8,12 @@ from kvpool_operator.api.reasons import Reason
 from kvpool_operator.api.v1alpha1_status import PreflightFinding, PreflightMeasure, PreflightStatus
 
 if TYPE_CHECKING:
-    from kvpool_operator.preflight.gate import Finding, Gate
+    from kvpool_operator.preflight.gate import Finding, PreflightResult
 
 __all__ = ["preflight_status", "preflight_verdict"]
 
 
-def preflight_status(gate: Gate) -> PreflightStatus | None:
+def preflight_status(gate: PreflightResult) -> PreflightStatus | None:
     """None where nobody looks."""
     if gate.state in ("Skipped", "Unknown"):
         return None
@@ -41,7 +41,7 @@ def preflight_status(gate: Gate) -> PreflightStatus | None:
     )
 
 
-def preflight_verdict(gate: Gate) -> tuple[bool | None, Reason, str]:
+def preflight_verdict(gate: PreflightResult) -> tuple[bool | None, Reason, str]:
     """Status, reason and message of the condition PreflightPassed."""
     if gate.state == "Skipped":
         return None, Reason.PREFLIGHT_SKIPPED, "spec.preflight is Skip: no node was looked at"

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.errors import NotLeaderError, OperatorError
 from kvpool_operator.k8s.rate_limiter import WAITED_FOR
-from kvpool_operator.runtime.watch_staleness import Hearing
-from kvpool_operator.runtime.workqueue import Backoff, KeyQueue
+from kvpool_operator.runtime.watch_staleness import WatchStaleness
+from kvpool_operator.runtime.workqueue import Backoff, WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_operator.k8s.client import Cluster, Manifest
+    from kvpool_operator.k8s.client import ApiClient, Manifest
     from kvpool_operator.pools.reconciler import Result
     from kvpool_operator.runtime.metrics import OperatorMetrics
 
-__all__ = ["Controller", "Passes"]
+__all__ = ["Controller", "Reconciler"]
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ PART_S: Final = 0.5
 """A rollout changes a DaemonSet's status again and again."""
 
 
-class Passes(Protocol):
+class Reconciler(Protocol):
     """What does a pass over one object."""
 
     async def reconcile(self, namespace: str, name: str) -> Result: ...
@@ -51,8 +51,8 @@ class Controller:
 
     def __init__(
         self,
-        cluster: Cluster,
-        reconciler: Passes,
+        cluster: ApiClient,
+        reconciler: Reconciler,
         metrics: OperatorMetrics,
         *,
         refresh_s: float,
@@ -69,8 +69,8 @@ class Controller:
         self._backoff = Backoff()
         self._pools: set[tuple[str, str]] = set()
         self._listed: float | None = None
-        self.queue = KeyQueue(background)
-        self.hearing = Hearing(clock=clock)
+        self.queue = WorkQueue(background)
+        self.hearing = WatchStaleness(clock=clock)
 
     @property
     def trouble(self) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.k8s.client import Manifest
 
-__all__ = ["Still"]
+__all__ = ["TTLCache"]
 
 Key = tuple[str, str]
 
@@ -24,7 +24,7 @@ class _Found(NamedTuple):
     objects: tuple[Manifest, ...]
 
 
-class Still:
+class TTLCache:
     """Of all pools, by namespace and name; for one event loop, in which one pass at a time looks at a pool.
 
     `for_s`: how long what was found is taken for what there is, in seconds; 0: every pass asks.

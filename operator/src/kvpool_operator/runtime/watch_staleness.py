@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Hearing"]
+__all__ = ["WatchStaleness"]
 
 Key = tuple[str, str]
 
 
-class Hearing:
+class WatchStaleness:
     """For one event loop. Versions are compared for equality alone: they are opaque."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -11,7 +11,7 @@ import heapq
 import random
 from typing import Final, NamedTuple
 
-__all__ = ["Backoff", "KeyQueue"]
+__all__ = ["Backoff", "WorkQueue"]
 
 Key = tuple[str, str]
 
@@ -23,7 +23,7 @@ class _Wait(NamedTuple):
     lane: int
 
 
-class KeyQueue:
+class WorkQueue:
     """For one event loop. Times are those of the loop's clock.
 
     Two lanes: what somebody waits for goes before what is looked at again only to be sure. The second lane is never

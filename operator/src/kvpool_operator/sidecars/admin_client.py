@@ -19,18 +19,18 @@ import aiohttp
 
 from kvpool.protocol.certificate_names import node_name, operator_name
 from kvpool_operator.api.fields import ADMIN_PORT
-from kvpool_operator.errors import CommandRefusedError, CommandUnansweredError
+from kvpool_operator.errors import SidecarRejectedError, SidecarUnavailableError
 from kvpool_operator.pki.certificates import CertPolicy, issue_leaf, leaf_due
 from kvpool_operator.pki.peer_ca import peer_authorities
-from kvpool_operator.sidecars.operation import Progress, Target
+from kvpool_operator.sidecars.operation import OperationProgress, SidecarAddress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from kvpool_operator.desired.inputs import PoolSecret
-    from kvpool_operator.pki.certificates import Leaf
+    from kvpool_operator.pki.certificates import LeafCertificate
 
-__all__ = ["Commands", "HttpCommands", "Progress", "Target", "open_commands"]
+__all__ = ["HttpSidecarAdminClient", "OperationProgress", "SidecarAddress", "SidecarAdminClient", "open_commands"]
 
 TIMEOUT_S: Final = 5.0
 AT_ONCE: Final = 32
@@ -39,22 +39,25 @@ MOST_POOLS: Final = 512
 _POLICY: Final = CertPolicy()
 
 
-class Commands(Protocol):
-    """One call each. CommandUnansweredError: nobody answered, or the sidecar is busy; the same call may work later.
+class SidecarAdminClient(Protocol):
+    """One call each. SidecarUnavailableError: nobody answered, or the sidecar is busy; the same call may work later.
 
-    CommandRefusedError: it does not know such an operation, or does not understand the parameters. `pool` is the secret
+    SidecarRejectedError: it does not know such an operation, or does not understand the parameters. `pool` is the
+    secret
     of the pool that the sidecar is of.
     """
 
-    async def start(self, pool: PoolSecret, to: Target, name: str, kind: str, params: Mapping[str, Any]) -> Progress:
+    async def start(
+        self, pool: PoolSecret, to: SidecarAddress, name: str, kind: str, params: Mapping[str, Any]
+    ) -> OperationProgress:
         """Have it run the operation `name`, unless it has; how that stands."""
         ...
 
-    async def poll(self, pool: PoolSecret, to: Target, name: str) -> Progress | None:
+    async def poll(self, pool: PoolSecret, to: SidecarAddress, name: str) -> OperationProgress | None:
         """How it stands; None if the sidecar does not know it (any more): start it again."""
         ...
 
-    async def cancel(self, pool: PoolSecret, to: Target, name: str) -> None:
+    async def cancel(self, pool: PoolSecret, to: SidecarAddress, name: str) -> None:
         """Have it end soon. Nothing happens if the sidecar does not know it."""
         ...
 
@@ -62,11 +65,11 @@ class Commands(Protocol):
 @dataclass(frozen=True)
 class _Identity:
     files: Mapping[str, str]
-    leaf: Leaf
+    leaf: LeafCertificate
     context: ssl.SSLContext
 
 
-class HttpCommands(Commands):
+class HttpSidecarAdminClient(SidecarAdminClient):
     """Over HTTPS, with a bound on time, bytes and the number of calls at once. For one event loop."""
 
     def __init__(
@@ -84,26 +87,30 @@ class HttpCommands(Commands):
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._identities: dict[str, _Identity] = {}
 
-    async def start(self, pool: PoolSecret, to: Target, name: str, kind: str, params: Mapping[str, Any]) -> Progress:
+    async def start(
+        self, pool: PoolSecret, to: SidecarAddress, name: str, kind: str, params: Mapping[str, Any]
+    ) -> OperationProgress:
         status, answer = await self._call("POST", pool, to, "", {"id": name, "kind": kind, "params": dict(params)})
         if status != 200:
             raise _error(status, answer)
-        return Progress.parse(answer)
+        return OperationProgress.parse(answer)
 
-    async def poll(self, pool: PoolSecret, to: Target, name: str) -> Progress | None:
+    async def poll(self, pool: PoolSecret, to: SidecarAddress, name: str) -> OperationProgress | None:
         status, answer = await self._call("GET", pool, to, f"/{name}")
         if status == 404:
             return None
         if status != 200:
             raise _error(status, answer)
-        return Progress.parse(answer)
+        return OperationProgress.parse(answer)
 
-    async def cancel(self, pool: PoolSecret, to: Target, name: str) -> None:
+    async def cancel(self, pool: PoolSecret, to: SidecarAddress, name: str) -> None:
         status, answer = await self._call("DELETE", pool, to, f"/{name}")
         if status not in (200, 404):
             raise _error(status, answer)
 
-    async def _call(self, method: str, pool: PoolSecret, to: Target, path: str, body: Any = None) -> tuple[int, Any]:
+    async def _call(
+        self, method: str, pool: PoolSecret, to: SidecarAddress, path: str, body: Any = None
+    ) -> tuple[int, Any]:
         host = f"[{to.address}]" if ":" in to.address else to.address
         context = self._context(pool)
         try:
@@ -123,12 +130,12 @@ class HttpCommands(Commands):
                 async for chunk in response.content.iter_chunked(MOST_BYTES):
                     data += chunk
                     if len(data) > MOST_BYTES:
-                        raise CommandUnansweredError("too long an answer")
+                        raise SidecarUnavailableError("too long an answer")
                 return response.status, json.loads(data)
         except TimeoutError:
-            raise CommandUnansweredError(f"no answer within {self._timeout_s:.0f} s") from None
+            raise SidecarUnavailableError(f"no answer within {self._timeout_s:.0f} s") from None
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as e:
-            raise CommandUnansweredError(f"cannot be asked: {type(e).__name__}") from None
+            raise SidecarUnavailableError(f"cannot be asked: {type(e).__name__}") from None
 
     def _context(self, pool: PoolSecret) -> ssl.SSLContext:
         """With a certificate of the pool's authority, made anew in time and when the authority is another."""
@@ -136,7 +143,7 @@ class HttpCommands(Commands):
         known = self._identities.get(pool.pool_id)
         authorities = peer_authorities(pool.peer_files)
         if authorities is None:
-            raise CommandUnansweredError("the pool's Secret has no authority yet")
+            raise SidecarUnavailableError("the pool's Secret has no authority yet")
         signer = authorities.signer(now, _POLICY)
         if known is not None and known.files == pool.peer_files and not leaf_due(known.leaf, signer, now, _POLICY):
             return known.context
@@ -148,7 +155,7 @@ class HttpCommands(Commands):
         return made.context
 
 
-def _tls(leaf: Leaf, trusted: str) -> ssl.SSLContext:
+def _tls(leaf: LeafCertificate, trusted: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=trusted)
@@ -161,15 +168,15 @@ def _tls(leaf: Leaf, trusted: str) -> ssl.SSLContext:
     return context
 
 
-def _error(status: int, answer: Any) -> CommandRefusedError | CommandUnansweredError:
+def _error(status: int, answer: Any) -> SidecarRejectedError | SidecarUnavailableError:
     said = str(answer.get("error") or "")[:300] if isinstance(answer, dict) else ""
-    kind = CommandUnansweredError if status == 429 or status >= 500 else CommandRefusedError
+    kind = SidecarUnavailableError if status == 429 or status >= 500 else SidecarRejectedError
     return kind(f"{said or 'no reason given'} (HTTP {status})")
 
 
 @contextlib.asynccontextmanager
-async def open_commands(port: int = ADMIN_PORT) -> AsyncIterator[HttpCommands]:
+async def open_commands(port: int = ADMIN_PORT) -> AsyncIterator[HttpSidecarAdminClient]:
     """Commands and their connections, none of which is kept."""
     connector = aiohttp.TCPConnector(limit=AT_ONCE, force_close=True)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
-        yield HttpCommands(session, port=port)
+        yield HttpSidecarAdminClient(session, port=port)

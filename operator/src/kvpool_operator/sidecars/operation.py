@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from kvpool_operator.errors import CommandUnansweredError
+from kvpool_operator.errors import SidecarUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Progress", "Target"]
+__all__ = ["OperationProgress", "SidecarAddress"]
 
 _COUNTS: Final = 32
 
 
 @dataclass(frozen=True)
-class Target:
+class SidecarAddress:
     """Where an order goes: its pod's address, and the node that its certificate must name."""
 
     node: str
@@ -24,7 +24,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Progress:
+class OperationProgress:
     """How an operation stands on one node. `done` of `total` (0: not known) in `unit`."""
 
     state: Literal["Running", "Succeeded", "Failed"]
@@ -35,12 +35,12 @@ class Progress:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, raw: Any) -> Progress:
-        """CommandUnansweredError for what no sidecar would say."""
+    def parse(cls, raw: Any) -> OperationProgress:
+        """SidecarUnavailableError for what no sidecar would say."""
         r = raw if isinstance(raw, dict) else {}
         state = r.get("state")
         if state not in ("Running", "Succeeded", "Failed"):
-            raise CommandUnansweredError("an answer that makes no sense")
+            raise SidecarUnavailableError("an answer that makes no sense")
         p = r.get("progress")
         progress: dict[str, Any] = p if isinstance(p, dict) else {}
         c = r.get("counts")

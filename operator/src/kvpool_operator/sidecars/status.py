@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
-__all__ = ["DrainReport", "Fingerprint", "Phase", "PodSeen", "Report", "TenantUse"]
+__all__ = ["ConnectedPod", "DrainReport", "Fingerprint", "Phase", "ReportedTenantUsage", "SidecarStatus"]
 
 Phase = Literal["", "Serving", "StandingBy", "HandedOver"]
 """What a pod of a node that may have two is doing; empty: it does not tell, as releases before this did not."""
@@ -18,7 +18,7 @@ _PHASES: Final[dict[str, Phase]] = {phase: phase for phase in get_args(Phase)}
 
 
 @dataclass(frozen=True)
-class PodSeen:
+class ConnectedPod:
     """A pod whose engine named a fingerprint. `seen`: seconds since 1970 when it was last connected."""
 
     uid: str
@@ -38,7 +38,7 @@ class Fingerprint:
     """Digests of the facts behind it, by field; empty when its clients do not tell."""
     connected: int = 0
     """Pods that are connected now."""
-    pods: tuple[PodSeen, ...] = ()
+    pods: tuple[ConnectedPod, ...] = ()
     """Some of those that are or were."""
 
 
@@ -58,7 +58,7 @@ class DrainReport:
 
 
 @dataclass(frozen=True)
-class TenantUse:
+class ReportedTenantUsage:
     """What one tenant's blocks take on a node."""
 
     used_bytes: int = 0
@@ -68,7 +68,7 @@ class TenantUse:
 
 
 @dataclass(frozen=True)
-class Report:
+class SidecarStatus:
     """One sidecar's numbers. Counters run since it started. One that does not serve tells its phase alone."""
 
     phase: Phase = ""
@@ -104,13 +104,13 @@ class Report:
     misses: dict[str, int] = field(default_factory=dict)
     fingerprints: tuple[Fingerprint, ...] = ()
     drain: DrainReport = field(default_factory=DrainReport)
-    tenants: dict[str, TenantUse] = field(default_factory=dict)
+    tenants: dict[str, ReportedTenantUsage] = field(default_factory=dict)
     """By the tag of their blocks, where whose a block is matters."""
     shared_tenants: dict[str, int] = field(default_factory=dict)
     """Bytes in the shared directory, by tag, as last counted."""
 
     @classmethod
-    def parse(cls, raw: Any) -> Report:
+    def parse(cls, raw: Any) -> SidecarStatus:
         """Never raises."""
         r = raw if isinstance(raw, dict) else {}
         index = _dict(r.get("index"))
@@ -163,8 +163,8 @@ def _drain(d: dict[str, Any]) -> DrainReport:
     )
 
 
-def _tenant(use: dict[str, Any]) -> TenantUse:
-    return TenantUse(_count(use.get("used_bytes")), _count(use.get("blocks")), _count(use.get("over_quota")))
+def _tenant(use: dict[str, Any]) -> ReportedTenantUsage:
+    return ReportedTenantUsage(_count(use.get("used_bytes")), _count(use.get("blocks")), _count(use.get("over_quota")))
 
 
 def _fingerprint(k: dict[str, Any]) -> Fingerprint:
@@ -177,7 +177,7 @@ def _fingerprint(k: dict[str, Any]) -> Fingerprint:
         bytes=_count(k.get("bytes")),
         fields={str(name)[:48]: value[:8] for name, value in fields if isinstance(value, str)},
         connected=_count(k.get("connected")),
-        pods=tuple(PodSeen(_text(p["uid"]), p.get("connected") is True, _count(p.get("seen"))) for p in pods),
+        pods=tuple(ConnectedPod(_text(p["uid"]), p.get("connected") is True, _count(p.get("seen"))) for p in pods),
     )
 
 

@@ -9,37 +9,37 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import aiohttp
 
-from kvpool_operator.sidecars.status import Report
+from kvpool_operator.sidecars.status import SidecarStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-__all__ = ["HttpScraper", "Scraper", "open_scraper"]
+__all__ = ["HttpStatusClient", "StatusClient", "open_scraper"]
 
 TIMEOUT_S: Final = 2.0
 AT_ONCE: Final = 32
 MOST_BYTES: Final = 256 * 1024
 
 
-class Scraper(Protocol):
+class StatusClient(Protocol):
     """Reports by address; an address that does not answer in time is left out."""
 
-    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, Report]: ...
+    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]: ...
 
     async def answers(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
         """As they were told."""
         ...
 
 
-class HttpScraper(Scraper):
+class HttpStatusClient(StatusClient):
     """Over HTTP, with a bound on time, bytes and the number of sidecars asked at once."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
         self._slots = asyncio.Semaphore(AT_ONCE)
 
-    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, Report]:
-        return {a: Report.parse(answer) for a, answer in (await self.answers(addresses, port)).items()}
+    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
+        return {a: SidecarStatus.parse(answer) for a, answer in (await self.answers(addresses, port)).items()}
 
     async def answers(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
         wanted = sorted(set(addresses))
@@ -67,7 +67,7 @@ class HttpScraper(Scraper):
 
 
 @contextlib.asynccontextmanager
-async def open_scraper() -> AsyncIterator[HttpScraper]:
+async def open_scraper() -> AsyncIterator[HttpStatusClient]:
     """A scraper and its connections."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE), trust_env=False) as session:
-        yield HttpScraper(session)
+        yield HttpStatusClient(session)

@@ -14,7 +14,7 @@ from kvpool.protocol.keys import tenant_tag
 from kvpool_operator.api.conditions import Condition, set_condition
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.quantity import format_bytes, to_bytes
-from kvpool_operator.api.tenant import EVERY_TENANT, MAX_SHOWN, KVCacheTenant, TenantStatus, TenantUse
+from kvpool_operator.api.tenant import EVERY_TENANT, MAX_SHOWN, KVCacheTenant, TenantStatus, TenantUsage
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.k8s.selectors import matches
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.v1alpha1 import PoolSpec
     from kvpool_operator.k8s.client import Manifest
-    from kvpool_operator.sidecars.status import Report
+    from kvpool_operator.sidecars.status import SidecarStatus
 
-__all__ = ["Settled", "orphan_status", "selects", "settle", "tenant_status", "to_configs"]
+__all__ = ["ResolvedTenant", "orphan_status", "selects", "settle", "tenant_status", "to_configs"]
 
 _MOST_NAMED: Final = 3
 _MOST_TENANTS: Final = 1024
 
 
 @dataclass(frozen=True)
-class Settled:
+class ResolvedTenant:
     """One KVCacheTenant of a pool, and what it came to."""
 
     raw: Manifest
@@ -59,7 +59,7 @@ def selects(tenants: Iterable[Manifest]) -> bool:
 
 def settle(
     tenants: Sequence[Manifest], labels: Mapping[str, Mapping[str, str]], allowed: Sequence[str]
-) -> tuple[Settled, ...]:
+) -> tuple[ResolvedTenant, ...]:
     """What each KVCacheTenant of one pool comes to.
 
     `labels`: of each namespace of the cluster. `allowed`: namespaces that the pool serves, or `*`. Those that are being
@@ -72,11 +72,13 @@ def settle(
         try:
             tenant = KVCacheTenant.parse(raw)
         except InvalidPoolError as e:
-            settled.append(Settled(raw, None, (), "InvalidSpec", f"{e}; it has no members until the spec is right"))
+            settled.append(
+                ResolvedTenant(raw, None, (), "InvalidSpec", f"{e}; it has no members until the spec is right")
+            )
             continue
         if len(settled) >= _MOST_TENANTS:
             told = f"a pool has at most {_MOST_TENANTS} tenants: this one has no members"
-            settled.append(Settled(raw, None, (), "TooMany", told))
+            settled.append(ResolvedTenant(raw, None, (), "TooMany", told))
             continue
         settled.append(_settle(raw, tenant, labels, allowed, taken))
         taken.update(dict.fromkeys(settled[-1].namespaces, tenant.metadata.name))
@@ -89,7 +91,7 @@ def _settle(
     labels: Mapping[str, Mapping[str, str]],
     allowed: Sequence[str],
     taken: Mapping[str, str],
-) -> Settled:
+) -> ResolvedTenant:
     members = tenant.spec.members
     wanted = set(members.namespaces)
     if members.selector is not None:
@@ -105,10 +107,10 @@ def _settle(
     if strangers:
         told.append(f"not admitted by the pool's injection.allowedNamespaces: {_some(strangers)}")
     reason = "NamespaceConflict" if conflicts else "NamespaceNotAllowed" if strangers else "Accepted"
-    return Settled(raw, tenant, mine, reason, "; ".join(told))
+    return ResolvedTenant(raw, tenant, mine, reason, "; ".join(told))
 
 
-def _grant(settled: Sequence[Settled]) -> tuple[Settled, ...]:
+def _grant(settled: Sequence[ResolvedTenant]) -> tuple[ResolvedTenant, ...]:
     """The same, with who may read whom; `settled` has the oldest first, which are read first."""
     known = {one.name for one in settled}
     understood = [one.name for one in settled if one.tenant is not None]
@@ -133,7 +135,7 @@ def _grant(settled: Sequence[Settled]) -> tuple[Settled, ...]:
     return tuple(granted)
 
 
-def _explained(one: Settled, strangers: Sequence[str], beyond: Sequence[str]) -> Settled:
+def _explained(one: ResolvedTenant, strangers: Sequence[str], beyond: Sequence[str]) -> ResolvedTenant:
     """With what could not be had of the grants. `strangers`: readers that there are not; `beyond`: not read by it."""
     told = []
     if strangers:
@@ -147,7 +149,7 @@ def _explained(one: Settled, strangers: Sequence[str], beyond: Sequence[str]) ->
     return replace(one, reason=reason, message="; ".join([one.message] * bool(one.message) + told))
 
 
-def to_configs(settled: Iterable[Settled], pool: PoolSpec) -> tuple[TenantConfig, ...]:
+def to_configs(settled: Iterable[ResolvedTenant], pool: PoolSpec) -> tuple[TenantConfig, ...]:
     """For `pool.json`; what a tenant leaves out is the pool's."""
     quota, ttl = pool.tenancy.default_quota.capacity, pool.cache.ttl
     settled = tuple(settled)
@@ -174,7 +176,12 @@ def to_configs(settled: Iterable[Settled], pool: PoolSpec) -> tuple[TenantConfig
 
 
 def tenant_status(
-    one: Settled, pool: PoolSpec, reports: Sequence[Report], config_digest: str, pool_secret: str, now: str
+    one: ResolvedTenant,
+    pool: PoolSpec,
+    reports: Sequence[SidecarStatus],
+    config_digest: str,
+    pool_secret: str,
+    now: str,
 ) -> Manifest:
     """The status of one tenant. `config_digest`: of the configuration in which it is as it is now."""
     tag = tenant_tag(pool_secret.encode(), one.tenant.id).hex() if one.tenant is not None and pool_secret else ""
@@ -194,7 +201,7 @@ def tenant_status(
         reads_from=list(one.reads_from),
         readers=list(one.readers[:MAX_SHOWN]),
         tag=tag,
-        used=TenantUse(
+        used=TenantUsage(
             nodes=format_bytes(sum(use.used_bytes for use in uses)),
             blocks=sum(use.blocks for use in uses),
             shared="" if shared is None else format_bytes(shared),
@@ -212,7 +219,7 @@ def orphan_status(raw: Manifest, pool: str, now: str) -> Manifest:
     return _status(raw, missing, now)
 
 
-def _enforced(one: Settled, pool: PoolSpec, reports: Sequence[Report], digest: str) -> Condition:
+def _enforced(one: ResolvedTenant, pool: PoolSpec, reports: Sequence[SidecarStatus], digest: str) -> Condition:
     def condition(status: Any, reason: str, message: str) -> Condition:
         return Condition(type="Enforced", status=status, reason=reason, message=message)
 

@@ -1,32 +1,32 @@
-"""What the webhook reads and keeps, asked of the operator's `Cluster`."""
+"""What the webhook reads and keeps, asked of the operator's `ApiClient`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from kvpool_operator.api.v1alpha1 import KIND
-from kvpool_operator.k8s.client import Ref
+from kvpool_operator.k8s.client import ObjectRef
 
 if TYPE_CHECKING:
-    from kvpool_operator.k8s.client import Cluster
+    from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.webhook.settings import WebhookSettings
 
-__all__ = ["WebhookCluster"]
+__all__ = ["WebhookApiClient"]
 
 
-class WebhookCluster:
+class WebhookApiClient:
     """`PoolReader` and `TrustStore` in one. Raises the errors of `kvpool_operator.errors`."""
 
-    def __init__(self, cluster: Cluster, settings: WebhookSettings) -> None:
+    def __init__(self, cluster: ApiClient, settings: WebhookSettings) -> None:
         self._cluster = cluster
-        self._secret = Ref("Secret", settings.namespace, settings.ca_secret)
-        self._configuration = Ref("MutatingWebhookConfiguration", "", settings.configuration)
+        self._secret = ObjectRef("Secret", settings.namespace, settings.ca_secret)
+        self._configuration = ObjectRef("MutatingWebhookConfiguration", "", settings.configuration)
 
     async def list_pools(self) -> list[dict[str, Any]]:
         return await self._cluster.list(KIND)
 
     async def namespace_labels(self, name: str) -> dict[str, str]:
-        namespace = await self._cluster.get(Ref("Namespace", "", name))
+        namespace = await self._cluster.get(ObjectRef("Namespace", "", name))
         labels: dict[str, str] = ((namespace or {}).get("metadata") or {}).get("labels") or {}
         return labels
 

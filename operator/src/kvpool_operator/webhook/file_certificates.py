@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-__all__ = ["FileCerts"]
+__all__ = ["FileCertificates"]
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ KEY: Final = "tls.key"
 MOST_BYTES: Final = 64 * 1024
 
 
-class FileCerts:
+class FileCertificates:
     """`tls.crt` and `tls.key` of a directory, as a Secret of type kubernetes.io/tls is mounted."""
 
     def __init__(

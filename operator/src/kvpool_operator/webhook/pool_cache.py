@@ -16,7 +16,7 @@ from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired.config import to_client_config
 from kvpool_operator.errors import InvalidPoolError
-from kvpool_operator.injection.annotations import ANNOTATION_POOL, Wishes
+from kvpool_operator.injection.annotations import ANNOTATION_POOL, InjectionRequest
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.selectors import matches
 
@@ -72,7 +72,7 @@ class PoolView:
         return self.allowed_from == "Selector" and matches(self.allowed_selector, labels)
 
 
-def choose(pools: Sequence[PoolView], wishes: Wishes, namespace: str, labels: Mapping[str, str]) -> PoolView:
+def choose(pools: Sequence[PoolView], wishes: InjectionRequest, namespace: str, labels: Mapping[str, str]) -> PoolView:
     """The pool for a pod of `namespace`, or Skip.
 
     `namespace/name` is that pool. A bare name is the pool of that name in the pod's own namespace, else the only one of
@@ -153,7 +153,7 @@ class PoolCache:
             self._pools = tuple(v for o in await self._reader.list_pools() if (v := _view(o)) is not None)
             self._listed_at = now
 
-    async def resolve(self, wishes: Wishes, namespace: str) -> PoolView:
+    async def resolve(self, wishes: InjectionRequest, namespace: str) -> PoolView:
         """The pool for a pod, or Skip."""
         if not self.synced:
             await self.refresh()
@@ -166,7 +166,7 @@ class PoolCache:
         await self.refresh()
         return await self._choose(wishes, namespace)
 
-    async def _choose(self, wishes: Wishes, namespace: str) -> PoolView:
+    async def _choose(self, wishes: InjectionRequest, namespace: str) -> PoolView:
         by_label = any(p.allowed_from == "Selector" for p in self._pools)
         return choose(self._pools, wishes, namespace, await self._namespace_labels(namespace) if by_label else {})
 

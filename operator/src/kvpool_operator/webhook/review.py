@@ -10,23 +10,23 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvpool_operator.injection.annotations import Wishes, opted_in, read_wishes
+from kvpool_operator.injection.annotations import InjectionRequest, opted_in, parse_annotations
 from kvpool_operator.injection.connector import client_config
-from kvpool_operator.injection.mutator import Injection, inject, mark_skipped
+from kvpool_operator.injection.mutator import InjectionSettings, inject, mark_skipped
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s import json_patch as jsonpatch
 from kvpool_operator.webhook.pool_cache import PoolView
 
-__all__ = ["Answer", "Installation", "Resolver", "answer"]
+__all__ = ["InjectorConfig", "Resolver", "ReviewResponse", "answer"]
 
 log = logging.getLogger(__name__)
 
-Resolver = Callable[[Wishes, str], Awaitable[PoolView]]
+Resolver = Callable[[InjectionRequest, str], Awaitable[PoolView]]
 WARNING_LENGTH: Final = 250  # the API server cuts each warning at 256
 
 
 @dataclass(frozen=True)
-class Installation:
+class InjectorConfig:
     """What this installation brings into pods."""
 
     sidecar_image: str
@@ -34,14 +34,14 @@ class Installation:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReviewResponse:
     """The response object and the one word for it in metrics: injected, unchanged, ignored or a SkipReason."""
 
     review: dict[str, Any]
     outcome: str
 
 
-async def answer(review: Any, resolve: Resolver, installation: Installation, *, timeout_s: float) -> Answer:
+async def answer(review: Any, resolve: Resolver, installation: InjectorConfig, *, timeout_s: float) -> ReviewResponse:
     """Decide on one review within `timeout_s`. ValueError when it is no AdmissionReview that can be answered."""
     request = review.get("request") if isinstance(review, dict) else None
     if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
@@ -64,14 +64,14 @@ async def answer(review: Any, resolve: Resolver, installation: Installation, *, 
 
 
 async def _inject(
-    request: dict[str, Any], pod: dict[str, Any], namespace: str, resolve: Resolver, installation: Installation
-) -> Answer:
-    wishes = read_wishes(pod)
+    request: dict[str, Any], pod: dict[str, Any], namespace: str, resolve: Resolver, installation: InjectorConfig
+) -> ReviewResponse:
+    wishes = parse_annotations(pod)
     pool = await resolve(wishes, namespace)
     injected = inject(
         pod,
         wishes,
-        Injection(
+        InjectionSettings(
             pool=pool.key,
             block_tokens=pool.block_tokens,
             host_memory_bytes=pool.host_memory_bytes,
@@ -88,7 +88,7 @@ async def _inject(
     return _respond(request, "injected", pod, injected.pod, warnings)
 
 
-def _skip(request: dict[str, Any], pod: dict[str, Any], skip: Skip) -> Answer:
+def _skip(request: dict[str, Any], pod: dict[str, Any], skip: Skip) -> ReviewResponse:
     try:
         marked = mark_skipped(pod, skip)
     except Exception:  # a pod of a shape that cannot even be annotated
@@ -107,7 +107,7 @@ def _is_new_pod(request: dict[str, Any]) -> bool:
     )
 
 
-def _respond(request: dict[str, Any], outcome: str, before: Any, after: Any, warnings: list[str]) -> Answer:
+def _respond(request: dict[str, Any], outcome: str, before: Any, after: Any, warnings: list[str]) -> ReviewResponse:
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
     patch = jsonpatch.diff(before, after)
     if patch:
@@ -117,4 +117,6 @@ def _respond(request: dict[str, Any], outcome: str, before: Any, after: Any, war
         outcome = "unchanged"
     if warnings:
         response["warnings"] = [f"kvpool: {w}"[:WARNING_LENGTH] for w in warnings]
-    return Answer({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}, outcome)
+    return ReviewResponse(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}, outcome
+    )

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvpool_operator.errors import ConflictError
 from kvpool_operator.pki.certificates import (
-    Authorities,
-    Authority,
+    CertificateAuthority,
     CertPolicy,
-    Leaf,
+    LeafCertificate,
+    TrustBundle,
     issue_leaf,
     leaf_due,
     next_authorities,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-__all__ = ["CertKeeper", "Names", "TrustStore", "load_pem", "server_context"]
+__all__ = ["CertificateManager", "DnsNames", "TrustStore", "load_pem", "server_context"]
 
 log = logging.getLogger(__name__)
 
@@ -59,21 +59,21 @@ class TrustStore(Protocol):
 
 
 @dataclass(frozen=True)
-class Names:
+class DnsNames:
     """Whom the certificates speak for."""
 
     authority: str
     service_dns: tuple[str, ...]
 
 
-class CertKeeper:
+class CertificateManager:
     """One per replica. `step` is the whole loop body; `run` repeats it."""
 
     def __init__(
         self,
         store: TrustStore,
         context: ssl.SSLContext,
-        names: Names,
+        names: DnsNames,
         *,
         policy: CertPolicy | None = None,
         clock: Callable[[], datetime] = utc_now,
@@ -85,7 +85,7 @@ class CertKeeper:
         self._policy = policy or CertPolicy()
         self._clock = clock
         self._poll_s = poll_s
-        self._leaf: Leaf | None = None
+        self._leaf: LeafCertificate | None = None
         self._authority_expires: datetime | None = None
         self._trusted = False
 
@@ -125,11 +125,11 @@ class CertKeeper:
         if leaf_due(self._leaf, signer, now, self._policy):
             self._serve(signer, now)
 
-    async def _authorities(self) -> Authorities:
+    async def _authorities(self) -> TrustBundle:
         """What the Secret holds, after it was brought up to date."""
         for _ in range(_ATTEMPTS):
             secret = await self._store.read_secret()
-            stored = Authorities.from_secret(_decoded(secret))
+            stored = TrustBundle.from_secret(_decoded(secret))
             wanted = next_authorities(
                 stored, self._names.authority, self._names.service_dns, self._clock(), self._policy
             )
@@ -156,7 +156,7 @@ class CertKeeper:
             log.info("caBundle written")
         self._trusted = True
 
-    def _serve(self, signer: Authority, now: datetime) -> None:
+    def _serve(self, signer: CertificateAuthority, now: datetime) -> None:
         leaf = issue_leaf(signer, self._names.service_dns, now, self._policy)
         load_pem(self._context, leaf.certificate_pem + leaf.key_pem)
         self._leaf = leaf

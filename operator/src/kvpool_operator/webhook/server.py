@@ -17,12 +17,12 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from kvpool_operator.k8s.rest import open_cluster
-from kvpool_operator.webhook.api_access import WebhookCluster
-from kvpool_operator.webhook.file_certificates import FileCerts
+from kvpool_operator.webhook.api_access import WebhookApiClient
+from kvpool_operator.webhook.file_certificates import FileCertificates
 from kvpool_operator.webhook.metrics import WebhookMetrics
 from kvpool_operator.webhook.pool_cache import PoolCache, PoolReader
-from kvpool_operator.webhook.review import Installation, answer
-from kvpool_operator.webhook.self_signed import CertKeeper, Names, TrustStore, server_context
+from kvpool_operator.webhook.review import InjectorConfig, answer
+from kvpool_operator.webhook.self_signed import CertificateManager, DnsNames, TrustStore, server_context
 from kvpool_operator.webhook.settings import read_settings
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ BODY_S: Final = 2.0
 class WebhookServer:
     """Routes, limits and counts around `review.answer`."""
 
-    def __init__(self, pools: PoolCache, certs: CertKeeper | FileCerts, installation: Installation) -> None:
+    def __init__(
+        self, pools: PoolCache, certs: CertificateManager | FileCertificates, installation: InjectorConfig
+    ) -> None:
         self.draining = False
         """Set before the end, so that the Service stops sending while requests are still answered."""
         self._pools = pools
@@ -119,7 +121,7 @@ async def serve(settings: WebhookSettings, reader: PoolReader, store: TrustStore
     context = server_context()
     pools = PoolCache(reader)
     certs = _certificates(settings, store, context)
-    server = WebhookServer(pools, certs, Installation(settings.sidecar_image, settings.sidecar_pull_policy))
+    server = WebhookServer(pools, certs, InjectorConfig(settings.sidecar_image, settings.sidecar_pull_policy))
     async with AsyncExitStack() as stack:
         tasks = [asyncio.create_task(certs.run(), name="certs"), asyncio.create_task(pools.run(), name="pools")]
         stack.push_async_callback(_cancel, tasks)
@@ -134,11 +136,13 @@ async def serve(settings: WebhookSettings, reader: PoolReader, store: TrustStore
         yield server
 
 
-def _certificates(settings: WebhookSettings, store: TrustStore, context: ssl.SSLContext) -> CertKeeper | FileCerts:
+def _certificates(
+    settings: WebhookSettings, store: TrustStore, context: ssl.SSLContext
+) -> CertificateManager | FileCertificates:
     if settings.certificate_dir:
-        return FileCerts(Path(settings.certificate_dir), context, poll_s=min(10.0, settings.certificate_poll_s))
-    names = Names(f"kvpool-webhook-ca.{settings.namespace}", (settings.dns_name,))
-    return CertKeeper(store, context, names, policy=settings.policy, poll_s=settings.certificate_poll_s)
+        return FileCertificates(Path(settings.certificate_dir), context, poll_s=min(10.0, settings.certificate_poll_s))
+    names = DnsNames(f"kvpool-webhook-ca.{settings.namespace}", (settings.dns_name,))
+    return CertificateManager(store, context, names, policy=settings.policy, poll_s=settings.certificate_poll_s)
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
@@ -152,7 +156,7 @@ async def _run(settings: WebhookSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        cluster = WebhookCluster(await stack.enter_async_context(open_cluster()), settings)
+        cluster = WebhookApiClient(await stack.enter_async_context(open_cluster()), settings)
         server = await stack.enter_async_context(serve(settings, cluster, cluster))
         log.info("listening on %s, ports %d and %d", settings.address, settings.port, settings.admin_port)
         await stop.wait()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool_sidecar.admin.context import Context
-    from kvpool_sidecar.replication.drain_source import Evacuator
+    from kvpool_sidecar.replication.drain_source import DrainSource
 
 __all__ = ["Evacuate", "Remain"]
 
@@ -29,7 +29,7 @@ _POLL_S = 0.2
 class Evacuate:
     """See above. ProtocolError for parameters that make no sense, PoolUnavailableError when a wait was in vain."""
 
-    def __init__(self, evacuator: Evacuator) -> None:
+    def __init__(self, evacuator: DrainSource) -> None:
         self._evacuator = evacuator
 
     def __call__(self, params: Mapping[str, object], context: Context) -> Mapping[str, int]:
@@ -62,7 +62,7 @@ class Evacuate:
 class Remain:
     """See above."""
 
-    def __init__(self, evacuator: Evacuator) -> None:
+    def __init__(self, evacuator: DrainSource) -> None:
         self._evacuator = evacuator
 
     def __call__(self, params: Mapping[str, object], _context: Context) -> None:

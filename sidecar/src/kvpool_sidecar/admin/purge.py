@@ -1,6 +1,7 @@
 """Purge: remove the blocks of a tenant, of a fingerprint, of some salts, of before some time, or all, from one tier.
 
-parameters: those of `Wish`, and `tier`: Local (this node's drives) or Shared (for all nodes: one of them does it).
+parameters: those of `PurgeFilter`, and `tier`: Local (this node's drives) or Shared (for all nodes: one of them does
+it).
 counts: blocks, bytes (header and payload as stored), quarantined (bad blocks that were kept for a look, and went).
 
 Copies of what was purged that are on their way, from a peer, from or to the shared tier, are refused when they arrive.
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, PoolUnavailableError, ProtocolError
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.admin.purge_filter import Wish
-from kvpool_sidecar.storage.shared.compressed import PackedStore
-from kvpool_sidecar.storage.tombstones import Bars
+from kvpool_sidecar.admin.purge_filter import PurgeFilter
+from kvpool_sidecar.storage.shared.compressed import CompressedStore
+from kvpool_sidecar.storage.tombstones import PurgeTombstones
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,15 +45,15 @@ class Purge:
         self._secret = secret
         self._local = local
         self._shared = shared
-        self._bars = Bars()
+        self._bars = PurgeTombstones()
         local.bars = self._bars
         if shared is not None:
             shared.store.bars = self._bars
-            if isinstance(shared.store, PackedStore):
+            if isinstance(shared.store, CompressedStore):
                 shared.store.inner.bars = self._bars
 
     def __call__(self, params: Mapping[str, object], context: Context) -> None:
-        wish = Wish.parse(params, self._secret)
+        wish = PurgeFilter.parse(params, self._secret)
         tier = params.get("tier")
         if tier in ("Local", "Shared"):
             self._bars.add(wish.fits, int(time.time() * 1000))
@@ -70,7 +71,9 @@ class Purge:
         else:
             raise ProtocolError("purge: tier is Local or Shared")
 
-    def _purge(self, wish: Wish, store: Store, context: Context, gone: Callable[[Sequence[bytes]], None]) -> None:
+    def _purge(
+        self, wish: PurgeFilter, store: Store, context: Context, gone: Callable[[Sequence[bytes]], None]
+    ) -> None:
         context.count("blocks", 0)
         context.count("bytes", 0)
         total, seen = store.usage().blocks, 0
@@ -90,7 +93,7 @@ class Purge:
                 context.cancelled.wait(_BREATH_S)
         context.count("quarantined", store.purge_quarantine(wish.fits))
 
-    def _fits(self, wish: Wish, store: Store, key: bytes) -> bool:
+    def _fits(self, wish: PurgeFilter, store: Store, key: bytes) -> bool:
         try:
             header = store.header(key)
         except CorruptBlockError:

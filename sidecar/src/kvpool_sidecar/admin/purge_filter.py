@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.block import BlockHeader
 
-__all__ = ["Salts", "Wish"]
+__all__ = ["PurgeFilter", "SaltSet"]
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _MAX_TENANT = 512
@@ -28,7 +28,7 @@ _MAX_SALTS = 64
 _TENANTS = 1024  # whose tags are remembered
 
 
-class Salts:
+class SaltSet:
     """Some salts, by their digests (kvpool.protocol.keys.salt_digest): they have other tags in each tenant.
     Thread-safe."""
 
@@ -46,16 +46,16 @@ class Salts:
         return frozenset(keys.salt_tag(salt_key, digest) for digest in self._digests)
 
 
-class Wish(NamedTuple):
+class PurgeFilter(NamedTuple):
     """All that is given must fit; nothing given: every block."""
 
     tag: bytes | None = None
     fingerprint: str = ""  # its first hexadecimal digits
     made_before_ms: int | None = None
-    salts: Salts | None = None
+    salts: SaltSet | None = None
 
     @classmethod
-    def parse(cls, params: Mapping[str, Any], secret: bytes) -> Wish:
+    def parse(cls, params: Mapping[str, Any], secret: bytes) -> PurgeFilter:
         """`tenant`, `fingerprint` (8 to 64 hexadecimal digits), `made_before_ms` (Unix), `salts` (1 to 64 digests of 64
         hexadecimal digits, any of which may fit), or `all`: true.
 
@@ -75,13 +75,13 @@ class Wish(NamedTuple):
             raise ProtocolError("purge: fingerprint has 8 to 64 hexadecimal digits")
         if before is not None and not (isinstance(before, int) and 0 < before < 1 << 63):
             raise ProtocolError("purge: made_before_ms is a time")
-        wanted = Salts(secret, _digests(salts)) if salts is not None else None
+        wanted = SaltSet(secret, _digests(salts)) if salts is not None else None
         return cls(keys.tenant_tag(secret, tenant) if tenant else None, digest or "", before, wanted)
 
     @property
     def is_everything(self) -> bool:
         """No block needs to be looked at."""
-        return self == Wish()
+        return self == PurgeFilter()
 
     def fits(self, header: BlockHeader | None) -> bool:
         """Is the block to go? One that says nothing that can be read is of no use to anybody, and goes."""

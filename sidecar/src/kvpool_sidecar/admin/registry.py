@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from kvpool.config import PoolConfig
     from kvpool_sidecar.admin.context import Runner
     from kvpool_sidecar.preflight.run import PreflightSettings
-    from kvpool_sidecar.replication.drain_source import Evacuator
+    from kvpool_sidecar.replication.drain_source import DrainSource
     from kvpool_sidecar.replication.warm_up import WarmUp
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
-__all__ = ["Parts", "make_kinds"]
+__all__ = ["OperationDeps", "make_kinds"]
 
 
 @dataclass(frozen=True)
-class Parts:
+class OperationDeps:
     """Of the sidecar: what operations may use. Add what yours needs."""
 
     config: PoolConfig
@@ -35,12 +35,12 @@ class Parts:
     local: LocalStore
     shared: SharedTier | None
     warm_up: WarmUp | None
-    evacuator: Evacuator
+    evacuator: DrainSource
     preflight: PreflightSettings
     take_config: Callable[[str], str]
 
 
-def make_kinds(parts: Parts) -> dict[str, Runner]:
+def make_kinds(parts: OperationDeps) -> dict[str, Runner]:
     """By name. A kind is called with its parameters and a Context, in a thread of its own (Operations)."""
     return {
         "purge": Purge(parts.secret, parts.local, parts.shared),

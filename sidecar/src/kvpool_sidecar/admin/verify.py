@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool_sidecar.admin.context import Context
-    from kvpool_sidecar.peers.fetch import Pace
+    from kvpool_sidecar.peers.fetch import ByteRateLimiter
     from kvpool_sidecar.storage.base import Block
-    from kvpool_sidecar.storage.local.drive import Root
+    from kvpool_sidecar.storage.local.drive import Drive
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
@@ -54,7 +54,7 @@ class Verify:
         else:
             raise ProtocolError("verify: tier is Local, or Shared where the pool has one")
 
-    def _verify_local(self, context: Context, pace: Pace) -> None:
+    def _verify_local(self, context: Context, pace: ByteRateLimiter) -> None:
         total, seen = self._local.usage().blocks, 0
         for root in self._local.roots:
             for key, size in root.keys():  # noqa: SIM118 - not a dictionary
@@ -69,7 +69,7 @@ class Verify:
                     self._note(context, size, is_good=_is_good(root, key, found))
                 context.progress(seen, max(seen, total), "blocks")
 
-    def _verify_shared(self, shared: SharedTier, context: Context, pace: Pace) -> None:
+    def _verify_shared(self, shared: SharedTier, context: Context, pace: ByteRateLimiter) -> None:
         for seen, (key, size) in enumerate(shared.store.keys(), 1):
             context.check()
             if not shared.available:
@@ -91,7 +91,7 @@ class Verify:
             context.count("corrupt")
 
 
-def _is_good(root: Root, key: bytes, found: Block) -> bool:
+def _is_good(root: Drive, key: bytes, found: Block) -> bool:
     """A block that is not is quarantined. It is closed."""
     fd, size = found
     try:

@@ -15,50 +15,50 @@ from typing import TYPE_CHECKING
 from kvpool.errors import ConfigError, RefusedError
 from kvpool.protocol import index_url, keys, wire
 from kvpool_sidecar.admin.operations import Operations
-from kvpool_sidecar.admin.registry import Parts, make_kinds
+from kvpool_sidecar.admin.registry import OperationDeps, make_kinds
 from kvpool_sidecar.admin.server import AdminServer
-from kvpool_sidecar.app.config_reload import LiveConfig
-from kvpool_sidecar.app.takeover import LOOK_S, Successor, wait_for_turn
-from kvpool_sidecar.blocks.popularity import Heat
+from kvpool_sidecar.app.config_reload import ConfigReloader
+from kvpool_sidecar.app.takeover import LOOK_S, TakeoverWatch, wait_for_turn
+from kvpool_sidecar.blocks.popularity import Popularity
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.events.feed import Feed, Place
 from kvpool_sidecar.events.prefix_api import Prefixes
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.credentials import Passwords
-from kvpool_sidecar.index.expiry import Sweeper
+from kvpool_sidecar.index.expiry import IndexExpiry
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.redis_index import RedisIndex
-from kvpool_sidecar.index.registration import Announcer
-from kvpool_sidecar.index.resolver import PeerDirectory
+from kvpool_sidecar.index.registration import IndexRegistration
+from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.observability.http import HealthServer
 from kvpool_sidecar.observability.metrics import Metrics
 from kvpool_sidecar.observability.status import StatusReport
 from kvpool_sidecar.peers import ca as authority
 from kvpool_sidecar.peers import hottest
 from kvpool_sidecar.peers.certificate import NodeIdentity
-from kvpool_sidecar.peers.preconnect import Spares
+from kvpool_sidecar.peers.preconnect import Preconnector
 from kvpool_sidecar.peers.rdma import factory as rdma
 from kvpool_sidecar.peers.security import Security
 from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.preflight.run import PreflightSettings
-from kvpool_sidecar.replication.drain_source import Evacuator
-from kvpool_sidecar.replication.drain_target import Adopter
-from kvpool_sidecar.replication.lookup_events import AfterLookup, Listener
+from kvpool_sidecar.replication.drain_source import DrainSource
+from kvpool_sidecar.replication.drain_target import DrainTarget
+from kvpool_sidecar.replication.lookup_events import Listener, LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
-from kvpool_sidecar.replication.verifier import Inspector
+from kvpool_sidecar.replication.verifier import BlockVerifier
 from kvpool_sidecar.replication.warm_up import WarmUp
-from kvpool_sidecar.replication.write_back import Copier
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
-from kvpool_sidecar.resilience.fair_queue import Admission
-from kvpool_sidecar.serving.block_service import NodeBlocks
+from kvpool_sidecar.replication.write_back import WriteBack
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
+from kvpool_sidecar.resilience.fair_queue import FairQueues
+from kvpool_sidecar.serving.block_service import BlockService
 from kvpool_sidecar.serving.fingerprints import Fingerprints
 from kvpool_sidecar.serving.listener import PodListeners
 from kvpool_sidecar.serving.pod import Pod
 from kvpool_sidecar.serving.session import Session
 from kvpool_sidecar.serving.socket_handoff import Handoff
-from kvpool_sidecar.shared_gc.controller import SharedKeeper, make_keeper
-from kvpool_sidecar.storage.local.drive import Events
+from kvpool_sidecar.shared_gc.controller import SharedGcController, make_keeper
+from kvpool_sidecar.storage.local.drive import DriveEvents
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.shared.factory import open_shared
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -72,14 +72,14 @@ if TYPE_CHECKING:
 
     from kvpool.config import PoolConfig
     from kvpool.protocol.block import BlockHeader
-    from kvpool_sidecar.blocks.popularity import Hot
+    from kvpool_sidecar.blocks.popularity import PopularBlock
     from kvpool_sidecar.events.publisher import Publisher
     from kvpool_sidecar.index.base import Index
     from kvpool_sidecar.settings import ServeSettings
-    from kvpool_sidecar.storage.local.drive import Root
+    from kvpool_sidecar.storage.local.drive import Drive
     from kvpool_sidecar.storage.local.store import LocalStore
 
-__all__ = ["App", "serve"]
+__all__ = ["SidecarApp", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +93,12 @@ _INDEX_THREADS, _INDEX_BACKLOG = 8, 64
 _POD_SHARE = 4  # one pod's unfinished writes may take a quarter of the capacity
 
 
-class _StoreEvents(Events):
+class _StoreEvents(DriveEvents):
     """The store is made before the announcer that is to be told."""
 
     def __init__(self, stats: Stats) -> None:
-        self.announcer: Announcer | None = None
-        self.copier: Copier | None = None
+        self.announcer: IndexRegistration | None = None
+        self.copier: WriteBack | None = None
         self.feed: Feed | None = None
         self.local: LocalStore | None = None
         self._stats = stats
@@ -139,7 +139,7 @@ class _StoreEvents(Events):
         self._stats.add("evictions", cause, n)
 
 
-class App:
+class SidecarApp:
     """Everything of one `serve` process. Making it opens and binds (ConfigError, OSError); `start` serves."""
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -148,10 +148,10 @@ class App:
         self._tenancy = Tenancy(settings.secret, settings.config)
         self._pods_lock = threading.Lock()  # over what is decided of pods by the configuration
         self._names: weakref.WeakValueDictionary[str, Tenant] = weakref.WeakValueDictionary()
-        self._live = LiveConfig(settings.config_file, settings.config, self._reconfigure)
+        self._live = ConfigReloader(settings.config_file, settings.config, self._reconfigure)
         self._stats = Stats()
         self._fingerprints = Fingerprints()
-        self._admission = Admission(len(self._config.local))
+        self._admission = FairQueues(len(self._config.local))
         self._stopping = threading.Event()
         self._serving = False
         self._handoff: Handoff | None = None
@@ -180,8 +180,8 @@ class App:
         made.callback(self._local.close)
         self._events.local = self._local
         self._shared: SharedTier | None = None
-        self._copier: Copier | None = None
-        self._keeper: SharedKeeper | None = None
+        self._copier: WriteBack | None = None
+        self._keeper: SharedGcController | None = None
         shared = open_shared(settings, self._local, lambda key, n: self._announcer.announce(key, n), self._stats)
         if shared is not None:
             self._shared = SharedTier(shared)
@@ -194,7 +194,7 @@ class App:
             if self._keeper is not None:
                 made.callback(self._keeper.stop)
             if config.cache.write_policy != "LocalOnly":
-                self._copier = Copier(
+                self._copier = WriteBack(
                     self._local,
                     self._shared,
                     self._stats,
@@ -214,9 +214,9 @@ class App:
         identity = NodeIdentity(lambda: authority.read(settings.secret_file, secret), config.uid, settings.node)
         self._security = Security(identity, config.peer.encryption, cc)
         made.callback(self._security.close)
-        self._dial = Spares(self._security.dial, config.peer.streams)
+        self._dial = Preconnector(self._security.dial, config.peer.streams)
         made.callback(self._dial.close)
-        self._heat = Heat() if config.cache.warm_up_bytes_per_s else None
+        self._heat = Popularity() if config.cache.warm_up_bytes_per_s else None
         self._rdma = rdma.make(config.peer, settings.node, self._local, self._dial, self._stats)
         made.callback(self._rdma.close)
         self._adopter = self._make_adopter()
@@ -237,25 +237,25 @@ class App:
         made.callback(self._peer_server.stop)
         url = index_url.parse(config.index.url) if config.index.url else None
         self._passwords = Passwords(lambda: (*settings.index_passwords(), url.password if url else ""))
-        self._breakers: dict[str, Breaker] = {}
+        self._breakers: dict[str, CircuitBreaker] = {}
         index = self._make_index()
         made.callback(index.close)
         info = NodeInfo(settings.node, settings.address, self._peer_server.port, self._local.generation)
         lease_s = float(config.index.lease_s)
-        guard = Guard("index", _INDEX_THREADS, _INDEX_BACKLOG, Breaker(3, 0.5, time.monotonic, longest_s=2.0))
+        guard = Bulkhead("index", _INDEX_THREADS, _INDEX_BACKLOG, CircuitBreaker(3, 0.5, time.monotonic, longest_s=2.0))
         made.callback(guard.close)
         if config.index.url:
             self._breakers["index"] = guard.breaker
         if self._shared is not None:
             self._breakers["shared"] = self._shared.guard.breaker
-        self._peers = PeerDirectory(
+        self._peers = BlockResolver(
             index,
             guard,
             lambda: self._announcer.number,
             lease_s=lease_s,
             lookup_s=config.index.lookup_timeout_ms / 1000,
         )
-        self._announcer = Announcer(
+        self._announcer = IndexRegistration(
             index,
             info,
             self._local,
@@ -266,7 +266,7 @@ class App:
             on_renewed=self._peers.refresh,
         )
         made.callback(self._announcer.stop)
-        self._sweeper = Sweeper(
+        self._sweeper = IndexExpiry(
             index,
             lambda: self._announcer.number,
             keys_per_s=config.index.rebuild_per_s / 5,
@@ -297,8 +297,8 @@ class App:
             on_corrupt=lambda key: self._inspector.offer(key),
         )
 
-    def _make_adopter(self) -> Adopter:
-        return Adopter(
+    def _make_adopter(self) -> DrainTarget:
+        return DrainTarget(
             self._local,
             lambda keys, timeout_s: self._peers.locate(keys, timeout_s),
             self._dial,
@@ -309,8 +309,8 @@ class App:
             on_corrupt=lambda key: self._inspector.offer(key),
         )
 
-    def _make_evacuator(self, index: Index) -> Evacuator:
-        return Evacuator(
+    def _make_evacuator(self, index: Index) -> DrainSource:
+        return DrainSource(
             self._local,
             self._shared if self._config.cache.write_policy != "LocalOnly" else None,
             self._settings.node,
@@ -322,7 +322,7 @@ class App:
             stats=self._stats,
         )
 
-    def _hottest(self, count: int, now: float) -> Sequence[Hot]:
+    def _hottest(self, count: int, now: float) -> Sequence[PopularBlock]:
         return self._heat.hottest(count, now) if self._heat is not None else []
 
     def _tell_hottest(self, request: bytes) -> bytes:
@@ -349,17 +349,17 @@ class App:
         self._publisher = self._make_publisher()
         if self._publisher is not None:
             made.callback(self._publisher.stop)
-        self._inspector = Inspector(self._local, self._shared, self._peers, self._dial, self._stats)
+        self._inspector = BlockVerifier(self._local, self._shared, self._peers, self._dial, self._stats)
         made.callback(self._inspector.stop)
         self._prefetcher: Prefetcher | None = None
         if self._config.cache.prefetch_bytes:
             self._prefetcher = Prefetcher(self._local, self._shared, self._config.cache.prefetch_bytes, self._stats)
             made.callback(self._prefetcher.stop)
-        self._after_lookup = AfterLookup(self._lookup_listeners(), self._stats, self._local.learn)
+        self._after_lookup = LookupEvents(self._lookup_listeners(), self._stats, self._local.learn)
         made.callback(self._after_lookup.stop)
         if self._warm_up is not None:
             made.callback(self._warm_up.stop)
-        self._node = NodeBlocks(
+        self._node = BlockService(
             self._config,
             self._local,
             self._shared,
@@ -412,7 +412,7 @@ class App:
 
     def _open_admin(self, made: contextlib.ExitStack) -> None:
         settings = self._settings
-        parts = Parts(
+        parts = OperationDeps(
             config=self._config,
             secret=settings.secret,
             local=self._local,
@@ -613,7 +613,7 @@ class App:
     def _new_session(self, sock: socket.socket, pod: Pod) -> Session:
         return Session(sock, pod, self._node, self._settings.node, self._dial, self._fingerprints, self._admission)
 
-    def _housekeep(self, root: Root) -> None:
+    def _housekeep(self, root: Drive) -> None:
         while not self._stopping.is_set():
             root.due.wait(_HOUSEKEEPING_S)
             if self._stopping.is_set():
@@ -679,14 +679,14 @@ def _serve_once(settings: ServeSettings, done: threading.Event, *, back: bool) -
     if settings.overlap and turns is None:
         return
     try:
-        app = App(settings)
+        app = SidecarApp(settings)
         app.start()
     finally:
         if turns is not None:
             turns.close()
     config = settings.config
     log.info("pool %s/%s on node %s is served at %s", config.namespace, config.pool, settings.node, settings.address)
-    successor = Successor(settings)
+    successor = TakeoverWatch(settings)
     while not done.wait(LOOK_S if settings.overlap else 1.0) and not successor.is_waiting:
         pass
     log.info("stopping" if done.is_set() else "handing the drives over")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.settings import ConfigFile
 
-__all__ = ["LiveConfig", "differences"]
+__all__ = ["ConfigReloader", "differences"]
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _SHOWN = 5
 _FILE_FOLLOWS_S = 300.0  # the kubelet takes a minute or two
 
 
-class LiveConfig:
+class ConfigReloader:
     """`apply` is given each configuration that can be taken, from one thread at a time. Thread-safe."""
 
     def __init__(self, file: ConfigFile | None, running: PoolConfig, apply: Callable[[PoolConfig], None]) -> None:

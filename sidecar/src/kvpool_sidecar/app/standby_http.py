@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.observability.phase import Phase
 
-__all__ = ["StandIn"]
+__all__ = ["StandbyServer"]
 
 _MAX_THREADS = 4
 
 
-class StandIn(BoundedHttpServer):
+class StandbyServer(BoundedHttpServer):
     """Binds at once (OSError if the address is taken); serves from `start` to `stop`."""
 
     def __init__(self, host: str, port: int, node: str, phase: Phase, ready: Callable[[], bool]) -> None:
@@ -28,7 +28,7 @@ class StandIn(BoundedHttpServer):
 
 
 class _Handler(BoundedHandler, BaseHTTPRequestHandler):
-    server: StandIn
+    server: StandbyServer
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

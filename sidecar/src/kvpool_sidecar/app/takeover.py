@@ -13,16 +13,16 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.app.standby_http import StandIn
+from kvpool_sidecar.app.standby_http import StandbyServer
 from kvpool_sidecar.observability.phase import Phase
-from kvpool_sidecar.storage.local.ownership import Turns
+from kvpool_sidecar.storage.local.ownership import DriveOwnership
 
 if TYPE_CHECKING:
     import threading
 
     from kvpool_sidecar.settings import ServeSettings
 
-__all__ = ["LOOK_S", "Successor", "wait_for_turn"]
+__all__ = ["LOOK_S", "TakeoverWatch", "wait_for_turn"]
 
 log = logging.getLogger(__name__)
 
@@ -32,20 +32,20 @@ _ASK_S = 10.0  # then the old one must go another way: a release that does not k
 _ABANDONED_S = 1.0  # drives that nobody has, and nobody wants, for so long
 
 
-def wait_for_turn(settings: ServeSettings, done: threading.Event, *, back: bool) -> Turns | None:
+def wait_for_turn(settings: ServeSettings, done: threading.Event, *, back: bool) -> DriveOwnership | None:
     """Wait until nobody serves from the drives; None if `done` came first. Close what is returned once they are ours.
 
     `back`: we had them, and another one asked for them: wait until that one has ended.
     """
     phase = Phase.HANDED_OVER if back else Phase.STANDING_BY
-    turns = Turns([tier.path for tier in settings.config.local])
+    turns = DriveOwnership([tier.path for tier in settings.config.local])
     if not back:
         turns.ask()
         if turns.free:
             return turns
     log.info("another sidecar has this node's drives: %s", phase.value)
     began = time.monotonic()
-    stand_in = StandIn(
+    stand_in = StandbyServer(
         settings.address,
         settings.config.http_port,
         settings.node,
@@ -70,11 +70,11 @@ def wait_for_turn(settings: ServeSettings, done: threading.Event, *, back: bool)
     return None
 
 
-class Successor:
+class TakeoverWatch:
     """Whether another sidecar of this node wants the drives that we serve from."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        self._turns = Turns([tier.path for tier in settings.config.local]) if settings.overlap else None
+        self._turns = DriveOwnership([tier.path for tier in settings.config.local]) if settings.overlap else None
 
     @property
     def is_waiting(self) -> bool:

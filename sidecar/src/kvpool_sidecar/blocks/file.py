@@ -32,7 +32,7 @@ _buffers = threading.local()
 class Expect(NamedTuple):
     """What a block must say of itself; None: anything. `packed`: it may be compressed."""
 
-    ident: bytes | None = None
+    block_id: bytes | None = None
     tenant_tag: bytes | None = None
     packed: bool = False
 
@@ -50,7 +50,7 @@ def read_header(fd: int, key: bytes, stored_len: int, expect: Expect = ANYTHING)
         raise CorruptBlockError(f"block file has {size} bytes", key=key.hex())
     where = key.hex()[:16]
     header = block.decode_header(os.pread(fd, block.HEADER_BYTES, 0), where=where, packed=expect.packed)
-    block.require(header, key=key, ident=expect.ident, tenant_tag=expect.tenant_tag)
+    block.require(header, key=key, block_id=expect.block_id, tenant_tag=expect.tenant_tag)
     if header.stored_len != stored_len:
         raise CorruptBlockError("block has another length", key=key.hex(), where=where)
     return header

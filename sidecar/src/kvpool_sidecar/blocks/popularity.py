@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["HALF_LIFE_S", "Heat", "Hot", "roots_first"]
+__all__ = ["HALF_LIFE_S", "PopularBlock", "Popularity", "roots_first"]
 
 HALF_LIFE_S = 3600.0
 _MAX_BLOCKS = 1 << 16
 _RESCALE_AT = 2.0**60
 
 
-class Hot(NamedTuple):
+class PopularBlock(NamedTuple):
     """`parent` comes before `key` in some prompt; None: not known."""
 
     key: bytes
@@ -29,7 +29,7 @@ class Hot(NamedTuple):
     parent: bytes | None
 
 
-class Heat:
+class Popularity:
     """Of at most `max_blocks` blocks, the most recently found. `now` is monotonic seconds."""
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
@@ -53,13 +53,13 @@ class Heat:
             while len(self._blocks) > self._max_blocks:
                 self._blocks.popitem(last=False)
 
-    def hottest(self, count: int, now: float) -> list[Hot]:
+    def hottest(self, count: int, now: float) -> list[PopularBlock]:
         """At most `count`, the hottest first, but none before what precedes it in a prompt."""
         with self._lock:
             worth = self._worth(now)
             blocks = dict(self._blocks)
         order = roots_first({key: weight for key, (weight, _) in blocks.items()}, _parents(blocks), count)
-        return [Hot(key, blocks[key][0] / worth, blocks[key][1]) for key in order]
+        return [PopularBlock(key, blocks[key][0] / worth, blocks[key][1]) for key in order]
 
     def _worth(self, now: float) -> float:
         """What one lookup at `now` weighs; weights of before are made smaller when it grows too large."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Attendant", "run_index"]
+__all__ = ["RedisServerProcess", "run_index"]
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _PROBES: Final = 4
 _PR_SET_PDEATHSIG: Final = 1
 
 
-class Attendant:
+class RedisServerProcess:
     """`read` gives the passwords as they are now, the newest first; `known` are those that the server started with."""
 
     def __init__(self, home: Path, read: Callable[[], tuple[bytes, ...]], known: tuple[bytes, ...]) -> None:
@@ -95,7 +95,7 @@ def run_index(
     server = os.getpid()
     if os.fork() == 0:
         try:
-            _attend(Attendant(home, passwords, known), bind=bind, http_port=http_port, server=server)
+            _attend(RedisServerProcess(home, passwords, known), bind=bind, http_port=http_port, server=server)
         except Exception:
             log.exception("the index's attendant ends")
         finally:
@@ -103,7 +103,7 @@ def run_index(
     os.execve(command[0], command, embedded.server_environment())  # noqa: S606 - no shell is wanted
 
 
-def _attend(attendant: Attendant, *, bind: str, http_port: int, server: int) -> None:
+def _attend(attendant: RedisServerProcess, *, bind: str, http_port: int, server: int) -> None:
     """Until process `server`, which is this one's parent, is gone."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if http_port:
@@ -116,7 +116,7 @@ def _attend(attendant: Attendant, *, bind: str, http_port: int, server: int) -> 
             log.warning("the passwords are told to the server again soon: %s", e)
 
 
-def _handler(attendant: Attendant) -> type[BoundedHandler]:
+def _handler(attendant: RedisServerProcess) -> type[BoundedHandler]:
     class Handler(BoundedHandler):
         """/healthz: the server answers, though it may be loading. /readyz: it serves."""
 

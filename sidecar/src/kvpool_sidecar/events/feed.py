@@ -102,7 +102,7 @@ class Feed:
         if name is None:
             self._stats.add("kv_events_lost", "unnamed")
             return
-        if names.ident(header.fingerprint, name.hash, name.part) != header.ident:
+        if names.block_id(header.fingerprint, name.hash, name.part) != header.block_id:
             self._stats.add("kv_events_lost", "false-name")
             return
         with self._lock:

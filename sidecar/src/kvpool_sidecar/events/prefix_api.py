@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.index.resolver import PeerDirectory
+    from kvpool_sidecar.index.resolver import BlockResolver
     from kvpool_sidecar.storage.base import Store
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
@@ -37,7 +37,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 class Question(NamedTuple):
-    """`hashes` are those of the engine's blocks, in order; `part` is that of kvpool.protocol.keys.ident."""
+    """`hashes` are those of the engine's blocks, in order; `part` is that of kvpool.protocol.keys.block_id."""
 
     tenant: str
     fingerprint: bytes
@@ -88,7 +88,7 @@ class Prefixes:
         secret: bytes,
         node: str,
         local: Store,
-        peers: PeerDirectory,
+        peers: BlockResolver,
         shared: SharedTier | None,
         stats: Stats,
         tenants_of: Callable[[str], Sequence[str]] = lambda namespace: (namespace,),
@@ -118,9 +118,9 @@ class Prefixes:
             self._stats.add("prefix_queries", "malformed")
             return 400, {"error": str(e)}
         deadline = time.monotonic() + _TIMEOUT_S
-        idents = [keys.ident(question.fingerprint, one, question.part) for one in question.hashes]
+        block_ids = [keys.block_id(question.fingerprint, one, question.part) for one in question.hashes]
         tenants = self._tenants_of(question.tenant)
-        wanted = [[keys.key(self._secret, tenant, ident) for ident in idents] for tenant in tenants]
+        wanted = [[keys.key(self._secret, tenant, block_id) for block_id in block_ids] for tenant in tenants]
         nodes = self._peers_reach(wanted, deadline)
         complete = nodes is not None
         names = list(zip(*wanted, strict=True))  # of each block

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvpool_sidecar.eviction.factory import Order, adjust, expired, make_table, make_tables, must_rebuild
+from kvpool_sidecar.eviction.factory import EvictionConfig, adjust, expired, make_table, make_tables, must_rebuild
 from kvpool_sidecar.eviction.lru_lfu_fifo import Fifo, Lfu, Lru
 from kvpool_sidecar.eviction.per_tenant import PerTenant
-from kvpool_sidecar.eviction.pinning import Pins
-from kvpool_sidecar.eviction.policy import SAVE_EVERY_S, Entry, Table, saved_ns, saved_uses
+from kvpool_sidecar.eviction.pinning import PinSet
+from kvpool_sidecar.eviction.policy import SAVE_EVERY_S, Entry, EvictionPolicy, saved_ns, saved_uses
 from kvpool_sidecar.eviction.prefix_aware import PrefixAware
 from kvpool_sidecar.eviction.s3fifo import S3Fifo
 
@@ -14,15 +14,15 @@ __all__ = [
     "POLICIES",
     "SAVE_EVERY_S",
     "Entry",
+    "EvictionConfig",
+    "EvictionPolicy",
     "Fifo",
     "Lfu",
     "Lru",
-    "Order",
     "PerTenant",
-    "Pins",
+    "PinSet",
     "PrefixAware",
     "S3Fifo",
-    "Table",
     "adjust",
     "expired",
     "make_table",

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool_sidecar.eviction.lru_lfu_fifo import Fifo, Lfu, Lru
 from kvpool_sidecar.eviction.per_tenant import PerTenant
-from kvpool_sidecar.eviction.policy import SAVE_EVERY_S, Table
+from kvpool_sidecar.eviction.policy import SAVE_EVERY_S, EvictionPolicy
 from kvpool_sidecar.eviction.prefix_aware import PrefixAware
 from kvpool_sidecar.eviction.s3fifo import S3Fifo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_sidecar.eviction.pinning import Pins
-    from kvpool_sidecar.tenancy.limits import Limits, TenantLimits
+    from kvpool_sidecar.eviction.pinning import PinSet
+    from kvpool_sidecar.tenancy.limits import CapacityLimits, TenantLimits
 
-__all__ = ["Order", "adjust", "expired", "make_table", "make_tables", "must_rebuild"]
+__all__ = ["EvictionConfig", "adjust", "expired", "make_table", "make_tables", "must_rebuild"]
 
 
-class Order(NamedTuple):
+class EvictionConfig(NamedTuple):
     """In which order blocks go. Those used `pinned_min_uses` times go last, up to `pinned_percent` of the room."""
 
     policy: str = "PrefixAware"
@@ -27,7 +27,7 @@ class Order(NamedTuple):
     pinned_min_uses: int = 16
 
 
-def make_table(policy: str, capacity_bytes: int, pins: Pins | None = None) -> Table:
+def make_table(policy: str, capacity_bytes: int, pins: PinSet | None = None) -> EvictionPolicy:
     """An empty table by the policy's name in the pool's spec; what `pins` holds goes last. KeyError: no such name."""
     table = _plain_table(policy, capacity_bytes)
     if pins is not None:
@@ -35,20 +35,22 @@ def make_table(policy: str, capacity_bytes: int, pins: Pins | None = None) -> Ta
     return table
 
 
-def make_tables(order: Order, limits: Limits) -> Table:
+def make_tables(order: EvictionConfig, limits: CapacityLimits) -> EvictionPolicy:
     """An empty table for a drive with these limits: one for each tenant where it matters whose a block is."""
     if limits.by_tenant:
         return PerTenant(*_rules(order, limits))
     return _one(order, limits, limits.of(b""))
 
 
-def must_rebuild(order: Order, limits: Limits, before: Order, limits_before: Limits) -> bool:
+def must_rebuild(
+    order: EvictionConfig, limits: CapacityLimits, before: EvictionConfig, limits_before: CapacityLimits
+) -> bool:
     """Is another table needed, or is what the present one knows of its blocks too little?"""
     more = limits.by_age and not (limits_before.by_age or limits_before.by_tenant)
     return order.policy != before.policy or limits.by_tenant != limits_before.by_tenant or more
 
 
-def adjust(table: Table, order: Order, limits: Limits) -> None:
+def adjust(table: EvictionPolicy, order: EvictionConfig, limits: CapacityLimits) -> None:
     """Have a table follow limits for which it need not be another."""
     if not isinstance(table, PerTenant):
         _fit(table, order, limits, limits.of(b""))
@@ -58,7 +60,7 @@ def adjust(table: Table, order: Order, limits: Limits) -> None:
         _fit(one, order, limits, limits.of(tenant))
 
 
-def expired(table: Table, limits: Limits, wall: float, settled_s: float) -> list[bytes]:
+def expired(table: EvictionPolicy, limits: CapacityLimits, wall: float, settled_s: float) -> list[bytes]:
     """Blocks that were idle for too long or are too old at `wall`, Unix seconds. Takes time for every block.
 
     The limits have held for `settled_s`: how exactly last uses were noted before that is not known, so nothing counts
@@ -72,7 +74,7 @@ def expired(table: Table, limits: Limits, wall: float, settled_s: float) -> list
     return found
 
 
-def _expired(table: Table, limits: TenantLimits, wall: float, settled_s: float) -> list[bytes]:
+def _expired(table: EvictionPolicy, limits: TenantLimits, wall: float, settled_s: float) -> list[bytes]:
     never = float("-inf")
     counts = limits.idle_s and settled_s >= min(SAVE_EVERY_S, limits.idle_s)
     idle_since = wall - limits.idle_s if counts else never
@@ -80,22 +82,24 @@ def _expired(table: Table, limits: TenantLimits, wall: float, settled_s: float) 
     return table.expired(idle_since, created_before) if max(idle_since, created_before) > never else []
 
 
-def _rules(order: Order, limits: Limits) -> tuple[Callable[[bytes], Table], Callable[[bytes], int]]:
+def _rules(
+    order: EvictionConfig, limits: CapacityLimits
+) -> tuple[Callable[[bytes], EvictionPolicy], Callable[[bytes], int]]:
     return lambda tenant: _one(order, limits, limits.of(tenant)), lambda tenant: limits.of(tenant).priority
 
 
-def _one(order: Order, limits: Limits, tenant: TenantLimits) -> Table:
+def _one(order: EvictionConfig, limits: CapacityLimits, tenant: TenantLimits) -> EvictionPolicy:
     table = _plain_table(order.policy, tenant.bytes or limits.capacity)
     _fit(table, order, limits, tenant)
     return table
 
 
-def _fit(table: Table, order: Order, limits: Limits, tenant: TenantLimits) -> None:
+def _fit(table: EvictionPolicy, order: EvictionConfig, limits: CapacityLimits, tenant: TenantLimits) -> None:
     table.limit_pins((tenant.bytes or limits.capacity) * order.pinned_percent // 100, order.pinned_min_uses)
     table.save_every_s = min(SAVE_EVERY_S, tenant.idle_s / 4) if tenant.idle_s else SAVE_EVERY_S
 
 
-def _plain_table(policy: str, capacity_bytes: int) -> Table:
+def _plain_table(policy: str, capacity_bytes: int) -> EvictionPolicy:
     if policy == "PrefixAware":
         return PrefixAware(capacity_bytes)
     plain: dict[str, type[Lru | Lfu | Fifo | S3Fifo]] = {"LRU": Lru, "LFU": Lfu, "FIFO": Fifo, "S3FIFO": S3Fifo}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.eviction.policy import Table
+from kvpool_sidecar.eviction.policy import EvictionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Fifo", "Lfu", "Lru"]
 
 
-class Fifo(Table):
+class Fifo(EvictionPolicy):
     """What was stored first goes first; uses change nothing."""
 
     saves_uses = False
@@ -55,7 +55,7 @@ class Lru(Fifo):
         self._order.move_to_end(key)
 
 
-class Lfu(Table):
+class Lfu(EvictionPolicy):
     """What was used least often goes first; of those, what was not used for the longest time."""
 
     def __init__(self) -> None:

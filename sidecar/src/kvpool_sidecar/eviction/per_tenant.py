@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.eviction.policy import Table
+from kvpool_sidecar.eviction.policy import EvictionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,23 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["PerTenant"]
 
 
-class PerTenant(Table):
+class PerTenant(EvictionPolicy):
     """`make` gives a tenant's table, `priority` tells who loses blocks first: the lowest.
 
     Whose a block is says `Entry.tenant`, which is in the block's header.
     """
 
-    def __init__(self, make: Callable[[bytes], Table], priority: Callable[[bytes], int] = lambda _tenant: 0) -> None:
+    def __init__(
+        self, make: Callable[[bytes], EvictionPolicy], priority: Callable[[bytes], int] = lambda _tenant: 0
+    ) -> None:
         super().__init__()
         self._make = make
         self._priority = priority
-        self._tables: dict[bytes, Table] = {}
+        self._tables: dict[bytes, EvictionPolicy] = {}
 
-    def rule_by(self, make: Callable[[bytes], Table], priority: Callable[[bytes], int]) -> None:
+    def rule_by(self, make: Callable[[bytes], EvictionPolicy], priority: Callable[[bytes], int]) -> None:
         """From now on; the tables that there are stay."""
         self._make, self._priority = make, priority
 
-    def tables(self) -> dict[bytes, Table]:
+    def tables(self) -> dict[bytes, EvictionPolicy]:
         """Each tenant's, to be read and limited, not to be changed otherwise."""
         return dict(self._tables)
 
@@ -116,7 +118,7 @@ class PerTenant(Table):
     def _reset(self) -> None:
         self._tables.clear()
 
-    def _table_of(self, tenant: bytes) -> Table:
+    def _table_of(self, tenant: bytes) -> EvictionPolicy:
         table = self._tables.get(tenant)
         if table is None:
             table = self._tables[tenant] = self._make(tenant)

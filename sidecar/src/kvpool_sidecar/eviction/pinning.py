@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-__all__ = ["Pins"]
+__all__ = ["PinSet"]
 
 _COUNTED = 1 << 16  # keys; about 10 MB
 _HALVE_AFTER = 1 << 16  # uses
 
 
-class Pins:
+class PinSet:
     """`budget_bytes` of blocks that were used `min_uses` times or more."""
 
     def __init__(self, budget_bytes: int, min_uses: int, *, halve_after: int = _HALVE_AFTER) -> None:

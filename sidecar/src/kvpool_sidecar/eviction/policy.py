@@ -9,12 +9,12 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool_sidecar.eviction.pinning import Pins
+from kvpool_sidecar.eviction.pinning import PinSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["SAVE_EVERY_S", "Entry", "Table", "saved_ns", "saved_uses"]
+__all__ = ["SAVE_EVERY_S", "Entry", "EvictionPolicy", "saved_ns", "saved_uses"]
 
 SAVE_EVERY_S = 600
 _MARK_NS = 777_000_000  # uses are kept above it; a time that the kernel set is there once in four million
@@ -41,14 +41,14 @@ def saved_uses(mtime_ns: int) -> int:
     return uses if 0 <= uses <= _MAX_USES else 0
 
 
-class Table(abc.ABC):
+class EvictionPolicy(abc.ABC):
     """Blocks, their bytes, and what goes first. Not thread-safe. All calls but `take_victims` take constant time."""
 
     saves_uses = True  # does a use change what a restart must know?
 
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
-        self._pins: Pins | None = None
+        self._pins: PinSet | None = None
         self.total_bytes = 0
         self.save_every_s: float = SAVE_EVERY_S
         self.journal: dict[bytes, None] | None = None  # blocks that came or went since it was set, in order
@@ -62,7 +62,7 @@ class Table(abc.ABC):
     def __iter__(self) -> Iterator[bytes]:
         return self._in_order() if self._pins is None else iter(self._entries)
 
-    def pin_by(self, pins: Pins) -> None:
+    def pin_by(self, pins: PinSet) -> None:
         """What `pins` holds goes last; it holds nothing yet."""
         self._pins = pins
 
@@ -70,7 +70,7 @@ class Table(abc.ABC):
         """So many bytes of blocks that were used so often go last from now on; 0: none."""
         if self._pins is None:
             if budget_bytes:
-                self.pin_by(Pins(budget_bytes, min_uses))
+                self.pin_by(PinSet(budget_bytes, min_uses))
             return
         for key in self._pins.limit(budget_bytes, min_uses):
             self._admit(key, self._entries[key])
@@ -161,7 +161,7 @@ class Table(abc.ABC):
             return self._pins.give_up()
         return self._evict()
 
-    def _use_or_pin(self, key: bytes, entry: Entry, pins: Pins) -> None:
+    def _use_or_pin(self, key: bytes, entry: Entry, pins: PinSet) -> None:
         if key not in pins:
             self._use(key)
         if pins.used(key, entry.size):

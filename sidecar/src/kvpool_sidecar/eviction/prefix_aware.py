@@ -12,15 +12,15 @@ import random
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.eviction.policy import Table
-from kvpool_sidecar.eviction.reuse_model import CLASSES, Ages
+from kvpool_sidecar.eviction.policy import EvictionPolicy
+from kvpool_sidecar.eviction.reuse_model import CLASSES, ReuseModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool_sidecar.eviction.policy import Entry
 
-__all__ = ["Hints", "PrefixAware"]
+__all__ = ["PrefixAware", "SequenceHints"]
 
 _SAMPLE = 32
 _HINTS = 1 << 14  # per tenant
@@ -41,7 +41,7 @@ class _Node:
         self.alive = True
 
 
-class Hints:
+class SequenceHints:
     """What block comes before a block that is not here yet: told by a lookup, used by the store that follows.
 
     Bounded for each tenant, so that one who asks much does not make the pool forget what it heard from another.
@@ -72,15 +72,15 @@ class Hints:
         return None if hints is None else hints.pop(key, None)
 
 
-class PrefixAware(Table):
+class PrefixAware(EvictionPolicy):
     """See the module. `capacity_bytes` is of the drive; `seed` makes the choice among prompts repeatable."""
 
     def __init__(self, capacity_bytes: int, seed: int = 1) -> None:
         super().__init__()
-        self._ages = Ages(capacity_bytes)
+        self._ages = ReuseModel(capacity_bytes)
         self._nodes: dict[bytes, _Node] = {}
         self._leaves: list[_Node] = []
-        self._hints = Hints()
+        self._hints = SequenceHints()
         self._random = random.Random(seed).random  # noqa: S311 - a sample, not a secret
         self._next: _Node | None = None  # the rest of a prompt that has begun to go
 

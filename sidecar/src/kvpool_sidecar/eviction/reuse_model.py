@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-__all__ = ["CLASSES", "Ages"]
+__all__ = ["CLASSES", "ReuseModel"]
 
 CLASSES = 8
 _BUCKETS = 44  # two for each doubling
@@ -37,7 +37,7 @@ def _start(bucket: int) -> int:
 _WIDTHS = [_start(b + 1) - _start(b) for b in range(_BUCKETS)]
 
 
-class Ages:
+class ReuseModel:
     """Not thread-safe. `capacity` sets the grain of ages and has the unit of `clock`: bytes."""
 
     def __init__(self, capacity: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.eviction.policy import Table
+from kvpool_sidecar.eviction.policy import EvictionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ _MOST = 3  # uses that count
 _MAX_GONE = 1 << 17
 
 
-class S3Fifo(Table):
+class S3Fifo(EvictionPolicy):
     """See the module. A use only counts, so it is the cheapest of all orders on the hot path."""
 
     def __init__(self) -> None:

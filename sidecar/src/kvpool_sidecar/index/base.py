@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.index.record import Record
 
-__all__ = ["MAX_NODE", "Answer", "Index", "IndexFullError", "NodeInfo"]
+__all__ = ["MAX_NODE", "Index", "IndexAnswer", "IndexFullError", "NodeInfo"]
 
 MAX_NODE = 0xFFFF
 _MAX_TEXT = 253
@@ -54,7 +54,7 @@ class IndexFullError(RetryableError):
     """The index has no memory left for anything new; it still answers."""
 
 
-class Answer(NamedTuple):
+class IndexAnswer(NamedTuple):
     """To Index.ask. `untold`: nodes of which nobody could tell just now whether their lease holds."""
 
     records: list[tuple[Record, ...]]
@@ -86,7 +86,7 @@ class Index(abc.ABC):
         """Node `number` no longer has these. Best effort: a reader finds out by itself."""
 
     @abc.abstractmethod
-    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> Answer:
+    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
         """Where each block is said to be, in the order of `keys`, and those of the nodes whose lease holds.
 
         One round trip for all of it.
@@ -101,7 +101,7 @@ class Index(abc.ABC):
         return self.ask((), numbers).nodes
 
     @abc.abstractmethod
-    def roster(self) -> Answer:
+    def roster(self) -> IndexAnswer:
         """All nodes whose lease holds; not for the path of requests."""
 
     @abc.abstractmethod

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.index.base import Index
 
-__all__ = ["Sweeper"]
+__all__ = ["IndexExpiry"]
 
 log = logging.getLogger(__name__)
 
 
-class Sweeper:
+class IndexExpiry:
     """Looks every `look_s` whether there is something to do. `number` is this node's, 0 while it has none."""
 
     def __init__(self, index: Index, number: Callable[[], int], *, keys_per_s: float, look_s: float = 60.0) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
+from kvpool_sidecar.index.base import MAX_NODE, Index, IndexAnswer, NodeInfo
 from kvpool_sidecar.index.record import Record, entry_name
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ class MemoryIndex(Index):
                 else:
                     self._blocks.pop(entry_name(key), None)
 
-    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> Answer:
+    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
         now = self._clock()
         with self._lock:
             records = [tuple(self._blocks.get(entry_name(key), ())) for key in keys]
             held = {n: self._leases[n] for n in numbers if n in self._leases}
-        return Answer(records, {number: info for number, (info, until) in held.items() if until > now})
+        return IndexAnswer(records, {number: info for number, (info, until) in held.items() if until > now})
 
-    def roster(self) -> Answer:
+    def roster(self) -> IndexAnswer:
         with self._lock:
             numbers = list(self._leases)
         return self.ask((), numbers)

@@ -23,7 +23,18 @@ from kvpool_sidecar.index.credentials import Passwords
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Broken", "Command", "Link", "Login", "Redirect", "Refusal", "Reply", "Target", "command", "exchange"]
+__all__ = [
+    "Broken",
+    "Command",
+    "Login",
+    "Redirect",
+    "RedisConnection",
+    "Refusal",
+    "Reply",
+    "Target",
+    "command",
+    "exchange",
+]
 
 Command = tuple[bytes | str | int, ...]
 Reply = Any
@@ -102,7 +113,7 @@ class _Entry(CredentialProvider):
         return (self._username, password) if self._username else (password,)
 
 
-class Link:
+class RedisConnection:
     """A pool of connections to one server. Thread-safe. Connects when it must, or when warmed."""
 
     def __init__(self, target: Target, login: Login, timeout_s: float) -> None:
@@ -138,9 +149,9 @@ class Link:
         host, port = self.target
         return f"{host}:{port}" if port else host
 
-    def open(self) -> Talk:
+    def open(self) -> Exchange:
         """One connection for several exchanges; for `with`. Broken as an exception: RetryableError."""
-        return Talk(self._pool, self._entry, self.name)
+        return Exchange(self._pool, self._entry, self.name)
 
     def ask(self, commands: Sequence[Command]) -> list[Reply] | Broken:
         """One round trip."""
@@ -148,7 +159,7 @@ class Link:
 
     def warm(self, connections: int) -> Broken | None:
         """Have so many connections ready."""
-        held: list[Talk] = []
+        held: list[Exchange] = []
         try:
             for _ in range(connections):
                 held.append(self.open())  # noqa: PERF401 - those made before a failure are given back
@@ -164,7 +175,7 @@ class Link:
         self._pool.disconnect(inuse_connections=False)
 
 
-class Talk:
+class Exchange:
     """One borrowed connection. Given back whole, or closed. Not thread-safe."""
 
     def __init__(self, pool: ConnectionPool, entry: _Entry, name: str) -> None:
@@ -229,9 +240,9 @@ def _is_end(error: Exception) -> bool:
     return type(error) is redis.ConnectionError and not isinstance(error.__cause__, ConnectionRefusedError)
 
 
-def exchange(work: Sequence[tuple[Link, Sequence[Command]]]) -> list[list[Reply] | Broken]:
+def exchange(work: Sequence[tuple[RedisConnection, Sequence[Command]]]) -> list[list[Reply] | Broken]:
     """The same round trip for all: every server is asked before the first answer is awaited."""
-    talks: list[Talk | Broken] = []
+    talks: list[Exchange | Broken] = []
     try:
         talks.extend(_begin(link, commands) for link, commands in work)
         return [talk if isinstance(talk, Broken) else _end(talk) for talk in talks]
@@ -241,7 +252,7 @@ def exchange(work: Sequence[tuple[Link, Sequence[Command]]]) -> list[list[Reply]
                 talk.close()
 
 
-def _begin(link: Link, commands: Sequence[Command]) -> Talk | Broken:
+def _begin(link: RedisConnection, commands: Sequence[Command]) -> Exchange | Broken:
     try:
         talk = link.open()
     except RetryableError as e:
@@ -254,7 +265,7 @@ def _begin(link: Link, commands: Sequence[Command]) -> Talk | Broken:
     return talk
 
 
-def _end(talk: Talk) -> list[Reply] | Broken:
+def _end(talk: Exchange) -> list[Reply] | Broken:
     try:
         return talk.receive()
     except RetryableError as e:
@@ -263,7 +274,7 @@ def _end(talk: Talk) -> list[Reply] | Broken:
 
 def command(unix_socket: str, username: str, password: str, *commands: Command) -> list[Reply]:
     """Ask the Redis behind `unix_socket` once. RetryableError if it does not answer or refuses one of them."""
-    link = Link((unix_socket, 0), Login(username, Passwords.fixed(password)), _CONNECT_S)
+    link = RedisConnection((unix_socket, 0), Login(username, Passwords.fixed(password)), _CONNECT_S)
     try:
         answer = link.ask(commands)
         if isinstance(answer, Broken):

@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import RetryableError
 from kvpool.protocol import index_url
-from kvpool_sidecar.index.base import MAX_NODE, Answer, Index, NodeInfo
+from kvpool_sidecar.index.base import MAX_NODE, Index, IndexAnswer, NodeInfo
 from kvpool_sidecar.index.credentials import Passwords
 from kvpool_sidecar.index.record import Record, entry_name, is_entry_name, pack, unpack
 from kvpool_sidecar.index.redis_connection import Broken, Login, Refusal
-from kvpool_sidecar.index.redis_topology import Servers
+from kvpool_sidecar.index.redis_topology import RedisTopology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from kvpool_sidecar.index.redis_connection import Command, Reply, Target
-    from kvpool_sidecar.index.redis_topology import Server
+    from kvpool_sidecar.index.redis_topology import RedisServer
 
 __all__ = ["RedisIndex"]
 
@@ -76,7 +76,7 @@ class RedisIndex(Index):
         login = Login(username or parsed.username, passwords, parsed.db, parsed.tls, ca, cert, key)
         self._lease_ms = max(1, int(lease_s * 1000))
         self._forget_ms = max(1, int(forget_s * 1000))
-        self._servers = Servers(parsed, login, timeout_s, slow_timeout_s)
+        self._servers = RedisTopology(parsed, login, timeout_s, slow_timeout_s)
         self._heard: dict[Target, str] = {}  # what tells a server's data apart
         self._untold: set[Target] = set()  # servers that missed announcements
         self._returns = 0
@@ -146,7 +146,7 @@ class RedisIndex(Index):
         texts = sorted(self._heard.get(server.target, "away") for server, _ in servers)
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
-    def _hear(self, server: Server, epoch: Reply) -> None:
+    def _hear(self, server: RedisServer, epoch: Reply) -> None:
         """Note what tells apart the data that this server has now from any that it had or will have."""
         life = self._life(server) if isinstance(epoch, bytes) else None
         if life is None:
@@ -159,7 +159,7 @@ class RedisIndex(Index):
         now = epoch.decode("ascii", "replace") + life
         self._heard[server.target] = f"{now}~{times if now == before else self._returns}"
 
-    def _life(self, server: Server) -> str | None:
+    def _life(self, server: RedisServer) -> str | None:
         """What changes with the process behind an address, where we may ask. None: it does not answer."""
         if not server.may_info:
             return server.slow.name
@@ -217,10 +217,10 @@ class RedisIndex(Index):
         """What a server that is away is not told, a reader finds out by itself."""
         self._servers.change(names, functools.partial(_without, {number}))
 
-    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> Answer:
+    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
         names = [entry_name(key) for key in keys] + [b"n:%d" % number for number in numbers]
         if not names:
-            return Answer([], {})
+            return IndexAnswer([], {})
         values = self._servers.read(names)
         records = [() if isinstance(value, Broken) else unpack(value) for value in values[: len(keys)]]
         nodes, untold = {}, set()
@@ -229,9 +229,9 @@ class RedisIndex(Index):
                 untold.add(number)
             elif value is not None and (info := NodeInfo.loads(value)) is not None:
                 nodes[number] = info
-        return Answer(records, nodes, frozenset(untold))
+        return IndexAnswer(records, nodes, frozenset(untold))
 
-    def roster(self) -> Answer:
+    def roster(self) -> IndexAnswer:
         (count,) = self._servers.run([(b"GET", b"nodes")])
         last = int(count) if count is not None and count.isdigit() else 0
         numbers = sorted({n % MAX_NODE + 1 for n in range(max(0, last - _MAX_ROSTER), last + 1)})
@@ -252,7 +252,7 @@ class RedisIndex(Index):
             self._servers.run([(b"DEL", lease)])
         return removed
 
-    def _sweep(self, server: Server, lease: str, number: int, pace: Callable[[int], bool]) -> tuple[int, bool]:
+    def _sweep(self, server: RedisServer, lease: str, number: int, pace: Callable[[int], bool]) -> tuple[int, bool]:
         removed, cursor = 0, b"0"
         while True:
             cursor, names = self._servers.scan(server, cursor, _SWEEP_BATCH)

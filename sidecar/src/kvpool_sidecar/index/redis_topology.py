@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import IndexFullError
 from kvpool_sidecar.index.credentials import Passwords
-from kvpool_sidecar.index.redis_connection import Broken, Link, Redirect, Refusal, exchange
+from kvpool_sidecar.index.redis_connection import Broken, Redirect, RedisConnection, Refusal, exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvpool.protocol.index_url import IndexUrl
     from kvpool_sidecar.index.redis_connection import Command, Login, Reply, Target
 
-__all__ = ["SLOTS", "Server", "Servers", "key_slot"]
+__all__ = ["SLOTS", "RedisServer", "RedisTopology", "key_slot"]
 
 SLOTS = 16384
 _LOOK_AGAIN_S = 30.0
@@ -44,13 +44,13 @@ def key_slot(name: bytes) -> int:
     return crc_hqx(name, 0) % SLOTS
 
 
-class Server:
+class RedisServer:
     """One master. `down`: it did not answer when last asked; the slow lane finds out when it does again."""
 
     def __init__(self, target: Target, login: Login, fast_s: float, slow_s: float) -> None:
         self.target = target
-        self.fast = Link(target, login, fast_s)
-        self.slow = Link(target, login, slow_s)
+        self.fast = RedisConnection(target, login, fast_s)
+        self.slow = RedisConnection(target, login, slow_s)
         self.down = False
         self.may_info = True
         self.free = 1.0  # part of its memory, when last measured
@@ -61,12 +61,12 @@ class Server:
 
 
 class _Map(NamedTuple):
-    servers: tuple[Server, ...]
+    servers: tuple[RedisServer, ...]
     owners: list[int]  # of each slot; empty: the first server has them all
     tags: tuple[str, ...]  # for each server something that makes `name + tag` one of its keys
 
 
-class Servers:
+class RedisTopology:
     """Thread-safe. RetryableError for what may work later, IndexFullError where there is no memory left."""
 
     def __init__(self, url: IndexUrl, login: Login, fast_s: float, slow_s: float) -> None:
@@ -75,7 +75,7 @@ class Servers:
         self._times = (fast_s, slow_s)
         self._lock = threading.Lock()
         self._looking = threading.Lock()
-        self._known: dict[Target, Server] = {}
+        self._known: dict[Target, RedisServer] = {}
         self._map: _Map | None = None
         self._looked_at = float("-inf")
         self._stale = False
@@ -121,13 +121,13 @@ class Servers:
         self._check(replies)
         return replies
 
-    def change(self, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> list[Server]:
+    def change(self, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> list[RedisServer]:
         """Replace values by what `edit` makes of them, b"" being no value. Best effort against other writers.
 
         The servers that did not answer; RetryableError if none did.
         """
         groups = self._groups(self._current(), names)
-        away: dict[Server, RetryableError] = {}
+        away: dict[RedisServer, RetryableError] = {}
         for server, group in groups:
             if server in away:
                 continue
@@ -157,7 +157,7 @@ class Servers:
         if any(s is not None and s.free < _HEADROOM for s in servers):
             raise IndexFullError("index: its memory is nearly full", where=self.where)
 
-    def scan(self, server: Server, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
+    def scan(self, server: RedisServer, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
         """The next cursor and about so many keys of one server. RetryableError."""
         answer = server.slow.ask([(b"SCAN", cursor, b"COUNT", count)])
         if isinstance(answer, Broken):
@@ -166,7 +166,7 @@ class Servers:
         self._check(answer)
         return answer[0][0], answer[0][1]
 
-    def servers(self) -> list[tuple[Server, str]]:
+    def servers(self) -> list[tuple[RedisServer, str]]:
         """Every server, with something that makes `name + tag` a key of its own."""
         known = self._current()
         return list(zip(known.servers, known.tags, strict=True))
@@ -208,7 +208,7 @@ class Servers:
 
     def _spread(self, known: _Map, commands: Sequence[Command], *, fast: bool) -> list[Reply]:
         replies: list[Reply] = [Broken("index: nobody has that slot")] * len(commands)
-        parts: dict[Server, list[int]] = {}
+        parts: dict[RedisServer, list[int]] = {}
         for at, command in enumerate(commands):
             server = _owner(known, command)
             if server is not None:
@@ -216,7 +216,7 @@ class Servers:
         if fast and any(not server.down for server in parts):
             parts = {server: part for server, part in parts.items() if not server.down}
         self._exchange(parts, commands, replies, fast=fast)
-        elsewhere: dict[Server, list[int]] = {}
+        elsewhere: dict[RedisServer, list[int]] = {}
         asking: set[int] = set()
         for at, reply in enumerate(replies):
             if isinstance(reply, Redirect) and (server := self._follow(known, reply)) is not None:
@@ -229,7 +229,7 @@ class Servers:
 
     def _exchange(
         self,
-        parts: dict[Server, list[int]],
+        parts: dict[RedisServer, list[int]],
         commands: Sequence[Command],
         replies: list[Reply],
         *,
@@ -258,7 +258,7 @@ class Servers:
                     next(rest)
                 replies[at] = next(rest)
 
-    def _follow(self, known: _Map, redirect: Redirect) -> Server | None:
+    def _follow(self, known: _Map, redirect: Redirect) -> RedisServer | None:
         server = self._server(redirect.target)
         if server is None:
             return None
@@ -268,7 +268,7 @@ class Servers:
                 known.owners[redirect.slot] = known.servers.index(server)
         return server
 
-    def _groups(self, known: _Map, names: Sequence[bytes]) -> list[tuple[Server, list[bytes]]]:
+    def _groups(self, known: _Map, names: Sequence[bytes]) -> list[tuple[RedisServer, list[bytes]]]:
         if not known.owners:
             return [(known.servers[0], list(names))]
         slots: dict[int, list[bytes]] = {}
@@ -276,7 +276,7 @@ class Servers:
             slots.setdefault(key_slot(name), []).append(name)
         return [(known.servers[known.owners[slot]], group) for slot, group in slots.items() if known.owners[slot] >= 0]
 
-    def _change(self, server: Server, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> bool:
+    def _change(self, server: RedisServer, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> bool:
         """False if somebody else changed one of them meanwhile."""
         with server.slow.open() as talk:
             replies = talk.ask([(b"WATCH", *names), (b"MGET", *names)])
@@ -307,7 +307,7 @@ class Servers:
             hint = ": this is a Redis Cluster, give its URL as redis+cluster://" if code in _CLUSTERED else ""
             raise RetryableError(f"index: {code}{hint}", where=self.where)
 
-    def _note(self, server: Server, *, is_down: bool) -> None:
+    def _note(self, server: RedisServer, *, is_down: bool) -> None:
         server.down = is_down
         if is_down:
             self._stale = True
@@ -361,11 +361,11 @@ class Servers:
             raise RetryableError("index: a server has next to no slots", where=self.where)
         return _Map(tuple(s for s in servers if s), owners, tuple(tags[n] for n in range(len(owned))))
 
-    def _server(self, target: Target) -> Server | None:
+    def _server(self, target: Target) -> RedisServer | None:
         with self._lock:
             server = self._known.get(target)
             if server is None and len(self._known) < _MAX_SERVERS:
-                server = self._known[target] = Server(target, self._login, *self._times)
+                server = self._known[target] = RedisServer(target, self._login, *self._times)
             return server
 
     def _ask_sentinels(self) -> Target:
@@ -397,7 +397,7 @@ class Servers:
         raise RetryableError("index: no server of the cluster can tell who has which slots", where=self.where)
 
     def _once(self, target: Target, login: Login, command: Command) -> Reply:
-        link = Link(target, login, self._times[1])
+        link = RedisConnection(target, login, self._times[1])
         try:
             answer = link.ask([command])
         finally:
@@ -405,7 +405,7 @@ class Servers:
         return answer if isinstance(answer, Broken) else answer[0]
 
 
-def _owner(known: _Map, command: Command) -> Server | None:
+def _owner(known: _Map, command: Command) -> RedisServer | None:
     if not known.owners:
         return known.servers[0]
     name = command[1]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.index.base import Index, NodeInfo
     from kvpool_sidecar.storage.base import Store
 
-__all__ = ["Announcer", "IndexStatus"]
+__all__ = ["IndexRegistration", "IndexStatus"]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class IndexStatus(NamedTuple):
     full: bool = False  # it has no memory for more
 
 
-class Announcer:
+class IndexRegistration:
     """`announce` and `withdraw` never block; `scanned` says when the store's table is complete."""
 
     def __init__(

@@ -18,11 +18,11 @@ from kvpool_sidecar.index import prefix
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kvpool_sidecar.index.base import Answer, Index, NodeInfo
+    from kvpool_sidecar.index.base import Index, IndexAnswer, NodeInfo
     from kvpool_sidecar.index.record import Record
-    from kvpool_sidecar.resilience.bulkhead import Guard
+    from kvpool_sidecar.resilience.bulkhead import Bulkhead
 
-__all__ = ["Found", "PeerDirectory"]
+__all__ = ["BlockResolver", "ResolvedPrefix"]
 
 _T = TypeVar("_T")
 
@@ -37,7 +37,7 @@ _MAX_DOUBTS = 1 << 13
 _WARM = 4  # connections
 
 
-class Found(NamedTuple):
+class ResolvedPrefix(NamedTuple):
     """A block at a peer."""
 
     number: int
@@ -45,13 +45,13 @@ class Found(NamedTuple):
     payload_len: int
 
 
-class PeerDirectory:
+class BlockResolver:
     """Thread-safe. `own_number` is this node's, which is never an answer; no lookup waits longer than `lookup_s`."""
 
     def __init__(
         self,
         index: Index,
-        guard: Guard,
+        guard: Bulkhead,
         own_number: Callable[[], int],
         *,
         lease_s: float,
@@ -83,7 +83,7 @@ class PeerDirectory:
         with self._lock:
             return sum(1 for n, (info, until) in self._nodes.items() if info is not None and until > now and n != own)
 
-    def locate(self, keys: Sequence[bytes], timeout_s: float) -> list[Found | None]:
+    def locate(self, keys: Sequence[bytes], timeout_s: float) -> list[ResolvedPrefix | None]:
         """A living peer for each block, in order; None if there is none or nobody could tell in time."""
         deadline = self._clock() + min(timeout_s, self._lookup_s)
         answers = self._locate(keys, deadline)
@@ -182,7 +182,7 @@ class PeerDirectory:
         except KVPoolError:
             return {}
 
-    def _locate(self, keys: Sequence[bytes], deadline: float) -> list[Found | None]:
+    def _locate(self, keys: Sequence[bytes], deadline: float) -> list[ResolvedPrefix | None]:
         answers = self._remembered(keys)
         rest = [n for n, answer in enumerate(answers) if answer is None]
         if rest:
@@ -190,7 +190,7 @@ class PeerDirectory:
                 answers[n] = found
         return answers
 
-    def _ask(self, keys: Sequence[bytes], rest: Sequence[int], deadline: float) -> dict[int, Found | None]:
+    def _ask(self, keys: Sequence[bytes], rest: Sequence[int], deadline: float) -> dict[int, ResolvedPrefix | None]:
         """Exactly these, in ascending order."""
         records = dict(zip(rest, self._index.locate([keys[n] for n in rest]), strict=True))
         strangers = self._strangers(records.values())
@@ -250,7 +250,7 @@ class PeerDirectory:
             for number in strangers:
                 self._nodes.setdefault(number, (None, self._clock()))
 
-    def _note_doubts(self, keys: Sequence[bytes], answers: Sequence[Found | None]) -> None:
+    def _note_doubts(self, keys: Sequence[bytes], answers: Sequence[ResolvedPrefix | None]) -> None:
         until = self._clock() + _REMEMBER_S
         with self._lock:
             for key, answer in zip(keys, answers, strict=True):
@@ -267,7 +267,7 @@ class PeerDirectory:
         with self._lock:
             return [n for n, key in enumerate(keys) if self._doubts.get(key, 0.0) > now]
 
-    def _note_nodes(self, numbers: Sequence[int], answer: Answer) -> None:
+    def _note_nodes(self, numbers: Sequence[int], answer: IndexAnswer) -> None:
         now = self._clock()
         with self._lock:
             for number in numbers:
@@ -285,25 +285,27 @@ class PeerDirectory:
         found = self._remembered([keys[n] for n in positions])
         return {n: one is not None for n, one in zip(positions, found, strict=True)}
 
-    def _remembered(self, keys: Sequence[bytes]) -> list[Found | None]:
+    def _remembered(self, keys: Sequence[bytes]) -> list[ResolvedPrefix | None]:
         now = self._clock()
         with self._lock:
             if not self._blocks:
                 return [None] * len(keys)
             return [self._recall(key, *entry, now) if (entry := self._blocks.get(key)) else None for key in keys]
 
-    def _recall(self, key: bytes, record: Record, until: float, now: float) -> Found | None:
+    def _recall(self, key: bytes, record: Record, until: float, now: float) -> ResolvedPrefix | None:
         found = self._alive(key, record, now) if until > now else None
         if found is None or found.peer.leaving:  # somebody who stays may have it by now
             del self._blocks[key]
             return None
         return found
 
-    def _choose(self, keys: Sequence[bytes], records: Mapping[int, tuple[Record, ...]]) -> dict[int, Found | None]:
+    def _choose(
+        self, keys: Sequence[bytes], records: Mapping[int, tuple[Record, ...]]
+    ) -> dict[int, ResolvedPrefix | None]:
         now = self._clock()
         until = now + _REMEMBER_S
-        chosen: dict[int, Found | None] = {}
-        same: dict[int, tuple[Found | None, tuple[Record, float] | None]] = {}  # by identity, as in _distinct
+        chosen: dict[int, ResolvedPrefix | None] = {}
+        same: dict[int, tuple[ResolvedPrefix | None, tuple[Record, float] | None]] = {}  # by identity, as in _distinct
         with self._lock:
             is_any_shunned = bool(self._shunned)
             for n, candidates in records.items():
@@ -320,8 +322,8 @@ class PeerDirectory:
 
     def _first_alive(
         self, key: bytes, candidates: Sequence[Record], now: float, until: float
-    ) -> tuple[Found | None, tuple[Record, float] | None]:
-        last_choice: tuple[Found | None, tuple[Record, float] | None] = (None, None)
+    ) -> tuple[ResolvedPrefix | None, tuple[Record, float] | None]:
+        last_choice: tuple[ResolvedPrefix | None, tuple[Record, float] | None] = (None, None)
         for record in candidates:
             found = self._alive(key, record, now)
             if found is not None and not found.peer.leaving:
@@ -330,13 +332,13 @@ class PeerDirectory:
                 last_choice = found, (record, until)
         return last_choice
 
-    def _alive(self, key: bytes, record: Record, now: float) -> Found | None:
+    def _alive(self, key: bytes, record: Record, now: float) -> ResolvedPrefix | None:
         info, until = self._nodes.get(record.node, (None, 0.0))
         if info is None or until <= now or info.generation != record.generation or record.node == self._own_number():
             return None
         if self._down.get(info, 0.0) > now or self._shunned.get((key, record.node), 0.0) > now:
             return None
-        return Found(record.node, info, record.payload_len)
+        return ResolvedPrefix(record.node, info, record.payload_len)
 
 
 def _distinct(records: Iterable[tuple[Record, ...]]) -> Iterable[tuple[Record, ...]]:

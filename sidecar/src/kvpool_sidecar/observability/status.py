@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
     from kvpool.config import PoolConfig
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.index.registration import Announcer
-    from kvpool_sidecar.index.resolver import PeerDirectory
-    from kvpool_sidecar.peers.rdma.factory import RdmaParts
+    from kvpool_sidecar.index.registration import IndexRegistration
+    from kvpool_sidecar.index.resolver import BlockResolver
+    from kvpool_sidecar.peers.rdma.factory import RdmaStack
     from kvpool_sidecar.peers.security import Security
-    from kvpool_sidecar.replication.write_back import Copier
-    from kvpool_sidecar.resilience.circuit_breaker import Breaker
-    from kvpool_sidecar.resilience.fair_queue import Admission
+    from kvpool_sidecar.replication.write_back import WriteBack
+    from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
+    from kvpool_sidecar.resilience.fair_queue import FairQueues
     from kvpool_sidecar.serving.fingerprints import Fingerprints
     from kvpool_sidecar.serving.listener import PodListeners
-    from kvpool_sidecar.shared_gc.controller import SharedKeeper
+    from kvpool_sidecar.shared_gc.controller import SharedGcController
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
@@ -44,20 +44,20 @@ class StatusReport:
         tenants: Callable[[], Sequence[bytes]],
         local: LocalStore,
         shared: SharedTier | None,
-        announcer: Announcer,
+        announcer: IndexRegistration,
         index_login: Callable[[], str],
-        peers: PeerDirectory,
-        copier: Copier | None,
-        keeper: SharedKeeper | None,
+        peers: BlockResolver,
+        copier: WriteBack | None,
+        keeper: SharedGcController | None,
         listeners: PodListeners,
         fingerprints: Fingerprints,
         congestion_control: str,
-        rdma: RdmaParts,
-        admission: Admission,
+        rdma: RdmaStack,
+        admission: FairQueues,
         warm_up: Callable[[], dict[str, Any]],
         drain: Callable[[], dict[str, Any]],
         security: Security,
-        breakers: Mapping[str, Breaker],
+        breakers: Mapping[str, CircuitBreaker],
         kv_events: Callable[[], dict[str, Any]] | None = None,
         stats: Stats,
         ready: Callable[[], bool],

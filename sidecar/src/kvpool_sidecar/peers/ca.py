@@ -27,7 +27,7 @@ from kvpool.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SETTLE", "SKEW", "Authorities", "Authority", "Leaf", "derived", "issue", "read"]
+__all__ = ["SETTLE", "SKEW", "CertificateAuthority", "LeafCertificate", "TrustBundle", "derived", "issue", "read"]
 
 LEAF_LIFE = timedelta(days=1)
 SETTLE = timedelta(minutes=10)
@@ -37,7 +37,7 @@ _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
 @dataclass(frozen=True)
-class Authority:
+class CertificateAuthority:
     """A CA certificate with its key."""
 
     certificate: x509.Certificate
@@ -50,17 +50,17 @@ class Authority:
 
 
 @dataclass(frozen=True)
-class Authorities:
+class TrustBundle:
     """The one in use and, while they overlap, the one before it."""
 
-    current: Authority
-    previous: Authority | None = None
+    current: CertificateAuthority
+    previous: CertificateAuthority | None = None
 
     def trusted(self, now: datetime) -> str:
         """PEM of all that are to be believed."""
         return "".join(a.pem for a in (self.current, self.previous) if a and a.certificate.not_valid_after_utc > now)
 
-    def signer(self, now: datetime) -> Authority:
+    def signer(self, now: datetime) -> CertificateAuthority:
         """Who signs now: the new one once every node knows it, or when the old one can no longer."""
         old = self.previous
         settled = self.current.certificate.not_valid_before_utc + SKEW + SETTLE
@@ -70,37 +70,37 @@ class Authorities:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class LeafCertificate:
     """What a node shows of itself: certificate and key, PEM."""
 
     pem: bytes
     made: datetime
     expires: datetime
-    issuer: Authority
+    issuer: CertificateAuthority
 
-    def is_due(self, signer: Authority, now: datetime) -> bool:
+    def is_due(self, signer: CertificateAuthority, now: datetime) -> bool:
         """Renew it: two thirds of its life are over, another authority signs, or the clock went back before it."""
         renewal = self.made + (self.expires - self.made) * 2 / 3
         return signer.certificate != self.issuer.certificate or now >= renewal or now < self.made - SKEW
 
 
-def derived(secret: bytes) -> Authority:
+def derived(secret: bytes) -> CertificateAuthority:
     """The authority that all who have the pool's secret can make: the same key, each a copy of the certificate."""
     digest = b"".join(hmac.digest(secret, b"peer authority" + bytes([n]), "sha256") for n in range(2))
     key = ec.derive_private_key(int.from_bytes(digest, "big") % (_P256_ORDER - 1) + 1, ec.SECP256R1())
     start = datetime(2020, 1, 1, tzinfo=UTC)
-    return Authority(_self_signed(key, start, start + timedelta(days=36525)), key)
+    return CertificateAuthority(_self_signed(key, start, start + timedelta(days=36525)), key)
 
 
-def read(file: Callable[[str], bytes], secret: bytes) -> Authorities:
+def read(file: Callable[[str], bytes], secret: bytes) -> TrustBundle:
     """The authorities in the pool's Secret; `file(name)` is empty for what is not there. ConfigError if damaged."""
     current = _authority(file("peer-ca.crt"), file("peer-ca.key"))
     if current is None:
-        return Authorities(derived(secret))
-    return Authorities(current, _authority(file("peer-previous.crt"), file("peer-previous.key")))
+        return TrustBundle(derived(secret))
+    return TrustBundle(current, _authority(file("peer-previous.crt"), file("peer-previous.key")))
 
 
-def issue(signer: Authority, name: str, now: datetime, life: timedelta = LEAF_LIFE) -> Leaf:
+def issue(signer: CertificateAuthority, name: str, now: datetime, life: timedelta = LEAF_LIFE) -> LeafCertificate:
     """A leaf for client and server side; it never outlives its signer."""
     key = ec.generate_private_key(ec.SECP256R1())
     expires = min(now + life, signer.certificate.not_valid_after_utc).replace(microsecond=0)  # as certificates have it
@@ -126,7 +126,7 @@ def issue(signer: Authority, name: str, now: datetime, life: timedelta = LEAF_LI
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return Leaf(certificate.public_bytes(serialization.Encoding.PEM) + private, now, expires, signer)
+    return LeafCertificate(certificate.public_bytes(serialization.Encoding.PEM) + private, now, expires, signer)
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey, start: datetime, end: datetime) -> x509.Certificate:
@@ -144,7 +144,7 @@ def _self_signed(key: ec.EllipticCurvePrivateKey, start: datetime, end: datetime
     )
 
 
-def _authority(certificate_pem: bytes, key_pem: bytes) -> Authority | None:
+def _authority(certificate_pem: bytes, key_pem: bytes) -> CertificateAuthority | None:
     if not certificate_pem or not key_pem:
         return None
     try:
@@ -154,4 +154,4 @@ def _authority(certificate_pem: bytes, key_pem: bytes) -> Authority | None:
         raise ConfigError(f"peer-ca: cannot be read: {type(e).__name__}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise ConfigError("peer-ca: certificate and key do not belong together")
-    return Authority(certificate, key)
+    return CertificateAuthority(certificate, key)

@@ -37,7 +37,7 @@ class NodeIdentity:
 
     def __init__(
         self,
-        read: Callable[[], authority.Authorities],
+        read: Callable[[], authority.TrustBundle],
         pool_uid: str,
         node: str,
         *,
@@ -54,7 +54,7 @@ class NodeIdentity:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._authorities = read()
-        self._leaf: authority.Leaf | None = None
+        self._leaf: authority.LeafCertificate | None = None
         self._trusted = ""
         self.problem = ""
         self.refresh()
@@ -126,7 +126,7 @@ def _dns_names(certificate: dict[str, Any] | None) -> list[str]:
     return [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
 
 
-def _context(side: int, leaf: authority.Leaf, trusted: str) -> ssl.SSLContext:
+def _context(side: int, leaf: authority.LeafCertificate, trusted: str) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED

@@ -15,13 +15,13 @@ from kvpool_sidecar.peers import tcp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PeerLink", "dial"]
+__all__ = ["PeerConnection", "dial"]
 
 
 _SILENT_S = 0.05  # a peer that is alive has sent something by then
 
 
-class PeerLink:
+class PeerConnection:
     """One proven connection. Not thread-safe: it belongs to one client connection."""
 
     def __init__(self, sock: socket.socket, session_key: bytes) -> None:
@@ -109,7 +109,7 @@ def dial(
     timeout_s: float,
     congestion_control: str = "",
     ticket: bytes = tcp.NO_TICKET,
-) -> PeerLink:
+) -> PeerConnection:
     """Connect to a peer and prove the secret (of a ticket) to each other, within `timeout_s`.
 
     Raises PoolUnavailableError, DeadlineExceededError, ProtocolError or RefusedError.
@@ -122,4 +122,4 @@ def dial(
     except BaseException:
         sock.close()
         raise
-    return PeerLink(sock, session_key)
+    return PeerConnection(sock, session_key)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.peers.certificate import NodeIdentity
 
-__all__ = ["Controls", "connect_tls"]
+__all__ = ["ControlChannels", "connect_tls"]
 
 MAX_PEERS = 1024
 _BATCH = 8
@@ -64,7 +64,7 @@ class _Control:
             tls.close()
 
 
-class Controls:
+class ControlChannels:
     """Thread-safe. One for a sidecar."""
 
     def __init__(self, identity: NodeIdentity, clock: Callable[[], float] = time.monotonic) -> None:

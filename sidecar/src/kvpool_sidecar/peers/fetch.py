@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from kvpool_sidecar.peers.connection import PeerLink
-    from kvpool_sidecar.storage.base import Pending, Store
+    from kvpool_sidecar.peers.connection import PeerConnection
+    from kvpool_sidecar.storage.base import Store, WriteTransaction
 
-__all__ = ["Pace", "fetch_block"]
+__all__ = ["ByteRateLimiter", "fetch_block"]
 
 _MAX_PIECE = 256 << 10
 _MIN_PIECE = 16 << 10
@@ -26,7 +26,7 @@ _PATIENCE_S = 10.0
 _LONGEST_S = 20.0  # of one block: a store gives up a file that takes a minute
 
 
-class Pace:
+class ByteRateLimiter:
     """At most `rate()` bytes per second, asked anew for each piece. For one thread; `stop` ends all waiting."""
 
     def __init__(self, rate: Callable[[], float], stop: threading.Event) -> None:
@@ -52,7 +52,9 @@ class Pace:
             raise PoolUnavailableError("stopped")
 
 
-def fetch_block(link: PeerLink, key: bytes, payload_len: int, store: Store, pace: Pace) -> wire.CommitStatus | None:
+def fetch_block(
+    link: PeerConnection, key: bytes, payload_len: int, store: Store, pace: ByteRateLimiter
+) -> wire.CommitStatus | None:
     """STORED or HAVE, or None if the peer does not have it, or it was purged (the link is in order then).
 
     CorruptBlockError: the bytes are not the block; nothing was kept and the link is in order. TierFullError: no space.
@@ -76,14 +78,14 @@ def fetch_block(link: PeerLink, key: bytes, payload_len: int, store: Store, pace
         raise
 
 
-def _committed(store: Store, pending: Pending) -> wire.CommitStatus | None:
+def _committed(store: Store, pending: WriteTransaction) -> wire.CommitStatus | None:
     try:
         return store.commit(pending)
     except RefusedError:  # it was purged here meanwhile
         return None
 
 
-def _receive(link: PeerLink, pending: Pending, size: int, pace: Pace) -> None:
+def _receive(link: PeerConnection, pending: WriteTransaction, size: int, pace: ByteRateLimiter) -> None:
     if size != pending.file_bytes:
         raise ProtocolError(f"the peer sends {size} bytes", key=pending.key.hex())
     until = time.monotonic() + _LONGEST_S

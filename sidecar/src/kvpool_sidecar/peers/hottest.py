@@ -18,8 +18,8 @@ from kvpool.protocol import wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool_sidecar.blocks.popularity import Hot
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.blocks.popularity import PopularBlock
+    from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.storage.base import Usage
 
 __all__ = ["MAX_ROWS", "HotList", "HotRow", "answer", "ask", "pack", "unpack"]
@@ -46,7 +46,7 @@ class HotList(NamedTuple):
     rows: list[HotRow]
 
 
-def ask(link: PeerLink, count: int, deadline: float) -> HotList:
+def ask(link: PeerConnection, count: int, deadline: float) -> HotList:
     """The peer's list, at most `count` rows. ProtocolError, PoolUnavailableError or DeadlineExceededError."""
     link.request(wire.Op.HOTTEST, [_WANTED.pack(count)])
     body = link.small_answer(_MAX_BYTES, deadline)
@@ -56,7 +56,7 @@ def ask(link: PeerLink, count: int, deadline: float) -> HotList:
 
 
 def answer(
-    hottest: Callable[[int, float], Sequence[Hot]],
+    hottest: Callable[[int, float], Sequence[PopularBlock]],
     payload_len: Callable[[bytes], int],
     usage: Callable[[], Usage],
     request: bytes,

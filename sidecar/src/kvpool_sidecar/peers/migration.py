@@ -1,8 +1,8 @@
 """Two peer operations by which a node that is drained finds a place for its blocks.
 
-ROOM: "what can you take?" The request's 32 bytes are zeros; the answer is `Room`.
+ROOM: "what can you take?" The request's 32 bytes are zeros; the answer is `Headroom`.
 ADOPT: "take a copy of this block, from whoever has it." The request names the block's key; with Flag.EVICT colder
-blocks may go for it. The answer is one byte, `Adopted`, once the copy is there and verified, or is not to be.
+blocks may go for it. The answer is one byte, `ReceiveResult`, once the copy is there and verified, or is not to be.
 
 A node that knows neither (a sidecar of before) ends the connection, which is an answer, too.
 """
@@ -18,14 +18,14 @@ from kvpool.errors import ProtocolError
 from kvpool.protocol import wire
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.peers.connection import PeerConnection
 
-__all__ = ["Adopted", "Room", "ask_adopt", "ask_room"]
+__all__ = ["Headroom", "ReceiveResult", "ask_adopt", "ask_room"]
 
 _ROOM = struct.Struct("<QdB7x")
 
 
-class Room(NamedTuple):
+class Headroom(NamedTuple):
     """What a node can take."""
 
     spare_bytes: int  # without any eviction
@@ -36,7 +36,7 @@ class Room(NamedTuple):
         return _ROOM.pack(self.spare_bytes, self.coldest_idle_s, self.leaving)
 
 
-class Adopted(enum.IntEnum):
+class ReceiveResult(enum.IntEnum):
     REFUSED = 0  # this node is drained itself, or takes no block of that size
     STORED = 1
     HAVE = 2  # it was there
@@ -45,7 +45,7 @@ class Adopted(enum.IntEnum):
     BUSY = 5  # too many at once
 
 
-def ask_room(link: PeerLink, deadline: float) -> Room:
+def ask_room(link: PeerConnection, deadline: float) -> Headroom:
     """ProtocolError, PoolUnavailableError, DeadlineExceededError or OSError."""
     link.request(wire.Op.ROOM, [bytes(32)])
     body = link.small_answer(_ROOM.size, deadline)
@@ -54,16 +54,16 @@ def ask_room(link: PeerLink, deadline: float) -> Room:
     spare, idle, leaving = _ROOM.unpack(body)
     if not math.isfinite(idle) or idle < 0:
         raise ProtocolError("the peer's room makes no sense")
-    return Room(spare, idle, bool(leaving))
+    return Headroom(spare, idle, bool(leaving))
 
 
-def ask_adopt(link: PeerLink, key: bytes, deadline: float, *, evict: bool) -> Adopted:
+def ask_adopt(link: PeerConnection, key: bytes, deadline: float, *, evict: bool) -> ReceiveResult:
     """As `ask_room`."""
     link.request(wire.Op.ADOPT, [key], wire.Flag.EVICT if evict else wire.Flag.NONE)
     body = link.small_answer(1, deadline)
     if body is None:
         raise ProtocolError("the peer does not say whether it took the block")
     try:
-        return Adopted(body[0])
+        return ReceiveResult(body[0])
     except ValueError:
         raise ProtocolError("the peer's answer makes no sense") from None

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.peers.connection import PeerConnection
 
-__all__ = ["Spares"]
+__all__ = ["Preconnector"]
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ _KEEP_S = 60.0  # the peer ends a connection on which nothing is asked for 120 s
 _DIAL_S = 2.0
 
 
-class Spares:
-    """Call it like the `dial` that it is given: `(peer, timeout_s) -> PeerLink`. Thread-safe."""
+class Preconnector:
+    """Call it like the `dial` that it is given: `(peer, timeout_s) -> PeerConnection`. Thread-safe."""
 
     def __init__(
         self,
-        dial: Callable[[NodeInfo, float], PeerLink],
+        dial: Callable[[NodeInfo, float], PeerConnection],
         count: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -44,7 +44,7 @@ class Spares:
         self._count = count
         self._clock = clock
         self._lock = threading.Lock()
-        self._ready: collections.OrderedDict[NodeInfo, collections.deque[tuple[float, PeerLink]]] = (
+        self._ready: collections.OrderedDict[NodeInfo, collections.deque[tuple[float, PeerConnection]]] = (
             collections.OrderedDict()
         )
         self._wanted: queue.SimpleQueue[NodeInfo | None] = queue.SimpleQueue()
@@ -52,7 +52,7 @@ class Spares:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def __call__(self, peer: NodeInfo, timeout_s: float) -> PeerLink:
+    def __call__(self, peer: NodeInfo, timeout_s: float) -> PeerConnection:
         """A proven connection that nobody has used. KVPoolError if there is none within `timeout_s`."""
         link = self._take(peer)
         if link is None:
@@ -75,7 +75,7 @@ class Spares:
             link.close()
         self._wanted.put(None)
 
-    def _take(self, peer: NodeInfo) -> PeerLink | None:
+    def _take(self, peer: NodeInfo) -> PeerConnection | None:
         while True:
             with self._lock:
                 links = self._ready.get(peer)
@@ -106,7 +106,7 @@ class Spares:
             except (KVPoolError, OSError) as e:
                 log.debug("peer %s: %s", peer.node, e)
 
-    def _keep(self, peer: NodeInfo, link: PeerLink) -> None:
+    def _keep(self, peer: NodeInfo, link: PeerConnection) -> None:
         now = self._clock()
         doomed = []
         with self._lock:

@@ -14,16 +14,16 @@ from kvpool.errors import PoolUnavailableError, ProtocolError, RefusedError
 from kvpool.protocol import wire
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.connection import dial
-from kvpool_sidecar.peers.control import Controls, connect_tls
-from kvpool_sidecar.peers.tickets import TicketOffice
-from kvpool_sidecar.peers.tls_connection import TlsLink
+from kvpool_sidecar.peers.control import ControlChannels, connect_tls
+from kvpool_sidecar.peers.tickets import TicketIssuer
+from kvpool_sidecar.peers.tls_connection import TlsConnection
 
 if TYPE_CHECKING:
     import socket
 
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.peers.certificate import NodeIdentity
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.peers.tickets import Ticket
 
 __all__ = ["Security"]
@@ -37,17 +37,17 @@ class Security:
     def __init__(self, identity: NodeIdentity, encryption: str = "ControlOnly", congestion_control: str = "") -> None:
         self.identity = identity
         self.always = encryption == "Always"
-        self.office = TicketOffice()
+        self.office = TicketIssuer()
         self._congestion_control = congestion_control
-        self._controls = Controls(identity)
+        self._controls = ControlChannels(identity)
 
-    def dial(self, peer: NodeInfo, timeout_s: float) -> PeerLink:
+    def dial(self, peer: NodeInfo, timeout_s: float) -> PeerConnection:
         """A data connection. PoolUnavailableError, DeadlineExceededError, ProtocolError or RefusedError."""
         deadline = time.monotonic() + timeout_s
         if self.always:
             tls = connect_tls(peer, self.identity, wire.PeerKind.TLS_DATA, deadline, self._congestion_control)
             try:
-                return TlsLink(tls, deadline)
+                return TlsConnection(tls, deadline)
             except OSError as e:
                 tls.close()
                 reason = getattr(e, "reason", "") or e.strerror or type(e).__name__
@@ -60,7 +60,7 @@ class Security:
             self._controls.forget(peer, deadline)
             return self._dial_with(self._controls.ticket(peer, deadline), peer, deadline)
 
-    def _dial_with(self, ticket: Ticket, peer: NodeInfo, deadline: float) -> PeerLink:
+    def _dial_with(self, ticket: Ticket, peer: NodeInfo, deadline: float) -> PeerConnection:
         return dial(
             peer.host,
             peer.port,

@@ -20,7 +20,7 @@ from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.rdma.server import PeerRdma
-from kvpool_sidecar.resilience.fair_queue import PEER_BYTES, Lane
+from kvpool_sidecar.resilience.fair_queue import PEER_BYTES, FairQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,7 @@ class PeerServer:
         security: Security | None = None,
         congestion_control: str = "",
         staging: Staging | None = None,
-        lane: Lane | None = None,
+        lane: FairQueue | None = None,
         hottest: Callable[[bytes], bytes] = lambda _request: b"",
         others: Mapping[int, Callable[[bytes, int], bytes]] | None = None,
         on_absent: Callable[[bytes], None] = lambda _key: None,
@@ -74,7 +74,7 @@ class PeerServer:
         self._stats = stats
         self._wanted_cc = congestion_control
         self._on_absent = on_absent
-        self._lane = lane if lane is not None else Lane(PEER_BYTES)
+        self._lane = lane if lane is not None else FairQueue(PEER_BYTES)
         self._staging = staging
         self._others: dict[int, Callable[[bytes, int], bytes]] = {
             wire.Op.HOTTEST: lambda request, _flags: hottest(request),

@@ -21,7 +21,7 @@ from kvpool.protocol import wire
 __all__ = [
     "NO_TICKET",
     "PROOF_BYTES",
-    "Asked",
+    "PeerRequest",
     "ask_for",
     "configure",
     "congestion_control",
@@ -160,7 +160,7 @@ def prove_as_client(sock: socket.socket, secret: bytes, deadline: float, ticket:
     return wire.peer_session_key(secret, nonce_s, nonce_c)
 
 
-class Asked(NamedTuple):
+class PeerRequest(NamedTuple):
     """What the asking side wants, not believed yet."""
 
     kind: int
@@ -170,16 +170,16 @@ class Asked(NamedTuple):
     proof: bytes
 
 
-def greet(sock: socket.socket, deadline: float) -> Asked:
+def greet(sock: socket.socket, deadline: float) -> PeerRequest:
     """Run the serving side up to the point where it knows what is wanted."""
     nonce_s = secrets.token_bytes(wire.PEER_NONCE_BYTES)
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     sock.sendall(wire.PEER_MAGIC + nonce_s)
     kind, ticket, nonce_c, proof = wire.PEER_CLIENT.unpack(receive(sock, wire.PEER_CLIENT.size, deadline))
-    return Asked(kind, ticket, nonce_s, nonce_c, proof)
+    return PeerRequest(kind, ticket, nonce_s, nonce_c, proof)
 
 
-def prove_as_server(sock: socket.socket, secret: bytes, asked: Asked) -> bytes:
+def prove_as_server(sock: socket.socket, secret: bytes, asked: PeerRequest) -> bytes:
     """The session key of a data connection. RefusedError if the other side does not hold the secret."""
     if not hmac.compare_digest(asked.proof, wire.peer_client_proof(secret, asked.nonce_s, asked.nonce_c)):
         raise RefusedError("the asking side does not hold this pool's secret")

@@ -18,7 +18,7 @@ from kvpool.protocol import wire
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LIFE_S", "USE_S", "Ticket", "TicketOffice"]
+__all__ = ["LIFE_S", "USE_S", "Ticket", "TicketIssuer"]
 
 LIFE_S = 60.0
 USE_S = 40.0  # who holds a ticket uses it no later
@@ -37,7 +37,7 @@ class _Issued(NamedTuple):
     until: float
 
 
-class TicketOffice:
+class TicketIssuer:
     """Of the serving node. Thread-safe, bounded: the oldest tickets of a host make room for its new ones."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

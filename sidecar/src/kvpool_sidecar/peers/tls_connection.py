@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol import wire
 from kvpool_sidecar.peers import tcp
-from kvpool_sidecar.peers.connection import PeerLink
+from kvpool_sidecar.peers.connection import PeerConnection
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
-__all__ = ["TlsLink"]
+__all__ = ["TlsConnection"]
 
 _PIECE_BYTES = 256 << 10
 _ANSWER_S = 15.0  # the peer may be silent for so long, and the client may read nothing for so long
 
 
-class TlsLink(PeerLink):
+class TlsConnection(PeerConnection):
     """Owns `tls`, on which nothing has been said yet."""
 
     def __init__(self, tls: ssl.SSLSocket, deadline: float) -> None:

@@ -10,14 +10,14 @@ from kvpool.errors import KVPoolError
 from kvpool.protocol import index_url
 from kvpool_sidecar.index.credentials import Passwords
 from kvpool_sidecar.index.redis_connection import Broken, Login, Refusal
-from kvpool_sidecar.index.redis_topology import Servers
+from kvpool_sidecar.index.redis_topology import RedisTopology
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from kvpool.config import IndexConfig
-    from kvpool_sidecar.index.redis_topology import Server
+    from kvpool_sidecar.index.redis_topology import RedisServer
     from kvpool_sidecar.preflight.finding import Finding
 
 __all__ = ["look_at_index", "version_of"]
@@ -53,7 +53,7 @@ def look_at_index(
         files.get("cert", ""),
         files.get("key", ""),
     )
-    servers = Servers(url, login, _SLOW_S, _SLOW_S)
+    servers = RedisTopology(url, login, _SLOW_S, _SLOW_S)
     try:
         name, value = f"s:preflight-{secrets.token_hex(8)}".encode(), secrets.token_bytes(16)
         started = time.monotonic()
@@ -82,7 +82,7 @@ def version_of(info: bytes) -> tuple[int, ...]:
     return ()
 
 
-def _versions(servers: list[Server]) -> Iterator[Finding]:
+def _versions(servers: list[RedisServer]) -> Iterator[Finding]:
     for server in servers:
         answer = server.slow.ask([(b"INFO", b"server")])
         if isinstance(answer, Broken) or isinstance(answer[0], Refusal):

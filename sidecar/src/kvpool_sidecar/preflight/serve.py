@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.preflight.finding import Report
     from kvpool_sidecar.preflight.run import PreflightSettings
 
-__all__ = ["Answer", "again", "serve_preflight"]
+__all__ = ["PreflightReply", "again", "serve_preflight"]
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ AGAIN_S = 5.0
 _MEASURED = ("Speed",)
 
 
-class Answer:
+class PreflightReply:
     """What is told at /status; thread-safe. Not ready before the first look has ended."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def serve_preflight(
     if stop is None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
-    answer = Answer()
+    answer = PreflightReply()
     server = HealthServer(host, port, answer, answer)
     server.start()
     try:

@@ -10,12 +10,12 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool_sidecar.rendezvous.socket_path import Placed, is_in_place, put_socket, take_away
-from kvpool_sidecar.rendezvous.socket_provider import Giver
+from kvpool_sidecar.rendezvous.socket_path import PlacedSocket, is_in_place, put_socket, take_away
+from kvpool_sidecar.rendezvous.socket_provider import SocketProvider
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.rendezvous.pod_watch import PodSource
-    from kvpool_sidecar.rendezvous.pods import WantedPod
+    from kvpool_sidecar.rendezvous.pod_watch import PodWatcher
+    from kvpool_sidecar.rendezvous.pods import TargetPod
 
 __all__ = ["Rendezvous", "run"]
 
@@ -36,11 +36,11 @@ class _Trouble(NamedTuple):
 class Rendezvous:
     """`step` does all that is due and returns; it never raises for what a pod has done."""
 
-    def __init__(self, pods_dir: str, source: PodSource, giver: Giver) -> None:
+    def __init__(self, pods_dir: str, source: PodWatcher, giver: SocketProvider) -> None:
         self._pods_fd = os.open(pods_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._source = source
         self._giver = giver
-        self._placed: dict[str, tuple[WantedPod, Placed]] = {}
+        self._placed: dict[str, tuple[TargetPod, PlacedSocket]] = {}
         self._checked: dict[str, float] = {}
         self._trouble: dict[str, _Trouble] = {}
         self._refused: set[str] = set()
@@ -88,7 +88,7 @@ class Rendezvous:
             self._refused.clear()  # the next server may have another configuration
             self._giver.connect(self._placed)
 
-    def _serve(self, pod: WantedPod) -> None:
+    def _serve(self, pod: TargetPod) -> None:
         now = time.monotonic()
         if pod.uid in self._placed:
             if now - self._checked.get(pod.uid, 0.0) < _CHECK_S:
@@ -132,7 +132,7 @@ class Rendezvous:
         take_away(self._pods_fd, uid, placed)
         log.info("no socket any more for pod %s/%s: %s", pod.namespace, pod.pod, why)
 
-    def _note_trouble(self, pod: WantedPod, error: OSError) -> None:
+    def _note_trouble(self, pod: TargetPod, error: OSError) -> None:
         before = self._trouble.get(pod.uid)
         wait = min(before.wait_s * 2, _RETRY_S[1]) if before else _RETRY_S[0]
         if before is None:
@@ -140,7 +140,7 @@ class Rendezvous:
         self._trouble[pod.uid] = _Trouble(wait, time.monotonic() + wait)
 
 
-def run(pods_dir: str, source: PodSource, handoff: str) -> int:
+def run(pods_dir: str, source: PodWatcher, handoff: str) -> int:
     """Until SIGTERM or SIGINT; 0. OSError if `pods_dir` cannot be opened."""
     stop_r, stop_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -151,7 +151,7 @@ def run(pods_dir: str, source: PodSource, handoff: str) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: poke(stop_w))
-    rendezvous = Rendezvous(pods_dir, source, Giver(handoff))
+    rendezvous = Rendezvous(pods_dir, source, SocketProvider(handoff))
     source.changed = lambda: poke(wake_w)
     source.start()
     while True:

@@ -19,12 +19,12 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvpool_sidecar.rendezvous.pods import INJECT_LABEL, WantedPod, wanted_pod
+from kvpool_sidecar.rendezvous.pods import INJECT_LABEL, TargetPod, wanted_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["FilePods", "KubePods", "PodSource"]
+__all__ = ["FilePods", "KubePods", "PodWatcher"]
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _SILENCE_S = 90.0  # bookmarks come about every minute; a watch that is silent f
 _BACKOFF_S = (0.2, 10.0)
 
 
-class PodSource(abc.ABC):
+class PodWatcher(abc.ABC):
     """`pods()` is the last known state; `changed` is called, from any thread, when it has changed."""
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class PodSource(abc.ABC):
         """Begin to learn."""
 
     @abc.abstractmethod
-    def pods(self) -> dict[str, WantedPod] | None:
+    def pods(self) -> dict[str, TargetPod] | None:
         """Wanted pods by uid; None while nothing has been learnt yet."""
 
 
-class FilePods(PodSource):
+class FilePods(PodWatcher):
     """A file with a JSON list of pod objects, read again when it changes. For a node without an API server."""
 
     def __init__(self, path: str, pool: str) -> None:
@@ -60,12 +60,12 @@ class FilePods(PodSource):
         self._path = Path(path)
         self._pool = pool
         self._stamp: tuple[int, int] | None = None
-        self._known: dict[str, WantedPod] | None = None
+        self._known: dict[str, TargetPod] | None = None
 
     def start(self) -> None:
         """Nothing to begin."""
 
-    def pods(self) -> dict[str, WantedPod] | None:
+    def pods(self) -> dict[str, TargetPod] | None:
         try:
             info = self._path.stat()
             stamp = (info.st_mtime_ns, info.st_ino)
@@ -78,7 +78,7 @@ class FilePods(PodSource):
         return self._known
 
 
-class KubePods(PodSource):
+class KubePods(PodWatcher):
     """List and watch of this node's opted-in pods with the service account of this pod."""
 
     def __init__(self, node: str, pool: str, *, url: str = "", account: str = SERVICE_ACCOUNT) -> None:
@@ -87,7 +87,7 @@ class KubePods(PodSource):
         self._account = account
         self._jitter = random.Random()  # noqa: S311 - of our own: the process's is not ours to advance
         self._lock = threading.Lock()
-        self._known: dict[str, WantedPod] | None = None
+        self._known: dict[str, TargetPod] | None = None
         if not url:
             host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
             url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
@@ -97,7 +97,7 @@ class KubePods(PodSource):
     def start(self) -> None:
         threading.Thread(target=self._run, name="pods", daemon=True).start()
 
-    def pods(self) -> dict[str, WantedPod] | None:
+    def pods(self) -> dict[str, TargetPod] | None:
         with self._lock:
             return None if self._known is None else dict(self._known)
 

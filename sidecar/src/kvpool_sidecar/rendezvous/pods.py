@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-__all__ = ["INJECT_LABEL", "POOL_ANNOTATION", "WantedPod", "wanted_pod"]
+__all__ = ["INJECT_LABEL", "POOL_ANNOTATION", "TargetPod", "wanted_pod"]
 
 INJECT_LABEL = "kvpool.dev/inject"
 POOL_ANNOTATION = "kvpool.dev/pool"
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class WantedPod(NamedTuple):
+class TargetPod(NamedTuple):
     """A pod that is to be served."""
 
     uid: str
@@ -24,7 +24,7 @@ class WantedPod(NamedTuple):
         return {"op": "add", **self._asdict()}
 
 
-def wanted_pod(raw: Any, pool: str) -> tuple[str, WantedPod | None]:
+def wanted_pod(raw: Any, pool: str) -> tuple[str, TargetPod | None]:
     """The uid of a pod object, and the pod if it belongs to `pool` (namespace/name) and still runs.
 
     An empty uid: not a pod at all. The uid becomes part of a path, so it must look like one that the API server gives.
@@ -39,7 +39,7 @@ def wanted_pod(raw: Any, pool: str) -> tuple[str, WantedPod | None]:
         return uid, None
     if _dict(meta.get("annotations")).get(POOL_ANNOTATION) != pool or _has_ended(raw):
         return uid, None
-    return uid, WantedPod(uid, namespace, name, account)
+    return uid, TargetPod(uid, namespace, name, account)
 
 
 def _has_ended(raw: dict[str, Any]) -> bool:

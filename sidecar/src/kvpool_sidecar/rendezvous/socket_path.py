@@ -18,13 +18,13 @@ from kvpool_sidecar.system.unix_socket import listen_at
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["SOCKET", "VOLUME", "Placed", "is_in_place", "put_socket", "take_away", "volume_path"]
+__all__ = ["SOCKET", "VOLUME", "PlacedSocket", "is_in_place", "put_socket", "take_away", "volume_path"]
 
 VOLUME = "kvpool"
 SOCKET = "kv.sock"
 
 
-class Placed(NamedTuple):
+class PlacedSocket(NamedTuple):
     """A listening socket and where it is: (device, inode) of the directory, inode of the socket."""
 
     listener: socket.socket
@@ -37,7 +37,7 @@ def volume_path(uid: str) -> str:
     return f"{uid}/volumes/kubernetes.io~empty-dir/{VOLUME}"
 
 
-def put_socket(pods_fd: int, uid: str) -> Placed | None:
+def put_socket(pods_fd: int, uid: str) -> PlacedSocket | None:
     """None while the pod has no such volume yet. OSError if its directory does not let us."""
     try:
         dir_fd = _open(pods_fd, uid)
@@ -51,12 +51,12 @@ def put_socket(pods_fd: int, uid: str) -> Placed | None:
         except OSError:
             listener.close()
             raise
-        return Placed(listener, (info.st_dev, info.st_ino), inode)
+        return PlacedSocket(listener, (info.st_dev, info.st_ino), inode)
     finally:
         os.close(dir_fd)  # never kept: an open directory would keep the kubelet from unmounting the volume
 
 
-def is_in_place(pods_fd: int, uid: str, placed: Placed) -> bool | None:
+def is_in_place(pods_fd: int, uid: str, placed: PlacedSocket) -> bool | None:
     """Is it still there? None: the volume is gone. False: it was removed or replaced, or the volume is another."""
     try:
         dir_fd = _open(pods_fd, uid)
@@ -73,7 +73,7 @@ def is_in_place(pods_fd: int, uid: str, placed: Placed) -> bool | None:
     return same and stat.S_ISSOCK(found.st_mode)
 
 
-def take_away(pods_fd: int, uid: str, placed: Placed) -> None:
+def take_away(pods_fd: int, uid: str, placed: PlacedSocket) -> None:
     """Close, and remove the socket if it is still ours. What cannot be removed stays: the pod's volume ends with it."""
     placed.listener.close()
     with contextlib.suppress(OSError):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvpool_sidecar.rendezvous.pods import WantedPod
-    from kvpool_sidecar.rendezvous.socket_path import Placed
+    from kvpool_sidecar.rendezvous.pods import TargetPod
+    from kvpool_sidecar.rendezvous.socket_path import PlacedSocket
 
-__all__ = ["Giver"]
+__all__ = ["SocketProvider"]
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _SEND_TIMEOUT_S = 5.0
 _MAX_ANSWER = 8192
 
 
-class Giver:
+class SocketProvider:
     """One connection to the server; `connect` tries once. Not thread-safe."""
 
     def __init__(self, path: str) -> None:
@@ -44,7 +44,7 @@ class Giver:
         """To wait on; -1 while not connected."""
         return self._socket.fileno() if self._socket is not None else -1
 
-    def connect(self, everything: Mapping[str, tuple[WantedPod, Placed]]) -> bool:
+    def connect(self, everything: Mapping[str, tuple[TargetPod, PlacedSocket]]) -> bool:
         """Connect and hand over `everything` that is in place. False if the server is not there."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.settimeout(_SEND_TIMEOUT_S)
@@ -61,7 +61,7 @@ class Giver:
             log.info("connected to the server, %d sockets handed over", len(everything))
         return self.connected
 
-    def add(self, pod: WantedPod, placed: Placed) -> None:
+    def add(self, pod: TargetPod, placed: PlacedSocket) -> None:
         """Hand over one pod's socket."""
         self._send(pod.add_message(), [placed.listener.fileno()])
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Dirty", "Hits"]
+__all__ = ["DirtySet", "Hits"]
 
 _MAX_BLOCKS = 1 << 17  # about 30 MB; beyond it the newest wait for the next start
 _MAX_COUNTED = 1 << 16
 _MAX_TRIES = 5
 
 
-class Dirty:
+class DirtySet:
     """Thread-safe. `limit` bytes may wait; above it the oldest is due. 0: each is due at once."""
 
     def __init__(self, limit: int = 0, *, max_blocks: int = _MAX_BLOCKS) -> None:

@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvpool.errors import KVPoolError, TierFullError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.peers import migration as moving
-from kvpool_sidecar.peers.fetch import Pace
-from kvpool_sidecar.peers.migration import Adopted
+from kvpool_sidecar.peers.fetch import ByteRateLimiter
+from kvpool_sidecar.peers.migration import ReceiveResult
 from kvpool_sidecar.replication.write_back import copy_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kvpool_sidecar.blocks.popularity import Hot
+    from kvpool_sidecar.blocks.popularity import PopularBlock
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
-__all__ = ["FAMILY", "HOT_S", "NODE", "OPERATION", "Evacuator", "Move", "in_order"]
+__all__ = ["FAMILY", "HOT_S", "NODE", "OPERATION", "DrainSource", "Migration", "in_order"]
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ _COPIED = ("shared", "peers")
 _SETTLE_S = 5.0  # a copy of a moment ago may not be in the index yet
 
 
-class Move(NamedTuple):
+class Migration(NamedTuple):
     """A block that is to have a copy elsewhere."""
 
     key: bytes
@@ -69,19 +69,19 @@ class Move(NamedTuple):
         return HEADER_BYTES + self.payload_len
 
 
-def in_order(hot: Sequence[Hot], used: Iterable[tuple[bytes, int, float]]) -> list[Move]:
+def in_order(hot: Sequence[PopularBlock], used: Iterable[tuple[bytes, int, float]]) -> list[Migration]:
     """What to move, in order: what lookups found most (`hot` is sorted), then what was used last.
 
     `used` are (key, payload length, idle seconds) of the blocks that are here; others of `hot` are left out. Of blocks
     that were used within the same minute the one used first comes first: a prompt is stored from its root on.
     """
-    here = {key: Move(key, payload_len, idle_s) for key, payload_len, idle_s in used}
+    here = {key: Migration(key, payload_len, idle_s) for key, payload_len, idle_s in used}
     first = [here.pop(one.key) for one in hot if one.key in here]
     rest = sorted(here.values(), key=lambda move: (move.idle_s // _BUCKET_S, -move.idle_s))
     return (first + rest)[:_MAX_BLOCKS]
 
 
-class Evacuator:
+class DrainSource:
     """One thread while this node leaves. `shared` is None where nothing may be copied there.
 
     `members` are the nodes of the pool, `holders` tells which staying peers have each block (None: nobody could tell).
@@ -93,10 +93,10 @@ class Evacuator:
         shared: SharedTier | None,
         own: str,
         *,
-        hottest: Callable[[int, float], Sequence[Hot]],
+        hottest: Callable[[int, float], Sequence[PopularBlock]],
         members: Callable[[], Sequence[NodeInfo]],
         holders: Callable[[Sequence[bytes], float], list[set[str]] | None],
-        dial: Callable[[NodeInfo, float], PeerLink],
+        dial: Callable[[NodeInfo, float], PeerConnection],
         tell: Callable[[bool, float], bool],
         stats: Stats,
         hot_s: float = HOT_S,
@@ -189,7 +189,7 @@ class Evacuator:
             return self._clean and self._thread is not None
 
     def _run(self, stop: threading.Event) -> None:
-        pace = Pace(lambda: float(self._bytes_per_s), stop)
+        pace = ByteRateLimiter(lambda: float(self._bytes_per_s), stop)
         # told before looking, so that of two nodes that leave at once one at least sees it of the other
         while not stop.is_set() and not self._tell(True, _TELL_S):
             self._fail("the index does not answer")
@@ -226,7 +226,7 @@ class Evacuator:
         with self._changed:
             self._problem = problem[:200]
 
-    def _wanted(self) -> list[Move]:
+    def _wanted(self) -> list[Migration]:
         """What is hot, here, and nowhere else."""
         if not self._local.scanned:
             raise KVPoolError("the drives are still being scanned")
@@ -236,13 +236,13 @@ class Evacuator:
         leaving = {self._own}
         with contextlib.suppress(KVPoolError):  # then what is remembered of them must do
             leaving |= {node.node for node in self._members() if node.leaving}
-        found: list[Move] = []
+        found: list[Migration] = []
         for at in range(0, len(moves), _BATCH):
             some = [move for move in moves[at : at + _BATCH] if move.key not in self._copied]
             found += self._alone(some, leaving)
         return found
 
-    def _alone(self, moves: Sequence[Move], leaving: set[str]) -> list[Move]:
+    def _alone(self, moves: Sequence[Migration], leaving: set[str]) -> list[Migration]:
         """Those that neither the shared tier nor a peer that stays has, as far as one can tell."""
         rest = list(moves)
         if rest and self._shared is not None and self._shared.available:
@@ -254,9 +254,9 @@ class Evacuator:
                 rest = [move for move, names in zip(rest, held, strict=True) if not names - leaving]
         return rest
 
-    def _move(self, wanted: Sequence[Move], pace: Pace, stop: threading.Event) -> int:
+    def _move(self, wanted: Sequence[Migration], pace: ByteRateLimiter, stop: threading.Event) -> int:
         """Move these, as far as it goes; how many got a copy."""
-        peers = _Peers(self._own, self._members, self._dial)
+        peers = PeerSelector(self._own, self._members, self._dial)
         moved = 0
         left, left_bytes = len(wanted), sum(move.size for move in wanted)
         to_shared = self._shared is not None and self._shared.available
@@ -284,7 +284,7 @@ class Evacuator:
             peers.close()
         return moved
 
-    def _to_shared(self, move: Move) -> tuple[bool, str]:
+    def _to_shared(self, move: Migration) -> tuple[bool, str]:
         """Whether the next block should be tried there, too; and where this one is now."""
         assert self._shared is not None  # noqa: S101
         try:
@@ -304,26 +304,26 @@ class Evacuator:
         self._local.note_shared(move.key)
         return True, "shared"
 
-    def _to_peer(self, move: Move, peers: _Peers) -> str:
+    def _to_peer(self, move: Migration, peers: PeerSelector) -> str:
         result = peers.give(move)
-        if result in (Adopted.STORED, Adopted.HAVE):
+        if result in (ReceiveResult.STORED, ReceiveResult.HAVE):
             return "peers"
         self._fail(peers.problem)
         self._stats.add(FAMILY, "failed")
         return ""
 
 
-class _Peers:
+class PeerSelector:
     """Those who may take blocks, for one pass."""
 
     def __init__(
-        self, own: str, members: Callable[[], Sequence[NodeInfo]], dial: Callable[[NodeInfo, float], PeerLink]
+        self, own: str, members: Callable[[], Sequence[NodeInfo]], dial: Callable[[NodeInfo, float], PeerConnection]
     ) -> None:
         self._own = own
         self._members = members
         self._dial = dial
-        self._links: dict[NodeInfo, PeerLink] = {}
-        self._rooms: dict[NodeInfo, moving.Room] = {}
+        self._links: dict[NodeInfo, PeerConnection] = {}
+        self._rooms: dict[NodeInfo, moving.Headroom] = {}
         self._given: int | None = None
         self.problem = ""
 
@@ -332,23 +332,23 @@ class _Peers:
             link.close()
         self._links.clear()
 
-    def give(self, move: Move) -> Adopted | None:
+    def give(self, move: Migration) -> ReceiveResult | None:
         """Have the peer with the most room take it; None if nobody does."""
         if self._given is None or self._given >= _ASK_AGAIN:
             self._ask()
         for peer, evict in _choices(self._rooms, move):
             result = self._adopt(peer, move, evict=evict)
-            if result in (Adopted.STORED, Adopted.HAVE):
+            if result in (ReceiveResult.STORED, ReceiveResult.HAVE):
                 self._given = (self._given or 0) + 1
                 room = self._rooms[peer]
                 self._rooms[peer] = room._replace(spare_bytes=max(0, room.spare_bytes - move.size))
                 return result
-            if result == Adopted.ABSENT:
+            if result == ReceiveResult.ABSENT:
                 self.problem = "a peer did not find the block: the index may not know it yet"
                 return result
-            if result == Adopted.FULL:
+            if result == ReceiveResult.FULL:
                 self._rooms[peer] = self._rooms[peer]._replace(spare_bytes=0, coldest_idle_s=0.0)
-            elif result != Adopted.BUSY:
+            elif result != ReceiveResult.BUSY:
                 self._rooms.pop(peer, None)
         self.problem = self.problem or ("no peer has room" if self._rooms else "there is no peer that stays")
         return None
@@ -369,14 +369,14 @@ class _Peers:
                 if not room.leaving:
                     self._rooms[peer] = room
 
-    def _adopt(self, peer: NodeInfo, move: Move, *, evict: bool) -> Adopted | None:
+    def _adopt(self, peer: NodeInfo, move: Migration, *, evict: bool) -> ReceiveResult | None:
         try:
             return moving.ask_adopt(self._link(peer), move.key, time.monotonic() + _ADOPT_S, evict=evict)
         except (KVPoolError, OSError) as e:
             self._drop(peer, e)
             return None
 
-    def _link(self, peer: NodeInfo) -> PeerLink:
+    def _link(self, peer: NodeInfo) -> PeerConnection:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = self._dial(peer, _ROOM_S)
@@ -389,7 +389,7 @@ class _Peers:
             link.close()
 
 
-def _choices(rooms: Mapping[NodeInfo, moving.Room], move: Move) -> list[tuple[NodeInfo, bool]]:
+def _choices(rooms: Mapping[NodeInfo, moving.Headroom], move: Migration) -> list[tuple[NodeInfo, bool]]:
     """Whom to ask, and whether colder blocks may go for it: first who has room, the most room first."""
     roomy = [peer for peer, room in rooms.items() if room.spare_bytes >= move.size]
     others = [peer for peer, room in rooms.items() if peer not in roomy and move.idle_s < room.coldest_idle_s]

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.peers.fetch import Pace, fetch_block
-from kvpool_sidecar.peers.migration import Adopted, Room
+from kvpool_sidecar.peers.fetch import ByteRateLimiter, fetch_block
+from kvpool_sidecar.peers.migration import Headroom, ReceiveResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.index.resolver import Found
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.index.resolver import ResolvedPrefix
+    from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.storage.local.store import LocalStore
 
-__all__ = ["FAMILY", "Adopter"]
+__all__ = ["FAMILY", "DrainTarget"]
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +37,14 @@ _DIAL_S = 2.0
 _UNBOUNDED = 1e12  # who asks has its own pace
 
 
-class Adopter:
+class DrainTarget:
     """Thread-safe. `leaving` says whether this node is drained itself."""
 
     def __init__(
         self,
         local: LocalStore,
-        locate: Callable[[Sequence[bytes], float], list[Found | None]],
-        dial: Callable[[NodeInfo, float], PeerLink],
+        locate: Callable[[Sequence[bytes], float], list[ResolvedPrefix | None]],
+        dial: Callable[[NodeInfo, float], PeerConnection],
         *,
         max_block_bytes: int,
         leaving: Callable[[], bool],
@@ -63,28 +63,28 @@ class Adopter:
         self._turns = threading.Semaphore(_AT_ONCE)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._links: defaultdict[NodeInfo, list[PeerLink]] = defaultdict(list)
+        self._links: defaultdict[NodeInfo, list[PeerConnection]] = defaultdict(list)
 
     def room(self, _request: bytes, _flags: int) -> bytes:
         """Answer to ROOM."""
-        return Room(self._local.spare_bytes, self._local.idle_of_coldest(), self._leaving()).pack()
+        return Headroom(self._local.spare_bytes, self._local.idle_of_coldest(), self._leaving()).pack()
 
     def adopt(self, key: bytes, flags: int) -> bytes:
         """Answer to ADOPT; returns when the block is there, or is not to be."""
         if self._local.has(key):
-            return bytes([Adopted.HAVE])
+            return bytes([ReceiveResult.HAVE])
         if self._leaving() or self._stop.is_set():
-            return bytes([Adopted.REFUSED])
+            return bytes([ReceiveResult.REFUSED])
         if not self._turns.acquire(blocking=False):
-            return bytes([Adopted.BUSY])
+            return bytes([ReceiveResult.BUSY])
         try:
             result = self._copy(key, evict=bool(flags & wire.Flag.EVICT))
         except (KVPoolError, OSError) as e:
             log.info("taking over %s: %s", key.hex()[:16], e)
-            result = Adopted.FULL if isinstance(e, TierFullError) else Adopted.ABSENT
+            result = ReceiveResult.FULL if isinstance(e, TierFullError) else ReceiveResult.ABSENT
         finally:
             self._turns.release()
-        self._stats.add(FAMILY, "blocks" if result == Adopted.STORED else result.name.lower())
+        self._stats.add(FAMILY, "blocks" if result == ReceiveResult.STORED else result.name.lower())
         return bytes([result])
 
     def stop(self) -> None:
@@ -96,17 +96,19 @@ class Adopter:
         for link in links:
             link.close()
 
-    def _copy(self, key: bytes, *, evict: bool) -> Adopted:
+    def _copy(self, key: bytes, *, evict: bool) -> ReceiveResult:
         (found,) = self._locate([key], _LOCATE_S)
         if found is None:
-            return Adopted.ABSENT
+            return ReceiveResult.ABSENT
         if not 0 < found.payload_len <= self._max_block_bytes:
-            return Adopted.REFUSED
+            return ReceiveResult.REFUSED
         if not evict and self._local.spare_for(key) < HEADER_BYTES + found.payload_len:
-            return Adopted.FULL
+            return ReceiveResult.FULL
         link = self._link(found.peer)
         try:
-            status = fetch_block(link, key, found.payload_len, self._local, Pace(lambda: _UNBOUNDED, self._stop))
+            status = fetch_block(
+                link, key, found.payload_len, self._local, ByteRateLimiter(lambda: _UNBOUNDED, self._stop)
+            )
         except (CorruptBlockError, TierFullError) as e:  # the link is in order
             self._give(found.peer, link)
             if isinstance(e, CorruptBlockError):
@@ -118,14 +120,14 @@ class Adopter:
             raise
         self._give(found.peer, link)
         if status is None:
-            return Adopted.ABSENT
+            return ReceiveResult.ABSENT
         if status == wire.CommitStatus.HAVE:
-            return Adopted.HAVE
+            return ReceiveResult.HAVE
         self._stats.add(FAMILY, "bytes", HEADER_BYTES + found.payload_len)
         self._on_stored(key, found.payload_len)
-        return Adopted.STORED
+        return ReceiveResult.STORED
 
-    def _link(self, peer: NodeInfo) -> PeerLink:
+    def _link(self, peer: NodeInfo) -> PeerConnection:
         while True:
             with self._lock:
                 links = self._links.get(peer)
@@ -136,7 +138,7 @@ class Adopter:
                 return link
             link.close()
 
-    def _give(self, peer: NodeInfo, link: PeerLink) -> None:
+    def _give(self, peer: NodeInfo, link: PeerConnection) -> None:
         with self._lock:
             if not self._stop.is_set():
                 self._links[peer].append(link)

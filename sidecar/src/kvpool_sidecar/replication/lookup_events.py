@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.tenancy.identity import Tenant
 
-__all__ = ["MAX_BLOCKS", "MAX_LEARNED", "AfterLookup", "Listener"]
+__all__ = ["MAX_BLOCKS", "MAX_LEARNED", "Listener", "LookupEvents"]
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ class Listener(Protocol):
 
 class _Answer(NamedTuple):
     tenant: Tenant
-    idents: list[bytes]
+    block_ids: list[bytes]
     found: list[bytes]  # keys, as many as tiers
     tiers: bytes
     at: float
 
 
-class AfterLookup:
+class LookupEvents:
     """Thread-safe."""
 
     def __init__(
@@ -76,20 +76,20 @@ class AfterLookup:
         with self._ready:
             return len(self._queue)
 
-    def offer(self, tenant: Tenant, idents: Sequence[bytes], tiers: bytes, keys: Sequence[bytes]) -> None:
+    def offer(self, tenant: Tenant, block_ids: Sequence[bytes], tiers: bytes, keys: Sequence[bytes]) -> None:
         """These were just looked up, `tiers` was the answer, found under `keys` (at least up to the first miss).
 
         Returns at once.
         """
         promised = tiers.find(Tier.MISS)
         count = min(len(tiers) if promised < 0 else promised, MAX_BLOCKS)
-        kept = count if self._learn is None else min(len(idents), MAX_LEARNED)
+        kept = count if self._learn is None else min(len(block_ids), MAX_LEARNED)
         if not kept:
             return
         with self._ready:
             if len(self._queue) < _MAX_QUEUED:
                 found = list(keys[:count])
-                self._queue.append(_Answer(tenant, list(idents[:kept]), found, tiers[:count], time.monotonic()))
+                self._queue.append(_Answer(tenant, list(block_ids[:kept]), found, tiers[:count], time.monotonic()))
                 self._ready.notify()
                 return
         self._stats.add("prefetch", "dropped", count)
@@ -107,6 +107,6 @@ class AfterLookup:
                     for listener in self._listeners:
                         listener(answer.tenant.tag, answer.found, answer.tiers, answer.at)
                 if self._learn is not None:  # its own alone: nobody says in which order another tenant's blocks go
-                    self._learn([answer.tenant.key(ident) for ident in answer.idents], answer.tenant.tag)
+                    self._learn([answer.tenant.key(block_id) for block_id in answer.block_ids], answer.tenant.tag)
             except Exception:
                 log.exception("after a lookup")

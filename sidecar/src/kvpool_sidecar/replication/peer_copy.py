@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.peers.connection import PeerLink
-    from kvpool_sidecar.peers.fetch import Pace
+    from kvpool_sidecar.peers.connection import PeerConnection
+    from kvpool_sidecar.peers.fetch import ByteRateLimiter
     from kvpool_sidecar.storage.local.store import LocalStore
 
-__all__ = ["Outcome", "Replicator", "Wanted"]
+__all__ = ["CopyRequest", "CopyResult", "Replicator"]
 
 log = logging.getLogger(__name__)
 
 _DIAL_S = 2.0
 
 
-class Wanted(NamedTuple):
+class CopyRequest(NamedTuple):
     """A block, and who has it; the first that delivers is taken."""
 
     key: bytes
@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
     sources: tuple[NodeInfo, ...]
 
 
-class Outcome(enum.Enum):
+class CopyResult(enum.Enum):
     DONE = "done"  # all that could be had
     FULL = "full"  # the next block would need room that eviction must make
     CUT = "cut"  # a peer was lost, or `stop`
@@ -53,7 +53,7 @@ class Replicator:
     def __init__(
         self,
         local: LocalStore,
-        dial: Callable[[NodeInfo, float], PeerLink],
+        dial: Callable[[NodeInfo, float], PeerConnection],
         *,
         max_block_bytes: int,
         stats: Stats,
@@ -72,25 +72,27 @@ class Replicator:
         self._on_corrupt = on_corrupt
         self._bad: set[tuple[bytes, NodeInfo]] = set()
 
-    def copy(self, wanted: Iterable[Wanted], pace: Pace) -> Outcome:
+    def copy(self, wanted: Iterable[CopyRequest], pace: ByteRateLimiter) -> CopyResult:
         """Copy what is not here yet, in order. Blocks that a peer does not deliver are passed over."""
-        links: dict[NodeInfo, PeerLink] = {}
+        links: dict[NodeInfo, PeerConnection] = {}
         lost: set[NodeInfo] = set()
         try:
             for one in wanted:
                 if self._stop.is_set():
-                    return Outcome.CUT
+                    return CopyResult.CUT
                 if self._local.has(one.key) or not 0 < one.payload_len <= self._max_block_bytes:
                     continue
                 if self._local.spare_for(one.key) < HEADER_BYTES + one.payload_len:
-                    return Outcome.FULL
+                    return CopyResult.FULL
                 self._copy_one(one, links, lost, pace)
         finally:
             for link in links.values():
                 link.close()
-        return Outcome.CUT if lost or self._stop.is_set() else Outcome.DONE
+        return CopyResult.CUT if lost or self._stop.is_set() else CopyResult.DONE
 
-    def _copy_one(self, one: Wanted, links: dict[NodeInfo, PeerLink], lost: set[NodeInfo], pace: Pace) -> None:
+    def _copy_one(
+        self, one: CopyRequest, links: dict[NodeInfo, PeerConnection], lost: set[NodeInfo], pace: ByteRateLimiter
+    ) -> None:
         for peer in one.sources:
             if peer in lost or (one.key, peer) in self._bad:
                 continue

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.index.resolver import PeerDirectory
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.index.resolver import BlockResolver
+    from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.storage.base import Store
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
-__all__ = ["Inspector"]
+__all__ = ["BlockVerifier"]
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +31,15 @@ _FOUND_GOOD_S = 60.0
 _PEER_TIMEOUT_S = 5.0
 
 
-class Inspector:
+class BlockVerifier:
     """One thread, a bounded queue. A block that was found good is not read again for a minute, whoever complains."""
 
     def __init__(
         self,
         local: Store,
         shared: SharedTier | None,
-        peers: PeerDirectory,
-        dial: Callable[[NodeInfo, float], PeerLink],
+        peers: BlockResolver,
+        dial: Callable[[NodeInfo, float], PeerConnection],
         stats: Stats,
     ) -> None:
         self._local = local

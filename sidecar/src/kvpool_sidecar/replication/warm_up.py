@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 from kvpool.errors import KVPoolError
 from kvpool_sidecar.blocks.popularity import roots_first
 from kvpool_sidecar.peers import hottest
-from kvpool_sidecar.peers.fetch import Pace
-from kvpool_sidecar.replication.peer_copy import Outcome, Replicator, Wanted
+from kvpool_sidecar.peers.fetch import ByteRateLimiter
+from kvpool_sidecar.replication.peer_copy import CopyRequest, CopyResult, Replicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.index.resolver import Found
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.index.resolver import ResolvedPrefix
+    from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.peers.hottest import HotList
     from kvpool_sidecar.storage.local.store import LocalStore
 
@@ -53,7 +53,9 @@ def is_cold(used_bytes: int, peers_used: Sequence[int]) -> bool:
     return bool(peers_used) and 2 * used_bytes < statistics.median(peers_used)
 
 
-def plan(lists: Mapping[NodeInfo, HotList], locate: Callable[[list[bytes]], list[Found | None]]) -> list[Wanted]:
+def plan(
+    lists: Mapping[NodeInfo, HotList], locate: Callable[[list[bytes]], list[ResolvedPrefix | None]]
+) -> list[CopyRequest]:
     """What to copy, in order: the heat of all lists together, roots first. `locate` finds blocks no list's peer has."""
     heat: defaultdict[bytes, float] = defaultdict(float)
     parents: dict[bytes, bytes] = {}
@@ -74,7 +76,9 @@ def plan(lists: Mapping[NodeInfo, HotList], locate: Callable[[list[bytes]], list
         if there is not None:
             lengths[key], sources[key] = there.payload_len, [there.peer]
     turn = {peer: n for n, peer in enumerate(lists)}
-    return [Wanted(key, lengths[key], _rotated(sources[key], n, turn)) for n, key in enumerate(order) if key in sources]
+    return [
+        CopyRequest(key, lengths[key], _rotated(sources[key], n, turn)) for n, key in enumerate(order) if key in sources
+    ]
 
 
 def _rotated(peers: list[NodeInfo], by: int, turn: Mapping[NodeInfo, int]) -> tuple[NodeInfo, ...]:
@@ -95,8 +99,8 @@ class WarmUp:
         local: LocalStore,
         own: NodeInfo,
         members: Callable[[], Sequence[NodeInfo]],
-        locate: Callable[[list[bytes], float], list[Found | None]],
-        dial: Callable[[NodeInfo, float], PeerLink],
+        locate: Callable[[list[bytes], float], list[ResolvedPrefix | None]],
+        dial: Callable[[NodeInfo, float], PeerConnection],
         *,
         bytes_per_s: int,
         max_block_bytes: int,
@@ -152,14 +156,14 @@ class WarmUp:
         peers = [node for node in self._members() if node.node != self._own.node]
         wanted = [one for one in plan(self._ask(peers), self._locate_all) if not self._local.has(one.key)]
 
-        def counted() -> Iterator[Wanted]:
+        def counted() -> Iterator[CopyRequest]:
             for done, one in enumerate(wanted):
                 progress(done, len(wanted))
                 yield one
             progress(len(wanted), len(wanted))
 
         replicator = self._new_replicator(stop=stop, on_stored=came)
-        return replicator.copy(counted(), Pace(lambda: self._rate(bytes_per_s), stop)) == Outcome.FULL
+        return replicator.copy(counted(), ByteRateLimiter(lambda: self._rate(bytes_per_s), stop)) == CopyResult.FULL
 
     def status(self) -> dict[str, Any]:
         """`state` is waiting, copying, done, full (no room without eviction), unneeded, alone or stopped."""
@@ -201,12 +205,12 @@ class WarmUp:
         wanted = [one for one in plan(lists, self._locate_all) if not self._local.has(one.key)]
         before = self._stats.whole(FAMILY).get("blocks", 0)
         self._state = "copying"
-        outcome = self._replicator.copy(wanted, Pace(lambda: self._rate(self._bytes_per_s), self._stop))
+        outcome = self._replicator.copy(wanted, ByteRateLimiter(lambda: self._rate(self._bytes_per_s), self._stop))
         copied = self._stats.whole(FAMILY).get("blocks", 0) - before
-        if outcome == Outcome.FULL:
+        if outcome == CopyResult.FULL:
             self._state = "full"
             return True
-        if outcome == Outcome.DONE and not copied:
+        if outcome == CopyResult.DONE and not copied:
             self._state = "done"
             return True
         return False
@@ -228,8 +232,8 @@ class WarmUp:
                 log.info("warm-up: node %s: %s", peer.node, e)
         return lists
 
-    def _locate_all(self, keys: list[bytes]) -> list[Found | None]:
-        found: list[Found | None] = []
+    def _locate_all(self, keys: list[bytes]) -> list[ResolvedPrefix | None]:
+        found: list[ResolvedPrefix | None] = []
         for at in range(0, len(keys), 256):
             found += self._locate(keys[at : at + 256], _LOCATE_S)
         return found

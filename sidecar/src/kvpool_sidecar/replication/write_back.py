@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
 from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.replication.dirty_set import Dirty, Hits
+from kvpool_sidecar.replication.dirty_set import DirtySet, Hits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.base import Store
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
-__all__ = ["Copier", "copy_block"]
+__all__ = ["WriteBack", "copy_block"]
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _THREADS = 2
 _RETRY_S = 0.5
 
 
-class Copier:
+class WriteBack:
     """Thread-safe; nothing here waits for the shared tier but its own threads. While that is absent blocks wait."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Copier:
         self._shared = shared
         self._stats = stats
         self._policy = policy
-        self._dirty = Dirty(max_dirty if policy == "WriteBack" else 0)
+        self._dirty = DirtySet(max_dirty if policy == "WriteBack" else 0)
         self._hits = Hits(min_hits) if policy == "WriteThroughSelective" else None
         self._stop = threading.Event()
         self.problem = ""  # why the last copy failed; empty once one works

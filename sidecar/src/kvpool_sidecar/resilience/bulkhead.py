@@ -16,14 +16,14 @@ from kvpool.errors import DeadlineExceededError, PoolUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool_sidecar.resilience.circuit_breaker import Breaker
+    from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 
-__all__ = ["Guard"]
+__all__ = ["Bulkhead"]
 
 T = TypeVar("T")
 
 
-class _Job(Generic[T]):
+class _Call(Generic[T]):
     def __init__(self, work: Callable[[], T], discard: Callable[[T], None] | None) -> None:
         self._work = work
         self._discard = discard
@@ -60,10 +60,10 @@ class _Job(Generic[T]):
         return DeadlineExceededError("no answer in time", where=where)
 
 
-class Guard:
+class Bulkhead:
     """At most `threads` calls run and `backlog` wait; beyond that, and while the breaker is open, calls are refused."""
 
-    def __init__(self, name: str, threads: int, backlog: int, breaker: Breaker) -> None:
+    def __init__(self, name: str, threads: int, backlog: int, breaker: CircuitBreaker) -> None:
         self.name = name
         self.breaker = breaker
         self._threads = threads
@@ -71,7 +71,7 @@ class Guard:
         self._started = 0
         self._running = 0
         self._closed = False
-        self._queue: collections.deque[_Job[Any]] = collections.deque()
+        self._queue: collections.deque[_Call[Any]] = collections.deque()
         self._ready = threading.Condition()
 
     @property
@@ -98,7 +98,7 @@ class Guard:
             return []
         if self._closed or not self.breaker.allow():
             return [PoolUnavailableError("treated as absent after repeated failures", where=self.name)] * len(works)
-        jobs = [_Job(work, discard) for work in works]
+        jobs = [_Call(work, discard) for work in works]
         if not self._submit(jobs):
             self.breaker.failure()
             return [PoolUnavailableError("too many calls wait", where=self.name)] * len(works)
@@ -118,7 +118,7 @@ class Guard:
             self._queue.clear()
             self._ready.notify_all()
 
-    def _submit(self, jobs: list[_Job[T]]) -> bool:
+    def _submit(self, jobs: list[_Call[T]]) -> bool:
         with self._ready:
             room = self._threads + self._backlog - self._running - len(jobs)
             if len(self._queue) > room:

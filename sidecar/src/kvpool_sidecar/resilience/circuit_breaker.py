@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Breaker"]
+__all__ = ["CircuitBreaker"]
 
 
-class Breaker:
+class CircuitBreaker:
     """Closed, open, half-open. Each failed trial doubles the wait up to `longest_s`. Thread-safe."""
 
     def __init__(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = ["Admission", "Grant", "Lane"]
+__all__ = ["FairQueue", "FairQueues", "Grant"]
 
 MIB = 1 << 20
 READ_BYTES = 256 * MIB  # per drive: six blocks of 32 MiB for one tenant, eight for several
@@ -72,7 +72,7 @@ class _Account:
         self.waiting = 0
 
 
-class Lane:
+class FairQueue:
     """Bounded, fair between tenants. Thread-safe; `take` may wait, everything else does not."""
 
     def __init__(
@@ -250,13 +250,13 @@ class Lane:
             del self._accounts[tenant]
 
 
-class Admission:
+class FairQueues:
     """The lanes of a node with `drives` drives."""
 
     def __init__(self, drives: int = 1) -> None:
-        self.reads = Lane(READ_BYTES * drives)
-        self.writes = Lane(WRITE_BYTES * drives)
-        self.peers = Lane(PEER_BYTES * drives)
+        self.reads = FairQueue(READ_BYTES * drives)
+        self.writes = FairQueue(WRITE_BYTES * drives)
+        self.peers = FairQueue(PEER_BYTES * drives)
 
     def status(self) -> dict[str, dict[str, int]]:
         """For /status."""

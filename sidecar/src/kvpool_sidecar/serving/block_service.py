@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
 from kvpool.protocol.wire import BeginStatus, CommitStatus, Flag, OpenStatus, Tier
 from kvpool_sidecar.blocks.file import Expect
-from kvpool_sidecar.peers.rdma.fetch import Wanted
-from kvpool_sidecar.serving.locator import Locator, nearest
+from kvpool_sidecar.peers.rdma.fetch import ReadRequest
+from kvpool_sidecar.serving.locator import BlockLocator, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from kvpool.config import PoolConfig
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.index.registration import Announcer
-    from kvpool_sidecar.index.resolver import Found, PeerDirectory
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.index.registration import IndexRegistration
+    from kvpool_sidecar.index.resolver import BlockResolver, ResolvedPrefix
+    from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.peers.rdma.fetch import Fetcher
     from kvpool_sidecar.peers.rdma.slots import Slot
-    from kvpool_sidecar.replication.lookup_events import AfterLookup
+    from kvpool_sidecar.replication.lookup_events import LookupEvents
     from kvpool_sidecar.replication.prefetch import Prefetcher
-    from kvpool_sidecar.replication.verifier import Inspector
-    from kvpool_sidecar.replication.write_back import Copier
+    from kvpool_sidecar.replication.verifier import BlockVerifier
+    from kvpool_sidecar.replication.write_back import WriteBack
     from kvpool_sidecar.serving.locator import Located
-    from kvpool_sidecar.storage.base import Block, Pending, Store
+    from kvpool_sidecar.storage.base import Block, Store, WriteTransaction
     from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.tenancy.identity import Tenant
 
-__all__ = ["NodeBlocks", "Opened", "Streams", "close_files"]
+__all__ = ["BlockService", "OpenResult", "PeerStreams", "close_files"]
 
 _MAX_STREAMS = 0xFFFF
 _STREAM_BYTES = 8 << 20  # of a load are worth a connection of their own
 _REASONS: dict[type[Exception], str] = {CorruptBlockError: "corrupt", RefusedError: "still-writable"}
 
 
-class Opened(NamedTuple):
+class OpenResult(NamedTuple):
     """One entry of an OPEN: `fd` is a block file to hand over and close, or a stream's socket to hand over and keep."""
 
     status: OpenStatus
@@ -55,12 +55,12 @@ class Opened(NamedTuple):
     fd: int = -1
 
 
-class Streams:
+class PeerStreams:
     """The peer connections of one client connection, numbered. Not thread-safe."""
 
     def __init__(
         self,
-        dial: Callable[[NodeInfo, float], PeerLink],
+        dial: Callable[[NodeInfo, float], PeerConnection],
         give_back: Callable[[Slot], None] = lambda _slot: None,
         on_silent: Callable[[NodeInfo], None] = lambda _peer: None,
     ) -> None:
@@ -68,10 +68,10 @@ class Streams:
         self._on_silent = on_silent
         self._give_back = give_back
         self._held: list[list[Slot]] = [[], []]
-        self._links: dict[tuple[NodeInfo, int], tuple[int, PeerLink]] = {}
+        self._links: dict[tuple[NodeInfo, int], tuple[int, PeerConnection]] = {}
         self._last = 0
 
-    def get(self, peer: NodeInfo, timeout_s: float, lane: int = 0) -> tuple[int, PeerLink, bool]:
+    def get(self, peer: NodeInfo, timeout_s: float, lane: int = 0) -> tuple[int, PeerConnection, bool]:
         """Number, link, and whether it is new; each `lane` is a connection. KVPoolError if the peer is not reached."""
         number, link = self._links.get((peer, lane), (0, None))
         if link is not None and link.alive:
@@ -112,7 +112,7 @@ class Streams:
             self.turn()
 
 
-class NodeBlocks:
+class BlockService:
     """Thread-safe; shared by all connections."""
 
     def __init__(
@@ -120,14 +120,14 @@ class NodeBlocks:
         config: PoolConfig,
         local: Store,
         shared: SharedTier | None,
-        peers: PeerDirectory,
-        announcer: Announcer,
-        copier: Copier | None,
-        inspector: Inspector,
+        peers: BlockResolver,
+        announcer: IndexRegistration,
+        copier: WriteBack | None,
+        inspector: BlockVerifier,
         stats: Stats,
         fetcher: Fetcher | None = None,
         prefetcher: Prefetcher | None = None,
-        after_lookup: AfterLookup | None = None,
+        after_lookup: LookupEvents | None = None,
         on_stored: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
@@ -136,7 +136,7 @@ class NodeBlocks:
         self.shared = shared
         self.peers = peers
         self.stats = stats
-        self._locator = Locator(local, shared, peers)
+        self._locator = BlockLocator(local, shared, peers)
         self._announcer = announcer
         self._copier = copier
         self._inspector = inspector
@@ -144,30 +144,32 @@ class NodeBlocks:
         self._after_lookup = after_lookup
         self._on_stored = on_stored
 
-    def locate(self, tenants: Sequence[Tenant], idents: Sequence[bytes], timeout_s: float, *, every: bool) -> Located:
+    def locate(
+        self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], timeout_s: float, *, every: bool
+    ) -> Located:
         """Where each block is, and under which key: Locator. `tenants`: the asking one, then those it may read."""
-        return self._locator.locate(tenants, idents, timeout_s, every=every)
+        return self._locator.locate(tenants, block_ids, timeout_s, every=every)
 
-    def looked_up(self, tenant: Tenant, idents: Sequence[bytes], located: Located) -> None:
+    def looked_up(self, tenant: Tenant, block_ids: Sequence[bytes], located: Located) -> None:
         """The answer of a lookup is out: its blocks will be asked for next. Returns at once."""
         if self._after_lookup is not None:
-            self._after_lookup.offer(tenant, idents, located.tiers, located.keys)
+            self._after_lookup.offer(tenant, block_ids, located.tiers, located.keys)
 
     def open(
-        self, tenants: Sequence[Tenant], idents: Sequence[bytes], flags: int, timeout_s: float, streams: Streams
-    ) -> list[Opened]:
+        self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], flags: int, timeout_s: float, streams: PeerStreams
+    ) -> list[OpenResult]:
         """Open blocks, in order; the receiver owns `fd` of FILE entries. `tenants` as for `locate`."""
         deadline = time.monotonic() + timeout_s
         streams.turn()
-        keys = [nearest(self.local, tenants, ident) for ident in idents]
-        opened: list[Opened] = []
+        keys = [nearest(self.local, tenants, block_id) for block_id in block_ids]
+        opened: list[OpenResult] = []
         if self._prefetcher is not None:
             self._prefetcher.opened(keys)
         try:
             self._open_local(keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
             if not flags & Flag.LOCAL_ONLY:
-                self._open_peers(tenants, idents, keys, opened, deadline, streams)
-            self._open_shared(tenants, idents, keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
+                self._open_peers(tenants, block_ids, keys, opened, deadline, streams)
+            self._open_shared(tenants, block_ids, keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
         except BaseException:
             close_files(opened)
             raise
@@ -175,7 +177,7 @@ class NodeBlocks:
             self.stats.add("served", tier.name.lower(), count)
         return opened
 
-    def _open_local(self, keys: Sequence[bytes], opened: list[Opened], deadline: float, *, verify: bool) -> None:
+    def _open_local(self, keys: Sequence[bytes], opened: list[OpenResult], deadline: float, *, verify: bool) -> None:
         """Appends to `opened`, so that the caller can close what is in it whatever happens."""
         if verify:
             there = [time.monotonic() <= deadline and self._is_whole(key) for key in keys]
@@ -183,7 +185,7 @@ class NodeBlocks:
         else:
             found = self.local.open_many(keys)
         for key, block in zip(keys, found, strict=True):
-            opened.append(Opened(OpenStatus.MISS, key=key) if block is None else _file(key, Tier.LOCAL, block))
+            opened.append(OpenResult(OpenStatus.MISS, key=key) if block is None else _file(key, Tier.LOCAL, block))
 
     def _is_whole(self, key: bytes) -> bool:
         return not self.local.has(key) or self.local.check(key)
@@ -191,27 +193,27 @@ class NodeBlocks:
     def _open_peers(
         self,
         tenants: Sequence[Tenant],
-        idents: Sequence[bytes],
+        block_ids: Sequence[bytes],
         keys: list[bytes],
-        opened: list[Opened],
+        opened: list[OpenResult],
         deadline: float,
-        streams: Streams,
+        streams: PeerStreams,
     ) -> None:
         """`keys` are those of `tenants` under which the blocks are there, afterwards."""
         rest = [n for n, entry in enumerate(opened) if entry.status == OpenStatus.MISS]
-        there: dict[int, Found] = {}
-        by_peer: dict[NodeInfo, list[tuple[int, Found]]] = {}
+        there: dict[int, ResolvedPrefix] = {}
+        by_peer: dict[NodeInfo, list[tuple[int, ResolvedPrefix]]] = {}
         for tenant in tenants:
             left = deadline - time.monotonic()
             if not rest or left <= 0:
                 break
-            its = [tenant.key(idents[n]) for n in rest]
+            its = [tenant.key(block_ids[n]) for n in rest]
             answers = self.peers.locate(its, left / 2)
             for n, key, found in zip(rest, its, answers, strict=True):
                 if found is not None:
                     keys[n], there[n] = key, found
             rest = [n for n in rest if n not in there]
-        for n, found in sorted(there.items()):  # a stream brings its blocks in the order of the idents
+        for n, found in sorted(there.items()):  # a stream brings its blocks in the order of the block ids
             by_peer.setdefault(found.peer, []).append((n, found))
         for peer, found_there in by_peer.items():
             wanted = self._fetch(tenants[0], peer, found_there, keys, opened, deadline, streams)
@@ -227,11 +229,11 @@ class NodeBlocks:
         self,
         peer: NodeInfo,
         lane: int,
-        wanted: list[tuple[int, Found]],
+        wanted: list[tuple[int, ResolvedPrefix]],
         keys: Sequence[bytes],
-        opened: list[Opened],
+        opened: list[OpenResult],
         deadline: float,
-        streams: Streams,
+        streams: PeerStreams,
     ) -> bool:
         """Have a connection to the peer bring these blocks; False if it cannot be reached."""
         timeout = min(self.config.peer.connect_timeout_ms / 1000, (deadline - time.monotonic()) / 2)
@@ -247,25 +249,25 @@ class NodeBlocks:
         self.peers.mark_up(peer)
         for place, (n, found) in enumerate(wanted):
             status = OpenStatus.STREAM_NEW_CONN if is_new and place == 0 else OpenStatus.STREAM
-            opened[n] = Opened(status, Tier.PEER, stream, found.payload_len, keys[n], link.fileno())
+            opened[n] = OpenResult(status, Tier.PEER, stream, found.payload_len, keys[n], link.fileno())
         return True
 
     def _fetch(
         self,
         tenant: Tenant,
         peer: NodeInfo,
-        wanted: list[tuple[int, Found]],
+        wanted: list[tuple[int, ResolvedPrefix]],
         keys: Sequence[bytes],
-        opened: list[Opened],
+        opened: list[OpenResult],
         deadline: float,
-        streams: Streams,
-    ) -> list[tuple[int, Found]]:
+        streams: PeerStreams,
+    ) -> list[tuple[int, ResolvedPrefix]]:
         """Read what RDMA can bring; the rest, for a stream."""
         if self.fetcher is None:
             return wanted
         now = time.monotonic()
         slots = self.fetcher.fetch(
-            peer, [Wanted(keys[n], f.payload_len) for n, f in wanted], tenant.tag, now + (deadline - now) / 2
+            peer, [ReadRequest(keys[n], f.payload_len) for n, f in wanted], tenant.tag, now + (deadline - now) / 2
         )
         rest = []
         for (n, found), slot in zip(wanted, slots, strict=True):
@@ -273,15 +275,15 @@ class NodeBlocks:
                 rest.append((n, found))
                 continue
             streams.hold(slot)
-            opened[n] = Opened(OpenStatus.FILE, Tier.PEER, 0, found.payload_len, keys[n], os.dup(slot.descriptor))
+            opened[n] = OpenResult(OpenStatus.FILE, Tier.PEER, 0, found.payload_len, keys[n], os.dup(slot.descriptor))
         return rest
 
     def _open_shared(
         self,
         tenants: Sequence[Tenant],
-        idents: Sequence[bytes],
+        block_ids: Sequence[bytes],
         keys: list[bytes],
-        opened: list[Opened],
+        opened: list[OpenResult],
         deadline: float,
         *,
         verify: bool,
@@ -291,14 +293,16 @@ class NodeBlocks:
             return
         rest = [n for n, entry in enumerate(opened) if entry.status == OpenStatus.MISS]
         if len(tenants) > 1:
-            seen = {n: key for n in rest for t in reversed(tenants) if self.shared.remembers(key := t.key(idents[n]))}
+            seen = {
+                n: key for n in rest for t in reversed(tenants) if self.shared.remembers(key := t.key(block_ids[n]))
+            }
             self._open_seen(seen, keys, opened, deadline, verify=verify)
         for tenant in tenants:
             rest = [n for n in rest if opened[n].status == OpenStatus.MISS]
-            self._open_seen({n: tenant.key(idents[n]) for n in rest}, keys, opened, deadline, verify=verify)
+            self._open_seen({n: tenant.key(block_ids[n]) for n in rest}, keys, opened, deadline, verify=verify)
 
     def _open_seen(
-        self, wanted: dict[int, bytes], keys: list[bytes], opened: list[Opened], deadline: float, *, verify: bool
+        self, wanted: dict[int, bytes], keys: list[bytes], opened: list[OpenResult], deadline: float, *, verify: bool
     ) -> None:
         """Open these of the shared tier, by their places in `opened`."""
         left = deadline - time.monotonic()
@@ -314,9 +318,11 @@ class NodeBlocks:
                 keys[n] = key
                 opened[n] = _file(key, Tier.SHARED, block)
 
-    def begin(self, tenant: Tenant, ident: bytes, payload_len: int) -> tuple[BeginStatus, bytes, Pending | None]:
+    def begin(
+        self, tenant: Tenant, block_id: bytes, payload_len: int
+    ) -> tuple[BeginStatus, bytes, WriteTransaction | None]:
         """Status, key, and for WRITE a file for a block of `payload_len`."""
-        key = tenant.key(ident)
+        key = tenant.key(block_id)
         if not 0 < payload_len <= self.config.cache.max_block_bytes:
             self.stats.add("refused", "too-large")
             return BeginStatus.REFUSED, key, None
@@ -327,10 +333,10 @@ class NodeBlocks:
             return BeginStatus.REFUSED, key, None
         return (BeginStatus.HAVE, key, None) if pending is None else (BeginStatus.WRITE, key, pending)
 
-    def commit(self, tenant: Tenant, ident: bytes, pending: Pending, *, fill: bool) -> CommitStatus:
+    def commit(self, tenant: Tenant, block_id: bytes, pending: WriteTransaction, *, fill: bool) -> CommitStatus:
         """Publish a written file. REJECTED, and counted by reason, for whatever is wrong with it."""
         try:
-            status = self.local.commit(pending, Expect(ident, tenant.tag), fill=fill)
+            status = self.local.commit(pending, Expect(block_id, tenant.tag), fill=fill)
         except (CorruptBlockError, RefusedError, OSError) as e:
             self.stats.add("rejected", _REASONS.get(type(e), "io"))
             return CommitStatus.REJECTED
@@ -345,18 +351,18 @@ class NodeBlocks:
 
     def report(self, tenants: Sequence[Tenant], corrupt: Sequence[bytes]) -> None:
         """A client found these blocks corrupt: have a look at them, whose ever of `tenants` they were."""
-        for tenant, ident in itertools.product(tenants, corrupt):
-            key = tenant.key(ident)
+        for tenant, block_id in itertools.product(tenants, corrupt):
+            key = tenant.key(block_id)
             self.peers.forget(key)
             self._inspector.offer(key)
 
 
-def close_files(opened: Sequence[Opened]) -> None:
+def close_files(opened: Sequence[OpenResult]) -> None:
     """Close the block files among `opened`."""
     for entry in opened:
         if entry.status == OpenStatus.FILE:
             os.close(entry.fd)
 
 
-def _file(key: bytes, tier: Tier, found: Block) -> Opened:
-    return Opened(OpenStatus.FILE, tier, 0, found.payload_len, key, found.fd)
+def _file(key: bytes, tier: Tier, found: Block) -> OpenResult:
+    return OpenResult(OpenStatus.FILE, tier, 0, found.payload_len, key, found.fd)

@@ -15,12 +15,12 @@ from kvpool.protocol.wire import Tier
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvpool_sidecar.index.resolver import PeerDirectory
+    from kvpool_sidecar.index.resolver import BlockResolver
     from kvpool_sidecar.storage.base import Store
     from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.tenancy.identity import Tenant
 
-__all__ = ["Located", "Locator", "nearest"]
+__all__ = ["BlockLocator", "Located", "nearest"]
 
 _WINDOWS = (1, 16, 64)  # the first questions to the shared tier
 _WINDOW = 256  # and all further ones
@@ -35,62 +35,64 @@ class Located(NamedTuple):
     keys: Sequence[bytes]
 
 
-def nearest(local: Store, tenants: Sequence[Tenant], ident: bytes) -> bytes:
+def nearest(local: Store, tenants: Sequence[Tenant], block_id: bytes) -> bytes:
     """The first of its keys that is on this node; the own one if none is."""
-    own = tenants[0].key(ident)
+    own = tenants[0].key(block_id)
     if len(tenants) == 1 or local.has(own):
         return own
-    return next((key for other in tenants[1:] if local.has(key := other.key(ident))), own)
+    return next((key for other in tenants[1:] if local.has(key := other.key(block_id))), own)
 
 
-class Locator:
+class BlockLocator:
     """Thread-safe. Every call ends by its deadline; what could not be found out by then is a miss."""
 
-    def __init__(self, local: Store, shared: SharedTier | None, peers: PeerDirectory) -> None:
+    def __init__(self, local: Store, shared: SharedTier | None, peers: BlockResolver) -> None:
         self._local = local
         self._shared = shared
         self._peers = peers
 
-    def locate(self, tenants: Sequence[Tenant], idents: Sequence[bytes], timeout_s: float, *, every: bool) -> Located:
+    def locate(
+        self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], timeout_s: float, *, every: bool
+    ) -> Located:
         """The tier of each block; all 0 after the first miss unless `every`. `tenants`: the asking one first.
 
-        The index is asked at most twice for one tenant's names, whatever the number of blocks: PeerDirectory.reach.
+        The index is asked at most twice for one tenant's names, whatever the number of blocks: BlockResolver.reach.
         """
         deadline = time.monotonic() + timeout_s
         if len(tenants) == 1 or every:
-            return self._part(tenants, idents, deadline, every=every)
+            return self._part(tenants, block_ids, deadline, every=every)
         tiers, keys = b"", list[bytes]()
-        sizes = itertools.chain(_PARTS, itertools.repeat(len(idents)))
-        while len(tiers) < len(idents) and Tier.MISS not in tiers:
-            found = self._part(tenants, idents[len(tiers) : len(tiers) + next(sizes)], deadline, every=False)
+        sizes = itertools.chain(_PARTS, itertools.repeat(len(block_ids)))
+        while len(tiers) < len(block_ids) and Tier.MISS not in tiers:
+            found = self._part(tenants, block_ids[len(tiers) : len(tiers) + next(sizes)], deadline, every=False)
             tiers += found.tiers
             keys += found.keys
-        return Located(tiers.ljust(len(idents), b"\0"), keys)
+        return Located(tiers.ljust(len(block_ids), b"\0"), keys)
 
-    def _part(self, tenants: Sequence[Tenant], idents: Sequence[bytes], deadline: float, *, every: bool) -> Located:
-        keys = self._nearest(tenants, idents, deadline)
+    def _part(self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], deadline: float, *, every: bool) -> Located:
+        keys = self._nearest(tenants, block_ids, deadline)
         tiers = bytearray(Tier.LOCAL if self._local.has(key) else Tier.MISS for key in keys)
         rest = [n for n, tier in enumerate(tiers) if tier == Tier.MISS]
         has_shared = self._shared is not None and self._shared.available
         if rest and (left := deadline - time.monotonic()) > 0:
             budget = left / 2 if has_shared else left  # a slow index leaves time to ask the shared tier
-            for n, key in self._at_peers(tenants, idents, rest, budget, every=every).items():
+            for n, key in self._at_peers(tenants, block_ids, rest, budget, every=every).items():
                 tiers[n], keys[n] = Tier.PEER, key
         rest = [n for n in rest if tiers[n] == Tier.MISS]
         if rest and has_shared:
-            rest = self._look_in_shared(tenants, idents, rest, tiers, keys, deadline, every=every)
+            rest = self._look_in_shared(tenants, block_ids, rest, tiers, keys, deadline, every=every)
         found = bytes(tiers) if every or not rest else bytes(tiers[: rest[0]]).ljust(len(tiers), b"\0")
         return Located(found, keys)
 
-    def _nearest(self, tenants: Sequence[Tenant], idents: Sequence[bytes], deadline: float) -> list[bytes]:
+    def _nearest(self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], deadline: float) -> list[bytes]:
         """`nearest` of each; of the asker alone when half of the time is gone, for naming blocks takes time, too."""
         if len(tenants) == 1:
-            return [tenants[0].key(ident) for ident in idents]
+            return [tenants[0].key(block_id) for block_id in block_ids]
         until = (time.monotonic() + deadline) / 2
-        return [nearest(self._local, tenants if time.monotonic() < until else tenants[:1], i) for i in idents]
+        return [nearest(self._local, tenants if time.monotonic() < until else tenants[:1], i) for i in block_ids]
 
     def _at_peers(
-        self, tenants: Sequence[Tenant], idents: Sequence[bytes], rest: Sequence[int], budget: float, *, every: bool
+        self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], rest: Sequence[int], budget: float, *, every: bool
     ) -> dict[int, bytes]:
         """Which of `rest` are said to be at a peer, under which key.
 
@@ -102,7 +104,7 @@ class Locator:
         missing, in_vain = list(rest), 0
         turns = tenants if every or len(tenants) == 1 else itertools.chain.from_iterable([tenants] * _TURNS)
         for tenant in turns:
-            keys = [tenant.key(idents[n]) for n in missing if tenant is tenants[0] or time.monotonic() < until]
+            keys = [tenant.key(block_ids[n]) for n in missing if tenant is tenants[0] or time.monotonic() < until]
             left = until - time.monotonic()
             if not keys or left <= 0:
                 break
@@ -117,7 +119,7 @@ class Locator:
     def _look_in_shared(
         self,
         tenants: Sequence[Tenant],
-        idents: Sequence[bytes],
+        block_ids: Sequence[bytes],
         rest: list[int],
         tiers: bytearray,
         keys: list[bytes],
@@ -135,14 +137,14 @@ class Locator:
                 break
             at += len(chunk)
             for tenant in tenants:
-                chunk = self._ask_shared(tenant, idents, chunk, tiers, keys, deadline)
+                chunk = self._ask_shared(tenant, block_ids, chunk, tiers, keys, deadline)
             missing += chunk
         return missing + rest[at:]
 
     def _ask_shared(
         self,
         tenant: Tenant,
-        idents: Sequence[bytes],
+        block_ids: Sequence[bytes],
         chunk: list[int],
         tiers: bytearray,
         keys: list[bytes],
@@ -150,7 +152,7 @@ class Locator:
     ) -> list[int]:
         """Those of `chunk` that are not there under this tenant's names."""
         assert self._shared is not None  # noqa: S101
-        its = [tenant.key(idents[n]) for n in chunk if time.monotonic() < deadline]
+        its = [tenant.key(block_ids[n]) for n in chunk if time.monotonic() < deadline]
         left = deadline - time.monotonic()
         if not its or left <= 0:
             return chunk

@@ -18,18 +18,18 @@ from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool.stats import BUCKETS_S, STORE
 from kvpool_sidecar.peers.tcp import set_send_timeout
-from kvpool_sidecar.serving.block_service import Opened, Streams, close_files
+from kvpool_sidecar.serving.block_service import OpenResult, PeerStreams, close_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.peers.connection import PeerLink
-    from kvpool_sidecar.resilience.fair_queue import Admission, Grant
-    from kvpool_sidecar.serving.block_service import NodeBlocks
+    from kvpool_sidecar.peers.connection import PeerConnection
+    from kvpool_sidecar.resilience.fair_queue import FairQueues, Grant
+    from kvpool_sidecar.serving.block_service import BlockService
     from kvpool_sidecar.serving.fingerprints import Fingerprints
     from kvpool_sidecar.serving.pod import Pod
-    from kvpool_sidecar.storage.base import Pending
+    from kvpool_sidecar.storage.base import WriteTransaction
     from kvpool_sidecar.tenancy.identity import Tenant
 
 __all__ = ["Session"]
@@ -56,8 +56,8 @@ class _VersionError(ProtocolError):
 
 
 class _Write(NamedTuple):
-    ident: bytes
-    pending: Pending
+    block_id: bytes
+    pending: WriteTransaction
 
 
 class Session:
@@ -67,11 +67,11 @@ class Session:
         self,
         sock: socket.socket,
         pod: Pod,
-        node: NodeBlocks,
+        node: BlockService,
         node_name: str,
-        dial: Callable[[NodeInfo, float], PeerLink],
+        dial: Callable[[NodeInfo, float], PeerConnection],
         fingerprints: Fingerprints,
-        admission: Admission,
+        admission: FairQueues,
     ) -> None:
         self._socket = sock
         self._pod = pod
@@ -88,7 +88,7 @@ class Session:
         self._writes: dict[int, _Write] = {}
         self._next_token = 1
         give_back = node.fetcher.give if node.fetcher is not None else lambda _slot: None
-        self._streams = Streams(dial, give_back, node.peers.mark_down)
+        self._streams = PeerStreams(dial, give_back, node.peers.mark_down)
 
     def run(self) -> None:
         """Serve until the client is gone, breaks the protocol, or `stop`."""
@@ -206,30 +206,30 @@ class Session:
 
     def _lookup(self, head: wire.Head, body: memoryview) -> None:
         timeout, rest = _deadline(body)
-        idents = wire.split_idents(rest, head.items, wire.MAX_LOOKUP)
+        block_ids = wire.split_block_ids(rest, head.items, wire.MAX_LOOKUP)
         every = bool(head.flags & wire.Flag.EVERY)
-        located = self._node.locate(self._reads_of, idents, timeout, every=every)
+        located = self._node.locate(self._reads_of, block_ids, timeout, every=every)
         tiers = located.tiers
-        self._node.stats.add("lookup", "asked", len(idents))
+        self._node.stats.add("lookup", "asked", len(block_ids))
         self._node.stats.add("lookup", "found", len(tiers) - tiers.count(wire.Tier.MISS))
         self._reply(head, tiers, count=len(tiers))
-        self._node.looked_up(self._pod.tenant, idents, located)
+        self._node.looked_up(self._pod.tenant, block_ids, located)
 
     def _open(self, head: wire.Head, body: memoryview) -> None:
         timeout, rest = _deadline(body)
-        idents = wire.split_idents(rest, head.items, wire.MAX_BATCH)
+        block_ids = wire.split_block_ids(rest, head.items, wire.MAX_BATCH)
         began = time.monotonic()
         if not self._drained():
             self._node.stats.add("refused", "unread-descriptors")
-            opened = [Opened(wire.OpenStatus.MISS) for _ in idents]
-        elif not self._may_read(len(idents), began + timeout * _READ_PATIENCE):
-            self._node.stats.add("refused", "busy-reads", len(idents))
+            opened = [OpenResult(wire.OpenStatus.MISS) for _ in block_ids]
+        elif not self._may_read(len(block_ids), began + timeout * _READ_PATIENCE):
+            self._node.stats.add("refused", "busy-reads", len(block_ids))
             busy = wire.OPEN_REPLY.pack(wire.OpenStatus.MISS, wire.Tier.MISS, 0, wire.MISS_BUSY, 0, bytes(32))
-            self._reply(head, busy * len(idents), count=len(idents))
+            self._reply(head, busy * len(block_ids), count=len(block_ids))
             return
         else:
             left = max(began + timeout - time.monotonic(), _MIN_DEADLINE_S)
-            opened = self._node.open(self._reads_of, idents, head.flags, left, self._streams)
+            opened = self._node.open(self._reads_of, block_ids, head.flags, left, self._streams)
         flags = self._opened(opened)
         try:
             fds = [entry.fd for entry in opened if entry.status == wire.OpenStatus.FILE]
@@ -239,7 +239,7 @@ class Session:
                 for entry in opened:
                     if entry.tier == wire.Tier.PEER and entry.stream:
                         self._streams.drop(entry.stream)  # asked for, and nobody will read the answer
-                self._reply(head, _open_body([Opened(wire.OpenStatus.MISS) for _ in opened]), count=len(opened))
+                self._reply(head, _open_body([OpenResult(wire.OpenStatus.MISS) for _ in opened]), count=len(opened))
         finally:
             close_files(opened)
 
@@ -248,7 +248,7 @@ class Session:
         self._reading = self._admission.reads.take(self._pod.tenant.tag, count * self._typical_bytes, deadline)
         return self._reading is not None
 
-    def _opened(self, opened: list[Opened]) -> wire.Flag:
+    def _opened(self, opened: list[OpenResult]) -> wire.Flag:
         """Now the sizes are known: correct the grant; TELL if its end is to be told."""
         if self._reading is None:
             return wire.Flag.NONE
@@ -292,19 +292,19 @@ class Session:
         begun: list[tuple[int, _Write]] = []
         refusal = self._why_not_write(body)
         for at in range(0, len(body), size):
-            ident, payload_len = wire.BEGIN_REQUEST.unpack_from(body, at)
+            block_id, payload_len = wire.BEGIN_REQUEST.unpack_from(body, at)
             status, key, pending = wire.BeginStatus.REFUSED, bytes(32), None
             size_there = HEADER_BYTES + payload_len
             if refusal or len(self._writes) >= MAX_TOKENS or not self._pod.take_room(size_there):
                 self._node.stats.add("refused", refusal or "too-many-writes")
             else:
-                status, key, pending = self._node.begin(self._pod.tenant, ident, payload_len)
+                status, key, pending = self._node.begin(self._pod.tenant, block_id, payload_len)
                 if pending is None:
                     self._pod.give_room(size_there)
             token = 0
             if pending is not None:
                 token, self._next_token = self._next_token, self._next_token % 0xFFFFFFFF + 1
-                write = self._writes[token] = _Write(ident, pending)
+                write = self._writes[token] = _Write(block_id, pending)
                 begun.append((token, write))
             answers.append(wire.BEGIN_REPLY.pack(status, token, key))
         sent = False
@@ -334,7 +334,7 @@ class Session:
                 statuses.append(wire.CommitStatus.REJECTED)
                 continue
             try:
-                status = self._node.commit(self._pod.tenant, write.ident, write.pending, fill=fill)
+                status = self._node.commit(self._pod.tenant, write.block_id, write.pending, fill=fill)
             finally:
                 self._pod.give_room(write.pending.file_bytes)
             if status == wire.CommitStatus.STORED and self._hello is not None:
@@ -349,7 +349,7 @@ class Session:
         corrupt = value.get("corrupt", [])
         if not isinstance(corrupt, list) or len(corrupt) > wire.MAX_BATCH:
             raise ProtocolError("too many corrupt blocks in one report")
-        idents = [_ident(text) for text in corrupt]
+        block_ids = [_block_id(text) for text in corrupt]
         for family in ("hits", "bytes", "misses", "tokens"):
             counts = value.get(family, {})
             if not isinstance(counts, dict):
@@ -359,7 +359,7 @@ class Session:
                     raise ProtocolError(f"{family} is not a count")
                 self._node.stats.add(f"client_{family}", label, n)
         self._report_seconds(value.get("seconds", {}))
-        self._node.report(self._reads_of, idents)
+        self._node.report(self._reads_of, block_ids)
         self._reply(head, b"")
 
     def _report_seconds(self, times: object) -> None:
@@ -413,17 +413,17 @@ def _deadline(body: memoryview) -> tuple[float, memoryview]:
     return min(max(ms / 1000, _MIN_DEADLINE_S), _MAX_DEADLINE_S), body[_DEADLINE.size :]
 
 
-def _ident(text: object) -> bytes:
+def _block_id(text: object) -> bytes:
     try:
-        ident = bytes.fromhex(text) if isinstance(text, str) and len(text) == 2 * wire.IDENT_BYTES else b""
+        block_id = bytes.fromhex(text) if isinstance(text, str) and len(text) == 2 * wire.BLOCK_ID_BYTES else b""
     except ValueError:
-        ident = b""
-    if len(ident) != wire.IDENT_BYTES:
-        raise ProtocolError("not an ident in hex")
-    return ident
+        block_id = b""
+    if len(block_id) != wire.BLOCK_ID_BYTES:
+        raise ProtocolError("not a block id in hex")
+    return block_id
 
 
-def _open_body(opened: list[Opened]) -> bytes:
+def _open_body(opened: list[OpenResult]) -> bytes:
     return b"".join(
         wire.OPEN_REPLY.pack(entry.status, entry.tier, entry.stream, 0, entry.payload_len, entry.key)
         for entry in opened

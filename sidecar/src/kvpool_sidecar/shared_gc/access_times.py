@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.counters import Stats
 
-__all__ = ["Touches"]
+__all__ = ["AccessTimes"]
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _MAX_QUEUED = 8192
 _REMEMBERED = 1 << 16
 
 
-class Touches:
+class AccessTimes:
     """A bounded queue and a thread. `touch(key, every_s)` stamps a block unless it was of late."""
 
     def __init__(

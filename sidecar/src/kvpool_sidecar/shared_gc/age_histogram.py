@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Ages", "Cut", "class_of"]
+__all__ = ["AgeCutoff", "AgeHistogram", "class_of"]
 
 _PER_DOUBLING = 8
 _OLDEST = 40 * _PER_DOUBLING
@@ -18,7 +18,7 @@ def class_of(age_s: float) -> int:
     return min(_OLDEST, int(math.log2(1.0 + max(0.0, age_s)) * _PER_DOUBLING))
 
 
-class Cut:
+class AgeCutoff:
     """What is older than a class goes, and of that class itself `bytes_left` bytes."""
 
     def __init__(self, age_class: int, bytes_left: int) -> None:
@@ -36,7 +36,7 @@ class Cut:
         return True
 
 
-class Ages:
+class AgeHistogram:
     """Bytes by age class."""
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class Ages:
         self._bytes[number] = self._bytes.get(number, 0) + size
         self.total += size
 
-    def merge(self, other: Ages) -> None:
+    def merge(self, other: AgeHistogram) -> None:
         for number, size in other._bytes.items():
             self._bytes[number] = self._bytes.get(number, 0) + size
         self.total += other.total
 
-    def cut(self, need: int) -> Cut:
+    def cut(self, need: int) -> AgeCutoff:
         """So that the oldest `need` bytes go, or all if there are fewer."""
         last = 0
         for number in sorted(self._bytes, reverse=True):
@@ -61,4 +61,4 @@ class Ages:
             if self._bytes[number] >= need:
                 break
             need -= self._bytes[number]
-        return Cut(last, need)
+        return AgeCutoff(last, need)

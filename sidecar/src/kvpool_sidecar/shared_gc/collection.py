@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool_sidecar.shared_gc import metadata as folder
 from kvpool_sidecar.shared_gc.orphans import remove_junk
-from kvpool_sidecar.shared_gc.plan import Census, Group, Limits, Model, make_plan, superseded
-from kvpool_sidecar.shared_gc.walk import Found, Leaf, leaves, whose
+from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, Model, make_plan, superseded
+from kvpool_sidecar.shared_gc.walk import LeafDirectory, WalkResult, leaves, whose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_sidecar.shared_gc.metadata import Tier
-    from kvpool_sidecar.shared_gc.plan import Plan
+    from kvpool_sidecar.shared_gc.metadata import TierMetadata
+    from kvpool_sidecar.shared_gc.plan import CollectionPlan
 
-__all__ = ["LeaseLostError", "Pace", "Sweep", "SweepStoppedError"]
+__all__ = ["Collection", "CollectionStoppedError", "EntryRateLimiter", "LeaseLostError"]
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ class LeaseLostError(Exception):
     """Somebody else sweeps now."""
 
 
-class SweepStoppedError(Exception):
+class CollectionStoppedError(Exception):
     """The process is about to end."""
 
 
-class Pace:
+class EntryRateLimiter:
     """So many directory entries a second. `wait(seconds)` is True when the process is to end."""
 
     def __init__(
@@ -55,15 +55,15 @@ class Pace:
         self._at = clock()
 
     def __call__(self, entries: int) -> None:
-        """These were looked at. SweepStoppedError."""
+        """These were looked at. CollectionStoppedError."""
         now = self._clock()
         self._owed = max(0.0, self._owed - (now - self._at)) + entries / self._per_s
         self._at = now
         if self._wait(self._owed if self._owed > 0.02 else 0.0):
-            raise SweepStoppedError
+            raise CollectionStoppedError
 
 
-class Swept(NamedTuple):
+class CollectionResult(NamedTuple):
     """Of one sweep: what stayed, in all and of each tenant, and what went."""
 
     used: int
@@ -73,7 +73,7 @@ class Swept(NamedTuple):
     removed_bytes: int
 
 
-class Sweep:
+class Collection:
     """`now()` is the mount's time, `may()` asks the lease, `gone(reason, size, key)` is told of each removal.
 
     `key` is None for what is no block. `expected`: about how many blocks there are; 0 if that is not known.
@@ -81,12 +81,12 @@ class Sweep:
 
     def __init__(
         self,
-        tier: Tier,
-        limits: Limits,
+        tier: TierMetadata,
+        limits: CollectionLimits,
         *,
         now: Callable[[], float],
         may: Callable[[], bool],
-        pace: Pace,
+        pace: EntryRateLimiter,
         gone: Callable[[str, int, bytes | None], None],
         expected: int = 0,
         grace_s: float = 0.0,
@@ -104,10 +104,10 @@ class Sweep:
         self._removed_blocks = 0
         self._removed_bytes = 0
 
-    def run(self, coming: Callable[[], int]) -> Swept:
+    def run(self, coming: Callable[[], int]) -> CollectionResult:
         """`coming()`: bytes stored meanwhile that the first walk did not meet.
 
-        LeaseLostError, SweepStoppedError, OSError.
+        LeaseLostError, CollectionStoppedError, OSError.
         """
         census = self._count()
         for reason, size in remove_junk(
@@ -123,10 +123,10 @@ class Sweep:
             self._make_room(plan, tenants)
             blocks -= self._removed_blocks - before_blocks
             size -= self._removed_bytes - before_bytes
-        return Swept(size, blocks, tenants, self._removed_blocks, self._removed_bytes)
+        return CollectionResult(size, blocks, tenants, self._removed_blocks, self._removed_bytes)
 
-    def _count(self) -> Census:
-        census = Census()
+    def _count(self) -> Inventory:
+        census = Inventory()
         for leaf in leaves(self._tier.blocks, self._tier.device, self._first):
             entries = 0
             for found in leaf.blocks():
@@ -137,7 +137,7 @@ class Sweep:
             self._pace(max(1, entries))
         return census
 
-    def _look(self, leaf: Leaf, found: Found, census: Census) -> None:
+    def _look(self, leaf: LeafDirectory, found: WalkResult, census: Inventory) -> None:
         now = self._at
         age = now - found.used_at
         is_read = self._is_read(found)
@@ -156,7 +156,7 @@ class Sweep:
             group = known.group if known is not None else Group()
             census.attribute(group, found.size, age, now - made, self._mask + 1)
 
-    def _superseded(self, census: Census) -> list[Group]:
+    def _superseded(self, census: Inventory) -> list[Group]:
         models: dict[bytes, Model] = {}
         for name, fingerprint, stamped in folder.notes(self._tier.sweep, folder.MODEL):
             digest = folder.read_note(self._tier.sweep, name).get("model")
@@ -164,11 +164,11 @@ class Sweep:
                 models[bytes.fromhex(fingerprint)] = Model(digest, self._now() - stamped)
         return superseded(census, models, _SUPERSEDED_S)
 
-    def _is_read(self, found: Found) -> bool:
+    def _is_read(self, found: WalkResult) -> bool:
         """Keys are as good as random: those of a kind stand for all."""
         return int.from_bytes(found.key[-4:], "big") & self._mask == 0
 
-    def _make_room(self, plan: Plan, tenants: dict[bytes, int]) -> None:
+    def _make_room(self, plan: CollectionPlan, tenants: dict[bytes, int]) -> None:
         for leaf in leaves(self._tier.blocks, self._tier.device, self._first):
             entries = 0
             for found in leaf.blocks():
@@ -182,7 +182,7 @@ class Sweep:
                     tenants[group.tenant] = max(0, left)
             self._pace(max(1, entries))
 
-    def _remove(self, leaf: Leaf, found: Found, reason: str) -> bool:
+    def _remove(self, leaf: LeafDirectory, found: WalkResult, reason: str) -> bool:
         if not self._may():
             raise LeaseLostError
         try:
@@ -194,7 +194,7 @@ class Sweep:
         self._gone(reason, found.size, found.key)
         return True
 
-    def _remove_empty(self, leaf: Leaf) -> None:
+    def _remove_empty(self, leaf: LeafDirectory) -> None:
         """The kernel refuses it unless it is empty; a writer that was about to use it makes it again."""
         if self._now() - os.fstat(leaf.fd).st_mtime < _EMPTY_AGE_S:
             return

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool_sidecar.eviction import SAVE_EVERY_S
-from kvpool_sidecar.shared_gc.access_times import Touches
-from kvpool_sidecar.shared_gc.filesystem_collector import SharedSweeper, Timing
-from kvpool_sidecar.shared_gc.object_collector import ObjectSweeper
-from kvpool_sidecar.shared_gc.plan import Limits
+from kvpool_sidecar.shared_gc.access_times import AccessTimes
+from kvpool_sidecar.shared_gc.filesystem_collector import FilesystemCollector, Schedule
+from kvpool_sidecar.shared_gc.object_collector import ObjectCollector
+from kvpool_sidecar.shared_gc.plan import CollectionLimits
 from kvpool_sidecar.storage.buckets.fsspec import TOUCHES, split_url
-from kvpool_sidecar.storage.shared.compressed import PackedStore
+from kvpool_sidecar.storage.shared.compressed import CompressedStore
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 
     from kvpool.config import PoolConfig
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.shared_gc.loop import Turns
+    from kvpool_sidecar.shared_gc.loop import LeasedLoop
     from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.tenancy.mapping import Tenancy
 
-__all__ = ["Rules", "SharedKeeper", "make_keeper", "rules_of"]
+__all__ = ["GcConfig", "SharedGcController", "make_keeper", "rules_of"]
 
 _OBJECT_EVERY_S = 6 * 3600.0  # noting a use costs a request that is paid for
 _COPIES_PER_S = 20.0
 _LISTED_PER_S = 10_000.0
 
 
-class Rules(NamedTuple):
+class GcConfig(NamedTuple):
     """What a configuration says of a shared tier."""
 
-    limits: Limits
+    limits: CollectionLimits
     every_s: float  # a note of the last use may be as old
     touched: bool = True  # are uses noted at all?
 
 
-class SharedKeeper:
+class SharedGcController:
     """A sweeper and the touches of one sidecar."""
 
     def __init__(
         self,
-        rules: Rules,
-        make_sweeper: Callable[[Rules], Turns],
+        rules: GcConfig,
+        make_sweeper: Callable[[GcConfig], LeasedLoop],
         store: SharedStore | ObjectStore,
         stats: Stats,
         *,
@@ -53,7 +53,7 @@ class SharedKeeper:
         self._rules = rules
         self._store = store
         self.sweeper = make_sweeper(rules)
-        self.touches = Touches(self._touch, stats, every_s=rules.every_s, per_s=per_s)
+        self.touches = AccessTimes(self._touch, stats, every_s=rules.every_s, per_s=per_s)
         store.on_use = self._used
 
     def start(self) -> None:
@@ -94,54 +94,54 @@ def make_keeper(
     tier: SharedTier,
     stats: Stats,
     models: Callable[[], Iterable[tuple[bytes, str]]],
-) -> SharedKeeper | None:
+) -> SharedGcController | None:
     """None where there is nothing to keep. `models()` gives fingerprints that engines named, with the model."""
-    store = tier.store.inner if isinstance(tier.store, PackedStore) else tier.store
+    store = tier.store.inner if isinstance(tier.store, CompressedStore) else tier.store
     rules = rules_of(config, tenancy)
     if rules is None:
         return None
     if config.shared is not None and isinstance(store, SharedStore):
         shared = config.shared
 
-        def sweeper(rules: Rules) -> Turns:
-            return SharedSweeper(
+        def sweeper(rules: GcConfig) -> LeasedLoop:
+            return FilesystemCollector(
                 shared.path,
                 config.uid,
                 rules.limits,
                 store,
                 stats,
                 node=node,
-                timing=Timing(shared.sweep_lease_s, shared.sweep_every_s, shared.sweep_entries_per_s),
+                timing=Schedule(shared.sweep_lease_s, shared.sweep_every_s, shared.sweep_entries_per_s),
                 grace_s=rules.every_s,
                 available=lambda: tier.available,
                 models=models,
                 removed=tier.forget,
             )
 
-        return SharedKeeper(rules, sweeper, store, stats)
+        return SharedGcController(rules, sweeper, store, stats)
     if config.fsspec is not None and isinstance(store, ObjectStore):
         bucket, objects = config.fsspec, store
 
-        def object_sweeper(rules: Rules) -> Turns:
-            return ObjectSweeper(
+        def object_sweeper(rules: GcConfig) -> LeasedLoop:
+            return ObjectCollector(
                 rules.limits,
                 objects,
                 stats,
                 node=node,
-                timing=Timing(bucket.sweep_lease_s, bucket.sweep_every_s, _LISTED_PER_S),
+                timing=Schedule(bucket.sweep_lease_s, bucket.sweep_every_s, _LISTED_PER_S),
                 grace_s=rules.every_s,
                 available=lambda: tier.available,
                 removed=tier.forget,
             )
 
-        return SharedKeeper(rules, object_sweeper, store, stats, per_s=_COPIES_PER_S)
+        return SharedGcController(rules, object_sweeper, store, stats, per_s=_COPIES_PER_S)
     return None
 
 
-def rules_of(config: PoolConfig, tenancy: Tenancy) -> Rules | None:
+def rules_of(config: PoolConfig, tenancy: Tenancy) -> GcConfig | None:
     """None without a shared tier."""
     cache = config.cache
-    limits = Limits(
+    limits = CollectionLimits(
         high_percent=cache.high_watermark,
         low_percent=cache.low_watermark,
         idle_s=cache.idle_ttl_s,
@@ -151,17 +151,17 @@ def rules_of(config: PoolConfig, tenancy: Tenancy) -> Rules | None:
         limits = limits._replace(
             capacity=config.shared.capacity_bytes, tenant_bytes=cache.tenant_quota_bytes, tenants=tenancy.shared()
         )
-        return Rules(limits, _every_s(limits, SAVE_EVERY_S))
+        return GcConfig(limits, _every_s(limits, SAVE_EVERY_S))
     if config.fsspec is not None:
         # an object has one time only: where its age since it was made counts, nothing is touched, and nothing is idle
         touched = not limits.max_age_s and split_url(config.fsspec.url)[0] in TOUCHES
         every_s = _every_s(limits, _OBJECT_EVERY_S)
         idle_s = limits.idle_s if touched else 0.0
-        return Rules(limits._replace(capacity=config.fsspec.capacity_bytes, idle_s=idle_s), every_s, touched)
+        return GcConfig(limits._replace(capacity=config.fsspec.capacity_bytes, idle_s=idle_s), every_s, touched)
     return None
 
 
-def _every_s(limits: Limits, usual: float) -> float:
+def _every_s(limits: CollectionLimits, usual: float) -> float:
     """How old a note of the last use may be."""
     idle = [one.idle_s for one in (limits.of(b""), *limits.tenants.values()) if one.idle_s]
     return min([usual, *(one / 4 for one in idle)])

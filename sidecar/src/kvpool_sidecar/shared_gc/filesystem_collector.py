@@ -10,19 +10,19 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.shared_gc import metadata as folder
-from kvpool_sidecar.shared_gc.collection import LeaseLostError, Pace, Sweep, SweepStoppedError
+from kvpool_sidecar.shared_gc.collection import Collection, CollectionStoppedError, EntryRateLimiter, LeaseLostError
 from kvpool_sidecar.shared_gc.file_lease import Lease
-from kvpool_sidecar.shared_gc.loop import Swept, Timing, Turns
-from kvpool_sidecar.shared_gc.metadata import Tier
-from kvpool_sidecar.shared_gc.usage import Stored, Summary, stored
+from kvpool_sidecar.shared_gc.loop import LeasedLoop, Schedule, SweepTarget
+from kvpool_sidecar.shared_gc.metadata import TierMetadata
+from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageReport, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.shared_gc.plan import Limits
+    from kvpool_sidecar.shared_gc.plan import CollectionLimits
 
-__all__ = ["SharedSweeper", "Swept", "Timing"]
+__all__ = ["FilesystemCollector", "Schedule", "SweepTarget"]
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +30,19 @@ _MODEL_EVERY_S = 3600.0
 _MOST_MODELS = 256
 
 
-class SharedSweeper(Turns):
+class FilesystemCollector(LeasedLoop):
     """See Turns. `models()` gives fingerprints and names of models that engines named here."""
 
     def __init__(
         self,
         path: str,
         pool_uid: str,
-        limits: Limits,
-        store: Swept,
+        limits: CollectionLimits,
+        store: SweepTarget,
         stats: Stats,
         *,
         node: str = "",
-        timing: Timing = Timing(),  # noqa: B008 - never changed
+        timing: Schedule = Schedule(),  # noqa: B008 - never changed
         grace_s: float = 0.0,
         available: Callable[[], bool] = lambda: True,
         models: Callable[[], Iterable[tuple[bytes, str]]] = tuple,
@@ -63,7 +63,7 @@ class SharedSweeper(Turns):
         return self._lease.term if self._lease.held else 0
 
     def turn(self) -> None:
-        with Tier(self._path, self._pool_uid) as tier:
+        with TierMetadata(self._path, self._pool_uid) as tier:
             self._say(tier)
             self._note_models(tier)
             was_held = self._lease.held
@@ -73,11 +73,11 @@ class SharedSweeper(Turns):
             if not held:
                 if was_held:
                     log.info("another sidecar sweeps the shared tier now")
-                self._take_over(Summary.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
+                self._take_over(UsageReport.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
                 return
             if not was_held:
                 log.info("this sidecar sweeps the shared tier from now on (term %d)", self._lease.term)
-                self._take_over(Summary.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
+                self._take_over(UsageReport.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
                 self._ledger.rebase(self._summary.used, self._summary.marks)
             told = self._hear(tier)
             self._ledger.update(told)
@@ -86,20 +86,20 @@ class SharedSweeper(Turns):
             self._publish(tier)
 
     def give_up(self) -> None:
-        with Tier(self._path, self._pool_uid) as tier:
+        with TierMetadata(self._path, self._pool_uid) as tier:
             self._lease.release(tier.sweep)
             folder.remove_note(tier.sweep, f"node-{self._owner}")
 
-    def _say(self, tier: Tier) -> None:
+    def _say(self, tier: TierMetadata) -> None:
         """Tell the holder what was stored here, and learn the time."""
         name = f"node-{self._owner}"
         now = folder.write_note(tier.sweep, name, {"stored": self._store.stored, "node": self._node})
         self._ahead_s = now - time.monotonic()
         self._store.tell_time(self._ahead_s)
 
-    def _hear(self, tier: Tier) -> dict[str, Stored]:
+    def _hear(self, tier: TierMetadata) -> dict[str, StoredUsage]:
         """What the sidecars told: for the holder, who alone reads so many files."""
-        told: dict[str, Stored] = {}
+        told: dict[str, StoredUsage] = {}
         for name, owner, _ in folder.notes(tier.sweep, folder.NODE):
             try:
                 told[owner] = stored(folder.read_note(tier.sweep, name).get("stored"))
@@ -107,7 +107,7 @@ class SharedSweeper(Turns):
                 continue
         return told
 
-    def _note_models(self, tier: Tier) -> None:
+    def _note_models(self, tier: TierMetadata) -> None:
         now = time.monotonic()
         for fingerprint, model in self._models():
             if now - self._noted.get(fingerprint, float("-inf")) < _MODEL_EVERY_S or len(self._noted) >= _MOST_MODELS:
@@ -119,19 +119,19 @@ class SharedSweeper(Turns):
                 folder.write_note(tier.sweep, name, {"model": hashlib.sha256(model.encode()).hexdigest()})
             self._noted[fingerprint] = now
 
-    def _sweep(self, tier: Tier, marks: dict[str, Stored]) -> None:
+    def _sweep(self, tier: TierMetadata, marks: dict[str, StoredUsage]) -> None:
         started, self._sweeping = time.monotonic(), True
-        sweep = Sweep(
+        sweep = Collection(
             tier,
             self._limits,
             now=self._now,
             may=lambda: self._lease.still_held(tier.sweep),
-            pace=Pace(self._timing.entries_per_s, lambda seconds: self._keep(tier, seconds)),
+            pace=EntryRateLimiter(self._timing.entries_per_s, lambda seconds: self._keep(tier, seconds)),
             gone=self._gone,
             expected=self._summary.used.blocks,
             grace_s=self._grace_s,
         )
-        met = Stored()
+        met = StoredUsage()
 
         def coming() -> int:
             nonlocal met
@@ -145,7 +145,7 @@ class SharedSweeper(Turns):
         except LeaseLostError:
             log.warning("another sidecar has taken over the lease: sweep given up")
             return
-        except SweepStoppedError:
+        except CollectionStoppedError:
             return
         finally:
             self._sweeping = False
@@ -156,14 +156,14 @@ class SharedSweeper(Turns):
                 "swept the shared tier in %.1f s: %d blocks, %d bytes went; %d blocks, %d bytes are left",
                 *(seconds, done.removed_blocks, done.removed_bytes, done.blocks, done.used),
             )
-        self._ledger.rebase(Stored(done.used, done.blocks), marks, met)
-        self._summary = Summary(
+        self._ledger.rebase(StoredUsage(done.used, done.blocks), marks, met)
+        self._summary = UsageReport(
             finished=self._now(),
             seconds=seconds,
             tenants={tenant.hex(): size for tenant, size in done.tenants.items() if tenant},
         )
 
-    def _keep(self, tier: Tier, seconds: float) -> bool:
+    def _keep(self, tier: TierMetadata, seconds: float) -> bool:
         """Wait; keep the lease meanwhile. LeaseLostError."""
         if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
             return True
@@ -176,7 +176,7 @@ class SharedSweeper(Turns):
             self._publish(tier)
         return False
 
-    def _publish(self, tier: Tier) -> None:
+    def _publish(self, tier: TierMetadata) -> None:
         if not self._lease.still_held(tier.sweep):
             return
         self._summary = self._summary._replace(used=self._ledger.used(), marks=self._ledger.latest, node=self._node)

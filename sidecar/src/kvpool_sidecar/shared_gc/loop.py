@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvpool.errors import KVPoolError
 from kvpool_sidecar.shared_gc.metadata import UnclaimedError
-from kvpool_sidecar.shared_gc.usage import Ledger, Stored, Summary
+from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageEstimator, UsageReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.shared_gc.plan import Limits
+    from kvpool_sidecar.shared_gc.plan import CollectionLimits
 
-__all__ = ["Swept", "Timing", "Turns"]
+__all__ = ["LeasedLoop", "Schedule", "SweepTarget"]
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _RETRY_S = 2.0
 _OTHERS_FOLLOW_S = 120.0  # sidecars take a new configuration within so long of each other
 
 
-class Timing(NamedTuple):
+class Schedule(NamedTuple):
     """`every_s`: between counts when nothing presses; `entries_per_s`: that a sweep looks at."""
 
     lease_s: float = 60.0
@@ -39,7 +39,7 @@ class Timing(NamedTuple):
         return self.lease_s / 4
 
 
-class Swept(Protocol):
+class SweepTarget(Protocol):
     """The store whose directory is swept."""
 
     @property
@@ -53,17 +53,17 @@ class Swept(Protocol):
         """How far the mount's clock is ahead of the monotonic one."""
 
 
-class Turns(abc.ABC):
+class LeasedLoop(abc.ABC):
     """`removed(key)` is told of each block that went. While `available()` is False nothing is tried."""
 
     def __init__(
         self,
-        limits: Limits,
-        store: Swept,
+        limits: CollectionLimits,
+        store: SweepTarget,
         stats: Stats,
         *,
         node: str,
-        timing: Timing,
+        timing: Schedule,
         available: Callable[[], bool],
         removed: Callable[[bytes], None],
         grace_s: float = 0.0,
@@ -77,8 +77,8 @@ class Turns(abc.ABC):
         self._available = available
         self._removed = removed
         self._owner = os.urandom(8).hex()
-        self._ledger = Ledger()
-        self._summary = Summary()
+        self._ledger = UsageEstimator()
+        self._summary = UsageReport()
         self._ahead_s = 0.0
         self._not_before = 0.0
         self._sweeping = False
@@ -96,7 +96,7 @@ class Turns(abc.ABC):
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def limit(self, limits: Limits, grace_s: float) -> None:
+    def limit(self, limits: CollectionLimits, grace_s: float) -> None:
         """From the next sweep on, which is due with the next turn. `grace_s`: uses may be noted as much too early.
 
         Where uses are noted more often from now on, what is in use must have the time to be noted before it is swept.
@@ -165,10 +165,10 @@ class Turns(abc.ABC):
         """The mount's time."""
         return time.monotonic() + self._ahead_s
 
-    def _take_over(self, summary: Summary) -> None:
+    def _take_over(self, summary: UsageReport) -> None:
         """Believe what the holder tells, and add what was stored here since."""
         self._summary = summary
-        own, seen = Stored(*self._store.stored), summary.marks.get(self._owner, Stored())
+        own, seen = StoredUsage(*self._store.stored), summary.marks.get(self._owner, StoredUsage())
         self._store.tell_usage(
             summary.used.bytes + max(0, own.bytes - seen.bytes), summary.used.blocks + max(0, own.blocks - seen.blocks)
         )

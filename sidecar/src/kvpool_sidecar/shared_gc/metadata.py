@@ -33,7 +33,7 @@ __all__ = [
     "NODE",
     "SUMMARY",
     "TERM",
-    "Tier",
+    "TierMetadata",
     "UnclaimedError",
     "is_ours",
     "is_temporary",
@@ -58,7 +58,7 @@ class UnclaimedError(ConfigError):
     """It is nobody's so far: the first block that is stored will tell."""
 
 
-class Tier:
+class TierMetadata:
     """Descriptors of a shared tier's parts; a context manager that closes them.
 
     UnclaimedError or ConfigError if the directory is not this pool's; OSError, ELOOP if it is a link.

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.shared_gc.collection import LeaseLostError, Pace, SweepStoppedError
-from kvpool_sidecar.shared_gc.loop import Timing, Turns
-from kvpool_sidecar.shared_gc.object_lease import ObjectLease, View
-from kvpool_sidecar.shared_gc.plan import Census, Group, Limits, make_plan
-from kvpool_sidecar.shared_gc.usage import Stored, Summary
+from kvpool_sidecar.shared_gc.collection import CollectionStoppedError, EntryRateLimiter, LeaseLostError
+from kvpool_sidecar.shared_gc.loop import LeasedLoop, Schedule
+from kvpool_sidecar.shared_gc.object_lease import LeaseView, ObjectLease
+from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, make_plan
+from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.buckets.base import Bucket
     from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
-__all__ = ["ObjectSweeper"]
+__all__ = ["ObjectCollector"]
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +43,17 @@ class _Object(NamedTuple):
     age_s: float
 
 
-class ObjectSweeper(Turns):
+class ObjectCollector(LeasedLoop):
     """See Turns. `entries_per_s` of the timing is a bound on what listings tell."""
 
     def __init__(
         self,
-        limits: Limits,
+        limits: CollectionLimits,
         store: ObjectStore,
         stats: Stats,
         *,
         node: str = "",
-        timing: Timing = Timing(600.0, 3600.0, 10_000.0),  # noqa: B008 - never changed
+        timing: Schedule = Schedule(600.0, 3600.0, 10_000.0),  # noqa: B008 - never changed
         grace_s: float = 0.0,
         available: Callable[[], bool] = lambda: True,
         removed: Callable[[bytes], None] = lambda _key: None,
@@ -94,26 +94,26 @@ class ObjectSweeper(Turns):
     def give_up(self) -> None:
         self._lease.release(*self._objects.folder("sweep"))
 
-    def _say(self, bucket: Bucket, folder: str) -> View:
-        view = self._lease.say(bucket, folder, Stored(*self._store.stored))
+    def _say(self, bucket: Bucket, folder: str) -> LeaseView:
+        view = self._lease.say(bucket, folder, StoredUsage(*self._store.stored))
         self._ahead_s = view.now - time.monotonic()
         self._renewed_at = time.monotonic()
         return view
 
-    def _believe(self, view: View) -> None:
+    def _believe(self, view: LeaseView) -> None:
         if view.counted is not None:
             marks = {owner: beat.stored for owner, beat in view.beats.items()}
-            self._take_over(Summary(finished=view.counted.finished, used=view.counted.used, marks=marks))
+            self._take_over(UsageReport(finished=view.counted.finished, used=view.counted.used, marks=marks))
 
-    def _publish(self, bucket: Bucket, folder: str, view: View) -> None:
+    def _publish(self, bucket: Bucket, folder: str, view: LeaseView) -> None:
         if self._lease.still_held(bucket, folder):
             self._summary = self._summary._replace(used=self._ledger.used(), node=self._node)
             self._lease.publish(bucket, folder, view, self._summary.finished, self._summary.used)
             self._store.tell_usage(*self._summary.used)
 
-    def _sweep(self, bucket: Bucket, folder: str, marks: dict[str, Stored]) -> None:
+    def _sweep(self, bucket: Bucket, folder: str, marks: dict[str, StoredUsage]) -> None:
         started, self._sweeping = time.monotonic(), True
-        pace = Pace(self._timing.entries_per_s, lambda seconds: self._keep(bucket, folder, seconds))
+        pace = EntryRateLimiter(self._timing.entries_per_s, lambda seconds: self._keep(bucket, folder, seconds))
         removed = 0
         at = self._now()  # ages are counted up to here, in both walks
 
@@ -131,7 +131,7 @@ class ObjectSweeper(Turns):
                             yield one
 
         try:
-            census = Census()
+            census = Inventory()
             for _ in remove(self._count(census, pace, at)):
                 pass
             met = self._ledger.met_since(marks)
@@ -146,7 +146,7 @@ class ObjectSweeper(Turns):
             self._lease.term = 0
             log.warning("another sidecar has taken over the lease: sweep given up")
             return
-        except SweepStoppedError:
+        except CollectionStoppedError:
             return
         finally:
             self._sweeping = False
@@ -154,10 +154,10 @@ class ObjectSweeper(Turns):
         self._not_before = time.monotonic() + min(seconds, self._timing.every_s)
         if removed:
             log.info("swept the object store in %.1f s: %d blocks went, %d are left", seconds, removed, blocks)
-        self._ledger.rebase(Stored(used, blocks), marks, met)
-        self._summary = Summary(finished=self._now(), seconds=seconds)
+        self._ledger.rebase(StoredUsage(used, blocks), marks, met)
+        self._summary = UsageReport(finished=self._now(), seconds=seconds)
 
-    def _count(self, census: Census, pace: Pace, at: float) -> Iterator[tuple[_Object, str]]:
+    def _count(self, census: Inventory, pace: EntryRateLimiter, at: float) -> Iterator[tuple[_Object, str]]:
         """What is too old; the rest is counted."""
         limits = self._limits
         for one in self._all(pace, at):
@@ -168,7 +168,7 @@ class ObjectSweeper(Turns):
             else:
                 census.add(one.size, one.age_s)
 
-    def _all(self, pace: Pace, now: float) -> Iterator[_Object]:
+    def _all(self, pace: EntryRateLimiter, now: float) -> Iterator[_Object]:
         """One folder of 256 at a time."""
         for number in range(256):
             outer = f"{number:02x}"

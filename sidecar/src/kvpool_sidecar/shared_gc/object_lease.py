@@ -20,14 +20,14 @@ import re
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool_sidecar.shared_gc.usage import Stored
+from kvpool_sidecar.shared_gc.usage import StoredUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvpool_sidecar.storage.buckets.base import Bucket
 
-__all__ = ["Beat", "Count", "ObjectLease", "View"]
+__all__ = ["Count", "Heartbeat", "LeaseView", "ObjectLease"]
 
 _TERM = re.compile(r"term-([0-9]{12})")
 _BEAT = re.compile(r"beat-([0-9a-f]{16})-([0-9]{9})-([0-9]{1,18})-([0-9]{1,15})")
@@ -37,10 +37,10 @@ _FORGOTTEN_S = 3600.0
 _MOST_OBJECTS = 20_000
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     name: str
     number: int
-    stored: Stored
+    stored: StoredUsage
     at: float
 
 
@@ -50,15 +50,15 @@ class Count(NamedTuple):
     name: str
     number: int
     finished: float
-    used: Stored
+    used: StoredUsage
 
 
-class View(NamedTuple):
+class LeaseView(NamedTuple):
     """What the listing showed. `now` is the store's time."""
 
     now: float
     terms: list[int]
-    beats: dict[str, Beat]
+    beats: dict[str, Heartbeat]
     old: list[str]
     counted: Count | None
 
@@ -82,7 +82,7 @@ class ObjectLease:
         self._number = 0
         self._asked_at = float("-inf")
 
-    def say(self, bucket: Bucket, folder: str, stored: Stored) -> View:
+    def say(self, bucket: Bucket, folder: str, stored: StoredUsage) -> LeaseView:
         """Leave a beat, look around, tidy up one's own. OSError."""
         self._number += 1
         name = f"beat-{self._owner}-{self._number:09d}-{stored.bytes}-{stored.blocks}"
@@ -91,7 +91,7 @@ class ObjectLease:
         _remove(bucket, folder, view.old)
         return view
 
-    def hold(self, bucket: Bucket, folder: str, view: View) -> bool:
+    def hold(self, bucket: Bucket, folder: str, view: LeaseView) -> bool:
         """Keep it, or take it if nobody has it. OSError."""
         top = max(view.terms, default=0)
         self._asked_at = self._clock()
@@ -119,7 +119,7 @@ class ObjectLease:
             self._asked_at = self._clock()
         return self.term > 0
 
-    def publish(self, bucket: Bucket, folder: str, view: View, finished: float, used: Stored) -> None:
+    def publish(self, bucket: Bucket, folder: str, view: LeaseView, finished: float, used: StoredUsage) -> None:
         """Tell the others what lies there. OSError."""
         number = view.counted.number + 1 if view.counted is not None else 1
         put(bucket, f"{folder}/count-{number:012d}-{int(finished)}-{used.bytes}-{used.blocks}", b"\n")
@@ -144,11 +144,11 @@ def put(bucket: Bucket, name: str, data: bytes) -> bool:
         os.close(fd)
 
 
-def look(bucket: Bucket, folder: str, own: str) -> View:
+def look(bucket: Bucket, folder: str, own: str) -> LeaseView:
     """What is there; `own` names the object whose time is now, else it is the latest of all."""
     now: float | None = None
     terms: list[int] = []
-    beats: dict[str, Beat] = {}
+    beats: dict[str, Heartbeat] = {}
     counts: list[Count] = []
     old: list[str] = []
     latest = 0.0
@@ -162,18 +162,18 @@ def look(bucket: Bucket, folder: str, own: str) -> View:
         if found := _TERM.fullmatch(name):
             terms.append(int(found[1]))
         elif found := _BEAT.fullmatch(name):
-            beat = Beat(name, int(found[2]), Stored(int(found[3]), int(found[4])), at)
+            beat = Heartbeat(name, int(found[2]), StoredUsage(int(found[3]), int(found[4])), at)
             known = beats.get(found[1])
             if known is not None:
                 old.append(min(known, beat, key=lambda one: one.number).name)
             beats[found[1]] = beat if known is None else max(known, beat, key=lambda one: one.number)
         elif found := _COUNT.fullmatch(name):
-            counts.append(Count(name, int(found[1]), float(found[2]), Stored(int(found[3]), int(found[4]))))
+            counts.append(Count(name, int(found[1]), float(found[2]), StoredUsage(int(found[3]), int(found[4]))))
     counts.sort(key=lambda count: count.number)
     old += [count.name for count in counts[:-1]]
     now = latest if now is None else now
     old += [beat.name for beat in beats.values() if now - beat.at > _FORGOTTEN_S]
-    return View(now, terms, beats, old, counts[-1] if counts else None)
+    return LeaseView(now, terms, beats, old, counts[-1] if counts else None)
 
 
 def _content(bucket: Bucket, name: str) -> str:

@@ -18,7 +18,7 @@ from kvpool_sidecar.storage import layout as names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvpool_sidecar.shared_gc.metadata import Tier
+    from kvpool_sidecar.shared_gc.metadata import TierMetadata
 
 __all__ = ["remove_junk"]
 
@@ -29,7 +29,7 @@ _KEPT_IN_QUARANTINE = 8
 
 
 def remove_junk(
-    tier: Tier, now: float, *, safe_age_s: float, model_age_s: float, may: Callable[[], bool]
+    tier: TierMetadata, now: float, *, safe_age_s: float, model_age_s: float, may: Callable[[], bool]
 ) -> Iterator[tuple[str, int]]:
     """Remove, and tell the reason and the bytes of each. Ends early when `may()` says no."""
     old = now - safe_age_s

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvpool_sidecar.shared_gc.age_histogram import Ages, Cut
+from kvpool_sidecar.shared_gc.age_histogram import AgeCutoff, AgeHistogram
 from kvpool_sidecar.tenancy.limits import TenantLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Census", "Group", "Limits", "Model", "Plan", "level", "make_plan", "superseded"]
+__all__ = ["CollectionLimits", "CollectionPlan", "Group", "Inventory", "Model", "level", "make_plan", "superseded"]
 
 MAX_GROUPS = 1024
 
@@ -25,7 +25,7 @@ MAX_GROUPS = 1024
 _NOBODY: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
 
 
-class Limits(NamedTuple):
+class CollectionLimits(NamedTuple):
     """Of one pool's shared tier. 0: no such limit. `tenants` by tag: those for which something else holds."""
 
     capacity: int = 0
@@ -69,23 +69,23 @@ class Group(NamedTuple):
 
 
 @dataclass
-class GroupCount:
+class GroupStats:
     """Of one group: `idle_s` since its last use or store, `first_s` since its oldest block was made."""
 
-    ages: Ages = field(default_factory=Ages)
+    ages: AgeHistogram = field(default_factory=AgeHistogram)
     blocks: int = 0
     idle_s: float = float("inf")
     first_s: float = 0.0
 
 
-class Census:
+class Inventory:
     """What a walk found. Memory is bounded: beyond 1,024 groups the rest are counted as one that is unknown."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self.blocks = 0
-        self.groups: dict[Group, GroupCount] = {}
-        self.all = Ages()
+        self.groups: dict[Group, GroupStats] = {}
+        self.all = AgeHistogram()
 
     def add(self, size: int, age_s: float) -> None:
         """A block of `size` bytes that was last used `age_s` ago."""
@@ -97,7 +97,7 @@ class Census:
         """Whose it is. `weight`: for how many blocks this one stands, where not every header is read."""
         if group not in self.groups and len(self.groups) >= MAX_GROUPS:
             group = Group()
-        count = self.groups.setdefault(group, GroupCount())
+        count = self.groups.setdefault(group, GroupStats())
         count.ages.add(age_s, size * weight)
         count.blocks += weight
         count.idle_s = min(count.idle_s, age_s)
@@ -112,13 +112,13 @@ class Census:
 
 
 @dataclass
-class Plan:
+class CollectionPlan:
     """Which blocks go: the first cut that concerns a block decides."""
 
-    groups: dict[Group, Cut] = field(default_factory=dict)
-    quota: dict[bytes, Cut] = field(default_factory=dict)
-    tenants: dict[bytes, Cut] = field(default_factory=dict)
-    everyone: Cut | None = None
+    groups: dict[Group, AgeCutoff] = field(default_factory=dict)
+    quota: dict[bytes, AgeCutoff] = field(default_factory=dict)
+    tenants: dict[bytes, AgeCutoff] = field(default_factory=dict)
+    everyone: AgeCutoff | None = None
 
     def __bool__(self) -> bool:
         return bool(self.groups or self.quota or self.tenants or self.everyone)
@@ -140,7 +140,7 @@ class Plan:
         return ""
 
 
-def superseded(census: Census, models: Mapping[bytes, Model], after_s: float) -> list[Group]:
+def superseded(census: Inventory, models: Mapping[bytes, Model], after_s: float) -> list[Group]:
     """Groups without any use or store for `after_s`, of a model for which the same tenant has a younger fingerprint.
 
     `models` by fingerprint; what is not known there is never superseded. Longest unused first. A tenant's own blocks
@@ -178,7 +178,7 @@ def level(have: Mapping[bytes, int], need: int) -> dict[bytes, int]:
     return dict(ordered)
 
 
-def make_plan(census: Census, limits: Limits, old: list[Group], *, coming: int = 0) -> Plan:
+def make_plan(census: Inventory, limits: CollectionLimits, old: list[Group], *, coming: int = 0) -> CollectionPlan:
     """`old` as `superseded` told; `coming`: bytes that were stored meanwhile and not counted."""
     need = census.bytes + coming - limits.low if limits.capacity and census.bytes + coming > limits.high else 0
     gives = _Gives(census, old)
@@ -189,7 +189,7 @@ def make_plan(census: Census, limits: Limits, old: list[Group], *, coming: int =
                 give = size - quota * limits.low_percent // limits.high_percent
                 need -= give
                 gives.by_tenant[tenant] = gives.take_old(give, tenant)
-    plan = Plan()
+    plan = CollectionPlan()
     over = {tenant for tenant, size in gives.by_tenant.items() if size}
     need = gives.take_old(max(0, need), None)
     if need and not limits.by_tenant:
@@ -212,7 +212,7 @@ def make_plan(census: Census, limits: Limits, old: list[Group], *, coming: int =
 class _Gives:
     """How many bytes each old group, and each tenant beside that, gives."""
 
-    def __init__(self, census: Census, old: list[Group]) -> None:
+    def __init__(self, census: Inventory, old: list[Group]) -> None:
         self.from_old: dict[Group, int] = {}
         self.by_tenant: dict[bytes, int] = {}
         self._census = census
@@ -228,9 +228,9 @@ class _Gives:
                 need -= taken
         return need
 
-    def rest(self, tenant: bytes | None) -> Ages:
+    def rest(self, tenant: bytes | None) -> AgeHistogram:
         """Of the groups that give nothing because they are old, of one tenant or of all."""
-        ages = Ages()
+        ages = AgeHistogram()
         for group, count in self._census.groups.items():
             if group not in self.from_old and tenant in (None, group.tenant):
                 ages.merge(count.ages)

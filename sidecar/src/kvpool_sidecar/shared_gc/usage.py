@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Ledger", "Stored", "Summary"]
+__all__ = ["StoredUsage", "UsageEstimator", "UsageReport"]
 
 _MOST_MARKS = 4096
 _MOST_TENANTS = 256
 
 
-class Stored(NamedTuple):
+class StoredUsage(NamedTuple):
     """Since a sidecar started."""
 
     bytes: int = 0
     blocks: int = 0
 
 
-class Summary(NamedTuple):
+class UsageReport(NamedTuple):
     """What the holder of the lease tells the others. `finished`: the last count's end, mount's time; 0: none yet."""
 
     finished: float = 0.0
     seconds: float = 0.0
-    used: Stored = Stored()
+    used: StoredUsage = StoredUsage()
     tenants: dict[str, int] = {}  # noqa: RUF012 - never changed
-    marks: dict[str, Stored] = {}  # noqa: RUF012
+    marks: dict[str, StoredUsage] = {}  # noqa: RUF012
     node: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Summary(NamedTuple):
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Summary:
+    def from_json(cls, value: Mapping[str, Any]) -> UsageReport:
         """Whatever is not as it should be is as good as no summary."""
         try:
             return cls(
@@ -59,52 +59,52 @@ class Summary(NamedTuple):
             return cls()
 
 
-def stored(value: Any) -> Stored:
+def stored(value: Any) -> StoredUsage:
     """From JSON. TypeError or ValueError if it is none."""
     size, blocks = value
-    return Stored(max(0, int(size)), max(0, int(blocks)))
+    return StoredUsage(max(0, int(size)), max(0, int(blocks)))
 
 
-class Ledger:
+class UsageEstimator:
     """Of the holder of the lease. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._base = Stored()
-        self._marks: dict[str, Stored] = {}
-        self._latest: dict[str, Stored] = {}
+        self._base = StoredUsage()
+        self._marks: dict[str, StoredUsage] = {}
+        self._latest: dict[str, StoredUsage] = {}
 
     @property
-    def latest(self) -> dict[str, Stored]:
+    def latest(self) -> dict[str, StoredUsage]:
         """What each sidecar said last."""
         return dict(self._latest)
 
-    def update(self, told: Mapping[str, Stored]) -> None:
+    def update(self, told: Mapping[str, StoredUsage]) -> None:
         """What the sidecars say now; what one said that has ended stays true."""
         self._latest.update(told)
 
-    def rebase(self, counted: Stored, marks: Mapping[str, Stored], met: Stored = Stored()) -> None:  # noqa: B008
+    def rebase(self, counted: StoredUsage, marks: Mapping[str, StoredUsage], met: StoredUsage = StoredUsage()) -> None:  # noqa: B008
         """This was counted after the sidecars had said `marks`; `met`, stored since then, is in the count already."""
-        self._base, self._marks = Stored(counted.bytes - met.bytes, counted.blocks - met.blocks), dict(marks)
+        self._base, self._marks = StoredUsage(counted.bytes - met.bytes, counted.blocks - met.blocks), dict(marks)
         self._latest = {owner: n for owner, n in self._latest.items() if owner in marks}
 
     def take(self, size: int) -> None:
         """A block of what was counted has gone."""
-        self._base = Stored(self._base.bytes - size, self._base.blocks - 1)
+        self._base = StoredUsage(self._base.bytes - size, self._base.blocks - 1)
 
-    def met_since(self, marks: Mapping[str, Stored]) -> Stored:
+    def met_since(self, marks: Mapping[str, StoredUsage]) -> StoredUsage:
         """Of what was stored since the sidecars had said `marks`, a walk that began then has met about a half."""
         size, blocks = self._since(marks)
-        return Stored(size // 2, blocks // 2)
+        return StoredUsage(size // 2, blocks // 2)
 
-    def used(self) -> Stored:
+    def used(self) -> StoredUsage:
         """What lies there now, as far as told."""
         size, blocks = self._since(self._marks)
-        return Stored(max(0, self._base.bytes + size), max(0, self._base.blocks + blocks))
+        return StoredUsage(max(0, self._base.bytes + size), max(0, self._base.blocks + blocks))
 
-    def _since(self, marks: Mapping[str, Stored]) -> Stored:
+    def _since(self, marks: Mapping[str, StoredUsage]) -> StoredUsage:
         size = blocks = 0
         for owner, now in self._latest.items():
-            before = marks.get(owner, Stored())
+            before = marks.get(owner, StoredUsage())
             size += max(0, now.bytes - before.bytes)
             blocks += max(0, now.blocks - before.blocks)
-        return Stored(size, blocks)
+        return StoredUsage(size, blocks)

@@ -21,14 +21,14 @@ from kvpool_sidecar.system import safe_open as safefs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Found", "Leaf", "Whose", "leaves", "whose"]
+__all__ = ["LeafDirectory", "Owner", "WalkResult", "leaves", "whose"]
 
 _HEX = frozenset("0123456789abcdef")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _PASSED_OVER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES}
 
 
-class Found(NamedTuple):
+class WalkResult(NamedTuple):
     """A block's file: `size` in bytes, `used_at` in Unix seconds by the mount's clock."""
 
     key: bytes
@@ -37,14 +37,14 @@ class Found(NamedTuple):
     used_at: float
 
 
-class Whose(NamedTuple):
+class Owner(NamedTuple):
     """What a header tells; `made_at` in Unix seconds by the clock of who made it."""
 
     group: Group
     made_at: float
 
 
-class Leaf(NamedTuple):
+class LeafDirectory(NamedTuple):
     """One directory `blocks/ab/cd`: `fd` is open while it is looked at, `parent` is that of `ab`."""
 
     parent: int
@@ -52,7 +52,7 @@ class Leaf(NamedTuple):
     outer: str
     inner: str
 
-    def blocks(self) -> Iterator[Found]:
+    def blocks(self) -> Iterator[WalkResult]:
         """As they are met; those that come and go meanwhile may be missed."""
         with os.scandir(self.fd) as entries:
             for entry in entries:
@@ -62,10 +62,10 @@ class Leaf(NamedTuple):
                 with contextlib.suppress(FileNotFoundError):
                     info = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(info.st_mode):
-                        yield Found(key, entry.name, info.st_size, info.st_mtime)
+                        yield WalkResult(key, entry.name, info.st_size, info.st_mtime)
 
 
-def leaves(blocks: int, device: int, first: int = 0) -> Iterator[Leaf]:
+def leaves(blocks: int, device: int, first: int = 0) -> Iterator[LeafDirectory]:
     """Every fan-out directory, beginning with the outer one of number `first`. Descriptors are closed behind it."""
     outers = sorted(_fan_out(blocks))
     start = sum(int(name, 16) < first for name in outers)
@@ -76,10 +76,10 @@ def leaves(blocks: int, device: int, first: int = 0) -> Iterator[Leaf]:
             for inner in sorted(_fan_out(parent)):
                 with _opened(parent, inner, device) as fd:
                     if fd >= 0:
-                        yield Leaf(parent, fd, outer, inner)
+                        yield LeafDirectory(parent, fd, outer, inner)
 
 
-def whose(leaf: Leaf, found: Found) -> Whose | None:
+def whose(leaf: LeafDirectory, found: WalkResult) -> Owner | None:
     """None if the file has gone, or its header is not that of this block."""
     try:
         fd = safefs.open_beneath(leaf.fd, found.name, os.O_RDONLY | os.O_NONBLOCK)
@@ -93,7 +93,7 @@ def whose(leaf: Leaf, found: Found) -> Whose | None:
         os.close(fd)
     if header.key != found.key:
         return None
-    return Whose(Group(header.tenant_tag, header.fingerprint), header.created_ms / 1000)
+    return Owner(Group(header.tenant_tag, header.fingerprint), header.created_ms / 1000)
 
 
 @contextlib.contextmanager

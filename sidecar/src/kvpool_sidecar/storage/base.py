@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.block import BlockHeader
     from kvpool_sidecar.blocks.file import Expect
-    from kvpool_sidecar.storage.tombstones import Bars
+    from kvpool_sidecar.storage.tombstones import PurgeTombstones
 
-__all__ = ["Block", "Pending", "Store", "TenantUsage", "Usage"]
+__all__ = ["Block", "Store", "TenantUsage", "Usage", "WriteTransaction"]
 
 
 class Block(NamedTuple):
@@ -48,7 +48,7 @@ class TenantUsage(NamedTuple):
     over_quota: int = 0  # blocks that went because of the tenant's quota, since the process started
 
 
-class Pending:
+class WriteTransaction:
     """A file that is being written: `writer` for who writes it (-1 once given up), `reader` for us."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Store(abc.ABC):
     """Keys are 32 bytes; lengths are of the payload. OSError comes through where the medium fails."""
 
     name: str
-    bars: Bars | None = None  # of purged blocks, which are not to come back
+    bars: PurgeTombstones | None = None  # of purged blocks, which are not to come back
 
     @abc.abstractmethod
     def has(self, key: bytes) -> bool:
@@ -109,11 +109,13 @@ class Store(abc.ABC):
             raise
         return found
 
-    def begin(self, key: bytes, payload_len: int) -> Pending | None:
+    def begin(self, key: bytes, payload_len: int) -> WriteTransaction | None:
         """A file of full length to write into; None if the block is here. TierFullError if there is no space."""
         return None if self.has(key) else self._create(key, payload_len)
 
-    def commit(self, pending: Pending, expect: Expect = blockfile.ANYTHING, *, fill: bool = False) -> CommitStatus:
+    def commit(
+        self, pending: WriteTransaction, expect: Expect = blockfile.ANYTHING, *, fill: bool = False
+    ) -> CommitStatus:
         """Check the written file and give it its name: STORED, or HAVE if another writer was first.
 
         `fill`: compute the payload's checksum and write it into the header. Raises RefusedError if somebody can still
@@ -134,7 +136,7 @@ class Store(abc.ABC):
         finally:
             self._release(pending)
 
-    def abort(self, pending: Pending) -> bool:
+    def abort(self, pending: WriteTransaction) -> bool:
         """Give the file up; its space is free at once. Safe to call twice. False if it was over already."""
         if not pending.claim():
             return False
@@ -206,22 +208,22 @@ class Store(abc.ABC):
         """Let go of descriptors. Nothing is lost by not calling it."""
 
     @abc.abstractmethod
-    def _create(self, key: bytes, payload_len: int) -> Pending:
+    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         """A new file for `begin`."""
 
     @abc.abstractmethod
-    def _seal(self, pending: Pending) -> None:
+    def _seal(self, pending: WriteTransaction) -> None:
         """See to it that nobody can write any more; RefusedError if somebody can."""
 
-    def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
+    def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
         """Complete the header of a sealed file."""
         return blockfile.fill_checksum(pending.reader, header)
 
     @abc.abstractmethod
-    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         """Give the file its name; False if the name was taken."""
 
-    def _release(self, pending: Pending) -> None:
+    def _release(self, pending: WriteTransaction) -> None:
         """Close what is open and take back the promised bytes."""
         fd, pending.reader = pending.reader, -1
         if fd >= 0:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import RefusedError, TierFullError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.eviction import Entry, Lru
-from kvpool_sidecar.storage.base import Block, Pending, Store, Usage
+from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ class MemoryStore(Store):
             os.close(fd)
         return fd is not None
 
-    def _create(self, key: bytes, payload_len: int) -> Pending:
+    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         with self._lock:
             for victim, _ in self._lru.take_victims(self._lru.total_bytes + total - self._capacity, len(self._lru)):
@@ -84,9 +84,9 @@ class MemoryStore(Store):
                 raise TierFullError("over capacity", key=key.hex(), where=self.name)
         writer = os.memfd_create("kvpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(writer, total)
-        return Pending(key, payload_len, writer, _reopen(writer), reserved=total)
+        return WriteTransaction(key, payload_len, writer, _reopen(writer), reserved=total)
 
-    def _seal(self, pending: Pending) -> None:
+    def _seal(self, pending: WriteTransaction) -> None:
         """Whoever still holds the descriptor cannot write by it any more (fcntl(2), F_SEAL_WRITE)."""
         try:
             writer = os.open(f"/proc/self/fd/{pending.reader}", os.O_RDWR | os.O_CLOEXEC)
@@ -97,7 +97,7 @@ class MemoryStore(Store):
         except OSError as e:
             raise RefusedError(f"somebody has mapped this file: {e.strerror}", key=pending.key.hex()) from None
 
-    def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
+    def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
         sealed = pending.reader
         copy = os.memfd_create("kvpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -112,7 +112,7 @@ class MemoryStore(Store):
         self._seal(pending)
         return filled
 
-    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         with self._lock:
             if pending.key in self._files:
                 return False

@@ -14,32 +14,32 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.block import BlockHeader
 
-__all__ = ["LIFE_S", "Bars"]
+__all__ = ["LIFE_S", "PurgeTombstones"]
 
 LIFE_S = 600.0  # longer than any copy takes
 _MAX = 64
 
 
-class _Bar(NamedTuple):
+class _Tombstone(NamedTuple):
     fits: Callable[[BlockHeader], bool]
     made_before_ms: int
     until: float
 
 
-class Bars:
+class PurgeTombstones:
     """Thread-safe, and bounded: the oldest of 64 goes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._bars: tuple[_Bar, ...] = ()
+        self._bars: tuple[_Tombstone, ...] = ()
 
     def add(self, fits: Callable[[BlockHeader], bool], made_before_ms: int) -> None:
         """Refuse blocks that fit and were made before (Unix milliseconds), for ten minutes."""
         now = self._clock()
         with self._lock:
             kept = [bar for bar in self._bars if bar.until > now][1 - _MAX :]
-            self._bars = (*kept, _Bar(fits, made_before_ms, now + LIFE_S))
+            self._bars = (*kept, _Tombstone(fits, made_before_ms, now + LIFE_S))
 
     def forbid(self, header: BlockHeader) -> bool:
         """Was this block purged?"""

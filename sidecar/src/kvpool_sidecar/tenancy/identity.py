@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Identity", "Tenant", "is_allowed"]
 
-_REMEMBERED = 1 << 13  # idents: a load comes after its lookup; about 2 MB
+_REMEMBERED = 1 << 13  # block ids: a load comes after its lookup; about 2 MB
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _UID = re.compile(r"[0-9a-zA-Z-]{1,64}")
 
@@ -52,12 +52,12 @@ class Tenant:
         self.salt_key = keys.salt_key(secret, self.tag)
         self._remembered = functools.lru_cache(_REMEMBERED)(self._key)
 
-    def key(self, ident: bytes) -> bytes:
+    def key(self, block_id: bytes) -> bytes:
         """The block's key in the pool."""
-        return self._remembered(ident)
+        return self._remembered(block_id)
 
-    def _key(self, ident: bytes) -> bytes:
-        return keys.key(self._secret, self.name, ident)
+    def _key(self, block_id: bytes) -> bytes:
+        return keys.key(self._secret, self.name, block_id)
 
 
 def is_allowed(identity: Identity, allowed_namespaces: Sequence[str]) -> bool:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Limits", "TenantLimits", "excess", "overshoot", "part", "pending_limit", "reserve", "shortage", "spare"]
+__all__ = [
+    "CapacityLimits",
+    "TenantLimits",
+    "excess",
+    "overshoot",
+    "part",
+    "pending_limit",
+    "reserve",
+    "shortage",
+    "spare",
+]
 
 
 class TenantLimits(NamedTuple):
@@ -23,7 +33,7 @@ class TenantLimits(NamedTuple):
 _NOBODY: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
 
 
-class Limits(NamedTuple):
+class CapacityLimits(NamedTuple):
     """Of one root directory."""
 
     capacity: int
@@ -57,29 +67,29 @@ def part(quota_bytes: int, share: float) -> int:
     return max(1, int(quota_bytes * share)) if quota_bytes else 0
 
 
-def excess(used: int, pending: int, need: int, limits: Limits) -> int:
+def excess(used: int, pending: int, need: int, limits: CapacityLimits) -> int:
     """Bytes to evict so that `need` more fit the capacity; 0 if they fit, more than `used` if they never will."""
     return max(0, used + pending + need - limits.capacity)
 
 
-def overshoot(used: int, pending: int, limits: Limits) -> int:
+def overshoot(used: int, pending: int, limits: CapacityLimits) -> int:
     """Bytes to evict to come down to the low watermark; 0 while the high watermark is not passed."""
     if used + pending <= limits.capacity * limits.high_percent // 100:
         return 0
     return used + pending - limits.capacity * limits.low_percent // 100
 
 
-def reserve(fs_total: int, limits: Limits) -> int:
+def reserve(fs_total: int, limits: CapacityLimits) -> int:
     """Bytes of the file system that stay free."""
     return max(limits.reserve_bytes, fs_total * limits.reserve_percent // 100)
 
 
-def shortage(fs_free: int, fs_total: int, need: int, limits: Limits) -> int:
+def shortage(fs_free: int, fs_total: int, need: int, limits: CapacityLimits) -> int:
     """Bytes to evict so that the reserve is still free after `need` more."""
     return max(0, need + reserve(fs_total, limits) - fs_free)
 
 
-def spare(used: int, fs_free: int, fs_total: int, limits: Limits) -> int:
+def spare(used: int, fs_free: int, fs_total: int, limits: CapacityLimits) -> int:
     """Bytes that may come, and nothing need go for long; below 0: too much is there. `used`: with what is promised."""
     return min(limits.capacity * limits.low_percent // 100 - used, fs_free - reserve(fs_total, limits))
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from kvpool.protocol import block
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.storage.base import Pending, Store
+    from kvpool_sidecar.storage.base import Store, WriteTransaction
 
-__all__ = ["TAG", "header", "ident", "key", "payload", "put", "read", "write"]
+__all__ = ["TAG", "block_id", "header", "key", "payload", "put", "read", "write"]
 
 TAG = b"t" * 16
 
@@ -20,8 +20,8 @@ def key(n: int) -> bytes:
     return hashlib.sha256(b"key" + n.to_bytes(8, "little")).digest()
 
 
-def ident(n: int) -> bytes:
-    return hashlib.sha256(b"ident" + n.to_bytes(8, "little")).digest()
+def block_id(n: int) -> bytes:
+    return hashlib.sha256(b"block id" + n.to_bytes(8, "little")).digest()
 
 
 def payload(n: int, size: int = 20_000) -> bytes:
@@ -30,10 +30,10 @@ def payload(n: int, size: int = 20_000) -> bytes:
 
 
 def header(n: int, data: bytes) -> block.BlockHeader:
-    return block.BlockHeader(key(n), ident(n), b"f" * 32, TAG, len(data), block.checksum(data), created_ms=1)
+    return block.BlockHeader(key(n), block_id(n), b"f" * 32, TAG, len(data), block.checksum(data), created_ms=1)
 
 
-def write(pending: Pending, head: block.BlockHeader, data: bytes) -> None:
+def write(pending: WriteTransaction, head: block.BlockHeader, data: bytes) -> None:
     """What a client does with the descriptor it was given."""
     os.pwrite(pending.writer, data, block.HEADER_BYTES)
     os.pwrite(pending.writer, block.encode_header(head), 0)

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.storage.base import Block, Pending, Store, Usage
+from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,20 +69,20 @@ class FaultyStore(Store):
     def close(self) -> None:
         self.inner.close()
 
-    def _create(self, key: bytes, payload_len: int) -> Pending:
+    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         self._trip("create")
         return self.inner._create(key, payload_len)
 
-    def _seal(self, pending: Pending) -> None:
+    def _seal(self, pending: WriteTransaction) -> None:
         self._trip("seal")
         self.inner._seal(pending)
 
-    def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
+    def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
         return self.inner._fill(pending, header)
 
-    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         self._trip("publish")
         return self.inner._publish(pending, header)
 
-    def _release(self, pending: Pending) -> None:
+    def _release(self, pending: WriteTransaction) -> None:
         self.inner._release(pending)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvpool.client import Client, LoadResult, StoreResult
     from kvpool.protocol.wire import Tier
 
-__all__ = ["ALLOWANCE_S", "Broken", "Call", "History", "RecordingClient", "Stalls"]
+__all__ = ["ALLOWANCE_S", "BrokenPromise", "Call", "History", "RecordingClient", "Stalls"]
 
 ALLOWANCE_S = 0.25
 _TICK_S = 0.02
@@ -41,7 +41,7 @@ _NOTED_S = 0.002  # an idle machine wakes within a tenth of this; a hundred thre
 _KEPT = 20_000
 
 
-class Broken(NamedTuple):
+class BrokenPromise(NamedTuple):
     """One violation: `invariant` is I1 to I7."""
 
     invariant: str
@@ -116,7 +116,8 @@ class Stalls:
 class History:
     """What was stored, what came back, when. Thread-safe.
 
-    `expected(tenant, ident)` is asked for blocks that this history did not see being stored (another process did): the
+    `expected(tenant, block_id)` is asked for blocks that this history did not see being stored (another process did):
+    the
     checksum of the payload (kvpool.protocol.block.checksum), or None if nobody can have stored it.
     """
 
@@ -136,29 +137,29 @@ class History:
         self.calls: collections.deque[Call] = collections.deque(maxlen=_KEPT)
         self.counts: collections.Counter[str] = collections.Counter()
         self.latest_s = 0.0  # the worst lateness that was seen, forgiven or not
-        self._broken: list[Broken] = []
+        self._broken: list[BrokenPromise] = []
 
     def client(self, client: Client, tenant: str) -> RecordingClient:
         """The same calls, recorded."""
         return RecordingClient(self, client, tenant)
 
-    def will_store(self, tenant: str, ident: bytes, payload_sum: bytes) -> None:
+    def will_store(self, tenant: str, block_id: bytes, payload_sum: bytes) -> None:
         """From now on this block may be found with these bytes, and with no others."""
         with self._lock:
-            before = self._sums.setdefault((tenant, ident), payload_sum)
+            before = self._sums.setdefault((tenant, block_id), payload_sum)
             self._owners[payload_sum] = tenant
         assert before == payload_sum, "a test stores two payloads under one name"
 
-    def loaded(self, tenant: str, ident: bytes, payload_sum: bytes) -> None:
+    def loaded(self, tenant: str, block_id: bytes, payload_sum: bytes) -> None:
         """A load says that these bytes are that block."""
         with self._lock:
-            expected = self._sums.get((tenant, ident))
+            expected = self._sums.get((tenant, block_id))
             owner = self._owners.get(payload_sum)
         if expected is None and self._elsewhere is not None:
-            expected = self._elsewhere(tenant, ident)
+            expected = self._elsewhere(tenant, block_id)
         if payload_sum == expected:
             return
-        name = ident.hex()[:12]
+        name = block_id.hex()[:12]
         if owner is not None and owner != tenant:
             self.breaks("I3", f"{tenant} asked for {name} and got a block of another tenant")
         elif expected is None:
@@ -190,10 +191,10 @@ class History:
     def breaks(self, invariant: str, what: str) -> None:
         """Note a violation."""
         with self._lock:
-            self._broken.append(Broken(invariant, what))
+            self._broken.append(BrokenPromise(invariant, what))
 
     @property
-    def broken(self) -> list[Broken]:
+    def broken(self) -> list[BrokenPromise]:
         with self._lock:
             return list(self._broken)
 
@@ -212,50 +213,55 @@ class RecordingClient:
         self._client = client
         self.tenant = tenant
 
-    def lookup(self, idents: Sequence[bytes], deadline: float | None = None, *, every: bool = False) -> list[Tier]:
+    def lookup(self, block_ids: Sequence[bytes], deadline: float | None = None, *, every: bool = False) -> list[Tier]:
         started, starved = time.monotonic(), starved_s()
         until = started + self._client.lookup_seconds if deadline is None else deadline
         tiers: list[Tier] = []
         with self._nothing_escapes("lookup"):
-            tiers = self._client.lookup(idents, until, every=every)
-        self._note("lookup", idents, [tier.name.lower() for tier in tiers], started, until, starved)
+            tiers = self._client.lookup(block_ids, until, every=every)
+        self._note("lookup", block_ids, [tier.name.lower() for tier in tiers], started, until, starved)
         return tiers
 
     def get_into(
-        self, idents: Sequence[bytes], buffers: Sequence[bytearray | memoryview], deadline: float | None = None
+        self, block_ids: Sequence[bytes], buffers: Sequence[bytearray | memoryview], deadline: float | None = None
     ) -> list[LoadResult]:
         started, starved = time.monotonic(), starved_s()
         if deadline is None:
             deadline = started + self._client.load_seconds(sum(map(len, buffers)))
         results: list[LoadResult] = []
         with self._nothing_escapes("load"):
-            results = self._client.get_into(idents, buffers, deadline)
+            results = self._client.get_into(block_ids, buffers, deadline)
         outcome = [r.tier.name.lower() if r.ok else r.reason for r in results]
-        self._note("load", idents, outcome, started, deadline, starved)
-        for ident, buffer, result in zip(idents, buffers, results, strict=False):
+        self._note("load", block_ids, outcome, started, deadline, starved)
+        for block_id, buffer, result in zip(block_ids, buffers, results, strict=False):
             if result.ok:
-                self._history.loaded(self.tenant, ident, block.checksum(buffer))
+                self._history.loaded(self.tenant, block_id, block.checksum(buffer))
         return results
 
     def put_from(
-        self, idents: Sequence[bytes], buffers: Sequence[bytes | bytearray | memoryview], deadline: float | None = None
+        self,
+        block_ids: Sequence[bytes],
+        buffers: Sequence[bytes | bytearray | memoryview],
+        deadline: float | None = None,
     ) -> list[StoreResult]:
-        for ident, buffer in zip(idents, buffers, strict=True):
-            self._history.will_store(self.tenant, ident, block.checksum(buffer))
+        for block_id, buffer in zip(block_ids, buffers, strict=True):
+            self._history.will_store(self.tenant, block_id, block.checksum(buffer))
         started, starved = time.monotonic(), starved_s()
         until = started + self._client.store_seconds if deadline is None else deadline
         results: list[StoreResult] = []
         with self._nothing_escapes("store"):
-            results = self._client.put_from(idents, buffers, until)
+            results = self._client.put_from(block_ids, buffers, until)
         outcome = ["stored" if r.stored else "have" if r.ok else r.reason for r in results]
-        self._note("store", idents, outcome, started, until, starved)
+        self._note("store", block_ids, outcome, started, until, starved)
         return results
 
     def _note(
-        self, op: str, idents: Sequence[bytes], outcome: list[str], started: float, deadline: float, starved: float
+        self, op: str, block_ids: Sequence[bytes], outcome: list[str], started: float, deadline: float, starved: float
     ) -> None:
         ended, waited = time.monotonic(), starved_s() - starved
-        self._history.returned(Call(op, self.tenant, tuple(idents), tuple(outcome), started, ended, deadline, waited))
+        self._history.returned(
+            Call(op, self.tenant, tuple(block_ids), tuple(outcome), started, ended, deadline, waited)
+        )
 
     @contextlib.contextmanager
     def _nothing_escapes(self, op: str) -> Iterator[None]:

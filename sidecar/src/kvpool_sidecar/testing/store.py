@@ -14,7 +14,7 @@ from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
 from kvpool.protocol import block
 from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks.file import Expect
-from kvpool_sidecar.testing.blocks import TAG, header, ident, key, payload, put, read, write
+from kvpool_sidecar.testing.blocks import TAG, block_id, header, key, payload, put, read, write
 
 if TYPE_CHECKING:
     from kvpool_sidecar.storage.base import Store
@@ -106,14 +106,14 @@ class StoreContract(abc.ABC):
             os.close(kept)
         assert read(store, 1) in (None, data)
 
-    @pytest.mark.parametrize("wrong", ["key", "ident", "tag", "length", "garbage"])
+    @pytest.mark.parametrize("wrong", ["key", "block_id", "tag", "length", "garbage"])
     def test_only_the_block_that_was_announced_is_published(self, store: Store, wrong: str) -> None:
         data = payload(1)
         head = header(1, data)
         if wrong == "key":
             head = dataclasses.replace(head, key=key(2))
-        elif wrong == "ident":
-            head = dataclasses.replace(head, ident=ident(2))
+        elif wrong == "block_id":
+            head = dataclasses.replace(head, block_id=block_id(2))
         elif wrong == "tag":
             head = dataclasses.replace(head, tenant_tag=b"u" * 16)
         elif wrong == "length":
@@ -124,7 +124,7 @@ class StoreContract(abc.ABC):
         if wrong == "garbage":
             os.pwrite(pending.writer, b"?", 100)
         with pytest.raises(CorruptBlockError):
-            store.commit(pending, Expect(ident(1), TAG))
+            store.commit(pending, Expect(block_id(1), TAG))
         assert not store.has(key(1))
 
     @pytest.mark.parametrize("change", [-1, 1, 5000])
@@ -143,7 +143,7 @@ class StoreContract(abc.ABC):
         pending = store.begin(key(1), len(data))
         assert pending is not None
         write(pending, dataclasses.replace(header(1, data), payload_sum=bytes(16)), data)
-        assert store.commit(pending, Expect(ident(1), TAG), fill=True) == CommitStatus.STORED
+        assert store.commit(pending, Expect(block_id(1), TAG), fill=True) == CommitStatus.STORED
         assert read(store, 1) == data
 
     def test_what_is_handed_out_cannot_be_written(self, store: Store) -> None:
@@ -192,7 +192,7 @@ class StoreContract(abc.ABC):
         put(store, 1)
         said = store.header(key(1))
         assert said is not None
-        assert (said.key, said.ident, said.tenant_tag, said.payload_len) == (key(1), ident(1), TAG, 20_000)
+        assert (said.key, said.block_id, said.tenant_tag, said.payload_len) == (key(1), block_id(1), TAG, 20_000)
         assert store.header(key(2)) is None
         self.corrupt(store, key(1), 100)
         with pytest.raises(CorruptBlockError):

@@ -18,7 +18,7 @@ from kvpool.protocol import keys
 if TYPE_CHECKING:
     from kvpool_sidecar.testing.history import RecordingClient
 
-__all__ = ["Mix", "Traffic", "ident_of", "payload_into", "payload_of"]
+__all__ = ["Mix", "Traffic", "block_id_of", "payload_into", "payload_of"]
 
 STRIDE = 1 << 16
 
@@ -34,22 +34,22 @@ class Mix(NamedTuple):
     prefill_s: float = 0.0  # after a miss, at most: what was not found is computed, and does not ask again at once
 
 
-def ident_of(fingerprint: bytes, number: int) -> bytes:
-    return keys.ident(fingerprint, number.to_bytes(8, "little"))
+def block_id_of(fingerprint: bytes, number: int) -> bytes:
+    return keys.block_id(fingerprint, number.to_bytes(8, "little"))
 
 
-def payload_into(buffer: memoryview, tenant: str, ident: bytes) -> None:
+def payload_into(buffer: memoryview, tenant: str, block_id: bytes) -> None:
     """Fill `buffer`: each line of 32 bytes tells the block and the tenant, each stride also its place."""
-    seed = hashlib.sha256(tenant.encode() + b"\0" + ident).digest()
+    seed = hashlib.sha256(tenant.encode() + b"\0" + block_id).digest()
     for at in range(0, len(buffer), STRIDE):
         line = min(STRIDE, len(buffer) - at)
         buffer[at : at + line] = (at.to_bytes(8, "little") + seed[8:] + seed * (STRIDE // len(seed) - 1))[:line]
 
 
-def payload_of(tenant: str, ident: bytes, size: int) -> bytes:
+def payload_of(tenant: str, block_id: bytes, size: int) -> bytes:
     """The same as bytes."""
     data = bytearray(size)
-    payload_into(memoryview(data), tenant, ident)
+    payload_into(memoryview(data), tenant, block_id)
     return bytes(data)
 
 
@@ -98,7 +98,7 @@ class Traffic:
         """One request; whether it brought or stored something."""
         # an early block is in many prompts, a late one in few
         first = int(self._mix.universe * rng.random() ** 2)
-        names = [ident_of(self._fingerprint, (first + i) % self._mix.universe) for i in range(self._mix.prompt)]
+        names = [block_id_of(self._fingerprint, (first + i) % self._mix.universe) for i in range(self._mix.prompt)]
         if rng.random() < self._mix.reads:
             tiers = self._client.lookup(names)
             found = next((i for i, tier in enumerate(tiers) if not tier), len(tiers))

@@ -11,14 +11,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kvpool.transport.worker_pool import Workers
+from kvpool.transport.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from kvpool.client import Client
 
-__all__ = ["Clients"]
+__all__ = ["ClientCache"]
 
 _log = logging.getLogger("kvpool")
 _CONNECT_S = 2.0  # a sidecar that is there is connected by then, even on a busy node
@@ -26,7 +26,7 @@ _CONNECT_S = 2.0  # a sidecar that is there is connected by then, even on a busy
 K = TypeVar("K", bound="Hashable")
 
 
-class Clients(Generic[K]):
+class ClientCache(Generic[K]):
     """At most `limit` clients by `K`; `make(key)` runs on a thread of its own. Thread-safe; nothing raises."""
 
     def __init__(self, make: Callable[[K], Client], limit: int) -> None:
@@ -35,7 +35,7 @@ class Clients(Generic[K]):
         self._condition = threading.Condition()
         self._clients: dict[K, Client | None] = {}  # None: being made, or could not be
         self._making: set[K] = set()
-        self._workers = Workers(1, "kvpool-open")
+        self._workers = WorkerPool(1, "kvpool-open")
         self._closed = False
 
     def get(self, key: K, deadline: float) -> Client | None:

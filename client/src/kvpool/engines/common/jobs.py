@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool.transport.worker_pool import Workers
+from kvpool.transport.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from kvpool.protocol.block import EngineName
     from kvpool.protocol.wire import Tier
 
-__all__ = ["Finished", "Jobs"]
+__all__ = ["TransferJobs", "TransferResult"]
 
 _log = logging.getLogger("kvpool")
 
 
-class Finished(NamedTuple):
+class TransferResult(NamedTuple):
     """Outcome of one job: which of its blocks went well, and for loads the tier each came from."""
 
     job: int
@@ -36,7 +36,7 @@ class Finished(NamedTuple):
     bytes: int
 
 
-class Jobs:
+class TransferJobs:
     """Runs jobs on a few threads; `take_finished` and `submit_*` never block. Thread-safe.
 
     A load's deadline counts from its submission and allows for the bytes that were submitted before it. A store that
@@ -44,10 +44,10 @@ class Jobs:
     """
 
     def __init__(self, load_threads: int, max_queued: int) -> None:
-        self._loaders = Workers(load_threads, "kvpool-load")
-        self._storer = Workers(1, "kvpool-store")
+        self._loaders = WorkerPool(load_threads, "kvpool-load")
+        self._storer = WorkerPool(1, "kvpool-store")
         self._max_queued = max_queued
-        self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()
         self._condition = threading.Condition()
         self._pending = 0
         self._loading_bytes = 0
@@ -59,7 +59,7 @@ class Jobs:
         """Jobs whose outcome is not known yet."""
         return self._pending
 
-    def submit_load(self, job: int, client: Client, idents: Sequence[bytes], slots: Sequence[memoryview]) -> None:
+    def submit_load(self, job: int, client: Client, block_ids: Sequence[bytes], slots: Sequence[memoryview]) -> None:
         """Fill `slots` with the blocks."""
         size = sum(len(slot) for slot in slots)
         with self._condition:
@@ -68,25 +68,25 @@ class Jobs:
             deadline = time.monotonic() + client.load_seconds(self._loading_bytes)
 
         def run() -> tuple[tuple[bool, ...], tuple[Tier, ...], int]:
-            results = client.get_into(idents, slots, deadline)
+            results = client.get_into(block_ids, slots, deadline)
             return tuple(r.ok for r in results), tuple(r.tier for r in results), sum(r.bytes for r in results)
 
         def settle() -> None:
             self._loading_bytes -= size
 
-        self._loaders.submit(lambda: self._run(job, True, len(idents), run, settle))
+        self._loaders.submit(lambda: self._run(job, True, len(block_ids), run, settle))
 
     def submit_store(
         self,
         job: int,
         client: Client,
-        idents: Sequence[bytes],
+        block_ids: Sequence[bytes],
         slots: Sequence[memoryview],
         names: Sequence[EngineName | None] = (),
         salts: Sequence[str | None] = (),
     ) -> None:
         """Store `slots` as the blocks; `names` and `salts`: see Client.put_from."""
-        count = len(idents)
+        count = len(block_ids)
         with self._condition:
             self._pending += 1
             drop = self._queued_stores >= self._max_queued
@@ -94,7 +94,7 @@ class Jobs:
             self._queued_stores += 0 if drop else count
 
         def run() -> tuple[tuple[bool, ...], tuple[Tier, ...], int]:
-            results = client.put_from(idents, slots, names=names, salts=salts)
+            results = client.put_from(block_ids, slots, names=names, salts=salts)
             return tuple(r.ok for r in results), (), sum(r.bytes for r in results)
 
         def settle() -> None:
@@ -105,7 +105,7 @@ class Jobs:
         else:
             self._storer.submit(lambda: self._run(job, False, count, run, settle))
 
-    def take_finished(self) -> list[Finished]:
+    def take_finished(self) -> list[TransferResult]:
         """All outcomes since the last call."""
         out = []
         while True:
@@ -138,7 +138,7 @@ class Jobs:
         except Exception:
             _log.exception("kvpool: a job failed")
             ok, tiers, size = (False,) * count, (), 0
-        self._finished.put(Finished(job, is_load, ok, tiers, time.monotonic() - started, size))
+        self._finished.put(TransferResult(job, is_load, ok, tiers, time.monotonic() - started, size))
         with self._condition:
             settle()
             self._pending -= 1

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kvpool.transport.worker_pool import Workers
+from kvpool.transport.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Tasks(Generic[T]):
     """
 
     def __init__(self, name: str, threads: int, limit: int, wake: Callable[[], None], numbers: Iterator[int]) -> None:
-        self._workers = Workers(threads, name)
+        self._workers = WorkerPool(threads, name)
         self._limit = limit
         self._wake = wake
         self._numbers = numbers

@@ -17,7 +17,7 @@ from kvpool.engines.common import weights
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Space", "chunk_name", "key_name", "layout_of", "salt_of", "space_facts", "supported"]
+__all__ = ["FingerprintNamespace", "chunk_name", "key_name", "layout_of", "salt_of", "space_facts", "supported"]
 
 KNOWN_VERSIONS = "0.5.6 up to, not including, 0.6"
 MIN_HASH_BYTES = 16  # a shorter hash is Python's own: not made to tell prompts apart
@@ -25,7 +25,7 @@ _FORMAT = 1  # of what we put into a block
 _WORLD_SHIFT = 24  # lmcache ObjectKey.ComputeKVRank
 
 
-class Space(NamedTuple):
+class FingerprintNamespace(NamedTuple):
     """What chunks must have in common to be exchangeable, besides being of the same tokens."""
 
     model: str
@@ -48,13 +48,15 @@ def layout_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> str:
     return json.dumps(pairs, separators=(",", ":"))
 
 
-def space_of(key: Any, layout: str) -> Space:
+def space_of(key: Any, layout: str) -> FingerprintNamespace:
     """The space of an ObjectKey of LMCache's server."""
-    return Space(str(key.model_name), (int(key.kv_rank) >> _WORLD_SHIFT) & 0xFF, int(key.object_group_id), layout)
+    return FingerprintNamespace(
+        str(key.model_name), (int(key.kv_rank) >> _WORLD_SHIFT) & 0xFF, int(key.object_group_id), layout
+    )
 
 
 def chunk_name(key: Any) -> tuple[bytes, bytes] | None:
-    """Hash and part (kvpool.protocol.keys.ident) of an ObjectKey; None if its hash is too short to be trusted.
+    """Hash and part (kvpool.protocol.keys.block_id) of an ObjectKey; None if its hash is too short to be trusted.
 
     Salt and rank are in the part: chunks of two salts are two blocks.
     """
@@ -80,7 +82,9 @@ def key_name(key: Any, dtype: str) -> tuple[bytes, bytes]:
     return chunk_hash, _canonical(part)
 
 
-def space_facts(space: Space, version: str, *, revision: str = "", tag: str = "", **more: Any) -> dict[str, Any]:
+def space_facts(
+    space: FingerprintNamespace, version: str, *, revision: str = "", tag: str = "", **more: Any
+) -> dict[str, Any]:
     """JSON facts for the fingerprint. Reads the model's files where they can be found: not for an engine's thread."""
     found = weights.find(space.model, revision or None)
     return {
@@ -97,9 +101,9 @@ def space_facts(space: Space, version: str, *, revision: str = "", tag: str = ""
     }
 
 
-def split(keys: Sequence[Any], layouts: Mapping[int, str] | Sequence[str]) -> dict[Space, list[int]]:
+def split(keys: Sequence[Any], layouts: Mapping[int, str] | Sequence[str]) -> dict[FingerprintNamespace, list[int]]:
     """Places of `keys` by their space. `layouts` by cache group, or one for each key; "" is left out."""
-    out: dict[Space, list[int]] = {}
+    out: dict[FingerprintNamespace, list[int]] = {}
     for place, key in enumerate(keys):
         layout = layouts[place] if not hasattr(layouts, "get") else layouts.get(int(key.object_group_id), "")
         if layout:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-__all__ = ["Ledger"]
+__all__ = ["StoredInventory"]
 
 K = TypeVar("K", bound="Hashable")
 
 
-class Ledger(Generic[K]):
+class StoredInventory(Generic[K]):
     """Sizes in bytes of at most `limit` stored names, and at most `limit` deleted ones, oldest out. Thread-safe."""
 
     def __init__(self, limit: int) -> None:

@@ -29,11 +29,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvpool.client import Client
-from kvpool.engines.common.client_cache import Clients
+from kvpool.engines.common.client_cache import ClientCache
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.common.tasks import Tasks
 from kvpool.engines.lmcache import fingerprint as lmcache_facts
-from kvpool.engines.lmcache.inventory import Ledger
+from kvpool.engines.lmcache.inventory import StoredInventory
 from kvpool.protocol import keys as names
 from kvpool.protocol.wire import Tier
 from kvpool.stats import Reason
@@ -54,7 +54,7 @@ except ImportError as e:
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool.engines.lmcache.fingerprint import Space
+    from kvpool.engines.lmcache.fingerprint import FingerprintNamespace
 
 __all__ = ["PoolL2Adapter"]
 
@@ -85,8 +85,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._stores: Tasks[Any] = Tasks("kvpool-store", 1, c.max_inflight_stores, store, numbers)
         self._lookups: Tasks[Any] = Tasks("kvpool-lookup", 2, _MAX_ASKED, lookup, numbers)
         self._loads: Tasks[Any] = Tasks("kvpool-load", max(1, c.connections - 2), _MAX_ASKED, load, numbers)
-        self._clients: Clients[Space] = Clients(self._connect, _MAX_SPACES)
-        self._ledger: Ledger[Any] = Ledger(_MAX_NAMES)
+        self._clients: ClientCache[FingerprintNamespace] = ClientCache(self._connect, _MAX_SPACES)
+        self._ledger: StoredInventory[Any] = StoredInventory(_MAX_NAMES)
         self._refused: set[str] = set()
         self._off = ""
         if not lmcache_facts.supported(str(lmcache.__version__)):
@@ -182,7 +182,7 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     # -- our own ------------------------------------------------------------------------------------------------------
 
-    def _connect(self, space: Space) -> Client:
+    def _connect(self, space: FingerprintNamespace) -> Client:
         facts = lmcache_facts.space_facts(
             space, str(lmcache.__version__), revision=self._revision, tag=self._tag, mode="mp"
         )
@@ -197,7 +197,7 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _parts(
         self, keys: Sequence[Any], layouts: Any, deadline: float, skip: Callable[[Any], bool] = lambda _: False
     ) -> list[tuple[Client, list[int], list[bytes]]]:
-        """For each client the places of its keys and their idents; what cannot be named or served is left out."""
+        """For each client the places of its keys and their block ids; what cannot be named or served is left out."""
         parts = []
         for space, places in lmcache_facts.split(keys, layouts).items():
             named = [(i, lmcache_facts.chunk_name(keys[i])) for i in places if not skip(keys[i])]
@@ -206,8 +206,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 self._refuse("hash", "LMCache hashes prompts with Python's own hash: use --hash-algorithm blake3")
             client = self._clients.get(space, deadline) if usable and not self._off else None
             if client is not None:
-                idents = [names.ident(client.fingerprint, *name) for _, name in usable]
-                parts.append((client, [i for i, _ in usable], idents))
+                block_ids = [names.block_id(client.fingerprint, *name) for _, name in usable]
+                parts.append((client, [i for i, _ in usable], block_ids))
         return parts
 
     def _layouts(self, objects: Sequence[Any]) -> list[str]:
@@ -220,8 +220,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         layouts = {int(n): lmcache_facts.layout_of(d.shapes, d.dtypes) for n, d in groups.items()}
         found = Bitmap(len(keys))
         patience = self._config.deadlines.lookup_ms / 1000
-        for client, places, idents in self._parts(keys, layouts, asked + patience, self._ledger.is_deleted):
-            tiers = client.lookup(idents, asked + client.lookup_seconds, every=True)
+        for client, places, block_ids in self._parts(keys, layouts, asked + patience, self._ledger.is_deleted):
+            tiers = client.lookup(block_ids, asked + client.lookup_seconds, every=True)
             for place, tier in zip(places, tiers, strict=True):
                 if tier != Tier.MISS:
                     found.set(place)
@@ -233,8 +233,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         views = [memoryview(o.byte_array).cast("B") for o in objects]
         size = sum(map(len, views))
         patience = self._config.deadlines.lookup_ms / 1000
-        for client, places, idents in self._parts(keys, self._layouts(objects), asked + patience):
-            results = client.get_into(idents, [views[i] for i in places], asked + client.load_seconds(size))
+        for client, places, block_ids in self._parts(keys, self._layouts(objects), asked + patience):
+            results = client.get_into(block_ids, [views[i] for i in places], asked + client.load_seconds(size))
             for place, result in zip(places, results, strict=True):
                 if result.ok:
                     loaded.set(place)
@@ -251,9 +251,9 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         stored, size = [], 0
         patience = self._config.deadlines.store_ms / 1000  # nobody waits for a store
         until = time.monotonic() + patience
-        for client, places, idents in self._parts(keys, self._layouts(objects), until):
+        for client, places, block_ids in self._parts(keys, self._layouts(objects), until):
             salts = [lmcache_facts.salt_of(keys[i]) for i in places]
-            results = client.put_from(idents, [views[i] for i in places], salts=salts)
+            results = client.put_from(block_ids, [views[i] for i in places], salts=salts)
             stored += [(keys[i], len(views[i])) for i, r in zip(places, results, strict=True) if r.ok]
             size += sum(r.bytes for r in results)
         new, gone = self._ledger.store(stored)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvpool.client import Client
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.lmcache import fingerprint as lmcache_facts
-from kvpool.engines.lmcache.inventory import Ledger
+from kvpool.engines.lmcache.inventory import StoredInventory
 from kvpool.protocol import keys as names
 from kvpool.protocol.wire import Tier
 
@@ -84,7 +84,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         self._memory = local_cpu_backend
         self._config = client_config({name: v for name, v in settings.items() if name not in _NOT_SETTINGS})
         self._layout = lmcache_facts.layout_of(self.meta_shapes, self.meta_dtypes)
-        self._deleted: Ledger[bytes] = Ledger(_MAX_DELETED)
+        self._deleted: StoredInventory[bytes] = StoredInventory(_MAX_DELETED)
         self._lock = threading.Lock()
         self._putting = 0
         self.dropped = 0  # chunks that were not stored because too much was under way
@@ -175,7 +175,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
     def remove_sync(self, key: Any) -> bool:
         """Find it no more in this process, until it is stored again. The pool drops the bytes when it needs room."""
         if self._client is not None:
-            self._deleted.delete([self._ident(self._client, key)])
+            self._deleted.delete([self._block_id(self._client, key)])
         return True
 
     async def close(self) -> None:
@@ -207,7 +207,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
 
     def _connect(self, config: Any, metadata: Any, settings: dict[str, Any]) -> Client:
         version = str(lmcache.__version__)
-        space = lmcache_facts.Space(str(metadata.model_name), int(metadata.world_size), 0, self._layout)
+        space = lmcache_facts.FingerprintNamespace(str(metadata.model_name), int(metadata.world_size), 0, self._layout)
         facts = lmcache_facts.space_facts(
             space,
             version,
@@ -227,17 +227,19 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         told = {"engine": f"lmcache {version}", "model": model}
         return Client(self._config, fingerprint=fingerprint, facts=told, meaning=facts)
 
-    def _ident(self, client: Client, key: Any) -> bytes:
-        return names.ident(client.fingerprint, *lmcache_facts.key_name(key, str(key.dtype)))
+    def _block_id(self, client: Client, key: Any) -> bytes:
+        return names.block_id(client.fingerprint, *lmcache_facts.key_name(key, str(key.dtype)))
 
     def _found(self, keys: Sequence[Any]) -> int:
         client = self._client
         if client is None or not keys:
             return 0
         try:
-            idents = [self._ident(client, key) for key in keys]
-            end = next((i for i, ident in enumerate(idents) if self._deleted.is_deleted(ident)), len(idents))
-            tiers = client.lookup(idents[:end])
+            block_ids = [self._block_id(client, key) for key in keys]
+            end = next(
+                (i for i, block_id in enumerate(block_ids) if self._deleted.is_deleted(block_id)), len(block_ids)
+            )
+            tiers = client.lookup(block_ids[:end])
         except Exception:
             _log.exception("kvpool: lookup failed")
             return 0
@@ -257,8 +259,8 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
                     break
                 held.append(memory)
             views = [memoryview(memory.byte_array).cast("B") for memory in held]
-            idents = [self._ident(client, key) for key in keys[: len(held)]]
-            results = client.get_into(idents, views, asked + client.load_seconds(sum(map(len, views))))
+            block_ids = [self._block_id(client, key) for key in keys[: len(held)]]
+            results = client.get_into(block_ids, views, asked + client.load_seconds(sum(map(len, views))))
             for i, result in enumerate(results):
                 if result.ok:
                     loaded[i], held[i] = held[i], None
@@ -280,9 +282,9 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
             ]
             if len(whole) < len(pairs):
                 self._tell("part", "only whole chunks are stored: leave save_unfull_chunk out")
-            idents = [self._ident(client, key) for key, _ in whole]
-            client.put_from(idents, [memoryview(o.byte_array).cast("B") for _, o in whole])
-            self._deleted.store((ident, 0) for ident in idents if self._deleted.is_deleted(ident))
+            block_ids = [self._block_id(client, key) for key, _ in whole]
+            client.put_from(block_ids, [memoryview(o.byte_array).cast("B") for _, o in whole])
+            self._deleted.store((block_id, 0) for block_id in block_ids if self._deleted.is_deleted(block_id))
         except Exception:
             _log.exception("kvpool: a store failed")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvpool.client import Client
 
-__all__ = ["Pages", "Wanted"]
+__all__ = ["PageRequest", "Pages"]
 
 _log = logging.getLogger("kvpool")
 
@@ -28,7 +28,7 @@ _STAGING_BYTES = 64 << 20
 _BUFFERS = ("kv_buffer", "k_buffer", "v_buffer", "index_k_buffer", "index_k_scale_buffer")
 
 
-class Wanted(NamedTuple):
+class PageRequest(NamedTuple):
     """Pages of one host pool: `indices` has `page_size` token places per key."""
 
     pages: Pages
@@ -67,17 +67,17 @@ class Pages:
     def blocks_per_page(self) -> int:
         return len(self._sizes) or 1
 
-    def idents(self, client: Client, keys: Sequence[str]) -> list[bytes]:
+    def block_ids(self, client: Client, keys: Sequence[str]) -> list[bytes]:
         """The names of all blocks of the pages, page after page."""
         parts = self._parts or [self._flat_part]
-        return [names.ident(client.fingerprint, key.encode(), part) for key in keys for part in parts]
+        return [names.block_id(client.fingerprint, key.encode(), part) for key in keys for part in parts]
 
     def flat_idents(self, client: Client, keys: Sequence[str]) -> list[bytes]:
         """The names of the pages as flat tensors, one each."""
-        return [names.ident(client.fingerprint, key.encode(), self._flat_part) for key in keys]
+        return [names.block_id(client.fingerprint, key.encode(), self._flat_part) for key in keys]
 
     def views(self, keys: Sequence[str], indices: Any) -> list[memoryview]:
-        """The memory of all blocks of the pages, in the order of `idents`. ValueError if anything does not fit."""
+        """The memory of all blocks of the pages, in the order of `block_ids`. ValueError if anything does not fit."""
         self._insist(len(indices) == len(keys) * self.page_size, "another number of token places than of pages")
         places, sizes = self.pool.get_page_buffer_meta(indices)
         count = len(keys) * len(self._sizes)

@@ -35,7 +35,7 @@ from kvpool.client import Client
 from kvpool.engines.common.host_memory import tensor_bytes
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.sglang import fingerprint as sglang_facts
-from kvpool.engines.sglang.pages import Pages, Wanted
+from kvpool.engines.sglang.pages import PageRequest, Pages
 from kvpool.protocol import keys as names
 from kvpool.protocol.wire import Tier
 
@@ -160,7 +160,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         pages = self._pages.get("kv")
         if client is None or pages is None or pages.logical or not keys:
             return 0
-        tiers = client.lookup(pages.idents(client, keys))
+        tiers = client.lookup(pages.block_ids(client, keys))
         return _leading(tier != Tier.MISS for tier in tiers) // pages.blocks_per_page
 
     @_total(lambda *_, **__: False)
@@ -174,7 +174,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         client = self._current()
         if client is None:
             return [False] * len(keys)
-        return self._load(client, [Wanted(self._pages["kv"], keys, host_indices)])[0]
+        return self._load(client, [PageRequest(self._pages["kv"], keys, host_indices)])[0]
 
     @_total(_none_of)
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
@@ -184,7 +184,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         client = self._current()
         if client is None:
             return [False] * len(keys)
-        return self._store(client, [Wanted(self._pages["kv"], keys, host_indices)])[0]
+        return self._store(client, [PageRequest(self._pages["kv"], keys, host_indices)])[0]
 
     # -- hybrid models ----------------------------------------------------------------------------------------------
 
@@ -267,8 +267,8 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         if client is None or values is None or len(values) != len(keys):
             return False
         held = [value.contiguous() for value in values]
-        idents = self._pages["kv"].flat_idents(client, keys)
-        return all(self._blocks(client, idents, [tensor_bytes(value) for value in held], is_load=False))
+        block_ids = self._pages["kv"].flat_idents(client, keys)
+        return all(self._blocks(client, block_ids, [tensor_bytes(value) for value in held], is_load=False))
 
     # -- the rest of SGLang's interface -----------------------------------------------------------------------------
 
@@ -363,8 +363,8 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
     def _present(self, client: Client, pools: Sequence[str], keys: Sequence[str]) -> list[list[bool]]:
         """Per pool and page: does the pool have all of its blocks? One question for all."""
         known = [self._pages.get(name) for name in pools]
-        idents = [ident for pages in known if pages is not None for ident in pages.idents(client, keys)]
-        tiers = iter(client.lookup(idents, every=True))
+        block_ids = [block_id for pages in known if pages is not None for block_id in pages.block_ids(client, keys)]
+        tiers = iter(client.lookup(block_ids, every=True))
         out = []
         for pages in known:
             step = pages.blocks_per_page if pages is not None else 0
@@ -373,7 +373,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         return out
 
     def _transfer(
-        self, transfers: Any, move: Callable[[Client, list[Wanted]], list[list[bool]]]
+        self, transfers: Any, move: Callable[[Client, list[PageRequest]], list[list[bool]]]
     ) -> dict[Any, list[bool]]:
         client = self._current()
         wanted = []
@@ -383,23 +383,23 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
             results[transfer.name] = [False] * len(keys)
             pages = self._pages.get(str(transfer.name))
             if pages is not None and keys and transfer.host_indices is not None:
-                wanted.append((transfer.name, Wanted(pages, keys, transfer.host_indices)))
+                wanted.append((transfer.name, PageRequest(pages, keys, transfer.host_indices)))
         if client is None or not wanted:
             return results
         moved = move(client, [w for _, w in wanted])
         results.update({name: done for (name, _), done in zip(wanted, moved, strict=True)})
         return results
 
-    def _load(self, client: Client, wanted: list[Wanted]) -> list[list[bool]]:
+    def _load(self, client: Client, wanted: list[PageRequest]) -> list[list[bool]]:
         return self._move(client, wanted, is_load=True)
 
-    def _store(self, client: Client, wanted: list[Wanted]) -> list[list[bool]]:
+    def _store(self, client: Client, wanted: list[PageRequest]) -> list[list[bool]]:
         return self._move(client, wanted, is_load=False)
 
-    def _move(self, client: Client, wanted: list[Wanted], *, is_load: bool) -> list[list[bool]]:
+    def _move(self, client: Client, wanted: list[PageRequest], *, is_load: bool) -> list[list[bool]]:
         """Pages of several host pools, those without a copy in one request. One list of outcomes per pool."""
         outcomes: list[list[bool]] = [[False] * len(w.keys) for w in wanted]
-        idents: list[bytes] = []
+        block_ids: list[bytes] = []
         views: list[memoryview] = []
         direct: list[tuple[int, int]] = []  # which of `wanted`, and where its blocks begin
         for n, w in enumerate(wanted):
@@ -411,19 +411,19 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
                 except Exception as e:  # of one pool: the others go on
                     _log.error("kvpool: pages are not moved: %s", e)
                     continue
-                direct.append((n, len(idents)))
-                idents += w.pages.idents(client, w.keys)
+                direct.append((n, len(block_ids)))
+                block_ids += w.pages.block_ids(client, w.keys)
                 views += pieces
             else:
                 outcomes[n] = self._move_flat(client, w, is_load=is_load)
-        if idents:
-            done = self._blocks(client, idents, views, is_load=is_load)
+        if block_ids:
+            done = self._blocks(client, block_ids, views, is_load=is_load)
             for n, start in direct:
                 step = wanted[n].pages.blocks_per_page
                 outcomes[n] = [all(done[start + i * step : start + (i + 1) * step]) for i in range(len(outcomes[n]))]
         return outcomes
 
-    def _move_flat(self, client: Client, wanted: Wanted, *, is_load: bool) -> list[bool]:
+    def _move_flat(self, client: Client, wanted: PageRequest, *, is_load: bool) -> list[bool]:
         pages, keys, indices = wanted
         deadline: list[float] = []  # one for all portions, from the first on
 
@@ -439,14 +439,14 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
     def _blocks(
         self,
         client: Client,
-        idents: list[bytes],
+        block_ids: list[bytes],
         views: list[memoryview],
         deadline: float | None = None,
         *,
         is_load: bool,
     ) -> list[bool]:
         started = time.monotonic()
-        results: Sequence[Any] = (client.get_into if is_load else client.put_from)(idents, views, deadline)
+        results: Sequence[Any] = (client.get_into if is_load else client.put_from)(block_ids, views, deadline)
         seconds = max(1e-9, time.monotonic() - started)
         moved = [result.bytes for result in results if result.bytes]
         with self._lock:

@@ -26,7 +26,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvpool.client import Client
-from kvpool.engines.common.jobs import Finished, Jobs
+from kvpool.engines.common.jobs import TransferJobs, TransferResult
 from kvpool.engines.common.lookups import LookupTable
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.vllm.cache_salt import remember_salts, salt_of
@@ -102,7 +102,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._several_groups = len(offloading_spec.config.groups) > 1
         self._tokens_of_groups = [n * offloading_spec.blocks_per_chunk for n in offloading_spec.tokens_per_block]
         self._client: Client | None = None
-        self._jobs = Jobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
+        self._jobs = TransferJobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
         self._lookups = LookupTable(self._ask, self._lookup_seconds)
         self._facts: dict[str, Any] = {}
         self._no_salts = ""  # why stores are not told their salts
@@ -284,11 +284,11 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         if client is None:
             return [Tier.MISS] * len(names)
         # the blocks of one group are asked for from the first on; several groups are mixed, so each must be looked at
-        return client.lookup(self._idents(client, names), deadline, every=self._several_groups)
+        return client.lookup(self._block_ids(client, names), deadline, every=self._several_groups)
 
-    def _idents(self, client: Client, names: Sequence[bytes]) -> list[bytes]:
+    def _block_ids(self, client: Client, names: Sequence[bytes]) -> list[bytes]:
         # a vLLM key is the block's hash and the number of its cache group
-        return [keys.ident(client.fingerprint, h := get_offload_block_hash(name), name[len(h) :]) for name in names]
+        return [keys.block_id(client.fingerprint, h := get_offload_block_hash(name), name[len(h) :]) for name in names]
 
     def _submit(self, job: Any, names: list[bytes], *, is_load: bool) -> None:
         client = self._client
@@ -301,11 +301,11 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             with self._lock:
                 self._under_way[job.job_id] = (job.req_context.req_id, names)
             if is_load:
-                self._jobs.submit_load(job.job_id, client, self._idents(client, names), slots)
+                self._jobs.submit_load(job.job_id, client, self._block_ids(client, names), slots)
                 return
             told = names_of(names, job.req_context, self._tokens_of_groups) if client.wants_names else ()
             salts = self._salts_of(job, len(names)) if client.wants_salts else ()
-            self._jobs.submit_store(job.job_id, client, self._idents(client, names), slots, told, salts)
+            self._jobs.submit_store(job.job_id, client, self._block_ids(client, names), slots, told, salts)
         except Exception:
             _log.exception("kvpool: a job was not started")
             self._refuse(job, names, is_load=is_load)
@@ -326,7 +326,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             self._under_way.pop(job.job_id, None)
             self._failed.append(JobResult(job_id=job.job_id, success=False))
 
-    def _result(self, done: Finished) -> Any:
+    def _result(self, done: TransferResult) -> Any:
         well = all(done.ok)
         with self._lock:
             request, names = self._under_way.pop(done.job)
@@ -351,7 +351,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             where = self.locality or Locality.REMOTE
             self._events.append(OffloadingEvent(keys=names, medium=self.medium, removed=False, locality=where))
 
-    def _count(self, request: str, names: Sequence[bytes], done: Finished) -> None:
+    def _count(self, request: str, names: Sequence[bytes], done: TransferResult) -> None:
         with self._lock:
             groups = self._requests.setdefault(request, {})
             before = _tokens_of(groups)

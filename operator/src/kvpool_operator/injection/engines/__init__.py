@@ -10,17 +10,17 @@ from kvpool_operator.injection.engines import vllm_pd as prefill_decode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_operator.injection.command_line import Reading
-    from kvpool_operator.injection.context import Target
+    from kvpool_operator.injection.command_line import ContainerInfo
+    from kvpool_operator.injection.context import InjectionContext
 
 __all__ = ["FAMILIES", "family_of", "suits"]
 
 
-def _nothing(_target: Target) -> list[str]:
+def _nothing(_target: InjectionContext) -> list[str]:
     return []
 
 
-FAMILIES: Final[dict[str, Callable[[Target], list[str]]]] = {
+FAMILIES: Final[dict[str, Callable[[InjectionContext], list[str]]]] = {
     "vllm": vllm.add,
     "vllm-pd": prefill_decode.add,
     "lmcache": lmcache.add,
@@ -31,14 +31,14 @@ FAMILIES: Final[dict[str, Callable[[Target], list[str]]]] = {
 """By the value of the annotation kvpool.dev/engine: changes the container of a target, gives the warnings; or Skip."""
 
 
-def family_of(asked: str, reading: Reading) -> str:
+def family_of(asked: str, reading: ContainerInfo) -> str:
     """A key of FAMILIES. Empty for `auto` where no engine was recognised."""
     if asked != "auto":
         return asked
     return "dynamo" if reading.kvbm else reading.engine
 
 
-def suits(asked: str, reading: Reading) -> int:
+def suits(asked: str, reading: ContainerInfo) -> int:
     """How well a container fits what was asked for, 0 for not at all: the best one is the engine's."""
     if not reading.engine:
         return 0

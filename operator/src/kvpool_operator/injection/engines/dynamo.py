@@ -17,7 +17,7 @@ from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.merge_patch import merge_patch
 
 if TYPE_CHECKING:
-    from kvpool_operator.injection.context import Target
+    from kvpool_operator.injection.context import InjectionContext
 
 __all__ = ["VOLUME", "add"]
 
@@ -32,7 +32,7 @@ _HOST: Final = ("DYN_KVBM_CPU_CACHE_GB", "DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS
 _DISK: Final = ("DYN_KVBM_DISK_CACHE_GB", "DYN_KVBM_DISK_CACHE_OVERRIDE_NUM_BLOCKS", "DYN_KVBM_DISK_CACHE_DIR")
 
 
-def add(target: Target) -> list[str]:
+def add(target: InjectionContext) -> list[str]:
     """Sizes and directory where the user set none; the connector too, for a vLLM that has none."""
     container, reading, injection = target.container, target.reading, target.injection
     if reading.connector_present and not reading.kvbm:
@@ -55,7 +55,7 @@ def add(target: Target) -> list[str]:
     return [*warnings, "KVBM has no remote tier: blocks stay on their node, and no other engine finds them"]
 
 
-def _add_connector(target: Target) -> None:
+def _add_connector(target: InjectionContext) -> None:
     if target.reading.channel is not Channel.ARGS:
         raise Skip(
             SkipReason.COMMAND_NOT_EXTENDABLE,

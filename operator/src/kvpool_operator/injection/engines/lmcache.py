@@ -10,8 +10,8 @@ from kvpool_operator.injection.pod import default_env, env_names
 from kvpool_operator.injection.skip import Skip, SkipReason
 
 if TYPE_CHECKING:
-    from kvpool_operator.injection.command_line import Reading
-    from kvpool_operator.injection.context import Target
+    from kvpool_operator.injection.command_line import ContainerInfo
+    from kvpool_operator.injection.context import InjectionContext
 
 __all__ = ["add", "is_in_process"]
 
@@ -34,17 +34,17 @@ _THEIRS: Final = frozenset(
 )
 
 
-def is_in_process(reading: Reading) -> bool:
+def is_in_process(reading: ContainerInfo) -> bool:
     """Whether a vLLM runs LMCache in its own process."""
     return reading.engine == "vllm" and "LMCacheConnectorV1" in reading.connectors
 
 
-def add(target: Target) -> list[str]:
+def add(target: InjectionContext) -> list[str]:
     """One more tier for LMCache, wherever it runs."""
     return _in_process(target) if is_in_process(target.reading) else _server(target)
 
 
-def _server(target: Target) -> list[str]:
+def _server(target: InjectionContext) -> list[str]:
     name = target.container.get("name")
     if target.reading.engine not in ("lmcache", ""):
         raise Skip(
@@ -63,7 +63,7 @@ def _server(target: Target) -> list[str]:
     return add_flags(target.container, target.reading, flags, asked=target.wishes.engine == "lmcache")
 
 
-def _in_process(target: Target) -> list[str]:
+def _in_process(target: InjectionContext) -> list[str]:
     if target.again:
         return []
     present = sorted(_THEIRS & env_names(target.container))

@@ -9,7 +9,7 @@ from kvpool_operator.injection.flags import add_flags, has_flag, value_of
 from kvpool_operator.injection.skip import Skip, SkipReason
 
 if TYPE_CHECKING:
-    from kvpool_operator.injection.context import Target
+    from kvpool_operator.injection.context import InjectionContext
 
 __all__ = ["BACKEND", "add"]
 
@@ -33,7 +33,7 @@ _KNOWN: Final = frozenset(
 )
 
 
-def add(target: Target) -> list[str]:
+def add(target: InjectionContext) -> list[str]:
     """The flags that are not there. How large the host tier is stays SGLang's decision, which knows its limits."""
     words = [*target.words, *target.reading.shell_text.split()]
 
@@ -51,7 +51,7 @@ def add(target: Target) -> list[str]:
     return add_flags(target.container, target.reading, flags, asked=target.wishes.engine == "sglang")
 
 
-def _refuse(target: Target, words: list[str]) -> None:
+def _refuse(target: InjectionContext, words: list[str]) -> None:
     """Skip where the user chose another tier, or where SGLang would not start with one."""
     name = target.container.get("name")
     other = next((f for f in (_STORAGE, *_OTHERS, _EXTRA) if has_flag(words, f, _KNOWN)), None)

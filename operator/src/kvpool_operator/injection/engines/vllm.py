@@ -14,8 +14,8 @@ from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.merge_patch import merge_patch
 
 if TYPE_CHECKING:
-    from kvpool_operator.injection.command_line import Reading
-    from kvpool_operator.injection.context import Target
+    from kvpool_operator.injection.command_line import ContainerInfo
+    from kvpool_operator.injection.context import InjectionContext
 
 __all__ = ["CONNECTOR_ARG", "CONNECTOR_ENV", "add", "add_hashing", "add_shm", "pool_connector"]
 
@@ -26,7 +26,7 @@ CONNECTOR_ARG: Final = "--kv-transfer-config"
 HASH_ARG: Final = ("--prefix-caching-hash-algo", "sha256_cbor")
 
 
-def add(target: Target) -> list[str]:
+def add(target: InjectionContext) -> list[str]:
     """Connector, hashing and shared memory; Skip(connector-present) where the user chose a connector."""
     if target.reading.connector_present and not target.again:
         raise Skip(SkipReason.CONNECTOR_PRESENT, _instead(target))
@@ -41,7 +41,7 @@ def add(target: Target) -> list[str]:
     return warnings
 
 
-def pool_connector(target: Target) -> tuple[dict[str, Any], list[str]]:
+def pool_connector(target: InjectionContext) -> tuple[dict[str, Any], list[str]]:
     """The connector's configuration for this pod, after the user's merge patch; and warnings."""
     wanted = target.injection.host_memory_bytes
     memory, warnings = host_memory(target.pod, target.container, wanted, SHM_MOUNT)
@@ -50,14 +50,14 @@ def pool_connector(target: Target) -> tuple[dict[str, Any], list[str]]:
     return patched, warnings
 
 
-def add_hashing(target: Target) -> None:
+def add_hashing(target: InjectionContext) -> None:
     """Hashes that are equal in every process: the default hashes pickled bytes, which differ between Pythons."""
     default_env(target.container, "PYTHONHASHSEED", "0")
     if target.reading.channel is Channel.ARGS and not target.reading.hash_algo_present:
         items(target.container, "args").extend(HASH_ARG)
 
 
-def add_shm(target: Target, connector: dict[str, Any]) -> None:
+def add_shm(target: InjectionContext, connector: dict[str, Any]) -> None:
     """vLLM keeps its host tier in /dev/shm; a container's default there is 64 MiB."""
     if mount_at(target.container, SHM_MOUNT) is not None or spec(target.pod).get("hostIPC"):
         return
@@ -66,7 +66,7 @@ def add_shm(target: Target, connector: dict[str, Any]) -> None:
     add_volume(target.pod, target.container, volume, SHM_MOUNT)
 
 
-def _is_doubtful(reading: Reading) -> bool:
+def _is_doubtful(reading: ContainerInfo) -> bool:
     """Whether vLLM may be of a version that would not start with our connector.
 
     Then the plug-in behind the variable looks first. Dynamo brings a vLLM of its own choice.
@@ -74,7 +74,7 @@ def _is_doubtful(reading: Reading) -> bool:
     return reading.launcher == "dynamo" or not is_known("vllm", reading.version)
 
 
-def _instead(target: Target) -> str:
+def _instead(target: InjectionContext) -> str:
     """What a user with a connector of their own can do."""
     name, found = target.container.get("name"), target.reading.connectors
     if "LMCacheMPConnector" in found:

@@ -18,7 +18,7 @@ from kvpool_operator.injection.flags import value_of
 from kvpool_operator.injection.skip import Skip, SkipReason
 
 if TYPE_CHECKING:
-    from kvpool_operator.injection.context import Target
+    from kvpool_operator.injection.context import InjectionContext
 
 __all__ = ["add", "beside"]
 
@@ -26,7 +26,7 @@ WRAPPED: Final = frozenset({"NixlConnector", "NixlPullConnector", "NixlPushConne
 _OF_ALL: Final = ("engine_id", "enable_permute_local_kv")
 
 
-def add(target: Target) -> list[str]:
+def add(target: InjectionContext) -> list[str]:
     """Replace the value of --kv-transfer-config by a MultiConnector of the user's connector and the pool's."""
     ours, warnings = vllm.pool_connector(target)
     if not (target.again and "MultiConnector" in target.reading.connectors):
@@ -50,7 +50,7 @@ def beside(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _wrap(target: Target, ours: dict[str, Any]) -> None:
+def _wrap(target: InjectionContext, ours: dict[str, Any]) -> None:
     if target.reading.launcher == "dynamo":
         raise _skip(target, "Dynamo looks for NixlConnector itself and does not see it inside of another connector")
     if target.reading.channel is not Channel.ARGS:
@@ -68,7 +68,7 @@ def _wrap(target: Target, ours: dict[str, Any]) -> None:
     raise _skip(target, f"there is no {vllm.CONNECTOR_ARG} with a NixlConnector; for a plain engine write vllm")
 
 
-def _theirs(target: Target, text: str) -> dict[str, Any]:
+def _theirs(target: InjectionContext, text: str) -> dict[str, Any]:
     try:
         theirs = json.loads(text)
     except (ValueError, RecursionError):
@@ -78,7 +78,7 @@ def _theirs(target: Target, text: str) -> dict[str, Any]:
     return theirs
 
 
-def _skip(target: Target, why: str) -> Skip:
+def _skip(target: InjectionContext, why: str) -> Skip:
     return Skip(
         SkipReason.CONNECTOR_PRESENT,
         f"container {target.container.get('name')} stays as it is ({ANNOTATION_ENGINE}: vllm-pd): {why}",

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from kvpool.config import PeerConfig
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.storage.base import Store
 
-__all__ = ["RdmaParts", "make"]
+__all__ = ["RdmaStack", "make"]
 
 log = logging.getLogger(__name__)
 
 
-class RdmaParts(NamedTuple):
+class RdmaStack(NamedTuple):
     """Both sides of RDMA on this node, or none and the reason."""
 
     staging: Staging | None = None
@@ -40,21 +40,21 @@ class RdmaParts(NamedTuple):
 
 
 def make(
-    config: PeerConfig, node: str, store: Store, dial: Callable[[NodeInfo, float], PeerLink], stats: Stats
-) -> RdmaParts:
+    config: PeerConfig, node: str, store: Store, dial: Callable[[NodeInfo, float], PeerConnection], stats: Stats
+) -> RdmaStack:
     """Try what the pool asks for. Takes some seconds where NIXL is used; never raises for what is missing."""
     if config.encryption == "Always":
-        return RdmaParts(reason="TCP: encryption is Always, which RDMA cannot do")
+        return RdmaStack(reason="TCP: encryption is Always, which RDMA cannot do")
     package, devices = what_is_here()
     choice = choose(config.protocol, package=package, devices=devices)
     if not choice.rdma:
         if config.protocol == "RDMA":
             log.warning("TCP is used between nodes: %s", choice.reason)
-        return RdmaParts(reason=choice.reason)
+        return RdmaStack(reason=choice.reason)
     try:
         agent = Agent(f"kvpool/{node}")
         staging = Staging(agent, store, config.rdma_bytes // 2)
     except (PoolUnavailableError, OSError) as e:
         log.warning("TCP is used between nodes: %s", e)
-        return RdmaParts(reason=str(e))
-    return RdmaParts(staging, Fetcher(agent, SlotPool(agent, config.rdma_bytes // 2), dial, stats))
+        return RdmaStack(reason=str(e))
+    return RdmaStack(staging, Fetcher(agent, SlotPool(agent, config.rdma_bytes // 2), dial, stats))

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.peers.connection import PeerLink
+    from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.peers.rdma.agent import Agent, Transfer
     from kvpool_sidecar.peers.rdma.slots import Slot, SlotPool
 
-__all__ = ["Fetcher", "Wanted"]
+__all__ = ["Fetcher", "ReadRequest"]
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _LONGEST_S = LONGEST_S * 2 / 3  # from before the peer staged: what is here by t
 _NOTHING = bytes(32)
 
 
-class Wanted(NamedTuple):
+class ReadRequest(NamedTuple):
     """A block: its key, and the payload's length that the index names."""
 
     key: bytes
@@ -58,7 +58,7 @@ class Fetcher:
         self,
         agent: Agent,
         slots: SlotPool,
-        dial: Callable[[NodeInfo, float], PeerLink],
+        dial: Callable[[NodeInfo, float], PeerConnection],
         stats: Stats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -68,11 +68,11 @@ class Fetcher:
         self._stats = stats
         self._clock = clock
         self._lock = threading.Lock()
-        self._links: dict[NodeInfo, list[PeerLink]] = {}
+        self._links: dict[NodeInfo, list[PeerConnection]] = {}
         self._names: dict[NodeInfo, str] = {}  # of agents that we can read from
         self._down: dict[NodeInfo, float] = {}
 
-    def fetch(self, peer: NodeInfo, wanted: Sequence[Wanted], tenant: bytes, deadline: float) -> list[Slot | None]:
+    def fetch(self, peer: NodeInfo, wanted: Sequence[ReadRequest], tenant: bytes, deadline: float) -> list[Slot | None]:
         """Whole block files in slots, in the order of `wanted`; None for what did not come. Back by `deadline`.
 
         The receiver gives each slot back (`give`). Only the key is checked: the reader of a block checks the rest.
@@ -82,7 +82,7 @@ class Fetcher:
         with self._lock:
             if self._down.get(peer, 0.0) > self._clock():
                 return slots
-        link: PeerLink | None = None
+        link: PeerConnection | None = None
         try:
             link = self._link(peer, deadline)
             name = self._name(peer, link, deadline)
@@ -115,8 +115,8 @@ class Fetcher:
     def _fetch(
         self,
         name: str,
-        link: PeerLink,
-        wanted: Sequence[Wanted],
+        link: PeerConnection,
+        wanted: Sequence[ReadRequest],
         tenant: bytes,
         deadline: float,
         slots: list[Slot | None],
@@ -163,7 +163,7 @@ class Fetcher:
             for _, slot in room:
                 self._slots.give(slot)
 
-    def _link(self, peer: NodeInfo, deadline: float) -> PeerLink:
+    def _link(self, peer: NodeInfo, deadline: float) -> PeerConnection:
         while True:
             with self._lock:
                 idle = self._links.get(peer)
@@ -174,7 +174,7 @@ class Fetcher:
                 return link
             link.close()
 
-    def _put_back(self, peer: NodeInfo, link: PeerLink) -> None:
+    def _put_back(self, peer: NodeInfo, link: PeerConnection) -> None:
         with self._lock:
             idle = self._links.setdefault(peer, [])
             if len(idle) < _IDLE_LINKS:
@@ -182,7 +182,7 @@ class Fetcher:
                 return
         link.close()
 
-    def _name(self, peer: NodeInfo, link: PeerLink, deadline: float) -> str | None:
+    def _name(self, peer: NodeInfo, link: PeerConnection, deadline: float) -> str | None:
         """The peer's agent; None, and not asked again for a while, if it has none."""
         with self._lock:
             name = self._names.get(peer)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PIECE", "Bucket", "Listed"]
+__all__ = ["PIECE", "Bucket", "ObjectInfo"]
 
 PIECE = 4 << 20  # most bytes of an object that are in memory at a time, for each call
 
 
-class Listed(NamedTuple):
+class ObjectInfo(NamedTuple):
     """An object: its name below the folder, bytes, and when it was stored or touched.
 
     `stored_at` is Unix seconds by the store's clock; None if it does not tell.
@@ -57,7 +57,7 @@ class Bucket(abc.ABC):
         """False if there was none."""
 
     @abc.abstractmethod
-    def listed(self, folder: str) -> Iterator[Listed]:
+    def listed(self, folder: str) -> Iterator[ObjectInfo]:
         """Each object below `folder` (`ab/abcd`), there and one folder further down, in no order."""
 
     def names(self, folder: str) -> Iterator[tuple[str, int]]:

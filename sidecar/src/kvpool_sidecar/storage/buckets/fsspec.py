@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.storage.buckets.base import PIECE, Bucket, Listed
+from kvpool_sidecar.storage.buckets.base import PIECE, Bucket, ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -135,13 +135,13 @@ class FsspecBucket(Bucket):
             return False
         return True
 
-    def listed(self, folder: str) -> Iterator[Listed]:
+    def listed(self, folder: str) -> Iterator[ObjectInfo]:
         for inner in self._list(folder):
-            if isinstance(inner, Listed):
+            if isinstance(inner, ObjectInfo):
                 yield inner
                 continue
             for found in self._list(f"{folder}/{inner}"):
-                if isinstance(found, Listed):
+                if isinstance(found, ObjectInfo):
                     yield found._replace(name=f"{inner}/{found.name}")
 
     def touch(self, name: str) -> bool:
@@ -157,7 +157,7 @@ class FsspecBucket(Bucket):
             return False
         return True
 
-    def _list(self, folder: str) -> Iterator[Listed | str]:
+    def _list(self, folder: str) -> Iterator[ObjectInfo | str]:
         """What is in a folder; of a folder the name alone."""
         try:
             found = self._call("ls", self._path(folder), detail=True)
@@ -168,7 +168,7 @@ class FsspecBucket(Bucket):
             if info.get("type") == "directory":
                 yield name
             elif info.get("type") == "file" and isinstance(size, int):
-                yield Listed(name, size, _stored_at(info))
+                yield ObjectInfo(name, size, _stored_at(info))
 
     def close(self) -> None:
         client = getattr(self._fs, "_s3", None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Answer", "Connections"]
+__all__ = ["HttpPool", "HttpResponse"]
 
 _STEP = 1 << 20  # stays in the processor's cache between socket and file
 _MAX_HEAD = 32 << 10
@@ -25,7 +25,7 @@ _MAX_ERROR = 4 << 10
 _buffers = threading.local()
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """`length` is -1 where it is not stated; `text` is the start of the body unless it went into a file."""
 
     status: int
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
     text: bytes = b""
 
 
-class Connections:
+class HttpPool:
     """To one host. Thread-safe; at most `keep` wait for their next use. `tls`: None for plain HTTP."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Connections:
         *,
         send: tuple[int, int] | None = None,
         receive: tuple[int, int] | None = None,
-    ) -> Answer:
+    ) -> HttpResponse:
         """One request. `send`: descriptor and length of its body. `receive`: descriptor and exact length for a 200's.
 
         `until` is of time.monotonic. OSError for everything that is not a whole answer in time.
@@ -114,7 +114,7 @@ def _exchange(
     until: float,
     send: tuple[int, int] | None,
     receive: tuple[int, int] | None,
-) -> tuple[Answer, bool]:
+) -> tuple[HttpResponse, bool]:
     sent = True
     try:
         sock.sendall(head)
@@ -127,19 +127,19 @@ def _exchange(
     length = int(fields["content-length"]) if fields.get("content-length", "").isdecimal() else -1
     reusable = sent and "close" not in fields.get("connection", "").lower() and "transfer-encoding" not in fields
     if method == "HEAD" or status in (204, 304):
-        return Answer(status, length), reusable and not rest
+        return HttpResponse(status, length), reusable and not rest
     if receive is not None and status in (200, 206):
         if length != receive[1]:
             raise OSError(errno.EIO, f"the object has {length} bytes now, not {receive[1]}")
         _receive_file(sock, rest, *receive, until)
-        return Answer(status, length), reusable
+        return HttpResponse(status, length), reusable
     text = bytearray(rest)
     while len(text) < min(length if length >= 0 else _MAX_ERROR, _MAX_ERROR):
         piece = _receive(sock, 4096, until)
         if not piece:
             break
         text += piece
-    return Answer(status, length, bytes(text[:_MAX_ERROR])), reusable and length == len(text)
+    return HttpResponse(status, length, bytes(text[:_MAX_ERROR])), reusable and length == len(text)
 
 
 def _send_file(sock: socket.socket, fd: int, size: int, until: float) -> None:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.storage.buckets.base import Bucket, Listed
+from kvpool_sidecar.storage.buckets.base import Bucket, ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ class RotatingBucket(Bucket, Generic[T]):
     def remove(self, name: str) -> bool:
         return self._now().remove(name)
 
-    def listed(self, folder: str) -> Iterator[Listed]:
+    def listed(self, folder: str) -> Iterator[ObjectInfo]:
         return self._now().listed(folder)
 
     def touch(self, name: str) -> bool:

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 from kvpool.errors import ConfigError
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket, split_url
-from kvpool_sidecar.storage.buckets.http import Answer, Connections
+from kvpool_sidecar.storage.buckets.http import HttpPool, HttpResponse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ class S3Bucket(FsspecBucket):
 
         self._auth = Auth
         config = options.get("config_kwargs", {})
-        self._connections = Connections(
+        self._connections = HttpPool(
             self._host,
             self._port,
             ssl.create_default_context(cafile=client.get("verify")) if is_tls else None,
@@ -120,7 +120,7 @@ class S3Bucket(FsspecBucket):
         *,
         send: tuple[int, int] | None = None,
         receive: tuple[int, int] | None = None,
-    ) -> Answer:
+    ) -> HttpResponse:
         if self._credentials is None:  # a Secret that is made later is found then
             raise PermissionError(
                 errno.EACCES, "no credentials: is there a Secret, and does secretRef name it", self.where
@@ -136,7 +136,7 @@ class S3Bucket(FsspecBucket):
                 method, target.path, fields, time.monotonic() + _CALL_S + moved / _SLOWEST, send=send, receive=receive
             )
 
-    def _error(self, answer: Answer) -> OSError:
+    def _error(self, answer: HttpResponse) -> OSError:
         code = _code(answer) or "no reason given"
         number = errno.EACCES if answer.status in (401, 403) else errno.EIO
         return OSError(number, f"the object store answered {answer.status}: {code}", self.where)
@@ -160,6 +160,6 @@ def _endpoint(endpoint: str, bucket: str, region: str) -> tuple[str, str, int, b
     return f"{parts.scheme}://{shown}{parts.path.rstrip('/')}/{bucket}", parts.hostname, port, is_tls
 
 
-def _code(answer: Answer) -> str:
+def _code(answer: HttpResponse) -> str:
     found = _CODE.search(answer.text)
     return found[1].decode() if found else ""

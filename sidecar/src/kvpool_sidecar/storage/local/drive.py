@@ -18,11 +18,11 @@ from kvpool.protocol import block
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.eviction import Entry, Order, PerTenant, saved_ns, saved_uses
+from kvpool_sidecar.eviction import Entry, EvictionConfig, PerTenant, saved_ns, saved_uses
 from kvpool_sidecar.storage import layout as names
-from kvpool_sidecar.storage.base import Block, Pending, Store, TenantUsage, Usage
+from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
 from kvpool_sidecar.storage.local.directory import TierDirectory
-from kvpool_sidecar.storage.local.health import Fence
+from kvpool_sidecar.storage.local.health import DriveHealth
 from kvpool_sidecar.storage.scan import prune, purge, remove_junk, scan
 from kvpool_sidecar.system import filesystem
 from kvpool_sidecar.system import safe_open as safefs
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.block import BlockHeader
 
-__all__ = ["MAX_BLOCKS", "Events", "Root"]
+__all__ = ["MAX_BLOCKS", "Drive", "DriveEvents"]
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _DRIVE_ERRORS = {errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.EUCLEA
 _NOT_A_BLOCK = {errno.ENOTDIR, errno.ELOOP}
 
 
-class Events:
+class DriveEvents:
     """What the owner wants to know; called without a lock held. Subclass and override."""
 
     def stored(self, key: bytes, header: BlockHeader) -> None:
@@ -81,7 +81,7 @@ class Events:
         """`cause` is capacity (of the tier), space (on its file system), quota (of a tenant) or expired."""
 
 
-class Root(Store):
+class Drive(Store):
     """See Store. `path` must belong to this user and to nobody else; it is made if it is missing.
 
     ConfigError if the directory cannot be used (kvpool_sidecar.storage.local.directory). `scan` must run once.
@@ -91,14 +91,14 @@ class Root(Store):
         self,
         name: str,
         path: str,
-        limits: quota.Limits,
+        limits: quota.CapacityLimits,
         *,
         pool_uid: str,
         read_path: str | None = None,
-        events: Events | None = None,
+        events: DriveEvents | None = None,
         use_tmpfile: bool = True,
         policy: str = "PrefixAware",
-        order: Order | None = None,
+        order: EvictionConfig | None = None,
         dedicated: str = "Ignore",
         node_files: tuple[str, ...] = filesystem.NODE_FILES,
         clock: Callable[[], float] | None = None,
@@ -107,11 +107,11 @@ class Root(Store):
     ) -> None:
         self.name = name
         self._limits = limits
-        self._events = events or Events()
+        self._events = events or DriveEvents()
         self._pending_max_age_s = pending_max_age_s
         self._lock = threading.Lock()
 
-        self._order = order or Order(policy)
+        self._order = order or EvictionConfig(policy)
         self._table = evict.make_tables(self._order, limits)
         self._rebuild = False
         self.due = threading.Event()  # there is something to do for `housekeep`
@@ -121,13 +121,13 @@ class Root(Store):
         self._expire_at = 0.0
         self._over_quota: Counter[bytes] = Counter()
         self._started_at, self._started = time.time(), time.monotonic()
-        self._pending: set[Pending] = set()
+        self._pending: set[WriteTransaction] = set()
         self._pending_bytes = 0
         self._quarantine_bytes = 0
         self._scanned = threading.Event()
         self._closed = False
         self._dir = TierDirectory(name, path, pool_uid, read_path=read_path, use_tmpfile=use_tmpfile)
-        self.fence = Fence(name, self._dir.try_out)
+        self.fence = DriveHealth(name, self._dir.try_out)
         self.generation = self._dir.pool_id.generation
         self.shares_filesystem = filesystem.is_shared(self._dir.blocks, node_files)
         if self.shares_filesystem and dedicated != "Ignore":
@@ -142,7 +142,7 @@ class Root(Store):
     def scanned(self) -> bool:
         return self._scanned.is_set()
 
-    def reconfigure(self, limits: quota.Limits, order: Order) -> None:
+    def reconfigure(self, limits: quota.CapacityLimits, order: EvictionConfig) -> None:
         """Other limits, another order. Returns at once; `housekeep` does what follows from it, and is due now."""
         with self._lock:
             self._rebuild |= evict.must_rebuild(order, limits, self._order, self._limits)
@@ -382,7 +382,7 @@ class Root(Store):
 
     # -- writing
 
-    def _create(self, key: bytes, payload_len: int) -> Pending:
+    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         if not self._scanned.wait(_SCAN_WAIT_S):
             raise TierFullError("the drive is still being scanned", where=self.name)
         if self.fence.fenced:
@@ -402,7 +402,7 @@ class Root(Store):
             self._pending.add(pending)
         return pending
 
-    def _new_pending(self, key: bytes, payload_len: int, need: int) -> Pending:
+    def _new_pending(self, key: bytes, payload_len: int, need: int) -> WriteTransaction:
         fds: list[int] = []
         name = ""
         try:
@@ -418,18 +418,18 @@ class Root(Store):
             with self._lock:
                 self._pending_bytes -= need
             raise
-        return Pending(key, payload_len, fds[0], fds[1], reserved=need, name=name)
+        return WriteTransaction(key, payload_len, fds[0], fds[1], reserved=need, name=name)
 
-    def _seal(self, pending: Pending) -> None:
+    def _seal(self, pending: WriteTransaction) -> None:
         blockfile.forbid_writers(pending.reader)
 
-    def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
+    def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
         blockfile.allow_writers(pending.reader)  # our own writing would break the lease
         done = super()._fill(pending, header)
         blockfile.forbid_writers(pending.reader)
         return done
 
-    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         with self.fence:
             try:
                 os.fchmod(pending.reader, _MODE)
@@ -445,7 +445,7 @@ class Root(Store):
         self._keep_to_quota(header.tenant_tag)
         return True
 
-    def _release(self, pending: Pending) -> None:
+    def _release(self, pending: WriteTransaction) -> None:
         with self._lock:
             if pending in self._pending:
                 self._pending.discard(pending)
@@ -726,7 +726,7 @@ def _entry(info: os.stat_result, header: BlockHeader | None = None) -> Entry:
     return Entry(size, info.st_size - HEADER_BYTES, info.st_mtime, saved_uses(info.st_mtime_ns), tenant, created)
 
 
-def _overgrown(pending: Pending) -> bool:
+def _overgrown(pending: WriteTransaction) -> bool:
     """Has the writer made the file larger than it may be?"""
     try:
         return os.fstat(pending.reader).st_blocks * 512 > pending.reserved + _OVERGROWN

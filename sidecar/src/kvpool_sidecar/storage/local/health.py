@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Fence"]
+__all__ = ["DriveHealth"]
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
 
 
-class Fence:
+class DriveHealth:
     """Thread-safe. `with fence:` around calls of the drive; `tend` must be called about once a second.
 
     `canary` raises OSError if the drive does not work. `strikes` errors within `window_s` seconds fence, and so does a

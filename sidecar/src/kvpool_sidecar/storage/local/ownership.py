@@ -19,12 +19,12 @@ from kvpool_sidecar.system import safe_open as safefs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Turns"]
+__all__ = ["DriveOwnership"]
 
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
-class Turns:
+class DriveOwnership:
     """The tiers at `paths`. Not thread-safe.
 
     A directory that nobody has claimed yet is free; so is one that cannot be read: its server says what is wrong.

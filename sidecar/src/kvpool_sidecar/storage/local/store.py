@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.eviction import Order
-from kvpool_sidecar.storage.base import Block, Pending, Store, TenantUsage, Usage
+from kvpool_sidecar.eviction import EvictionConfig
+from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
 from kvpool_sidecar.storage.local import placement
-from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Events, Root
+from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Drive, DriveEvents
 from kvpool_sidecar.tenancy import limits as quota
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class LocalStore(Store):
 
     name = "local"
 
-    def __init__(self, roots: Sequence[Root]) -> None:
+    def __init__(self, roots: Sequence[Drive]) -> None:
         self.roots = tuple(roots)
         self.on_used: Callable[[Sequence[bytes]], None] | None = None  # told of what engines and peers read
         self._names = [root.name for root in roots]
@@ -77,13 +77,13 @@ class LocalStore(Store):
         if len(self.roots) == 1:
             self.roots[0].learn(keys, tenant)
             return
-        by_place: dict[Root, list[bytes]] = {}
+        by_place: dict[Drive, list[bytes]] = {}
         for key in keys:
             by_place.setdefault(self._home(key), []).append(key)
         for root, part in by_place.items():
             root.learn(part, tenant)
 
-    def root_of(self, key: bytes) -> Root | None:
+    def root_of(self, key: bytes) -> Drive | None:
         """The drive that has the block, as far as the tables know."""
         home = self._home(key)
         return next((root for root in (home, *self.roots) if root.has(key)), None)
@@ -163,25 +163,25 @@ class LocalStore(Store):
         for root in self.roots:
             root.close()
 
-    def _home(self, key: bytes) -> Root:
+    def _home(self, key: bytes) -> Drive:
         return self.roots[placement.choose(key, self._names, self._weights)]
 
-    def _create(self, key: bytes, payload_len: int) -> Pending:
+    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         drive = placement.choose(key, self._names, self._weights)
         pending = self.roots[drive]._create(key, payload_len)
         pending.drive = drive  # the key's place may be another by the time it is written
         return pending
 
-    def _seal(self, pending: Pending) -> None:
+    def _seal(self, pending: WriteTransaction) -> None:
         self.roots[pending.drive]._seal(pending)
 
-    def _fill(self, pending: Pending, header: BlockHeader) -> BlockHeader:
+    def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
         return self.roots[pending.drive]._fill(pending, header)
 
-    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         return self.roots[pending.drive]._publish(pending, header)
 
-    def _release(self, pending: Pending) -> None:
+    def _release(self, pending: WriteTransaction) -> None:
         self.roots[pending.drive]._release(pending)
 
 
@@ -192,7 +192,7 @@ def open_local(
     *,
     tenants: TenantsOf = lambda _share: {},
     read_paths: dict[str, str] | None = None,
-    events: Events | None = None,
+    events: DriveEvents | None = None,
     read_headers: bool = False,
 ) -> LocalStore:
     """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only.
@@ -200,12 +200,12 @@ def open_local(
     `tenants(share)` gives the tenants for which something else holds, on a drive with that part of the node's room.
     `read_headers`: a scan reads what each block says of itself, for Events.stored.
     """
-    roots: list[Root] = []
+    roots: list[Drive] = []
     try:
         for tier, limits in zip(tiers, _limits(tiers, cache, tenants), strict=True):
             read_path = (read_paths or {}).get(tier.path)
             roots.append(
-                Root(
+                Drive(
                     tier.name,
                     tier.path,
                     limits,
@@ -224,15 +224,15 @@ def open_local(
     return LocalStore(roots)
 
 
-def _order(cache: CacheConfig) -> Order:
-    return Order(cache.eviction_policy, cache.pinned_percent, cache.pinned_min_uses)
+def _order(cache: CacheConfig) -> EvictionConfig:
+    return EvictionConfig(cache.eviction_policy, cache.pinned_percent, cache.pinned_min_uses)
 
 
-def _limits(tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) -> list[quota.Limits]:
+def _limits(tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) -> list[quota.CapacityLimits]:
     """Of each drive: of a tenant's quota it has the part that it has of the node's room."""
     total = sum(tier.capacity_bytes for tier in tiers)
     return [
-        quota.Limits(
+        quota.CapacityLimits(
             tier.capacity_bytes,
             cache.high_watermark,
             cache.low_watermark,

@@ -20,14 +20,14 @@ from kvpool.protocol.block import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTE
 from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks import compression as codec
 from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.storage.base import Block, Pending, Store, Usage
+from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from kvpool_sidecar.blocks.file import Expect
 
-__all__ = ["PackedStore"]
+__all__ = ["CompressedStore"]
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ _WAIT_S = 20.0
 _PACKED = blockfile.Expect(packed=True)
 
 
-class _Plain(Pending):
+class _Plain(WriteTransaction):
     """A block as it was written, in memory, before it is compressed."""
 
 
-class PackedStore(Store):
+class CompressedStore(Store):
     """See Store; `inner` keeps the blocks. `keys` tells the lengths as they are stored.
 
     `keep` is the local store that compressed blocks are brought to; `kept(key, payload_len)` is told then. A payload of
@@ -155,7 +155,7 @@ class PackedStore(Store):
         if status == CommitStatus.STORED:
             self._kept(key, header.payload_len)
 
-    def _keep_room(self, header: BlockHeader) -> Pending | None:
+    def _keep_room(self, header: BlockHeader) -> WriteTransaction | None:
         try:
             return self._keep.begin(header.key, header.payload_len)
         except OSError as e:  # the local drive's trouble is not the shared tier's
@@ -163,26 +163,28 @@ class PackedStore(Store):
 
     # -- writing
 
-    def begin(self, key: bytes, payload_len: int) -> Pending | None:
+    def begin(self, key: bytes, payload_len: int) -> WriteTransaction | None:
         return self._inner.begin(key, payload_len) if self._codec == CODEC_NONE else super().begin(key, payload_len)
 
-    def commit(self, pending: Pending, expect: Expect = blockfile.ANYTHING, *, fill: bool = False) -> CommitStatus:
+    def commit(
+        self, pending: WriteTransaction, expect: Expect = blockfile.ANYTHING, *, fill: bool = False
+    ) -> CommitStatus:
         if isinstance(pending, _Plain):
             return super().commit(pending, expect, fill=fill)
         return self._inner.commit(pending, expect, fill=fill)
 
-    def abort(self, pending: Pending) -> bool:
+    def abort(self, pending: WriteTransaction) -> bool:
         return super().abort(pending) if isinstance(pending, _Plain) else self._inner.abort(pending)
 
-    def _create(self, key: bytes, payload_len: int) -> Pending:
+    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         writer, reader = _memory()
         os.ftruncate(writer, HEADER_BYTES + payload_len)
         return _Plain(key, payload_len, writer, reader, reserved=0)
 
-    def _seal(self, pending: Pending) -> None:
+    def _seal(self, pending: WriteTransaction) -> None:
         """Only this process writes here, and it has closed its descriptor."""
 
-    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         size = header.payload_len
         writer, reader = _memory()
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvpool_sidecar.blocks.compression import CODECS
 from kvpool_sidecar.storage.buckets.options import open_bucket
-from kvpool_sidecar.storage.shared.compressed import PackedStore
+from kvpool_sidecar.storage.shared.compressed import CompressedStore
 from kvpool_sidecar.storage.shared.filesystem import SharedStore
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
@@ -48,7 +48,7 @@ def open_shared(
         capacity_bytes=config.shared.capacity_bytes,
         read_path=settings.read_path(config.shared.path),
     )
-    return PackedStore(
+    return CompressedStore(
         directory,
         local,
         codec=CODECS[config.cache.compression],

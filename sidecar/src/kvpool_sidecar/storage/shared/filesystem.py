@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kvpool.errors import TierFullError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.storage import layout as names
-from kvpool_sidecar.storage.base import Block, Pending, Store, Usage
+from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
 from kvpool_sidecar.storage.scan import purge
 from kvpool_sidecar.system import safe_open as safefs
 
@@ -208,7 +208,7 @@ class SharedStore(Store):
         for fd in closing:
             os.close(fd)
 
-    def _create(self, key: bytes, payload_len: int) -> Pending:
+    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         tmp = self._dir(names.TMP)
         with self._lock:
@@ -222,7 +222,7 @@ class SharedStore(Store):
                 self._promised -= total
             raise
 
-    def _new_pending(self, tmp: int, key: bytes, payload_len: int) -> Pending:
+    def _new_pending(self, tmp: int, key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         name = os.urandom(16).hex()
         writer = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=tmp)
@@ -235,13 +235,13 @@ class SharedStore(Store):
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise TierFullError("no space left", key=key.hex(), where=self.name) from None
             raise
-        return Pending(key, payload_len, writer, reader, reserved=total, name=name)
+        return WriteTransaction(key, payload_len, writer, reader, reserved=total, name=name)
 
-    def _seal(self, pending: Pending) -> None:
+    def _seal(self, pending: WriteTransaction) -> None:
         """Only this process writes here, and it has closed its descriptor: network file systems have no leases."""
         os.fsync(pending.reader)
 
-    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         tmp, blocks = self._dir(names.TMP), self._dir(names.BLOCKS)
         path = names.block_path(pending.key)
         with contextlib.suppress(OSError):
@@ -261,7 +261,7 @@ class SharedStore(Store):
             self._stored = (self._stored[0] + pending.file_bytes, self._stored[1] + 1)
         return True
 
-    def _release(self, pending: Pending) -> None:
+    def _release(self, pending: WriteTransaction) -> None:
         super()._release(pending)
         with self._lock:
             self._promised -= pending.reserved

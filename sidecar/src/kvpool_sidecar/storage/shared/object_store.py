@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import ConfigError, CorruptBlockError, RefusedError, TierFullError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.storage.base import Block, Pending, Store, Usage
+from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
 from kvpool_sidecar.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ class ObjectStore(Store):
 
     # -- writing
 
-    def _create(self, key: bytes, payload_len: int) -> Pending:
+    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         with self._lock:
             over = self._capacity and self._used + self._promised + total > self._capacity
@@ -300,7 +300,7 @@ class ObjectStore(Store):
             writer = self._unnamed()
             os.ftruncate(writer, total)
             reader = os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC)
-            return Pending(key, payload_len, writer, reader, reserved=total)
+            return WriteTransaction(key, payload_len, writer, reader, reserved=total)
         except OSError as e:
             for fd in (writer, reader):
                 if fd >= 0:
@@ -312,10 +312,10 @@ class ObjectStore(Store):
                 raise TierFullError("no space to stage a block", key=key.hex(), where=self.name) from None
             raise
 
-    def _seal(self, pending: Pending) -> None:
+    def _seal(self, pending: WriteTransaction) -> None:
         """Only this process writes here, and it has closed its descriptor."""
 
-    def _publish(self, pending: Pending, header: BlockHeader) -> bool:
+    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         blockfile.verify(pending.reader, header.key, pending.payload_len)  # a block that rotted here goes nowhere
         if not self._bucket_of_this_pool().put(self._name(pending.key), pending.reader, pending.file_bytes):
             return False
@@ -325,7 +325,7 @@ class ObjectStore(Store):
             self._stored = (self._stored[0] + pending.file_bytes, self._stored[1] + 1)
         return True
 
-    def _release(self, pending: Pending) -> None:
+    def _release(self, pending: WriteTransaction) -> None:
         super()._release(pending)
         with self._lock:
             self._promised -= pending.reserved

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError, PoolUnavailableError
-from kvpool_sidecar.resilience.bulkhead import Guard
-from kvpool_sidecar.resilience.circuit_breaker import Breaker
+from kvpool_sidecar.resilience.bulkhead import Bulkhead
+from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class SharedTier:
 
     def __init__(self, store: Store, *, failures: int = 3, cooldown_s: float = 1.0) -> None:
         self.store = store
-        self.guard = Guard("shared tier", _THREADS, _BACKLOG, Breaker(failures, cooldown_s, time.monotonic))
+        self.guard = Bulkhead("shared tier", _THREADS, _BACKLOG, CircuitBreaker(failures, cooldown_s, time.monotonic))
         self.problem = ""
         self.on_absent: Callable[[Sequence[bytes]], None] = lambda _keys: None  # told of what is surely not there
         self._lock = threading.Lock()
