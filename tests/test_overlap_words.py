@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from kvpool_operator.api.v1alpha1 import KVCachePool
-from kvpool_operator.desired import Env, Inputs, PoolSecret, build
+from kvpool_operator.desired import Inputs, InstallationConfig, PoolSecret, build
 from kvpool_operator.sidecars.status import Phase as Told
 from kvpool_operator.sidecars.status import SidecarStatus
 from kvpool_sidecar import cli
@@ -28,7 +28,7 @@ def test_sidecars_overlap_where_their_pods_say_so(overlap: bool, monkeypatch: py
         "spec": {"tiers": [tier], "nodes": {"update": {"overlap": overlap}}},
     }
     secret = PoolSecret("id", "ab" * 32, "password", {"peer-ca.crt": "c", "peer-ca.key": "k"})
-    made = build(Inputs(KVCachePool.parse(pool), Env("kvpool/sidecar:test"), secret))
+    made = build(Inputs(KVCachePool.parse(pool), InstallationConfig("kvpool/sidecar:test"), secret))
     spec = next(m for m in made if m["kind"] == "DaemonSet")["spec"]["template"]["spec"]
     (server,) = [c for c in spec["containers"] if c["name"] == "server"]
     for variable in server["env"]:

@@ -10,13 +10,13 @@ from typing import Any
 import yaml
 
 from kvpool_operator.api.v1alpha1 import KVCachePool
-from kvpool_operator.desired import Env, Inputs, PoolSecret
+from kvpool_operator.desired import Inputs, InstallationConfig, PoolSecret
 from kvpool_operator.errors import ConflictError, OperatorError, RejectedError
 from kvpool_operator.k8s.client import KINDS, ApiClient, Manifest, ObjectRef, ref
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ENV = Env(sidecar_image="registry.example/kvpool-sidecar:0.1.0")
+ENV = InstallationConfig(sidecar_image="registry.example/kvpool-sidecar:0.1.0")
 SECRET = PoolSecret(
     pool_id="5d0c9a52-pool",
     pool_secret="ab" * 32,

@@ -18,7 +18,7 @@ from kvpool.config import Deadlines, FsspecTier, PoolConfig, loads
 from kvpool.protocol.keys import events_token
 from kvpool_operator.api.crdgen import render
 from kvpool_operator.api.v1alpha1 import KVCachePool
-from kvpool_operator.desired import Env, ExternalUrl, Inputs, build
+from kvpool_operator.desired import ExternalIndexUrl, Inputs, InstallationConfig, build
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.desired.config import to_client_config, to_pool_config
 from kvpool_operator.desired.configmap import config_digest
@@ -58,17 +58,17 @@ FULL = inputs(
 )
 EXTERNAL = Inputs(
     pool(index={"external": {"urlSecretRef": {"name": "redis"}}}, tiers=[LOCAL, PVC]),
-    Env(sidecar_image="i", image_pull_secrets=("pull",)),
+    InstallationConfig(sidecar_image="i", image_pull_secrets=("pull",)),
     SECRET,
     ("kvpool-system", "team-a"),
-    ExternalUrl(
+    ExternalIndexUrl(
         "rediss://r:6380/2",
         "me",
         "their-password",
         {"index-ca.crt": "their-ca", "index-client.crt": "their-cert", "index-client.key": "their-key"},
     ),
 )
-CLOSED = Env(sidecar_image="i", network_policies=True, tenant_labels=True)
+CLOSED = InstallationConfig(sidecar_image="i", network_policies=True, tenant_labels=True)
 CASES = {
     "minimal": build(Inputs(example("minimal.yaml"), ENV, SECRET)),
     "example": build(Inputs(example("kvcachepool.yaml"), ENV, SECRET, ("kvpool-system", "team-a"))),
@@ -254,7 +254,7 @@ def test_the_digest_changes_with_what_matters_to_a_running_sidecar():
             EXTERNAL.env,
             SECRET,
             EXTERNAL.allowed_namespaces,
-            ExternalUrl("rediss://r:6380/2", "me", "new"),
+            ExternalIndexUrl("rediss://r:6380/2", "me", "new"),
         )
     )
 

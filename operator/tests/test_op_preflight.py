@@ -19,7 +19,7 @@ from test_op_reconcile import NS, World
 
 from kvpool.config import PoolConfig, loads
 from kvpool_operator.api.v1alpha1_status import PoolStatus
-from kvpool_operator.desired import ExternalUrl, Inputs
+from kvpool_operator.desired import ExternalIndexUrl, Inputs
 from kvpool_operator.desired.dry_run import HIDDEN, rendered_configmap
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.k8s.client import ObjectRef
@@ -258,7 +258,7 @@ EXTERNAL = Inputs(
     pool(index={"external": {"urlSecretRef": {"name": "redis"}}}),
     ENV,
     SECRET,
-    external=ExternalUrl("rediss://r:6380/2", "me", "their-password", {"index-ca.crt": "their-ca"}),
+    external=ExternalIndexUrl("rediss://r:6380/2", "me", "their-password", {"index-ca.crt": "their-ca"}),
 )
 
 

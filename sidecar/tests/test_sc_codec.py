@@ -174,8 +174,8 @@ def test_a_frame_that_wants_a_large_window_is_refused():
 
 MEMORY = """
 import os, resource, sys
-from kvpool import block
-from kvpool_sidecar import codec
+from kvpool.protocol import block
+from kvpool_sidecar.blocks import compression as codec
 which, says = int(sys.argv[1]), int(sys.argv[2])
 fd = os.open(sys.argv[3], os.O_RDONLY)
 head = block.BlockHeader(bytes(32), bytes(32), bytes(32), bytes(16), says, bytes(16), 1,

@@ -17,23 +17,23 @@ PINNED = [f"{policy} with pins" for policy in [*evict.POLICIES, "PerTenant"]]
 every_policy = pytest.mark.parametrize("policy", [*evict.POLICIES, "PerTenant", *PINNED])
 
 
-def make(policy: str) -> evict.Table:
+def make(policy: str) -> evict.EvictionPolicy:
     name, _, pinned = policy.partition(" with ")
 
-    def plain(order: str) -> evict.Table:
-        return evict.make_table(order, CAPACITY, evict.Pins(CAPACITY // 5, 2, halve_after=25) if pinned else None)
+    def plain(order: str) -> evict.EvictionPolicy:
+        return evict.make_table(order, CAPACITY, evict.PinSet(CAPACITY // 5, 2, halve_after=25) if pinned else None)
 
     return evict.PerTenant(lambda _tenant: plain("PrefixAware")) if name == "PerTenant" else plain(name)
 
 
-def table_of(policy: str, count: int, size: int = 10) -> evict.Table:
+def table_of(policy: str, count: int, size: int = 10) -> evict.EvictionPolicy:
     table = make(policy)
     for n in range(count):
         table.add(key(n), Entry(size, size, n))
     return table
 
 
-def gone(table: evict.Table, count: int) -> list[bytes]:
+def gone(table: evict.EvictionPolicy, count: int) -> list[bytes]:
     return [k for k, _ in table.take_victims(0, count, at_least=count)]
 
 

@@ -375,7 +375,7 @@ import subprocess, sys, os
 child = subprocess.Popen(
     ["unshare", "-m", "--propagation", "slave", sys.executable, "-c", '''
 import os, sys
-from kvpool_sidecar.rendezvous.place import is_in_place, put_socket, take_away
+from kvpool_sidecar.rendezvous.socket_path import is_in_place, put_socket, take_away
 fd = os.open({str(tmp_path)!r}, os.O_RDONLY)
 print("started", flush=True)
 sys.stdin.readline()

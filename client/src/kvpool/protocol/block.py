@@ -318,7 +318,7 @@ def require(
     """
     wanted = (
         ("key", key, header.key),
-        ("block_id", block_id, header.block_id),
+        ("block id", block_id, header.block_id),
         ("fingerprint", fingerprint, header.fingerprint),
         ("tenant tag", tenant_tag, header.tenant_tag),
         ("payload length", payload_len, header.payload_len),

@@ -3,7 +3,7 @@
 A block is copied to a temporary name and then linked (or, where there are no links, renamed) to its own: readers see it
 whole or not at all. Nothing is kept in memory; the file system is asked each time. Every call may hang where the mount
 does, so callers go through `kvpool_sidecar.storage.shared.tier`. What goes, and how much is there, is the business of
-`kvpool_sidecar.sweep`.
+`kvpool_sidecar.shared_gc`.
 """
 
 from __future__ import annotations
