@@ -1,6 +1,6 @@
 """`python -m bench rolling`: three sidecars are replaced one by one while an engine on each node goes on asking.
 
-Twice: the new sidecar of a node starts beside the old one and takes over (nodes.update.overlap), and the old one is
+Twice: the new sidecar of a node starts beside the old one and takes over (nodes.update.surge), and the old one is
 stopped first.
 
 Real sidecars, a real Redis, real clients, each in a process of its own. Each node stores a third of the blocks and asks
@@ -265,7 +265,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--old", type=Path, default=ROOT, help="repository of the other release (default: this one)")
     parser.add_argument("--blocks", type=int, default=600)
     parser.add_argument("--size", type=int, default=64 << 10, help="bytes of a block")
-    parser.add_argument("--settle", type=float, default=20.0, help="seconds between two nodes: nodes.update.minReady")
+    parser.add_argument(
+        "--settle", type=float, default=20.0, help="seconds between two nodes: nodes.update.minReadySeconds"
+    )
     parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where results go")
     parser.add_argument("--gate", action="store_true", help="exit 1 if something is beyond what is asked")
     options = parser.parse_args(argv)

@@ -7,7 +7,7 @@
 # BASE_IMAGE   base of both images: Debian bookworm with python3.11     (python:3.11-slim-bookworm)
 # REGISTRY     prefix of the tags, such as registry.example/team        (none)
 # RDMA         1: the sidecar's image gets NIXL, 240 MB; its base must have libibverbs1 and ibverbs-providers   (no)
-# S3           1: the sidecar's image gets s3fs and what it needs, for spec.tiers[].fsspec with s3://   (no)
+# S3           1: the sidecar's image gets s3fs and what it needs, for spec.tiers[].objectStore with s3://   (no)
 # ARCH         machine of the image: x86_64 or aarch64                  (this machine's)
 # KVPOOL_CACHE where fetched wheels are kept, outside the clone         (~/.cache/kvpool)
 set -euo pipefail

@@ -25,7 +25,7 @@ def test_sidecars_overlap_where_their_pods_say_so(overlap: bool, monkeypatch: py
     tier = {"name": "nvme", "local": {"path": "/mnt/nvme", "capacity": "1Gi"}}
     pool = {
         "metadata": {"name": "chat", "namespace": "team", "uid": "u", "generation": 1},
-        "spec": {"tiers": [tier], "nodes": {"update": {"overlap": overlap}}},
+        "spec": {"tiers": [tier], "nodes": {"update": {"surge": overlap}}},
     }
     secret = PoolSecret("id", "ab" * 32, "password", {"peer-ca.crt": "c", "peer-ca.key": "k"})
     made = build(Inputs(KVCachePool.parse(pool), InstallationConfig("kvpool/sidecar:test"), secret))

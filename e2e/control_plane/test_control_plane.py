@@ -167,7 +167,7 @@ def test_refused_pods_are_explained(pools: Pools, api: Api):
 
 
 def test_an_index_of_ones_own(pools: Pools):
-    nodes = {"update": {"minReady": "0s"}}
+    nodes = {"update": {"minReadySeconds": 0}}
     pools.apply("chat", nodes=nodes)
     pools.until_ready("chat")
     pools.apply("chat", nodes=nodes, index={"external": {"urlSecretRef": {"name": "redis"}}})

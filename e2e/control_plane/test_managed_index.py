@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-AT_ONCE = {"update": {"minReady": "0s", "maxUnavailable": "100%"}}
+AT_ONCE = {"update": {"minReadySeconds": 0, "maxUnavailable": "100%"}}
 
 
 def secret(pools: Pools) -> dict[str, str]:
@@ -88,7 +88,7 @@ def test_entries_may_have_a_volume(pools: Pools):
 
 
 def test_to_an_index_of_ones_own_and_back(pools: Pools):
-    slow = {"update": {"minReady": "1h"}}
+    slow = {"update": {"minReadySeconds": 3600}}
     url = base64.b64encode(b"redis://me:their-password@redis.example:6380/3").decode()
     made = {"metadata": {"name": "own-redis"}, "data": {"url": url}}
     pools.api.call("POST", f"/api/v1/namespaces/{SYSTEM}/secrets", made)

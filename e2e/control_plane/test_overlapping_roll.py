@@ -12,7 +12,7 @@ from api import POOLS, until
 from conftest import NODES, SYSTEM, Pools
 from kubelet import SidecarDouble, address
 
-from kvpool_operator.desired.rollout import NUDGE
+from kvpool_operator.desired.rollout import RESYNC_ANNOTATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 
 DAEMONSET = f"/apis/apps/v1/namespaces/{SYSTEM}/daemonsets/chat-sidecar"
 SERVING = ("Ready", "StorageReady", "IndexReady", "TransportReady", "UpgradeSafe", "DiskHealthy", "IndexConnected")
-QUICKLY = {"update": {"minReady": "1s"}}
+QUICKLY = {"update": {"minReadySeconds": 1}}
 
 
 def idle(phase: str, node: str) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def test_old_sidecars_go_also_where_the_daemonset_controller_has_lost_a_wake_up(
 ):
     """It keeps the first of several wake-ups: that of a pod that became ready shortly before the roll."""
     kubelet.unready.clear()
-    slowly = {"update": {"minReady": "10s"}}
+    slowly = {"update": {"minReadySeconds": 10}}
     pools.apply("chat", nodes=slowly)
     pools.until_ready("chat")
     until("nothing is rolled", lambda: pools.condition("chat", "Progressing")["reason"] == "UpToDate", 60)
@@ -121,7 +121,9 @@ def test_old_sidecars_go_also_where_the_daemonset_controller_has_lost_a_wake_up(
     until("two pods on a node", lambda: max(map(len, pods(pools).values())) == 2, 60)
     until("everything is replaced", lambda: pools.condition("chat", "Progressing")["reason"] == "UpToDate", 120)
     assert sorted(map(len, pods(pools).values())) == [1, 1]
-    until("nothing is overdue", lambda: NUDGE not in pools.api.get(DAEMONSET)["metadata"]["annotations"], 60)
+    until(
+        "nothing is overdue", lambda: RESYNC_ANNOTATION not in pools.api.get(DAEMONSET)["metadata"]["annotations"], 60
+    )
 
 
 def names_on(pools: Pools, node: str) -> list[str]:
@@ -142,7 +144,7 @@ def test_without_room_for_two_the_old_one_is_stopped_first(
     kubelet.failing |= {address(node, 1): "out of memory" for node in NODES}
     pools.apply("chat", nodes=QUICKLY, transport={"streams": 3})
     pools.until_condition("chat", "Progressing", "RollStuck", "out of memory")
-    first = {"update": {"minReady": "1s", "overlap": False}}
+    first = {"update": {"minReadySeconds": 1, "surge": False}}
     pools.apply("chat", nodes=first, transport={"streams": 3})
     pools.until_condition("chat", "Progressing", "UpToDate")
     pools.until_ready("chat")

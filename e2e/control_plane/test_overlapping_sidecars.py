@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 A = "node-a"
 BLOCKS = range(40)
-NODES = {"selector": {"matchLabels": {"node": A}}, "update": {"minReady": "1s"}}
+NODES = {"selector": {"matchLabels": {"node": A}}, "update": {"minReadySeconds": 1}}
 OPERATIONS = f"{POOLS}/namespaces/{SYSTEM}/kvcacheoperations"
 
 

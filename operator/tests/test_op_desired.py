@@ -48,7 +48,7 @@ FULL = inputs(
         "priorityClassName": "system-node-critical",
     },
     tiers=[LOCAL, {"name": "second", "local": {"path": "/mnt/b", "capacity": "1Ti", "reserveFree": "50Gi"}}, NFS],
-    index={"managed": {"maxMemory": "1Gi"}, "lookupTimeout": "10ms", "rebuildRate": 1000, "forgetAfter": "10m"},
+    index={"managed": {"maxMemory": "1Gi"}, "lookupTimeout": "10ms", "rebuildRate": 1000, "nodeExpiry": "10m"},
     events={"enabled": True, "port": 6557, "replayPort": 6558, "topic": "kv@{node}@llama", "hashes": "Int64"},
     transport={
         "port": 7500,

@@ -376,7 +376,7 @@ async def test_a_paused_pool_is_told_of_and_not_drained():
 
 
 async def test_a_node_that_is_gone_is_remembered_as_long_as_the_index_does():
-    world = World(index={"forgetAfter": "5m"})
+    world = World(index={"nodeExpiry": "5m"})
     world.serve("a", unschedulable=True)
     world.report("a", drain=MOVING)
     await world.look()

@@ -14,7 +14,7 @@ from test_op_reconcile import GOOD, NS, Reports, World
 from test_op_status import message, observed, status, told
 
 from kvpool_operator.desired import build
-from kvpool_operator.desired.rollout import NUDGE, drives_of, surge_of
+from kvpool_operator.desired.rollout import RESYNC_ANNOTATION, drives_of, surge_of
 from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe import sidecar_poll as asking
 from kvpool_operator.observe.active_sidecar import between, one_per_node, overdue
@@ -59,9 +59,9 @@ def waits_for_drives(made: Inputs) -> bool:
         ({}, {"maxSurge": 1, "maxUnavailable": 0}),
         ({"nodes": {"update": {"maxUnavailable": 3}}}, {"maxSurge": 3, "maxUnavailable": 0}),
         ({"nodes": {"update": {"maxUnavailable": "10%"}}}, {"maxSurge": "10%", "maxUnavailable": 0}),
-        ({"nodes": {"update": {"overlap": False}}}, {"maxSurge": 0, "maxUnavailable": 1}),
+        ({"nodes": {"update": {"surge": False}}}, {"maxSurge": 0, "maxUnavailable": 1}),
         (
-            {"nodes": {"update": {"overlap": False, "maxUnavailable": "10%"}}},
+            {"nodes": {"update": {"surge": False, "maxUnavailable": "10%"}}},
             {"maxSurge": 0, "maxUnavailable": "10%"},
         ),
         ({"transport": RDMA}, {"maxSurge": 0, "maxUnavailable": 1}),
@@ -285,9 +285,9 @@ def test_pods_that_have_lasted_while_the_ones_before_them_stay_are_overdue(pods:
 
 
 def test_a_daemonset_is_changed_and_not_its_pods_while_pods_are_overdue():
-    plain, late, later = (daemonset(replace(inputs(), overdue=o)) for o in ("", "chat-x,1", "chat-x,2"))
-    assert NUDGE not in plain["metadata"].get("annotations", {})
-    assert late["metadata"]["annotations"][NUDGE] != later["metadata"]["annotations"][NUDGE]
+    plain, late, later = (daemonset(replace(inputs(), resync_token=o)) for o in ("", "chat-x,1", "chat-x,2"))
+    assert RESYNC_ANNOTATION not in plain["metadata"].get("annotations", {})
+    assert late["metadata"]["annotations"][RESYNC_ANNOTATION] != later["metadata"]["annotations"][RESYNC_ANNOTATION]
     assert plain["spec"] == late["spec"] == later["spec"]
 
 
@@ -366,7 +366,7 @@ def test_trouble_of_a_successor_is_told_while_the_old_one_serves():
     assert told(made, "Progressing") == ("True", "RollStuck")
     words = message(made, "Progressing")
     assert words.startswith("1 of 2 nodes run the present spec; node-1: its new sidecar: cannot be scheduled: Insuff")
-    assert "overlap: false" in words
+    assert "surge: false" in words
     assert made["phase"] == "Updating"
     assert told(status(observed(updated=1, sidecars=two())), "Progressing") == ("True", "RollingOut")
     refused = status(observed(updated=1, sidecars=two(), successor_refusal="exceeded quota: compute"))

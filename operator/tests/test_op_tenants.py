@@ -259,7 +259,7 @@ def test_a_namesake_that_comes_later_is_another_tenant():
     [
         {"tiers": [{"name": "nvme", "local": {"path": "/mnt/nvme/kv", "capacity": "1Gi", "reserveFree": "9%"}}]},
         {"cache": {"eviction": {"policy": "LRU", "highWatermark": 60, "lowWatermark": 50}}},
-        {"cache": {"ttl": {"idle": "1h"}, "pinning": {"share": 5}}},
+        {"cache": {"ttl": {"idle": "1h"}, "pinning": {"capacityPercent": 5}}},
         {"tenancy": {"defaultQuota": {"capacity": "1Gi"}}},
         {"injection": {"allowedNamespaces": {"from": "Same"}}},
     ],

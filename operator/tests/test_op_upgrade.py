@@ -68,8 +68,8 @@ def test_what_a_sidecar_tells_of_it_is_read_and_nothing_odd_is_believed():
     ("update", "expected"),
     [
         ({}, (1, 20)),
-        ({"maxUnavailable": 3, "minReady": "0s"}, (3, 0)),
-        ({"maxUnavailable": "10%", "minReady": "1500ms"}, ("10%", 2)),
+        ({"maxUnavailable": 3, "minReadySeconds": 0}, (3, 0)),
+        ({"maxUnavailable": "10%", "minReadySeconds": 2}, ("10%", 2)),
     ],
 )
 def test_sidecars_are_replaced_as_the_spec_says(update: dict[str, Any], expected: tuple[int | str, int]):

@@ -46,7 +46,6 @@ __all__ = [
     "DrainTime",
     "EventTopic",
     "ExportPath",
-    "ForgetTime",
     "HostMemory",
     "IndexDisk",
     "IndexMemory",
@@ -55,6 +54,7 @@ __all__ = [
     "LocalPath",
     "LookupTime",
     "NfsServer",
+    "NodeExpiry",
     "ObjectEndpoint",
     "ObjectRegion",
     "ObjectUrl",
@@ -63,7 +63,6 @@ __all__ = [
     "Reserve",
     "ResourceName",
     "RestartPause",
-    "SettleTime",
     "SharedPath",
     "StorageClass",
     "StoreTime",
@@ -131,9 +130,9 @@ ObjectEndpoint = matching(
 ObjectRegion = matching(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", 63, "give the region as in eu-central-1")
 
 ONE_SOURCE: Final = Rule(
-    "[has(self.local), has(self.shared), has(self.fsspec)].exists_one(given, given)",
+    "[has(self.local), has(self.shared), has(self.objectStore)].exists_one(given, given)",
     "give each tier exactly one source: local (a directory on each node's own drive), shared (a file system that "
-    "every node sees) or fsspec (an object store); no other kind is known",
+    "every node sees) or objectStore (an S3 bucket); no other kind is known",
 )
 SOURCE_STAYS: Final = Rule(
     "has(self.local) == has(oldSelf.local) && has(self.shared) == has(oldSelf.shared)",
@@ -151,7 +150,7 @@ SOME_LOCAL: Final = Rule(
     "self.exists(t, has(t.local))", "give at least one local tier: engines write to their own node's drive first"
 )
 ONE_SHARED: Final = Rule(
-    "self.filter(t, has(t.shared) || has(t.fsspec)).size() <= 1",
+    "self.filter(t, has(t.shared) || has(t.objectStore)).size() <= 1",
     "give at most one shared tier: a block is copied to one place",
 )
 PATHS_DIFFER: Final = Rule(
@@ -164,8 +163,8 @@ PATHS_DIFFER: Final = Rule(
 )
 WRITES_SOMEWHERE: Final = Rule(
     "!(self.cache.write.policy in ['WriteBack', 'WriteThroughSelective']) || "
-    "self.tiers.exists(t, has(t.shared) || has(t.fsspec))",
-    "add a shared or fsspec tier, which cache.write.policy writes to; without one use WriteThrough or LocalOnly",
+    "self.tiers.exists(t, has(t.shared) || has(t.objectStore))",
+    "add a shared or objectStore tier, which cache.write.policy writes to; without one use WriteThrough or LocalOnly",
 )
 ONE_INDEX: Final = Rule(
     "!(has(self.managed) && has(self.external))",
@@ -211,7 +210,6 @@ StorageClass = matching(
     immutable("the storage class of the index", "take persistence away, wait for the claim to go, then give it anew"),
 )
 Unavailable = count_or_percent("give maxUnavailable as a count of nodes from 1 to 1000, or as a percentage such as 10%")
-SettleTime = duration_between("0s", "1h", "give minReady from 0s to 1h, such as 10s")
 RdmaMemory = bytes_between("16Mi", "1Ti", "give rdma.memory from 16Mi to 1Ti, such as 512Mi")
 ResourceName = matching(
     r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
@@ -222,12 +220,12 @@ HostMemory = bytes_between("16Mi", "16Ti", "give hostMemory from 16Mi to 16Ti, s
 DiskCache = bytes_between("0", "64Ti", "give diskCache from 0 (none) to 64Ti, such as 16Gi")
 Bandwidth = bytes_between("1M", "1T", "give expectedBandwidth in bytes per second from 1M to 1T, such as 1G")
 DirtyRoom = bytes_between("0", "16Ti", "give maxDirty from 0 to 16Ti, such as 4Gi: a lost node takes as much along")
-ReadAhead = bytes_between("0", "64Gi", "give prefetch.limit from 0 (off) to 64Gi, such as 512Mi")
+ReadAhead = bytes_between("0", "64Gi", "give prefetch.maxBytes from 0 (off) to 64Gi, such as 512Mi")
 WarmUpBandwidth = bytes_between(
     "0", "100Gi", "give warmUp.bandwidth in bytes per second from 0 (off) to 100Gi, such as 100Mi"
 )
 LookupTime = duration_between("1ms", "1s", "give a time from 1ms to 1s, such as 20ms: the engine waits for it")
-ForgetTime = duration_between("1m", "720h", "give forgetAfter from 1m to 720h, such as 1h")
+NodeExpiry = duration_between("1m", "720h", "give nodeExpiry from 1m to 720h, such as 1h")
 LoadTime = duration_between("1ms", "1m", "give loadDeadline from 1ms to 1m, such as 100ms: the engine waits for it")
 StoreTime = duration_between("100ms", "10m", "give storeDeadline from 100ms to 10m, such as 10s")
 LifeTime = duration_between("0s", "8760h", "give a time to live up to 8760h, such as 24h; 0s turns it off")

@@ -104,14 +104,14 @@ class NodesUpdate(Model):
     max_unavailable: f.Unavailable = 1
     """Nodes whose sidecar is replaced at the same time, as a count or as a percentage of all nodes such as 10% (at
     least one). A sidecar that is away costs its node's engines misses, and nothing else."""
-    min_ready: f.SettleTime = "20s"
-    """How long a new sidecar must have been ready before the next one is replaced. With few nodes it keeps the hit rate
-    of the whole pool up while they are replaced; a pool of many nodes may do with 0s."""
-    overlap: bool = True
-    """Whether the new sidecar of a node starts beside the old one and takes over when it is ready to serve, so that the
-    node is without one for a moment only. It needs room for one more sidecar on the node (what its pod requests).
-    false: the old one is stopped first. So it is, whatever is set here, where a sidecar asks for devices of the node
-    (transport.rdma.resources), and while a pool's drives are replaced by others."""
+    min_ready_seconds: Annotated[int, Field(ge=0, le=3600)] = 20
+    """Seconds that a new sidecar must be ready before the next one is replaced. In a pool of few nodes this keeps the
+    hit rate up during the rollout; a pool of many nodes can use 0."""
+    surge: bool = True
+    """true: the new sidecar of a node starts beside the old one and takes over when it is ready to serve, so that the
+    node is without a sidecar for a moment only. The node needs room for the requests of one more sidecar pod. false:
+    the old sidecar is stopped first. The old one is always stopped first where a sidecar requests devices of the node
+    (transport.rdma.resources) and while the drives of a pool are replaced by others."""
 
 
 class Nodes(Model):
@@ -206,7 +206,7 @@ class SecretName(Model):
     """Name of the Secret."""
 
 
-class FsspecTier(Model):
+class ObjectStoreTier(Model):
     """An object store (tier G4): blocks are objects below the pool's id. A block that is read is kept on the node."""
 
     url: f.ObjectUrl
@@ -225,7 +225,7 @@ class FsspecTier(Model):
 
 
 class Tier(Model):
-    """One place for blocks: a name and exactly one of local, shared and fsspec."""
+    """One place for blocks: a name and exactly one of local, shared and objectStore."""
 
     # Unknown kinds are let through to ONE_SOURCE, which answers with a sentence instead of a decoding error; an unknown
     # field beside a valid source is refused by this model (extra="forbid") and shows as a condition.
@@ -242,12 +242,12 @@ class Tier(Model):
     """A directory on each node's own drive (tier G3)."""
     shared: SharedTier | None = None
     """A file system that every node sees (tier G4)."""
-    fsspec: FsspecTier | None = None
+    object_store: ObjectStoreTier | None = None
     """An object store (tier G4)."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Tier:
-        f.ONE_SOURCE.check(sum(s is not None for s in (self.local, self.shared, self.fsspec)) == 1)
+        f.ONE_SOURCE.check(sum(s is not None for s in (self.local, self.shared, self.object_store)) == 1)
         return self
 
 
@@ -344,7 +344,7 @@ class Index(Model):
     rebuild_rate: Annotated[int, Field(ge=100, le=10_000_000)] = 50_000
     """Blocks per second that all nodes together announce after the index was emptied or replaced. Entries of nodes that
     are gone are looked for at a fifth of it."""
-    forget_after: f.ForgetTime = "1h"
+    node_expiry: f.NodeExpiry = "1h"
     """When the entries of a node that is gone are removed. They are no answers any more seconds after it has gone."""
 
     @model_validator(mode="after")
@@ -400,7 +400,7 @@ class Ttl(Model):
 class Pinning(Model):
     """Prefixes that stay on a node because so many prompts begin with them, such as a product's system prompt."""
 
-    share: Annotated[int, Field(ge=0, le=50)] = 0
+    capacity_percent: Annotated[int, Field(ge=0, le=50)] = 0
     """Percent of each local tier's capacity for pinned blocks, which are evicted only when nothing else is left; with a
     tenant quota, percent of it. A block that was pinned can still be lost with its drive, or expire. 0 pins nothing."""
     min_uses: Annotated[int, Field(ge=2, le=1_000_000)] = 16
@@ -411,7 +411,7 @@ class Pinning(Model):
 class Prefetch(Model):
     """Reading ahead after a lookup, so that the load that follows finds its blocks in the node's memory."""
 
-    limit: f.ReadAhead = "512Mi"
+    max_bytes: f.ReadAhead = "512Mi"
     """Most bytes on each node that are read ahead and not yet loaded, such as 512Mi; a namespace may take half of it.
     0 turns reading ahead off."""
 

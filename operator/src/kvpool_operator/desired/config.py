@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool.config import TenantConfig
-    from kvpool_operator.api.v1alpha1 import FsspecTier as FsspecSpec
-    from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.api.v1alpha1 import KVCachePool, ObjectStoreTier
     from kvpool_operator.api.v1alpha1 import LocalTier as LocalSpec
 
 __all__ = ["MOUNTS", "deadlines", "in_pod", "to_client_config", "to_pool_config"]
@@ -57,7 +56,7 @@ def to_pool_config(
     """
     spec = pool.spec
     shared = next((t for t in spec.tiers if t.shared is not None), None)
-    objects = next((_objects(t.name, t.fsspec) for t in spec.tiers if t.fsspec is not None), None)
+    objects = next((_objects(t.name, t.object_store) for t in spec.tiers if t.object_store is not None), None)
     eviction = spec.cache.eviction
     return PoolConfig(
         pool=pool.metadata.name,
@@ -75,7 +74,7 @@ def to_pool_config(
             username=index_username if index_url else "",
             lookup_timeout_ms=to_ms(spec.index.lookup_timeout),
             rebuild_per_s=spec.index.rebuild_rate,
-            forget_after_s=to_ms(spec.index.forget_after) // 1000,
+            forget_after_s=to_ms(spec.index.node_expiry) // 1000,
         ),
         cache=CacheConfig(
             block_tokens=spec.cache.block_tokens,
@@ -87,12 +86,12 @@ def to_pool_config(
             idle_ttl_s=-(-to_ms(spec.cache.ttl.idle) // 1000),
             max_age_s=-(-to_ms(spec.cache.ttl.max_age) // 1000),
             tenant_quota_bytes=to_bytes(spec.tenancy.default_quota.capacity),
-            pinned_percent=spec.cache.pinning.share,
+            pinned_percent=spec.cache.pinning.capacity_percent,
             pinned_min_uses=spec.cache.pinning.min_uses,
             high_watermark=eviction.high_watermark,
             low_watermark=eviction.low_watermark,
             compression=spec.cache.compression.codec,
-            prefetch_bytes=to_bytes(spec.cache.prefetch.limit),
+            prefetch_bytes=to_bytes(spec.cache.prefetch.max_bytes),
             warm_up_bytes_per_s=to_bytes(spec.cache.warm_up.bandwidth),
         ),
         peer=PeerConfig(
@@ -142,7 +141,7 @@ def deadlines(pool: KVCachePool) -> Deadlines:
     )
 
 
-def _objects(name: str, tier: FsspecSpec) -> FsspecTier:
+def _objects(name: str, tier: ObjectStoreTier) -> FsspecTier:
     return FsspecTier(
         name=name,
         url=tier.url,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
@@ -25,7 +24,7 @@ from kvpool_operator.desired.pod_template import (
     tier_mounts,
     tier_volumes,
 )
-from kvpool_operator.desired.rollout import asks_for_devices, may_overlap, nudge, rolling_update
+from kvpool_operator.desired.rollout import asks_for_devices, may_surge, resync_metadata, rolling_update
 from kvpool_operator.desired.secrets import PEER_FILES, password_files
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": metadata(pool, names.sidecar(pool.metadata.name), "sidecar") | nudge(inputs),
+        "metadata": metadata(pool, names.sidecar(pool.metadata.name), "sidecar") | resync_metadata(inputs),
         "spec": {
             "selector": {"matchLabels": selector(pool, "sidecar")},
             **_min_ready(pool),
@@ -79,7 +78,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
 
 def _min_ready(pool: KVCachePool) -> Manifest:
     """The API server does not store a zero."""
-    seconds = -(-to_ms(pool.spec.nodes.update.min_ready) // 1000)
+    seconds = pool.spec.nodes.update.min_ready_seconds
     return {"minReadySeconds": seconds} if seconds else {}
 
 
@@ -107,7 +106,7 @@ def _server(pool: KVCachePool, env: InstallationConfig) -> Manifest:
             {"name": "KVPOOL_HANDOFF", "value": f"{_HANDOFF}/handoff.sock"},
             *object_store_env(pool),
             *([{"name": "KVPOOL_TENANT_LABELS", "value": "true"}] if env.tenant_labels else []),
-            *([{"name": "KVPOOL_OVERLAP", "value": "true"}] if may_overlap(pool) else []),
+            *([{"name": "KVPOOL_OVERLAP", "value": "true"}] if may_surge(pool) else []),
             _field("KVPOOL_NODE", "spec.nodeName"),
             _field("KVPOOL_ADDRESS", "status.podIP"),
         ],

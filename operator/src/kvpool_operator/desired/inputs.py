@@ -77,8 +77,8 @@ class Inputs:
     """Bytes that the managed index has for entries now; 0 if there is none."""
     drives: tuple[frozenset[str], ...] = ()
     """Directories of the local tiers of each sidecar's pod that is there."""
-    overdue: str = ""
-    """Pods that have been ready for so long that the ones before them should be gone; empty: none (overlap.NUDGE)."""
+    resync_token: str = ""
+    """Pods that have been ready for so long that the ones before them should be gone; empty: none (rollout.RESYNC_ANNOTATION)."""
 
     @property
     def index_files(self) -> Mapping[str, str]:

@@ -109,7 +109,7 @@ def tier_volumes(pool: KVCachePool) -> list[Manifest]:
 
 
 def _directories(pool: KVCachePool) -> list[Tier]:
-    return [t for t in pool.spec.tiers if t.fsspec is None]
+    return [t for t in pool.spec.tiers if t.object_store is None]
 
 
 def _source(pool: KVCachePool, tier: Tier) -> Manifest:
@@ -137,7 +137,7 @@ def tier_mounts(pool: KVCachePool, *, read_only_too: bool = False) -> list[Manif
 
 def object_store_volumes(pool: KVCachePool) -> list[Manifest]:
     """The Secret with the object store's credentials. A pod starts without it: then the tier says that it may not."""
-    secrets = [t.fsspec.secret_ref for t in pool.spec.tiers if t.fsspec and t.fsspec.secret_ref]
+    secrets = [t.object_store.secret_ref for t in pool.spec.tiers if t.object_store and t.object_store.secret_ref]
     return [
         {"name": _OBJECT_STORE, "secret": {"secretName": s.name, "defaultMode": 0o440, "optional": True}}
         for s in secrets

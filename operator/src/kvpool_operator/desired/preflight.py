@@ -52,7 +52,7 @@ _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
 _SIZES: Final[Any] = {
     "local": {"capacity", "reserve_free"},
     "shared": {"capacity"},
-    "fsspec": {"capacity"},
+    "object_store": {"capacity"},
 }
 """Of a tier: what can be changed without a look, for no node can do more or less because of it."""
 

@@ -10,9 +10,17 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.inputs import Inputs, Manifest
 
-__all__ = ["NUDGE", "asks_for_devices", "drives_of", "may_overlap", "nudge", "rolling_update", "surge_of"]
+__all__ = [
+    "RESYNC_ANNOTATION",
+    "asks_for_devices",
+    "drives_of",
+    "may_surge",
+    "resync_metadata",
+    "rolling_update",
+    "surge_of",
+]
 
-NUDGE: Final = "kvpool.dev/overdue"
+RESYNC_ANNOTATION: Final = "kvpool.dev/resync"
 """Annotation of a DaemonSet. Its controller wakes `minReadySeconds` after a pod became ready, but of several such
 wake-ups that are due it keeps the first alone (client-go's delaying queue), and with surge nothing else makes it look
 again: old pods would stay until something happens. A change of the DaemonSet is something."""
@@ -26,19 +34,19 @@ def rolling_update(inputs: Inputs) -> Manifest:
     What runs decides here, and never in the pod template: what is observed must not roll anything.
     """
     at_once = inputs.pool.spec.nodes.update.max_unavailable
-    if may_overlap(inputs.pool) and not _are_replaced(inputs):
+    if may_surge(inputs.pool) and not _are_replaced(inputs):
         return {"maxSurge": at_once, "maxUnavailable": 0}
     return {"maxSurge": 0, "maxUnavailable": at_once}
 
 
-def nudge(inputs: Inputs) -> dict[str, Manifest]:
+def resync_metadata(inputs: Inputs) -> dict[str, Manifest]:
     """Of the DaemonSet's metadata; the annotation comes, changes and goes, and each time its controller looks."""
-    return {"annotations": {NUDGE: inputs.overdue}} if inputs.overdue else {}
+    return {"annotations": {RESYNC_ANNOTATION: inputs.resync_token}} if inputs.resync_token else {}
 
 
-def may_overlap(pool: KVCachePool) -> bool:
+def may_surge(pool: KVCachePool) -> bool:
     """By the spec. Where a node has one device, a second pod that asks for it would wait for ever."""
-    return pool.spec.nodes.update.overlap and not asks_for_devices(pool)
+    return pool.spec.nodes.update.surge and not asks_for_devices(pool)
 
 
 def asks_for_devices(pool: KVCachePool) -> bool:

@@ -5,7 +5,7 @@ once in half a minute and node at most, and only while the operator as a whole w
 (a condition, a drain's state) goes first. What was written last is remembered, as digests, so nothing is read back but
 at the operator's start and from time to time.
 
-A node that is gone keeps its KVCacheNode as long as the index remembers it (spec.index.forgetAfter): its drain's end
+A node that is gone keeps its KVCacheNode as long as the index remembers it (spec.index.nodeExpiry): its drain's end
 stays readable, and a node that comes back under its name goes on with it.
 """
 
@@ -221,7 +221,7 @@ class NodeReconciler:
 
     def _is_forgotten(self, pool: KVCachePool, since: str) -> bool:
         lost_s = (self._now() - datetime.fromisoformat(since)).total_seconds()
-        return lost_s > to_ms(pool.spec.index.forget_after) / 1000
+        return lost_s > to_ms(pool.spec.index.node_expiry) / 1000
 
     async def _write(self, pool: KVCachePool, node: str, status: Manifest, mine: _LastWritten) -> None:
         whole, quiet = _digest(told(status)), _digest(calm(status))

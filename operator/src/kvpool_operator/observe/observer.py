@@ -7,7 +7,6 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.desired import labels, names
 from kvpool_operator.desired.rollout import drives_of, surge_of
@@ -106,7 +105,7 @@ class Observer:
             successor_refusal=refusal if not is_missing and refused_at > newest else "",
             looks=looks,
             drives=drives_of(pods),
-            overdue=overdue(pods, to_ms(pool.spec.nodes.update.min_ready) / 1000, datetime.now(UTC)),
+            overdue=overdue(pods, pool.spec.nodes.update.min_ready_seconds, datetime.now(UTC)),
         )
 
     def forget(self, namespace: str, name: str) -> None:

@@ -289,7 +289,7 @@ def _inputs(
         nodes=int((sidecars.get("status") or {}).get("desiredNumberScheduled", 0)),
         index_memory=memory_of(index),
         drives=observed.drives,
-        overdue=observed.overdue,
+        resync_token=observed.overdue,
     )
 
 

@@ -356,7 +356,7 @@ def _stuck(observed: Snapshot) -> str:
         lame = [f"new sidecars' pods are refused: {observed.successor_refusal}"]
     if not lame:
         return ""
-    advice = "the old ones serve; where two have no room, spec.nodes.update.overlap: false stops the old one first"
+    advice = "the old ones serve; where two have no room, spec.nodes.update.surge: false stops the old one first"
     return f"{_some(sorted(lame))}; {advice}"
 
 

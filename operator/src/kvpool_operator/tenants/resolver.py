@@ -235,7 +235,7 @@ def _enforced(one: ResolvedTenant, pool: PoolSpec, reports: Sequence[SidecarStat
     own = one.tenant.spec.quota.shared_capacity or one.tenant.spec.ttl.idle or one.tenant.spec.ttl.max_age
     beside = (
         "; in the object store it has no quota, and the pool's own ttl"
-        if own and any(tier.fsspec for tier in pool.tiers)
+        if own and any(tier.object_store for tier in pool.tiers)
         else ""
     )
     return condition("True", "InForce", f"{there} nodes keep to this tenant's spec{beside}")
