@@ -41,7 +41,7 @@ def test_what_differs_between_two_pods_reaches_the_pools_status_by_name():
     engines = EnginePods(names={"uid-1": "team-a/one", "uid-2": "team-a/two"})
     seen = Snapshot(raw=POOL, sidecars=tuple(Sidecar(n, True, "", r) for n, r in told.items()), engines=engines)
     status = make_status(KVCachePool.parse(POOL), seen, ReconcileOutcome(), "id", "2026-11-21T10:00:00Z")
-    (condition,) = [c for c in status["conditions"] if c["type"] == "SharedReuse"]
+    (condition,) = [c for c in status["conditions"] if c["type"] == "BlocksShareable"]
     assert (condition["status"], condition["reason"]) == ("False", "FingerprintsDiffer")
     assert condition["message"].endswith("(sizes.tp_size differs)")
     assert all(name in condition["message"] for name in engines.names.values())

@@ -137,7 +137,7 @@ def test_only_selected_nodes_carry_a_sidecar(pools: Pools):
     pools.apply("chat", nodes={"selector": {"matchLabels": {"node": "node-b"}}})
     assert pools.until_ready("chat")["status"]["nodes"]["summary"] == "1/1"
     pools.apply("chat", nodes={"selector": {"matchLabels": {"node": "none"}}})
-    pools.until_condition("chat", "StorageReady", "NoNodes")
+    pools.until_condition("chat", "StorageReady", "NoMatchingNodes")
 
 
 def test_a_failing_sidecar_is_named_with_its_last_words(pools: Pools, kubelet: Kubelet):
@@ -162,7 +162,7 @@ def test_a_lost_index_degrades_the_pool(pools: Pools, sidecars: dict[str, Sideca
 def test_refused_pods_are_explained(pools: Pools, api: Api):
     namespace(api, "strict", **{"pod-security.kubernetes.io/enforce": "restricted"})
     pools.apply("chat", ns="strict")
-    pools.until_condition("chat", "StorageReady", "PodsRefused", "violates PodSecurity", ns="strict")
+    pools.until_condition("chat", "StorageReady", "PodCreationFailed", "violates PodSecurity", ns="strict")
     assert "enforce=privileged" in pools.condition("chat", "StorageReady", ns="strict")["message"]
 
 
@@ -171,7 +171,7 @@ def test_an_index_of_ones_own(pools: Pools):
     pools.apply("chat", nodes=nodes)
     pools.until_ready("chat")
     pools.apply("chat", nodes=nodes, index={"external": {"urlSecretRef": {"name": "redis"}}})
-    pools.until_condition("chat", "Ready", "UrlNotUsable", "Secret redis does not exist: create it")
+    pools.until_condition("chat", "Ready", "InvalidIndexConfig", "Secret redis does not exist: create it")
     assert "statefulsets/chat-index" in pools.owned("chat")
     url = base64.b64encode(b"redis://me:p%40ss-w0rd@redis.example:6380/3").decode()
     secret = {"metadata": {"name": "redis"}, "data": {"url": url}}
@@ -257,7 +257,7 @@ def test_engines_that_share_nothing_are_named_with_what_differs(
     sidecars["node-a"].status["fingerprints"] = [kind("d1", pod("one"), "0badcafe")]
     sidecars["node-b"].status["fingerprints"] = [kind("d2", pod("two"), "0badbabe")]
     words = "differ/one share no block of llama with differ/two (kv_dtype differs)"
-    pools.until_condition("chat", "SharedReuse", "FingerprintsDiffer", words)
+    pools.until_condition("chat", "BlocksShareable", "FingerprintsDiffer", words)
     assert pools.get("chat")["status"]["phase"] == "Ready"
     until(
         "the pods are listed",
@@ -265,11 +265,11 @@ def test_engines_that_share_nothing_are_named_with_what_differs(
         timeout=60,
     )
     sidecars["node-b"].status["fingerprints"][0]["digest"] = "d1"
-    pools.until_condition("chat", "SharedReuse", "Sharing")
+    pools.until_condition("chat", "BlocksShareable", "FingerprintsMatch")
     pod("kvbm", "dynamo")
-    pools.until_condition("chat", "SharedReuse", "EngineHasNoRemoteTier", "differ/kvbm")
+    pools.until_condition("chat", "BlocksShareable", "EngineHasNoRemoteTier", "differ/kvbm")
     api.delete(f"{pods}/kvbm", gracePeriodSeconds=0)
-    pools.until_condition("chat", "SharedReuse", "Sharing")
+    pools.until_condition("chat", "BlocksShareable", "FingerprintsMatch")
 
 
 def test_somebody_elses_object_is_not_taken_over(pools: Pools):

@@ -124,10 +124,10 @@ def test_its_pod_fits_the_restricted_standard(pools: Pools, api: Api):
 def test_upgrade_safe_is_told(pools: Pools, sidecars: dict[str, SidecarDouble]):
     pools.apply("chat", nodes={"update": {"maxUnavailable": 2}})
     pools.until_ready("chat")
-    pools.until_condition("chat", "UpgradeSafe", "KeepsCaches", "2 at a time")
+    pools.until_condition("chat", "RollingUpdateSafe", "CachePreserved", "2 at a time")
     path = f"/apis/apps/v1/namespaces/{SYSTEM}/daemonsets/chat-sidecar"
     spec = pools.api.get(path)["spec"]
     assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 2, "maxUnavailable": 0}
     assert spec["minReadySeconds"] == 20
     sidecars["node-a"].status["block_formats"] = [1, 2, 3, 4]
-    pools.until_condition("chat", "UpgradeSafe", "FormatUnknown", "node-a")
+    pools.until_condition("chat", "RollingUpdateSafe", "FormatUnknown", "node-a")

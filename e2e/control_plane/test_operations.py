@@ -140,7 +140,7 @@ def sidecars(pools: Pools, tmp_path: Path, **spec: Any) -> dict[str, RealSidecar
     return found
 
 
-def test_a_tenant_is_purged_on_every_node_and_the_receipt_says_so(ops: Ops, real: dict[str, RealSidecar]):
+def test_a_tenant_is_purged_on_every_node_and_counted_in_the_results(ops: Ops, real: dict[str, RealSidecar]):
     with real["node-a"] as a, real["node-b"] as b:
         a.put("team-a", 5)
         a.put("team-b", 4)
@@ -149,10 +149,10 @@ def test_a_tenant_is_purged_on_every_node_and_the_receipt_says_so(ops: Ops, real
         status = ops.until_ended("forget")
         assert status["phase"] == "Succeeded", status
         assert status["nodes"]["summary"] == "2/2"
-        assert status["receipt"]["local"] == {"blocks": 8, "bytes": 8 * (SIZE + 4096), "quarantined": 0}
+        assert status["results"]["local"] == {"blocks": 8, "bytes": 8 * (SIZE + 4096), "quarantined": 0}
         assert (a.has("team-a", 5), b.has("team-a", 3), a.has("team-b", 4)) == (0, 0, 4)
         ops.make("look", verify={"bandwidth": "1Gi"})
-        assert ops.until_ended("look")["receipt"]["local"] == {
+        assert ops.until_ended("look")["results"]["local"] == {
             "blocks": 4, "bytes": 4 * (SIZE + 4096), "corrupt": 0
         }  # fmt: skip
         with pytest.raises(ApiError, match="cannot be changed"):
@@ -172,7 +172,7 @@ def test_a_salt_is_purged_on_every_node_by_its_digest(ops: Ops, pools: Pools, tm
         ops.make("forget", purge={"tenant": "team-a", "salts": [red]})
         status = ops.until_ended("forget")
         assert (status["phase"], status["message"]) == ("Succeeded", "done on every node"), status
-        assert status["receipt"]["local"] == {"blocks": 7, "bytes": 7 * (SIZE + 4096), "quarantined": 0}
+        assert status["results"]["local"] == {"blocks": 7, "bytes": 7 * (SIZE + 4096), "quarantined": 0}
         assert (a.has("team-a", 3), b.has("team-a", 4)) == (0, 0)
         assert (a.has("team-b", 3), a.has("team-a", 2, 10), a.has("team-a", 2, 20)) == (3, 2, 2)
 

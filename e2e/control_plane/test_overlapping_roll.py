@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 DAEMONSET = f"/apis/apps/v1/namespaces/{SYSTEM}/daemonsets/chat-sidecar"
-SERVING = ("Ready", "StorageReady", "IndexReady", "TransportReady", "UpgradeSafe", "DiskHealthy", "IndexConnected")
+SERVING = (
+    "Ready",
+    "StorageReady",
+    "IndexReady",
+    "TransportReady",
+    "RollingUpdateSafe",
+    "DiskHealthy",
+    "IndexConnected",
+)
 QUICKLY = {"update": {"minReadySeconds": 1}}
 
 
@@ -74,13 +82,15 @@ def test_each_node_has_one_sidecar_while_the_next_one_takes_over(
     assert pools.api.get(DAEMONSET)["spec"]["updateStrategy"] == rolling
     nodes = f"{POOLS}/namespaces/{SYSTEM}/kvcachenodes"
     until("the nodes are told of", lambda: sum("status" in n for n in pools.api.items(nodes)) == len(NODES))
-    until("a roll is safe", lambda: pools.condition("chat", "UpgradeSafe")["status"] == "True")
+    until("a roll is safe", lambda: pools.condition("chat", "RollingUpdateSafe")["status"] == "True")
     time.sleep(1.1)  # times of conditions have no parts of seconds
     before = flips(pools)
 
     kubelet.failing |= {address(node, 1): "no such image" for node in NODES}
     pools.apply("chat", nodes=QUICKLY, transport={"streams": 3})
-    pools.until_condition("chat", "Progressing", "RollStuck", "its new sidecar: container server failed: no such image")
+    pools.until_condition(
+        "chat", "Progressing", "RolloutStuck", "its new sidecar: container server failed: no such image"
+    )
     assert sorted(map(len, pods(pools).values())) == [1, 2]
     assert flips(pools) == before
     kubelet.failing.clear()
@@ -143,7 +153,7 @@ def test_without_room_for_two_the_old_one_is_stopped_first(
     pools.until_ready("chat")
     kubelet.failing |= {address(node, 1): "out of memory" for node in NODES}
     pools.apply("chat", nodes=QUICKLY, transport={"streams": 3})
-    pools.until_condition("chat", "Progressing", "RollStuck", "out of memory")
+    pools.until_condition("chat", "Progressing", "RolloutStuck", "out of memory")
     first = {"update": {"minReadySeconds": 1, "surge": False}}
     pools.apply("chat", nodes=first, transport={"streams": 3})
     pools.until_condition("chat", "Progressing", "UpToDate")

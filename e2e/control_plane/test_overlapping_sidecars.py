@@ -64,7 +64,7 @@ def verified(pools: Pools, name: str) -> Any:
         timeout=60,
     )
     assert ended["phase"] == "Succeeded", ended
-    return ended["receipt"]["local"]["blocks"]
+    return ended["results"]["local"]["blocks"]
 
 
 def test_numbers_and_operations_go_over_to_the_one_that_serves(pools: Pools, kubelet: Kubelet, real: RealSidecars):

@@ -142,7 +142,7 @@ def test_secrets_are_in_secrets_and_nowhere_else(pools: Pools, api: Api, operato
         # a password that cannot be used is told of, but not told
         broken = base64.b64encode(f"redis://me:{CANARY}@redis.example:notaport/3".encode()).decode()
         api.call("PATCH", f"/api/v1/namespaces/{SYSTEM}/secrets/theirs", {"data": {"url": broken}}, MERGE)
-        pools.until_condition("chat", "Ready", "UrlNotUsable")
+        pools.until_condition("chat", "Ready", "InvalidIndexConfig")
         found = secrets_of(api)
         assert {where.rpartition("/")[2] for where in found} >= {"pool-secret", "managed-index-password", "token"}
         log, objects = operator.log.read_text(), everything(api)

@@ -104,7 +104,7 @@ def test_a_tenant_is_in_force_once_every_node_runs_it_and_no_pod_is_made_anew_fo
     tag = tenants.status("acme")["tag"]
     for sidecar in sidecars.values():
         sidecar.status["tenants"] = {tag: {"used_bytes": 2**29, "blocks": 16, "over_quota": 1}}
-    tenants.until("acme", "Enforced", "InForce")
+    tenants.until("acme", "Enforced", "Applied")
     until("the pool says so", lambda: pools.get("chat")["status"]["nodes"]["updated"] == 2)
     assert api.get(DAEMONSET)["spec"]["template"] == template
 

@@ -234,7 +234,7 @@ async def test_each_node_has_one_that_goes_with_the_pool():
     assert live["spec"] == {"pool": "chat", "node": "a"}
     assert live["metadata"]["ownerReferences"][0]["uid"] == world.pool.metadata.uid
     status = world.status("a")
-    assert (status["capacity"], status["used"], status["blocks"], status["epoch"]) == ("1Gi", "1Mi", 1, 7)
+    assert (status["capacity"], status["used"], status["blocks"], status["generation"]) == ("1Gi", "1Mi", 1, 7)
     assert status["devices"] == [{"name": "nvme", "path": "/mnt/nvme/kv", "health": "OK"}]
     assert [world.condition("a", k) for k in ("Ready", "DiskHealthy", "IndexConnected")] == [
         ("True", "Serving"), ("True", "DrivesHealthy"), ("True", "Connected"),
@@ -256,7 +256,7 @@ async def test_numbers_are_written_twice_a_minute_and_what_flips_at_once():
     world.report("a", blocks=99, failing_drives=("nvme",))
     await world.look(after_s=1)
     assert world.cluster.writes() == [("apply status", ObjectRef("KVCacheNode", "kvpool-system", "chat.a"))]
-    assert world.condition("a", "DiskHealthy") == ("False", "DrivesFailing")
+    assert world.condition("a", "DiskHealthy") == ("False", "DriveErrors")
     assert world.status("a")["devices"][0]["health"] == "Failing"
     assert world.status("a")["blocks"] == 99
 
@@ -383,11 +383,11 @@ async def test_a_node_that_is_gone_is_remembered_as_long_as_the_index_does():
     del world.found["a"], world.cluster.objects[ObjectRef("Node", "", "a")]
     world.book.lost("a")
     await world.look()
-    assert world.condition("a", "Ready") == ("False", "NodeGone")
+    assert world.condition("a", "Ready") == ("False", "NodeNotFound")
     assert world.status("a")["drain"]["state"] == "Abandoned"
     assert world.status("a")["blocks"] == 1  # as it was told last
     await world.look(after_s=280)
-    assert world.condition("a", "Ready") == ("False", "NodeGone")
+    assert world.condition("a", "Ready") == ("False", "NodeNotFound")
     await world.look(after_s=40)
     assert not [r for r in world.cluster.objects if r.kind == "KVCacheNode"]
 
@@ -398,14 +398,14 @@ async def test_a_node_that_comes_back_goes_on_with_its_own():
     await world.look()
     sidecar = world.found.pop("a")
     await world.look()
-    assert world.condition("a", "Ready") == ("False", "NoSidecar")
+    assert world.condition("a", "Ready") == ("False", "SidecarNotFound")
     world.found["a"] = replace(sidecar, ready=False, report=None, problem="container server failed: no drive")
     await world.look()
     assert world.condition("a", "Ready") == ("False", "NodesNotReady")
     world.report("a", node_generation=8)
     await world.look()
     assert world.condition("a", "Ready") == ("True", "Serving")
-    assert world.status("a")["epoch"] == 8
+    assert world.status("a")["generation"] == 8
 
 
 async def test_one_that_somebody_removed_is_made_anew():

@@ -1,4 +1,4 @@
-"""KVCacheOperations: what is asked of which node, in which order, and what the receipt says. The nodes are played."""
+"""KVCacheOperations: what is asked of which node, in which order, and what the results say. The nodes are played."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ async def test_a_drain_is_for_its_node_alone():
     assert node == "node-1"
     assert list(world.nodes.orders.values()) == [("evacuate", {"bandwidth": 2 << 20, "wait_s": 600})]
     assert status["nodes"] == {"total": 1, "done": 1, "failed": 0, "summary": "1/1"}
-    assert status["receipt"] == {"local": {"blocks": 2, "bytes": 100}, "shared": {}}
+    assert status["results"] == {"local": {"blocks": 2, "bytes": 100}, "shared": {}}
 
 
 async def test_a_drain_of_a_node_that_is_not_there_fails_when_its_time_is_over():
@@ -275,7 +275,7 @@ async def test_each_step_begins_when_the_one_before_has_ended_everywhere():
     tiers = [tier for _, tier in world.nodes.heard]
     assert tiers == ["Local", "Local", "Shared", "Local", "Local"]
     assert status["nodes"] == {"total": 2, "done": 2, "failed": 0, "summary": "2/2"}
-    assert status["receipt"] == {"local": {"blocks": 8, "bytes": 400}, "shared": {"blocks": 2, "bytes": 100}}
+    assert status["results"] == {"local": {"blocks": 8, "bytes": 400}, "shared": {"blocks": 2, "bytes": 100}}
     assert status["startTime"] < status["completionTime"]
     (condition,) = status["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("Complete", "True", "Succeeded")
@@ -368,7 +368,7 @@ async def test_an_operator_that_starts_anew_learns_from_the_nodes_what_they_did(
     world.reconciler = OperationReconciler(world.cluster, world.nodes, world.reports, now=lambda: world.now)
     world.nodes.endless.clear()
     status = await world.run()
-    assert status["receipt"]["local"] == {"blocks": 8, "bytes": 400}
+    assert status["results"]["local"] == {"blocks": 8, "bytes": 400}
     assert len(world.nodes.orders) == 4  # two steps, two nodes: none of them twice under another name
 
 
@@ -385,7 +385,7 @@ async def test_a_sidecar_that_restarts_is_asked_again():
     world.nodes.endless.clear()
     status = await world.run()
     assert [n for n, _ in world.nodes.heard].count("node-1") == 3
-    assert status["receipt"]["local"] == {"blocks": 8 + 7, "bytes": 400 + 350}  # what was gone before is not forgotten
+    assert status["results"]["local"] == {"blocks": 8 + 7, "bytes": 400 + 350}  # what was gone before is not forgotten
 
 
 async def test_one_that_was_cut_short_by_its_sidecars_end_is_not_failed():
@@ -411,7 +411,7 @@ async def test_a_node_that_does_not_answer_is_named_when_the_time_is_over_and_th
         {"node": "node-1", "message": "verifying the nodes' drives: does not answer: no answer within 5 s"}
     ]
     assert status["nodes"] == {"total": 3, "done": 2, "failed": 1, "summary": "2/3"}
-    assert status["receipt"]["local"] == {"blocks": 4, "bytes": 200}
+    assert status["results"]["local"] == {"blocks": 4, "bytes": 200}
     assert "node-1" in status["message"]
     assert len(world.nodes.cancelled) == 2  # what may still run elsewhere is ended
 

@@ -363,7 +363,7 @@ def test_trouble_of_a_successor_is_told_while_the_old_one_serves():
     made = status(observed(updated=1, sidecars=two("cannot be scheduled: Insufficient memory")))
     assert told(made, "Ready") == ("True", "Serving")
     assert told(made, "StorageReady") == ("True", "AllNodesReady")
-    assert told(made, "Progressing") == ("True", "RollStuck")
+    assert told(made, "Progressing") == ("True", "RolloutStuck")
     words = message(made, "Progressing")
     assert words.startswith("1 of 2 nodes run the present spec; node-1: its new sidecar: cannot be scheduled: Insuff")
     assert "surge: false" in words
@@ -371,7 +371,7 @@ def test_trouble_of_a_successor_is_told_while_the_old_one_serves():
     assert told(status(observed(updated=1, sidecars=two())), "Progressing") == ("True", "RollingOut")
     refused = status(observed(updated=1, sidecars=two(), successor_refusal="exceeded quota: compute"))
     assert told(refused, "StorageReady") == ("True", "AllNodesReady")
-    assert told(refused, "Progressing") == ("True", "RollStuck")
+    assert told(refused, "Progressing") == ("True", "RolloutStuck")
     assert "new sidecars' pods are refused: exceeded quota: compute" in message(refused, "Progressing")
 
 
@@ -400,7 +400,7 @@ async def test_refused_successors_are_told_until_a_pod_is_made():
     world.cluster.put(event)
     await world.look()
     assert world.condition("Ready")["status"] == "True"
-    assert world.condition("Progressing")["reason"] == "RollStuck"
+    assert world.condition("Progressing")["reason"] == "RolloutStuck"
     assert "exceeded quota: compute" in world.condition("Progressing")["message"]
     made = world.cluster.objects[ObjectRef("Pod", NS, "chat-sidecar-0")]["metadata"]
     made["creationTimestamp"] = "2026-11-20T10:06:00Z"

@@ -213,8 +213,8 @@ def test_odd_measures_are_none(value: Any):
         ("Warn", [True, True], 0, True, "NodesPassed", "2 of 2"),
         ("Warn", [True, False], 0, False, "NodesFailed", "1 of 2 nodes passed; node-1: Directory: it is full"),
         ("Warn", [False], 0, False, "NodesFailed", "nothing is rolled out"),
-        ("Warn", [True, None], 99, None, "NodesSilent", "1 did not answer"),
-        ("Warn", [], 0, None, "NoNodes", "spec.nodes"),
+        ("Warn", [True, None], 99, None, "NodesUnresponsive", "1 did not answer"),
+        ("Warn", [], 0, None, "NoMatchingNodes", "spec.nodes"),
     ],
 )
 def test_what_is_told(policy: str, passed: list[bool | None], after: int, status: bool | None, reason: str, words: str):

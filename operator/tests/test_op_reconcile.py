@@ -401,4 +401,4 @@ async def test_pods_that_were_missed_are_told_of_counted_and_evicted_where_that_
     assert (results[-1].status or {})["pods"]["missed"] == 1
     assert world.condition("InjectionReady")["reason"] == "PodsNotInjected"
     told = {o["reason"] for r, o in world.cluster.objects.items() if r.kind == "Event" and r.namespace == "team"}
-    assert told == {"NotInjected", "RestartedForPool"}
+    assert told == {"NotInjected", "EvictedForInjection"}

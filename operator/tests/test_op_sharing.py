@@ -34,7 +34,7 @@ def judged(*of_nodes: list[Fingerprint], engines: EnginePods | None = None) -> t
     )
     seen = Snapshot(raw=pool_manifest(), sidecars=sidecars, engines=engines or EnginePods(names=NAMES))
     made = make_status(pool(), seen, ReconcileOutcome(), "id", "2026-11-21T10:00:00Z")
-    condition = find(made["conditions"], "SharedReuse")
+    condition = find(made["conditions"], "BlocksShareable")
     assert condition is not None
     return condition, made
 
@@ -63,7 +63,7 @@ def test_an_engine_that_shares_with_nobody_is_told_by_that_first(field: str):
 
 def test_pods_of_one_fingerprint_share_wherever_they_run():
     condition, made = judged([kind("d1", "1")], [kind("d1", "2", "3")])
-    assert (condition["status"], condition["reason"]) == ("True", "Sharing")
+    assert (condition["status"], condition["reason"]) == ("True", "FingerprintsMatch")
     assert made["fingerprints"][0]["pods"] == ["team-a/one", "team-a/three", "team-a/two"]
     assert made["fingerprints"][0]["connected"] == 3
 
@@ -82,7 +82,7 @@ def test_pods_of_one_fingerprint_share_wherever_they_run():
 )
 def test_what_is_no_disagreement(fingerprints: list[Fingerprint], why: str):
     condition, _ = judged(fingerprints)
-    assert (condition["status"], condition["reason"]) == ("True", "Sharing"), why
+    assert (condition["status"], condition["reason"]) == ("True", "FingerprintsMatch"), why
 
 
 def test_the_larger_group_is_told_first_and_names_are_few():
@@ -99,10 +99,10 @@ def test_an_older_client_that_tells_no_fields_is_said_so():
 
 
 def test_nobody_there_is_unknown():
-    assert judged([])[0]["reason"] == "NoEngines"
-    assert judged()[0]["reason"] == "NoReports"
+    assert judged([])[0]["reason"] == "NoEnginesConnected"
+    assert judged()[0]["reason"] == "StatusUnavailable"
     condition, made = judged([kind("d1", gone=("1",))])
-    assert (condition["status"], condition["reason"]) == ("Unknown", "NoEngines")
+    assert (condition["status"], condition["reason"]) == ("Unknown", "NoEnginesConnected")
     (shown,) = made["fingerprints"]
     assert (shown["connected"], shown["pods"], shown["lastSeen"]) == (0, ["team-a/one"], "1970-01-01T00:00:50Z")
 
@@ -118,7 +118,9 @@ def test_an_engine_without_a_remote_tier_is_said_as_long_as_its_pods_are_there()
     condition, _ = judged([kind("d1", "plain")], engines=engines)
     assert (condition["status"], condition["reason"]) == ("False", "EngineHasNoRemoteTier")
     assert condition["message"].startswith("t/kvbm run an engine without a remote tier")
-    assert judged([kind("d1", "plain")], engines=count(pods[1:], "s", "chat", "i", {}))[0]["reason"] == "Sharing"
+    assert (
+        judged([kind("d1", "plain")], engines=count(pods[1:], "s", "chat", "i", {}))[0]["reason"] == "FingerprintsMatch"
+    )
 
 
 def test_whether_engines_share_says_nothing_about_the_pools_health():

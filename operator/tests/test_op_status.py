@@ -96,11 +96,11 @@ def test_a_pool_that_serves():
         "StorageReady": ("True", "AllNodesReady"),
         "IndexReady": ("True", "Connected"),
         "InjectionReady": ("True", "Injecting"),
-        "TransportReady": ("True", "AsAsked"),
-        "SharedReuse": ("True", "Sharing"),
+        "TransportReady": ("True", "ProtocolMatched"),
+        "BlocksShareable": ("True", "FingerprintsMatch"),
         "PreflightPassed": ("Unknown", "PreflightSkipped"),
         "Progressing": ("False", "UpToDate"),
-        "UpgradeSafe": ("True", "KeepsCaches"),
+        "RollingUpdateSafe": ("True", "CachePreserved"),
     }
     assert made["phase"] == "Ready"
     assert (made["observedGeneration"], made["poolID"]) == (3, "id-1")
@@ -125,10 +125,10 @@ def with_report(**kwargs: Any) -> Snapshot:
 @pytest.mark.parametrize(
     ("asked", "used", "expected"),
     [
-        ("RDMA", "TCP", ("False", "NodesDiffer")),
-        ("RDMA", "RDMA", ("True", "AsAsked")),
-        ("Auto", "RDMA", ("True", "AsAsked")),
-        ("TCP", "RDMA", ("False", "NodesDiffer")),
+        ("RDMA", "TCP", ("False", "ProtocolMismatch")),
+        ("RDMA", "RDMA", ("True", "ProtocolMatched")),
+        ("Auto", "RDMA", ("True", "ProtocolMatched")),
+        ("TCP", "RDMA", ("False", "ProtocolMismatch")),
     ],
 )
 def test_the_transport_that_is_used_is_compared_with_the_one_that_is_asked_for(
@@ -146,27 +146,32 @@ def test_the_transport_that_is_used_is_compared_with_the_one_that_is_asked_for(
     ("seen", "kind", "expected", "words"),
     [
         (Snapshot(raw=pool_manifest()), "StorageReady", ("False", "NotCreated"), "being made"),
-        (observed(nodes=0, ready=0), "StorageReady", ("False", "NoNodes"), "spec.nodes"),
+        (observed(nodes=0, ready=0), "StorageReady", ("False", "NoMatchingNodes"), "spec.nodes"),
         (observed(ready=1), "StorageReady", ("False", "NodesNotReady"), "1 of 2 nodes serve; node-1: not ready yet"),
         (
             observed(ready=0, sidecars=(), refusal='violates PodSecurity "restricted"'),
             "StorageReady",
-            ("False", "PodsRefused"),
+            ("False", "PodCreationFailed"),
             "enforce=privileged",
         ),
-        (with_report(failing_drives=("nvme",)), "StorageReady", ("False", "DrivesFailing"), "node-1: nvme"),
-        (with_report(shared_problem="hung"), "StorageReady", ("False", "SharedTierAway"), "node-1: hung"),
+        (with_report(failing_drives=("nvme",)), "StorageReady", ("False", "DriveErrors"), "node-1: nvme"),
+        (with_report(shared_problem="hung"), "StorageReady", ("False", "SharedTierUnavailable"), "node-1: hung"),
         (with_report(index_connected=False), "IndexReady", ("False", "NodesNotConnected"), "1 of 2 nodes"),
-        (observed(sidecars=()), "IndexReady", ("Unknown", "NoReports"), "no sidecar"),
-        (observed(external_problem="Secret x is missing"), "IndexReady", ("False", "UrlNotUsable"), "Secret x"),
+        (observed(sidecars=()), "IndexReady", ("Unknown", "StatusUnavailable"), "no sidecar"),
+        (observed(external_problem="Secret x is missing"), "IndexReady", ("False", "InvalidIndexConfig"), "Secret x"),
         (
             with_report(transport="TCP", transport_reason="no device"),
             "TransportReady",
-            ("True", "AsAsked"),
+            ("True", "ProtocolMatched"),
             "no device",
         ),
-        (observed(sidecars=()), "TransportReady", ("Unknown", "NoReports"), "no sidecar"),
-        (observed(webhook=Webhook("no replica is ready")), "InjectionReady", ("False", "WebhookDown"), "no replica"),
+        (observed(sidecars=()), "TransportReady", ("Unknown", "StatusUnavailable"), "no sidecar"),
+        (
+            observed(webhook=Webhook("no replica is ready")),
+            "InjectionReady",
+            ("False", "WebhookUnavailable"),
+            "no replica",
+        ),
         (
             observed(engines=EnginePods(missed=5, missed_names=("a/x", "a/y", "a/z"))),
             "InjectionReady",

@@ -217,7 +217,7 @@ def test_at_most_eight_are_read_the_oldest_first():
     owners = [letting(f"o{n}", "r", age=n) for n in range(11)]
     settled = {one.name: one for one in settle([*owners, tenant("r", "x")], {}, ["*"])}
     assert settled["r"].reads_from == tuple(f"o{n}" for n in range(10, 2, -1))
-    assert settled["r"].reason == "TooManyToRead"
+    assert settled["r"].reason == "TooManyGrants"
     assert "o2, o1, o0" in settled["r"].message
     assert [settled[f"o{n}"].readers for n in (2, 3)] == [(), ("r",)]
     (config,) = [c for c in to_configs(settled.values(), pool().spec) if c.name == "r"]
@@ -310,7 +310,7 @@ def test_a_status_adds_up_what_the_nodes_say():
     assert made["used"] == {"nodes": "2Gi", "blocks": 64, "shared": "3Gi", "evictedOverQuota": 5}
     assert (made["memberCount"], made["members"], made["tag"]) == (2, ["x", "y"], TAG)
     assert told(made, "Accepted") == ("True", "Accepted")
-    assert told(made, "Enforced") == ("True", "InForce")
+    assert told(made, "Enforced") == ("True", "Applied")
 
 
 def test_enforced_says_how_many_nodes_keep_to_it():
@@ -318,7 +318,7 @@ def test_enforced_says_how_many_nodes_keep_to_it():
         "False",
         "RollingOut",
     )
-    assert told(status(), "Enforced") == ("Unknown", "NoReports")
+    assert told(status(), "Enforced") == ("Unknown", "StatusUnavailable")
     assert told(status(SidecarStatus(config="now"), mode="Paused"), "Enforced") == ("Unknown", "Paused")
     wrong = tenant("acme", "x", priority="high")
     made = status(SidecarStatus(config="now"), raw=wrong)

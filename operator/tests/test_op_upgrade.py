@@ -1,4 +1,4 @@
-"""UpgradeSafe, and how sidecars are replaced."""
+"""RollingUpdateSafe, and how sidecars are replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_op_status import GOOD, message, observed, status, told
 from kvpool.protocol import block
 from kvpool_operator.desired import build
 from kvpool_operator.observe.snapshot import Sidecar
-from kvpool_operator.pools.upgrade_safety import BLOCK_FORMATS, upgrade_safe
+from kvpool_operator.pools.upgrade_safety import BLOCK_FORMATS, rolling_update_safe
 from kvpool_operator.sidecars.status import SidecarStatus
 
 
@@ -27,34 +27,34 @@ def seen(*reports: SidecarStatus | None, ready: bool = True) -> tuple[Sidecar, .
 @pytest.mark.parametrize(
     ("sidecars", "desired", "index", "expected", "words"),
     [
-        (seen(GOOD, GOOD), 2, True, (True, "KeepsCaches"), "1 at a time"),
-        (seen(), 2, True, (None, "NoReports"), ""),
+        (seen(GOOD, GOOD), 2, True, (True, "CachePreserved"), "1 at a time"),
+        (seen(), 2, True, (None, "StatusUnavailable"), ""),
         (seen(GOOD, None), 2, True, (False, "NodesNotReady"), "node-1"),
         (seen(GOOD), 2, True, (False, "NodesNotReady"), "1 nodes"),
         (seen(GOOD, GOOD, ready=False), 2, True, (False, "NodesNotReady"), "node-0; node-1"),
         (seen(GOOD, replace(GOOD, block_formats=(1, 2, 3, 4))), 2, True, (False, "FormatUnknown"), "node-1"),
-        (seen(GOOD, replace(GOOD, block_formats=(1,))), 2, True, (True, "KeepsCaches"), ""),
+        (seen(GOOD, replace(GOOD, block_formats=(1,))), 2, True, (True, "CachePreserved"), ""),
         (seen(GOOD, GOOD), 2, False, (False, "IndexNotRunning"), ""),
-        (seen(GOOD, replace(GOOD, scanned=False)), 2, True, (False, "NotAnnounced"), "node-1"),
-        (seen(GOOD, replace(GOOD, blocks=1000, index_announced=10)), 2, True, (False, "NotAnnounced"), "node-1"),
-        (seen(GOOD, replace(GOOD, blocks=1000, index_announced=900)), 2, True, (True, "KeepsCaches"), ""),
+        (seen(GOOD, replace(GOOD, scanned=False)), 2, True, (False, "IndexNotSynced"), "node-1"),
+        (seen(GOOD, replace(GOOD, blocks=1000, index_announced=10)), 2, True, (False, "IndexNotSynced"), "node-1"),
+        (seen(GOOD, replace(GOOD, blocks=1000, index_announced=900)), 2, True, (True, "CachePreserved"), ""),
     ],
 )
 def test_a_roll_is_safe_while_it_would_keep_what_is_cached(
     sidecars: tuple[Sidecar, ...], desired: int, index: bool, expected: tuple[bool | None, str], words: str
 ):
-    verdict, reason, sentence = upgrade_safe(pool(), sidecars, desired, index_is_ready=index)
+    verdict, reason, sentence = rolling_update_safe(pool(), sidecars, desired, index_is_ready=index)
     assert (verdict, reason.value) == expected
     assert words in sentence
 
 
 def test_it_is_a_condition_whose_sentence_stays_while_numbers_change():
     made = status(observed())
-    assert told(made, "UpgradeSafe") == ("True", "KeepsCaches")
+    assert told(made, "RollingUpdateSafe") == ("True", "CachePreserved")
     more = tuple(Sidecar(f"node-{i}", True, "", replace(GOOD, blocks=33, index_announced=33)) for i in range(2))
-    assert message(status(observed(sidecars=more)), "UpgradeSafe") == message(made, "UpgradeSafe")
+    assert message(status(observed(sidecars=more)), "RollingUpdateSafe") == message(made, "RollingUpdateSafe")
     behind = (Sidecar("node-0", True, "", GOOD), Sidecar("node-1", True, "", replace(GOOD, blocks=5000)))
-    assert told(status(observed(sidecars=behind)), "UpgradeSafe") == ("False", "NotAnnounced")
+    assert told(status(observed(sidecars=behind)), "RollingUpdateSafe") == ("False", "IndexNotSynced")
 
 
 def test_what_a_sidecar_tells_of_it_is_read_and_nothing_odd_is_believed():

@@ -296,7 +296,7 @@ async def test_only_who_asks_for_restarts_gets_them():
     assert world.cluster.evicted == []
     assert await world.look(a_pod("a")) == EvictionRound(("evicted",))
     assert world.cluster.evicted == [("a", "uid-a")]
-    assert ("RestartedForPool", "team/a") in world.cluster.events
+    assert ("EvictedForInjection", "team/a") in world.cluster.events
 
 
 async def test_evictions_of_a_pool_come_one_after_the_other():

@@ -20,7 +20,7 @@ class Condition(BaseModel):
     )
 
     type: Annotated[str, Field(max_length=64)]
-    """What this condition is about: Ready, StorageReady, IndexReady, InjectionReady, TransportReady, SharedReuse,
+    """What this condition is about: Ready, StorageReady, IndexReady, InjectionReady, TransportReady, BlocksShareable,
     PreflightPassed or Progressing."""
     status: Literal["True", "False", "Unknown"]
     """True, False or Unknown."""

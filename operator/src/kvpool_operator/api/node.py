@@ -109,7 +109,7 @@ class NodeStatus(Model):
     """Part of it that blocks take."""
     blocks: Count = 0
     """Blocks on this node."""
-    epoch: Count = 0
+    generation: Count = 0
     """Number of the first tier's directory, random and kept on its drive. Another one means that the drive was replaced
     or emptied: what the index said of the one before is void."""
     transport: Annotated[str, Field(max_length=63)] = ""

@@ -1,4 +1,4 @@
-"""kvpool.dev/v1alpha1 KVCacheOperation: something that is done to a pool once, and the receipt of it."""
+"""kvpool.dev/v1alpha1 KVCacheOperation: something that is done to a pool once, and its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ __all__ = [
     "OperationStatus",
     "Phase",
     "Purge",
-    "Receipt",
 ]
 
 KIND: Final = "KVCacheOperation"
@@ -157,7 +156,7 @@ class OperationNodes(Model):
     """Nodes that are done, and all, such as 23/24."""
 
 
-class Receipt(Model):
+class OperationResults(Model):
     """What was counted, all nodes together, by tier. A purge counts blocks and bytes that are gone, and bad blocks that
     were kept in quarantine and are gone; a verification blocks and bytes that were read, and corrupt blocks; a warm-up
     blocks and bytes that were copied; a preflight what was looked at (`checks`), and what of it warned or failed; a
@@ -192,7 +191,7 @@ class OperationStatus(Model):
     """When it ended."""
     nodes: OperationNodes = Field(default_factory=OperationNodes)
     """Nodes that take part."""
-    receipt: Receipt = Field(default_factory=Receipt)
+    results: OperationResults = Field(default_factory=OperationResults)
     """What was counted, by tier."""
     failures: Annotated[list[NodeFailure], Field(max_length=MAX_FAILURES)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}

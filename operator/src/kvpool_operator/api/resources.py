@@ -64,7 +64,7 @@ OPERATION: Final = Resource(
     plural=operation.PLURAL,
     short="kvop",
     description="KVCacheOperation does something to a KVCachePool once, on all its nodes: it purges blocks, warms the "
-    "nodes, verifies all blocks. Its status is the receipt. Deleting one that runs cancels it.",
+    "nodes, verifies all blocks. Its status holds the results. Deleting one that runs cancels it.",
     spec=operation.OperationSpec,
     status=operation.OperationStatus,
     columns=(

@@ -239,8 +239,8 @@ class PoolStatus(Model):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     """Ready is the one to wait for: the sidecars serve and the index is there. StorageReady, IndexReady, InjectionReady
-    and TransportReady say which part is not as it should be, SharedReuse whether engines find each other's blocks,
-    PreflightPassed what was found on the nodes before, Progressing whether the operator is at work, UpgradeSafe
+    and TransportReady say which part is not as it should be, BlocksShareable whether engines find each other's blocks,
+    PreflightPassed what was found on the nodes before, Progressing whether the operator is at work, RollingUpdateSafe
     whether replacing the sidecars now would keep what is cached."""
 
     def dump(self) -> dict[str, Any]:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["COMPONENT", "KEPT", "calm", "lost_since", "node_manifest", "node_name", "node_status", "read_drain", "told"]
 
 COMPONENT: Final = "node"
-KEPT: Final = ("capacity", "used", "blocks", "epoch", "transport", "conditions")
+KEPT: Final = ("capacity", "used", "blocks", "generation", "transport", "conditions")
 """What a status is told of the one before."""
 _LONGEST: Final = 253
-_LOST: Final = (Reason.NODE_GONE.value, Reason.NO_SIDECAR.value)
+_LOST: Final = (Reason.NODE_NOT_FOUND.value, Reason.SIDECAR_NOT_FOUND.value)
 
 
 def node_name(pool: str, node: str) -> str:
@@ -87,7 +87,7 @@ def node_status(
             "capacity": format_bytes(report.capacity_bytes),
             "used": format_bytes(report.used_bytes),
             "blocks": report.blocks,
-            "epoch": report.node_generation,
+            "generation": report.node_generation,
             "transport": report.transport[:63],
         }
     devices = [
@@ -112,7 +112,7 @@ def calm(status: Manifest) -> Any:
         [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or []],
         [(d["name"], d["health"]) for d in status.get("devices") or []],
         [drain.get(k) for k in ("state", "reason", "startTime")],
-        [status.get(k) for k in ("epoch", "transport")],
+        [status.get(k) for k in ("generation", "transport")],
     )
 
 
@@ -139,27 +139,27 @@ def _ready(sidecar: Sidecar | None, *, gone: bool) -> tuple[str, str, Reason, st
         return (
             "Ready",
             "False",
-            Reason.NODE_GONE,
+            Reason.NODE_NOT_FOUND,
             "there is no such node any more; this object goes, too, in a while",
         )
     if sidecar is None:
-        return "Ready", "False", Reason.NO_SIDECAR, "the node has no sidecar of this pool"
+        return "Ready", "False", Reason.SIDECAR_NOT_FOUND, "the node has no sidecar of this pool"
     if not sidecar.ready:
         return "Ready", "False", Reason.NODES_NOT_READY, sidecar.problem or "its sidecar is not ready"
     if sidecar.report is None:
-        return "Ready", "Unknown", Reason.NO_REPORTS, "its sidecar does not answer the operator"
+        return "Ready", "Unknown", Reason.STATUS_UNAVAILABLE, "its sidecar does not answer the operator"
     return "Ready", "True", Reason.SERVING, "its sidecar serves"
 
 
 def _disk_healthy(sidecar: Sidecar | None) -> tuple[str, str, Reason, str]:
     if sidecar is None or sidecar.report is None:
-        return "DiskHealthy", "Unknown", Reason.NO_REPORTS, "nothing was told of the drives"
+        return "DiskHealthy", "Unknown", Reason.STATUS_UNAVAILABLE, "nothing was told of the drives"
     failing = sidecar.report.failing_drives
     if failing:
         return (
             "DiskHealthy",
             "False",
-            Reason.DRIVES_FAILING,
+            Reason.DRIVE_ERRORS,
             f"passed by for errors: {', '.join(failing)}",
         )
     return "DiskHealthy", "True", Reason.DRIVES_HEALTHY, "no drive returns errors"
@@ -167,7 +167,7 @@ def _disk_healthy(sidecar: Sidecar | None) -> tuple[str, str, Reason, str]:
 
 def _index_connected(sidecar: Sidecar | None) -> tuple[str, str, Reason, str]:
     if sidecar is None or sidecar.report is None:
-        return "IndexConnected", "Unknown", Reason.NO_REPORTS, "nothing was told of the index"
+        return "IndexConnected", "Unknown", Reason.STATUS_UNAVAILABLE, "nothing was told of the index"
     if not sidecar.report.index_connected:
         return "IndexConnected", "False", Reason.NODES_NOT_CONNECTED, "others do not find this node's blocks"
     return "IndexConnected", "True", Reason.CONNECTED, "others find this node's blocks"

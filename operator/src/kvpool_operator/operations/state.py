@@ -14,9 +14,9 @@ from kvpool_operator.api.operation import (
     MAX_FAILURES,
     NodeFailure,
     OperationNodes,
+    OperationResults,
     OperationStatus,
     Phase,
-    Receipt,
 )
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class OperationState:
                     found.setdefault(node, f"{self.steps[number].what}: {self._why_not(number, node)}")
         return found
 
-    def receipt(self) -> Receipt:
+    def results(self) -> OperationResults:
         """All that was counted."""
         tiers: dict[str, Counter[str]] = {"local": Counter(), "shared": Counter()}
         for (number, _), said in self.said.items():
@@ -137,7 +137,9 @@ class OperationState:
                 tiers[self.steps[number].tier].update(said.earlier)
             if said.progress is not None:
                 tiers[self.steps[number].tier].update(said.progress.counts)
-        return Receipt(local=dict(sorted(tiers["local"].items())), shared=dict(sorted(tiers["shared"].items())))
+        return OperationResults(
+            local=dict(sorted(tiers["local"].items())), shared=dict(sorted(tiers["shared"].items()))
+        )
 
     def status(self, nodes: Sequence[str], *, late: bool) -> OperationStatus:
         """Without times and conditions."""
@@ -154,7 +156,7 @@ class OperationState:
             nodes=OperationNodes(
                 total=len(nodes), done=len(done), failed=len(failures), summary=f"{len(done)}/{len(nodes)}"
             ),
-            receipt=self.receipt(),
+            results=self.results(),
             failures=told[:MAX_FAILURES],
         )
 

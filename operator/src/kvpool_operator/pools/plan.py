@@ -222,7 +222,7 @@ def _wipe(meta: Metadata, wipe: Sequence[Manifest] | None, observed: Snapshot) -
     if wipe is None or observed.namespace_terminating:
         why = "the namespace is being deleted" if observed.namespace_terminating else "its spec cannot be understood"
         return Plan(
-            (EmitEvent("NotWiped", f"blocks stay on the nodes: {why}", warning=True), PatchMetadata(_marked())),
+            (EmitEvent("WipeSkipped", f"blocks stay on the nodes: {why}", warning=True), PatchMetadata(_marked())),
             waiting="",
         )
     servers = ObjectRef("DaemonSet", meta.namespace, names.sidecar(meta.name))

@@ -101,7 +101,7 @@ class PodEvictor:
         memory.evicted(pod, observed.engines.pods, target, now)
         log.info("pool=%s: evicted %s, which is to be made again with the pool", pool.key, pod.full_name)
         why = "runs without the pool" if pod.state == "missed" else f"carries an older {pod.outdated}"
-        await self._post(pod, "RestartedForPool", f"evicted, because it {why} {pool.key}", warning=False)
+        await self._post(pod, "EvictedForInjection", f"evicted, because it {why} {pool.key}", warning=False)
         return "evicted", ""
 
     async def _tell(self, key: str, pods: tuple[EnginePod, ...]) -> None:

@@ -29,7 +29,7 @@ from kvpool_operator.api.v1alpha1_status import (
 from kvpool_operator.desired import names
 from kvpool_operator.desired.index import memory_of
 from kvpool_operator.pools.fingerprints import kinds, sentence, splits
-from kvpool_operator.pools.upgrade_safety import upgrade_safe
+from kvpool_operator.pools.upgrade_safety import rolling_update_safe
 from kvpool_operator.preflight.gate import PreflightResult
 from kvpool_operator.preflight.status import preflight_status, preflight_verdict
 
@@ -52,10 +52,10 @@ _TYPES: Final = (
     "IndexReady",
     "InjectionReady",
     "TransportReady",
-    "SharedReuse",
+    "BlocksShareable",
     "PreflightPassed",
     "Progressing",
-    "UpgradeSafe",
+    "RollingUpdateSafe",
 )
 
 
@@ -102,7 +102,7 @@ def make_status(pool: KVCachePool, observed: Snapshot, progress: ReconcileOutcom
         _shared_reuse(observed.engines, reports, found),
         _Verdict(*preflight_verdict(progress.gate)),
         progressing,
-        _Verdict(*upgrade_safe(pool, observed.sidecars, nodes.desired, index_is_ready=index.status is True)),
+        _Verdict(*rolling_update_safe(pool, observed.sidecars, nodes.desired, index_is_ready=index.status is True)),
     )
     conditions = _conditions(observed.status, pool.metadata.generation, now, dict(zip(_TYPES, verdicts, strict=True)))
     return PoolStatus(
@@ -182,7 +182,7 @@ def _conditions(old: Manifest, generation: int, now: str, verdicts: dict[str, _V
 def _ready(storage: _Verdict, index: _Verdict, nodes: NodesStatus, progress: ReconcileOutcome) -> _Verdict:
     if progress.rejections:
         return _Verdict(False, Reason.REJECTED, f"the API server refuses: {'; '.join(progress.rejections)[:900]}")
-    parts = (index, storage) if index.reason is Reason.URL_NOT_USABLE else (storage, index)
+    parts = (index, storage) if index.reason is Reason.INVALID_INDEX_CONFIG else (storage, index)
     for part in parts:
         if part.status is not True:
             return _Verdict(False, part.reason, part.message)
@@ -198,12 +198,12 @@ def _storage_ready(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, ga
     if observed.refusal:
         return _Verdict(
             False,
-            Reason.PODS_REFUSED,
+            Reason.POD_CREATION_FAILED,
             f"the sidecars' pods are refused: {observed.refusal}; where Pod Security is enforced, label the pool's "
             "namespace pod-security.kubernetes.io/enforce=privileged",
         )
     if nodes.desired == 0:
-        return _Verdict(False, Reason.NO_NODES, "no node fits spec.nodes: check its selector and tolerations")
+        return _Verdict(False, Reason.NO_MATCHING_NODES, "no node fits spec.nodes: check its selector and tolerations")
     if nodes.ready < nodes.desired:
         lame = [f"{s.node or 'a pod'}: {s.problem or 'not ready yet'}" for s in observed.sidecars if not s.ready]
         lame += [] if lame else ["some pods are not there yet"]
@@ -216,14 +216,12 @@ def _storage_ready(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, ga
         if s.report and s.report.failing_drives
     ]
     if drives:
-        return _Verdict(
-            False, Reason.DRIVES_FAILING, f"drives return errors and are passed by: {_some(sorted(drives))}"
-        )
+        return _Verdict(False, Reason.DRIVE_ERRORS, f"drives return errors and are passed by: {_some(sorted(drives))}")
     away = [f"{s.node}: {s.report.shared_problem}" for s in observed.sidecars if s.report and s.report.shared_problem]
     if away:
         return _Verdict(
             False,
-            Reason.SHARED_TIER_AWAY,
+            Reason.SHARED_TIER_UNAVAILABLE,
             f"the shared tier is not available on {len(away)} nodes; {_some(sorted(away))}",
         )
     return _Verdict(True, Reason.ALL_NODES_READY, f"{nodes.ready} of {nodes.desired} nodes serve")
@@ -240,7 +238,7 @@ def _not_created(pool: KVCachePool, gate: PreflightResult) -> _Verdict:
 
 def _index_ready(pool: KVCachePool, observed: Snapshot, reports: Sequence[SidecarStatus]) -> _Verdict:
     if observed.external_problem:
-        return _Verdict(False, Reason.URL_NOT_USABLE, observed.external_problem)
+        return _Verdict(False, Reason.INVALID_INDEX_CONFIG, observed.external_problem)
     if pool.spec.index.external is None:
         redis = observed.object("StatefulSet", names.index(pool.metadata.name))
         if not ((redis or {}).get("status") or {}).get("readyReplicas"):
@@ -248,7 +246,7 @@ def _index_ready(pool: KVCachePool, observed: Snapshot, reports: Sequence[Sideca
                 False, Reason.INDEX_NOT_RUNNING, "the index is not running; nodes find their own and shared blocks only"
             )
     if not reports:
-        return _Verdict(None, Reason.NO_REPORTS, "no sidecar has told yet whether it reaches the index")
+        return _Verdict(None, Reason.STATUS_UNAVAILABLE, "no sidecar has told yet whether it reaches the index")
     connected = sum(r.index_connected for r in reports)
     told = f"{connected} of {len(reports)} nodes reach the index"
     if connected < len(reports):
@@ -266,7 +264,9 @@ def _injection_ready(pool: KVCachePool, observed: Snapshot, watchdog: str) -> _V
     if not pool.spec.injection.enabled:
         return _Verdict(False, Reason.DISABLED, "spec.injection.enabled is false: new pods start without the pool")
     if observed.webhook.problem:
-        return _Verdict(False, Reason.WEBHOOK_DOWN, f"{observed.webhook.problem}: new pods start without the pool")
+        return _Verdict(
+            False, Reason.WEBHOOK_UNAVAILABLE, f"{observed.webhook.problem}: new pods start without the pool"
+        )
     restarts = pool.spec.injection.watchdog == "Restart" and pool.spec.mode == "Enforce"
     what = watchdog or ("their owners make them again, one after the other" if restarts else "make them again")
     if engines.missed:
@@ -285,14 +285,16 @@ def _injection_ready(pool: KVCachePool, observed: Snapshot, watchdog: str) -> _V
 def _transport_ready(pool: KVCachePool, reports: Sequence[SidecarStatus]) -> _Verdict:
     asked, used = pool.spec.transport.protocol, {r.transport for r in reports if r.transport}
     if not used:
-        return _Verdict(None, Reason.NO_REPORTS, "no sidecar has told yet how it reads from others")
+        return _Verdict(None, Reason.STATUS_UNAVAILABLE, "no sidecar has told yet how it reads from others")
     why = _why_tcp(reports)
     if asked == "Auto" or used == {asked}:
         over = " and ".join(sorted(used))
         return _Verdict(
-            True, Reason.AS_ASKED, f"blocks travel between nodes over {over}{why if asked == 'Auto' else ''}"
+            True, Reason.PROTOCOL_MATCHED, f"blocks travel between nodes over {over}{why if asked == 'Auto' else ''}"
         )
-    return _Verdict(False, Reason.NODES_DIFFER, f"{asked} is asked for, and used are: {', '.join(sorted(used))}{why}")
+    return _Verdict(
+        False, Reason.PROTOCOL_MISMATCH, f"{asked} is asked for, and used are: {', '.join(sorted(used))}{why}"
+    )
 
 
 def _why_tcp(reports: Sequence[SidecarStatus]) -> str:
@@ -312,11 +314,11 @@ def _shared_reuse(engines: EnginePods, reports: Sequence[SidecarStatus], found: 
         return _Verdict(False, Reason.FINGERPRINTS_DIFFER, "; ".join(apart))
     pods = sum(kind.in_use_by for kind in found)
     if not reports:
-        return _Verdict(None, Reason.NO_REPORTS, "no sidecar has told yet which engines it serves")
+        return _Verdict(None, Reason.STATUS_UNAVAILABLE, "no sidecar has told yet which engines it serves")
     if not pods:
-        return _Verdict(None, Reason.NO_ENGINES, "no engine is connected")
+        return _Verdict(None, Reason.NO_ENGINES_CONNECTED, "no engine is connected")
     models = len({kind.model for kind in found if kind.in_use_by})
-    return _Verdict(True, Reason.SHARING, f"the engines of each of {models} models share their blocks")
+    return _Verdict(True, Reason.FINGERPRINTS_MATCH, f"the engines of each of {models} models share their blocks")
 
 
 def _progressing(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, progress: ReconcileOutcome) -> _Verdict:
@@ -331,7 +333,7 @@ def _progressing(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, prog
         told = f"spec.mode is DryRun: ConfigMap {shown} says what would be made, changed and deleted"
         return _Verdict(False, Reason.DRY_RUN, told)
     if observed.external_problem:
-        return _Verdict(False, Reason.URL_NOT_USABLE, f"nothing is changed: {observed.external_problem}")
+        return _Verdict(False, Reason.INVALID_INDEX_CONFIG, f"nothing is changed: {observed.external_problem}")
     if progress.applied or progress.waiting:
         return _Verdict(
             True, Reason.APPLYING, progress.waiting or f"{progress.applied} objects were brought up to date"
@@ -344,7 +346,7 @@ def _progressing(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, prog
         told = f"{nodes.updated} of {nodes.desired} nodes run the present spec"
         stuck = _stuck(observed)
         if stuck:
-            return _Verdict(True, Reason.ROLL_STUCK, f"{told}; {stuck}")
+            return _Verdict(True, Reason.ROLLOUT_STUCK, f"{told}; {stuck}")
         return _Verdict(True, Reason.ROLLING_OUT, told)
     return _Verdict(False, Reason.UP_TO_DATE, "the cluster is as the spec says")
 

@@ -1,4 +1,4 @@
-"""Whether replacing the sidecars now would keep what is cached: condition UpgradeSafe. Pure.
+"""Whether replacing the sidecars now would keep what is cached: condition RollingUpdateSafe. Pure.
 
 A sidecar that is replaced finds its blocks on its drives again, and the index knows them all the time: its entries name
 the node's number and the drive's generation, which stay. Some things break that, and each has its reason here.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvpool_operator.observe.snapshot import Sidecar
     from kvpool_operator.sidecars.status import SidecarStatus
 
-__all__ = ["BLOCK_FORMATS", "upgrade_safe"]
+__all__ = ["BLOCK_FORMATS", "rolling_update_safe"]
 
 BLOCK_FORMATS: Final = (1, 2, 3)
 """Versions of the block format that the sidecars of this release read (kvpool.protocol.block)."""
@@ -25,13 +25,13 @@ _NAMED: Final = 3
 _NEWS: Final = 256  # blocks that a sidecar announces in one go
 
 
-def upgrade_safe(
+def rolling_update_safe(
     pool: KVCachePool, sidecars: Sequence[Sidecar], desired: int, *, index_is_ready: bool
 ) -> tuple[bool | None, Reason, str]:
     """Verdict, reason and sentence. `desired`: nodes that should carry a sidecar."""
     known = [(s.node or "a node", s.report) for s in sidecars if s.report is not None]
     if not known:
-        return None, Reason.NO_REPORTS, "no sidecar has told yet what it holds"
+        return None, Reason.STATUS_UNAVAILABLE, "no sidecar has told yet what it holds"
     away = sorted(s.node or "a node" for s in sidecars if not s.ready or s.report is None)
     if away or len(sidecars) < desired:
         who = _some(away) or f"{desired - len(sidecars)} nodes"
@@ -45,11 +45,11 @@ def upgrade_safe(
         return False, Reason.INDEX_NOT_RUNNING, told
     behind = sorted(node for node, r in known if _is_behind(r))
     if behind:
-        return False, Reason.NOT_ANNOUNCED, f"the index does not know all blocks of these nodes yet: {_some(behind)}"
+        return False, Reason.INDEX_NOT_SYNCED, f"the index does not know all blocks of these nodes yet: {_some(behind)}"
     # no numbers that change all the time: a condition's message is written at once
     at_once = pool.spec.nodes.update.max_unavailable
     told = f"blocks stay on their drives and in the index while sidecars are replaced, {at_once} at a time"
-    return True, Reason.KEEPS_CACHES, told
+    return True, Reason.CACHE_PRESERVED, told
 
 
 def _is_behind(report: SidecarStatus) -> bool:

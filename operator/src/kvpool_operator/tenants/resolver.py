@@ -78,7 +78,7 @@ def settle(
             continue
         if len(settled) >= _MOST_TENANTS:
             told = f"a pool has at most {_MOST_TENANTS} tenants: this one has no members"
-            settled.append(ResolvedTenant(raw, None, (), "TooMany", told))
+            settled.append(ResolvedTenant(raw, None, (), "TooManyTenants", told))
             continue
         settled.append(_settle(raw, tenant, labels, allowed, taken))
         taken.update(dict.fromkeys(settled[-1].namespaces, tenant.metadata.name))
@@ -144,7 +144,7 @@ def _explained(one: ResolvedTenant, strangers: Sequence[str], beyond: Sequence[s
         told.append(f"it reads at most {MAX_READS_FROM} tenants, and nothing of {_some(beyond)}")
     if not told:
         return one
-    worst = "ReaderNotFound" if strangers else "TooManyToRead"
+    worst = "ReaderNotFound" if strangers else "TooManyGrants"
     reason = worst if one.reason == "Accepted" else one.reason
     return replace(one, reason=reason, message="; ".join([one.message] * bool(one.message) + told))
 
@@ -228,7 +228,7 @@ def _enforced(one: ResolvedTenant, pool: PoolSpec, reports: Sequence[SidecarStat
     if pool.mode == "Paused":
         return condition("Unknown", "Paused", "the pool is paused: what is new here has no effect yet")
     if not reports:
-        return condition("Unknown", "NoReports", "no sidecar has told yet which configuration it runs")
+        return condition("Unknown", "StatusUnavailable", "no sidecar has told yet which configuration it runs")
     there = sum(report.config == digest for report in reports)
     if there < len(reports):
         return condition("False", "RollingOut", f"{there} of {len(reports)} nodes keep to this tenant's spec")
@@ -238,7 +238,7 @@ def _enforced(one: ResolvedTenant, pool: PoolSpec, reports: Sequence[SidecarStat
         if own and any(tier.object_store for tier in pool.tiers)
         else ""
     )
-    return condition("True", "InForce", f"{there} nodes keep to this tenant's spec{beside}")
+    return condition("True", "Applied", f"{there} nodes keep to this tenant's spec{beside}")
 
 
 def _status(raw: Manifest, conditions: Sequence[Condition], now: str, **fields: Any) -> Manifest:

@@ -41,7 +41,7 @@ class Context:
             self._progress = (done, total, unit)
 
     def count(self, label: str, n: int = 1) -> None:
-        """For the receipt: `n` more of `label`, of which there are at most 32."""
+        """For the operation's results: `n` more of `label`, of which there are at most 32."""
         with self._lock:
             if label in self._counts or len(self._counts) < MAX_COUNTS:
                 self._counts[label] += n

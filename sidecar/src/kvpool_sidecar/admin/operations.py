@@ -59,7 +59,7 @@ class Operations:
     """Thread-safe. `kinds`: what can be ordered; each is called in a thread of its own, with parameters and Context.
 
     A kind raises ProtocolError for parameters that it does not understand, any KVPoolError or OSError when it fails,
-    and may return counts for the receipt.
+    and may return counts for the operation's results.
     """
 
     def __init__(self, kinds: Mapping[str, Runner], stats: Stats) -> None:
