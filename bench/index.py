@@ -27,13 +27,13 @@ import numpy as np
 import redis
 
 from bench.nodes import end_with_parent
+from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.record import Record, pack
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.index.redis_server import server_binary, server_environment
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

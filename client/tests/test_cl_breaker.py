@@ -41,9 +41,9 @@ def test_one_trial_per_cooldown_and_success_closes() -> None:
     breaker.failure()
     breaker.failure()
     clock.now += 1.0
-    assert breaker.would_allow
+    assert not breaker.is_open
     assert [breaker.allow() for _ in range(5)] == [True, False, False, False, False]
-    assert not breaker.would_allow
+    assert breaker.is_open
     breaker.failure()
     clock.now += 0.9
     assert not breaker.allow()
@@ -71,7 +71,7 @@ def test_it_always_recovers(steps: list[str], limit: int) -> None:
         {"s": breaker.success, "f": breaker.failure, "a": breaker.allow, "t": lambda: None}[step]()
         clock.now += 0.3 if step == "t" else 0.0
     clock.now += 1.0
-    assert breaker.would_allow
+    assert not breaker.is_open
     assert breaker.allow()
 
 

@@ -9,13 +9,13 @@ import pytest
 from sc_nodes import wait_for
 
 from kvpool.errors import RetryableError
+from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.index.base import IndexFullError, NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.registration import IndexRegistration
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.testing.blocks import key, put
 

@@ -13,13 +13,13 @@ from redis.retry import Retry
 from sc_nodes import INDEX_PORT, Process, fresh_address, wait_for
 
 from kvpool.errors import ConfigError, RetryableError
+from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.index import redis_server as embedded
 from kvpool_sidecar.index.base import IndexFullError, NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record, entry_name, pack, unpack
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.testing.index import A, B, IndexContract, key
 
 PASSWORD = "index password"

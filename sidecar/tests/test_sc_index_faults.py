@@ -19,12 +19,12 @@ import kvpool_sidecar
 from kvpool import config
 from kvpool.errors import RetryableError
 from kvpool.protocol import wire
+from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.testing.index import A, B, key
 
 Commit, Tier = wire.CommitStatus, wire.Tier

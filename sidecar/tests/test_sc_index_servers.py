@@ -12,13 +12,13 @@ from sc_nodes import fresh_address, wait_for
 from sc_redis import PASSWORD, Cluster, Sentinels, Servers, TlsFront
 
 from kvpool.errors import RetryableError
+from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.index.base import IndexAnswer, IndexFullError
 from kvpool_sidecar.index.record import Record, entry_name
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.index.redis_topology import SLOTS, key_slot
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.testing.index import A, B, IndexContract, key
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.errors import DeadlineExceededError, PoolUnavailableError
+from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.eviction import SAVE_EVERY_S, Entry, Lru
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.storage.local import placement
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import key
@@ -121,7 +121,7 @@ class Clock:
 
 def test_a_breaker_opens_tries_once_and_closes():
     clock = Clock()
-    breaker = CircuitBreaker(2, 1.0, clock, longest_s=4.0)
+    breaker = CircuitBreaker(2, 1.0, clock, max_cooldown_s=4.0)
     breaker.failure()
     assert breaker.allow()
     breaker.failure()

@@ -13,6 +13,7 @@ from sc_nodes import wait_for
 from kvpool import config
 from kvpool.errors import TierFullError
 from kvpool.protocol.wire import Flag, OpenStatus, Tier
+from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
@@ -22,7 +23,6 @@ from kvpool_sidecar.replication.dirty_set import DirtySet
 from kvpool_sidecar.replication.verifier import BlockVerifier
 from kvpool_sidecar.replication.write_back import WriteBack, copy_block
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.serving.block_service import BlockService, PeerStreams, close_files
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.filesystem import SharedStore

@@ -20,6 +20,7 @@ from sc_raw import FINGERPRINT, SECRET, GoneError, block_id, payload
 from kvpool import config
 from kvpool.protocol import block, keys, wire
 from kvpool.protocol.wire import CommitStatus, Flag, OpenStatus, Tier
+from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
@@ -27,7 +28,6 @@ from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.serving.block_service import BlockService, PeerStreams, close_files
 from kvpool_sidecar.serving.locator import BlockLocator
 from kvpool_sidecar.storage.memory import MemoryStore

@@ -311,7 +311,7 @@ class Client:
     def reachable(self) -> bool:
         """True while a lookup would be sent: there is a connection and the breaker lets it."""
         self._restart_if_forked()
-        return not self._closed and self._reads.would_allow and self._links.available("lookup")
+        return not self._closed and not self._reads.is_open and self._links.available("lookup")
 
     def wait_connected(self, timeout_s: float) -> bool:
         """Wait for the sidecar; for tests and start-up checks, never for an engine."""

@@ -8,12 +8,12 @@ import os
 import resource
 import signal
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING
 
 from kvpool.errors import ConfigError, RefusedError
 from kvpool.protocol import index_url, keys, wire
+from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.admin.operations import Operations
 from kvpool_sidecar.admin.registry import OperationDeps, make_kinds
 from kvpool_sidecar.admin.server import AdminServer
@@ -49,7 +49,6 @@ from kvpool_sidecar.replication.verifier import BlockVerifier
 from kvpool_sidecar.replication.warm_up import WarmUp
 from kvpool_sidecar.replication.write_back import WriteBack
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.resilience.fair_queue import FairQueues
 from kvpool_sidecar.serving.block_service import BlockService
 from kvpool_sidecar.serving.fingerprints import Fingerprints
@@ -242,7 +241,7 @@ class SidecarApp:
         made.callback(index.close)
         info = NodeInfo(settings.node, settings.address, self._peer_server.port, self._local.generation)
         lease_s = float(config.index.lease_s)
-        guard = Bulkhead("index", _INDEX_THREADS, _INDEX_BACKLOG, CircuitBreaker(3, 0.5, time.monotonic, longest_s=2.0))
+        guard = Bulkhead("index", _INDEX_THREADS, _INDEX_BACKLOG, CircuitBreaker(3, 0.5, max_cooldown_s=2.0))
         made.callback(guard.close)
         if config.index.url:
             self._breakers["index"] = guard.breaker

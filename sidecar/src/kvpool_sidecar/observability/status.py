@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvpool.config import PoolConfig
+    from kvpool.transport.circuit_breaker import CircuitBreaker
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.registration import IndexRegistration
     from kvpool_sidecar.index.resolver import BlockResolver
     from kvpool_sidecar.peers.rdma.factory import RdmaStack
     from kvpool_sidecar.peers.security import Security
     from kvpool_sidecar.replication.write_back import WriteBack
-    from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
     from kvpool_sidecar.resilience.fair_queue import FairQueues
     from kvpool_sidecar.serving.fingerprints import Fingerprints
     from kvpool_sidecar.serving.listener import PodListeners

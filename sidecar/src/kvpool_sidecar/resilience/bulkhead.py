@@ -16,7 +16,7 @@ from kvpool.errors import DeadlineExceededError, PoolUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
+    from kvpool.transport.circuit_breaker import CircuitBreaker
 
 __all__ = ["Bulkhead"]
 

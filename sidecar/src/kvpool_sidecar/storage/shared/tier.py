@@ -10,8 +10,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError, PoolUnavailableError
+from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.resilience.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,8 @@ class SharedTier:
 
     def __init__(self, store: Store, *, failures: int = 3, cooldown_s: float = 1.0) -> None:
         self.store = store
-        self.guard = Bulkhead("shared tier", _THREADS, _BACKLOG, CircuitBreaker(failures, cooldown_s, time.monotonic))
+        breaker = CircuitBreaker(failures, cooldown_s, max_cooldown_s=cooldown_s * 16)
+        self.guard = Bulkhead("shared tier", _THREADS, _BACKLOG, breaker)
         self.problem = ""
         self.on_absent: Callable[[Sequence[bytes]], None] = lambda _keys: None  # told of what is surely not there
         self._lock = threading.Lock()
