@@ -101,5 +101,8 @@ def text_tokens(text: str) -> list[int]:
 
 def document(start: int, size: int) -> str:
     """Real text: the project's own pages."""
-    text = "".join((ROOT / p).read_text() for p in ("README.md", "docs/architecture.md", "docs/design/contracts.md"))
+    text = "".join(
+        (ROOT / p).read_text()
+        for p in ("README.md", "docs/contribute/architecture.md", "docs/contribute/design/contracts.md")
+    )
     return text[start : start + size]

@@ -1,4 +1,4 @@
-"""docs/metrics.md, made from the metrics that the programs really have: `python tests/metrics_reference.py --write`."""
+"""Generate docs/reference/metrics.md from the metrics of the programs: `python tests/metrics_reference.py --write`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from kvpool_sidecar.observability import metrics as sidecar
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
 Row = tuple[str, str, str, str]
 """Name, type, labels with commas between them, meaning."""
 
 _HEAD = """# Metrics
 
 Made from the code by `make gen`. Units are seconds and bytes. Counters run since the process started. The chart's
-`monitoring` values scrape all of this, bring alerts ([runbooks](runbooks/)) and two dashboards; with its PodMonitors
+`monitoring` values scrape all of this, bring alerts ([runbooks](../operate/runbooks/)) and two dashboards; with its
+PodMonitors
 every sidecar's metrics also have the labels `namespace`, `pool` and `node`.
 
 No metric names a tenant. `sidecar.metrics.tenantLabels: true` of the chart adds those that have the label `tenant`: a
@@ -63,7 +64,7 @@ def labels_of() -> dict[str, set[str]]:
 
 
 def page() -> str:
-    """The text of docs/metrics.md."""
+    """The text of docs/reference/metrics.md."""
     parts = [_HEAD]
     for title, table in tables().items():
         lines = [f"| `{name}` | {kind} | {labels} | {text} |" for name, kind, labels, text in table]

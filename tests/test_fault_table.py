@@ -1,4 +1,4 @@
-"""docs/faults.md names tests: they must exist."""
+"""docs/contribute/faults.md names tests: they must exist."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TABLE = (ROOT / "docs/faults.md").read_text()
+TABLE = (ROOT / "docs/contribute/faults.md").read_text()
 NAMED = re.findall(r"`(test_\w+)(?:\[(\w+)\])?`", TABLE)
 FOLDERS = ("client", "sidecar", "operator", "tests", "e2e")
 HERE = set(range(1, 31))

@@ -1,4 +1,5 @@
-"""`python -m bench sessions`: what a user gains when a conversation moves to another node. See `docs/benchmarks.md`."""
+"""`python -m bench sessions`: what a user gains when a conversation moves to another node. See
+`docs/project/benchmarks.md`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Measurement:
 
     def own(self, names: Sequence[str], dtype: str, work: Path) -> None:
         """The project's own engines and the named systems, one system after the other."""
-        self._display.say("making the engine's environment, if it is not there (docs/benchmarks.md)")
+        self._display.say("making the engine's environment, if it is not there (docs/project/benchmarks.md)")
         home = Home(work)
         room = Room.for_tokens(max(self._shape.longest, self._shape.longest_pair), dtype)
         order = sorted(names, key=lambda name: (name != _NONE, name != _POOL))

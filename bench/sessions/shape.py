@@ -11,7 +11,7 @@ ROUTINGS = ("sticky", "random", "migrating")
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths in tokens. The shape of LMBenchmark's multi-round QA: see `docs/benchmarks.md`."""
+    """Lengths in tokens. The shape of LMBenchmark's multi-round QA: see `docs/project/benchmarks.md`."""
 
     users: int
     rounds: int

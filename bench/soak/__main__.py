@@ -2,7 +2,8 @@
 
 Three sidecars with a drive each, a shared directory, a real Redis and four client processes of two tenants, with the
 reference mix: 92 % reads, 8 % writes, 33 MB blocks, 160 requests at once with bursts to 800. Faults come one after the
-other from a schedule that the printed seed decides. Checked: the invariants I1 to I7 (docs/faults.md) and memory.
+other from a schedule that the printed seed decides. Checked: the invariants I1 to I7 (docs/contribute/faults.md) and
+memory.
 """
 
 from __future__ import annotations

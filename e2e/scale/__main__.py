@@ -1,6 +1,6 @@
 """`make scale`: the real operator, a real control plane, 200 nodes that kwok plays, 500 pools, 5,000 pods.
 
-Figures go to out/scale.json and to the terminal; exit code 1 where one is beyond its bound (docs/scale.md).
+Figures go to out/scale.json and to the terminal; exit code 1 where one is beyond its bound (docs/contribute/scale.md).
 """
 
 from __future__ import annotations

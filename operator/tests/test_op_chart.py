@@ -494,7 +494,7 @@ def test_rules_carry_the_address_of_their_runbook():
         assert all(set(notes) == {"summary", "description", "runbook_url"} for notes in found)
         return {notes["runbook_url"] for notes in found}
 
-    pages = {str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "runbooks").glob("*.md")}
+    pages = {str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "operate" / "runbooks").glob("*.md")}
     assert urls() == pages
     there = urls('monitoring.rules.runbookUrl="https://runbooks.example/kvpool/"')
     assert there == {f"https://runbooks.example/kvpool/{Path(p).name}" for p in pages}

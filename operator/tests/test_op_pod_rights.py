@@ -1,4 +1,4 @@
-"""What each container of a pool's pods may do on its node: this table, docs/security.md, and nothing else."""
+"""What each container of a pool's pods may do on its node: this table, docs/reference/security.md, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOTS = {"prepare-node": ("CHOWN",), "rendezvous": ()}
 ORDINARY = {"server", "preflight", "wipe", "done", "index"}
 HOST_PATHS = {"sidecar", "preflight", "wipe"}
 """Components that see directories of the node."""
-PAGE = (ROOT / "docs" / "security.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "security.md").read_text()
 
 
 def pods() -> list[tuple[str, dict[str, Any]]]:

@@ -261,7 +261,7 @@ def test_an_index_is_tried(tmp_path, monkeypatch):
         assert "password" in wrong.advice
         assert "a wrong password" not in json.dumps(wrong.dump())
         server.client.execute_command("ACL", "SETUSER", "kvpool", "-set")
-        assert "docs/index.md" in index_look(url, "right")["Index"].advice
+        assert "docs/reference/prefix-index.md" in index_look(url, "right")["Index"].advice
         server.client.execute_command("ACL", "SETUSER", "kvpool", "+set", "-info")
         assert index_look(url, "right")["IndexVersion"].level is Level.WARN
     assert index_look(f"redis://{fresh_address()}:1/0")["Index"].level is Level.FAIL

@@ -218,8 +218,10 @@ class Client:
     ) -> list[StoreResult]:
         """Store contiguous `buffers`, which are only read; one result per block, in order.
 
-        `names`: what the engine calls each block, for pools that publish events (docs/events.md); `salts`: what its
-        request was kept apart by, for pools whose blocks can be purged by it (docs/operations.md). Either is left out
+        `names`: what the engine calls each block, for pools that publish events (docs/reference/kv-events.md);
+        `salts`: what its
+        request was kept apart by, for pools whose blocks can be purged by it (docs/how-to/operations.md). Either is
+        left out
         if there are not as many as blocks. A salt never leaves this process: headers have a keyed tag of it.
 
         Call it from a background thread: it returns when all is written, at the deadline at the latest. While

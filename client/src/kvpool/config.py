@@ -214,7 +214,7 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class EventsConfig:
-    """KV events for routers, in vLLM's wire format (docs/events.md)."""
+    """KV events for routers, in vLLM's wire format (docs/reference/kv-events.md)."""
 
     enabled: bool = _doc("Publish which blocks this node has, and answer routers.", default=False)
     port: int = _doc("ZeroMQ PUB socket on the pod's address.", default=5557)
@@ -446,8 +446,9 @@ def _reference() -> str:
         f"client (`ClientConfig`, environment variable `{CLIENT_CONFIG_ENV}`). Users do not write them: they follow",
         "from the KVCachePool. Generated from `kvpool.config` by `make gen`.",
         "",
-        "A running sidecar takes the fields marked *live* without a restart (docs/resize.md); for another value of any",
-        "other one the operator restarts the sidecars, one node at a time.",
+        "A running sidecar applies the fields marked *live* without a restart",
+        "([Change a running pool](../how-to/resize.md)).",
+        "For any other field the operator restarts the sidecars, one node at a time.",
     ]
     for kind in (
         PoolConfig,

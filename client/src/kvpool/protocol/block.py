@@ -22,7 +22,8 @@ offset bytes field
   4080    16 BLAKE2b-128 of bytes 0..167
 ====== ===== ==========================================================================
 
-Version 2 is version 1 and the block's name in its engine, for pools that publish events (docs/events.md). Bytes 260 to
+Version 2 is version 1 and the block's name in its engine, for pools that publish events
+(docs/reference/kv-events.md). Bytes 260 to
 4079 are zero there and the checksum at 4080 is of bytes 0..259. Blocks without such a name are written as version 1.
 
 ====== ===== ==========================================================================
@@ -40,7 +41,8 @@ offset bytes field
 ====== ===== ==========================================================================
 
 Version 3 is version 2 and the tag of the salt that the block's request had, for pools with `salt_tags` (purge by salt,
-docs/operations.md). There the name may be absent: bytes 168 to 259 are zero then. Bytes 276 to 4079 are zero and the
+docs/how-to/operations.md). There the name may be absent: bytes 168 to 259 are zero then. Bytes 276 to 4079 are zero
+and the
 checksum is of bytes 0..275. Blocks without a salt are written as version 1 or 2.
 
 ====== ===== ==========================================================================
@@ -128,7 +130,7 @@ _VERSION_AT = len(MAGIC)
 
 @dataclass(frozen=True, slots=True)
 class EngineName:
-    """What the engine calls a block: what routers are told (docs/events.md).
+    """What the engine calls a block: what routers are told (docs/reference/kv-events.md).
 
     `hash` (1 to 32 bytes) and `part` (at most 16) are those of kvpool.protocol.keys.block_id; `parent` is the hash of
     the block

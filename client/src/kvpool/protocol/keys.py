@@ -97,7 +97,7 @@ def peer_secret(pool_secret: bytes, pool_uid: str) -> bytes:
 
 
 def events_token(pool_secret: bytes, pool_uid: str, revision: int) -> str:
-    """The bearer token of routers that ask sidecars for prefixes (docs/events.md), 64 hexadecimal digits.
+    """The bearer token of routers that ask sidecars for prefixes (docs/reference/kv-events.md), 64 hexadecimal digits.
 
     It tells nothing of the secret. Another `revision` (0 to 2**32 - 1) gives another token.
     """

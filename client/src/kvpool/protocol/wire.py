@@ -1,4 +1,5 @@
-"""The protocol between a client and the sidecar on its node, and between sidecars. docs/design/protocol.md tells why.
+"""The protocol between a client and the sidecar on its node, and between sidecars. docs/contribute/design/protocol.md
+tells why.
 
 Client to sidecar: one SOCK_SEQPACKET unix socket; each message is one packet of at most MAX_PACKET bytes:
 `HEADER | body`. A reply carries the request's id and `op | REPLY`. Open files travel as SCM_RIGHTS in the same packet.
@@ -290,7 +291,7 @@ class ServerHello:
 
     `deadlines` are the fields of kvpool.config.Deadlines that the pool asks of its clients; what is left out is the
     client's own choice. `events`: the pool publishes events and asks for its blocks' names in the engine.
-    `readable_tags`: of the other tenants whose blocks may come (docs/tenants.md), at most MAX_READS_FROM.
+    `readable_tags`: of the other tenants whose blocks may come (docs/how-to/tenants.md), at most MAX_READS_FROM.
     `salt_key` (32 bytes, or none): the pool asks for tags of salts (kvpool.protocol.keys.salt_tag) in the blocks'
     headers.
     """

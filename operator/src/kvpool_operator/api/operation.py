@@ -61,7 +61,7 @@ class Purge(Model):
     """Blocks of requests with one of these values of `cache_salt`, in any tenant unless `tenant` is given. Each is the
     salt's SHA-256, so that the salt itself is not told here: `printf %s "$SALT" | sha256sum` gives the digits behind
     "sha256:". Only blocks that were stored while the pool's `tenancy.saltTags` was on, by engines that tell salts
-    (docs/operations.md), are found; a block without a salt fits none."""
+    (docs/how-to/operations.md), are found; a block without a salt fits none."""
     older_than: f.Age | None = None
     """Blocks that were made so long before this operation was, such as 72h."""
     all: bool = False
@@ -76,7 +76,8 @@ class Purge(Model):
 
 
 class Warm(Model):
-    """Have every node copy the pool's hottest blocks from its peers, as one that joins does (docs/warm-up.md)."""
+    """Have every node copy the pool's hottest blocks from its peers, as one that joins does
+    (docs/concepts/warm-up.md)."""
 
     bandwidth: f.Pace = "100Mi"
     """Bytes per second on each node, such as 100Mi; a quarter of it while engines load and store there."""
@@ -90,7 +91,8 @@ class Verify(Model):
 
 
 class Preflight(Model):
-    """Look at every node as before a roll-out (docs/preflight.md), while it serves. A node where something fails is
+    """Look at every node as before a roll-out (docs/reference/preflight.md), while it serves. A node where something
+    fails is
     among `failures`, with what to do about it."""
 
     measure: bool = False
@@ -100,7 +102,7 @@ class Preflight(Model):
 
 class Drain(Model):
     """Copy the hot blocks of a node that exist nowhere else to the shared tier or to other nodes, as when it leaves
-    (docs/drain.md). The node stays; cordon it where it is to be drained until it goes."""
+    (docs/how-to/drain.md). The node stays; cordon it where it is to be drained until it goes."""
 
     node: f.NodeName
     """Name of the node."""

@@ -191,7 +191,8 @@ class SharedTier(Model):
     """An NFS export that the operator mounts."""
     capacity: f.Capacity
     """Room for this pool's blocks in the whole shared file system, such as 20Ti, all nodes together. Whichever node
-    sweeps it (docs/shared-tier.md) removes the blocks not used for longest above `cache.eviction.highWatermark`."""
+    sweeps it (docs/concepts/shared-tier.md) removes the blocks not used for longest above
+    `cache.eviction.highWatermark`."""
 
     @model_validator(mode="after")
     def _one_share(self) -> SharedTier:
@@ -432,7 +433,8 @@ class Compression(Model):
     codec: Literal["None", "Zstd", "LZ4"] = "None"
     """How new blocks are compressed on their way to a shared directory. Drives of nodes and the way between nodes are
     never compressed. It saves space and bandwidth there and costs processor time on the nodes; KV cache shrinks little:
-    docs/compression.md has figures. It can be changed at any time: blocks of every codec are read. A compressed block
+    docs/concepts/compression.md has figures. It can be changed at any time: blocks of every codec are read. A
+    compressed block
     that is asked for is decompressed into the node's local tier."""
 
 
@@ -479,7 +481,8 @@ class Tenancy(Model):
     """What each tenant may take."""
     salt_tags: bool = False
     """true: blocks of requests with a `cache_salt` are stored with a tag of it, so that a KVCacheOperation can purge
-    them by it (docs/operations.md says which engines tell salts). A KVPool release that does not know these blocks
+    them by it (docs/how-to/operations.md says which engines tell salts). A KVPool release that does not know these
+    blocks
     (format version 3) takes them for bad ones: upgrade sidecars and engines' clients first. A change makes the
     sidecars' pods anew, one node at a time."""
 
@@ -553,12 +556,13 @@ class Transport(Model):
 
 
 class Events(Model):
-    """KV events, so that routers can send a request to where its prompt's blocks are (docs/events.md)."""
+    """KV events, so that routers can send a request to where its prompt's blocks are (docs/reference/kv-events.md)."""
 
     enabled: bool = False
     """true: each sidecar publishes which blocks its node has, in vLLM's wire format on ZeroMQ, and answers routers that
     show the token in the Secret NAME-events how far each node has a prompt. Events tell which prompts were seen: let
-    none but routers reach these ports (docs/events.md has a NetworkPolicy). Blocks get a format that sidecars and
+    none but routers reach these ports (docs/reference/kv-events.md has a NetworkPolicy). Blocks get a format that
+    sidecars and
     clients of before this field cannot read: upgrade all of them first."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 5557
     """TCP port of the events on the sidecars' pods' addresses (a PUB socket)."""
@@ -642,7 +646,8 @@ class PoolSpec(Model):
     and reports. A deleted pool is cleaned up in every mode."""
     preflight: Literal["Require", "Warn", "Skip"] = "Warn"
     """Whether nodes are looked at before sidecars are made there, or changed because of other tiers, transport, index
-    or nodes: drives, file systems, speed, room, shared tier, index, RDMA (docs/preflight.md). The verdict is in
+    or nodes: drives, file systems, speed, room, shared tier, index, RDMA (docs/reference/preflight.md). The verdict
+    is in
     status.preflight and the condition PreflightPassed. Warn: they are rolled out as soon as some node passes, for a
     node that fails holds up no other; while none does, nothing is. Require: nothing is rolled out before every node
     has passed. Skip: no node is looked at."""

@@ -153,7 +153,7 @@ class PreflightFinding(Model):
     node: Text = ""
     """The node."""
     check: Text = ""
-    """What was looked at; docs/preflight.md lists them."""
+    """What was looked at; docs/reference/preflight.md lists them."""
     level: Text = ""
     """Fail: the pool cannot work there as its spec asks. Warn: it can."""
     tier: Text = ""

@@ -1,4 +1,4 @@
-"""The sidecars: one pod per node, with its power split in three (docs/design/contracts.md, Sidecar pod)."""
+"""The sidecars: one pod per node, with its power split in three (docs/contribute/design/contracts.md, Sidecar pod)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How much memory the managed index gets where the user leaves it open. Pure.
 
     entries = nodes x capacity of a node's local tiers / 1 MiB        (blocks are larger with most models)
-    memory  = entries x 110 bytes                                     (docs/scale.md: 96 to 112 measured)
+    memory  = entries x 110 bytes                                     (docs/contribute/scale.md: 96 to 112 measured)
 
 rounded up to a step of 64Mi, 256Mi, 1Gi, 4Gi or 16Gi, because another size starts the index anew. Four nodes at least
 are reckoned with, so that a young pool grows into its index. What is there stays while the next smaller step would do.

@@ -1,4 +1,4 @@
-"""Whether a node's new sidecar starts beside the old one, and how its DaemonSet rolls then (docs/upgrade.md)."""
+"""Whether a node's new sidecar starts beside the old one, and how its DaemonSet rolls then (docs/how-to/upgrade.md)."""
 
 from __future__ import annotations
 

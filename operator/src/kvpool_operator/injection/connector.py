@@ -16,7 +16,7 @@ CLASS: Final = "PoolTier"
 
 
 def vllm_connector(*, block_tokens: int, host_memory_bytes: int) -> dict[str, Any]:
-    """The value of vLLM's --kv-transfer-config (docs/design/contracts.md, Engine).
+    """The value of vLLM's --kv-transfer-config (docs/contribute/design/contracts.md, Engine).
 
     `recompute`: a block that cannot be loaded costs its prefill, never the request. `offload_prompt_only` false:
     generated tokens are stored too, so that the next turn of a conversation finds them.

@@ -1,7 +1,7 @@
 """Which of a node's pods is its sidecar, where two of them stand while one takes over from the other. Pure.
 
 Kubernetes starts the new pod beside the old one; the new one stands by, then takes the drives; the old one has handed
-over then and waits until it is deleted (docs/upgrade.md). Whoever lists sidecars lists them through this.
+over then and waits until it is deleted (docs/how-to/upgrade.md). Whoever lists sidecars lists them through this.
 """
 
 from __future__ import annotations

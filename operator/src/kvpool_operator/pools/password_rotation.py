@@ -2,7 +2,7 @@
 
 A new password stands beside the old one in the pool's Secret. The index takes both, in whatever order the Secret gets
 to nodes; each sidecar shows the new one first and tells by a digest which was taken. When all have shown the new one,
-the old one goes (docs/index-redis.md).
+the old one goes (docs/reference/managed-index.md).
 """
 
 from __future__ import annotations

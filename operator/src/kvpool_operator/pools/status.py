@@ -308,7 +308,7 @@ def _shared_reuse(engines: EnginePods, reports: Sequence[SidecarStatus], found: 
     apart = [sentence(split, by_digest) for split in splits(found)]
     if engines.alone:
         who = f"{_some(engines.alone_names, engines.alone)} run an engine without a remote tier (Dynamo's KVBM)"
-        advice = "their blocks stay on their nodes; to share them, run vLLM without KVBM (docs/engines.md)"
+        advice = "their blocks stay on their nodes; to share them, run vLLM without KVBM (docs/how-to/engines/index.md)"
         return _Verdict(False, Reason.NO_REMOTE_TIER, "; ".join([f"{who}: {advice}", *apart]))
     if apart:
         return _Verdict(False, Reason.FINGERPRINTS_DIFFER, "; ".join(apart))

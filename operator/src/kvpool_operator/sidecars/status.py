@@ -1,4 +1,5 @@
-"""What a sidecar says of itself at /status (docs/design/contracts.md). An odd value counts as a missing one."""
+"""What a sidecar says of itself at /status (docs/contribute/design/contracts.md). An odd value counts as a missing
+one."""
 
 from __future__ import annotations
 

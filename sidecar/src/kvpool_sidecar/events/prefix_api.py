@@ -1,4 +1,4 @@
-"""How far each node has a prompt: POST /prefixes of the sidecar's HTTP port, for routers (docs/events.md).
+"""How far each node has a prompt: POST /prefixes of the sidecar's HTTP port, for routers (docs/reference/kv-events.md).
 
 The question holds a tenant, a fingerprint and the engine's block hashes in order; the answer, how many blocks from the
 first on each node has. The index is asked at most twice, whatever the number of blocks.

@@ -1,6 +1,7 @@
 """/metrics: the counters of kvpool_sidecar.counters and a few gauges in the words of Prometheus.
 
-What there is stands in docs/metrics.md, which is made from these tables. No tenant is told of unless that is asked for.
+What there is stands in docs/reference/metrics.md, which is made from these tables. No tenant is told of unless that
+is asked for.
 """
 
 from __future__ import annotations

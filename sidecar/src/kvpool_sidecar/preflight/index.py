@@ -27,7 +27,7 @@ _SLOW_S = 3.0
 _HINTS = {
     "NOAUTH": "give its password (passwordSecretRef)",
     "WRONGPASS": "check user and password",
-    "NOPERM": "give the user the rights that docs/index.md names",
+    "NOPERM": "give the user the rights that docs/reference/prefix-index.md names",
     "READONLY": "give the URL of the master, or of the Sentinels",
     "AuthenticationError": "check user and password",
     "AuthenticationWrongNumberOfArgsError": "check user and password",
@@ -87,7 +87,9 @@ def _versions(servers: list[RedisServer]) -> Iterator[Finding]:
         answer = server.slow.ask([(b"INFO", b"server")])
         if isinstance(answer, Broken) or isinstance(answer[0], Refusal):
             yield warned(
-                "IndexVersion", f"{server.slow.name} does not tell its version", "allow the user INFO (docs/index.md)"
+                "IndexVersion",
+                f"{server.slow.name} does not tell its version",
+                "allow the user INFO (docs/reference/prefix-index.md)",
             )
             continue
         version = version_of(answer[0])

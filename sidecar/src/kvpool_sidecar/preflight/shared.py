@@ -160,7 +160,7 @@ def look_at_objects(
     try:
         bucket = open_it(tier, secret_dir)
     except ConfigError as e:
-        yield failed("ObjectStore", str(e), "see docs/object-store.md", tier=tier.name)
+        yield failed("ObjectStore", str(e), "see docs/how-to/storage/object-store.md", tier=tier.name)
         return
     name, data = f"{pool_uid}/preflight/{secrets.token_hex(16)}", os.urandom(_PAGE)
     here = os.memfd_create("preflight", os.MFD_CLOEXEC)
@@ -183,7 +183,7 @@ def look_at_objects(
         yield failed(
             "ObjectStore",
             f"no object can be put, got and removed: {told}",
-            "check the URL, the endpoint and the Secret (docs/object-store.md)",
+            "check the URL, the endpoint and the Secret (docs/how-to/storage/object-store.md)",
             tier=tier.name,
         )
     finally:

@@ -1,4 +1,4 @@
-"""Takes pods' listening sockets from the rendezvous container. docs/design/contracts.md, "Sidecar pod"."""
+"""Takes pods' listening sockets from the rendezvous container. docs/contribute/design/contracts.md, "Sidecar pod"."""
 
 from __future__ import annotations
 

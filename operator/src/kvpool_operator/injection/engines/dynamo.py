@@ -1,7 +1,8 @@
 """NVIDIA Dynamo's block manager (KVBM): room on the node, and nothing that is shared.
 
-Its wheel has tiers for host memory and a private file, and no way in for a remote store (docs/engines.md, Dynamo).
-So an engine gets sizes and a directory; condition BlocksShareable says that its blocks are not shared.
+Its wheel has tiers for host memory and a private file, and no way in for a remote store
+(docs/how-to/engines/dynamo.md). So an engine gets sizes and a directory; condition BlocksShareable says that its
+blocks are not shared.
 """
 
 from __future__ import annotations

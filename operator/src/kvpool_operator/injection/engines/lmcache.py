@@ -71,7 +71,8 @@ def _in_process(target: InjectionContext) -> list[str]:
         raise Skip(
             SkipReason.CONNECTOR_PRESENT,
             f"container {target.container.get('name')} configures LMCache by {', '.join(present)}; write there "
-            f"remote_storage_plugins: [{PLUGIN}] and, in extra_config, its module and class (docs/engines.md)",
+            f"remote_storage_plugins: [{PLUGIN}] and, in extra_config, its module and class "
+            "(docs/how-to/engines/lmcache.md)",
         )
     default_env(target.container, _PLUGINS_ENV, PLUGIN)
     default_env(target.container, _EXTRA_ENV, literal(compact(REMOTE)))
