@@ -78,7 +78,8 @@ class Inputs:
     drives: tuple[frozenset[str], ...] = ()
     """Directories of the local tiers of each sidecar's pod that is there."""
     resync_token: str = ""
-    """Pods that have been ready for so long that the ones before them should be gone; empty: none (rollout.RESYNC_ANNOTATION)."""
+    """Pods that have been ready for so long that the ones before them should be gone; empty: none
+    (rollout.RESYNC_ANNOTATION)."""
 
     @property
     def index_files(self) -> Mapping[str, str]:
