@@ -70,7 +70,7 @@ class Cluster:
             self._shared.mkdir(mode=0o700)
         port = _free_port()
         self._index = f"redis://127.0.0.1:{port}/0"
-        self._spawn("index", ["index", "--port", str(port), "--dir", str(directory / "index")])
+        self._spawn("index", ["index-server", "--port", str(port), "--dir", str(directory / "index")])
         for node in "abd":
             self._start(node)
 
@@ -115,7 +115,7 @@ class Cluster:
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError):
-                if self.status(node)["index"]["connected"]:
+                if self.status(node)["index-server"]["connected"]:
                     return
             if time.monotonic() > deadline or self._processes[node].poll() is not None:
                 raise RuntimeError((self._directory / f"{node}.log").read_text()[-2000:])

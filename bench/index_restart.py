@@ -94,8 +94,8 @@ def until_answered(index: RedisIndex, began: float) -> float:
 def managed(directory: Path, count: int, *, keep: bool) -> dict[str, float]:
     servers, port = Servers(), _free_port()
     command = [
-        sys.executable, "-m", "kvpool_sidecar", "index", "--port", str(port), "--dir", str(directory), "--max-memory",
-        str(1 << 30), "--secret-dir", str(directory / "none"), *(["--keep"] if keep else []),
+        sys.executable, "-m", "kvpool_sidecar", "index-server", "--port", str(port), "--dir", str(directory),
+        "--max-memory", str(1 << 30), "--secret-dir", str(directory / "none"), *(["--persist"] if keep else []),
     ]  # fmt: skip
     index = RedisIndex(f"redis://127.0.0.1:{port}/0", timeout_s=5, slow_timeout_s=20, lease_s=3600)
     try:

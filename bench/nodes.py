@@ -158,10 +158,10 @@ class Nodes:
         secret.mkdir()
         (secret / "pool-secret").write_text(secrets.token_hex(32))
         (secret / "index-password").write_text(secrets.token_hex(16))
-        port = self._ports["index"]
+        port = self._ports["index-server"]
         if self._shared is not None:
             self._shared.mkdir(mode=0o700, exist_ok=True)
-        index = ["index", "--port", str(port), "--dir", str(self.directory / "index"), "--bind", self.network.a]
+        index = ["index-server", "--port", str(port), "--dir", str(self.directory / "index"), "--bind", self.network.a]
         if self._shared is None:
             self._spawn("index", "a", index, {"KVPOOL_SECRET_DIR": str(secret)})
         url = f"redis://{self.network.a}:{port}/0" if self._shared is None else ""

@@ -37,7 +37,8 @@ ASKED = 0.8  # of the hit rate before, in any 30 s
 
 def environment(release: Path) -> dict[str, str]:
     paths = [str(release / part / "src") for part in ("client", "sidecar")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "KVPOOL_OVERLAP": "true"}
+    takeover = {"KVPOOL_ALLOW_TAKEOVER": "true", "KVPOOL_OVERLAP": "true"}  # and its earlier name, for --old
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **takeover}  # earlier name too: `--old`
 
 
 class Node:
@@ -139,8 +140,8 @@ class Pool:
         port = _free_port()
         self.index_url = f"redis://127.0.0.1:{port}/0"
         index = [
-            sys.executable, "-m", "kvpool_sidecar", "index", "--port", str(port), "--dir", str(directory / "index"),
-            "--secret-dir", str(self.secret),
+            sys.executable, "-m", "kvpool_sidecar", "index-server", "--port", str(port),
+            "--dir", str(directory / "index"), "--secret-dir", str(self.secret),
         ]  # fmt: skip
         with (directory / "index.log").open("wb") as log:
             self.index = subprocess.Popen(index, stdout=log, stderr=log, preexec_fn=end_with_parent)

@@ -10,7 +10,7 @@ from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import Inputs, InstallationConfig, PoolSecret, build
 from kvpool_operator.sidecars.status import Phase as Told
 from kvpool_operator.sidecars.status import SidecarStatus
-from kvpool_sidecar import cli
+from kvpool_sidecar import arguments
 from kvpool_sidecar.observability.phase import Phase
 
 
@@ -34,4 +34,4 @@ def test_sidecars_overlap_where_their_pods_say_so(overlap: bool, monkeypatch: py
     for variable in server["env"]:
         if "value" in variable:
             monkeypatch.setenv(variable["name"], variable["value"])
-    assert cli._parser().parse_args(server["command"][1:]).overlap is overlap
+    assert arguments.parser().parse_args(server["command"][1:]).allow_takeover is overlap

@@ -133,7 +133,7 @@ class Pool:
             sys.executable,
             "-m",
             "kvpool_sidecar",
-            "index",
+            "index-server",
             "--port",
             str(port),
             "--dir",
@@ -151,7 +151,15 @@ class Pool:
 
     def flush_index(self) -> None:
         """As an operator of that Redis would."""
-        command = [sys.executable, "-m", "kvpool_sidecar", "index", "--flush", "--dir", str(self.directory / "index")]
+        command = [
+            sys.executable,
+            "-m",
+            "kvpool_sidecar",
+            "index-server",
+            "--flush",
+            "--dir",
+            str(self.directory / "index"),
+        ]
         subprocess.run(command, check=False, capture_output=True, timeout=20)
 
     def unsettled(self) -> list[str]:

@@ -149,7 +149,7 @@ class Node(Process):
 
     def announced(self) -> int:
         """Blocks that the index has been told of."""
-        return self.status()["index"]["announced"]
+        return self.status()["index-server"]["announced"]
 
     def block_files(self) -> list[Path]:
         """The files of all blocks that this node serves."""
@@ -182,7 +182,7 @@ class Cluster:
         (self.secret / "index-password").write_text(secrets.token_hex(16))
         port = free_port()
         self.index_url = f"redis://127.0.0.1:{port}/0" if index else ""
-        redis = ["index", "--port", str(port), "--dir", str(directory / "index")]
+        redis = ["index-server", "--port", str(port), "--dir", str(directory / "index")]
         self.index = Process(directory / "index.log", redis, {"KVPOOL_SECRET_DIR": str(self.secret)})
         self._deadlines = deadlines or config.Deadlines(lookup_ms=500, load_min_ms=3000)
         self.events = events

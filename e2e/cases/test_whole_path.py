@@ -278,7 +278,7 @@ def test_blocks_are_found_after_the_pod_and_its_nodes_sidecar_are_gone():
 def test_a_flushed_index_comes_back_from_the_nodes():
     until("node A announced its blocks", lambda: (s := status(NODE_A))["index"]["announced"] >= s["blocks"] > 0, 60)
     epoch = status(NODE_A)["index"]["epoch"]
-    kubectl("-n", SYSTEM, "exec", f"{NAME}-index-0", "--", "kvpool-sidecar", "index", "--flush")
+    kubectl("-n", SYSTEM, "exec", f"{NAME}-index-0", "--", "kvpool-sidecar", "index-server", "--flush")
 
     def announced_again() -> bool:
         s = status(NODE_A)

@@ -64,14 +64,22 @@ class RealSidecars:
         made = dataclasses.replace(self._config, local=tiers, index=index, shared=None)
         (home / "pool.json").write_text(config.dumps(made))
         arguments = ["--node", node, "--address", address(node), "--config", str(home / "pool.json")]
-        more = ["--overlap"] if overlap else []
+        more = ["--allow-takeover"] if overlap else []
         self._spawn(node, ["serve", *arguments, "--socket", f"{self.socket(node)}={tenant}", *more])
-        until(f"{node} has joined", lambda: self.status(node)["index"]["connected"], timeout=60)
+        until(f"{node} has joined", lambda: self.status(node)["index-server"]["connected"], timeout=60)
 
     def start_beside(self, node: str, tenant: str = "team") -> None:
         """The one that takes over, at the node's second address. It answers at the same socket when it serves."""
         home = self._directory / node
-        arguments = ["--node", node, "--address", address(node, 1), "--config", str(home / "pool.json"), "--overlap"]
+        arguments = [
+            "--node",
+            node,
+            "--address",
+            address(node, 1),
+            "--config",
+            str(home / "pool.json"),
+            "--allow-takeover",
+        ]
         self._spawn(f"{node}-next", ["serve", *arguments, "--socket", f"{self.socket(node)}={tenant}"])
 
     def socket(self, node: str) -> Path:
@@ -117,7 +125,7 @@ class RealSidecars:
 
     def __enter__(self) -> Self:
         folder = str(self._directory / "index")
-        self._spawn("index", ["index", "--bind", self._index, "--port", str(INDEX_PORT), "--dir", folder])
+        self._spawn("index", ["index-server", "--bind", self._index, "--port", str(INDEX_PORT), "--dir", folder])
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -88,8 +88,8 @@ def test_persistence_is_a_claim_that_the_index_mounts_and_keeps_its_entries_in()
     assert (claim["storageClassName"], claim["resources"]["requests"]["storage"]) == ("fast", "2Gi")
     spec = made["StatefulSet", "chat-index"]["spec"]["template"]["spec"]
     assert {"name": "data", "persistentVolumeClaim": {"claimName": "chat-index"}} in spec["volumes"]
-    assert "--keep" in spec["containers"][0]["command"]
-    assert "--keep" not in index_of(inputs())["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert "--persist" in spec["containers"][0]["command"]
+    assert "--persist" not in index_of(inputs())["spec"]["template"]["spec"]["containers"][0]["command"]
     no_class = build(inputs(index={"managed": {"persistence": {}}}))
     assert "storageClassName" not in next(m for m in no_class if m["kind"] == "PersistentVolumeClaim")["spec"]
 

@@ -47,7 +47,7 @@ def rolling(made: Inputs) -> Manifest:
 
 def waits_for_drives(made: Inputs) -> bool:
     (server,) = [c for c in daemonset(made)["spec"]["template"]["spec"]["containers"] if c["name"] == "server"]
-    return {"name": "KVPOOL_OVERLAP", "value": "true"} in server["env"]
+    return {"name": "KVPOOL_ALLOW_TAKEOVER", "value": "true"} in server["env"]
 
 
 # -- how the DaemonSet rolls ------------------------------------------------------------------------------------------

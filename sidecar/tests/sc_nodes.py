@@ -188,7 +188,7 @@ class Cluster:
             self.index = Process(
                 directory / "index.log",
                 [
-                    "index",
+                    "index-server",
                     f"--bind={address}",
                     f"--port={INDEX_PORT}",
                     f"--dir={directory / 'index'}",
@@ -207,7 +207,7 @@ class Cluster:
         return node
 
     def flush_index(self) -> None:
-        flush = Process(self.directory / "flush.log", ["index", "--flush", f"--dir={self.directory / 'index'}"])
+        flush = Process(self.directory / "flush.log", ["index-server", "--flush", f"--dir={self.directory / 'index'}"])
         assert flush.start().process.wait(10) == 0
 
     def run(self, process: Process) -> Process:

@@ -47,7 +47,8 @@ def pool(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["rendezvous"], ["prepare"], ["index"], ["install-client"], ["wipe"], ["preflight"]]
+    "command",
+    [[], ["serve"], ["rendezvous"], ["init-node"], ["index-server"], ["install-client"], ["wipe"], ["preflight"]],
 )
 def test_help_says_what_a_command_is_for(command):
     done = run(*command, "--help")
@@ -66,22 +67,25 @@ def test_help_says_what_a_command_is_for(command):
         (["serve", "--config={pool}", "--secret-dir=/nowhere"], "/nowhere/pool-secret"),
         (["serve", "--config={pool}", "--secret-dir={short}", "--socket={here}/s=t"], "shorter than 16"),
         (["serve", "--config={pool}", "--secret-dir={secret}"], "--socket PATH=TENANT"),
-        (["serve", "--config={pool}", "--secret-dir={secret}", "--socket=x"], "PATH=TENANT is needed"),
+        (["serve", "--config={pool}", "--secret-dir={secret}", "--socket=x"], "expected PATH=TENANT"),
         (["serve", "--config={pool}", "--secret-dir={secret}", "--socket={here}/s=t", "--address=0.0.0.0"], "own"),
         (["serve", "--config={pool}", "--secret-dir={secret}", "--socket={here}/s=t", "--address=::"], "own"),
         (["serve", "--config={pool}", "--secret-dir={secret}", "--socket={here}/s=t", "--address=host"], "numeric"),
-        (["serve", "--config={pool}", "--secret-dir={secret}", "--socket={here}/s=t", "--tiers-ro=x"], "FROM=TO"),
+        (
+            ["serve", "--config={pool}", "--secret-dir={secret}", "--socket={here}/s=t", "--read-only-mounts=x"],
+            "expected FROM=TO",
+        ),
         (["serve", "--log-level=loud"], "unrecognized"),
         (["--log-level=loud", "wipe"], "unknown log level"),
         (["rendezvous"], "--pool"),
-        (["rendezvous", "--node=n", "--pool=a/b", "--handoff=/x"], "--pods-file"),
-        (["index", "--bind=0.0.0.0"], "give one address"),
-        (["index", "--bind=example"], "numeric"),
-        (["index", "--bind=192.0.2.1", "--secret-dir=/nowhere"], "password"),
-        (["index", "--flush", "--dir=/nowhere"], "no index runs here"),
+        (["rendezvous", "--node=n", "--pool=a/b", "--rendezvous-socket=/x"], "--pods-file"),
+        (["index-server", "--bind=0.0.0.0"], "give one address"),
+        (["index-server", "--bind=example"], "numeric"),
+        (["index-server", "--bind=192.0.2.1", "--secret-dir=/nowhere"], "password"),
+        (["index-server", "--flush", "--dir=/nowhere"], "no index runs here"),
         (["install-client"], "required"),
         (["wipe", "--config=/nowhere"], "/nowhere"),
-        (["prepare", "--config={broken}"], "not JSON"),
+        (["init-node", "--config={broken}"], "not JSON"),
     ],
 )
 def test_wrong_usage_is_told_with_what_to_change(tmp_path, pool, arguments, says):
@@ -133,7 +137,7 @@ def test_prepare_gives_the_directories_away_and_does_it_again_without_harm(tmp_p
     shared.mkdir()
     path = pool(local, shared)
     for _ in range(2):
-        done = run("prepare", f"--config={path}", "--uid=65532", "--gid=65533")
+        done = run("init-node", f"--config={path}", "--uid=65532", "--gid=65533")
         assert done.returncode == 0, done.stderr
         for directory in (local, shared):
             info = directory.stat()
@@ -155,7 +159,7 @@ def test_prepare_leaves_alone_what_is_somebody_elses(tmp_path, pool, what):
         fd = os.open(local, os.O_RDONLY)
         names.claim_directory(fd, "another-pool", "")
         os.close(fd)
-    done = run("prepare", f"--config={pool(local)}")
+    done = run("init-node", f"--config={pool(local)}")
     assert done.returncode == (1 if what == "link" else 2)
     assert local.stat().st_uid == 0
     assert stat.S_IMODE(local.stat().st_mode) == 0o755
@@ -184,7 +188,7 @@ def test_prepare_needs_no_capability_but_chown(tmp_path, pool):
     path = pool(tmp_path / "nvme")
     path.chmod(0o644)
     for _ in range(2):
-        command = [sys.executable, "-c", _DROPPED, "prepare", f"--config={path}"]
+        command = [sys.executable, "-c", _DROPPED, "init-node", f"--config={path}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "nvme").stat().st_uid == 65532
@@ -358,7 +362,7 @@ def test_what_readers_get_cannot_be_made_writable_even_by_root_where_the_second_
         node = Node(
             cluster,
             "a",
-            arguments=[f"--tiers-ro={rw}={ro}"],
+            arguments=[f"--read-only-mounts={rw}={ro}"],
             prefix=("unshare", "-m", "sh", str(tmp_path / "mount.sh")),
         )
         os.rename(tmp_path / "a.made" / "nvme", node.nvme)
@@ -381,7 +385,7 @@ def test_what_readers_get_cannot_be_made_writable_even_by_root_where_the_second_
 def test_a_second_mount_of_another_directory_is_refused(tmp_path):
     with Cluster(tmp_path, index=False) as cluster:
         (tmp_path / "ro" / "nvme" / "blocks").mkdir(parents=True)
-        node = Node(cluster, "a", arguments=[f"--tiers-ro={tmp_path / 'a'}={tmp_path / 'ro'}"])
+        node = Node(cluster, "a", arguments=[f"--read-only-mounts={tmp_path / 'a'}={tmp_path / 'ro'}"])
         node.start()
         assert node.process.wait(20) == 2
         node.process = None

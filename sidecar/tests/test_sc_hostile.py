@@ -40,7 +40,7 @@ def node(tmp_path_factory):
     (directory / "patch" / "sitecustomize.py").write_text(NO_PICKLE)
     handoff = directory / "handoff.sock"
     with Cluster(directory, index=False) as c:
-        yield c.node("a", arguments=(f"--handoff={handoff}",), env={"PYTHONPATH": str(directory / "patch")})
+        yield c.node("a", arguments=(f"--rendezvous-socket={handoff}",), env={"PYTHONPATH": str(directory / "patch")})
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_hostile_messages_of_who_says_to_be_the_rendezvous(unharmed):
         PICKLED, b"[" * 4096, b'{"op":' * 600, b"\0", b'{"op":"add"}', b'{"op":"add","uid":"../../x","namespace":"a"}',
         b'{"op":"remove","uid":7}', b'{"op":"remove","uid":"' + b"x" * 4000, b'{"op":"synced","extra":[' + b"1," * 2000,
     ]  # fmt: skip
-    (handoff,) = [a.partition("=")[2] for a in unharmed.arguments if a.startswith("--handoff=")]
+    (handoff,) = [a.partition("=")[2] for a in unharmed.arguments if a.startswith("--rendezvous-socket=")]
     for number in range(ROUNDS):
         message = messages[number % len(messages)] if number % 3 else rng.randbytes(rng.randrange(1, 6000))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, contextlib.suppress(OSError):

@@ -37,7 +37,13 @@ def server(tmp_path_factory):
     address = fresh_address()
     process = Process(
         directory / "log",
-        ["index", f"--bind={address}", f"--port={INDEX_PORT}", f"--dir={directory}", f"--secret-dir={directory}"],
+        [
+            "index-server",
+            f"--bind={address}",
+            f"--port={INDEX_PORT}",
+            f"--dir={directory}",
+            f"--secret-dir={directory}",
+        ],
     ).start()
     process.address, process.directory = address, directory
 
@@ -250,7 +256,7 @@ def test_a_full_index_refuses_news_and_still_answers(tmp_path):
     address = fresh_address()
     process = Process(
         tmp_path / "log",
-        ["index", f"--bind={address}", f"--port={INDEX_PORT}", f"--dir={tmp_path}", "--max-memory=6291456"],
+        ["index-server", f"--bind={address}", f"--port={INDEX_PORT}", f"--dir={tmp_path}", "--max-memory=6291456"],
     ).start()
     process.address = address
     index = connect(process, username="", password="")

@@ -32,7 +32,7 @@ class Index(Process):
         super().__init__(
             directory / "log",
             [
-                "index", f"--bind={self.address}", f"--port={INDEX_PORT}", f"--http-port={PROBES}",
+                "index-server", f"--bind={self.address}", f"--port={INDEX_PORT}", f"--http-port={PROBES}",
                 f"--dir={directory / 'data'}", f"--secret-dir={self.secret}", *more,
             ],
         )  # fmt: skip
@@ -169,7 +169,7 @@ def test_probes_tell_a_server_that_hangs_from_one_that_is_gone(index):
 
 
 def test_entries_are_kept_where_that_is_asked_for_and_a_broken_file_keeps_nobody_from_starting(tmp_path):
-    index = Index(tmp_path, "--keep")
+    index = Index(tmp_path, "--persist")
     found = RedisIndex(f"redis://{index.address}:{INDEX_PORT}/0", username="kvpool", password="first")
     try:
         index.start()

@@ -89,7 +89,7 @@ def test_a_directory_that_others_may_write_is_refused(make, tmp_path):
 def test_a_directory_of_another_user_is_refused(make, tmp_path):
     (tmp_path / "r").mkdir()
     os.chown(tmp_path / "r", 65532, 65532)
-    with pytest.raises(ConfigError, match="kvpool-sidecar prepare"):
+    with pytest.raises(ConfigError, match="kvpool-sidecar init-node"):
         make()
 
 

@@ -30,7 +30,7 @@ class Sidecar(Process):
 
     def __init__(self, node, number: int, *arguments: str) -> None:
         self.address = fresh_address()
-        kept = [a for a in node.arguments[3:] if not a.startswith(("--address", "--handoff"))]
+        kept = [a for a in node.arguments[3:] if not a.startswith(("--address", "--rendezvous-socket"))]
         super().__init__(node.log, [*kept, f"--address={self.address}", *arguments])
 
     def get(self, path: str) -> tuple[int, bytes]:
@@ -58,7 +58,7 @@ def wait_until(sidecar, phase: str) -> None:
 @pytest.fixture
 def node(cluster):
     """One that overlaps, with some blocks, known to an index."""
-    node = cluster().node("a", arguments=["--overlap"])
+    node = cluster().node("a", arguments=["--allow-takeover"])
     with node.connect() as raw:
         raw.put({block_id(n): payload(n) for n in range(COUNT)})
     node.wait_announced()
@@ -163,11 +163,11 @@ def test_pods_get_their_sockets_from_whoever_serves_and_nobody_fights_over_them(
     made = cluster(index=False)
     kubelet = Kubelet(pods_dir, made.directory)
     socket_of = kubelet.add(pod("one"))
-    first = made.node("a", tenants=(), arguments=["--overlap", f"--handoff={made.directory / 'h0'}"])
+    first = made.node("a", tenants=(), arguments=["--allow-takeover", f"--rendezvous-socket={made.directory / 'h0'}"])
     _rendezvous(made, kubelet, 0)
     with _connect(socket_of) as raw:
         raw.put({block_id(1): payload(1)})
-    new = successor(first, 1, f"--handoff={made.directory / 'h1'}")
+    new = successor(first, 1, f"--rendezvous-socket={made.directory / 'h1'}")
     other = _rendezvous(made, kubelet, 1)
     wait_until(new, "Serving")
     with _connect(socket_of) as raw:
@@ -189,7 +189,7 @@ def test_pods_get_their_sockets_from_whoever_serves_and_nobody_fights_over_them(
 
 
 def _rendezvous(made, kubelet: Kubelet, number: int) -> Process:
-    arguments = [f"--handoff={made.directory / f'h{number}'}", f"--pods-dir={kubelet.pods_dir}"]
+    arguments = [f"--rendezvous-socket={made.directory / f'h{number}'}", f"--pods-dir={kubelet.pods_dir}"]
     arguments += [f"--pods-file={kubelet.file}", f"--pool={POOL}", "--node=n"]
     return made.run(Process(made.directory / f"r{number}.log", ["rendezvous", *arguments]))
 

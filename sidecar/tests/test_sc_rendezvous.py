@@ -82,12 +82,12 @@ class Setup:
         home = self.cluster.directory
         self.kubelet = Kubelet(pods_dir, home)
         self.handoff = home / "handoff.sock"
-        self.node = self.cluster.node("a", tenants=(), arguments=[f"--handoff={self.handoff}"], **pool)
+        self.node = self.cluster.node("a", tenants=(), arguments=[f"--rendezvous-socket={self.handoff}"], **pool)
         self.rendezvous = Process(
             home / "rendezvous.log",
             [
                 "rendezvous",
-                f"--handoff={self.handoff}",
+                f"--rendezvous-socket={self.handoff}",
                 f"--pods-dir={pods_dir}",
                 f"--pods-file={self.kubelet.file}",
                 f"--pool={POOL}",

@@ -130,7 +130,7 @@ def test_a_sidecar_that_ends_gives_the_lease_back(cluster):
 def test_capacity_and_quota_hold_for_all_sidecars_together(cluster):
     c = cluster(index=True, shared=True)
     pool = settings(c, capacity_bytes=40 * FILE, cache={"tenant_quota_bytes": 20 * FILE})
-    a, b = (c.node(name, arguments=["--tenant-labels"], **pool) for name in ("a", "b"))
+    a, b = (c.node(name, arguments=["--metrics-per-tenant"], **pool) for name in ("a", "b"))
     store(a, range(15))
     store(b, range(15, 30))
     store(b, range(5), "team-b")

@@ -151,7 +151,9 @@ def main() -> None:
     (HOME / "secret" / "index-password").write_text("index password")
     for place in ("/srv/a", "/srv/b", "/mnt/shared/pool"):
         Path(place).mkdir(mode=0o700)
-    start("index", "--bind=127.0.0.1", "--port=6379", f"--dir={HOME / 'index'}", f"--secret-dir={HOME / 'secret'}")
+    start(
+        "index-server", "--bind=127.0.0.1", "--port=6379", f"--dir={HOME / 'index'}", f"--secret-dir={HOME / 'secret'}"
+    )
     names = [block_id(FINGERPRINT, f"block {n}".encode()) for n in range(COUNT)]
     a = node("a")
     serves("a")

@@ -62,7 +62,7 @@ class Pool:
         self._secret.mkdir(parents=True, mode=0o700)
         for name in ("pool-secret", "index-password"):
             (self._secret / name).write_text(secrets.token_hex(32))
-        index = ["index", "--port", str(self._index_port), "--dir", str(self._directory / "index")]
+        index = ["index-server", "--port", str(self._index_port), "--dir", str(self._directory / "index")]
         self._spawn("index", index, {"KVPOOL_SECRET_DIR": str(self._secret)})
         for name in NODE_NAMES:
             self._launch(name)
@@ -193,7 +193,7 @@ class Pool:
                 status = self.status(node)
             except OSError:
                 return False
-            return bool(status["ready"] and status["index"]["connected"])
+            return bool(status["ready"] and status["index-server"]["connected"])
 
         wait_for(f"the sidecar of {node}", self._children[node], ready, START_SECONDS)
 
@@ -206,7 +206,7 @@ def _settled(status: dict[str, Any]) -> bool:
     shared = status["shared"]
     handled = sum(shared["copies"].values())
     copied = not shared["configured"] or (shared["waiting"] == 0 and handled >= status["stored"].get("blocks", 0))
-    return bool(copied and status["index"]["announced"] >= status["blocks"])
+    return bool(copied and status["index-server"]["announced"] >= status["blocks"])
 
 
 def _free_ports(addresses: list[str], count: int) -> list[int]:

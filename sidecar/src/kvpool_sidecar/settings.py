@@ -1,4 +1,4 @@
-"""What a process is told by flags and environment, checked. ConfigError says what to change."""
+"""Validated settings from flags, environment and files. ConfigError names the fix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 POOL_SECRET = "pool-secret"  # noqa: S105 - the name of a file
 INDEX_PASSWORD = "index-password"  # noqa: S105
 INDEX_PREVIOUS = "index-password-previous"
-"""The one before it, while it is being changed; else empty or not there."""
+"""Previous password during a rotation; otherwise empty or missing."""
 _INDEX_FILES = {"ca": "index-ca.crt", "cert": "index-client.crt", "key": "index-client.key"}
 _MIN_SECRET = 16
 _MAX_FILE = 1 << 20
@@ -40,87 +40,87 @@ _MAX_FILE = 1 << 20
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """Where the pool's configuration came from, and where its successors will be found."""
+    """Path of the pool's configuration and its text at the start."""
 
     path: str
-    text: str  # as it was at the start
-    adapt: Callable[[PoolConfig], PoolConfig] = lambda config: config  # what flags say instead
+    text: str  # at the start of the process
+    adapt: Callable[[PoolConfig], PoolConfig] = lambda config: config  # applies the flags that override it
 
     def read(self) -> str:
-        """As it is now. ConfigError."""
+        """Return the current text. ConfigError if it cannot be read."""
         return read_text(self.path)
 
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """Of `kvpool-sidecar serve`."""
+    """Settings of `kvpool-sidecar serve`."""
 
     config: PoolConfig
     secret: bytes
     node: str
     address: str
-    index_files: dict[str, str] = field(default_factory=dict)  # of index_files()
+    index_files: dict[str, str] = field(default_factory=dict)  # result of index_files()
     secret_dir: str = ""
-    handoff: str = ""
-    sockets: dict[str, str] = field(default_factory=dict)  # path of a socket: tenant
-    tiers_ro: tuple[str, str] = ("/tiers", "/tiers-ro")
+    rendezvous_socket: str = ""
+    sockets: dict[str, str] = field(default_factory=dict)  # tenant by socket path
+    read_only_mounts: tuple[str, str] = ("/tiers", "/tiers-ro")
     config_file: ConfigFile | None = None
     object_secret_dir: str = ""  # credentials of the object store, one file each
-    tenant_labels: bool = False  # whether metrics are told by tenant
-    overlap: bool = False  # whether drives are taken over from, and handed over to, another sidecar of this node
+    metrics_per_tenant: bool = False
+    allow_takeover: bool = False  # take drives over from, and hand them over to, another sidecar of this node
 
     def __post_init__(self) -> None:
         own_address(self.address)
         if not self.node:
-            raise ConfigError("--node: the node's name is needed (KVPOOL_NODE)")
-        if not self.handoff and not self.sockets:
-            raise ConfigError("give --handoff (in Kubernetes) or at least one --socket PATH=TENANT")
+            raise ConfigError("--node: the node's name is required (KVPOOL_NODE)")
+        if not self.rendezvous_socket and not self.sockets:
+            raise ConfigError("set --rendezvous-socket (in Kubernetes) or at least one --socket PATH=TENANT")
         if len(self.secret) < _MIN_SECRET:
             raise ConfigError(f"the pool's secret is shorter than {_MIN_SECRET} bytes")
 
     def secret_file(self, name: str) -> bytes:
-        """A file of the secret's directory as it is now; empty if it is not there."""
+        """Return the current content of a file in the secret directory; empty if the file is missing."""
         return read_secret(self.secret_dir, name, optional=True) if self.secret_dir else b""
 
     def index_passwords(self) -> tuple[str, ...]:
-        """As they are now, the newest first; none for an index without. ConfigError if a file cannot be read."""
+        """Return the current passwords, newest first; none if the index has none. ConfigError if unreadable."""
         if not self.secret_dir:
             return ()
         return tuple(p.decode("ascii", "replace") for p in index_passwords(self.secret_dir))
 
     def read_path(self, path: str) -> str | None:
-        """Where the tier at `path` is mounted read-only; None if it is not."""
-        here, there = self.tiers_ro
-        if here and path.startswith(f"{here}/"):
-            candidate = there + path[len(here) :]
+        """Return the read-only mount of the tier at `path`; None if there is none."""
+        writable, read_only = self.read_only_mounts
+        if writable and path.startswith(f"{writable}/"):
+            candidate = read_only + path[len(writable) :]
             if os.path.isdir(candidate):
                 return candidate
         return None
 
 
 def own_address(text: str) -> str:
-    """The address, which is this pod's or machine's own. ConfigError for anything that stands for more than one."""
+    """Return the numeric address. ConfigError for wildcard and multicast addresses."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
         raise ConfigError(f"--address: {text!r} is not a numeric address") from None
     if address.is_unspecified or address.is_multicast:
-        raise ConfigError("--address: give the pod's own address; a sidecar does not listen on all of them")
+        raise ConfigError("--address: give the pod's own address; a sidecar does not listen on all addresses")
     return text
 
 
 def read_config(path: str) -> PoolConfig:
-    """The pool's configuration. ConfigError if there is none or it is wrong."""
+    """Return the pool's configuration. ConfigError if it is missing or invalid."""
     return loads(PoolConfig, read_text(path), where=path)
 
 
 def read_text(path: str) -> str:
-    """The text of the pool's configuration. ConfigError if there is none."""
+    """Return the text of the pool's configuration. ConfigError if it is missing."""
     return _read(path).decode("utf-8", "replace")
 
 
 def read_secret(directory: str, name: str, *, optional: bool = False) -> bytes:
-    """A file of the secret's directory, without white space around it. ConfigError if it is missing."""
+    """Return a file of the secret directory, stripped of white space. ConfigError if it is missing."""
     path = Path(directory, name)
     if optional and not path.exists():
         return b""
@@ -128,28 +128,28 @@ def read_secret(directory: str, name: str, *, optional: bool = False) -> bytes:
 
 
 def index_passwords(directory: str) -> tuple[bytes, ...]:
-    """The passwords of the index that are good now, the newest first. ConfigError if a file cannot be read."""
-    found = (read_secret(directory, name, optional=True) for name in (INDEX_PASSWORD, INDEX_PREVIOUS))
-    return tuple(dict.fromkeys(p for p in found if p))
+    """Return the valid passwords of the index, newest first. ConfigError if a file cannot be read."""
+    passwords = (read_secret(directory, name, optional=True) for name in (INDEX_PASSWORD, INDEX_PREVIOUS))
+    return tuple(dict.fromkeys(p for p in passwords if p))
 
 
 def index_files(directory: str) -> dict[str, str]:
-    """Paths of those files for TLS to the index that are there: `ca`, `cert`, `key`. Without `ca`, the system's CAs."""
-    found = {what: str(Path(directory, name)) for what, name in _INDEX_FILES.items() if Path(directory, name).exists()}
-    if ("cert" in found) != ("key" in found):
-        raise ConfigError("index-client.crt and index-client.key are needed together", where=directory)
-    return found
+    """Return the paths of the existing TLS files for the index: `ca`, `cert`, `key`. Without `ca`, system CAs apply."""
+    files = {what: str(Path(directory, name)) for what, name in _INDEX_FILES.items() if Path(directory, name).exists()}
+    if ("cert" in files) != ("key" in files):
+        raise ConfigError("index-client.crt and index-client.key must exist together", where=directory)
+    return files
 
 
 def fixed_sockets(pairs: list[str]) -> dict[str, str]:
-    """`PATH=TENANT` pairs."""
-    found: dict[str, str] = {}
+    """Parse `PATH=TENANT` pairs into tenants by path. ConfigError."""
+    sockets: dict[str, str] = {}
     for pair in pairs:
         path, separator, tenant = pair.rpartition("=")
         if not separator or not path or not tenant:
-            raise ConfigError(f"--socket: PATH=TENANT is needed, not {pair!r}")
-        found[path] = tenant
-    return found
+            raise ConfigError(f"--socket: expected PATH=TENANT, got {pair!r}")
+        sockets[path] = tenant
+    return sockets
 
 
 def _read(path: str) -> bytes:
@@ -157,4 +157,4 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read(_MAX_FILE)
     except OSError as e:
-        raise ConfigError(f"cannot be read: {e.strerror}", where=path) from None
+        raise ConfigError(f"cannot read the file: {e.strerror}", where=path) from None

@@ -87,7 +87,7 @@ def _prepare(pool: KVCachePool, env: InstallationConfig) -> Manifest:
     return container(
         env,
         "prepare-node",
-        *("kvpool-sidecar", "prepare", "--config", CONFIG_FILE),
+        *("kvpool-sidecar", "init-node", "--config", CONFIG_FILE),
         resources=resources("10m", "64Mi", "256Mi"),
         securityContext=security(0, "CHOWN"),
         volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool)],
@@ -103,10 +103,10 @@ def _server(pool: KVCachePool, env: InstallationConfig) -> Manifest:
         env=[
             {"name": "KVPOOL_CONFIG", "value": CONFIG_FILE},
             {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
-            {"name": "KVPOOL_HANDOFF", "value": f"{_HANDOFF}/handoff.sock"},
+            {"name": "KVPOOL_RENDEZVOUS_SOCKET", "value": f"{_HANDOFF}/handoff.sock"},
             *object_store_env(pool),
-            *([{"name": "KVPOOL_TENANT_LABELS", "value": "true"}] if env.tenant_labels else []),
-            *([{"name": "KVPOOL_OVERLAP", "value": "true"}] if may_surge(pool) else []),
+            *([{"name": "KVPOOL_METRICS_PER_TENANT", "value": "true"}] if env.tenant_labels else []),
+            *([{"name": "KVPOOL_ALLOW_TAKEOVER", "value": "true"}] if may_surge(pool) else []),
             _field("KVPOOL_NODE", "spec.nodeName"),
             _field("KVPOOL_ADDRESS", "status.podIP"),
         ],
@@ -157,7 +157,7 @@ def _rendezvous(pool: KVCachePool, env: InstallationConfig) -> Manifest:
         "rendezvous",
         *("kvpool-sidecar", "rendezvous"),
         env=[
-            {"name": "KVPOOL_HANDOFF", "value": f"{_HANDOFF}/handoff.sock"},
+            {"name": "KVPOOL_RENDEZVOUS_SOCKET", "value": f"{_HANDOFF}/handoff.sock"},
             {"name": "KVPOOL_PODS_DIR", "value": _PODS_DIR},
             {"name": "KVPOOL_POOL", "value": pool.key},
             _field("KVPOOL_NODE", "spec.nodeName"),

@@ -1,7 +1,7 @@
 """The managed index: one Redis. It is a hint; the nodes announce again what it forgets, so one instance is enough.
 
 Nothing starts it anew but another image, another size or another place for its entries: a changed password comes by its
-Secret (kvpool_sidecar.commands.index).
+Secret (kvpool_sidecar.commands.index_server).
 """
 
 from __future__ import annotations
@@ -123,8 +123,17 @@ def _redis(inputs: Inputs) -> Manifest:
     return container(
         inputs.env,
         "index",
-        *("kvpool-sidecar", "index", "--port", str(INDEX_PORT), "--http-port", str(PROBE_PORT), "--dir", "/data"),
-        *("--max-memory", str(memory), *(["--keep"] if keeps else [])),
+        *(
+            "kvpool-sidecar",
+            "index-server",
+            "--port",
+            str(INDEX_PORT),
+            "--http-port",
+            str(PROBE_PORT),
+            "--dir",
+            "/data",
+        ),
+        *("--max-memory", str(memory), *(["--persist"] if keeps else [])),
         env=[
             {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
             {"name": "KVPOOL_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},

@@ -157,7 +157,7 @@ def _prepare(pool: KVCachePool, env: InstallationConfig) -> Manifest:
     return container(
         env,
         "prepare-node",
-        *("kvpool-sidecar", "prepare", "--config", CONFIG_FILE),
+        *("kvpool-sidecar", "init-node", "--config", CONFIG_FILE),
         resources=resources("10m", "64Mi", "256Mi"),
         securityContext=security(0, "CHOWN"),
         volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool)],

@@ -376,8 +376,10 @@ class SidecarApp:
         made.callback(self._listeners.stop, _DRAIN_S)
         for number, (path, tenant) in enumerate(settings.sockets.items()):
             self._serve_fixed(path, Identity(f"fixed-{number}", tenant, "fixed", "fixed"))
-        if settings.handoff:
-            self._handoff = Handoff(settings.handoff, add=self._add_pod, remove=self._listeners.remove, sync=self._sync)
+        if settings.rendezvous_socket:
+            self._handoff = Handoff(
+                settings.rendezvous_socket, add=self._add_pod, remove=self._listeners.remove, sync=self._sync
+            )
             made.callback(self._handoff.stop)
         self._report = report = StatusReport(
             node=settings.node,
@@ -435,7 +437,7 @@ class SidecarApp:
             made.callback(self._admin.stop)
 
     def _metrics(self, report: StatusReport) -> Metrics:
-        return Metrics(report, tenant_labels=self._settings.tenant_labels)
+        return Metrics(report, tenant_labels=self._settings.metrics_per_tenant)
 
     def _make_publisher(self) -> Publisher | None:
         if self._feed is None:
@@ -673,9 +675,9 @@ def serve(read_settings: Callable[[], ServeSettings]) -> int:
 
 
 def _serve_once(settings: ServeSettings, done: threading.Event, *, back: bool) -> None:
-    """Until `done`, or until the drives are handed over to another sidecar of this node (settings.overlap)."""
-    turns = wait_for_turn(settings, done, back=back) if settings.overlap else None
-    if settings.overlap and turns is None:
+    """Until `done`, or until the drives are handed over to another sidecar of this node (settings.allow_takeover)."""
+    turns = wait_for_turn(settings, done, back=back) if settings.allow_takeover else None
+    if settings.allow_takeover and turns is None:
         return
     try:
         app = SidecarApp(settings)
@@ -686,7 +688,7 @@ def _serve_once(settings: ServeSettings, done: threading.Event, *, back: bool) -
     config = settings.config
     log.info("pool %s/%s on node %s is served at %s", config.namespace, config.pool, settings.node, settings.address)
     successor = TakeoverWatch(settings)
-    while not done.wait(LOOK_S if settings.overlap else 1.0) and not successor.is_waiting:
+    while not done.wait(LOOK_S if settings.allow_takeover else 1.0) and not successor.is_waiting:
         pass
     log.info("stopping" if done.is_set() else "handing the drives over")
     app.stop(hand_over=not done.is_set())

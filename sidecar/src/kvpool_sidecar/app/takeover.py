@@ -74,7 +74,7 @@ class TakeoverWatch:
     """Whether another sidecar of this node wants the drives that we serve from."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        self._turns = DriveOwnership([tier.path for tier in settings.config.local]) if settings.overlap else None
+        self._turns = DriveOwnership([tier.path for tier in settings.config.local]) if settings.allow_takeover else None
 
     @property
     def is_waiting(self) -> bool:

@@ -3,7 +3,7 @@
 User `kvpool` may do what `kvpool_sidecar.index.redis_index` does and nothing else: no scripts, no dangerous commands,
 only
 the keys of the index. The user `default` is off. A second user, `admin`, has a random password that never leaves the
-directory; `kvpool-sidecar index --flush` uses it over a unix socket.
+directory; `kvpool-sidecar index-server --flush` uses it over a unix socket.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def look_at_drive(
         yield failed(
             "Directory",
             f"the directory cannot be used: {told}",
-            "give the pool a directory of its own that can be given to user 65532 (`kvpool-sidecar prepare`)",
+            "give the pool a directory of its own that can be given to user 65532 (`kvpool-sidecar init-node`)",
             tier=tier.name,
         )
         return

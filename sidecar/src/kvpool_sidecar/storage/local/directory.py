@@ -121,7 +121,7 @@ class TierDirectory:
         if info.st_uid != os.geteuid():
             raise ConfigError(
                 f"local tier {self.name} belongs to user {info.st_uid}, not to {os.geteuid()}: "
-                "run `kvpool-sidecar prepare`",
+                "run `kvpool-sidecar init-node`",
                 where=self.path,
             )
         if info.st_mode & 0o022:

