@@ -254,7 +254,7 @@ def turns(size: int, batch: int) -> int:
 def client_of(nodes: Nodes, node: str) -> Client:
     client = Client(
         ClientConfig(socket=nodes.socket_of(node), deadlines=PATIENT), fingerprint=FINGERPRINT,
-        facts={"engine": "bench", "model": "bench"},
+        labels={"engine": "bench", "model": "bench"},
     )  # fmt: skip
     if not client.wait_connected(10):
         raise RuntimeError("no connection to a sidecar")

@@ -35,11 +35,11 @@ def payload(name: bytes, size: int) -> bytes:
     return hashlib.shake_128(name).digest(size)
 
 
-def names(client: Any, numbers: list[int]) -> dict[str, Any]:
-    """What this client tells of the blocks' names in the engine: nothing, if it is too old for that."""
-    if not getattr(client, "wants_names", False):
+def engine_blocks(client: Any, numbers: list[int]) -> dict[str, Any]:
+    """Identities of the blocks in their engine, as arguments of `put_from`; none for a client that is too old."""
+    if not getattr(client, "wants_engine_blocks", False):
         return {}
-    return {"names": [block.EngineName(n.to_bytes(4, "little")) for n in numbers]}
+    return {"engine_blocks": [block.EngineBlock(n.to_bytes(4, "little")) for n in numbers]}
 
 
 def store(client: Any, asked: dict[str, Any], numbers: list[int]) -> None:
@@ -49,7 +49,7 @@ def store(client: Any, asked: dict[str, Any], numbers: list[int]) -> None:
         block_ids = [block_id(fingerprint, n) for n in some]
         end = time.monotonic() + 60
         while True:
-            told = client.put_from(block_ids, [payload(i, size) for i in block_ids], **names(client, some))
+            told = client.put_from(block_ids, [payload(i, size) for i in block_ids], **engine_blocks(client, some))
             if all(result.ok for result in told):
                 break
             if time.monotonic() > end:

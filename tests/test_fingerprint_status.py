@@ -14,7 +14,7 @@ from kvpool_operator.pools.status import ReconcileOutcome, make_status
 from kvpool_operator.sidecars.status import SidecarStatus
 from kvpool_sidecar.serving.fingerprints import Fingerprints
 
-FACTS = {
+INPUTS = {
     "engine": "vllm",
     "version": "0.33.0",
     "model": {"files": "secret-digest"},
@@ -28,8 +28,8 @@ POOL = {
 
 def hello(**changed: object) -> ClientHello:
     """What a client with these facts says, as the sidecar reads it."""
-    facts = {**FACTS, **changed}
-    said = ClientHello(keys.fingerprint(facts), "vllm 0.33.0", "llama", fields=field_digests(facts))
+    inputs = {**INPUTS, **changed}
+    said = ClientHello(keys.fingerprint(inputs), "vllm 0.33.0", "llama", fields=field_digests(inputs))
     return ClientHello.unpack(said.pack())
 
 

@@ -82,7 +82,7 @@ def run(asked: dict[str, Any]) -> int:
 
     deadlines = config.Deadlines(**asked["deadlines"])
     settings = config.ClientConfig(socket=asked["socket"], connect_retry_ms=200, deadlines=deadlines)
-    client = Client(settings, fingerprint=fingerprint, facts={"engine": "soak", "model": "soak"})
+    client = Client(settings, fingerprint=fingerprint, labels={"engine": "soak", "model": "soak"})
     latencies = {op: Latencies() for op in ("lookup", "load", "store")}
     parent = os.getppid()
     with Stalls() as stalls:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import ProtocolError
 from kvpool.protocol import block, wire
-from kvpool.protocol.keys import key as block_key
+from kvpool.protocol.keys import block_key as block_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,7 +36,7 @@ def config(fake: FakeSidecar, **changes: Any) -> ClientConfig:
 
 @pytest.fixture
 def client(fake: FakeSidecar) -> Iterator[Client]:
-    client = Client(config(fake), fingerprint=FP, facts={"engine": "test 1", "model": "m"})
+    client = Client(config(fake), fingerprint=FP, labels={"engine": "test 1", "model": "m"})
     assert client.wait_connected(5)
     yield client
     client.close()
@@ -74,7 +74,7 @@ def until(condition: Any, seconds: float = 5.0) -> bool:
 def patient(fake: FakeSidecar) -> Iterator[Client]:
     """For what is not about deadlines."""
     deadlines = Deadlines(lookup_ms=20_000, load_min_ms=20_000, store_ms=20_000)
-    client = Client(config(fake, deadlines=deadlines), fingerprint=FP, facts={"engine": "test 1", "model": "m"})
+    client = Client(config(fake, deadlines=deadlines), fingerprint=FP, labels={"engine": "test 1", "model": "m"})
     assert client.wait_connected(20)
     yield client
     client.close()

@@ -23,7 +23,7 @@ from kvpool.engines.common import weights
 from kvpool.engines.common.jobs import TransferJobs
 from kvpool.engines.common.lookups import LookupTable
 from kvpool.engines.common.settings import client_config
-from kvpool.engines.vllm import fingerprint as vllm_facts
+from kvpool.engines.vllm import fingerprint as vllm_fingerprint
 from kvpool.engines.vllm import plugin as vllm_plugin
 from kvpool.protocol import keys
 from kvpool.protocol.wire import Op, Tier
@@ -95,7 +95,7 @@ def test_an_open_question_is_a_no_once_its_time_is_up_and_stays_one(pool: Pool, 
     pool.gate.set()
     time.sleep(0.02)
     assert table.lookup(b"a", "r") is False
-    assert table.late == 1
+    assert table.deadline_misses == 1
 
 
 def test_a_late_answer_counts_if_nobody_asked_meanwhile(pool: Pool, table: LookupTable) -> None:
@@ -300,8 +300,10 @@ def engine_config(**changes: Any) -> SimpleNamespace:
 
 
 def fingerprint(config: Any = None, engine: Any = None, size: int = 4096, version: str = "0.33.0") -> bytes:
-    facts = vllm_facts.facts_of(config or offloading_config(), size, version, engine or engine_config(), "cuda")
-    return keys.fingerprint(facts)
+    inputs = vllm_fingerprint.fingerprint_inputs(
+        config or offloading_config(), size, version, engine or engine_config(), "cuda"
+    )
+    return keys.fingerprint(inputs)
 
 
 PARALLEL = {"rank": 0, "world_size": 1, "tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
@@ -355,9 +357,9 @@ def test_a_hash_seed_is_part_of_the_facts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_facts_without_the_engines_configuration_are_a_name_space_of_their_own() -> None:
-    facts = vllm_facts.facts_of(offloading_config(), 4096, "0.33.0")
-    assert facts["engine_config"] == "unknown"
-    assert keys.fingerprint(facts) != fingerprint()
+    inputs = vllm_fingerprint.fingerprint_inputs(offloading_config(), 4096, "0.33.0")
+    assert inputs["engine_config"] == "unknown"
+    assert keys.fingerprint(inputs) != fingerprint()
 
 
 def test_the_engines_configuration_is_found_in_a_caller() -> None:
@@ -365,7 +367,7 @@ def test_the_engines_configuration_is_found_in_a_caller() -> None:
         return tier()
 
     def tier() -> Any:
-        return vllm_facts.find_engine_config()
+        return vllm_fingerprint.find_engine_config()
 
     config = engine_config()
     assert connector(config) is config

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvpool.engines.vllm import fingerprint as vllm_facts
-from kvpool.engines.vllm.shareability import private_because
+from kvpool.engines.vllm import fingerprint as vllm_fingerprint
+from kvpool.engines.vllm.shareability import sharing_blocker
 from kvpool.protocol import keys
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ def engine(directory: Path, **changes: Any) -> bytes:
         cache_config=SimpleNamespace(prefix_caching_hash_algo=give("hash_algo", "sha256_cbor")),
         load_config=SimpleNamespace(load_format=give("load_format", "auto")),
     )
-    facts = vllm_facts.facts_of(
+    inputs = vllm_fingerprint.fingerprint_inputs(
         offloading, give("block_bytes", 4096), give("version", "0.33.0"), config, give("device", "cuda")
     )
     assert not changes, "a difference that this table does not know"
-    return keys.fingerprint(facts)
+    return keys.fingerprint(inputs)
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,15 @@ def test_engines_that_differ_by_what_changes_no_byte_share(tmp_path: Path, alike
 
 def test_adapters_keep_an_engines_blocks_to_itself_unless_their_names_are_trusted() -> None:
     config = SimpleNamespace(lora_config=SimpleNamespace(), cache_config=SimpleNamespace(calculate_kv_scales=False))
-    assert "trust_lora_names" in private_because(config, trust_lora_names=False)
-    assert not private_because(config, trust_lora_names=True)
+    assert "trust_lora_names" in sharing_blocker(config, trust_lora_names=False)
+    assert not sharing_blocker(config, trust_lora_names=True)
 
 
 def test_scales_that_an_engine_finds_while_it_runs_keep_its_blocks_to_itself() -> None:
     config = SimpleNamespace(lora_config=None, cache_config=SimpleNamespace(calculate_kv_scales=True))
-    assert "scales" in private_because(config, trust_lora_names=True)
+    assert "scales" in sharing_blocker(config, trust_lora_names=True)
 
 
 def test_an_ordinary_engine_shares() -> None:
     config = SimpleNamespace(lora_config=None, cache_config=SimpleNamespace(calculate_kv_scales=False))
-    assert not private_because(config, trust_lora_names=False)
+    assert not sharing_blocker(config, trust_lora_names=False)

@@ -28,7 +28,7 @@ def unhex(*texts: str) -> list[bytes]:
 
 @pytest.mark.parametrize("v", VECTORS["fingerprint"])
 def test_fingerprint(v: dict[str, Any]) -> None:
-    assert keys.fingerprint(v["facts"]).hex() == v["hex"]
+    assert keys.fingerprint(v["inputs"]).hex() == v["hex"]
 
 
 @pytest.mark.parametrize("v", VECTORS["block_id"])
@@ -39,7 +39,7 @@ def test_ident(v: dict[str, Any]) -> None:
 @pytest.mark.parametrize("v", VECTORS["key"])
 def test_key(v: dict[str, Any]) -> None:
     secret, block_id = unhex(v["pool_secret"], v["block_id"])
-    assert keys.key(secret, v["tenant"], block_id).hex() == v["hex"]
+    assert keys.block_key(secret, v["tenant"], block_id).hex() == v["hex"]
 
 
 @pytest.mark.parametrize("v", VECTORS["tenant_tag"])
@@ -113,11 +113,11 @@ def test_header_golden() -> None:
     assert block.decode_header(encoded) == golden_header()
 
 
-NAMED = block.EngineName(b"h" * 32, b"p" * 8, b"\0\0\0\1", 256, 1)
+NAMED = block.EngineBlock(b"h" * 32, b"p" * 8, b"\0\0\0\1", 256, 1)
 
 
 def named_header() -> block.BlockHeader:
-    return replace(golden_header(), name=NAMED)
+    return replace(golden_header(), engine_block=NAMED)
 
 
 def test_a_header_with_the_name_of_its_engine_golden() -> None:
@@ -151,7 +151,7 @@ def test_a_malformed_name_is_refused_though_its_checksum_holds(offset: int, valu
     body = bytearray(block.encode_header(named_header())[:-16])
     body[offset : offset + len(value)] = value
     forged = bytes(body) + hashlib.blake2b(body[:260], digest_size=16).digest()
-    with pytest.raises(CorruptBlockError, match="name in its engine"):
+    with pytest.raises(CorruptBlockError, match="engine block identity"):
         block.decode_header(forged)
 
 
@@ -178,13 +178,13 @@ def test_a_header_with_the_tag_of_a_salt_golden(kind: str) -> None:
 
 
 @given(
-    st.one_of(st.none(), st.builds(block.EngineName, st.binary(min_size=1, max_size=32), st.binary(max_size=32))),
+    st.one_of(st.none(), st.builds(block.EngineBlock, st.binary(min_size=1, max_size=32), st.binary(max_size=32))),
     st.one_of(st.just(block.NO_SALT), st.binary(min_size=16, max_size=16)),
     st.sampled_from([block.CODEC_NONE, block.CODEC_LZ4]),
 )
-def test_any_header_is_read_as_it_was_written(name: block.EngineName | None, salt_tag: bytes, codec: int) -> None:
+def test_any_header_is_read_as_it_was_written(name: block.EngineBlock | None, salt_tag: bytes, codec: int) -> None:
     stored = HEADER["payload_len"] - (codec != block.CODEC_NONE)
-    header = replace(golden_header(), name=name, salt_tag=salt_tag, codec=codec, stored_len=stored)
+    header = replace(golden_header(), engine_block=name, salt_tag=salt_tag, codec=codec, stored_len=stored)
     encoded = block.encode_header(header)
     assert block.decode_header(encoded, packed=True) == header
     assert encoded[8] == (3 if any(salt_tag) else 1 if name is None else 2)
@@ -206,10 +206,10 @@ def test_any_flipped_bit_of_a_header_with_a_salt_is_noticed(kind: str, bit: int)
     ("kind", "offset", "value", "what"),
     [
         ("without a name", 260, bytes(16), "empty salt tag"),
-        ("without a name", 172, b"\1", "name in its engine"),
-        ("without a name", 180, b"h", "name in its engine"),
-        ("with a name", 168, b"\0", "name in its engine"),
-        ("with a name", 169, b"\7", "name in its engine"),
+        ("without a name", 172, b"\1", "engine block identity"),
+        ("without a name", 180, b"h", "engine block identity"),
+        ("with a name", 168, b"\0", "engine block identity"),
+        ("with a name", 169, b"\7", "engine block identity"),
     ],
 )
 def test_a_malformed_header_with_a_salt_is_refused_though_its_checksum_holds(
@@ -229,11 +229,12 @@ def test_a_salt_tag_of_another_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"hash": b""}, {"hash": b"h" * 33}, {"parent": b"p" * 33}, {"part": b"x" * 17}, {"tokens": -1}]
+    "wrong",
+    [{"engine_hash": b""}, {"engine_hash": b"h" * 33}, {"parent_hash": b"p" * 33}, {"part": b"x" * 17}, {"tokens": -1}],
 )
 def test_a_name_that_no_header_can_hold_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"bytes|bits"):
-        block.EngineName(**{"hash": b"h", **wrong})
+        block.EngineBlock(**{"engine_hash": b"h", **wrong})
 
 
 def test_the_token_of_routers() -> None:

@@ -129,9 +129,9 @@ from kvpool.protocol import keys
 from pathlib import Path
 v = json.loads(Path({str(Path(__file__).parent / "golden/keys.json")!r}).read_text())
 h = bytes.fromhex
-for x in v["fingerprint"]: assert keys.fingerprint(x["facts"]).hex() == x["hex"]
+for x in v["fingerprint"]: assert keys.fingerprint(x["inputs"]).hex() == x["hex"]
 for x in v["block_id"]: assert keys.block_id(h(x["fingerprint"]), h(x["block_hash"]), h(x["part"])).hex() == x["hex"]
-for x in v["key"]: assert keys.key(h(x["pool_secret"]), x["tenant"], h(x["block_id"])).hex() == x["hex"]
+for x in v["key"]: assert keys.block_key(h(x["pool_secret"]), x["tenant"], h(x["block_id"])).hex() == x["hex"]
 print(sum(map(len, v.values())))
 """
     assert int(run(python, code)) > 10

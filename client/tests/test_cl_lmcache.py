@@ -22,7 +22,7 @@ import pytest
 
 from kvpool.engines.common.client_cache import ClientCache
 from kvpool.engines.common.tasks import Tasks
-from kvpool.engines.lmcache import fingerprint as lmcache_facts
+from kvpool.engines.lmcache import fingerprint as lmcache_fingerprint
 from kvpool.engines.lmcache.inventory import StoredInventory
 from kvpool.protocol import block
 from kvpool.protocol.keys import salt_digest, salt_tag
@@ -266,12 +266,12 @@ def test_a_version_that_is_not_known_runs_without_the_pool(
 
 @pytest.mark.parametrize("version", ["0.5.5", "0.4.9", "0.6.0", "1.0.0", "unknown", ""])
 def test_versions_that_are_not_known(version: str) -> None:
-    assert not lmcache_facts.supported(version)
+    assert not lmcache_fingerprint.supported(version)
 
 
 @pytest.mark.parametrize("version", ["0.5.6", "0.5.7", "0.5.10.dev3"])
 def test_versions_that_are_known(version: str) -> None:
-    assert lmcache_facts.supported(version)
+    assert lmcache_fingerprint.supported(version)
 
 
 def test_pythons_own_hash_and_bytes_of_a_serde_are_refused(

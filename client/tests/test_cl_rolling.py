@@ -120,8 +120,8 @@ def test_blocks_of_a_release_that_is_newer_are_misses_and_those_of_the_last_one_
         client = client_of(cluster, "a")
         first, second, third = names(0, 3)
         assert client.put_from([first], [payload(first)])[0].stored
-        named = [block.EngineName(n.to_bytes(4, "big")) for n in (1, 2)]
-        stored = client.put_from([second, third], [payload(second), payload(third)], names=named)
+        named = [block.EngineBlock(n.to_bytes(4, "big")) for n in (1, 2)]
+        stored = client.put_from([second, third], [payload(second), payload(third)], engine_blocks=named)
         assert all(result.stored for result in stored)
         files = {f.read_bytes()[: block.HEADER_BYTES]: f for f in node.block_files()}
         versions = {block.decode_header(header).block_id: header[_VERSION_AT] for header in files}

@@ -15,7 +15,7 @@ import pytest
 from cl_sglang import PAGE, PIECE, Config, HostPool, Tensor, Transfer, install
 
 from kvpool.engines.common.host_memory import HostMemory, tensor_bytes
-from kvpool.engines.sglang import fingerprint as sglang_facts
+from kvpool.engines.sglang import fingerprint as sglang_fingerprint
 from kvpool.engines.sglang.pages import Pages
 from kvpool.protocol import keys
 from kvpool.protocol.wire import Op
@@ -245,9 +245,9 @@ def test_shares_of_side_pools_are_common_only_where_that_is_certain() -> None:
         ("draft", MHATokenToKVPoolHost(), False), ("swa", MHATokenToKVPoolHost(), False),
         ("mamba", MLATokenToKVPoolHost(), False),
     ):  # fmt: skip
-        a, b = (sglang_facts.rank_part(config, name, pool) for config in ranks)
+        a, b = (sglang_fingerprint.rank_part(config, name, pool) for config in ranks)
         assert (a == b) is common, name
-        a, b = (sglang_facts.rank_part(config, name, pool) for config in plain)
+        a, b = (sglang_fingerprint.rank_part(config, name, pool) for config in plain)
         assert a != b
 
 
@@ -490,8 +490,8 @@ def test_two_engines_that_must_not_share() -> None:
 
     def fingerprint(config: Config | None = None, version: str = "0.5.23", pool: Any = None, **arguments: Any) -> bytes:
         known = {"model_path": "org/tiny", "dtype": "bfloat16", "kv_cache_dtype": "auto", **arguments}
-        facts = sglang_facts.facts_of(config or Config(), pool or HostPool(), version, known.get)
-        return keys.fingerprint(facts)
+        inputs = sglang_fingerprint.fingerprint_inputs(config or Config(), pool or HostPool(), version, known.get)
+        return keys.fingerprint(inputs)
 
     def pool(**changes: Any) -> HostPool:
         made = HostPool(page_size=changes.pop("page_size", PAGE))
@@ -538,7 +538,7 @@ def test_an_adapters_files_count(tmp_path: Any) -> None:
     lora = f"a={tmp_path}"
 
     def loras() -> Any:
-        return sglang_facts.facts_of(Config(), HostPool(), "1", {"lora_paths": [lora]}.get)["loras"]
+        return sglang_fingerprint.fingerprint_inputs(Config(), HostPool(), "1", {"lora_paths": [lora]}.get)["loras"]
 
     before = loras()
     assert before == loras()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FP = b"f" * 32
 
 
-def names_of(*labels: object) -> list[bytes]:
+def engine_blocks(*labels: object) -> list[bytes]:
     return [block_id(FP, repr(label).encode()) for label in labels]
 
 
@@ -39,7 +39,7 @@ def names_of(*labels: object) -> list[bytes]:
 def connect(socket: str, **changes: Any) -> Iterator[Client]:
     fingerprint = changes.pop("fingerprint", FP)
     settings = {"socket": socket, "connect_retry_ms": 100, **changes}
-    client = Client(ClientConfig(**settings), fingerprint=fingerprint, facts={"engine": "tests", "model": "m"})
+    client = Client(ClientConfig(**settings), fingerprint=fingerprint, labels={"engine": "tests", "model": "m"})
     try:
         assert client.wait_connected(10)
         yield client
@@ -75,7 +75,7 @@ def alone(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("size", [1, 4096, 100_001, 2 * MIB, 32 * MIB])
 def test_a_block_comes_back_as_it_was(pair: Cluster, aligned: Callable[[int], memoryview], size: int) -> None:
-    names = names_of(("same", size))
+    names = engine_blocks(("same", size))
     data, out = aligned(size), aligned(size)
     data[:] = os.urandom(size)
     with connect(pair["a"].socket) as client:
@@ -90,7 +90,7 @@ def test_a_block_comes_back_as_it_was(pair: Cluster, aligned: Callable[[int], me
 def test_a_block_is_found_on_the_other_node_and_streams_from_there(
     pair: Cluster, aligned: Callable[[int], memoryview]
 ) -> None:
-    names = names_of(*[("peer", n) for n in range(70)])
+    names = engine_blocks(*[("peer", n) for n in range(70)])
     size = 256 * 1024
     with connect(pair["a"].socket) as here, connect(pair["b"].socket) as there:
         assert all(r.stored for r in here.put_from(names, [bytes([n]) * size for n in range(70)]))
@@ -106,7 +106,7 @@ def test_a_block_is_found_on_the_other_node_and_streams_from_there(
 
 
 def test_lookups_stop_at_the_first_miss_unless_every_block_counts(pair: Cluster) -> None:
-    names = names_of(*[("prefix", n) for n in range(6)])
+    names = engine_blocks(*[("prefix", n) for n in range(6)])
     with connect(pair["a"].socket) as client:
         assert all(r.ok for r in client.put_from([*names[:2], *names[3:]], [b"x" * 64] * 5))
         assert client.lookup(names) == [1, 1, 0, 0, 0, 0]
@@ -114,14 +114,14 @@ def test_lookups_stop_at_the_first_miss_unless_every_block_counts(pair: Cluster)
 
 
 def test_a_prompt_of_thousands_of_blocks_is_looked_up_at_once(pair: Cluster) -> None:
-    names = names_of(*[("long", n) for n in range(5000)])
+    names = engine_blocks(*[("long", n) for n in range(5000)])
     with connect(pair["a"].socket) as client:
         assert client.lookup(names) == [Tier.MISS] * 5000
         assert client.lookup(names, every=True) == [Tier.MISS] * 5000
 
 
 def test_tenants_do_not_see_each_other(pair: Cluster) -> None:
-    names = names_of("tenants")
+    names = engine_blocks("tenants")
     with connect(pair["a"].sockets["team"]) as team, connect(pair["a"].sockets["other"]) as other:
         assert team.put_from(names, [b"ours" * 100])[0].stored
         assert team.lookup(names) == [Tier.LOCAL]
@@ -136,7 +136,7 @@ def test_tenants_do_not_see_each_other(pair: Cluster) -> None:
 
 
 def test_a_tenant_that_may_read_another_loads_its_blocks_from_when_it_may_until_it_may_no_more(tmp_path: Path) -> None:
-    names = names_of(*[("common", n) for n in range(20)])
+    names = engine_blocks(*[("common", n) for n in range(20)])
     data = [bytes([n]) * 300_000 for n in range(20)]
     base = TenantConfig("base", "kvt:base:1", ("base",))
     reader = TenantConfig("reader", "kvt:reader:2", ("reader",))
@@ -172,7 +172,7 @@ def test_a_tenant_that_may_read_another_loads_its_blocks_from_when_it_may_until_
 
 
 def test_another_fingerprint_never_loads_a_block_of_the_same_name(pair: Cluster) -> None:
-    names = names_of("fingerprints")
+    names = engine_blocks("fingerprints")
     with connect(pair["a"].socket) as mine, connect(pair["a"].socket, fingerprint=b"g" * 32) as theirs:
         assert mine.put_from(names, [b"x" * 64])[0].stored
         assert not theirs.get_into(names, [bytearray(64)])[0].ok
@@ -183,7 +183,7 @@ def test_another_fingerprint_never_loads_a_block_of_the_same_name(pair: Cluster)
 def test_a_block_that_was_damaged_on_the_drive_is_a_miss(
     alone: Cluster, where: float, bit: int, cut: bool, number: int
 ) -> None:
-    names = names_of(("damage", number, where, bit, cut))
+    names = engine_blocks(("damage", number, where, bit, cut))
     with connect(alone["a"].socket, connections=1) as client:
         known = set(alone["a"].block_files())
         if not client.put_from(names, [b"payload " * 1000])[0].stored:
@@ -199,7 +199,7 @@ def test_a_block_that_was_damaged_on_the_drive_is_a_miss(
 
 
 def test_a_damaged_block_is_reported_and_goes_away(alone: Cluster) -> None:
-    names = names_of("quarantine")
+    names = engine_blocks("quarantine")
     with connect(alone["a"].socket) as client:
         assert client.put_from(names, [b"x" * 8000])[0].stored
         (file,) = alone["a"].block_files()
@@ -214,7 +214,7 @@ def test_a_damaged_block_is_reported_and_goes_away(alone: Cluster) -> None:
 
 
 def test_a_stopped_sidecar_costs_the_deadline_and_then_nothing(alone: Cluster) -> None:
-    names = names_of("stopped")
+    names = engine_blocks("stopped")
     with connect(alone["a"].socket) as client:
         assert client.put_from(names, [b"x" * 8000])[0].stored
         alone["a"].signal(signal.SIGSTOP)
@@ -240,7 +240,7 @@ def test_a_stopped_sidecar_costs_the_deadline_and_then_nothing(alone: Cluster) -
 
 
 def test_a_sidecar_that_is_killed_and_returns_is_found_within_five_seconds(alone: Cluster) -> None:
-    names = names_of("killed")
+    names = engine_blocks("killed")
     with connect(alone["a"].socket, connect_retry_ms=1000) as client:
         assert client.put_from(names, [b"x" * 8000])[0].stored
         alone["a"].stop(kill=True)
@@ -257,7 +257,7 @@ def test_a_sidecar_that_is_killed_and_returns_is_found_within_five_seconds(alone
 
 def test_killing_the_sidecar_during_loads_and_stores_gives_misses_only(alone: Cluster) -> None:
     size = 256 * 1024
-    labels = names_of(*[("during", n) for n in range(30)])
+    labels = engine_blocks(*[("during", n) for n in range(30)])
     wrong: list[Any] = []
     stop = threading.Event()
 
@@ -295,7 +295,7 @@ def _child(socket: str, names: list[bytes], answer: Any) -> None:
 
 
 def test_a_block_that_one_process_stored_is_loaded_by_another(pair: Cluster) -> None:
-    names = names_of("processes")
+    names = engine_blocks("processes")
     with connect(pair["a"].socket) as client:
         assert client.put_from(names, [b"z" * 8000])[0].stored
     context = multiprocessing.get_context("spawn")
@@ -308,7 +308,7 @@ def test_a_block_that_one_process_stored_is_loaded_by_another(pair: Cluster) -> 
 
 
 def test_a_client_that_cannot_checksum_has_the_sidecar_do_it(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = names_of("verify", "verify too")
+    names = engine_blocks("verify", "verify too")
     with connect(pair["a"].socket) as client:
         with monkeypatch.context() as patch:
             patch.setattr(block, "CAN_CHECKSUM", False)
@@ -332,7 +332,7 @@ def test_a_client_that_cannot_checksum_has_the_sidecar_do_it(pair: Cluster, monk
 def test_a_client_that_lies_in_a_header_stores_nothing(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     original = block.encode_header
     for lie in ({"key": bytes(32)}, {"block_id": bytes(32)}, {"tenant_tag": bytes(16)}, {"payload_len": 7999}):
-        names = names_of(("lie", *lie))
+        names = engine_blocks(("lie", *lie))
         monkeypatch.setattr(
             block, "encode_header", lambda header, lie=lie: original(dataclasses.replace(header, **lie, stored_len=-1))
         )
@@ -342,7 +342,7 @@ def test_a_client_that_lies_in_a_header_stores_nothing(pair: Cluster, monkeypatc
 
 
 def test_a_client_that_keeps_the_descriptor_open_stores_nothing(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = names_of("keeps the descriptor")
+    names = engine_blocks("keeps the descriptor")
     original, kept = transfer.write_file, []
 
     def keeping(store: Any, batch: Any, expect: Any) -> None:
@@ -359,7 +359,7 @@ def test_a_client_that_keeps_the_descriptor_open_stores_nothing(pair: Cluster, m
 def test_a_shared_tier_serves_a_node_that_has_lost_its_drive(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, ("a", "b"), shared=True)
     try:
-        names = names_of(*[("shared", n) for n in range(3)])
+        names = engine_blocks(*[("shared", n) for n in range(3)])
         with connect(cluster["a"].socket) as client:
             assert all(r.stored for r in client.put_from(names, [bytes([n]) * 8000 for n in range(3)]))
             assert until(lambda: len([f for f in cluster.shared.rglob("*") if len(f.name) == 64]) == 3)

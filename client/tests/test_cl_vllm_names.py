@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvpool.engines.vllm.event_names import names_of
-from kvpool.protocol.block import EngineName
+from kvpool.engines.vllm.event_names import engine_blocks
+from kvpool.protocol.block import EngineBlock
 
 TOKENS = (256, 128)
 
@@ -24,23 +24,23 @@ def context(*ends: tuple[bytes, int]) -> SimpleNamespace:
 def test_each_block_names_the_one_before_it_in_its_group_though_it_is_not_stored_with_it() -> None:
     chain = [(key(n), 256 * (n + 1)) for n in range(4)]
     other = [(key(n, 1), 128 * (n + 1)) for n in range(3)]
-    names = names_of([key(2), key(3), key(0), key(2, 1)], context(*chain, *other), TOKENS)
+    names = engine_blocks([key(2), key(3), key(0), key(2, 1)], context(*chain, *other), TOKENS)
     assert names == [
-        EngineName(bytes([2]) * 32, bytes([1]) * 32, bytes(4), 256, 0),
-        EngineName(bytes([3]) * 32, bytes([2]) * 32, bytes(4), 256, 0),
-        EngineName(bytes([0]) * 32, b"", bytes(4), 256, 0),
-        EngineName(bytes([2]) * 32, bytes([1]) * 32, b"\0\0\0\1", 128, 1),
+        EngineBlock(bytes([2]) * 32, bytes([1]) * 32, bytes(4), 256, 0),
+        EngineBlock(bytes([3]) * 32, bytes([2]) * 32, bytes(4), 256, 0),
+        EngineBlock(bytes([0]) * 32, b"", bytes(4), 256, 0),
+        EngineBlock(bytes([2]) * 32, bytes([1]) * 32, b"\0\0\0\1", 128, 1),
     ]
 
 
 @pytest.mark.parametrize("request_context", [None, SimpleNamespace(), context()])
 def test_without_positions_there_are_no_parents(request_context: Any) -> None:
-    (name,) = names_of([key(5)], request_context, TOKENS)
-    assert name == EngineName(bytes([5]) * 32, b"", bytes(4), 256, 0)
+    (name,) = engine_blocks([key(5)], request_context, TOKENS)
+    assert name == EngineBlock(bytes([5]) * 32, b"", bytes(4), 256, 0)
 
 
 def test_a_group_that_nobody_spoke_of_has_no_tokens() -> None:
-    assert names_of([key(1, 7)], None, TOKENS) == [EngineName(bytes([1]) * 32, b"", b"\0\0\0\7", 0, 7)]
+    assert engine_blocks([key(1, 7)], None, TOKENS) == [EngineBlock(bytes([1]) * 32, b"", b"\0\0\0\7", 0, 7)]
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_a_group_that_nobody_spoke_of_has_no_tokens() -> None:
     [([b"abc"], None), ([bytes(40)], None), ([key(1)], SimpleNamespace(_offload_key_positions=3)), ([None], None)],
 )
 def test_what_makes_no_name_costs_the_names_and_nothing_else(offload_keys: Any, request_context: Any) -> None:
-    assert names_of(offload_keys, request_context, TOKENS) == ()
+    assert engine_blocks(offload_keys, request_context, TOKENS) == ()

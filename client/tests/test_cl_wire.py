@@ -154,8 +154,8 @@ facts_values = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=70), facts_values, max_size=60))
-def test_any_facts_fit_into_a_hello(facts: dict[str, Any]) -> None:
-    hello = wire.ClientHello(b"f" * 32, "e" * 64, "\N{PILE OF POO}" * 256, fields=field_digests(facts))
+def test_any_facts_fit_into_a_hello(inputs: dict[str, Any]) -> None:
+    hello = wire.ClientHello(b"f" * 32, "e" * 64, "\N{PILE OF POO}" * 256, fields=field_digests(inputs))
     assert wire.ClientHello.unpack(hello.pack()) == hello
 
 
@@ -234,7 +234,7 @@ def test_lies_in_an_open_answer_are_found(entries: list[tuple[int, int, int, int
 @given(st.integers(0, 5), st.binary(max_size=150))
 def test_any_answer_to_begin_is_settled_or_a_protocol_error(items: int, body: bytes) -> None:
     try:
-        settled, stores = answers.refused_stores_and_files(Reply(items, body, []), WINDOW)
+        settled, stores = answers.begun_stores(Reply(items, body, []), WINDOW)
     except ProtocolError:
         return
     assert len(settled) == 3

@@ -61,12 +61,12 @@ def read_back(engine: Engine, expect: int) -> dict[str, Any]:
 def test_one_block_holds_all_ranks_of_an_engine(engines: dict[str, Engine]) -> None:
     stats = read_back(engines["ranks"], 2 * 8 + 12 * 10)
     assert stats["tokens"] == {"local": 16 * BLOCK}
-    assert stats["facts"]["sizes"]["tp_size"] == 2
+    assert stats["fingerprint_inputs"]["sizes"]["tp_size"] == 2
 
 
 def test_each_cache_group_of_a_hybrid_model_has_blocks_of_its_own(engines: dict[str, Engine]) -> None:
     stats = read_back(engines["hybrid"], 2 * (8 + WINDOW // BLOCK))
-    assert len(stats["facts"]["groups"]) == 2
+    assert len(stats["fingerprint_inputs"]["groups"]) == 2
     assert stats["tokens"] == {"local": 16 * BLOCK}
     # the layers that see a window need its last blocks only
     assert stats["client"]["hits"]["local"] == 2 * (8 + WINDOW // BLOCK)

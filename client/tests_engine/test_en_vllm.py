@@ -76,8 +76,8 @@ def test_what_one_engine_computed_another_loads_from_its_node(
     assert second["cached"] == 9 * BLOCK
     assert second["tokens"] == first["tokens"] == reference.generate(prompt(1))["tokens"]
     stats = b.stats()
-    assert stats["facts"]["engine_config"] == "known"
-    assert stats["facts"]["model"]["files"]
+    assert stats["fingerprint_inputs"]["engine_config"] == "known"
+    assert stats["fingerprint_inputs"]["model"]["files"]
     assert stats["tokens"] == {"peer": 9 * BLOCK}
     assert list(stats["requests"].values())[-1] == {"peer": 9 * BLOCK}
     b.settle()

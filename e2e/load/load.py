@@ -39,7 +39,7 @@ class Load:
         self._sums: dict[bytes, bytes] = {}
         self._names: set[bytes] = set()
         self._history = History(stalls, expected=self._expected)
-        client = Client(client_config({}), fingerprint=self._fingerprint, facts={"engine": "load", "model": "load"})
+        client = Client(client_config({}), fingerprint=self._fingerprint, labels={"engine": "load", "model": "load"})
         self._plain, self._client = client, self._history.client(client, tenant)
         self._traffic: Traffic | None = None
 

@@ -30,15 +30,15 @@ def key(n: int) -> bytes:
     return hashlib.sha256(b"key %d" % n).digest()
 
 
-def name(n: int) -> block.EngineName:
-    return block.EngineName(hashlib.sha256(b"hash %d" % n).digest(), b"", bytes(4), 256)
+def name(n: int) -> block.EngineBlock:
+    return block.EngineBlock(hashlib.sha256(b"hash %d" % n).digest(), b"", bytes(4), 256)
 
 
 def header(n: int, tag: bytes = b"a" * 16, **changes) -> block.BlockHeader:
     made = block.BlockHeader(
-        key(n), keys.block_id(FINGERPRINT, name(n).hash, bytes(4)), FINGERPRINT, tag, 10, bytes(16), 1
+        key(n), keys.block_id(FINGERPRINT, name(n).engine_hash, bytes(4)), FINGERPRINT, tag, 10, bytes(16), 1
     )
-    return replace(made, name=name(n), **changes)
+    return replace(made, engine_block=name(n), **changes)
 
 
 def known_feed(**bounds) -> tuple[Feed, Stats]:
@@ -56,7 +56,7 @@ def apply(view: set, events: list[Event]) -> None:
         else:
             assert event.name is not None
             change = view.add if event.kind is Kind.STORED else view.discard
-            change((event.name.hash, event.place, event.tenant))
+            change((event.name.engine_hash, event.place, event.tenant))
 
 
 def drain(feed: Feed, view: set, limit: int = 7) -> None:
@@ -106,7 +106,10 @@ def test_who_takes_every_event_in_order_knows_what_is_there(steps, max_queued):
             places.get(n, set()).discard(place)
     drain(feed, view)
     expected = {
-        (name(n).hash, place, TAGS[tags[n % 2]]) for n, some in places.items() for place in some if tags[n % 2] in named
+        (name(n).engine_hash, place, TAGS[tags[n % 2]])
+        for n, some in places.items()
+        for place in some
+        if tags[n % 2] in named
     }
     assert view == expected
     assert feed.known == sum(1 for some in places.values() if some)
@@ -139,7 +142,7 @@ def test_names_are_bounded_and_what_is_only_shared_gives_way():
     feed.stored(key(11), header(11))
     drain(feed, view)
     assert feed.known == 10
-    assert {h for h, _, _ in view} == {name(n).hash for n in (0, 1, 2, 4, 5, 6, 7, 8, 9, 11)}
+    assert {h for h, _, _ in view} == {name(n).engine_hash for n in (0, 1, 2, 4, 5, 6, 7, 8, 9, 11)}
 
 
 def test_shared_blocks_are_looked_at_in_turn():
@@ -157,16 +160,16 @@ def test_shared_blocks_are_looked_at_in_turn():
 def test_a_false_name_is_not_told(wrong):
     feed, stats = known_feed()
     feed.stored(key(1), replace(header(1), **wrong))
-    feed.stored(key(2), replace(header(2), name=None))
+    feed.stored(key(2), replace(header(2), engine_block=None))
     assert stats.whole("kv_events_lost") == {"false-name": 1, "unnamed": 1}
     assert feed.known == 0
 
 
 def test_hashes_can_be_their_low_64_bits_and_chains_are_one_event():
     chain = [hashlib.sha256(b"%d" % n).digest() for n in range(3)]
-    names = [block.EngineName(h, chain[n - 1] if n else b"before", b"", 16, 2) for n, h in enumerate(chain)]
+    names = [block.EngineBlock(h, chain[n - 1] if n else b"before", b"", 16, 2) for n, h in enumerate(chain)]
     events = [Event(Kind.STORED, one, Place.LOCAL, "t", FINGERPRINT) for one in names]
-    alone = Event(Kind.STORED, replace(names[2], parent=b""), Place.LOCAL, "t", FINGERPRINT)
+    alone = Event(Kind.STORED, replace(names[2], parent_hash=b""), Place.LOCAL, "t", FINGERPRINT)
     removed = [event._replace(kind=Kind.REMOVED) for event in events]
     told = msgspec.msgpack.decode(batch_of([*events, alone, *removed], 1.5, int_hashes=True, models={FINGERPRINT: "m"}))
     low = [int.from_bytes(h[-8:], "big") for h in chain]
@@ -219,7 +222,7 @@ def test_a_slow_subscriber_keeps_nobody_waiting_and_finds_what_it_missed():
             for message in slow.received:  # what it took in, and what was missed
                 missed.append(message)
             told = {h for m in missed for e in m.events for h in e.get("block_hashes", ())}
-            assert told == {name(n).hash for n in range(rounds)}
+            assert told == {name(n).engine_hash for n in range(rounds)}
 
 
 def test_what_was_lost_shows_in_the_numbers():
@@ -259,7 +262,7 @@ def test_who_comes_too_late_for_a_replay_is_told_everything_once():
             before = [m.number for m in again if m.number < batch.number]
             assert before[-1] == batch.number - 2  # one was left out
             told = [h for m in again if m.number >= batch.number for e in m.events for h in e.get("block_hashes", ())]
-            assert set(told) == {name(n).hash for n in range(12)}
+            assert set(told) == {name(n).engine_hash for n in range(12)}
             late.replay(0)
             late.replay(0)
             assert stats.whole("kv_events")["cleared"] == 2  # not more than once a minute
@@ -299,7 +302,8 @@ def test_what_is_too_large_is_never_taken_in(kind):
         feed.stored(key(1), header(1))
         with Subscriber(*where) as s:
             wait_for(
-                lambda: any(name(1).hash in e.get("block_hashes", ()) for m in s.replay() for e in m.events), "told"
+                lambda: any(name(1).engine_hash in e.get("block_hashes", ()) for m in s.replay() for e in m.events),
+                "told",
             )
 
 

@@ -28,8 +28,8 @@ def hashes(prompt: str, count: int) -> list[bytes]:
     return [hashlib.sha256(f"{prompt}/{n}".encode()).digest() for n in range(count)]
 
 
-def named(chain: list[bytes]) -> list[block.EngineName]:
-    return [block.EngineName(h, chain[n - 1] if n else b"", GROUP, 256) for n, h in enumerate(chain)]
+def named(chain: list[bytes]) -> list[block.EngineBlock]:
+    return [block.EngineBlock(h, chain[n - 1] if n else b"", GROUP, 256) for n, h in enumerate(chain)]
 
 
 def store(node, chain: list[bytes], tenant: str = "team-a", size: int = SIZE) -> None:
@@ -38,7 +38,7 @@ def store(node, chain: list[bytes], tenant: str = "team-a", size: int = SIZE) ->
     try:
         assert client.wait_connected(10)
         block_ids = [keys.block_id(FINGERPRINT, h, GROUP) for h in chain]
-        results = client.put_from(block_ids, [h * (size // 32) for h in chain], names=named(chain))
+        results = client.put_from(block_ids, [h * (size // 32) for h in chain], engine_blocks=named(chain))
         assert all(r.ok for r in results), results
     finally:
         client.close()
@@ -232,7 +232,7 @@ def test_a_name_that_is_not_the_blocks_is_not_told(node):
         block_id = keys.block_id(FINGERPRINT, chain[0], GROUP)
         data = b"x" * 4096
         ((_, token, key, fd),) = raw.begin([(block_id, len(data))])
-        made = replace(header(block_id, key, data, raw.server.tenant_tag), name=named(other)[0])
+        made = replace(header(block_id, key, data, raw.server.tenant_tag), engine_block=named(other)[0])
         write_block(fd, made, data)
         assert raw.commit([token]) == [wire.CommitStatus.STORED]
     store(node, hashes("after", 1))
@@ -256,7 +256,7 @@ def test_after_a_restart_everything_is_told_again(cluster):
         seen = indexer.next["b"]
         gone = node.files()
         node.stop()
-        kept = keys.key(SECRET.strip(), "team-a", keys.block_id(FINGERPRINT, chain[4], GROUP)).hex()
+        kept = keys.block_key(SECRET.strip(), "team-a", keys.block_id(FINGERPRINT, chain[4], GROUP)).hex()
         (lost,) = [f for f in gone if f.name == kept]
         lost.unlink()
         node.start()
@@ -307,7 +307,7 @@ def test_copies_on_the_shared_tier_are_told_until_they_go(tmp_path):
             assert None not in raw.get(block_ids)  # from the shared tier: they are nowhere but there now
             wait_for(lambda: holds(node, set()) and holds(node, set(chain), "REMOTE"), "what vanished is told")
             for block_id in block_ids[:2]:
-                copies[keys.key(SECRET.strip(), "team-a", block_id).hex()].unlink()
+                copies[keys.block_key(SECRET.strip(), "team-a", block_id).hex()].unlink()
             assert raw.get(block_ids[:1]) == [None]
         wait_for(lambda: holds(node, {chain[2]}, "REMOTE"), "what a reader missed is told, and what nobody asked for")
 
@@ -319,7 +319,7 @@ def test_a_pool_without_events_asks_for_no_names(tmp_path):
             assert raw.server.events is False
         store(node, hashes("off", 1))
         (file,) = node.files()
-        assert block.decode_header(file.read_bytes()[: block.HEADER_BYTES]).name is None
+        assert block.decode_header(file.read_bytes()[: block.HEADER_BYTES]).engine_block is None
         assert ask(node, question(hashes("off", 1)))[0] == 404
         assert "kv_events" not in node.status()
         libraries = Path(f"/proc/{node.process.pid}/maps").read_text()

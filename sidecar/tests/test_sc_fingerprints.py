@@ -32,10 +32,10 @@ def nodes(tmp_path_factory):
         yield c.node("a"), c.node("b")
 
 
-def client(node, facts) -> tuple[Client, bytes]:
-    fingerprint = keys.fingerprint(facts)
+def client(node, inputs) -> tuple[Client, bytes]:
+    fingerprint = keys.fingerprint(inputs)
     settings = config.ClientConfig(socket=str(node.sockets["team-a"]), deadlines=DEADLINES)
-    one = Client(settings, fingerprint=fingerprint, facts=facts)
+    one = Client(settings, fingerprint=fingerprint, labels=inputs)
     assert one.wait_connected(10)
     return one, keys.block_id(fingerprint, HASH)
 

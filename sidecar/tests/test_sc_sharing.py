@@ -99,7 +99,7 @@ def test_a_reader_finds_and_reads_them_on_its_node_on_a_peer_and_on_the_shared_t
             for n, entry in enumerate(entries):
                 data = raw.read(entry)
                 assert data[block.HEADER_BYTES :] == DATA[n]
-                assert entry.key == keys.key(SECRET, BASE, common[n])
+                assert entry.key == keys.block_key(SECRET, BASE, common[n])
                 assert block.tenant_tag_of(data) in raw.server.readable_tags == (keys.tenant_tag(SECRET, BASE),)
             assert raw.get(common, flags=Flag.VERIFY | Flag.LOCAL_ONLY) == DATA
 
@@ -171,7 +171,7 @@ def test_a_router_is_told_what_the_namespaces_pods_would_find(nodes):
 
 def spoil(node, name: bytes) -> str:
     """Change bytes of the base tenant's block on the node's drive; the name of its file."""
-    key = keys.key(SECRET, BASE, name).hex()
+    key = keys.block_key(SECRET, BASE, name).hex()
     (place,) = [f for f in node.files() if f.name == key]
     place.chmod(0o600)
     with place.open("r+b") as file:
@@ -197,7 +197,7 @@ def test_a_false_report_of_a_reader_leaves_the_owners_block_and_a_true_one_takes
         assert {f.name for f in a.files("quarantine")} == gone
         with node.connect("base") as raw:
             assert raw.get([fine]) == [DATA[8]]
-        assert keys.key(SECRET, BASE, fine).hex() in {f.name for f in a.files()}
+        assert keys.block_key(SECRET, BASE, fine).hex() in {f.name for f in a.files()}
         report(node, "reader", bad)
         gone.add(not_yet)
         wait_for(lambda: {f.name for f in a.files("quarantine")} == gone, "the other one, too")
@@ -270,7 +270,7 @@ class World:
         self.guard.close()
 
     def put(self, owner: str, n: int, tier: int) -> None:
-        key, data = keys.key(SECRET, owner, block_id(n)), f"{owner} {n}".encode()
+        key, data = keys.block_key(SECRET, owner, block_id(n)), f"{owner} {n}".encode()
         if tier == Tier.PEER:
             self.index.announce([(key, Record(self.peer, len(data), 1))])
             return
@@ -320,7 +320,7 @@ def test_a_session_finds_exactly_its_own_and_what_was_granted(placed, grants, or
             assert list(every.tiers) == nearest
             for n, some, tier, key in zip(order, there, nearest, every.keys, strict=True):
                 if tier:
-                    assert key in {keys.key(SECRET, FOUR[owner], block_id(n)) for at, owner in some if at == tier}
+                    assert key in {keys.block_key(SECRET, FOUR[owner], block_id(n)) for at, owner in some if at == tier}
             miss = nearest.index(Tier.MISS) if Tier.MISS in nearest else len(nearest)
             assert list(world.node.locate(may, names, PATIENCE_S, every=False).tiers) == nearest[:miss] + [0] * (
                 10 - miss

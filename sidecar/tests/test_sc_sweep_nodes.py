@@ -51,7 +51,7 @@ def place(cluster, numbers, idle=86400.0, tenant="team-a"):
     """Blocks that lie there from before, as a sidecar would have copied them."""
     for n in numbers:
         data = payload(n, SIZE)
-        key = keys.key(SECRET, tenant, block_id(n))
+        key = keys.block_key(SECRET, tenant, block_id(n))
         head = block.BlockHeader(
             key, block_id(n), FINGERPRINT, keys.tenant_tag(SECRET, tenant), SIZE, block.checksum(data),
             created_ms=int((time.time() - idle) * 1000),

@@ -67,15 +67,15 @@ def test_pods_of_one_kind_are_bounded():
 
 
 def test_a_sidecar_tells_which_pod_uses_which_kind_and_what_differs(tmp_path):
-    facts = {"model": {"name": "llama"}, "kv_dtype": "bfloat16", "sizes": {"tp_size": 1}}
+    inputs = {"model": {"name": "llama"}, "kv_dtype": "bfloat16", "sizes": {"tp_size": 1}}
     with Cluster(tmp_path) as cluster:
         node = cluster.node("a")
 
         def connect(**changed: object) -> Client:
-            told = {**facts, **changed}
+            told = {**inputs, **changed}
             settings = config.ClientConfig(socket=str(node.sockets["team-a"]))
-            people = {"engine": "vllm 0.33", "model": "llama"}
-            client = Client(settings, fingerprint=keys.fingerprint(told), facts=people, meaning=told)
+            labels = {"engine": "vllm 0.33", "model": "llama"}
+            client = Client(settings, fingerprint=keys.fingerprint(told), labels=labels, fingerprint_inputs=told)
             assert client.wait_connected(10)
             return client
 

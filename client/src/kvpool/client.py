@@ -35,7 +35,7 @@ from kvpool.protocol import block, wire
 from kvpool.protocol.fingerprint_fields import field_digests
 from kvpool.protocol.keys import FINGERPRINT_BYTES
 from kvpool.stats import STORE, Reason, Stats
-from kvpool.transport import responses as answers
+from kvpool.transport import responses as responses
 from kvpool.transport import transfer
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool.transport.connection_pool import ConnectionPool
@@ -80,7 +80,9 @@ class StoreResult(NamedTuple):
     bytes: int  # that this call wrote
 
 
-def _total(miss: T) -> Callable[[Callable[Concatenate[Client, P], list[T]]], Callable[Concatenate[Client, P], list[T]]]:
+def _never_raises(
+    miss: T,
+) -> Callable[[Callable[Concatenate[Client, P], list[T]]], Callable[Concatenate[Client, P], list[T]]]:
     """Whatever arguments are given, nothing is raised: `miss` for each block."""
 
     def decorate(method: Callable[Concatenate[Client, P], list[T]]) -> Callable[Concatenate[Client, P], list[T]]:
@@ -103,11 +105,11 @@ class Client:
 
     `fingerprint` (32 bytes, kvpool.protocol.keys.fingerprint) is of everything that changes the meaning of the
     blocks' bytes;
-    `facts` may name `engine` and `model` for people. Of `meaning`, the facts behind the fingerprint, only a short
-    digest of each field is told (kvpool.protocol.fingerprint_fields), so that the pool's status can name what
-    differs. Starts
-    without a sidecar, misses, and connects in the background when there is one. Usable in a forked child, which gets
-    connections of its own. ConfigError for a fingerprint of another length; nothing else is ever raised.
+    `labels` may hold `engine` and `model`, which status and metrics display. Of `fingerprint_inputs`, the values that
+    the fingerprint was computed from, only a short digest of each field is sent (kvpool.protocol.fingerprint_fields),
+    so that the pool's status can name the fields that differ. The client starts without a sidecar, misses, and
+    connects in the background when there is one. Usable in a forked child, which gets its own connections.
+    ConfigError for a fingerprint of another length; nothing else is ever raised.
     """
 
     def __init__(
@@ -115,19 +117,19 @@ class Client:
         config: ClientConfig | None = None,
         *,
         fingerprint: bytes,
-        facts: Mapping[str, object] | None = None,
-        meaning: Mapping[str, object] | None = None,
+        labels: Mapping[str, object] | None = None,
+        fingerprint_inputs: Mapping[str, object] | None = None,
     ) -> None:
         if len(fingerprint) != FINGERPRINT_BYTES:
             raise ConfigError(f"fingerprint: {FINGERPRINT_BYTES} bytes are needed, not {len(fingerprint)}")
         self.config = config or ClientConfig()
         self.fingerprint = fingerprint
-        facts = facts or {}
+        labels = labels or {}
         self._hello = wire.ClientHello(
             fingerprint,
-            str(facts.get("engine", "")),
-            str(facts.get("model", "")),
-            fields=field_digests(meaning or {}),
+            str(labels.get("engine", "")),
+            str(labels.get("model", "")),
+            fields=field_digests(fingerprint_inputs or {}),
             reads_granted=True,
         )
         self._stats = Stats()
@@ -139,16 +141,16 @@ class Client:
         d = self._deadlines = self.config.deadlines
         self._forked = False
         self._lock = threading.Lock()
-        self._wants_names = self._wants_salts = False
-        self._stores_under_way = 0
+        self._wants_engine_blocks = self._wants_salts = False
+        self._inflight_stores = 0
         self._corrupt: list[bytes] = []
         self._reads = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
         self._writes = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
         self._readers = WorkerPool(_READERS, "kvpool-read")
         self._writers = WorkerPool(_WRITERS, "kvpool-write")
-        self._links = ConnectionPool(self.config, self._hello, self.report, self._adopt)
+        self._connections = ConnectionPool(self.config, self._hello, self.report, self._apply_server_hello)
 
-    @_total(wire.Tier.MISS)
+    @_never_raises(wire.Tier.MISS)
     def lookup(
         self, block_ids: Sequence[bytes], deadline: float | None = None, *, every: bool = False
     ) -> list[wire.Tier]:
@@ -157,7 +159,7 @@ class Client:
         if not block_ids:
             return tiers
         until = time.monotonic() + self.lookup_seconds if deadline is None else deadline
-        reason = self._guarded("lookup", self._reads, lambda: self._lookup(block_ids, until, every, tiers))
+        reason = self._run_guarded("lookup", self._reads, lambda: self._lookup(block_ids, until, every, tiers))
         found = sum(1 for tier in tiers if tier)
         self._stats.add("lookups", "asked", len(block_ids))
         self._stats.add("lookups", "found", found)
@@ -165,7 +167,7 @@ class Client:
             self._stats.add("misses", reason, len(block_ids) - found)
         return tiers
 
-    @_total(LoadResult(False, wire.Tier.MISS, Reason.INTERNAL, 0))
+    @_never_raises(LoadResult(False, wire.Tier.MISS, Reason.INTERNAL, 0))
     def get_into(
         self, block_ids: Sequence[bytes], buffers: Sequence[Buffer], deadline: float | None = None
     ) -> list[LoadResult]:
@@ -177,12 +179,12 @@ class Client:
         views = [_bytes_of(buffer, writable=True) for buffer in buffers]
         if len(views) != len(block_ids):
             views = [None] * len(block_ids)
-        wanted = [(i, block_ids[i], view) for i, view in enumerate(views) if view is not None]
+        wanted = [responses.BlockRequest(i, block_ids[i], view) for i, view in enumerate(views) if view is not None]
         if deadline is None:
-            deadline = time.monotonic() + self.load_seconds(sum(len(view) for _, _, view in wanted))
-        job = LoadBatch(deadline, self._readers, self._found_corrupt)
-        reason = self._guarded("load", self._reads, lambda: self._load(job, wanted)) if wanted else Reason.ABSENT
-        by_place = {load.index: load for load in job.loads}
+            deadline = time.monotonic() + self.load_seconds(sum(len(request.view) for request in wanted))
+        job = LoadBatch(deadline, self._readers, self._on_corrupt)
+        reason = self._run_guarded("load", self._reads, lambda: self._load(job, wanted)) if wanted else Reason.ABSENT
+        by_place = {load.position: load for load in job.loads}
         results = []
         counts: Counter[tuple[str, str]] = Counter()
         hits: Counter[tuple[wire.Tier, int]] = Counter()  # by tier and size, of which there are few
@@ -206,23 +208,22 @@ class Client:
         self._stats.add_all(counts, {name: done - began for name, done in seconds.items()})
         return results
 
-    @_total(StoreResult(False, False, Reason.INTERNAL, 0))
+    @_never_raises(StoreResult(False, False, Reason.INTERNAL, 0))
     def put_from(
         self,
         block_ids: Sequence[bytes],
         buffers: Sequence[Buffer],
         deadline: float | None = None,
         *,
-        names: Sequence[block.EngineName | None] = (),
+        engine_blocks: Sequence[block.EngineBlock | None] = (),
         salts: Sequence[str | None] = (),
     ) -> list[StoreResult]:
         """Store contiguous `buffers`, which are only read; one result per block, in order.
 
-        `names`: what the engine calls each block, for pools that publish events (docs/reference/kv-events.md);
-        `salts`: what its
-        request was kept apart by, for pools whose blocks can be purged by it (docs/how-to/operations.md). Either is
-        left out
-        if there are not as many as blocks. A salt never leaves this process: headers have a keyed tag of it.
+        `engine_blocks`: each block's identity in the engine, for pools that publish KV events
+        (docs/reference/kv-events.md); `salts`: the cache salt of its request, for pools whose blocks can be purged by
+        salt (docs/how-to/operations.md). Either is ignored unless it has one entry per block. A salt never leaves this
+        process: headers hold a keyed tag of it.
 
         Call it from a background thread: it returns when all is written, at the deadline at the latest. While
         `max_inflight_stores` blocks are under way it refuses at once.
@@ -231,15 +232,17 @@ class Client:
         views = [_bytes_of(buffer, writable=False) for buffer in buffers]
         if len(views) != len(block_ids):
             views = [None] * len(block_ids)
-        wanted = [(i, block_ids[i], view) for i, view in enumerate(views) if view is not None]
+        wanted = [responses.BlockRequest(i, block_ids[i], view) for i, view in enumerate(views) if view is not None]
         if deadline is None:
             deadline = time.monotonic() + self.store_seconds
-        names = names if len(names) == len(block_ids) else ()
-        job = StoreBatch(deadline, self._writers, names, salts if len(salts) == len(block_ids) else ())
+        engine_blocks = engine_blocks if len(engine_blocks) == len(block_ids) else ()
+        job = StoreBatch(deadline, self._writers, engine_blocks, salts if len(salts) == len(block_ids) else ())
         reason = Reason.BUFFER
         if wanted:
-            with self._room_for_stores(len(wanted)) as room:
-                reason = self._guarded("store", self._writes, lambda: self._store(job, wanted)) if room else Reason.BUSY
+            with self._reserve_stores(len(wanted)) as room:
+                reason = (
+                    self._run_guarded("store", self._writes, lambda: self._store(job, wanted)) if room else Reason.BUSY
+                )
         results = []
         counts: Counter[tuple[str, str]] = Counter()
         for i, view in enumerate(views):
@@ -260,7 +263,7 @@ class Client:
         """Tell the sidecar which blocks were corrupt and what was missed, and why. It is done by itself, too."""
         deadline = time.monotonic() + _REPORT_TIMEOUT_S
         try:
-            with self._links.lease("store", deadline) as connection:
+            with self._connections.acquire("store", deadline) as connection:
                 with self._lock:
                     corrupt, self._corrupt = self._corrupt, []
                 message = self._stats.take_report()
@@ -295,45 +298,45 @@ class Client:
         return self._deadlines.store_ms / 1000
 
     @property
-    def wants_names(self) -> bool:
-        """True if the pool asks for its blocks' names in the engine: it publishes events."""
-        return self._wants_names
+    def wants_engine_blocks(self) -> bool:
+        """True if the pool publishes KV events and so requests each block's identity in the engine."""
+        return self._wants_engine_blocks
 
     @property
     def wants_salts(self) -> bool:
-        """True if the pool asks for the salts that its blocks' requests have."""
+        """True if the pool requests the cache salt of each block's request."""
         return self._wants_salts
 
     @property
     def connected(self) -> bool:
         """True while the sidecar of this node is there."""
-        return self._links.connected
+        return self._connections.connected
 
     @property
     def reachable(self) -> bool:
         """True while a lookup would be sent: there is a connection and the breaker lets it."""
         self._restart_if_forked()
-        return not self._closed and not self._reads.is_open and self._links.available("lookup")
+        return not self._closed and not self._reads.is_open and self._connections.available("lookup")
 
     def wait_connected(self, timeout_s: float) -> bool:
         """Wait for the sidecar; for tests and start-up checks, never for an engine."""
         self._restart_if_forked()
-        return self._links.wait_connected(timeout_s)
+        return self._connections.wait_connected(timeout_s)
 
     def close(self) -> None:
         """Close all connections; later calls miss. Safe to call twice."""
         self._closed = True
         with contextlib.suppress(Exception):
-            self._links.close()
+            self._connections.close()
             self._readers.close()
             self._writers.close()
 
-    def _guarded(self, role: str, breaker: CircuitBreaker, work: Callable[[], str]) -> str:
+    def _run_guarded(self, role: str, breaker: CircuitBreaker, work: Callable[[], str]) -> str:
         """Run `work`, which gives a reason; what it raises becomes one, and counts for the breaker."""
         if self._closed:
             return Reason.CLOSED
         self._restart_if_forked()
-        if not self._links.available(role):
+        if not self._connections.available(role):
             return Reason.NO_SIDECAR  # known to be away: no news for the breaker
         if not breaker.allow():
             return Reason.BREAKER
@@ -362,7 +365,7 @@ class Client:
 
     def _lookup(self, block_ids: Sequence[bytes], deadline: float, every: bool, tiers: list[wire.Tier]) -> str:
         flags = wire.Flag.EVERY if every else wire.Flag.NONE
-        with self._links.lease("lookup", deadline) as connection:
+        with self._connections.acquire("lookup", deadline) as connection:
             for start in range(0, len(block_ids), wire.MAX_LOOKUP):
                 part = block_ids[start : start + wire.MAX_LOOKUP]
                 reply = connection.request(
@@ -373,23 +376,23 @@ class Client:
                     deadline=deadline,
                     abandonable=True,
                 )
-                for i, tier in enumerate(answers.lookup_tiers(reply, len(part)), start):
+                for i, tier in enumerate(responses.lookup_tiers(reply, len(part)), start):
                     if not tier and not every:
                         return Reason.ABSENT
                     tiers[i] = wire.Tier(tier)
         return Reason.ABSENT
 
-    def _load(self, job: LoadBatch, wanted: Sequence[answers.BlockRequest]) -> str:
-        with self._links.lease("load", job.batch.deadline) as connection:
-            return Reason.ABSENT if job.run(connection, self._expected(connection), wanted) else Reason.DEADLINE
+    def _load(self, job: LoadBatch, wanted: Sequence[responses.BlockRequest]) -> str:
+        with self._connections.acquire("load", job.batch.deadline) as connection:
+            return Reason.ABSENT if job.run(connection, self._expectation(connection), wanted) else Reason.DEADLINE
 
-    def _store(self, job: StoreBatch, wanted: Sequence[answers.BlockRequest]) -> str:
-        with self._links.lease("store", job.deadline) as connection:
-            return Reason.ABSENT if job.run(connection, self._expected(connection), wanted) else Reason.DEADLINE
+    def _store(self, job: StoreBatch, wanted: Sequence[responses.BlockRequest]) -> str:
+        with self._connections.acquire("store", job.deadline) as connection:
+            return Reason.ABSENT if job.run(connection, self._expectation(connection), wanted) else Reason.DEADLINE
 
-    def _adopt(self, server: wire.ServerHello) -> None:
+    def _apply_server_hello(self, server: wire.ServerHello) -> None:
         """The deadlines that this sidecar asks for, from the first request on. One that was set here stays."""
-        self._wants_names, self._wants_salts = server.events, bool(server.salt_key)
+        self._wants_engine_blocks, self._wants_salts = server.events, bool(server.salt_key)
         mine, default = self.config.deadlines, Deadlines()
         asked = {
             f.name: server.deadlines[f.name]
@@ -398,28 +401,28 @@ class Client:
         }
         self._deadlines = replace(mine, **asked)
 
-    def _expected(self, connection: Connection) -> transfer.Expectation:
+    def _expectation(self, connection: Connection) -> transfer.Expectation:
         server = connection.server
         return transfer.Expectation(
             self.fingerprint, server.tenant_tag, verify=block.CAN_CHECKSUM, readable=server.readable_tags
         )
 
     @contextlib.contextmanager
-    def _room_for_stores(self, count: int) -> Iterator[bool]:
+    def _reserve_stores(self, count: int) -> Iterator[bool]:
         with self._lock:
-            room = self._stores_under_way < self.config.max_inflight_stores
-            self._stores_under_way += count if room else 0
+            room = self._inflight_stores < self.config.max_inflight_stores
+            self._inflight_stores += count if room else 0
         try:
             yield room
         finally:
             with self._lock:
-                self._stores_under_way -= count if room else 0
+                self._inflight_stores -= count if room else 0
 
-    def _found_corrupt(self, block_id: bytes) -> None:
+    def _on_corrupt(self, block_id: bytes) -> None:
         with self._lock:
             if len(self._corrupt) < _MAX_CORRUPT_REPORTED:
                 self._corrupt.append(block_id)
-        self._links.nudge()
+        self._connections.wake()
 
     def _restart_if_forked(self) -> None:
         if self._forked and not self._closed:
@@ -431,7 +434,7 @@ class Client:
         self._lock = threading.Lock()  # another thread of the parent may have held it
         self._stats = Stats()
         self._forked = True
-        self._links.abandon_in_child()
+        self._connections.abandon_in_child()
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

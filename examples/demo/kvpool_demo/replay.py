@@ -36,7 +36,7 @@ __all__ = ["Node", "run"]
 
 CONNECT_SECONDS = 10.0
 VOCABULARY = 259
-FACTS = {"engine": "replay", "model": "random blocks", "kv_bytes_per_token": KV_BYTES_PER_TOKEN["bfloat16"]}
+LABELS = {"engine": "replay", "model": "random blocks", "kv_bytes_per_token": KV_BYTES_PER_TOKEN["bfloat16"]}
 
 
 class Node:
@@ -51,8 +51,8 @@ class Node:
         self._slots = [view[i * self._block_bytes : (i + 1) * self._block_bytes] for i in range(blocks)]
         for slot in self._slots:
             slot[:] = bytes(self._block_bytes)
-        self.fingerprint = fingerprint({**FACTS, "block_tokens": pool.block_tokens})
-        self.client = Client(pool.client(node), fingerprint=self.fingerprint, facts=FACTS)
+        self.fingerprint = fingerprint({**LABELS, "block_tokens": pool.block_tokens})
+        self.client = Client(pool.client(node), fingerprint=self.fingerprint, labels=LABELS)
         self.equal = True
         if not self.client.wait_connected(CONNECT_SECONDS):
             raise StartError(f"no connection to the sidecar of {node}")

@@ -24,7 +24,7 @@ def bring_a_block():
     from kvpool.client import Client
     from kvpool.engines.common.settings import client_config
 
-    client = Client(client_config({}), fingerprint=secrets.token_bytes(32), facts={"engine": "helm test"})
+    client = Client(client_config({}), fingerprint=secrets.token_bytes(32), labels={"engine": "helm test"})
     until = time.monotonic() + WAIT_S
     while not client.connected:
         if time.monotonic() > until:

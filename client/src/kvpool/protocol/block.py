@@ -88,7 +88,7 @@ __all__ = [
     "MAX_PART",
     "NO_SALT",
     "BlockHeader",
-    "EngineName",
+    "EngineBlock",
     "RunningChecksum",
     "checksum",
     "decode_header",
@@ -120,32 +120,31 @@ _CREATED_AT = _LENGTHS.size
 _IDENTITY_AT = _CREATED_AT + 8
 _PAYLOAD_SUM_AT = _FIELDS.size - 16
 _SUM_AT = HEADER_BYTES - 16
-_NAME = struct.Struct("<BBBxII32s32s16s")
-_NAMED_END = _FIELDS.size + _NAME.size
-_SALTED_END = _NAMED_END + len(NO_SALT)
-_ENDS = dict(zip(FORMAT_VERSIONS, (_FIELDS.size, _NAMED_END, _SALTED_END), strict=True))  # of the fields of a version
+_ENGINE_BLOCK = struct.Struct("<BBBxII32s32s16s")
+_ENGINE_END = _FIELDS.size + _ENGINE_BLOCK.size
+_SALTED_END = _ENGINE_END + len(NO_SALT)
+_ENDS = dict(zip(FORMAT_VERSIONS, (_FIELDS.size, _ENGINE_END, _SALTED_END), strict=True))  # of the fields of a version
 _PADDING = {end: bytes(_SUM_AT - end) for end in _ENDS.values()}  # compared, not hashed: as long as opening the file
 _VERSION_AT = len(MAGIC)
 
 
 @dataclass(frozen=True, slots=True)
-class EngineName:
-    """What the engine calls a block: what routers are told (docs/reference/kv-events.md).
+class EngineBlock:
+    """A block's identity in its engine, as published to routers in KV events (docs/reference/kv-events.md).
 
-    `hash` (1 to 32 bytes) and `part` (at most 16) are those of kvpool.protocol.keys.block_id; `parent` is the hash of
-    the block
-    before it, empty if it is not known or there is none; `tokens` 0: unknown; `group`: the engine's cache group.
-    ValueError for anything that a header cannot hold.
+    `engine_hash` (1 to 32 bytes) and `part` (at most 16) are the inputs of kvpool.protocol.keys.block_id;
+    `parent_hash` is the engine hash of the preceding block, empty if unknown or none; `tokens` 0: unknown; `group`:
+    the engine's cache group. ValueError for anything that a header cannot hold.
     """
 
-    hash: bytes
-    parent: bytes = b""
+    engine_hash: bytes
+    parent_hash: bytes = b""
     part: bytes = b""
     tokens: int = 0
     group: int = 0
 
     def __post_init__(self) -> None:
-        sizes = (len(self.hash), len(self.parent), len(self.part))
+        sizes = (len(self.engine_hash), len(self.parent_hash), len(self.part))
         if not sizes[0] or max(sizes[:2]) > MAX_ENGINE_HASH or sizes[2] > MAX_PART:
             raise ValueError("an engine's hashes have 1 to 32 bytes, a part at most 16")
         if not 0 <= self.tokens < 1 << 32 or not 0 <= self.group < 1 << 32:
@@ -166,7 +165,7 @@ class BlockHeader:
     stored_len: int = -1
     codec: int = CODEC_NONE
     checksum_alg: int = CHECKSUM_XXH3_128
-    name: EngineName | None = None
+    engine_block: EngineBlock | None = None
     salt_tag: bytes = NO_SALT
 
     def __post_init__(self) -> None:
@@ -208,20 +207,27 @@ def encode_header(header: BlockHeader) -> bytes:
     )
     if sizes != (32, 32, 32, 16, 16, 16):
         raise ValueError(f"header fields must have 32, 32, 32, 16, 16 and 16 bytes, not {sizes}")
-    name, is_salted = header.name, header.salt_tag != NO_SALT
-    version = FORMAT_VERSION if name is None else FORMAT_VERSION_NAMED
+    engine_block, is_salted = header.engine_block, header.salt_tag != NO_SALT
+    version = FORMAT_VERSION if engine_block is None else FORMAT_VERSION_NAMED
     if is_salted:
         version = FORMAT_VERSION_SALTED
     fields = _FIELDS.pack(
         MAGIC, version, header.codec, header.checksum_alg, 0, header.payload_len, header.stored_len,
         header.created_ms, header.key, header.block_id, header.fingerprint, header.tenant_tag, header.payload_sum,
     )  # fmt: skip
-    if name is not None:
-        fields += _NAME.pack(
-            len(name.hash), len(name.parent), len(name.part), name.tokens, name.group, name.hash, name.parent, name.part
+    if engine_block is not None:
+        fields += _ENGINE_BLOCK.pack(
+            len(engine_block.engine_hash),
+            len(engine_block.parent_hash),
+            len(engine_block.part),
+            engine_block.tokens,
+            engine_block.group,
+            engine_block.engine_hash,
+            engine_block.parent_hash,
+            engine_block.part,
         )
     elif is_salted:
-        fields += bytes(_NAME.size)
+        fields += bytes(_ENGINE_BLOCK.size)
     if is_salted:
         fields += header.salt_tag
     return fields + bytes(_SUM_AT - len(fields)) + hashlib.blake2b(fields, digest_size=16).digest()
@@ -246,13 +252,13 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
     squeezed = packed and codec in (CODEC_ZSTD, CODEC_LZ4) and 0 < stored_len < payload_len
     if alg != CHECKSUM_XXH3_128 or not (plain or squeezed):
         raise CorruptBlockError("block uses a codec or checksum this build cannot read", key=key.hex(), where=where)
-    salt = bytes(data[_NAMED_END:_SALTED_END]) if version == FORMAT_VERSION_SALTED else NO_SALT
+    salt = bytes(data[_ENGINE_END:_SALTED_END]) if version == FORMAT_VERSION_SALTED else NO_SALT
     if version == FORMAT_VERSION_SALTED and salt == NO_SALT:
         raise CorruptBlockError("block has an empty salt tag", key=key.hex(), where=where)
     # with a salt the name may be absent, but then all of it
-    has_name = version == FORMAT_VERSION_NAMED or (salt != NO_SALT and any(data[_FIELDS.size : _NAMED_END]))
-    name = _name_of(data, where) if has_name else None
-    return BlockHeader(key, block_id, fp, tag, payload_len, psum, created, stored_len, codec, alg, name, salt)
+    has_engine_block = version == FORMAT_VERSION_NAMED or (salt != NO_SALT and any(data[_FIELDS.size : _ENGINE_END]))
+    engine_block = _engine_block_of(data, where) if has_engine_block else None
+    return BlockHeader(key, block_id, fp, tag, payload_len, psum, created, stored_len, codec, alg, engine_block, salt)
 
 
 def _is_whole(data: bytes | bytearray | memoryview, fields: bytes | bytearray | memoryview) -> bool:
@@ -260,15 +266,17 @@ def _is_whole(data: bytes | bytearray | memoryview, fields: bytes | bytearray | 
     return data[_SUM_AT:] == hashlib.blake2b(fields, digest_size=16).digest() and data[end:_SUM_AT] == _PADDING[end]
 
 
-def _name_of(data: bytes | bytearray | memoryview, where: str) -> EngineName:
-    n_hash, n_parent, n_part, tokens, group, block_hash, parent, part = _NAME.unpack(data[_FIELDS.size : _NAMED_END])
-    fits = n_hash <= len(block_hash) and n_parent <= len(parent) and n_part <= len(part)
-    if not fits or any(block_hash[n_hash:] + parent[n_parent:] + part[n_part:]):
-        raise CorruptBlockError("block has a malformed name in its engine", where=where)
+def _engine_block_of(data: bytes | bytearray | memoryview, where: str) -> EngineBlock:
+    n_hash, n_parent, n_part, tokens, group, engine_hash, parent, part = _ENGINE_BLOCK.unpack(
+        data[_FIELDS.size : _ENGINE_END]
+    )
+    fits = n_hash <= len(engine_hash) and n_parent <= len(parent) and n_part <= len(part)
+    if not fits or any(engine_hash[n_hash:] + parent[n_parent:] + part[n_part:]):
+        raise CorruptBlockError("block has a malformed engine block identity", where=where)
     try:
-        return EngineName(block_hash[:n_hash], parent[:n_parent], part[:n_part], tokens, group)
+        return EngineBlock(engine_hash[:n_hash], parent[:n_parent], part[:n_part], tokens, group)
     except ValueError:
-        raise CorruptBlockError("block has an empty name in its engine", where=where) from None
+        raise CorruptBlockError("block has an empty engine block identity", where=where) from None
 
 
 def payload_sum_of(

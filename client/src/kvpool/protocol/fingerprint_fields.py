@@ -19,14 +19,14 @@ _DEPTH = 3
 _ODD = re.compile(r"[^a-z0-9_.]")
 
 
-def field_digests(facts: Mapping[str, object]) -> dict[str, str]:
+def field_digests(inputs: Mapping[str, object]) -> dict[str, str]:
     """Name of each field (`sizes.tp_size` for one inside another) -> 8 hex digits over its JSON value.
 
     At most MAX_FIELDS of them, names of at most MAX_NAME characters from [a-z0-9_.]. Never raises for values that
     keys.fingerprint takes. Too short to prove anything: they only tell apart, and name, what the fingerprint proves.
     """
     found: dict[str, str] = {}
-    for name, value in _flat("", facts, _DEPTH):
+    for name, value in _flat("", inputs, _DEPTH):
         if len(found) == MAX_FIELDS:
             break
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
@@ -34,9 +34,9 @@ def field_digests(facts: Mapping[str, object]) -> dict[str, str]:
     return found
 
 
-def _flat(prefix: str, facts: Mapping[str, object], depth: int) -> list[tuple[str, object]]:
+def _flat(prefix: str, inputs: Mapping[str, object], depth: int) -> list[tuple[str, object]]:
     found: list[tuple[str, object]] = []
-    for name, value in sorted(facts.items(), key=lambda item: str(item[0])):
+    for name, value in sorted(inputs.items(), key=lambda item: str(item[0])):
         if isinstance(value, Mapping) and value and depth > 1:
             found += _flat(f"{prefix}{name}.", value, depth - 1)
         else:

@@ -30,10 +30,10 @@ __all__ = [
     "SALT_KEY_BYTES",
     "TAG_BYTES",
     "block_id",
+    "block_key",
     "events_token",
     "fingerprint",
     "index_login",
-    "key",
     "peer_secret",
     "salt_digest",
     "salt_key",
@@ -51,13 +51,13 @@ def _lp(data: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def fingerprint(facts: Mapping[str, object]) -> bytes:
+def fingerprint(inputs: Mapping[str, object]) -> bytes:
     """32 bytes over the canonical JSON of everything that changes the meaning of a block's bytes.
 
-    `facts` holds JSON values only (model, weights digest, dtype, layout, parallel sizes, engine version ...).
+    `inputs` holds JSON values only (model, weights digest, dtype, layout, parallel sizes, engine version ...).
     Raises TypeError for a value that JSON cannot hold and ValueError for NaN.
     """
-    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(b"kvpool-fingerprint-v1" + text.encode("ascii")).digest()
 
 
@@ -66,7 +66,7 @@ def block_id(fingerprint: bytes, block_hash: bytes, part: bytes = b"") -> bytes:
     return hashlib.sha256(b"kvpool-ident-v1" + _lp(fingerprint) + _lp(block_hash) + _lp(part)).digest()
 
 
-def key(pool_secret: bytes, tenant: str, block_id: bytes) -> bytes:
+def block_key(pool_secret: bytes, tenant: str, block_id: bytes) -> bytes:
     """The block's 32-byte key in the pool; its lower-case hex is the file name."""
     return hmac.digest(pool_secret, b"kvpool-key-v1" + _lp(tenant.encode()) + block_id, "sha256")
 

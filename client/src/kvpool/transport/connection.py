@@ -53,7 +53,7 @@ class Connection:
             except OSError as e:
                 raise PoolUnavailableError(f"no sidecar: {e.strerror or e}", where=path) from None
             reply = self.request(wire.Op.HELLO, hello.pack(), deadline=deadline)
-            self.server = _greeted(reply.body, path)
+            self.server = _checked_hello(reply.body, path)
         except BaseException:
             self.close()
             raise
@@ -104,7 +104,7 @@ class Connection:
             raise PoolUnavailableError(f"connection lost: {e.strerror or e}", where=self._path) from None
         return self._checked(op, head, answer, descriptors, max_descriptors)
 
-    def tell(self, op: wire.Op) -> None:
+    def notify(self, op: wire.Op) -> None:
         """Say something that has no answer, if that is possible at once."""
         with contextlib.suppress(OSError):
             self._socket.send(wire.pack(op), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -178,7 +178,7 @@ def _connect(sock: socket.socket, path: str) -> None:
         os.close(directory)
 
 
-def _greeted(body: bytes, path: str) -> wire.ServerHello:
+def _checked_hello(body: bytes, path: str) -> wire.ServerHello:
     server = wire.ServerHello.unpack(body)
     if server.version != wire.PROTOCOL_VERSION:
         raise ProtocolError(f"the sidecar speaks version {server.version}", where=path)

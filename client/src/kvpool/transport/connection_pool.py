@@ -30,7 +30,7 @@ _log = logging.getLogger("kvpool")
 
 MAX_CONNECTIONS = 8
 MAX_WAITING = 1024  # for a connection of one kind; the next is turned away at once
-_PATIENCE = 0.2  # of the time to the deadline may go by in this queue; the node has one, too, and reading takes time
+_QUEUE_SHARE = 0.2  # of the time to the deadline may go by in this queue; the node has one, too, and reading takes time
 _HELLO_TIMEOUT_S = 1.0
 _FIRST_RETRY_S = 0.05  # a sidecar that hands its node to the next one is away for less than a second
 _LONGEST_RETRY_S = 2.5  # a sidecar that returns is found within 5 s, whatever is configured
@@ -65,7 +65,7 @@ def _slots(connections: int) -> list[_Slot]:
 class ConnectionPool:
     """Thread-safe.
 
-    The keeper calls `on_tick` now and then while connected (and after `nudge`), and `on_greeted` with what the sidecar
+    The keeper calls `on_tick` now and then while connected (and after `wake`), and `on_hello` with what the sidecar
     says of itself, before the connection is used.
     """
 
@@ -74,23 +74,23 @@ class ConnectionPool:
         config: ClientConfig,
         hello: ClientHello,
         on_tick: Callable[[], None],
-        on_greeted: Callable[[ServerHello], None],
+        on_hello: Callable[[ServerHello], None],
     ) -> None:
         self._path = config.socket
         self._hello = hello
         self._on_tick = on_tick
-        self._on_greeted = on_greeted
+        self._on_hello = on_hello
         self._retry_s = min(max(config.connect_retry_ms, 10) / 1000, _LONGEST_RETRY_S)
         self._slots = _slots(config.connections)
         self._condition = threading.Condition()
         self._waiters: list[_Waiter] = []  # in the order of their arrival
         self._held_s: dict[str, float] = {}  # how long a connection of this kind is held, of late
-        self._graveyard: list[Connection] = []
+        self._retired: list[Connection] = []
         self._closed = False
-        self._nudged = False
+        self._tick_requested = False
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._keeper = threading.Thread(target=self._keep, name="kvpool-links", daemon=True)
-        self._keeper.start()
+        self._maintainer = threading.Thread(target=self._maintain, name="kvpool-links", daemon=True)
+        self._maintainer.start()
 
     @property
     def connected(self) -> bool:
@@ -113,13 +113,13 @@ class ConnectionPool:
         return True
 
     @contextlib.contextmanager
-    def lease(self, role: str, deadline: float) -> Iterator[Connection]:
+    def acquire(self, role: str, deadline: float) -> Iterator[Connection]:
         """A connection for one thread, first come, first served.
 
         PoolUnavailableError at once if there is none. Waits for one that is in use while enough of the time to
         `deadline` is left to do something with it; BusyError then, or at once if its turn cannot come so soon.
         """
-        slot, connection = self._take(role, deadline)
+        slot, connection = self._acquire_slot(role, deadline)
         began = time.monotonic()
         try:
             yield connection
@@ -130,22 +130,22 @@ class ConnectionPool:
                 if self._closed:
                     connection.close()  # no keeper is left to do it
                 elif connection.broken and slot.connection is connection:
-                    self._bury(slot)
-                self._vacate(slot)
+                    self._retire(slot)
+                self._release(slot)
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Have the keeper call `on_tick` soon."""
-        self._nudged = True
-        self._wake()
+        self._tick_requested = True
+        self._wake_maintainer()
 
     def close(self) -> None:
         """Close all; the keeper ends. Waits at most two seconds for it."""
         with self._condition:
             self._closed = True
-            self._wake_waiters()
-        self._wake()
-        if threading.current_thread() is not self._keeper:
-            self._keeper.join(2.0)
+            self._assign_to_waiters()
+        self._wake_maintainer()
+        if threading.current_thread() is not self._maintainer:
+            self._maintainer.join(2.0)
 
     def abandon_in_child(self) -> None:
         """After a fork: the parent's sockets are not ours, so close our copies of them. Nothing works here any more."""
@@ -154,7 +154,7 @@ class ConnectionPool:
             if slot.connection is not None:
                 slot.connection.close()
                 slot.connection = None
-        for connection in self._graveyard:
+        for connection in self._retired:
             connection.close()
         for descriptor in (self._wake_r, self._wake_w):
             if descriptor >= 0:
@@ -163,103 +163,103 @@ class ConnectionPool:
         self._condition = threading.Condition()  # another thread of the parent may have held it
         self._waiters = []
 
-    def _take(self, role: str, deadline: float) -> tuple[_Slot, Connection]:
+    def _acquire_slot(self, role: str, deadline: float) -> tuple[_Slot, Connection]:
         with self._condition:
-            live = self._live(role)
+            live = self._connected_slots(role)
             free = next((slot for slot in live if not slot.busy), None)
             if free is not None and not any(waiter.role == role for waiter in self._waiters):
-                return self._occupy(free)
-            patience = (deadline - time.monotonic()) * _PATIENCE
-            self._refuse_if_too_late(role, len(live), patience)
+                return self._mark_busy(free)
+            max_wait = (deadline - time.monotonic()) * _QUEUE_SHARE
+            self._reject_if_late(role, len(live), max_wait)
             waiter = _Waiter(role)
             self._waiters.append(waiter)
-        waiter.woken.wait(max(0.0, patience))
+        waiter.woken.wait(max(0.0, max_wait))
         with self._condition:
             if waiter.slot is not None and waiter.slot.connection is not None:
                 return waiter.slot, waiter.slot.connection
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             elif waiter.slot is not None:  # its connection died meanwhile
-                self._vacate(waiter.slot)
-            self._live(role)
+                self._release(waiter.slot)
+            self._connected_slots(role)
             raise BusyError("all connections are in use", where=self._path)
 
-    def _live(self, role: str) -> list[_Slot]:
+    def _connected_slots(self, role: str) -> list[_Slot]:
         live = [slot for slot in self._slots if role in slot.roles and slot.connection is not None]
         if not live or self._closed:
             raise PoolUnavailableError("no connection to the sidecar", where=self._path)
         return live
 
-    def _refuse_if_too_late(self, role: str, lanes: int, patience: float) -> None:
+    def _reject_if_late(self, role: str, lanes: int, max_wait: float) -> None:
         """By how long the last ones took: who cannot have its turn before the deadline does not wait for it."""
         ahead = sum(1 for waiter in self._waiters if waiter.role == role)
         expected = (ahead + 1) * self._held_s.get(role, 0.0) / lanes
-        if ahead >= MAX_WAITING or (ahead >= lanes and expected > patience):
+        if ahead >= MAX_WAITING or (ahead >= lanes and expected > max_wait):
             raise BusyError("too many wait for a connection", where=self._path)
 
-    def _occupy(self, slot: _Slot) -> tuple[_Slot, Connection]:
+    def _mark_busy(self, slot: _Slot) -> tuple[_Slot, Connection]:
         assert slot.connection is not None  # noqa: S101
         slot.busy = True
         return slot, slot.connection
 
-    def _vacate(self, slot: _Slot) -> None:
+    def _release(self, slot: _Slot) -> None:
         slot.busy = False
-        self._wake_waiters()
+        self._assign_to_waiters()
 
-    def _wake_waiters(self) -> None:
+    def _assign_to_waiters(self) -> None:
         """Hand free connections to those who wait, in their order; nobody waits for what is not there."""
         self._condition.notify_all()
         for waiter in list(self._waiters):
             live = [slot for slot in self._slots if waiter.role in slot.roles and slot.connection is not None]
             free = next((slot for slot in live if not slot.busy), None)
             if free is not None and not self._closed:
-                self._occupy(free)
+                self._mark_busy(free)
                 waiter.slot = free
             if waiter.slot is not None or not live or self._closed:
                 self._waiters.remove(waiter)
                 waiter.woken.set()
 
-    def _bury(self, slot: _Slot) -> None:
+    def _retire(self, slot: _Slot) -> None:
         # the keeper may be polling this descriptor, so only the keeper closes it
         if slot.connection is not None:
             slot.connection.shut()
-            self._graveyard.append(slot.connection)
+            self._retired.append(slot.connection)
             slot.connection = None
-        self._wake()
+        self._wake_maintainer()
 
-    def _wake(self) -> None:
+    def _wake_maintainer(self) -> None:
         with self._condition, contextlib.suppress(OSError):
             if self._wake_w >= 0:
                 os.write(self._wake_w, b"w")
 
-    def _keep(self) -> None:
+    def _maintain(self) -> None:
         tick_at = time.monotonic() + _TICK_S
-        told_missing = False
+        reported_missing = False
         while not self._closed:
             try:
-                next_try = self._fill()
+                next_try = self._connect_missing()
             except Exception:  # a defect, or a path that cannot be one: look again later
                 _log.exception("kvpool: connecting failed")
                 next_try = time.monotonic() + self._retry_s
             missing = next_try is not None
-            if missing != told_missing:
-                told_missing = missing
+            if missing != reported_missing:
+                reported_missing = missing
                 if missing:
                     _log.info("kvpool: no sidecar at %s; the engine goes on without the pool", self._path)
                 else:
                     _log.info("kvpool: connected to the sidecar at %s", self._path)
             now = time.monotonic()
-            if not missing and (self._nudged or now >= tick_at):
-                self._nudged = False
+            if not missing and (self._tick_requested or now >= tick_at):
+                self._tick_requested = False
                 tick_at = now + _TICK_S
                 try:
                     self._on_tick()
                 except Exception:
                     _log.exception("kvpool: report failed")
-            self._sleep(tick_at if next_try is None else next_try)
-        self._end()
+            self._wait_for_event(tick_at if next_try is None else next_try)
+        self._close_all()
 
-    def _fill(self) -> float | None:
+    def _connect_missing(self) -> float | None:
         """Connect what is missing and due; when to try again, None if nothing is missing."""
         next_try = None
         for slot in self._slots:
@@ -272,27 +272,27 @@ class ConnectionPool:
                     fresh = Connection(self._path, self._hello, _HELLO_TIMEOUT_S)
                 except (KVPoolError, OSError) as e:
                     _log.debug("kvpool: %s", e)
-                    pause_s = self._longer(slot.pause_s)
+                    pause_s = self._next_pause(slot.pause_s)
                     for other in self._slots:  # the same socket: the others would fare no better now
                         if other.connection is None:
                             other.tried_at, other.pause_s = now, pause_s
                 else:
                     # one that is closed again and again is not asked for ever more often
                     lasted = now - slot.connected_at > self._retry_s
-                    slot.connected_at, slot.pause_s = now, 0.0 if lasted else self._longer(slot.pause_s)
-                    self._on_greeted(fresh.server)
+                    slot.connected_at, slot.pause_s = now, 0.0 if lasted else self._next_pause(slot.pause_s)
+                    self._on_hello(fresh.server)
                     with self._condition:
                         slot.connection = fresh
-                        self._wake_waiters()
+                        self._assign_to_waiters()
                     continue
             due = slot.tried_at + slot.pause_s
             next_try = due if next_try is None else min(next_try, due)
         return next_try
 
-    def _longer(self, pause_s: float) -> float:
+    def _next_pause(self, pause_s: float) -> float:
         return min(max(2 * pause_s, _FIRST_RETRY_S), self._retry_s)
 
-    def _sleep(self, until: float) -> None:
+    def _wait_for_event(self, until: float) -> None:
         poller = select.poll()
         poller.register(self._wake_r, select.POLLIN)
         watched: dict[int, _Slot] = {}
@@ -313,25 +313,25 @@ class ConnectionPool:
                 if connection is not None and connection.fileno() == descriptor:
                     connection.shut()  # a thread that waits for an answer on it is woken
                     if not slot.busy:
-                        self._bury(slot)
-                    self._wake_waiters()
-        self._empty_graveyard()
+                        self._retire(slot)
+                    self._assign_to_waiters()
+        self._close_retired()
 
-    def _empty_graveyard(self) -> None:
+    def _close_retired(self) -> None:
         with self._condition:
-            dead, self._graveyard = self._graveyard, []
+            dead, self._retired = self._retired, []
         for connection in dead:
             connection.close()
 
-    def _end(self) -> None:
+    def _close_all(self) -> None:
         with self._condition:
             for slot in self._slots:
                 if slot.connection is not None:
                     slot.connection.shut()
                     if not slot.busy:
-                        self._graveyard.append(slot.connection)
+                        self._retired.append(slot.connection)
                         slot.connection = None
-        self._empty_graveyard()
+        self._close_retired()
         with self._condition:
             os.close(self._wake_r)
             os.close(self._wake_w)

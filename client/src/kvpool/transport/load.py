@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, ProtocolError
 from kvpool.protocol import wire
 from kvpool.stats import Reason
-from kvpool.transport import responses as answers
+from kvpool.transport import responses as responses
 from kvpool.transport import transfer
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class LoadBatch:
         self.loads: list[transfer.PendingRead] = []
         self._workers = workers
         self._on_corrupt = on_corrupt
-        self._tell = False
+        self._wants_done = False
 
     def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[BlockRequest]) -> bool:
         """Load all; False if the deadline came first. After it returns or raises nobody writes into the buffers."""
@@ -53,9 +53,9 @@ class LoadBatch:
                 self._drain(expect, may_block=False)
             return self.batch.wait()
         finally:
-            self._give_up(connection)
-            if self._tell and not connection.broken:
-                connection.tell(wire.Op.DONE)
+            self._abandon(connection)
+            if self._wants_done and not connection.broken:
+                connection.notify(wire.Op.DONE)
 
     def _open(
         self, connection: Connection, expect: transfer.Expectation, window: Sequence[BlockRequest]
@@ -63,18 +63,18 @@ class LoadBatch:
         """Ask for descriptors; files go to `batch.ready`, the blocks of each peer stream are returned in order."""
         reply = connection.request(
             wire.Op.OPEN,
-            wire.pack_deadline(self.batch.deadline) + b"".join(block_id for _, block_id, _ in window),
+            wire.pack_deadline(self.batch.deadline) + b"".join(request.block_id for request in window),
             count=len(window),
             flags=wire.Flag.NONE if expect.verify else wire.Flag.VERIFY | wire.Flag.LOCAL_ONLY,
             deadline=self.batch.deadline,
             max_descriptors=len(window),
         )
         try:
-            fresh = answers.opened_loads(reply, window, connection)
+            fresh = responses.opened_loads(reply, window, connection)
         except BaseException:
             connection.broken = True
             raise
-        self._tell = bool(reply.flags & wire.Flag.TELL)
+        self._wants_done = bool(reply.flags & wire.Flag.TELL)
         self.loads.extend(fresh)
         for load in fresh:
             if load.reason == Reason.LENGTH:
@@ -100,7 +100,7 @@ class LoadBatch:
         done = 0
         try:
             while (load := self._next(may_block)) is not None:
-                if self._settle(load, transfer.read_file, expect, may_block):
+                if self._read_one(load, transfer.read_file, expect, may_block):
                     load.close()
                     done += 1
                 else:
@@ -117,7 +117,7 @@ class LoadBatch:
                 continue
         return None
 
-    def _settle(
+    def _read_one(
         self,
         load: transfer.PendingRead,
         read: Callable[[transfer.PendingRead, transfer.Batch, transfer.Expectation, bool], bool],
@@ -189,10 +189,10 @@ class LoadBatch:
             if connection.broken:
                 load.reason = Reason.CONNECTION
             else:
-                self._settle(load, read, expect, True)
+                self._read_one(load, read, expect, True)
             self.batch.settle()
 
-    def _give_up(self, connection: Connection) -> None:
+    def _abandon(self, connection: Connection) -> None:
         self.batch.closed = True
         for queue in (self.batch.ready, self.batch.cold):
             with contextlib.suppress(IndexError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import ProtocolError
 from kvpool.protocol import wire
@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 
     from kvpool.transport.connection import Connection, Reply
 
-    BlockRequest = tuple[int, bytes, memoryview]  # place in the caller's list, block id, buffer
-
-__all__ = ["commit_statuses", "lookup_tiers", "opened_loads", "refused_stores_and_files"]
+__all__ = ["BlockRequest", "begun_stores", "commit_statuses", "lookup_tiers", "opened_loads"]
 
 _TIERS = tuple(wire.Tier(number) for number in range(max(wire.Tier) + 1))
 _MAX_TIER = len(_TIERS) - 1
+
+
+class BlockRequest(NamedTuple):
+    """One block of a batch: its position in the caller's list, its id, and the caller's buffer as flat bytes."""
+
+    position: int
+    block_id: bytes
+    view: memoryview
 
 
 def lookup_tiers(reply: Reply, count: int) -> Sequence[int]:
@@ -59,16 +65,16 @@ def _open_entries(
         raise ProtocolError("an OPEN answer of another length")
     fresh_streams = []
     named: set[int] = set()
-    for n, (index, block_id, view) in enumerate(window):
+    for n, (position, block_id, view) in enumerate(window):
         status, tier, number, why, length, key = wire.OPEN_REPLY.unpack_from(reply.body, n * size)
         if tier > _MAX_TIER:
             raise ProtocolError(f"an OPEN answer with tier {tier}")
-        load = PendingRead(index, block_id, key, _TIERS[tier], view)
+        load = PendingRead(position, block_id, key, _TIERS[tier], view)
         loads.append(load)
         if status == wire.OpenStatus.MISS:
             load.reason = Reason.BUSY if why == wire.MISS_BUSY else Reason.ABSENT
         elif status == wire.OpenStatus.FILE:
-            load.descriptor = _take(left)
+            load.descriptor = _pop_descriptor(left)
             if length != len(view):
                 load.reason = Reason.LENGTH
                 load.close()
@@ -86,7 +92,7 @@ def _open_entries(
     for number in fresh_streams:  # their descriptors come after those of the files
         if number in connection.streams:
             raise ProtocolError(f"stream {number} is open already")
-        stream = connection.streams[number] = socket.socket(fileno=_take(left))
+        stream = connection.streams[number] = socket.socket(fileno=_pop_descriptor(left))
         stream.setblocking(True)
     if not named <= connection.streams.keys():
         raise ProtocolError("a stream that was never opened")
@@ -94,7 +100,7 @@ def _open_entries(
         raise ProtocolError("an OPEN answer with too many descriptors")
 
 
-def refused_stores_and_files(
+def begun_stores(
     reply: Reply, window: Sequence[BlockRequest]
 ) -> tuple[list[tuple[int, wire.BeginStatus]], list[PendingWrite]]:
     """The places that need no write, each with HAVE or REFUSED, and the Stores to write."""
@@ -103,19 +109,19 @@ def refused_stores_and_files(
     left = list(reply.descriptors)
     try:
         size = wire.BEGIN_REPLY.size
-        _insist(
+        _require(
             reply.items == len(window) and len(reply.body) == len(window) * size, "a BEGIN answer of another length"
         )
-        for n, (index, block_id, view) in enumerate(window):
+        for n, (position, block_id, view) in enumerate(window):
             status, token, key = wire.BEGIN_REPLY.unpack_from(reply.body, n * size)
             if status == wire.BeginStatus.WRITE:
-                store = PendingWrite(index, block_id, key, token, view)
-                store.descriptor = _take(left)
+                store = PendingWrite(position, block_id, key, token, view)
+                store.descriptor = _pop_descriptor(left)
                 stores.append(store)
             else:
-                _insist(status in (wire.BeginStatus.HAVE, wire.BeginStatus.REFUSED), f"a BEGIN status {status}")
-                settled.append((index, wire.BeginStatus(status)))
-        _insist(not left, "a BEGIN answer with too many descriptors")
+                _require(status in (wire.BeginStatus.HAVE, wire.BeginStatus.REFUSED), f"a BEGIN status {status}")
+                settled.append((position, wire.BeginStatus(status)))
+        _require(not left, "a BEGIN answer with too many descriptors")
     except BaseException:
         for store in stores:
             store.close()
@@ -133,11 +139,11 @@ def commit_statuses(reply: Reply, count: int) -> Sequence[int]:
     return reply.body
 
 
-def _take(left: list[int]) -> int:
-    _insist(bool(left), "an answer without its descriptors")
+def _pop_descriptor(left: list[int]) -> int:
+    _require(bool(left), "an answer without its descriptors")
     return left.pop(0)
 
 
-def _insist(fits: bool, otherwise: str) -> None:
+def _require(fits: bool, otherwise: str) -> None:
     if not fits:
         raise ProtocolError(otherwise)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from kvpool.errors import DeadlineExceededError, ProtocolError
 from kvpool.protocol import keys, wire
 from kvpool.stats import Reason
-from kvpool.transport import responses as answers
+from kvpool.transport import responses as responses
 from kvpool.transport import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvpool.protocol.block import EngineName
+    from kvpool.protocol.block import EngineBlock
     from kvpool.transport.connection import Connection
     from kvpool.transport.responses import BlockRequest
     from kvpool.transport.worker_pool import WorkerPool
@@ -39,23 +39,23 @@ class StoreOutcome:
 
 
 class StoreBatch:
-    """One call of `Client.put_from`. `outcome[place]` is Stored.STORED, Stored.HAVE or a Reason.
+    """One call of `Client.put_from`. `outcome[position]` is a StoreOutcome or a Reason.
 
-    `names` go into the blocks' headers where the pool publishes events, tags of `salts` where it asks for them; empty:
-    no block has one.
+    `engine_blocks` are written into the blocks' headers if the pool publishes events, tags of `salts` if it requests
+    them; empty: no block has one.
     """
 
     def __init__(
         self,
         deadline: float,
         workers: WorkerPool,
-        names: Sequence[EngineName | None] = (),
+        engine_blocks: Sequence[EngineBlock | None] = (),
         salts: Sequence[str | None] = (),
     ) -> None:
         self.outcome: dict[int, str] = {}
         self.deadline = deadline
         self._workers = workers
-        self._names = names
+        self._engine_blocks = engine_blocks
         self._salts = salts
 
     def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[BlockRequest]) -> bool:
@@ -70,39 +70,39 @@ class StoreBatch:
     def _windows(self, wanted: Sequence[BlockRequest], limit: int) -> list[list[BlockRequest]]:
         windows: list[list[BlockRequest]] = []
         room = 0
-        for item in wanted:
-            size = len(item[2])
+        for request in wanted:
+            size = len(request.view)
             if size > limit:
-                self.outcome[item[0]] = Reason.REFUSED
+                self.outcome[request.position] = Reason.REFUSED
                 continue
             if size > room or len(windows[-1]) == wire.MAX_BATCH:
                 windows.append([])
                 room = max(_WINDOW_BYTES, size)
-            windows[-1].append(item)
+            windows[-1].append(request)
             room -= size
         return windows
 
     def _begin(self, connection: Connection, window: Sequence[BlockRequest]) -> list[transfer.PendingWrite]:
         reply = connection.request(
             wire.Op.BEGIN,
-            b"".join(wire.BEGIN_REQUEST.pack(block_id, len(view)) for _, block_id, view in window),
+            b"".join(wire.BEGIN_REQUEST.pack(request.block_id, len(request.view)) for request in window),
             count=len(window),
             deadline=self.deadline,
             max_descriptors=len(window),
         )
         try:
-            settled, stores = answers.refused_stores_and_files(reply, window)
+            settled, stores = responses.begun_stores(reply, window)
         except BaseException:
             connection.broken = True
             raise
-        for place, status in settled:
-            self.outcome[place] = StoreOutcome.HAVE if status == wire.BeginStatus.HAVE else Reason.REFUSED
-        if self._names and connection.server.events:
+        for position, status in settled:
+            self.outcome[position] = StoreOutcome.HAVE if status == wire.BeginStatus.HAVE else Reason.REFUSED
+        if self._engine_blocks and connection.server.events:
             for store in stores:
-                store.name = self._names[store.index]
+                store.engine_block = self._engine_blocks[store.position]
         if self._salts and connection.server.salt_key:
             for store in stores:
-                if salt := self._salts[store.index]:
+                if salt := self._salts[store.position]:
                     store.salt_tag = keys.salt_tag(connection.server.salt_key, keys.salt_digest(salt))
         return stores
 
@@ -129,7 +129,7 @@ class StoreBatch:
                     waiting.popleft().close()
         for store in stores:
             if not store.ok:
-                self.outcome[store.index] = store.reason or Reason.DEADLINE
+                self.outcome[store.position] = store.reason or Reason.DEADLINE
                 connection.broken = True  # the token must not live on: a writer may be stuck on its file
         return done
 
@@ -147,7 +147,7 @@ class StoreBatch:
             deadline=self.deadline,
         )
         try:
-            statuses = answers.commit_statuses(reply, len(written))
+            statuses = responses.commit_statuses(reply, len(written))
         except ProtocolError:
             connection.broken = True
             raise
@@ -156,7 +156,7 @@ class StoreBatch:
             wire.CommitStatus.HAVE: StoreOutcome.HAVE,
         }
         for store, status in zip(written, statuses, strict=True):
-            self.outcome[store.index] = known.get(status, Reason.REJECTED)
+            self.outcome[store.position] = known.get(status, Reason.REJECTED)
 
 
 def _write_one(store: transfer.PendingWrite, batch: transfer.Batch, expect: transfer.Expectation) -> None:

@@ -104,14 +104,14 @@ class PendingRead:
 
     __slots__ = (
         "block_id",
+        "block_key",
         "descriptor",
         "done",
         "gate",
         "header",
-        "index",
-        "key",
         "offset",
         "ok",
+        "position",
         "reason",
         "stream",
         "sum",
@@ -119,10 +119,10 @@ class PendingRead:
         "view",
     )
 
-    def __init__(self, index: int, block_id: bytes, key: bytes, tier: wire.Tier, view: memoryview) -> None:
-        self.index = index
+    def __init__(self, position: int, block_id: bytes, block_key: bytes, tier: wire.Tier, view: memoryview) -> None:
+        self.position = position
         self.block_id = block_id
-        self.key = key
+        self.block_key = block_key
         self.tier = tier
         self.view = view
         self.descriptor = -1  # of the block's file, or
@@ -143,17 +143,28 @@ class PendingRead:
 
 
 class PendingWrite:
-    """One block on its way from one buffer into an unnamed file; `name` and `salt_tag` go into its header."""
+    """One block being written from a buffer to an unnamed file; `engine_block` and `salt_tag` go into its header."""
 
-    __slots__ = ("block_id", "descriptor", "index", "key", "name", "ok", "reason", "salt_tag", "token", "view")
+    __slots__ = (
+        "block_id",
+        "block_key",
+        "descriptor",
+        "engine_block",
+        "ok",
+        "position",
+        "reason",
+        "salt_tag",
+        "token",
+        "view",
+    )
 
-    def __init__(self, index: int, block_id: bytes, key: bytes, token: int, view: memoryview) -> None:
-        self.index = index
+    def __init__(self, position: int, block_id: bytes, block_key: bytes, token: int, view: memoryview) -> None:
+        self.position = position
         self.block_id = block_id
-        self.key = key
+        self.block_key = block_key
         self.token = token
         self.view = view
-        self.name: block.EngineName | None = None
+        self.engine_block: block.EngineBlock | None = None
         self.salt_tag = block.NO_SALT
         self.descriptor = -1
         self.ok = False
@@ -192,14 +203,14 @@ def _advance(load: PendingRead, count: int) -> None:
 def _verify(load: PendingRead, expect: Expectation) -> None:
     wanted = _payload_sum(load, expect)
     if load.sum is not None and load.sum.digest() != wanted:
-        raise CorruptBlockError("payload fails its checksum", key=load.key.hex())
+        raise CorruptBlockError("payload fails its checksum", key=load.block_key.hex())
 
 
 def _payload_sum(load: PendingRead, expect: Expectation) -> bytes:
     tag = expect.tenant_tag
     if expect.readable and (told := block.tenant_tag_of(load.header)) in expect.readable:
         tag = told
-    return block.payload_sum_of(load.header, load.key, load.block_id, expect.fingerprint, tag, len(load.view))
+    return block.payload_sum_of(load.header, load.block_key, load.block_id, expect.fingerprint, tag, len(load.view))
 
 
 def _refuse_if_closed(batch: Batch) -> None:
@@ -227,7 +238,7 @@ def read_file(
                 return False
             count = _read_through_bounce(load, batch, total, preadv)
         if count == 0:
-            raise CorruptBlockError("block file is too short", key=load.key.hex())
+            raise CorruptBlockError("block file is too short", key=load.block_key.hex())
         _advance(load, count)
     _verify(load, expect)
     return True
@@ -250,7 +261,7 @@ def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: i
             raise
     wanted = _payload_sum(load, expect)
     if expect.verify and block.checksum(load.view) != wanted:
-        raise CorruptBlockError("payload fails its checksum", key=load.key.hex())
+        raise CorruptBlockError("payload fails its checksum", key=load.block_key.hex())
     return True
 
 
@@ -307,7 +318,7 @@ def read_stream(load: PendingRead, stream: socket.socket, batch: Batch, expect: 
     if magic != wire.MAGIC:
         raise ProtocolError("not a peer's answer")
     if status == wire.PeerStatus.MISS and size == 0:
-        raise PeerMissError("the peer no longer has it", key=load.key.hex())
+        raise PeerMissError("the peer no longer has it", key=load.block_key.hex())
     if status != wire.PeerStatus.OK or size != block.HEADER_BYTES + len(load.view):
         raise ProtocolError(f"a peer's answer of status {status} and {size} bytes")
     load.sum = block.running_checksum() if expect.verify else None
@@ -387,14 +398,14 @@ def write_file(
     if direct:
         _set_flags(store.descriptor, flags)  # the sidecar shares this open file
     header = block.BlockHeader(
-        key=store.key,
+        key=store.block_key,
         block_id=store.block_id,
         fingerprint=expect.fingerprint,
         tenant_tag=expect.tenant_tag,
         payload_len=size,
         payload_sum=running.digest() if running is not None else bytes(16),
         created_ms=clock_ms(),
-        name=store.name,
+        engine_block=store.engine_block,
         salt_tag=store.salt_tag,
     )
     encoded = block.encode_header(header)

@@ -17,7 +17,7 @@ from kvpool.protocol import keys as names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kvpool.protocol.block import BlockHeader, EngineName
+    from kvpool.protocol.block import BlockHeader, EngineBlock
     from kvpool_sidecar.counters import Stats
 
 __all__ = ["Event", "Feed", "Kind", "Place"]
@@ -45,7 +45,7 @@ class Event(NamedTuple):
     """`name` is None for CLEARED. `place`: one."""
 
     kind: Kind
-    name: EngineName | None = None
+    name: EngineBlock | None = None
     place: Place = Place.NOWHERE
     tenant: str = ""
     fingerprint: bytes = b""
@@ -54,7 +54,7 @@ class Event(NamedTuple):
 class _Known:
     __slots__ = ("fingerprint", "name", "place", "tag")
 
-    def __init__(self, name: EngineName, tag: bytes, fingerprint: bytes) -> None:
+    def __init__(self, name: EngineBlock, tag: bytes, fingerprint: bytes) -> None:
         self.name = name
         self.tag = tag
         self.fingerprint = fingerprint
@@ -98,11 +98,11 @@ class Feed:
 
     def stored(self, key: bytes, header: BlockHeader) -> None:
         """A block is on this node's drives now."""
-        name = header.name
+        name = header.engine_block
         if name is None:
             self._stats.add("kv_events_lost", "unnamed")
             return
-        if names.block_id(header.fingerprint, name.hash, name.part) != header.block_id:
+        if names.block_id(header.fingerprint, name.engine_hash, name.part) != header.block_id:
             self._stats.add("kv_events_lost", "false-name")
             return
         with self._lock:

@@ -120,7 +120,7 @@ class Prefixes:
         deadline = time.monotonic() + _TIMEOUT_S
         block_ids = [keys.block_id(question.fingerprint, one, question.part) for one in question.hashes]
         tenants = self._tenants_of(question.tenant)
-        wanted = [[keys.key(self._secret, tenant, block_id) for block_id in block_ids] for tenant in tenants]
+        wanted = [[keys.block_key(self._secret, tenant, block_id) for block_id in block_ids] for tenant in tenants]
         nodes = self._peers_reach(wanted, deadline)
         complete = nodes is not None
         names = list(zip(*wanted, strict=True))  # of each block

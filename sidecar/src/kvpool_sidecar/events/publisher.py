@@ -100,7 +100,7 @@ def batch_of(
         elif last is not None and last.name is not None and _go_together(last, event):
             open_event = told[-1]
             assert not isinstance(open_event, _Cleared)  # noqa: S101
-            open_event.block_hashes.append(form(name.hash))
+            open_event.block_hashes.append(form(name.engine_hash))
         else:
             whose = {"tenant": event.tenant, "fingerprint": event.fingerprint.hex()}
             if model := models.get(event.fingerprint):
@@ -108,14 +108,24 @@ def batch_of(
             group = name.group or None
             where = _LOCALITY[event.place]
             if event.kind is Kind.STORED:
-                parent = form(name.parent) if name.parent else None
+                parent = form(name.parent_hash) if name.parent_hash else None
                 told.append(
                     _Stored(
-                        [form(name.hash)], parent, [], name.tokens, None, _MEDIUM, None, group, where, _OWNER, whose
+                        [form(name.engine_hash)],
+                        parent,
+                        [],
+                        name.tokens,
+                        None,
+                        _MEDIUM,
+                        None,
+                        group,
+                        where,
+                        _OWNER,
+                        whose,
                     )
                 )
             else:
-                told.append(_Removed([form(name.hash)], _MEDIUM, group, where, _OWNER, whose))
+                told.append(_Removed([form(name.engine_hash)], _MEDIUM, group, where, _OWNER, whose))
         last = event
     return msgspec.msgpack.encode([now, told, None])
 
@@ -131,7 +141,7 @@ def _go_together(a: Event, b: Event) -> bool:
         b.name.group,
     ):
         return False
-    return a.kind is Kind.REMOVED or (a.name.tokens == b.name.tokens and b.name.parent == a.name.hash)
+    return a.kind is Kind.REMOVED or (a.name.tokens == b.name.tokens and b.name.parent_hash == a.name.engine_hash)
 
 
 class Publisher:

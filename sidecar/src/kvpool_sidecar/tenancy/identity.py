@@ -57,7 +57,7 @@ class Tenant:
         return self._remembered(block_id)
 
     def _key(self, block_id: bytes) -> bytes:
-        return keys.key(self._secret, self.name, block_id)
+        return keys.block_key(self._secret, self.name, block_id)
 
 
 def is_allowed(identity: Identity, allowed_namespaces: Sequence[str]) -> bool:

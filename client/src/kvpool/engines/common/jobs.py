@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool.client import Client
-    from kvpool.protocol.block import EngineName
+    from kvpool.protocol.block import EngineBlock
     from kvpool.protocol.wire import Tier
 
 __all__ = ["TransferJobs", "TransferResult"]
@@ -82,10 +82,10 @@ class TransferJobs:
         client: Client,
         block_ids: Sequence[bytes],
         slots: Sequence[memoryview],
-        names: Sequence[EngineName | None] = (),
+        engine_blocks: Sequence[EngineBlock | None] = (),
         salts: Sequence[str | None] = (),
     ) -> None:
-        """Store `slots` as the blocks; `names` and `salts`: see Client.put_from."""
+        """Store `slots` as the blocks; `engine_blocks` and `salts`: see Client.put_from."""
         count = len(block_ids)
         with self._condition:
             self._pending += 1
@@ -94,7 +94,7 @@ class TransferJobs:
             self._queued_stores += 0 if drop else count
 
         def run() -> tuple[tuple[bool, ...], tuple[Tier, ...], int]:
-            results = client.put_from(block_ids, slots, names=names, salts=salts)
+            results = client.put_from(block_ids, slots, engine_blocks=engine_blocks, salts=salts)
             return tuple(r.ok for r in results), (), sum(r.bytes for r in results)
 
         def settle() -> None:

@@ -33,7 +33,7 @@ class _Verdict:
 
 
 class LookupTable:
-    """Verdicts per request. `ask(keys, deadline)` gives a Tier per key and runs on a thread of this table.
+    """Verdicts per request. `query(keys, deadline)` gives a Tier per key and runs on a thread of this table.
 
     `wait_s()` is how long a question may stay open before the answer is "no". Verdicts live as long as their request,
     so a block that failed to load is not tried again for it (mark_miss). Thread-safe.
@@ -41,18 +41,18 @@ class LookupTable:
 
     def __init__(
         self,
-        ask: Callable[[Sequence[bytes], float], Sequence[Tier]],
+        query: Callable[[Sequence[bytes], float], Sequence[Tier]],
         wait_s: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ask = ask
+        self._query = query
         self._wait_s = wait_s
         self._clock = clock
         self._lock = threading.Lock()
         self._requests: dict[str, dict[bytes, _Verdict]] = {}
         self._fresh: dict[str, dict[bytes, _Verdict]] = {}
         self._queue: queue.SimpleQueue[dict[str, dict[bytes, _Verdict]] | None] = queue.SimpleQueue()
-        self.late = 0  # questions that were answered "no" because their time was up
+        self.deadline_misses = 0  # questions that were answered "no" because their time was up
         self._thread = threading.Thread(target=self._run, name="kvpool-lookup", daemon=True)
         self._thread.start()
 
@@ -65,7 +65,7 @@ class LookupTable:
                 verdict = verdicts[key] = self._fresh.setdefault(request, {})[key] = _Verdict()
             elif verdict.tier is None and verdict.until is not None and self._clock() >= verdict.until:
                 verdict.tier = Tier.MISS
-                self.late += 1
+                self.deadline_misses += 1
             return None if verdict.tier is None else verdict.tier != Tier.MISS
 
     def flush(self) -> None:
@@ -108,7 +108,7 @@ class LookupTable:
                 keys = list(verdicts)
                 deadline = self._clock() + _GRACE * self._wait_s()
                 try:
-                    tiers = dict(zip(keys, self._ask(keys, deadline), strict=True))
+                    tiers = dict(zip(keys, self._query(keys, deadline), strict=True))
                 except Exception:
                     _log.exception("kvpool: lookup failed")
                     tiers = {}

@@ -17,7 +17,7 @@ from kvpool.engines.common import weights
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["FingerprintNamespace", "chunk_name", "key_name", "layout_of", "salt_of", "space_facts", "supported"]
+__all__ = ["FingerprintNamespace", "chunk_name", "fingerprint_inputs", "key_name", "layout_of", "salt_of", "supported"]
 
 KNOWN_VERSIONS = "0.5.6 up to, not including, 0.6"
 MIN_HASH_BYTES = 16  # a shorter hash is Python's own: not made to tell prompts apart
@@ -82,7 +82,7 @@ def key_name(key: Any, dtype: str) -> tuple[bytes, bytes]:
     return chunk_hash, _canonical(part)
 
 
-def space_facts(
+def fingerprint_inputs(
     space: FingerprintNamespace, version: str, *, revision: str = "", tag: str = "", **more: Any
 ) -> dict[str, Any]:
     """JSON facts for the fingerprint. Reads the model's files where they can be found: not for an engine's thread."""

@@ -32,9 +32,18 @@ from kvpool.client import Client
 from kvpool.engines.common.client_cache import ClientCache
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.common.tasks import Tasks
-from kvpool.engines.lmcache import fingerprint as lmcache_facts
+from kvpool.engines.lmcache.fingerprint import (
+    KNOWN_VERSIONS,
+    FingerprintNamespace,
+    chunk_name,
+    fingerprint_inputs,
+    layout_of,
+    salt_of,
+    split,
+    supported,
+)
 from kvpool.engines.lmcache.inventory import StoredInventory
-from kvpool.protocol import keys as names
+from kvpool.protocol.keys import block_id, fingerprint
 from kvpool.protocol.wire import Tier
 from kvpool.stats import Reason
 
@@ -47,14 +56,13 @@ try:
     from lmcache.v1.platform import create_event_notifier
 except ImportError as e:
     raise ImportError(
-        f"kvpool.engines.lmcache_mp needs the L2 adapters of LMCache {lmcache_facts.KNOWN_VERSIONS}, which cannot be "
+        f"kvpool.engines.lmcache_mp needs the L2 adapters of LMCache {KNOWN_VERSIONS}, which cannot be "
         f"imported here ({e}); run the server without this adapter"
     ) from e
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvpool.engines.lmcache.fingerprint import FingerprintNamespace
 
 __all__ = ["PoolL2Adapter"]
 
@@ -89,8 +97,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._ledger: StoredInventory[Any] = StoredInventory(_MAX_NAMES)
         self._refused: set[str] = set()
         self._off = ""
-        if not lmcache_facts.supported(str(lmcache.__version__)):
-            self._off = f"this client knows LMCache {lmcache_facts.KNOWN_VERSIONS}, not {lmcache.__version__}"
+        if not supported(str(lmcache.__version__)):
+            self._off = f"this client knows LMCache {KNOWN_VERSIONS}, not {lmcache.__version__}"
             _log.error("kvpool: %s: the server runs without the pool", self._off)
 
     # -- LMCache's interface ------------------------------------------------------------------------------------------
@@ -141,7 +149,7 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def delete(self, keys: list[Any]) -> None:
         """Find them no more on this server, until they are stored again. The pool drops the bytes by itself."""
-        self._tell(self._notify_keys_deleted, self._ledger.delete(keys))
+        self._notify_sizes(self._notify_keys_deleted, self._ledger.delete(keys))
 
     def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> Any:
         """What this server has stored, as far as it remembers. ValueError for a cursor that is not ours."""
@@ -183,41 +191,39 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     # -- our own ------------------------------------------------------------------------------------------------------
 
     def _connect(self, space: FingerprintNamespace) -> Client:
-        facts = lmcache_facts.space_facts(
-            space, str(lmcache.__version__), revision=self._revision, tag=self._tag, mode="mp"
-        )
-        fingerprint = names.fingerprint(facts)
+        inputs = fingerprint_inputs(space, str(lmcache.__version__), revision=self._revision, tag=self._tag, mode="mp")
+        digest = fingerprint(inputs)
         model = os.path.basename(space.model.rstrip("/"))
-        _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
-        _log.debug("kvpool: facts %s", facts)
+        _log.info("kvpool: model %s, fingerprint %s, socket %s", model, digest.hex()[:16], self._config.socket)
+        _log.debug("kvpool: fingerprint inputs %s", inputs)
         engine = f"lmcache {lmcache.__version__}"
-        told = {"engine": engine, "model": model}
-        return Client(self._config, fingerprint=fingerprint, facts=told, meaning=facts)
+        labels = {"engine": engine, "model": model}
+        return Client(self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs)
 
     def _parts(
         self, keys: Sequence[Any], layouts: Any, deadline: float, skip: Callable[[Any], bool] = lambda _: False
     ) -> list[tuple[Client, list[int], list[bytes]]]:
         """For each client the places of its keys and their block ids; what cannot be named or served is left out."""
         parts = []
-        for space, places in lmcache_facts.split(keys, layouts).items():
-            named = [(i, lmcache_facts.chunk_name(keys[i])) for i in places if not skip(keys[i])]
+        for space, places in split(keys, layouts).items():
+            named = [(i, chunk_name(keys[i])) for i in places if not skip(keys[i])]
             usable = [(i, name) for i, name in named if name is not None]
             if len(usable) < len(named):
                 self._refuse("hash", "LMCache hashes prompts with Python's own hash: use --hash-algorithm blake3")
             client = self._clients.get(space, deadline) if usable and not self._off else None
             if client is not None:
-                block_ids = [names.block_id(client.fingerprint, *name) for _, name in usable]
+                block_ids = [block_id(client.fingerprint, *name) for _, name in usable]
                 parts.append((client, [i for i, _ in usable], block_ids))
         return parts
 
     def _layouts(self, objects: Sequence[Any]) -> list[str]:
-        found = [lmcache_facts.layout_of(o.get_shapes(), o.get_dtypes()) for o in objects]
+        found = [layout_of(o.get_shapes(), o.get_dtypes()) for o in objects]
         if not all(found):
             self._refuse("serde", "bytes that a serde of LMCache has made are not stored: leave `serde` out")
         return found
 
     def _look_up(self, keys: Sequence[Any], groups: dict[int, Any], asked: float) -> Any:
-        layouts = {int(n): lmcache_facts.layout_of(d.shapes, d.dtypes) for n, d in groups.items()}
+        layouts = {int(n): layout_of(d.shapes, d.dtypes) for n, d in groups.items()}
         found = Bitmap(len(keys))
         patience = self._config.deadlines.lookup_ms / 1000
         for client, places, block_ids in self._parts(keys, layouts, asked + patience, self._ledger.is_deleted):
@@ -241,9 +247,9 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                     here.append(keys[place])
                 elif result.reason == Reason.ABSENT:
                     lost.append(keys[place])
-        self._tell(self._notify_keys_deleted, self._ledger.lost(lost))
+        self._notify_sizes(self._notify_keys_deleted, self._ledger.lost(lost))
         if here:
-            self._guarded(lambda: self._notify_keys_accessed(here))
+            self._call_listener(lambda: self._notify_keys_accessed(here))
         return loaded
 
     def _store(self, keys: Sequence[Any], objects: Sequence[Any]) -> Any:
@@ -252,20 +258,20 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         patience = self._config.deadlines.store_ms / 1000  # nobody waits for a store
         until = time.monotonic() + patience
         for client, places, block_ids in self._parts(keys, self._layouts(objects), until):
-            salts = [lmcache_facts.salt_of(keys[i]) for i in places]
+            salts = [salt_of(keys[i]) for i in places]
             results = client.put_from(block_ids, [views[i] for i in places], salts=salts)
             stored += [(keys[i], len(views[i])) for i, r in zip(places, results, strict=True) if r.ok]
             size += sum(r.bytes for r in results)
         new, gone = self._ledger.store(stored)
-        self._tell(self._notify_keys_stored, new)
-        self._tell(self._notify_keys_deleted, gone)
+        self._notify_sizes(self._notify_keys_stored, new)
+        self._notify_sizes(self._notify_keys_deleted, gone)
         return L2StoreResult(len(stored) == len(keys), size)
 
-    def _tell(self, notify: Callable[[list[Any], list[int]], None], pairs: Sequence[tuple[Any, int]]) -> None:
+    def _notify_sizes(self, notify: Callable[[list[Any], list[int]], None], pairs: Sequence[tuple[Any, int]]) -> None:
         if pairs:
-            self._guarded(lambda: notify([key for key, _ in pairs], [size for _, size in pairs]))
+            self._call_listener(lambda: notify([key for key, _ in pairs], [size for _, size in pairs]))
 
-    def _guarded(self, notify: Callable[[], None]) -> None:
+    def _call_listener(self, notify: Callable[[], None]) -> None:
         try:
             notify()
         except Exception:

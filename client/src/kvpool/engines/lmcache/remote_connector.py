@@ -30,9 +30,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvpool.client import Client
 from kvpool.engines.common.settings import client_config
-from kvpool.engines.lmcache import fingerprint as lmcache_facts
+from kvpool.engines.lmcache.fingerprint import (
+    KNOWN_VERSIONS,
+    FingerprintNamespace,
+    fingerprint_inputs,
+    key_name,
+    layout_of,
+    supported,
+)
 from kvpool.engines.lmcache.inventory import StoredInventory
-from kvpool.protocol import keys as names
+from kvpool.protocol.keys import block_id, fingerprint
 from kvpool.protocol.wire import Tier
 
 try:
@@ -41,7 +48,7 @@ try:
     from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 except ImportError as e:
     raise ImportError(
-        f"kvpool.engines.lmcache_remote needs the remote connectors of LMCache {lmcache_facts.KNOWN_VERSIONS}, which "
+        f"kvpool.engines.lmcache_remote needs the remote connectors of LMCache {KNOWN_VERSIONS}, which "
         f"cannot be imported here ({e}); run the engine without this plug-in"
     ) from e
 
@@ -83,7 +90,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         super().__init__(config, metadata)
         self._memory = local_cpu_backend
         self._config = client_config({name: v for name, v in settings.items() if name not in _NOT_SETTINGS})
-        self._layout = lmcache_facts.layout_of(self.meta_shapes, self.meta_dtypes)
+        self._layout = layout_of(self.meta_shapes, self.meta_dtypes)
         self._deleted: StoredInventory[bytes] = StoredInventory(_MAX_DELETED)
         self._lock = threading.Lock()
         self._putting = 0
@@ -195,8 +202,8 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         return {"connected": client.connected, "fingerprint": client.fingerprint.hex(), **client.stats()}
 
     def _why_not(self, config: Any) -> str:
-        if not lmcache_facts.supported(str(lmcache.__version__)):
-            return f"this client knows LMCache {lmcache_facts.KNOWN_VERSIONS}, not {lmcache.__version__}"
+        if not supported(str(lmcache.__version__)):
+            return f"this client knows LMCache {KNOWN_VERSIONS}, not {lmcache.__version__}"
         if config.pre_caching_hash_algorithm == "builtin":
             return "LMCache hashes prompts with Python's own hash: set pre_caching_hash_algorithm to sha256_cbor"
         if config.use_layerwise:
@@ -207,8 +214,8 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
 
     def _connect(self, config: Any, metadata: Any, settings: dict[str, Any]) -> Client:
         version = str(lmcache.__version__)
-        space = lmcache_facts.FingerprintNamespace(str(metadata.model_name), int(metadata.world_size), 0, self._layout)
-        facts = lmcache_facts.space_facts(
+        space = FingerprintNamespace(str(metadata.model_name), int(metadata.world_size), 0, self._layout)
+        inputs = fingerprint_inputs(
             space,
             version,
             revision=str(settings.get("revision", "")),
@@ -220,15 +227,15 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
             hash_algorithm=str(config.pre_caching_hash_algorithm),
             hash_seed=os.environ.get("PYTHONHASHSEED", ""),
         )
-        fingerprint = names.fingerprint(facts)
+        digest = fingerprint(inputs)
         model = os.path.basename(space.model.rstrip("/"))
-        _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
-        _log.debug("kvpool: facts %s", facts)
-        told = {"engine": f"lmcache {version}", "model": model}
-        return Client(self._config, fingerprint=fingerprint, facts=told, meaning=facts)
+        _log.info("kvpool: model %s, fingerprint %s, socket %s", model, digest.hex()[:16], self._config.socket)
+        _log.debug("kvpool: fingerprint inputs %s", inputs)
+        labels = {"engine": f"lmcache {version}", "model": model}
+        return Client(self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs)
 
     def _block_id(self, client: Client, key: Any) -> bytes:
-        return names.block_id(client.fingerprint, *lmcache_facts.key_name(key, str(key.dtype)))
+        return block_id(client.fingerprint, *key_name(key, str(key.dtype)))
 
     def _found(self, keys: Sequence[Any]) -> int:
         client = self._client
@@ -277,9 +284,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
             return
         try:
             pairs = list(zip(keys, objects, strict=True))
-            whole = [
-                (key, o) for key, o in pairs if lmcache_facts.layout_of(o.get_shapes(), o.get_dtypes()) == self._layout
-            ]
+            whole = [(key, o) for key, o in pairs if layout_of(o.get_shapes(), o.get_dtypes()) == self._layout]
             if len(whole) < len(pairs):
                 self._tell("part", "only whole chunks are stored: leave save_unfull_chunk out")
             block_ids = [self._block_id(client, key) for key, _ in whole]

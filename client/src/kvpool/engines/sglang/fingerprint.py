@@ -17,7 +17,7 @@ from kvpool.engines.common import weights
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["digest", "facts_of", "pool_facts", "rank_part"]
+__all__ = ["digest", "fingerprint_inputs", "pool_inputs", "rank_part"]
 
 _FORMAT = 1  # of what we put into a page's blocks
 
@@ -40,13 +40,13 @@ _ARGUMENTS = (
 )  # fmt: skip
 
 
-def facts_of(config: Any, pool: Any, version: str, argument: Callable[[str], Any]) -> dict[str, Any]:
+def fingerprint_inputs(config: Any, pool: Any, version: str, argument: Callable[[str], Any]) -> dict[str, Any]:
     """JSON facts from a HiCacheStorageConfig-like `config`, the host `pool` of the KV and the server's arguments.
 
     `argument(name)` gives one resolved argument, None if it is not known.
     """
     path = argument("model_path")
-    facts: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "format": _FORMAT,
         "engine": "sglang",
         "version": version,
@@ -55,24 +55,24 @@ def facts_of(config: Any, pool: Any, version: str, argument: Callable[[str], Any
         "sizes": _known((name, getattr(config, name, None)) for name in _SIZES),
         "split_heads": bool(getattr(config, "should_split_heads", False)),
         "mla": bool(config.is_mla_model),
-        "pool": pool_facts(pool),
+        "pool": pool_inputs(pool),
         "loras": _adapters(argument("lora_paths")),
         "model": _files(str(path or config.model_name or ""), argument("revision")),
     }
     draft = argument("speculative_draft_model_path")
     if draft:
-        facts["draft_model"] = _files(str(draft), argument("speculative_draft_model_revision"))
-    if facts["arguments"].get("load_format") == "dummy":  # weights that are made up, or come later from elsewhere
-        facts["process"] = os.urandom(16).hex()
-    return facts
+        inputs["draft_model"] = _files(str(draft), argument("speculative_draft_model_revision"))
+    if inputs["arguments"].get("load_format") == "dummy":  # weights that are made up, or come later from elsewhere
+        inputs["process"] = os.urandom(16).hex()
+    return inputs
 
 
-def pool_facts(pool: Any) -> dict[str, Any]:
+def pool_inputs(pool: Any) -> dict[str, Any]:
     """JSON facts of one host pool: its class, and what decides the bytes of a page."""
-    facts = _known((name, getattr(pool, name, None)) for name in _POOL_FIELDS)
+    inputs = _known((name, getattr(pool, name, None)) for name in _POOL_FIELDS)
     inner = getattr(pool, "host_pool", None)  # a facade that shards pages over ranks
-    facts["class"] = type(pool).__name__ + (f"({type(inner).__name__})" if inner is not None else "")
-    return facts
+    inputs["class"] = type(pool).__name__ + (f"({type(inner).__name__})" if inner is not None else "")
+    return inputs
 
 
 def rank_part(config: Any, name: str, pool: Any) -> str:

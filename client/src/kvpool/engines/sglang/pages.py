@@ -11,8 +11,8 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool.engines.common.host_memory import HostMemory, tensor_bytes
-from kvpool.engines.sglang import fingerprint as sglang_facts
-from kvpool.protocol import keys as names
+from kvpool.engines.sglang.fingerprint import digest, pool_inputs, rank_part
+from kvpool.protocol import keys as protocol_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,8 +48,8 @@ class Pages:
         self.pool = pool
         self.page_size = max(1, int(getattr(pool, "page_size", 1) or 1))
         self.logical = name == "kv" and getattr(pool, "kv_buffer", None) is None
-        facts = sglang_facts.digest(sglang_facts.pool_facts(pool))
-        self._prefix = f"{name}-{facts}-{sglang_facts.rank_part(config, name, pool)}"
+        pool_digest = digest(pool_inputs(pool))
+        self._prefix = f"{name}-{pool_digest}-{rank_part(config, name, pool)}"
         self._flat_part = f"{self._prefix}-flat".encode()
         self._memory = HostMemory(())
         self._sizes: tuple[int, ...] = ()
@@ -70,11 +70,11 @@ class Pages:
     def block_ids(self, client: Client, keys: Sequence[str]) -> list[bytes]:
         """The names of all blocks of the pages, page after page."""
         parts = self._parts or [self._flat_part]
-        return [names.block_id(client.fingerprint, key.encode(), part) for key in keys for part in parts]
+        return [protocol_keys.block_id(client.fingerprint, key.encode(), part) for key in keys for part in parts]
 
     def flat_idents(self, client: Client, keys: Sequence[str]) -> list[bytes]:
         """The names of the pages as flat tensors, one each."""
-        return [names.block_id(client.fingerprint, key.encode(), self._flat_part) for key in keys]
+        return [protocol_keys.block_id(client.fingerprint, key.encode(), self._flat_part) for key in keys]
 
     def views(self, keys: Sequence[str], indices: Any) -> list[memoryview]:
         """The memory of all blocks of the pages, in the order of `block_ids`. ValueError if anything does not fit."""

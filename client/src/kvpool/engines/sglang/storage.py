@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 from kvpool.client import Client
 from kvpool.engines.common.host_memory import tensor_bytes
 from kvpool.engines.common.settings import client_config
-from kvpool.engines.sglang import fingerprint as sglang_facts
+from kvpool.engines.sglang.fingerprint import fingerprint_inputs
 from kvpool.engines.sglang.pages import PageRequest, Pages
-from kvpool.protocol import keys as names
+from kvpool.protocol import keys as protocol_keys
 from kvpool.protocol.wire import Tier
 
 KNOWN_VERSIONS = ((0, 5, 23),)
@@ -66,7 +66,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _total(miss: Callable[..., T]) -> Callable[[Callable[Concatenate[Any, P], T]], Callable[Concatenate[Any, P], T]]:
+def _never_raises(
+    miss: Callable[..., T],
+) -> Callable[[Callable[Concatenate[Any, P], T]], Callable[Concatenate[Any, P], T]]:
     """Whatever happens, nothing is raised: `miss(*arguments)` instead."""
 
     def decorate(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
@@ -118,7 +120,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         self._settings = replace(settings, connections=_connections(settings.connections, storage_config))
         self._lock = threading.Lock()
         self._client: Client | None = None
-        self._facts: dict[str, Any] = {}
+        self._inputs: dict[str, Any] = {}
         self._pages: dict[str, Pages] = {}
         self._marks: dict[str, Any] = {}
         self._weights: Any = None  # their version, if somebody gave them one
@@ -136,14 +138,14 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         if not self._supported:
             return
         try:
-            self._facts = sglang_facts.facts_of(self._config, mem_pool_host, sglang.__version__, _argument)
+            self._inputs = fingerprint_inputs(self._config, mem_pool_host, sglang.__version__, _argument)
             self._weights = _argument("weight_version")
             self._register("kv", mem_pool_host)
             self._connect()
         except Exception:
             _log.exception("kvpool: the pool is off for this engine")
 
-    @_total(lambda *_: None)
+    @_never_raises(lambda *_: None)
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """One more host pool of a hybrid model."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
@@ -153,7 +155,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
 
     # -- whole pages, without a copy --------------------------------------------------------------------------------
 
-    @_total(lambda *_, **__: 0)
+    @_never_raises(lambda *_, **__: 0)
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many pages from the first on the pool has; 0 if it does not say so in time."""
         client = self._current()
@@ -163,12 +165,12 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         tiers = client.lookup(pages.block_ids(client, keys))
         return _leading(tier != Tier.MISS for tier in tiers) // pages.blocks_per_page
 
-    @_total(lambda *_, **__: False)
+    @_never_raises(lambda *_, **__: False)
     def exists(self, key: str) -> bool:
         """Is this page there?"""
         return self.batch_exists([key]) == 1
 
-    @_total(_none_of)
+    @_never_raises(_none_of)
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Fill pages of the host pool; a page that is False holds garbage."""
         client = self._current()
@@ -176,7 +178,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
             return [False] * len(keys)
         return self._load(client, [PageRequest(self._pages["kv"], keys, host_indices)])[0]
 
-    @_total(_none_of)
+    @_never_raises(_none_of)
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Store pages of the host pool. Where ranks hold copies of the same KV, one of them writes."""
         if not getattr(self._config, "is_storage_writer", True):
@@ -188,7 +190,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
 
     # -- hybrid models ----------------------------------------------------------------------------------------------
 
-    @_total(lambda *_, **__: PoolTransferResult(0, {}, []))
+    @_never_raises(lambda *_, **__: PoolTransferResult(0, {}, []))
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
         """How long a prefix can be restored, KV and side pools together, and which lengths can.
 
@@ -218,24 +220,24 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         restorable = sorted(allowed)
         return PoolTransferResult(restorable[-1] if restorable else 0, hits, restorable)
 
-    @_total(_none_of_each)
+    @_never_raises(_none_of_each)
     def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[Any, list[bool]]:
         """Fill pages of several host pools; one list per pool, as long as its keys."""
         return self._transfer(transfers, self._load)
 
-    @_total(_none_of_each)
+    @_never_raises(_none_of_each)
     def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[Any, list[bool]]:
         """Store pages of several host pools. SGLang asks only ranks whose share of a pool is to be written."""
         return self._transfer(transfers, self._store)
 
     # -- pages as flat tensors, which SGLang copies -----------------------------------------------------------------
 
-    @_total(lambda *_, **__: None)
+    @_never_raises(lambda *_, **__: None)
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         """One page as a flat tensor, `target_location` if that is one; None if the pool does not have it."""
         return self.batch_get([key], [target_location])[0]
 
-    @_total(_nothing_of)
+    @_never_raises(_nothing_of)
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:
         """Pages as flat tensors, each None if the pool does not have it."""
         client = self._current()
@@ -251,12 +253,12 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         )
         return [target if ok else None for target, ok in zip(targets, done, strict=True)]
 
-    @_total(lambda *_, **__: False)
+    @_never_raises(lambda *_, **__: False)
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
         """Store one page from a flat tensor; True if the pool has it now."""
         return self.batch_set([key], [value])
 
-    @_total(lambda *_, **__: False)
+    @_never_raises(lambda *_, **__: False)
     def batch_set(
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
@@ -272,7 +274,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
 
     # -- the rest of SGLang's interface -----------------------------------------------------------------------------
 
-    @_total(lambda *_: None)
+    @_never_raises(lambda *_: None)
     def clear(self) -> None:
         """SGLang's user wants nothing of what is stored: from here on this engine has pages of its own.
 
@@ -281,7 +283,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         with self._lock:
             self._renew("the engine's storage was cleared")
 
-    @_total(lambda *_: None)
+    @_never_raises(lambda *_: None)
     def get_stats(self) -> Any:
         """Blocks and GB/s of each batch since the last call, for SGLang's metrics."""
         from sglang.srt.observability.metrics_collector import StorageMetrics
@@ -296,7 +298,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
             backup_bandwidth=[speed.gb_per_s for speed in stores],
         )
 
-    @_total(lambda *_: None)
+    @_never_raises(lambda *_: None)
     def close(self) -> None:
         """Let go of the sidecar; what is asked afterwards misses. Safe to call twice."""
         with self._lock:
@@ -313,7 +315,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         return {
             "connected": client is not None and client.connected,
             "fingerprint": client.fingerprint.hex() if client is not None else "",
-            "facts": self._facts,
+            "fingerprint_inputs": self._inputs,
             "zero_copy": {name: pages.zero_copy for name, pages in self._pages.items()},
             "client": client.stats() if client is not None else {},
         }
@@ -323,15 +325,15 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         self._marks = {**self._marks, name: _mark(pool)}
 
     def _connect(self) -> None:
-        fingerprint = names.fingerprint(self._facts)
+        fingerprint = protocol_keys.fingerprint(self._inputs)
         model = os.path.basename(str(_argument("model_path") or self._config.model_name or "").rstrip("/"))
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._settings.socket)
-        _log.debug("kvpool: facts %s", self._facts)
+        _log.debug("kvpool: fingerprint inputs %s", self._inputs)
         old, self._client = self._client, None
         if old is not None:
             old.close()
-        told = {"engine": f"sglang {sglang.__version__}", "model": model}
-        self._client = Client(self._settings, fingerprint=fingerprint, facts=told, meaning=self._facts)
+        labels = {"engine": f"sglang {sglang.__version__}", "model": model}
+        self._client = Client(self._settings, fingerprint=fingerprint, labels=labels, fingerprint_inputs=self._inputs)
 
     def _current(self) -> Client | None:
         """The client, after a look whether SGLang has flushed its cache or changed its weights since the last call."""
@@ -357,7 +359,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
             return
         old.close()
         _log.warning("kvpool: %s; from now on it shares no pages with others", why)
-        self._facts = {**self._facts, "reset": os.urandom(16).hex()}
+        self._inputs = {**self._inputs, "reset": os.urandom(16).hex()}
         self._connect()
 
     def _present(self, client: Client, pools: Sequence[str], keys: Sequence[str]) -> list[list[bool]]:

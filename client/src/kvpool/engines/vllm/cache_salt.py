@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["remember_salts", "salt_of"]
+__all__ = ["record_salts", "salt_of"]
 
 _log = logging.getLogger("vllm.kvpool")
 _MARK = "_kvpool_remembers_salts"
@@ -25,7 +25,7 @@ class _Salt(NamedTuple):
     value: str
 
 
-def remember_salts() -> str:
+def record_salts() -> str:
     """Have vLLM's contexts of new requests know their salts; why that cannot be, empty if they do. Never raises."""
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler

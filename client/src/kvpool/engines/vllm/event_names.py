@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kvpool.protocol.block import EngineName
+from kvpool.protocol.block import EngineBlock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["names_of"]
+__all__ = ["engine_blocks"]
 
 _log = logging.getLogger("vllm.kvpool")
 _GROUP_BYTES = 4
 
 
-def names_of(offload_keys: Sequence[bytes], request: Any, tokens: Sequence[int]) -> Sequence[EngineName | None]:
+def engine_blocks(offload_keys: Sequence[bytes], request: Any, tokens: Sequence[int]) -> Sequence[EngineBlock | None]:
     """One name for each key, or none at all where they cannot be told; never raises.
 
     `tokens`: of one block, for each cache group. A parent that the context does not know is left empty.
@@ -36,10 +36,10 @@ def names_of(offload_keys: Sequence[bytes], request: Any, tokens: Sequence[int])
 
 def _name(
     key: bytes, positions: Mapping[bytes, int], ends: Mapping[tuple[bytes, int], bytes], tokens: Sequence[int]
-) -> EngineName:
+) -> EngineBlock:
     part = key[-_GROUP_BYTES:]
     group = int.from_bytes(part, "big")
     size = tokens[group] if group < len(tokens) else 0
     end = positions.get(key)
     before = ends.get((part, end - size), b"") if end is not None and size else b""
-    return EngineName(key[:-_GROUP_BYTES], before[:-_GROUP_BYTES], part, size, group)
+    return EngineBlock(key[:-_GROUP_BYTES], before[:-_GROUP_BYTES], part, size, group)

@@ -17,19 +17,19 @@ from kvpool.engines.common import weights
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["facts_of", "find_engine_config"]
+__all__ = ["find_engine_config", "fingerprint_inputs"]
 
 _FORMAT = 1  # of what we put into a block
 _CONFIG_NOISE = ("_name_or_path", "transformers_version", "architectures_override")
 
 
-def facts_of(
+def fingerprint_inputs(
     config: Any, block_bytes: int, version: str, engine_config: Any = None, device: str = ""
 ) -> dict[str, Any]:
     """JSON facts from an OffloadingConfig-like `config` and, where known, the engine's whole configuration."""
     groups = [{"tokens": g.tokens_per_block, "layers": _digest(list(g.layer_names))} for g in config.groups]
     parallel = config.parallel
-    facts: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "format": _FORMAT,
         "engine": "vllm",
         "version": version,
@@ -47,16 +47,16 @@ def facts_of(
         },
         "hash_seed": os.environ.get("PYTHONHASHSEED", ""),
     }
-    facts.update(_model_facts(config.model.name, engine_config))
-    return facts
+    inputs.update(_model_inputs(config.model.name, engine_config))
+    return inputs
 
 
-def _model_facts(name: str, engine_config: Any) -> dict[str, Any]:
+def _model_inputs(name: str, engine_config: Any) -> dict[str, Any]:
     model = getattr(engine_config, "model_config", None)
     cache = getattr(engine_config, "cache_config", None)
     load = getattr(engine_config, "load_config", None)
     revision = getattr(model, "revision", None)
-    facts: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "engine_config": "known" if model is not None else "unknown",
         "model_dtype": str(getattr(model, "dtype", "")),
         "quantization": str(getattr(model, "quantization", "")),
@@ -67,8 +67,8 @@ def _model_facts(name: str, engine_config: Any) -> dict[str, Any]:
     }
     found = weights.find(name, revision)
     # where the files are known their digest says it all, and pods may keep them under different paths
-    facts["model"] = {"files": found} if found else {"name": name, "revision": str(revision or "")}
-    return facts
+    inputs["model"] = {"files": found} if found else {"name": name, "revision": str(revision or "")}
+    return inputs
 
 
 def _hf_config_digest(hf_config: Any) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["private_because"]
+__all__ = ["sharing_blocker"]
 
 
-def private_because(engine_config: Any, *, trust_lora_names: bool) -> str:
+def sharing_blocker(engine_config: Any, *, trust_lora_names: bool) -> str:
     """A sentence for the engine's log, with what to do about it; empty if the engine's blocks may be shared.
 
     Adapters: vLLM's block hash has an adapter's name and path and nothing of its weights (v1/core/kv_cache_utils.py,

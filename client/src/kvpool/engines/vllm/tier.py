@@ -29,10 +29,10 @@ from kvpool.client import Client
 from kvpool.engines.common.jobs import TransferJobs, TransferResult
 from kvpool.engines.common.lookups import LookupTable
 from kvpool.engines.common.settings import client_config
-from kvpool.engines.vllm.cache_salt import remember_salts, salt_of
-from kvpool.engines.vllm.event_names import names_of
-from kvpool.engines.vllm.fingerprint import facts_of, find_engine_config
-from kvpool.engines.vllm.shareability import private_because
+from kvpool.engines.vllm.cache_salt import record_salts, salt_of
+from kvpool.engines.vllm.event_names import engine_blocks
+from kvpool.engines.vllm.fingerprint import find_engine_config, fingerprint_inputs
+from kvpool.engines.vllm.shareability import sharing_blocker
 from kvpool.protocol import keys
 from kvpool.protocol.wire import Tier
 from kvpool.stats import Reason
@@ -60,6 +60,8 @@ except ImportError as e:
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from kvpool.protocol.block import EngineBlock
 
 __all__ = ["KNOWN_VERSIONS", "PoolTier", "last_stats"]
 
@@ -93,24 +95,24 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._slot_bytes = self._block_size_bytes
         self._config = client_config(settings)
         self._lock = threading.Lock()
-        self._under_way: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, keys
+        self._inflight: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, keys
         self._tokens: collections.Counter[str] = collections.Counter()
         self._requests: collections.OrderedDict[str, dict[int, collections.Counter[str]]] = collections.OrderedDict()
-        self._told: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._reported: collections.Counter[tuple[str, str]] = collections.Counter()
         self._failed: list[Any] = []
         self._events: list[Any] | None = [] if offloading_spec.config.enable_kv_cache_events else None
         self._several_groups = len(offloading_spec.config.groups) > 1
         self._tokens_of_groups = [n * offloading_spec.blocks_per_chunk for n in offloading_spec.tokens_per_block]
         self._client: Client | None = None
         self._jobs = TransferJobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
-        self._lookups = LookupTable(self._ask, self._lookup_seconds)
-        self._facts: dict[str, Any] = {}
+        self._lookups = LookupTable(self._query, self._lookup_seconds)
+        self._inputs: dict[str, Any] = {}
         self._no_salts = ""  # why stores are not told their salts
         if self._supported():
-            self._no_salts = remember_salts()
+            self._no_salts = record_salts()
             try:
-                self._facts = self._read_facts(offloading_spec)
-                self._client = self._connect(self._facts)
+                self._inputs = self._read_inputs(offloading_spec)
+                self._client = self._connect(self._inputs)
             except Exception:
                 _log.exception("kvpool: the pool is off for this engine")
         _tiers.add(self)
@@ -127,18 +129,17 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         if client is None or not client.reachable or _is_promised(req_context):
             return LookupResult.MISS
         try:
-            found = self._lookups.lookup(key, req_context.req_id)
+            is_present = self._lookups.lookup(key, req_context.req_id)
         except Exception:
             _log.exception("kvpool: lookup failed")
             return LookupResult.MISS
-        if found is None:
+        if is_present is None:
             return LookupResult.RETRY
-        return LookupResult.HIT if found else LookupResult.MISS
+        return LookupResult.HIT if is_present else LookupResult.MISS
 
     def submit_load(self, job_metadata: Any) -> None:
         """Fill slots of the pinned region from the pool, in the background."""
-        names = list(job_metadata.keys)
-        self._submit(job_metadata, names, is_load=True)
+        self._submit(job_metadata, list(job_metadata.keys), is_load=True)
 
     def submit_store(self, job_metadata: Any) -> None:
         """Copy slots of the pinned region to the pool, in the background."""
@@ -182,8 +183,8 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             return
         old.close()
         _log.warning("kvpool: the engine's cache was reset; from now on it shares no blocks with others")
-        self._facts = {**self._facts, "reset": os.urandom(16).hex()}
-        self._client = self._connect(self._facts)
+        self._inputs = {**self._inputs, "reset": os.urandom(16).hex()}
+        self._client = self._connect(self._inputs)
 
     def shutdown(self) -> None:
         """Let stores that are under way finish for two seconds, then let go of everything."""
@@ -215,15 +216,15 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         now = self._client.stats()
         counters = {(_TOKENS, tier): n for tier, n in self._tokens.items()}
         counters.update({(_MISSES, reason): n for reason, n in now["misses"].items()})
-        counters[_MISSES, Reason.LATE] = self._lookups.late
+        counters[_MISSES, Reason.LATE] = self._lookups.deadline_misses
         counters.update({(_STORED, outcome): n for outcome, n in now["stored_bytes"].items()})
-        grown = {name: n - self._told[name] for name, n in counters.items() if n > self._told[name]}
+        grown = {name: n - self._reported[name] for name, n in counters.items() if n > self._reported[name]}
         if not grown:
             return None
         stats = OffloadingConnectorStats()
         for (metric, label), count in grown.items():
             stats.increase_counter(metric, count, (label,))
-            self._told[metric, label] += count
+            self._reported[metric, label] += count
         return stats
 
     # -- our own ----------------------------------------------------------------------------------------------------
@@ -234,10 +235,10 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             return {
                 "connected": self._client is not None and self._client.connected,
                 "fingerprint": self._client.fingerprint.hex() if self._client is not None else "",
-                "facts": self._facts,
+                "fingerprint_inputs": self._inputs,
                 "tokens": dict(self._tokens),
                 "requests": {request: dict(_tokens_of(groups)) for request, groups in self._requests.items()},
-                "late_lookups": self._lookups.late,
+                "late_lookups": self._lookups.deadline_misses,
                 "dropped_stores": self._jobs.dropped,
                 "client": self._client.stats() if self._client is not None else {},
             }
@@ -255,60 +256,67 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         )
         return False
 
-    def _read_facts(self, spec: Any) -> dict[str, Any]:
+    def _read_inputs(self, spec: Any) -> dict[str, Any]:
         from vllm.platforms import current_platform
 
         device = str(current_platform.device_type)
         engine = find_engine_config()
-        facts = facts_of(spec.config, self._slot_bytes, vllm.__version__, engine, device)
-        why = private_because(engine, trust_lora_names=self._config.trust_lora_names)
-        if why:
-            _log.warning("kvpool: this engine shares its blocks with no other: %s", why)
-            facts["private"] = os.urandom(16).hex()
-        return facts
+        inputs = fingerprint_inputs(spec.config, self._slot_bytes, vllm.__version__, engine, device)
+        blocker = sharing_blocker(engine, trust_lora_names=self._config.trust_lora_names)
+        if blocker:
+            _log.warning("kvpool: this engine shares blocks with no other engine: %s", blocker)
+            inputs["private"] = os.urandom(16).hex()
+        return inputs
 
-    def _connect(self, facts: dict[str, Any]) -> Client:
-        fingerprint = keys.fingerprint(facts)
+    def _connect(self, inputs: dict[str, Any]) -> Client:
+        fingerprint = keys.fingerprint(inputs)
         model = os.path.basename(str(self._offloading_spec.config.model.name).rstrip("/"))
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
-        _log.debug("kvpool: facts %s", facts)
-        told = {"engine": f"vllm {vllm.__version__}", "model": model}
-        return Client(self._config, fingerprint=fingerprint, facts=told, meaning=facts)
+        _log.debug("kvpool: fingerprint inputs %s", inputs)
+        labels = {"engine": f"vllm {vllm.__version__}", "model": model}
+        return Client(self._config, fingerprint=fingerprint, labels=labels, fingerprint_inputs=inputs)
 
     def _lookup_seconds(self) -> float:
         client = self._client
         return client.lookup_seconds if client is not None else 0.0
 
-    def _ask(self, names: Sequence[bytes], deadline: float) -> Sequence[Tier]:
+    def _query(self, offload_keys: Sequence[bytes], deadline: float) -> Sequence[Tier]:
         client = self._client
         if client is None:
-            return [Tier.MISS] * len(names)
-        # the blocks of one group are asked for from the first on; several groups are mixed, so each must be looked at
-        return client.lookup(self._block_ids(client, names), deadline, every=self._several_groups)
+            return [Tier.MISS] * len(offload_keys)
+        # with one cache group the keys are a prefix in order; with several they are mixed, so each one is checked
+        return client.lookup(self._block_ids(client, offload_keys), deadline, every=self._several_groups)
 
-    def _block_ids(self, client: Client, names: Sequence[bytes]) -> list[bytes]:
-        # a vLLM key is the block's hash and the number of its cache group
-        return [keys.block_id(client.fingerprint, h := get_offload_block_hash(name), name[len(h) :]) for name in names]
+    def _block_ids(self, client: Client, offload_keys: Sequence[bytes]) -> list[bytes]:
+        # a vLLM offload key is the block's hash followed by the number of its cache group
+        fingerprint = client.fingerprint
+        return [
+            keys.block_id(fingerprint, engine_hash := get_offload_block_hash(key), key[len(engine_hash) :])
+            for key in offload_keys
+        ]
 
-    def _submit(self, job: Any, names: list[bytes], *, is_load: bool) -> None:
+    def _submit(self, job: Any, offload_keys: list[bytes], *, is_load: bool) -> None:
         client = self._client
         if client is None:
-            self._refuse(job, names, is_load=is_load)
+            self._refuse(job, offload_keys, is_load=is_load)
             return
         try:
             n = self._slot_bytes
             slots = [self._memory[int(c) * n : (int(c) + 1) * n] for c in job.chunk_ids]
             with self._lock:
-                self._under_way[job.job_id] = (job.req_context.req_id, names)
+                self._inflight[job.job_id] = (job.req_context.req_id, offload_keys)
+            block_ids = self._block_ids(client, offload_keys)
             if is_load:
-                self._jobs.submit_load(job.job_id, client, self._block_ids(client, names), slots)
+                self._jobs.submit_load(job.job_id, client, block_ids, slots)
                 return
-            told = names_of(names, job.req_context, self._tokens_of_groups) if client.wants_names else ()
-            salts = self._salts_of(job, len(names)) if client.wants_salts else ()
-            self._jobs.submit_store(job.job_id, client, self._block_ids(client, names), slots, told, salts)
+            identities: Sequence[EngineBlock | None] = ()
+            if client.wants_engine_blocks:
+                identities = engine_blocks(offload_keys, job.req_context, self._tokens_of_groups)
+            salts = self._salts_of(job, len(offload_keys)) if client.wants_salts else ()
+            self._jobs.submit_store(job.job_id, client, block_ids, slots, identities, salts)
         except Exception:
             _log.exception("kvpool: a job was not started")
-            self._refuse(job, names, is_load=is_load)
+            self._refuse(job, offload_keys, is_load=is_load)
 
     def _salts_of(self, job: Any, count: int) -> Sequence[str | None]:
         """A job is of one request, and a request has one salt."""
@@ -319,45 +327,45 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             )
         return [salt_of(job.req_context)] * count
 
-    def _refuse(self, job: Any, names: list[bytes], *, is_load: bool) -> None:
+    def _refuse(self, job: Any, offload_keys: list[bytes], *, is_load: bool) -> None:
         if is_load:
-            self._lookups.mark_miss(names)
+            self._lookups.mark_miss(offload_keys)
         with self._lock:
-            self._under_way.pop(job.job_id, None)
+            self._inflight.pop(job.job_id, None)
             self._failed.append(JobResult(job_id=job.job_id, success=False))
 
     def _result(self, done: TransferResult) -> Any:
-        well = all(done.ok)
+        all_ok = all(done.ok)
         with self._lock:
-            request, names = self._under_way.pop(done.job)
+            request, offload_keys = self._inflight.pop(done.job)
+        succeeded = [key for key, ok in zip(offload_keys, done.ok, strict=True) if ok]
         if not done.is_load:
-            self._tell_stored([name for name, ok in zip(names, done.ok, strict=True) if ok])
-            return JobResult(done.job, well, transfer_time=done.seconds, transfer_bytes=done.bytes)
-        loaded = tuple(name for name, ok in zip(names, done.ok, strict=True) if ok)
-        if not well:
-            self._lookups.mark_miss([name for name, ok in zip(names, done.ok, strict=True) if not ok])
-        self._count(request, names, done)
+            self._record_stored(succeeded)
+            return JobResult(done.job, all_ok, transfer_time=done.seconds, transfer_bytes=done.bytes)
+        if not all_ok:
+            self._lookups.mark_miss([key for key, ok in zip(offload_keys, done.ok, strict=True) if not ok])
+        self._count(request, offload_keys, done)
         return JobResult(
             done.job,
-            well,
-            successful_keys=None if well else loaded or None,
+            all_ok,
+            successful_keys=None if all_ok else tuple(succeeded) or None,
             transfer_time=done.seconds,
             transfer_bytes=done.bytes,
         )
 
-    def _tell_stored(self, names: list[bytes]) -> None:
-        # who follows the engine's events learns where blocks went; that the pool dropped one, its sidecars tell
-        if self._events is not None and names and len(self._events) < _MAX_EVENTS:
+    def _record_stored(self, offload_keys: list[bytes]) -> None:
+        # subscribers of the engine's events learn where blocks went; evictions are published by the pool's sidecars
+        if self._events is not None and offload_keys and len(self._events) < _MAX_EVENTS:
             where = self.locality or Locality.REMOTE
-            self._events.append(OffloadingEvent(keys=names, medium=self.medium, removed=False, locality=where))
+            self._events.append(OffloadingEvent(keys=offload_keys, medium=self.medium, removed=False, locality=where))
 
-    def _count(self, request: str, names: Sequence[bytes], done: TransferResult) -> None:
+    def _count(self, request: str, offload_keys: Sequence[bytes], done: TransferResult) -> None:
         with self._lock:
             groups = self._requests.setdefault(request, {})
             before = _tokens_of(groups)
-            for name, ok, tier in zip(names, done.ok, done.tiers, strict=False):
+            for key, ok, tier in zip(offload_keys, done.ok, done.tiers, strict=False):
                 if ok:
-                    group = int.from_bytes(name[-4:], "big")
+                    group = int.from_bytes(key[-4:], "big")
                     size = self._tokens_of_groups[min(group, len(self._tokens_of_groups) - 1)]
                     groups.setdefault(group, collections.Counter())[tier.name.lower()] += size
             grown = _tokens_of(groups) - before
