@@ -21,7 +21,7 @@ from kvpool_operator.desired.labels import POOL
 from kvpool_operator.injection.annotations import opted_in, parse_annotations
 from kvpool_operator.injection.mutator import InjectionSettings, inject
 from kvpool_operator.k8s.client import KINDS
-from kvpool_operator.observe.observer import OWNED_KINDS, OWNED_WIDE_KINDS
+from kvpool_operator.observe.observer import CLUSTER_SCOPED_KINDS, OWNED_KINDS
 from kvpool_operator.settings import read_settings as read_operator_settings
 from kvpool_operator.webhook.settings import read_settings
 
@@ -296,7 +296,7 @@ def test_pods_are_evicted_only_where_the_chart_allows_it():
 @needs_helm
 def test_the_operator_may_keep_every_kind_that_it_owns():
     rules = one(render(), "ClusterRole", "kvpool-operator")["rules"]
-    for kind in (KINDS[k] for k in OWNED_KINDS + OWNED_WIDE_KINDS):
+    for kind in (KINDS[k] for k in OWNED_KINDS + CLUSTER_SCOPED_KINDS):
         group = kind.api_version.rpartition("/")[0]
         rule = next(r for r in rules if group in r["apiGroups"] and kind.plural in r["resources"])
         assert {"get", "list", "create", "patch", "delete"} <= set(rule["verbs"]), kind.name

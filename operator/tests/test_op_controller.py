@@ -13,9 +13,9 @@ from op_samples import MemoryCluster, pool_manifest
 
 from kvpool_operator.errors import ApiUnavailableError, NotLeaderError
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.pools.reconciler import Result
 from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
+from kvpool_operator.runtime.reconciler import Result
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -65,15 +65,15 @@ async def test_a_changed_pool_gets_a_pass():
     passes = Passes()
     loop, _ = controller(passes)
     async with running(loop.work()):
-        loop.changed(*KEY)
+        loop.enqueue(*KEY)
         await until(lambda: passes.seen == [KEY])
 
 
 async def test_an_unfinished_pass_is_followed_by_another():
-    passes = Passes(Result(again_s=0.01), Result(again_s=0.01))
+    passes = Passes(Result(requeue_after_s=0.01), Result(requeue_after_s=0.01))
     loop, _ = controller(passes)
     async with running(loop.work()):
-        loop.changed(*KEY)
+        loop.enqueue(*KEY)
         await until(lambda: len(passes.seen) == 3)
 
 
@@ -82,7 +82,7 @@ async def test_a_failed_pass_is_repeated_and_the_worker_lives(error: Exception, 
     passes = Passes(error)
     loop, metrics = controller(passes)
     async with running(loop.work()):
-        loop.changed(*KEY)
+        loop.enqueue(*KEY)
         await until(lambda: len(passes.seen) == 2)
     assert "again in" in caplog.text
     failed = "ApiUnavailable" if isinstance(error, ApiUnavailableError) else "Bug"
@@ -92,7 +92,7 @@ async def test_a_failed_pass_is_repeated_and_the_worker_lives(error: Exception, 
 async def test_a_lost_lease_ends_the_worker():
     loop, _ = controller(Passes(NotLeaderError("lost")))
     async with running(loop.work()) as (worker,):
-        loop.changed(*KEY)
+        loop.enqueue(*KEY)
         with pytest.raises(NotLeaderError):
             await worker
 
@@ -101,10 +101,10 @@ async def test_every_pool_is_looked_at_without_any_event():
     passes, cluster = Passes(), MemoryCluster()
     cluster.put(pool_manifest())
     loop, _ = controller(passes, cluster)
-    assert loop.listed_s_ago == float("inf")
+    assert loop.seconds_since_list == float("inf")
     async with running(loop.refresh(), loop.work(), loop.work()):
         await until(lambda: passes.seen.count(KEY) >= 3)
-    assert loop.listed_s_ago < 5
+    assert loop.seconds_since_list < 5
 
 
 async def test_a_list_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture):
@@ -153,18 +153,22 @@ async def test_a_process_that_sees_nothing_any_more_says_so_to_its_probe():
     cluster, clock = MemoryCluster(), Clock()
     cluster.put(pool_manifest())
     loop = Controller(cluster, Passes(), OperatorMetrics(), refresh_s=0.02, clock=clock)  # type: ignore[arg-type]
-    assert loop.trouble == "", "nothing was listed yet: that may take as long as the API server is away"
+    assert loop.health_problem == "", "nothing was listed yet: that may take as long as the API server is away"
     version = cluster.objects[ObjectRef("KVCachePool", *KEY)]["metadata"]["resourceVersion"]
-    loop.heard(KEY, version)
+    loop.observe_event(KEY, version)
     async with running(loop.refresh()):
-        await until(lambda: loop.listed_s_ago == 0)
+        await until(lambda: loop.seconds_since_list == 0)
         cluster.put(pool_manifest())  # and the watch does not tell
-        await until(lambda: loop.hearing.deaf_s == 0 and clock.now == 0 and loop.hearing._since is not None)
+        await until(
+            lambda: (
+                loop.watch_staleness.stale_seconds == 0 and clock.now == 0 and loop.watch_staleness._since is not None
+            )
+        )
         clock.now = 179.0
-        assert loop.trouble == ""
+        assert loop.health_problem == ""
         clock.now = 181.0
-        assert loop.trouble == "the watch of the pools has missed changes for 181 s"
-        loop.heard(KEY, cluster.objects[ObjectRef("KVCachePool", *KEY)]["metadata"]["resourceVersion"])
-        await until(lambda: loop.trouble == "")
+        assert loop.health_problem == "the watch of the pools has missed changes for 181 s"
+        loop.observe_event(KEY, cluster.objects[ObjectRef("KVCachePool", *KEY)]["metadata"]["resourceVersion"])
+        await until(lambda: loop.health_problem == "")
     clock.now += 301.0
-    assert "not listed for" in loop.trouble
+    assert "not listed for" in loop.health_problem

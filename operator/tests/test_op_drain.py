@@ -13,7 +13,7 @@ from kvpool_operator.api.conditions import find
 from kvpool_operator.api.node import DrainStatus
 from kvpool_operator.errors import SidecarUnavailableError
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.nodes.drain import DrainPolicy, facts, next_drain, when_gone
+from kvpool_operator.nodes.drain import DrainPolicy, drain_signal, next_state, on_node_removed
 from kvpool_operator.nodes.node_cache import NodeCache
 from kvpool_operator.nodes.reconciler import NodeReconciler, TokenBucket
 from kvpool_operator.nodes.status import node_name
@@ -56,7 +56,7 @@ def node(name: str = "n", **spec: Any) -> dict[str, Any]:
     ],
 )
 def test_a_node_says_that_it_is_to_leave(spec: dict[str, Any], why: str):
-    assert facts(node(**spec)).leaving == why
+    assert drain_signal(node(**spec)).leaving == why
 
 
 # -- from state to state
@@ -100,7 +100,7 @@ def state(name: str, **more: Any) -> DrainStatus:
     ],
 )
 def test_from_state_to_state(before: str, leaving: str, report: Any, now: str, after: str, command: str | None):
-    found, told = next_drain(state(before), leaving, EVACUATE, report, now)
+    found, told = next_state(state(before), leaving, EVACUATE, report, now)
     assert (found.state, told) == (after, command)
     assert found.start_time == ("" if after == "None" else NOW)
     assert bool(found.end_time) == (after in ("Drained", "Abandoned"))
@@ -108,39 +108,39 @@ def test_from_state_to_state(before: str, leaving: str, report: Any, now: str, a
 
 @pytest.mark.parametrize("report", [None, STAYS, MOVING])
 def test_where_the_policy_is_to_abandon_nothing_is_moved(report: Any):
-    found, told = next_drain(state("None"), "it is cordoned", DrainPolicy(False, 600), report, NOW)
+    found, told = next_state(state("None"), "it is cordoned", DrainPolicy(False, 600), report, NOW)
     assert found.state == "Abandoned"
     assert told == ("remain" if report is MOVING else None)
 
 
 def test_the_numbers_are_the_sidecars_and_stay_when_it_is_silent():
-    found, _ = next_drain(state("Requested"), "it is cordoned", EVACUATE, MOVING, LATER)
+    found, _ = next_state(state("Requested"), "it is cordoned", EVACUATE, MOVING, LATER)
     assert (found.moved_blocks, found.moved, found.remaining_blocks, found.remaining) == (3, "3Mi", 7, "7Mi")
-    silent, _ = next_drain(found, "it is cordoned", EVACUATE, None, LATER)
+    silent, _ = next_state(found, "it is cordoned", EVACUATE, None, LATER)
     assert (silent.moved, silent.remaining, silent.message) == ("3Mi", "7Mi", "the sidecar does not answer")
 
 
 def test_an_operations_drain_shows_and_is_not_ended():
     once = replace(MOVING, by_node=False)
-    found, told = next_drain(DrainStatus(), "", EVACUATE, once, NOW)
+    found, told = next_state(DrainStatus(), "", EVACUATE, once, NOW)
     assert (found.state, found.reason, found.moved, told) == (
         "Evacuating",
         "a KVCacheOperation moves its blocks off",
         "3Mi",
         None,
     )
-    found, told = next_drain(found, "", EVACUATE, replace(once, clean=True), TOO_LATE)
+    found, told = next_state(found, "", EVACUATE, replace(once, clean=True), TOO_LATE)
     assert (found.state, found.start_time, told) == ("Drained", NOW, None)
     # cordoned meanwhile: that drain begins now, whatever the other one did
-    assert next_drain(found, "it is cordoned", EVACUATE, once, TOO_LATE)[1] == "evacuate"
-    assert next_drain(found, "it is cordoned", EVACUATE, once, TOO_LATE)[0].start_time == TOO_LATE
-    assert next_drain(found, "", EVACUATE, STAYS, TOO_LATE) == (DrainStatus(), None)
+    assert next_state(found, "it is cordoned", EVACUATE, once, TOO_LATE)[1] == "evacuate"
+    assert next_state(found, "it is cordoned", EVACUATE, once, TOO_LATE)[0].start_time == TOO_LATE
+    assert next_state(found, "", EVACUATE, STAYS, TOO_LATE) == (DrainStatus(), None)
 
 
 def test_a_node_that_went_ends_its_drain():
-    assert when_gone(state("Evacuating"), LATER).state == "Abandoned"
-    assert when_gone(state("Drained"), LATER) == state("Drained")
-    assert when_gone(DrainStatus(), LATER) == DrainStatus()
+    assert on_node_removed(state("Evacuating"), LATER).state == "Abandoned"
+    assert on_node_removed(state("Drained"), LATER) == state("Drained")
+    assert on_node_removed(DrainStatus(), LATER) == DrainStatus()
 
 
 # -- KVCacheNodes
@@ -207,13 +207,13 @@ class World:
 
     def mark(self, name: str, **spec: Any) -> None:
         """The watch tells of a change."""
-        self.book.saw(name, self.cluster.put(node(name, **spec)))
+        self.book.upsert(name, self.cluster.put(node(name, **spec)))
 
     async def look(self, after_s: float = 10) -> float | None:
         self.cluster.calls.clear()
         self.clock += after_s
         self.now += timedelta(seconds=after_s)
-        return await self.keeper.keep(self.pool, Snapshot(raw={}, sidecars=tuple(self.found.values())), SECRET)
+        return await self.keeper.reconcile(self.pool, Snapshot(raw={}, sidecars=tuple(self.found.values())), SECRET)
 
     def status(self, name: str) -> dict[str, Any]:
         found = self.cluster.objects[ObjectRef("KVCacheNode", "kvpool-system", f"chat.{name}")]
@@ -381,7 +381,7 @@ async def test_a_node_that_is_gone_is_remembered_as_long_as_the_index_does():
     world.report("a", drain=MOVING)
     await world.look()
     del world.found["a"], world.cluster.objects[ObjectRef("Node", "", "a")]
-    world.book.lost("a")
+    world.book.remove("a")
     await world.look()
     assert world.condition("a", "Ready") == ("False", "NodeNotFound")
     assert world.status("a")["drain"]["state"] == "Abandoned"
@@ -437,9 +437,9 @@ async def test_what_another_pool_of_that_name_left_is_made_anew():
 
 def test_only_pools_with_a_sidecar_there_are_concerned():
     book = NodeCache()
-    book.serves(("ns", "one"), ["a", "b"])
-    book.serves(("ns", "two"), ["b"])
+    book.set_pool_nodes(("ns", "one"), ["a", "b"])
+    book.set_pool_nodes(("ns", "two"), ["b"])
     assert book.pools_on("a") == [("ns", "one")]
     assert sorted(book.pools_on("b")) == [("ns", "one"), ("ns", "two")]
-    book.serves(("ns", "one"), [])
+    book.set_pool_nodes(("ns", "one"), [])
     assert book.pools_on("a") == []

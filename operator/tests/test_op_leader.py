@@ -9,7 +9,7 @@ from op_samples import MemoryCluster
 
 from kvpool_operator.errors import ApiUnavailableError, NotLeaderError
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.k8s.leader_election import LEASE_S, RENEW_S, FencedClient, Lease
+from kvpool_operator.k8s.leader_election import LEASE_S, RENEW_DEADLINE_S, FencedClient, Lease
 
 REF = ObjectRef("Lease", "sys", "op")
 CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "sys"}}
@@ -31,7 +31,7 @@ async def test_the_first_one_leads_and_the_second_waits():
     cluster, clock = MemoryCluster(), Clock()
     a, b = make(cluster, "a", clock), make(cluster, "b", clock)
     await a.acquire()
-    assert a.held
+    assert a.is_leader
     assert not await b._try()
     assert cluster.objects[REF]["spec"]["holderIdentity"] == "a"
 
@@ -45,8 +45,8 @@ async def test_a_lease_that_does_not_change_is_taken_over_after_its_time():
     assert not await b._try()
     clock.now += 2
     assert await b._try()
-    assert not a.held
-    assert b.held
+    assert not a.is_leader
+    assert b.is_leader
     assert cluster.objects[REF]["spec"]["leaseTransitions"] == 1
 
 
@@ -63,7 +63,7 @@ async def test_renewing_keeps_it():
     a, b = make(cluster, "a", clock), make(cluster, "b", clock)
     await a.acquire()
     for _ in range(10):
-        clock.now += RENEW_S - 1
+        clock.now += RENEW_DEADLINE_S - 1
         assert await a._try()
         assert not await b._try()
     assert cluster.objects[REF]["spec"]["leaseTransitions"] == 0
@@ -74,13 +74,13 @@ async def test_a_leader_that_cannot_renew_gives_up_before_others_may_start():
     a = make(cluster, "a", clock)
     await a.acquire()
     cluster.refuse["Lease"] = ApiUnavailableError("away")
-    keeping = asyncio.create_task(a.keep(retry_s=0.001))
+    keeping = asyncio.create_task(a.renew_loop(retry_s=0.001))
     await asyncio.sleep(0.01)
     assert not keeping.done()
-    clock.now += RENEW_S
+    clock.now += RENEW_DEADLINE_S
     async with asyncio.timeout(2):
         await keeping
-    assert RENEW_S < LEASE_S
+    assert RENEW_DEADLINE_S < LEASE_S
 
 
 async def test_a_renewal_counts_from_its_beginning():
@@ -90,12 +90,12 @@ async def test_a_renewal_counts_from_its_beginning():
     real = cluster.patch
 
     async def slow(*args: object, **kwargs: object) -> object:
-        clock.now += RENEW_S + 1
+        clock.now += RENEW_DEADLINE_S + 1
         return await real(*args, **kwargs)  # type: ignore[arg-type]
 
     cluster.patch = slow  # type: ignore[method-assign,assignment]
     await a._try()
-    assert not a.held
+    assert not a.is_leader
 
 
 async def test_of_two_who_take_over_one_loses():
@@ -120,7 +120,7 @@ async def test_a_released_lease_is_taken_at_once():
     a, b = make(cluster, "a", clock), make(cluster, "b", clock)
     await a.acquire()
     await a.release()
-    assert not a.held
+    assert not a.is_leader
     assert await b._try()
 
 
@@ -130,7 +130,7 @@ async def test_who_does_not_lead_cannot_write():
     fenced = FencedClient(cluster, lease)
     await lease.acquire()
     await fenced.apply(CONFIG)
-    clock.now += RENEW_S
+    clock.now += RENEW_DEADLINE_S
     target = ObjectRef("ConfigMap", "sys", "c")
     for write in (
         fenced.apply(CONFIG),

@@ -12,13 +12,13 @@ from kvpool_operator.errors import ApiUnavailableError, OperatorError, RejectedE
 from kvpool_operator.k8s import rate_limiter as pace_module
 from kvpool_operator.k8s.client import KINDS, Manifest
 from kvpool_operator.k8s.namespace_cache import Namespaces
-from kvpool_operator.k8s.rate_limiter import WAITED_FOR, RateLimiter
+from kvpool_operator.k8s.rate_limiter import IS_FOREGROUND, RateLimiter
 from kvpool_operator.pools.apply import execute
 from kvpool_operator.pools.plan import Apply, Plan
-from kvpool_operator.pools.reconciler import Result
 from kvpool_operator.runtime import controller as module
 from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.runtime.metrics import OperatorMetrics
+from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.runtime.workqueue import WorkQueue
 
 MINE = ("team", "mine")
@@ -104,7 +104,7 @@ class Noted:
 
 
 async def test_pools_that_are_known_are_looked_at_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "PER_POOL_S", 30.0)
+    monkeypatch.setattr(module, "RESYNC_PER_POOL_S", 30.0)
     cluster, passes = MemoryCluster(), Noted()
     for n in range(20):
         made = pool_manifest()
@@ -122,7 +122,7 @@ async def test_pools_that_are_known_are_looked_at_one_after_the_other(monkeypatc
             while len(passes.seen) < 21:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert len(loop.queue) == 19  # the others wait for their moment, half a minute apart
-        loop.changed(*passes.seen[5])
+        loop.enqueue(*passes.seen[5])
         async with asyncio.timeout(10):
             while len(passes.seen) < 22:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -137,9 +137,9 @@ async def test_a_pace_lets_a_burst_through_and_then_keeps_its_rate():
     loop = asyncio.get_running_loop()
     pace, started = RateLimiter(per_second=50, burst=10), loop.time()
     for _ in range(10):
-        await pace.turn()
+        await pace.acquire()
     assert loop.time() - started < 1 / 50 * 10  # without a wait, or a slow machine took as long as all of them
-    await asyncio.gather(*(pace.turn() for _ in range(20)))
+    await asyncio.gather(*(pace.acquire() for _ in range(20)))
     assert loop.time() - started >= 20 / 50 - 0.01
 
 
@@ -148,11 +148,11 @@ async def test_what_nobody_waits_for_takes_the_turns_that_are_left(monkeypatch: 
     pace, order = RateLimiter(per_second=100, burst=1), []
 
     async def ask(name: str, waited: bool) -> None:
-        WAITED_FOR.set(lambda: waited)
-        await pace.turn()
+        IS_FOREGROUND.set(lambda: waited)
+        await pace.acquire()
         order.append(name)
 
-    await pace.turn()
+    await pace.acquire()
     background = [asyncio.create_task(ask("background", False)) for _ in range(5)]
     await asyncio.sleep(0)
     waited = [asyncio.create_task(ask("waited for", True)) for _ in range(20)]
@@ -166,12 +166,12 @@ async def test_what_nobody_waits_for_gets_its_turn_all_the_same(monkeypatch: pyt
     monkeypatch.setattr(pace_module, "MAX_BACKGROUND_DELAY_S", 0.2)
     pace = RateLimiter(per_second=20, burst=1)
     for _ in range(40):  # two seconds of turns are taken
-        asyncio.create_task(pace.turn())  # noqa: RUF006
+        asyncio.create_task(pace.acquire())  # noqa: RUF006
     await asyncio.sleep(0)
     loop = asyncio.get_running_loop()
     started = loop.time()
-    WAITED_FOR.set(lambda: False)
-    await asyncio.wait_for(pace.turn(), 20)
+    IS_FOREGROUND.set(lambda: False)
+    await asyncio.wait_for(pace.acquire(), 20)
     assert loop.time() - started < 20
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool_operator.desired.inputs import PoolSecret
-    from kvpool_operator.pools.reconciler import Result
+    from kvpool_operator.runtime.reconciler import Result
 
 NS = "kvpool-system"
 OP = ObjectRef("KVCacheOperation", NS, "tidy")
@@ -566,7 +566,7 @@ async def test_a_deleted_one_does_not_wait_for_ever_for_a_node_that_is_silent():
     world.nodes.silent.add("node-1")
     world.meta["deletionTimestamp"] = world.now.strftime("%Y-%m-%dT%H:%M:%SZ")
     result = await world.look()
-    assert result.again_s is not None
+    assert result.requeue_after_s is not None
     assert world.meta["finalizers"] == [FINALIZER]
     await world.look(CANCEL_S)
     assert world.meta["finalizers"] == []
@@ -585,8 +585,8 @@ async def test_a_finished_one_is_kept_and_removed_when_its_time_has_come():
     world = World(ttlSecondsAfterFinished=100)
     await world.run()
     result = await world.look()
-    assert result.again_s is not None
-    assert 90 < result.again_s <= 102
+    assert result.requeue_after_s is not None
+    assert 90 < result.requeue_after_s <= 102
     assert OP in world.cluster.objects
     await world.look(101)
     assert OP not in world.cluster.objects

@@ -17,8 +17,8 @@ from kvpool_operator.desired import build
 from kvpool_operator.desired.rollout import RESYNC_ANNOTATION, drives_of, surge_of
 from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe import sidecar_poll as asking
-from kvpool_operator.observe.active_sidecar import between, one_per_node, overdue
-from kvpool_operator.observe.sidecar_poll import ask
+from kvpool_operator.observe.active_sidecar import active_sidecars, in_handover, stalled_rollover
+from kvpool_operator.observe.sidecar_poll import poll_sidecars
 from kvpool_operator.observe.snapshot import Sidecar
 from kvpool_operator.pools.password_rotation import waited_for
 from kvpool_operator.sidecars.status import SidecarStatus
@@ -163,7 +163,7 @@ def pod(
 
 def the_one(pods: Iterable[Manifest], reports: dict[str, SidecarStatus]) -> Sidecar:
     """Whatever the order in which pods are listed."""
-    (sidecar,), *others = (one_per_node(order, reports) for order in itertools.permutations(pods))
+    (sidecar,), *others = (active_sidecars(order, reports) for order in itertools.permutations(pods))
     assert all(other == (sidecar,) for other in others)
     return sidecar
 
@@ -206,8 +206,8 @@ def test_of_two_pods_on_a_node_one_is_the_sidecar(
     assert found.ready == is_ready
     assert found.report == (said if serves else None)
     assert found.address == (chosen if said is None or serves else "")
-    assert found.miscounted == found.ready - old[0]
-    assert found.successor == ""
+    assert found.ready_delta == found.ready - old[0]
+    assert found.successor_problem == ""
 
 
 def test_a_pod_alone_is_the_sidecar_and_says_why_it_does_not_serve():
@@ -215,22 +215,22 @@ def test_a_pod_alone_is_the_sidecar_and_says_why_it_does_not_serve():
     assert the_one(alone, {"only": GOOD}) == Sidecar("node-0", True, "", GOOD, "only")
     assert the_one(alone, {}) == Sidecar("node-0", True, "", None, "only")
     waits = the_one(alone, {"only": STANDING_BY})
-    assert (waits.ready, waits.report, waits.address, waits.miscounted) == (False, None, "", -1)
+    assert (waits.ready, waits.report, waits.address, waits.ready_delta) == (False, None, "", -1)
     assert "another process has the drives" in waits.problem
     assert "handed its drives over" in the_one(alone, {"only": HANDED_OVER}).problem
 
 
 def test_a_pod_on_its_way_out_is_no_sidecar_but_counts_for_the_numbers():
     shell, new = pod("old", "01", ready=False, leaving=True), pod("new", "02", ready=True)
-    assert the_one([shell, new], {"new": SERVING}) == Sidecar("node-0", True, "", SERVING, "new", miscounted=1)
-    assert one_per_node([shell], {"old": SERVING}) == ()
-    assert one_per_node([], {}) == ()
+    assert the_one([shell, new], {"new": SERVING}) == Sidecar("node-0", True, "", SERVING, "new", ready_delta=1)
+    assert active_sidecars([shell], {"old": SERVING}) == ()
+    assert active_sidecars([], {}) == ()
 
 
 def test_nodes_are_apart_and_pods_without_a_node_too():
     pods = [pod("b", "01", ready=True, node="b"), pod("a", "02", ready=True, node="a")]
     lost = [pod(name, "03", ready=False, node="") for name in ("x", "y")]
-    found = one_per_node([*pods, *lost], {"a": SERVING, "b": GOOD})
+    found = active_sidecars([*pods, *lost], {"a": SERVING, "b": GOOD})
     assert [s.node for s in found] == ["", "", "a", "b"]
 
 
@@ -243,13 +243,13 @@ def test_a_successor_that_waits_for_a_place_belongs_to_the_node_that_it_is_for()
     waits = {"metadata": {"name": "new", "creationTimestamp": "2026-11-20T09:00:00Z"}, "spec": {"affinity": place}}
     waits["status"] = {"phase": "Pending", "conditions": [no_room]}
     found = the_one([pod("old", "01", ready=True), waits], {"old": SERVING})
-    assert (found.ready, found.report, found.address, found.miscounted) == (True, SERVING, "old", 0)
-    assert found.successor == "cannot be scheduled: 0/3 nodes are available: Insufficient memory"
+    assert (found.ready, found.report, found.address, found.ready_delta) == (True, SERVING, "old", 0)
+    assert found.successor_problem == "cannot be scheduled: 0/3 nodes are available: Insufficient memory"
 
 
 def test_trouble_of_a_pod_that_was_replaced_is_none_of_a_successor():
     pods = [pod("old", "01", ready=False, problem="gone"), pod("new", "02", ready=True)]
-    assert the_one(pods, {"new": SERVING}).successor == ""
+    assert the_one(pods, {"new": SERVING}).successor_problem == ""
 
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -278,10 +278,10 @@ def ready_for(name: str, created: int, seconds: float | None, node: str = "node-
     ],
 )
 def test_pods_that_have_lasted_while_the_ones_before_them_stay_are_overdue(pods: list[Manifest], expected: str):
-    assert overdue(pods, 20.0, NOW) == expected
+    assert stalled_rollover(pods, 20.0, NOW) == expected
     leaving = [{**p, "metadata": {**p["metadata"], "deletionTimestamp": "x"}} for p in pods[:1]]
     if len(pods) == 2:
-        assert overdue([*leaving, *pods[1:]], 20.0, NOW) == ""
+        assert stalled_rollover([*leaving, *pods[1:]], 20.0, NOW) == ""
 
 
 def test_a_daemonset_is_changed_and_not_its_pods_while_pods_are_overdue():
@@ -292,7 +292,7 @@ def test_a_daemonset_is_changed_and_not_its_pods_while_pods_are_overdue():
 
 
 def test_a_password_is_not_believed_to_be_shown_by_who_only_stands_by():
-    (sidecar,) = one_per_node([pod("only", "01", ready=True)], {"only": STANDING_BY})
+    (sidecar,) = active_sidecars([pod("only", "01", ready=True)], {"only": STANDING_BY})
     assert waited_for(inputs().secret, [sidecar]) == ["node-0"]
 
 
@@ -318,13 +318,13 @@ async def test_who_is_met_while_drives_change_hands_is_asked_again(monkeypatch: 
     pods = [pod("old", "01", ready=True), pod("new", "02", ready=False), pod("far", "01", ready=True, node="node-1")]
     calm = {"far": SERVING, "old": HANDED_OVER}
     scraper = Turns(calm | {"new": STANDING_BY}, {"old": HANDED_OVER}, {"old": HANDED_OVER, "new": SERVING})
-    reports = await ask(scraper, pods)
+    reports = await poll_sidecars(scraper, pods)
     assert scraper.asked == [["far", "new", "old"], ["new", "old"], ["new", "old"]]
     assert reports == calm | {"new": SERVING}
     gone = Turns(calm | {"new": STANDING_BY}, {"new": SERVING})
-    assert await ask(gone, pods) == {"far": SERVING, "new": SERVING}
+    assert await poll_sidecars(gone, pods) == {"far": SERVING, "new": SERVING}
     dead = Turns(calm | {"new": STANDING_BY})
-    await ask(dead, pods)
+    await poll_sidecars(dead, pods)
     assert len(dead.asked) == 1 + asking.TIMES
 
 
@@ -345,18 +345,20 @@ def test_drives_change_hands_where_nobody_says_that_it_serves(
 ):
     pods = [pod("old", "01", ready=True), pod("new", "02", ready=False)]
     said = {name: r for name, r in (("old", old), ("new", new)) if r is not None}
-    assert between(pods, said) == (["old", "new"] if changing else [])
-    assert between([pods[0]], said) == []
-    assert between([{**pods[0], "status": {}}, pods[1]], said) == []
+    assert in_handover(pods, said) == (["old", "new"] if changing else [])
+    assert in_handover([pods[0]], said) == []
+    assert in_handover([{**pods[0], "status": {}}, pods[1]], said) == []
     dead = [pod("old", "01", ready=False), pods[1]]
-    assert between(dead, {n: r for n, r in said.items() if n == "new"}) == []
+    assert in_handover(dead, {n: r for n, r in said.items() if n == "new"}) == []
 
 
 # -- what users are told ----------------------------------------------------------------------------------------------
 
 
-def two(successor: str = "", **more: Any) -> tuple[Sidecar, ...]:
-    return tuple(Sidecar(f"node-{i}", True, "", GOOD, successor=successor if i else "", **more) for i in range(2))
+def two(successor_problem: str = "", **more: Any) -> tuple[Sidecar, ...]:
+    return tuple(
+        Sidecar(f"node-{i}", True, "", GOOD, successor_problem=successor_problem if i else "", **more) for i in range(2)
+    )
 
 
 def test_trouble_of_a_successor_is_told_while_the_old_one_serves():
@@ -369,17 +371,17 @@ def test_trouble_of_a_successor_is_told_while_the_old_one_serves():
     assert "surge: false" in words
     assert made["phase"] == "Updating"
     assert told(status(observed(updated=1, sidecars=two())), "Progressing") == ("True", "RollingOut")
-    refused = status(observed(updated=1, sidecars=two(), successor_refusal="exceeded quota: compute"))
+    refused = status(observed(updated=1, sidecars=two(), successor_rejection="exceeded quota: compute"))
     assert told(refused, "StorageReady") == ("True", "AllNodesReady")
     assert told(refused, "Progressing") == ("True", "RolloutStuck")
     assert "new sidecars' pods are refused: exceeded quota: compute" in message(refused, "Progressing")
 
 
 @pytest.mark.parametrize(
-    ("counted", "miscounted", "ready"), [(1, 1, "2/2"), (2, 1, "2/2"), (2, -1, "1/2"), (0, -1, "0/2"), (1, 0, "1/2")]
+    ("counted", "ready_delta", "ready"), [(1, 1, "2/2"), (2, 1, "2/2"), (2, -1, "1/2"), (0, -1, "0/2"), (1, 0, "1/2")]
 )
-def test_the_nodes_that_serve_are_counted_and_not_the_oldest_pods(counted: int, miscounted: int, ready: str):
-    sidecars = (replace(two()[0], miscounted=miscounted), two()[1])
+def test_the_nodes_that_serve_are_counted_and_not_the_oldest_pods(counted: int, ready_delta: int, ready: str):
+    sidecars = (replace(two()[0], ready_delta=ready_delta), two()[1])
     assert status(observed(ready=counted, sidecars=sidecars))["nodes"]["summary"] == ready
 
 

@@ -367,7 +367,7 @@ async def test_while_no_node_passes_nothing_is_rolled_out_and_mending_one_suffic
     world = Looking()
     await world.until_looking()
     world.look_at(BAD, BAD)
-    assert (await world.settle()).again_s is None  # the refresh looks again, nobody spins
+    assert (await world.settle()).requeue_after_s is None  # the refresh looks again, nobody spins
     assert SIDECARS not in world.cluster.objects
     assert LOOK in world.cluster.objects
     assert world.pool["status"]["preflight"]["state"] == "Held"

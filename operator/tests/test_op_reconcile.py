@@ -12,7 +12,8 @@ from op_samples import ENV, LOCAL, MemoryCluster, pool_manifest
 from kvpool_operator.errors import ApiUnavailableError, ConflictError, RejectedError
 from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.observe.observer import Observer
-from kvpool_operator.pools.reconciler import PoolReconciler, Result
+from kvpool_operator.pools.reconciler import PoolReconciler
+from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.sidecars.status import SidecarStatus
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class World:
     async def settle(self) -> Result:
         for _ in range(10):
             result = await self.look()
-            if result.again_s is None:
+            if result.requeue_after_s is None:
                 return result
         raise AssertionError(f"does not settle: {self.cluster.writes()}")
 
@@ -138,7 +139,7 @@ async def test_from_nothing_to_ready_and_then_to_rest():
     first = await world.look()
     assert [verb for verb, _ in world.cluster.writes()] == ["patch", "apply status"]
     assert world.pool["metadata"]["finalizers"] == ["kvpool.dev/cleanup"]
-    assert first.again_s is not None
+    assert first.requeue_after_s is not None
     await world.settle()
     assert world.condition("Ready")["status"] == "False"
     world.run()

@@ -12,11 +12,11 @@ from test_op_reconcile import NS, POOL, World
 from kvpool_operator.errors import ApiUnavailableError
 from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.k8s.namespace_cache import Namespaces
-from kvpool_operator.observe.observer import OWNED_WIDE_KINDS, STILL_KINDS, WATCHED_KINDS
+from kvpool_operator.observe.observer import CLUSTER_SCOPED_KINDS, UNWATCHED_KINDS, WATCHED_KINDS
 from kvpool_operator.runtime.ttl_cache import TTLCache
 
 ACCOUNT = ObjectRef("ServiceAccount", NS, "chat-sidecar")
-UNWATCHED = {*STILL_KINDS, *OWNED_WIDE_KINDS}
+UNWATCHED = {*UNWATCHED_KINDS, *CLUSTER_SCOPED_KINDS}
 
 
 class Remembering(World):
@@ -107,7 +107,7 @@ async def test_a_pool_that_goes_is_looked_at_whole():
 
 
 async def test_a_look_that_failed_is_not_remembered():
-    still, calls = TTLCache(lambda: 60.0, lambda: 0.0), []
+    cache, calls = TTLCache(lambda: 60.0, lambda: 0.0), []
 
     async def read() -> list[dict[str, Any]]:
         calls.append(1)
@@ -116,12 +116,12 @@ async def test_a_look_that_failed_is_not_remembered():
         return [{"kind": "ServiceAccount", "metadata": {"name": "a", "managedFields": [{"manager": "x"}]}}]
 
     with pytest.raises(ApiUnavailableError):
-        await still.look(("ns", "a"), read, fresh=False)
-    await still.look(("ns", "a"), read, fresh=False)
-    found = await still.look(("ns", "a"), read, fresh=False)
+        await cache.get(("ns", "a"), read, bypass=False)
+    await cache.get(("ns", "a"), read, bypass=False)
+    found = await cache.get(("ns", "a"), read, bypass=False)
     assert found == [{"kind": "ServiceAccount", "metadata": {"name": "a"}}], "without what nobody reads"
     assert len(calls) == 2
-    await still.look(("ns", "b"), read, fresh=False)
+    await cache.get(("ns", "b"), read, bypass=False)
     assert len(calls) == 3, "of one pool"
 
 

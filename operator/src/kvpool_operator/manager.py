@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator import watches
 from kvpool_operator.api.node import NODE_KIND
 from kvpool_operator.api.operation import KIND as OPERATION
 from kvpool_operator.api.tenant import TENANT_KIND
@@ -17,7 +18,7 @@ from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.errors import OperatorError
 from kvpool_operator.k8s.leader_election import FencedClient, Lease
 from kvpool_operator.k8s.namespace_cache import Namespaces
-from kvpool_operator.k8s.rest import open_cluster
+from kvpool_operator.k8s.rest import open_api_client
 from kvpool_operator.nodes.node_cache import NodeCache
 from kvpool_operator.nodes.reconciler import NodeReconciler
 from kvpool_operator.observe.observer import Observer
@@ -29,7 +30,6 @@ from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
 from kvpool_operator.settings import read_settings
 from kvpool_operator.sidecars.admin_client import open_commands
 from kvpool_operator.sidecars.status_client import open_scraper
-from kvpool_operator.watches import watch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -43,8 +43,8 @@ __all__ = ["main", "run"]
 
 log = logging.getLogger(__name__)
 
-OPERATIONS_AT_ONCE: Final = 4
-STILL_PART: Final = 0.8
+OPERATION_WORKERS: Final = 4
+CACHE_TTL_FRACTION: Final = 0.8
 """Of the time between two looks at a pool that no event brings: each of those asks for everything."""
 
 
@@ -56,11 +56,11 @@ async def run(settings: OperatorSettings) -> int:
     leading: list[Controller] = []
 
     def healthy() -> str:
-        return leading[0].trouble if leading else ""
+        return leading[0].health_problem if leading else ""
 
     async with (
         serve_admin(settings.address, settings.admin_port, metrics, healthy),
-        open_cluster() as cluster,
+        open_api_client() as cluster,
         open_scraper() as scraper,
         open_commands() as commands,
     ):
@@ -112,7 +112,7 @@ async def _lead(
         namespace=settings.namespace,
         webhook="" if settings.injection == "Policy" else settings.webhook,
         namespaces=namespaces,
-        still_s=lambda: STILL_PART * controller.interval_s,
+        still_s=lambda: CACHE_TTL_FRACTION * controller.interval_s,
     )
     book = NodeCache()
     nodes = NodeReconciler(fenced, book, commands)
@@ -122,7 +122,7 @@ async def _lead(
         settings.env,
         nodes=nodes,
         reloads=ConfigPusher(commands),
-        wrote=lambda pool, version: controller.hearing.wrote(pool, version),
+        wrote=lambda pool, version: controller.watch_staleness.record_own_write(pool, version),
     )
     background = max(1, settings.workers // 3)
     controller = Controller(fenced, reconciler, metrics, refresh_s=settings.refresh_s, background=background)
@@ -131,15 +131,15 @@ async def _lead(
         fenced, OperationReconciler(fenced, commands, scraper), metrics, refresh_s=settings.refresh_s, kind=OPERATION
     )
     watching = asyncio.Event()
-    parts = [asyncio.create_task(lease.keep(), name="lease")]
+    parts = [asyncio.create_task(lease.renew_loop(), name="lease")]
     parts += [asyncio.create_task(controller.refresh(), name="refresh")]
     parts += [asyncio.create_task(controller.work(), name=f"worker {i}") for i in range(settings.workers)]
     parts += [asyncio.create_task(operations.refresh(), name="operations' refresh")]
-    parts += [asyncio.create_task(operations.work(), name=f"operations' worker {i}") for i in range(OPERATIONS_AT_ONCE)]
+    parts += [asyncio.create_task(operations.work(), name=f"operations' worker {i}") for i in range(OPERATION_WORKERS)]
     stopping = asyncio.create_task(stop.wait(), name="stop")
     # last: when kopf ends, it ends every task that was made after its start
-    watched = watch(
-        controller, book, namespaces, stop, watching, operation_changed=operations.changed, silence_s=settings.silence_s
+    watched = watches.run(
+        controller, book, namespaces, stop, watching, operation_changed=operations.enqueue, silence_s=settings.silence_s
     )
     events = asyncio.create_task(watched, name="events")
     started = asyncio.create_task(_after(watching, stop), name="signals")

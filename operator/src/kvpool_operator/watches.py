@@ -16,8 +16,8 @@ import kopf
 from kvpool_operator.api.operation import PLURAL as OPERATIONS
 from kvpool_operator.api.tenant import TENANT_PLURAL
 from kvpool_operator.api.v1alpha1 import GROUP, PLURAL, VERSION
-from kvpool_operator.desired.labels import MANAGED_BY, NAMESPACE, POOL
-from kvpool_operator.k8s.client import KINDS
+from kvpool_operator.desired.labels import MANAGED_BY_SELECTOR, NAMESPACE, POOL
+from kvpool_operator.k8s.client import KINDS, NamespacedName
 from kvpool_operator.observe.observer import WATCHED_KINDS
 
 if TYPE_CHECKING:
@@ -27,33 +27,32 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.namespace_cache import Namespaces
     from kvpool_operator.nodes.node_cache import NodeCache
 
-__all__ = ["EventSink", "watch"]
+__all__ = ["EventSink", "run"]
 
-SILENCE_S: Final = 70.0
-_OURS: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
+WATCH_IDLE_TIMEOUT_S: Final = 70.0
 _OWNED: Final = tuple((KINDS[k].api_version.rpartition("/")[0], KINDS[k].plural) for k in WATCHED_KINDS)
 
 
 class EventSink(Protocol):
-    """Whom events are told. The calls come from the event loop that watches, and must not block."""
+    """Receives watch events. Calls come from the event loop of the watches and must not block."""
 
-    def changed(self, namespace: str, name: str) -> None:
+    def enqueue(self, namespace: str, name: str) -> None:
         """A pool changed."""
 
-    def part_changed(self, namespace: str, name: str) -> None:
+    def enqueue_debounced(self, namespace: str, name: str) -> None:
         """An object of a pool changed."""
 
-    def seen(self, namespace: str, name: str) -> None:
+    def enqueue_background(self, namespace: str, name: str) -> None:
         """A pool or an object of it was listed, when a watch began or began anew."""
 
-    def all_changed(self) -> None:
+    def enqueue_all(self) -> None:
         """Something changed that may concern any pool."""
 
-    def heard(self, pool: tuple[str, str], version: str) -> bool:
+    def observe_event(self, pool: NamespacedName, version: str) -> bool:
         """The watch has told of this version of a pool. False: it is known, for this operator wrote it."""
 
 
-async def watch(
+async def run(
     hears: EventSink,
     nodes: NodeCache,
     namespaces: Namespaces,
@@ -61,7 +60,7 @@ async def watch(
     ready: asyncio.Event,
     *,
     operation_changed: Callable[[str, str], None] = lambda _namespace, _name: None,
-    silence_s: float = SILENCE_S,
+    silence_s: float = WATCH_IDLE_TIMEOUT_S,
 ) -> None:
     """Run until `stop` is set or the process is told to end by a signal.
 
@@ -85,12 +84,12 @@ async def watch(
         type: str | None,  # noqa: A002
         **_: Any,
     ) -> None:
-        key = namespace or "", name or ""
-        if not hears.heard(key, str(meta.get("resourceVersion", ""))):
+        key = NamespacedName(namespace or "", name or "")
+        if not hears.observe_event(key, str(meta.get("resourceVersion", ""))):
             return
         # what was changed while nobody listened is waited for as well
         is_known = type is None and status.get("observedGeneration") == meta.get("generation")
-        (hears.seen if is_known else hears.changed)(*key)
+        (hears.enqueue_background if is_known else hears.enqueue)(*key)
 
     async def operation(namespace: str | None, name: str | None, **_: Any) -> None:
         operation_changed(namespace or "", name or "")
@@ -98,25 +97,25 @@ async def watch(
     async def tenant(namespace: str | None, spec: Any, type: str | None, **_: Any) -> None:  # noqa: A002
         name = (spec.get("poolRef") or {}).get("name")
         if name:
-            (hears.changed if type is not None else hears.seen)(namespace or "", str(name))
+            (hears.enqueue if type is not None else hears.enqueue_background)(namespace or "", str(name))
 
     async def owned(namespace: str | None, labels: Any, type: str | None, **_: Any) -> None:  # noqa: A002
         if POOL in labels:
-            tell = hears.part_changed if type is not None else hears.seen
+            tell = hears.enqueue_debounced if type is not None else hears.enqueue_background
             tell(namespace or labels.get(NAMESPACE, ""), labels[POOL])
 
     async def namespace_changed(type: str | None, name: str | None, labels: Any, meta: Any, **_: Any) -> None:  # noqa: A002
         if namespaces.changed(type, name or "", labels, "deletionTimestamp" in meta):
-            hears.all_changed()
+            hears.enqueue_all()
 
     async def node_changed(type: str | None, name: str | None, body: Any, **_: Any) -> None:  # noqa: A002
         before = nodes.get(name or "")
         if type == "DELETED":
-            nodes.lost(name or "")
-        elif nodes.saw(name or "", dict(body)) == before:
+            nodes.remove(name or "")
+        elif nodes.upsert(name or "", dict(body)) == before:
             return
         for namespace, pool_name in nodes.pools_on(name or ""):
-            hears.changed(namespace, pool_name)
+            hears.enqueue(namespace, pool_name)
 
     kopf.on.login(registry=registry)(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(pool)
@@ -151,5 +150,5 @@ def _settings(silence_s: float) -> kopf.OperatorSettings:
     settings.queueing.idle_timeout = 1.0
     settings.process.ultimate_exiting_timeout = 10
     for _, plural in _OWNED:
-        settings.watching.label_selectors[plural] = _OURS
+        settings.watching.label_selectors[plural] = MANAGED_BY_SELECTOR
     return settings

@@ -10,12 +10,26 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.inputs import Manifest
 
-__all__ = ["MANAGED_BY", "NAMESPACE", "POOL", "RETAINED", "is_ours", "labels", "metadata", "selector", "wide_metadata"]
+__all__ = [
+    "MANAGED_BY",
+    "MANAGED_BY_SELECTOR",
+    "NAMESPACE",
+    "POOL",
+    "RETAINED",
+    "is_ours",
+    "labels",
+    "metadata",
+    "pool_selector",
+    "selector",
+    "wide_metadata",
+]
 
 MANAGED_BY: Final = "kvpool-operator"
 POOL: Final = "kvpool.dev/pool"
 NAMESPACE: Final = "kvpool.dev/pool-namespace"
 """On cluster-scoped objects, which two pools of one name would share otherwise."""
+MANAGED_BY_SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
+"""Label selector of every object that this operator creates."""
 RETAINED: Final = "kvpool.dev/retained"
 """On what a deleted pool left behind on purpose."""
 
@@ -29,6 +43,11 @@ def labels(pool: str, component: str) -> dict[str, str]:
         "app.kubernetes.io/managed-by": MANAGED_BY,
         POOL: pool,
     }
+
+
+def pool_selector(pool: str) -> str:
+    """Label selector of the objects of the pool of that name."""
+    return f"{MANAGED_BY_SELECTOR},{POOL}={pool}"
 
 
 def is_ours(manifest: Manifest, pool: str) -> bool:

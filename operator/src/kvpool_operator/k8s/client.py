@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kvpool_operator.api import operation
 from kvpool_operator.api.node import NODE_KIND, NODE_PLURAL
@@ -13,7 +13,7 @@ from kvpool_operator.api.v1alpha1 import API_VERSION, KIND, PLURAL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KINDS", "ApiClient", "Manifest", "ObjectRef", "ResourceKind", "ref"]
+__all__ = ["KINDS", "ApiClient", "Manifest", "NamespacedName", "ObjectRef", "ResourceKind", "ref"]
 
 Manifest = dict[str, Any]
 
@@ -63,6 +63,16 @@ _ALL: Final = (
     ),
 )
 KINDS: Final[Mapping[str, ResourceKind]] = {k.name: k for k in _ALL}
+
+
+class NamespacedName(NamedTuple):
+    """Key of a namespaced object of a known kind."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, order=True)

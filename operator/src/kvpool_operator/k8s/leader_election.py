@@ -24,16 +24,16 @@ __all__ = ["FencedClient", "Lease"]
 log = logging.getLogger(__name__)
 
 LEASE_S: Final = 15.0
-RENEW: Final = 2 / 3
+RENEW_DEADLINE_FRACTION: Final = 2 / 3
 """A leader that could not renew for so much of the Lease's time gives up, before others may take over."""
-RENEW_S: Final = LEASE_S * RENEW
-RETRY: Final = 2 / 15
-CALL: Final = 4 / 15
+RENEW_DEADLINE_S: Final = LEASE_S * RENEW_DEADLINE_FRACTION
+RETRY_FRACTION: Final = 2 / 15
+CALL_TIMEOUT_FRACTION: Final = 4 / 15
 """A call that takes longer has failed, so that a second one fits in before the Lease is lost."""
 
 
 class Lease:
-    """The right to write. `acquire`, then `keep` in a task of its own, then `release`."""
+    """The right to write. `acquire`, then `renew_loop` in a task of its own, then `release`."""
 
     def __init__(
         self,
@@ -54,28 +54,28 @@ class Lease:
         self._seen: tuple[Any, float] | None = None
 
     @property
-    def held(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this process may write now."""
-        return self._renewed is not None and self._clock() - self._renewed < self._lease_s * RENEW
+        return self._renewed is not None and self._clock() - self._renewed < self._lease_s * RENEW_DEADLINE_FRACTION
 
     async def acquire(self, retry_s: float | None = None) -> None:
         """Wait until the Lease is ours."""
         while True:
             if await self._try():
                 break
-            await asyncio.sleep(self._lease_s * RETRY if retry_s is None else retry_s)
+            await asyncio.sleep(self._lease_s * RETRY_FRACTION if retry_s is None else retry_s)
         log.info("leading as %s", self._identity)
 
-    async def keep(self, retry_s: float | None = None) -> None:
+    async def renew_loop(self, retry_s: float | None = None) -> None:
         """Renew; returns when the Lease is lost."""
-        while self.held:
-            await asyncio.sleep(self._lease_s * RETRY if retry_s is None else retry_s)
+        while self.is_leader:
+            await asyncio.sleep(self._lease_s * RETRY_FRACTION if retry_s is None else retry_s)
             await self._try()
         log.error("the Lease is lost")
 
     async def release(self) -> None:
         """Let another replica lead at once."""
-        if self.held:
+        if self.is_leader:
             self._renewed = None
             with contextlib.suppress(OperatorError):
                 lease = await self._cluster.get(self._ref)
@@ -86,7 +86,7 @@ class Lease:
         """Take or renew the Lease if that may be done; the time of a renewal is that of its beginning."""
         started = self._clock()
         try:
-            async with asyncio.timeout(self._lease_s * CALL):
+            async with asyncio.timeout(self._lease_s * CALL_TIMEOUT_FRACTION):
                 taken = await self._take()
         except ConflictError:
             return False
@@ -176,5 +176,5 @@ class FencedClient(ApiClient):
         await self._cluster.evict(target, uid=uid)
 
     def _check(self) -> None:
-        if not self._lease.held:
+        if not self._lease.is_leader:
             raise NotLeaderError("the Lease is not held: nothing is written")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import LabelSelector
     from kvpool_operator.k8s.client import Manifest
 
-__all__ = ["address", "is_ready", "node", "problem", "ready_since", "selector_text"]
+__all__ = ["address", "is_ready", "is_staying", "node", "problem", "ready_since", "selector_text"]
 
 
 def selector_text(selector: LabelSelector) -> str:
@@ -51,6 +51,11 @@ def is_ready(pod: Manifest) -> bool:
     """Whether its Ready condition is True."""
     conditions = (pod.get("status") or {}).get("conditions") or []
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def is_staying(pod: Manifest) -> bool:
+    """Whether the pod is not being deleted."""
+    return "deletionTimestamp" not in pod["metadata"]
 
 
 def ready_since(pod: Manifest) -> datetime | None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_BACKGROUND_DELAY_S", "WAITED_FOR", "RateLimiter"]
+__all__ = ["IS_FOREGROUND", "MAX_BACKGROUND_DELAY_S", "RateLimiter"]
 
 MAX_BACKGROUND_DELAY_S: Final = 5.0
 _LOOK_S: Final = 0.05
 
-WAITED_FOR: ContextVar[Callable[[], bool]] = ContextVar("waited_for", default=lambda: True)
+IS_FOREGROUND: ContextVar[Callable[[], bool]] = ContextVar("waited_for", default=lambda: True)
 """Whether somebody waits for what this task does; asked again while it waits for its turn."""
 
 
@@ -31,11 +31,11 @@ class RateLimiter:
         self._credit_s = burst * self._gap_s
         self._next: float | None = None
 
-    async def turn(self) -> None:
+    async def acquire(self) -> None:
         """Wait until it is this caller's turn."""
         clock = asyncio.get_running_loop().time
         late = clock() + MAX_BACKGROUND_DELAY_S
-        waits = WAITED_FOR.get()
+        waits = IS_FOREGROUND.get()
         while not waits() and (self._next or 0.0) > clock() and clock() < late:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)  # turns come with time, not with an event
         now = clock()

@@ -27,7 +27,7 @@ from kvpool_operator.k8s.rate_limiter import RateLimiter
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-__all__ = ["FIELD_MANAGER", "RestClient", "open_cluster"]
+__all__ = ["FIELD_MANAGER", "RestClient", "open_api_client"]
 
 FIELD_MANAGER: Final = "kvpool-operator"
 CALL_S: Final = 10.0
@@ -40,7 +40,7 @@ BURST: Final = 200
 
 
 @contextlib.asynccontextmanager
-async def open_cluster(call_s: float = CALL_S) -> AsyncIterator[RestClient]:
+async def open_api_client(call_s: float = CALL_S) -> AsyncIterator[RestClient]:
     """A connection as the pod's service account, or outside a pod as KUBECONFIG says."""
     configuration = Configuration(client_session_kwargs={"trust_env": False})
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -151,7 +151,7 @@ class RestClient(ApiClient):
     ) -> Manifest:
         headers = {"Accept": "application/json", "Content-Type": content_type}
         if not what.startswith("Lease"):
-            await self._pace.turn()
+            await self._pace.acquire()
         try:
             async with asyncio.timeout(self._call_s):
                 request = await self._client.param_serialize(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.sidecars.status import DrainReport
 
-__all__ = ["Command", "DrainPolicy", "NodeDrainSignal", "facts", "next_drain", "when_gone"]
+__all__ = ["Command", "DrainPolicy", "NodeDrainSignal", "drain_signal", "next_state", "on_node_removed"]
 
 Command = Literal["evacuate", "remain"]
 
@@ -47,7 +47,7 @@ class DrainPolicy:
     timeout_s: float
 
 
-def facts(node: Manifest) -> NodeDrainSignal:
+def drain_signal(node: Manifest) -> NodeDrainSignal:
     """Of a Node object."""
     spec = node.get("spec") or {}
     taints = {str(t.get("key")) for t in spec.get("taints") or []}
@@ -57,7 +57,7 @@ def facts(node: Manifest) -> NodeDrainSignal:
     return NodeDrainSignal(told[0] if told else "")
 
 
-def next_drain(
+def next_state(
     old: DrainStatus, leaving: str, policy: DrainPolicy, report: DrainReport | None, now: str
 ) -> tuple[DrainStatus, Command | None]:
     """The drain's state and what to tell the sidecar. `report` is None while the sidecar does not answer.
@@ -67,47 +67,51 @@ def next_drain(
     tells = report is not None and report.leaving and report.by_node
     if not leaving:
         once = report is not None and report.leaving and not report.by_node
-        return _by_operation(old, report, now) if once and report is not None else DrainStatus(), (
+        return _operation_drain(old, report, now) if once and report is not None else DrainStatus(), (
             "remain" if tells else None
         )
     if old.reason == _BY_OPERATION:
         old = DrainStatus()
     start = old.start_time if old.state != "None" and old.start_time else now
     was_drained = old.state == "Drained"
-    base = _numbers(old, report).model_copy(update={"reason": leaving[:253], "start_time": start})
+    base = _with_counts(old, report).model_copy(update={"reason": leaving[:253], "start_time": start})
     if not policy.evacuate:
-        return _ended(base, old, "Abandoned", "the pool's drain policy is Abandon: nothing is moved", now), (
+        return _finished(base, old, "Abandoned", "the pool's drain policy is Abandon: nothing is moved", now), (
             "remain" if tells else None
         )
     if report is not None and tells and report.clean:
-        return _ended(base, old, "Drained", "", now), None
-    if not was_drained and _seconds(start, now) >= policy.timeout_s:
+        return _finished(base, old, "Drained", "", now), None
+    if not was_drained and _elapsed_s(start, now) >= policy.timeout_s:
         message = "the time for it is over; what remains is computed again when it is asked for"
-        return _ended(base, old, "Abandoned", message, now), "remain" if tells else None
+        return _finished(base, old, "Abandoned", message, now), "remain" if tells else None
     if was_drained:  # a block that came since is on its way, or the sidecar started anew
-        return _ended(base, old, "Drained", base.message, now), "evacuate" if report is not None and not tells else None
+        return _finished(
+            base, old, "Drained", base.message, now
+        ), "evacuate" if report is not None and not tells else None
     if report is None:
-        return _going(base, "Requested", "the sidecar does not answer"), None
+        return _in_progress(base, "Requested", "the sidecar does not answer"), None
     if not tells:
-        return _going(base, "Requested", ""), "evacuate"
-    return _going(base, "Evacuating", report.problem), None
+        return _in_progress(base, "Requested", ""), "evacuate"
+    return _in_progress(base, "Evacuating", report.problem), None
 
 
-def _by_operation(old: DrainStatus, report: DrainReport, now: str) -> DrainStatus:
+def _operation_drain(old: DrainStatus, report: DrainReport, now: str) -> DrainStatus:
     """Blocks are moved off once; the node stays."""
     start = old.start_time if old.reason == _BY_OPERATION else now
-    base = _numbers(old, report).model_copy(update={"reason": _BY_OPERATION, "start_time": start})
-    return _ended(base, old, "Drained", "", now) if report.clean else _going(base, "Evacuating", report.problem)
+    base = _with_counts(old, report).model_copy(update={"reason": _BY_OPERATION, "start_time": start})
+    return (
+        _finished(base, old, "Drained", "", now) if report.clean else _in_progress(base, "Evacuating", report.problem)
+    )
 
 
-def when_gone(old: DrainStatus, now: str) -> DrainStatus:
+def on_node_removed(old: DrainStatus, now: str) -> DrainStatus:
     """The drain of a node that is not there any more: what was under way has ended."""
     if old.state not in ("Requested", "Evacuating"):
         return old
-    return _ended(old, old, "Abandoned", "the node went before all of it was moved", now)
+    return _finished(old, old, "Abandoned", "the node went before all of it was moved", now)
 
 
-def _numbers(old: DrainStatus, report: DrainReport | None) -> DrainStatus:
+def _with_counts(old: DrainStatus, report: DrainReport | None) -> DrainStatus:
     """What was moved and what remains; as it was where the sidecar does not tell."""
     if report is None or not report.leaving:
         return old
@@ -120,16 +124,16 @@ def _numbers(old: DrainStatus, report: DrainReport | None) -> DrainStatus:
     )
 
 
-def _going(base: DrainStatus, state: DrainState, message: str) -> DrainStatus:
+def _in_progress(base: DrainStatus, state: DrainState, message: str) -> DrainStatus:
     return base.model_copy(update={"state": state, "message": message, "end_time": ""})
 
 
-def _ended(base: DrainStatus, old: DrainStatus, state: DrainState, message: str, now: str) -> DrainStatus:
+def _finished(base: DrainStatus, old: DrainStatus, state: DrainState, message: str, now: str) -> DrainStatus:
     end = old.end_time if old.state == state and old.end_time else now
     return base.model_copy(update={"state": state, "message": message, "end_time": end})
 
 
-def _seconds(since: str, now: str) -> float:
+def _elapsed_s(since: str, now: str) -> float:
     try:
         return (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds()
     except (ValueError, TypeError):

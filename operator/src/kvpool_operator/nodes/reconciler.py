@@ -25,11 +25,21 @@ from kvpool_operator.api.node import NODE_KIND, DrainStatus
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import labels
 from kvpool_operator.errors import OperatorError, RejectedError
-from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.nodes.drain import DrainPolicy, next_drain, when_gone
-from kvpool_operator.nodes.status import KEPT, calm, lost_since, node_manifest, node_name, node_status, read_drain, told
-from kvpool_operator.pools.apply import write_node
+from kvpool_operator.k8s.client import NamespacedName, ObjectRef
+from kvpool_operator.nodes.drain import DrainPolicy, next_state, on_node_removed
+from kvpool_operator.nodes.status import (
+    RETAINED_FIELDS,
+    comparable_status,
+    lost_since,
+    node_manifest,
+    node_name,
+    node_status,
+    read_drain,
+    stable_part,
+)
+from kvpool_operator.nodes.writer import write_node
 from kvpool_operator.sidecars.admin_client import SidecarAddress
+from kvpool_operator.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,14 +56,14 @@ __all__ = ["NodeReconciler", "TokenBucket"]
 
 log = logging.getLogger(__name__)
 
-NUMBERS_EVERY_S: Final = 30.0
-READ_BACK_S: Final = 300.0
-SOON_S: Final = 2.0
-AT_ONCE: Final = 8
+COUNTS_INTERVAL_S: Final = 30.0
+READ_BACK_INTERVAL_S: Final = 300.0
+REQUEUE_S: Final = 2.0
+MAX_CONCURRENT_NODES: Final = 8
 RATE_PER_S: Final = 20.0
 BURST: Final = 100.0
-TELL_AGAIN_S: Final = 10.0
-ABSENT_S: Final = 30.0
+COMMAND_RETRY_S: Final = 10.0
+NOT_FOUND_TTL_S: Final = 30.0
 
 
 class TokenBucket:
@@ -83,13 +93,13 @@ class TokenBucket:
 class _LastWritten:
     """What was written last of one node: digests, not the text, for there may be very many."""
 
-    whole: bytes = b""
-    calm: bytes = b""
+    digest: bytes = b""
+    stable_digest: bytes = b""
     at: float = float("-inf")
     drain: DrainStatus = field(default_factory=DrainStatus)
     kept: dict[str, Any] = field(default_factory=dict)  # conditions, and numbers for when nothing is told
     lost: str = ""
-    told: tuple[str, float] = ("", float("-inf"))
+    last_command: tuple[str, float] = ("", float("-inf"))
 
 
 class NodeReconciler:
@@ -111,34 +121,35 @@ class NodeReconciler:
         self._clock = clock
         self._now = now
         self._budget = budget or TokenBucket(clock=clock)
-        self._known: dict[tuple[str, str], dict[str, _LastWritten]] = {}  # pool: node: what was written
-        self._read_at: dict[tuple[str, str], float] = {}
-        self._uids: dict[tuple[str, str], str] = {}
+        self._known: dict[NamespacedName, dict[str, _LastWritten]] = {}  # pool: node: what was written
+        self._read_at: dict[NamespacedName, float] = {}
+        self._uids: dict[NamespacedName, str] = {}
         self._absent: dict[str, float] = {}  # node: when it was not there
 
     def forget(self, namespace: str, name: str) -> None:
         """The pool is gone; its KVCacheNodes go with it."""
-        self._known.pop((namespace, name), None)
-        self._read_at.pop((namespace, name), None)
-        self._uids.pop((namespace, name), None)
-        self._book.serves((namespace, name), ())
+        key = NamespacedName(namespace, name)
+        self._known.pop(key, None)
+        self._read_at.pop(key, None)
+        self._uids.pop(key, None)
+        self._book.set_pool_nodes(key, ())
 
-    async def keep(self, pool: KVCachePool, observed: Snapshot, secret: PoolSecret) -> float | None:
+    async def reconcile(self, pool: KVCachePool, observed: Snapshot, secret: PoolSecret) -> float | None:
         """One look at the pool's nodes. In how many seconds the next one is due, if a drain is under way.
 
         Raises RetryableError where the API server does not answer.
         """
-        key = (pool.metadata.namespace, pool.metadata.name)
+        key = NamespacedName(pool.metadata.namespace, pool.metadata.name)
         await self._read_back(pool, key)
         known = self._known[key]
         sidecars = {s.node: s for s in observed.sidecars if s.node}
-        self._book.serves(key, sidecars)
+        self._book.set_pool_nodes(key, sidecars)
         await self._gather(self._one(pool, secret, node, sidecars.get(node), known) for node in {*sidecars, *known})
         active = [k.drain.state for k in known.values() if k.drain.state in ("Requested", "Evacuating")]
-        return SOON_S if active else None
+        return REQUEUE_S if active else None
 
     async def _gather(self, jobs: Iterable[Any]) -> None:
-        slots = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(MAX_CONCURRENT_NODES)
 
         async def one(job: Any) -> None:
             async with slots:
@@ -151,30 +162,31 @@ class NodeReconciler:
             elif isinstance(result, BaseException):
                 raise result
 
-    async def _read_back(self, pool: KVCachePool, key: tuple[str, str]) -> None:
+    async def _read_back(self, pool: KVCachePool, key: NamespacedName) -> None:
         """What is there: at first all that is known, later only whether somebody removed one or added one."""
         uid = pool.metadata.uid
         if self._uids.get(key) != uid:  # another pool of that name
             self._known.pop(key, None)
             self._uids[key] = uid
         first = key not in self._known
-        if not first and self._clock() - self._read_at[key] < READ_BACK_S:
+        if not first and self._clock() - self._read_at[key] < READ_BACK_INTERVAL_S:
             return
-        mine = f"app.kubernetes.io/managed-by={labels.MANAGED_BY},{labels.POOL}={key[1]}"
-        found = await self._cluster.list(NODE_KIND, namespace=key[0], labels=mine, fresh=True)
+        found = await self._cluster.list(
+            NODE_KIND, namespace=key.namespace, labels=labels.pool_selector(key.name), fresh=True
+        )
         there: dict[str, Manifest] = {}
         for live in found:
             node = str((live.get("spec") or {}).get("node") or "")
-            if live["metadata"]["name"] == node_name(key[1], node) and _owner(live) == uid:
+            if live["metadata"]["name"] == node_name(key.name, node) and _owner(live) == uid:
                 there[node] = live
         known = self._known.setdefault(key, {})
         for node in [n for n in known if n not in there]:
-            known[node].whole = b""  # it is made anew
+            known[node].digest = b""  # it is made anew
         for node, live in there.items():
             if node not in known:
                 known[node] = _read(live)
             elif not first and not _is_as_wanted(live, node_manifest(pool, node)):
-                known[node].whole = b""
+                known[node].digest = b""
         self._read_at[key] = self._clock()
 
     async def _one(
@@ -182,7 +194,7 @@ class NodeReconciler:
     ) -> None:
         facts = await self._facts(node)
         mine = known.get(node) or _LastWritten()
-        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = rfc3339(self._now())
         if sidecar is None and mine.lost and self._is_forgotten(pool, mine.lost):
             await self._cluster.delete(
                 ObjectRef(NODE_KIND, pool.metadata.namespace, node_name(pool.metadata.name, node))
@@ -192,16 +204,16 @@ class NodeReconciler:
             return
         command: Command | None = None
         if facts is None:
-            drain = when_gone(mine.drain, now)
+            drain = on_node_removed(mine.drain, now)
         else:
             report = sidecar.report.drain if sidecar is not None and sidecar.report is not None else None
-            drain, command = next_drain(mine.drain, facts.leaving, _policy(pool), report, now)
+            drain, command = next_state(mine.drain, facts.leaving, _policy(pool), report, now)
         if drain.state != mine.drain.state:
             log.info("pool=%s node=%s: drain %s %s", pool.key, node, drain.state, drain.reason)
         mine.drain = drain
         known[node] = mine
         status = node_status(pool, sidecar, gone=facts is None, drain=drain, old=mine.kept, now=now)
-        mine.kept = {k: status[k] for k in KEPT}
+        mine.kept = {k: status[k] for k in RETAINED_FIELDS}
         mine.lost = lost_since(status)
         await self._write(pool, node, status, mine)
         if command is not None and pool.spec.mode == "Enforce" and sidecar is not None:
@@ -210,12 +222,12 @@ class NodeReconciler:
     async def _facts(self, node: str) -> NodeDrainSignal | None:
         """None: there is no such node. Asked for only where the watch has not told yet."""
         known = self._book.get(node)
-        if known is not None or self._clock() - self._absent.get(node, float("-inf")) < ABSENT_S:
+        if known is not None or self._clock() - self._absent.get(node, float("-inf")) < NOT_FOUND_TTL_S:
             return known
         live = await self._cluster.get(ObjectRef("Node", "", node))
         if live is not None:
             self._absent.pop(node, None)
-            return self._book.saw(node, live)
+            return self._book.upsert(node, live)
         self._absent[node] = self._clock()
         return None
 
@@ -224,12 +236,12 @@ class NodeReconciler:
         return lost_s > to_ms(pool.spec.index.node_expiry) / 1000
 
     async def _write(self, pool: KVCachePool, node: str, status: Manifest, mine: _LastWritten) -> None:
-        whole, quiet = _digest(told(status)), _digest(calm(status))
-        if whole == mine.whole:
+        whole, quiet = _digest(comparable_status(status)), _digest(stable_part(status))
+        if whole == mine.digest:
             return
-        new = not mine.whole
-        urgent = new or quiet != mine.calm
-        if not urgent and self._clock() - mine.at < NUMBERS_EVERY_S:
+        new = not mine.digest
+        urgent = new or quiet != mine.stable_digest
+        if not urgent and self._clock() - mine.at < COUNTS_INTERVAL_S:
             return
         if not self._budget.take(urgent=urgent):
             return
@@ -238,17 +250,19 @@ class NodeReconciler:
         except RejectedError as e:
             if e.status != 404:
                 raise
-            mine.whole = b""  # somebody removed it: it is made anew at the next look
+            mine.digest = b""  # somebody removed it: it is made anew at the next look
             return
-        mine.whole, mine.calm, mine.at = whole, quiet, self._clock()
+        mine.digest, mine.stable_digest, mine.at = whole, quiet, self._clock()
 
     async def _tell(
         self, pool: KVCachePool, secret: PoolSecret, sidecar: Sidecar, command: Command, mine: _LastWritten
     ) -> None:
         """Tell the sidecar once; again when it has not done so after a while."""
-        if not sidecar.address or (mine.told[0] == command and self._clock() - mine.told[1] < TELL_AGAIN_S):
+        if not sidecar.address or (
+            mine.last_command[0] == command and self._clock() - mine.last_command[1] < COMMAND_RETRY_S
+        ):
             return
-        mine.told = (command, self._clock())
+        mine.last_command = (command, self._clock())
         params = {"bandwidth": to_bytes(pool.spec.nodes.drain.bandwidth)} if command == "evacuate" else {}
         name = f"{command}-{int(self._now().timestamp())}"  # doing it once more does no harm
         try:
@@ -267,14 +281,14 @@ def _read(live: Manifest) -> _LastWritten:
     status = live.get("status") if isinstance(live.get("status"), dict) else {}
     assert status is not None  # noqa: S101
     try:
-        whole, quiet = _digest(told(status)), _digest(calm(status))
+        whole, quiet = _digest(comparable_status(status)), _digest(stable_part(status))
     except (AttributeError, KeyError, TypeError):  # of another make: written anew
         whole, quiet = b"read", b""
     return _LastWritten(
-        whole=whole,
-        calm=quiet,
+        digest=whole,
+        stable_digest=quiet,
         drain=read_drain(status),
-        kept={k: status[k] for k in KEPT if k in status},
+        kept={k: status[k] for k in RETAINED_FIELDS if k in status},
         lost=lost_since(status),
     )
 

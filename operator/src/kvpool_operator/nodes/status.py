@@ -24,10 +24,20 @@ if TYPE_CHECKING:
     from kvpool_operator.observe.snapshot import Sidecar
     from kvpool_operator.sidecars.status import SidecarStatus
 
-__all__ = ["COMPONENT", "KEPT", "calm", "lost_since", "node_manifest", "node_name", "node_status", "read_drain", "told"]
+__all__ = [
+    "COMPONENT",
+    "RETAINED_FIELDS",
+    "comparable_status",
+    "lost_since",
+    "node_manifest",
+    "node_name",
+    "node_status",
+    "read_drain",
+    "stable_part",
+]
 
 COMPONENT: Final = "node"
-KEPT: Final = ("capacity", "used", "blocks", "generation", "transport", "conditions")
+RETAINED_FIELDS: Final = ("capacity", "used", "blocks", "generation", "transport", "conditions")
 """What a status is told of the one before."""
 _LONGEST: Final = 253
 _LOST: Final = (Reason.NODE_NOT_FOUND.value, Reason.SIDECAR_NOT_FOUND.value)
@@ -81,7 +91,7 @@ def node_status(
         conditions = set_condition(conditions, condition, now)
     kept: dict[str, Any] = {}
     if report is None:  # what was known last is better than nothing
-        kept = {k: old[k] for k in KEPT if k in old and k != "conditions"}
+        kept = {k: old[k] for k in RETAINED_FIELDS if k in old and k != "conditions"}
     else:
         kept = {
             "capacity": format_bytes(report.capacity_bytes),
@@ -105,7 +115,7 @@ def node_status(
     ).dump()
 
 
-def calm(status: Manifest) -> Any:
+def stable_part(status: Manifest) -> Any:
     """The part of a status whose change is told at once."""
     drain = status.get("drain") or {}
     return (
@@ -116,7 +126,7 @@ def calm(status: Manifest) -> Any:
     )
 
 
-def told(status: Manifest) -> Manifest:
+def comparable_status(status: Manifest) -> Manifest:
     """All of a status that is worth a write; that the pool's generation is another one says nothing of the node."""
     conditions = [{k: v for k, v in c.items() if k != "observedGeneration"} for c in status.get("conditions") or []]
     return {**status, "conditions": conditions}

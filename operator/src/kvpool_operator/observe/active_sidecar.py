@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.sidecars.status import Phase, SidecarStatus
 
-__all__ = ["between", "one_per_node", "overdue"]
+__all__ = ["active_sidecars", "in_handover", "stalled_rollover"]
 
 _LATE_S: Final = 5.0  # the controller looks a second after a pod has been ready for long enough
 _AGAIN_S: Final = 30.0
@@ -29,20 +29,20 @@ _IDLE: Final[dict[Phase, str]] = {
 }
 
 
-def one_per_node(pods: Iterable[Manifest], reports: Mapping[str, SidecarStatus]) -> tuple[Sidecar, ...]:
+def active_sidecars(pods: Iterable[Manifest], reports: Mapping[str, SidecarStatus]) -> tuple[Sidecar, ...]:
     """The sidecars, sorted by node. `reports` by address; pods that are being deleted are no sidecars."""
     groups = _by_node(pods)
-    found = [_sidecar(group, reports) for group in groups if any(_stays(p) for p in group)]
+    found = [_sidecar(group, reports) for group in groups if any(podview.is_staying(p) for p in group)]
     return tuple(sorted(found, key=lambda s: s.node))
 
 
-def overdue(pods: Iterable[Manifest], min_ready_s: float, now: datetime) -> str:
+def stalled_rollover(pods: Iterable[Manifest], min_ready_s: float, now: datetime) -> str:
     """Names of pods that have been ready for `min_ready_s` and more, while an older one is still on their node.
 
     With them, how often it was time to tell so: it changes while it is so, every half a minute.
     """
     late: list[tuple[str, float]] = []
-    for group in _by_node(p for p in pods if _stays(p)):
+    for group in _by_node(p for p in pods if podview.is_staying(p)):
         since = podview.ready_since(group[-1])
         if len(group) > 1 and since is not None:
             seconds = (now - since).total_seconds() - min_ready_s - _LATE_S
@@ -53,7 +53,7 @@ def overdue(pods: Iterable[Manifest], min_ready_s: float, now: datetime) -> str:
     return ",".join([*sorted(name for name, _ in late)[:8], str(int(max(s for _, s in late) / _AGAIN_S) + 1)])
 
 
-def between(pods: Iterable[Manifest], reports: Mapping[str, SidecarStatus]) -> list[str]:
+def in_handover(pods: Iterable[Manifest], reports: Mapping[str, SidecarStatus]) -> list[str]:
     """Addresses on nodes with two pods of which none says that it serves: for about a second, if all goes well.
 
     A pod is silent for a moment while it lets go of the drives, or takes them. Where no pod is Ready either, nothing
@@ -61,7 +61,7 @@ def between(pods: Iterable[Manifest], reports: Mapping[str, SidecarStatus]) -> l
     """
     found: list[str] = []
     for group in _by_node(pods):
-        living = [p for p in group if _stays(p)]
+        living = [p for p in group if podview.is_staying(p)]
         addresses = [a for p in living if (a := podview.address(p))]
         changing = any(podview.is_ready(p) for p in living) and not any(_serves(p, reports) for p in living)
         if len(addresses) > 1 and changing:
@@ -71,7 +71,7 @@ def between(pods: Iterable[Manifest], reports: Mapping[str, SidecarStatus]) -> l
 
 def _sidecar(group: Sequence[Manifest], reports: Mapping[str, SidecarStatus]) -> Sidecar:
     """`group`: all pods of one node, the oldest first."""
-    living = [p for p in group if _stays(p)]
+    living = [p for p in group if podview.is_staying(p)]
     pod = max(living, key=lambda p: (_serves(p, reports), _may_serve(p, reports), living.index(p)))
     address = podview.address(pod)
     report = reports.get(address)
@@ -87,8 +87,8 @@ def _sidecar(group: Sequence[Manifest], reports: Mapping[str, SidecarStatus]) ->
         problem=idle or podview.problem(pod),
         report=None if idle else report,
         address="" if idle else address,
-        miscounted=is_ready - podview.is_ready(group[0]),
-        successor=next((problem for p in newer if (problem := podview.problem(p))), ""),
+        ready_delta=is_ready - podview.is_ready(group[0]),
+        successor_problem=next((problem for p in newer if (problem := podview.problem(p))), ""),
     )
 
 
@@ -104,10 +104,6 @@ def _by_node(pods: Iterable[Manifest]) -> list[list[Manifest]]:
 def _age(pod: Manifest) -> tuple[bool, str, str]:
     meta = pod["metadata"]
     return not (pod.get("spec") or {}).get("nodeName"), str(meta.get("creationTimestamp") or ""), meta["name"]
-
-
-def _stays(pod: Manifest) -> bool:
-    return "deletionTimestamp" not in pod["metadata"]
 
 
 def _serves(pod: Manifest, reports: Mapping[str, SidecarStatus]) -> bool:

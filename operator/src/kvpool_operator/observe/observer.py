@@ -13,13 +13,13 @@ from kvpool_operator.desired.rollout import drives_of, surge_of
 from kvpool_operator.errors import RejectedError
 from kvpool_operator.injection.revision import revisions
 from kvpool_operator.k8s import pods as podview
-from kvpool_operator.k8s.client import ObjectRef, ref
+from kvpool_operator.k8s.client import NamespacedName, ObjectRef, ref
 from kvpool_operator.k8s.namespace_cache import Namespaces
-from kvpool_operator.observe.active_sidecar import one_per_node, overdue
+from kvpool_operator.observe.active_sidecar import active_sidecars, stalled_rollover
 from kvpool_operator.observe.engine_pods import OPTED_IN, count
 from kvpool_operator.observe.external_index import read_external, secret_names
-from kvpool_operator.observe.preflight import look_at_nodes
-from kvpool_operator.observe.sidecar_poll import ask
+from kvpool_operator.observe.preflight import observe_preflight
+from kvpool_operator.observe.sidecar_poll import poll_sidecars
 from kvpool_operator.observe.snapshot import Snapshot, Webhook
 from kvpool_operator.runtime.ttl_cache import TTLCache
 from kvpool_operator.tenants.resolver import selects, settle
@@ -36,11 +36,11 @@ __all__ = ["Observer"]
 
 WATCHED_KINDS: Final = ("ConfigMap", "DaemonSet", "Service", "StatefulSet")
 """Kinds of a pool's objects that `handlers` watches: what becomes of them shows at once."""
-STILL_KINDS: Final = ("NetworkPolicy", "PersistentVolumeClaim", "ServiceAccount")
-OWNED_WIDE_KINDS: Final = ("ClusterRoleBinding", "PersistentVolume")
+UNWATCHED_KINDS: Final = ("NetworkPolicy", "PersistentVolumeClaim", "ServiceAccount")
+CLUSTER_SCOPED_KINDS: Final = ("ClusterRoleBinding", "PersistentVolume")
 """Kinds that nobody watches: they hardly ever change but by this operator (`still`)."""
-OWNED_KINDS: Final = WATCHED_KINDS + STILL_KINDS
-SHARED_VIEW_S: Final = 5.0
+OWNED_KINDS: Final = WATCHED_KINDS + UNWATCHED_KINDS
+SHARED_VIEW_TTL_S: Final = 5.0
 
 
 class Observer:
@@ -61,7 +61,7 @@ class Observer:
         """`namespaces`: what a watch tells of them. `still_s`: see `TTLCache`."""
         self._cluster = cluster
         self._told_namespaces = namespaces or Namespaces()
-        self._still = TTLCache(still_s, clock)
+        self._cache = TTLCache(still_s, clock)
         self._scraper = scraper
         self._image = sidecar_image
         self._namespace = namespace
@@ -84,9 +84,9 @@ class Observer:
             self._shared("engines", lambda: self._cluster.list("Pod", labels=OPTED_IN)),
             self._shared("webhook", self._webhook_view),
             self._refusal(meta, daemonset or look),
-            look_at_nodes(self._cluster, self._scraper, pool, look),
+            observe_preflight(self._cluster, self._scraper, pool, look),
         )
-        sidecars = one_per_node(pods, await ask(self._scraper, [p for p in pods if _stays(p)]))
+        sidecars = active_sidecars(pods, await poll_sidecars(self._scraper, [p for p in pods if podview.is_staying(p)]))
         refusal, is_missing, refused_at = refused
         newest = max((str(p["metadata"].get("creationTimestamp") or "") for p in pods), default="")
         return Snapshot(
@@ -102,20 +102,21 @@ class Observer:
             webhook=webhook,
             refusal=refusal if is_missing else "",
             # a pod that was made later shows that it was a former refusal
-            successor_refusal=refusal if not is_missing and refused_at > newest else "",
+            successor_rejection=refusal if not is_missing and refused_at > newest else "",
             looks=looks,
             drives=drives_of(pods),
-            overdue=overdue(pods, pool.spec.nodes.update.min_ready_seconds, datetime.now(UTC)),
+            stalled_rollover=stalled_rollover(pods, pool.spec.nodes.update.min_ready_seconds, datetime.now(UTC)),
         )
 
     def forget(self, namespace: str, name: str) -> None:
         """Objects of this pool are about to be written, or it is gone."""
-        self._still.forget((namespace, name))
+        self._cache.forget(NamespacedName(namespace, name))
 
     async def _objects(self, meta: Metadata) -> dict[ObjectRef, Manifest]:
         """By label; the Secrets by name, for the operator may not list Secrets."""
         fresh = meta.deletion_timestamp is not None  # what is overlooked now is left behind for ever
-        still = self._still.look((meta.namespace, meta.name), lambda: self._unwatched(meta, fresh=fresh), fresh=fresh)
+        key = NamespacedName(meta.namespace, meta.name)
+        still = self._cache.get(key, lambda: self._unwatched(meta, fresh=fresh), bypass=fresh)
         secret, unwatched, *lists = await asyncio.gather(
             self._secrets(meta, names.secret(meta.name)),
             still,
@@ -125,16 +126,18 @@ class Observer:
         return {ref(o): o for o in found}
 
     async def _unwatched(self, meta: Metadata, *, fresh: bool) -> list[Manifest]:
-        wide = f"{_mine(meta)},{labels.NAMESPACE}={meta.namespace}"
+        wide = f"{labels.pool_selector(meta.name)},{labels.NAMESPACE}={meta.namespace}"
         secrets, *lists = await asyncio.gather(
             self._secrets(meta, names.events(meta.name), names.preflight(meta.name)),
-            *(self._owned(k, meta, fresh=fresh) for k in STILL_KINDS),
-            *(self._cluster.list(k, labels=wide, fresh=fresh) for k in OWNED_WIDE_KINDS),
+            *(self._owned(k, meta, fresh=fresh) for k in UNWATCHED_KINDS),
+            *(self._cluster.list(k, labels=wide, fresh=fresh) for k in CLUSTER_SCOPED_KINDS),
         )
         return [*secrets, *(o for objects in lists for o in objects)]
 
     async def _owned(self, kind: str, meta: Metadata, *, fresh: bool) -> list[Manifest]:
-        return await self._cluster.list(kind, namespace=meta.namespace, labels=_mine(meta), fresh=fresh)
+        return await self._cluster.list(
+            kind, namespace=meta.namespace, labels=labels.pool_selector(meta.name), fresh=fresh
+        )
 
     async def _secrets(self, meta: Metadata, *wanted: str) -> list[Manifest]:
         found = await asyncio.gather(*(self._cluster.get(ObjectRef("Secret", meta.namespace, name)) for name in wanted))
@@ -231,15 +234,7 @@ class Observer:
         """One reading for all pools that ask within some seconds, also while it is under way."""
         at, future = self._views.get(what, (float("-inf"), None))
         failed = future is not None and future.done() and (future.cancelled() or future.exception() is not None)
-        if future is None or failed or self._clock() - at > SHARED_VIEW_S:
+        if future is None or failed or self._clock() - at > SHARED_VIEW_TTL_S:
             future = asyncio.ensure_future(read())
             self._views[what] = (self._clock(), future)
         return await asyncio.shield(future)
-
-
-def _mine(meta: Metadata) -> str:
-    return f"app.kubernetes.io/managed-by={labels.MANAGED_BY},{labels.POOL}={meta.name}"
-
-
-def _stays(pod: Manifest) -> bool:
-    return "deletionTimestamp" not in pod["metadata"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import ApiClient, Manifest
     from kvpool_operator.sidecars.status_client import StatusClient
 
-__all__ = ["look_at_nodes"]
+__all__ = ["observe_preflight"]
 
 _MOST_ASKED: Final = 3
 """Pods that do not start, of which Events are read: one request each."""
@@ -25,7 +25,7 @@ _YOUNG_S: Final = 10.0
 """Until then a volume may still be bound, a ConfigMap still arrive: what a pod waits for is no answer yet."""
 
 
-async def look_at_nodes(
+async def observe_preflight(
     cluster: ApiClient, scraper: StatusClient, pool: KVCachePool, daemonset: Manifest | None
 ) -> PreflightRun:
     """What its pods answered to what the DaemonSet asks now; pods of an earlier question do not count."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.k8s import pods as podview
-from kvpool_operator.observe.active_sidecar import between
+from kvpool_operator.observe.active_sidecar import in_handover
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from kvpool_operator.sidecars.status import SidecarStatus
     from kvpool_operator.sidecars.status_client import StatusClient
 
-__all__ = ["ask"]
+__all__ = ["poll_sidecars"]
 
 TIMES: Final = 4
 PAUSE_S: Final = 0.5
 
 
-async def ask(scraper: StatusClient, pods: Sequence[Manifest]) -> dict[str, SidecarStatus]:
+async def poll_sidecars(scraper: StatusClient, pods: Sequence[Manifest]) -> dict[str, SidecarStatus]:
     """Reports by address; who does not answer is left out."""
     reports = await scraper.reports([a for p in pods if (a := podview.address(p))], HTTP_PORT)
     for _ in range(TIMES):
-        changing = between(pods, reports)
+        changing = in_handover(pods, reports)
         if not changing:
             break
         await asyncio.sleep(PAUSE_S)

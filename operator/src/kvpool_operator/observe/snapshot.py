@@ -30,9 +30,9 @@ class Sidecar:
     report: SidecarStatus | None = None
     address: str = ""
     """Of its pod; empty while it has none, or does not serve."""
-    miscounted: int = 0
+    ready_delta: int = 0
     """What the DaemonSet's numberReady lacks of it (1) or has too much (-1): that goes by the node's oldest pod."""
-    successor: str = ""
+    successor_problem: str = ""
     """Why the pod that is to take its place does not; empty when nothing is known."""
 
 
@@ -63,11 +63,11 @@ class Snapshot:
     """What the pods of the look at the nodes answered; empty where none runs."""
     refusal: str = ""
     """Why no pod can be made for the DaemonSet, in the words of the API server."""
-    successor_refusal: str = ""
+    successor_rejection: str = ""
     """The same of pods that are to run beside those that serve."""
     drives: tuple[frozenset[str], ...] = ()
     """Directories of the local tiers of each sidecar's pod, also of one that is on its way out."""
-    overdue: str = ""
+    stalled_rollover: str = ""
     """New sidecars' pods that have lasted long enough, while the ones before them are still there."""
 
     @property

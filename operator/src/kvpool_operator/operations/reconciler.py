@@ -22,13 +22,14 @@ from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import InvalidPoolError, OperatorError, SidecarRejectedError, SidecarUnavailableError
 from kvpool_operator.k8s import pods as podview
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.observe.active_sidecar import one_per_node
-from kvpool_operator.observe.sidecar_poll import ask
+from kvpool_operator.observe.active_sidecar import active_sidecars
+from kvpool_operator.observe.sidecar_poll import poll_sidecars
 from kvpool_operator.operations.state import NodeResult, OperationState
 from kvpool_operator.operations.steps import note_of, steps_of, tenant_of
-from kvpool_operator.pools.reconciler import Result
 from kvpool_operator.pools.secret_generator import make_secret
+from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.sidecars.operation import SidecarAddress
+from kvpool_operator.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,7 +97,7 @@ class OperationReconciler:
             return await self._end(raw, meta, OperationStatus(phase="Failed", message=str(e)[:1024]))
         if FINALIZER not in meta.finalizers:
             await self._edit(meta, [*meta.finalizers, FINALIZER])
-            return Result(again_s=0.0)
+            return Result(requeue_after_s=0.0)
         return await self._go_on(raw, operation)
 
     async def _go_on(self, raw: Manifest, operation: KVCacheOperation) -> Result:
@@ -109,11 +110,11 @@ class OperationReconciler:
             if self._late(operation, str(meta.creation_timestamp)):
                 return await self._end(raw, meta, OperationStatus(phase="Failed", message=pool))
             await self._write(raw, meta, OperationStatus(phase="Pending", message=pool))
-            return Result(again_s=SELDOM_S)
+            return Result(requeue_after_s=SELDOM_S)
         if not began and pool.spec.mode != "Enforce":
             told = f"spec.mode of pool {pool.metadata.name} is {pool.spec.mode}: this begins when it is Enforce"
             await self._write(raw, meta, OperationStatus(phase="Pending", message=told))
-            return Result(again_s=SELDOM_S)
+            return Result(requeue_after_s=SELDOM_S)
         secret = await self._secret(pool)
         targets = await self._targets(pool)
         if meta.uid not in self._courses:
@@ -133,7 +134,7 @@ class OperationReconciler:
                 await self._cancel_on(meta.uid, course, secret, targets)
             return await self._end(raw, meta, status)
         await self._write(raw, meta, status)
-        return Result(again_s=min(SELDOM_S, max(SOON_S, self._age(status.start_time or "") / 20)))
+        return Result(requeue_after_s=min(SELDOM_S, max(SOON_S, self._age(status.start_time or "") / 20)))
 
     async def _order(
         self, uid: str, course: OperationState, secret: PoolSecret, number: int, to: SidecarAddress
@@ -163,7 +164,7 @@ class OperationReconciler:
         await self._write(raw, meta, status.model_copy(update={"completion_time": self._stamp()}))
         self._courses.pop(meta.uid, None)
         log.info("operation=%s/%s: %s: %s", meta.namespace, meta.name, status.phase, status.message)
-        return Result(again_s=0.0)
+        return Result(requeue_after_s=0.0)
 
     async def _finished(self, raw: Manifest, meta: Metadata) -> Result:
         """Let it go when it is deleted, and delete it when its time has come."""
@@ -172,7 +173,7 @@ class OperationReconciler:
         kept_s = float((raw.get("spec") or {}).get("ttlSecondsAfterFinished", 604_800))
         left = kept_s - self._age(str(raw["status"].get("completionTime") or meta.creation_timestamp))
         if left > 0:
-            return Result(again_s=left + SOON_S)
+            return Result(requeue_after_s=left + SOON_S)
         await self._cluster.delete(ObjectRef(KIND, meta.namespace, meta.name), uid=meta.uid)
         return Result()
 
@@ -183,7 +184,7 @@ class OperationReconciler:
         running = (raw.get("status") or {}).get("phase") == "Running"
         overdue = self._age(str(meta.deletion_timestamp)) > CANCEL_S
         if running and not overdue and not await self._cancelled_everywhere(raw, meta):
-            return Result(again_s=SOON_S)
+            return Result(requeue_after_s=SOON_S)
         if running:
             with contextlib.suppress(OperatorError):  # for who still watches; the object goes whatever comes of this
                 ended = OperationStatus.model_validate(raw["status"])
@@ -263,8 +264,8 @@ class OperationReconciler:
         pods = await self._cluster.list("Pod", namespace=pool.metadata.namespace, labels=wanted)
         living = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
         count = Counter(podview.node(p) for p in living)
-        reports = await ask(self._scraper, [p for p in living if count[podview.node(p)] > 1])
-        found = {podview.node(p): "" for p in pods} | {s.node: s.address for s in one_per_node(living, reports)}
+        reports = await poll_sidecars(self._scraper, [p for p in living if count[podview.node(p)] > 1])
+        found = {podview.node(p): "" for p in pods} | {s.node: s.address for s in active_sidecars(living, reports)}
         return [SidecarAddress(node, address) for node, address in sorted(found.items()) if node]
 
     # -- writing
@@ -320,7 +321,7 @@ class OperationReconciler:
             return 0.0
 
     def _stamp(self) -> str:
-        return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return rfc3339(self._now())
 
 
 def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

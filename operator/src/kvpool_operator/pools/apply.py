@@ -16,6 +16,7 @@ from kvpool_operator.errors import ConflictError, NotLeaderError, OperatorError,
 from kvpool_operator.k8s.client import Manifest, ObjectRef, ref
 from kvpool_operator.k8s.diff import stamped
 from kvpool_operator.pools.plan import Apply, EmitEvent, PatchMetadata, Plan, Prune, SetLabel
+from kvpool_operator.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.pools.plan import Action
 
-__all__ = ["ApplyResult", "execute", "post_about", "write_node", "write_status", "write_tenant_status"]
+__all__ = ["ApplyResult", "execute", "post_about", "write_status", "write_tenant_status"]
 
 log = logging.getLogger(__name__)
 
@@ -92,15 +93,6 @@ async def write_status(status: Manifest, meta: Metadata, cluster: ApiClient) -> 
         "status": status,
     }
     return await cluster.apply(manifest, subresource="status")
-
-
-async def write_node(manifest: Manifest, status: Manifest, cluster: ApiClient, *, new: bool) -> None:
-    """A KVCacheNode's status; the object itself, too, if it is `new`."""
-    if new:
-        await cluster.apply(manifest)
-    bare = {k: manifest[k] for k in ("apiVersion", "kind")}
-    names_only = {"metadata": {k: manifest["metadata"][k] for k in ("name", "namespace")}}
-    await cluster.apply({**bare, **names_only, "status": status}, subresource="status")
 
 
 async def write_tenant_status(status: Manifest, tenant: Manifest, cluster: ApiClient) -> None:
@@ -175,7 +167,7 @@ async def post_about(
     about: Manifest, reason: str, message: str, cluster: ApiClient, *, warning: bool, name: str = ""
 ) -> None:
     """An Event about an object (its reference). With a name of its own it is made once, whoever makes it."""
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = rfc3339(datetime.now(UTC))
     called = {"name": name} if name else {"generateName": f"{about['name']}.", "name": ""}
     manifest = {
         "apiVersion": "v1",

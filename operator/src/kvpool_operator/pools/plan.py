@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from kvpool_operator.desired import labels, names
 from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.diff import is_as_wanted
+from kvpool_operator.text import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -211,9 +212,11 @@ def plan_cleanup(
     rest = [r for r in observed.objects if not (keeps and r == secret_ref)]
     actions += _prunes(rest, observed)
     if rest and not overdue:
-        return Plan(tuple(actions), waiting=_some(rest))
+        return Plan(tuple(actions), waiting=summarize(sorted(rest)))
     if rest and not wiping:
-        actions.append(EmitEvent("CleanupTimedOut", f"gave up waiting for {_some(rest)} to go", warning=True))
+        actions.append(
+            EmitEvent("CleanupTimedOut", f"gave up waiting for {summarize(sorted(rest))} to go", warning=True)
+        )
     return Plan((*actions, _without_finalizer(meta)), done=True)
 
 
@@ -301,8 +304,3 @@ def _left_behind(meta: Metadata, observed: Snapshot) -> str:
         f"the deadline passed with {wiped} of {nodes} nodes wiped; "
         "blocks on the others stay until their directories are removed by hand"
     )
-
-
-def _some(refs: Sequence[ObjectRef]) -> str:
-    shown = ", ".join(str(r) for r in sorted(refs)[:3])
-    return shown + (f" and {len(refs) - 3} more" if len(refs) > 3 else "")

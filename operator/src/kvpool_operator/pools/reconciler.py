@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,7 @@ from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.injection.revision import revisions
-from kvpool_operator.k8s.client import ObjectRef
+from kvpool_operator.k8s.client import NamespacedName, ObjectRef
 from kvpool_operator.observe.observer import WATCHED_KINDS
 from kvpool_operator.pki.peer_ca import peer_files
 from kvpool_operator.pools.apply import ApplyResult, execute, write_status, write_tenant_status
@@ -30,7 +30,9 @@ from kvpool_operator.pools.pod_evictor import EvictionRound, PodEvictor
 from kvpool_operator.pools.secret_generator import make_secret
 from kvpool_operator.pools.status import NUMBERS_EVERY_S, ReconcileOutcome, invalid_status, make_status, worth_writing
 from kvpool_operator.preflight.gate import PreflightResult, as_told, judge
+from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.tenants.resolver import orphan_status, tenant_status, to_configs
+from kvpool_operator.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,24 +45,12 @@ if TYPE_CHECKING:
     from kvpool_operator.observe.snapshot import Snapshot
     from kvpool_operator.pools.config_push import ConfigPusher
 
-__all__ = ["PoolReconciler", "Result"]
+__all__ = ["PoolReconciler"]
 
 log = logging.getLogger(__name__)
 
 SOON_S: Final = 1.0
 DEFAULT_CLEANUP_S: Final = 300.0
-
-
-@dataclass(frozen=True)
-class Result:
-    """When the pool should be looked at again, in seconds; None: when something happens."""
-
-    again_s: float | None = None
-    gone: bool = False
-    status: Manifest | None = None
-    """The pool's status as it was judged, written or not; None when it is gone."""
-    restarts: tuple[str, ...] = ()
-    """What came of the watchdog's evictions."""
 
 
 class PoolReconciler:
@@ -76,7 +66,7 @@ class PoolReconciler:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         nodes: NodeReconciler | None = None,
         reloads: ConfigPusher | None = None,
-        wrote: Callable[[tuple[str, str], str], None] = lambda _pool, _version: None,
+        wrote: Callable[[NamespacedName, str], None] = lambda _pool, _version: None,
     ) -> None:
         """`wrote(pool, version)`: this version of a pool says nothing that needs a pass; it has the status of one."""
         self._wrote = wrote
@@ -129,9 +119,9 @@ class PoolReconciler:
         brought = living and await self._bring(meta, observed, outcome, secret, text, wanted)
         drains_s = None
         if self._nodes is not None and pool is not None and living and pool.spec.mode != "DryRun":
-            drains_s = await self._nodes.keep(pool, observed, secret)
+            drains_s = await self._nodes.reconcile(pool, observed, secret)
         return Result(
-            again_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned or brought else drains_s,
+            requeue_after_s=SOON_S if steps.waiting or outcome.applied or outcome.pruned or brought else drains_s,
             status=status,
             restarts=watched.outcomes,
         )
@@ -216,7 +206,7 @@ class PoolReconciler:
             made = await write_status(status, meta, self._cluster)
             self._written[key] = self._clock()
             if _nothing_else_is_new(made, observed.raw) and (status["phase"] == "Ready" or progress.applied):
-                self._wrote((meta.namespace, meta.name), str(made["metadata"].get("resourceVersion", "")))
+                self._wrote(NamespacedName(meta.namespace, meta.name), str(made["metadata"].get("resourceVersion", "")))
         return status
 
     async def _tell_tenants(self, pool: KVCachePool, observed: Snapshot, secret: PoolSecret, config: str) -> None:
@@ -236,7 +226,7 @@ class PoolReconciler:
             self._written[key] = self._clock()
 
     def _stamp(self) -> str:
-        return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return rfc3339(self._now())
 
 
 def _read(raw: Manifest) -> tuple[Metadata, KVCachePool | None, str]:
@@ -289,7 +279,7 @@ def _inputs(
         nodes=int((sidecars.get("status") or {}).get("desiredNumberScheduled", 0)),
         index_memory=memory_of(index),
         drives=observed.drives,
-        resync_token=observed.overdue,
+        resync_token=observed.stalled_rollover,
     )
 
 

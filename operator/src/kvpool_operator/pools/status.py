@@ -32,6 +32,8 @@ from kvpool_operator.pools.fingerprints import kinds, sentence, splits
 from kvpool_operator.pools.upgrade_safety import rolling_update_safe
 from kvpool_operator.preflight.gate import PreflightResult
 from kvpool_operator.preflight.status import preflight_status, preflight_verdict
+from kvpool_operator.text import summarize_clauses
+from kvpool_operator.times import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -117,7 +119,7 @@ def make_status(pool: KVCachePool, observed: Snapshot, progress: ReconcileOutcom
             connected=f"{sum(r.index_connected for r in reports)}/{len(reports)}",
             announced=sum(r.index_announced for r in reports),
             memory=_index_memory(pool, observed),
-            password=_some(progress.without_new_password)[:253],
+            password=summarize_clauses(progress.without_new_password)[:253],
         ),
         transport=TransportStatus(
             effective=", ".join(sorted({r.transport for r in reports if r.transport}))[:253],
@@ -208,7 +210,9 @@ def _storage_ready(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, ga
         lame = [f"{s.node or 'a pod'}: {s.problem or 'not ready yet'}" for s in observed.sidecars if not s.ready]
         lame += [] if lame else ["some pods are not there yet"]
         return _Verdict(
-            False, Reason.NODES_NOT_READY, f"{nodes.ready} of {nodes.desired} nodes serve; {_some(sorted(lame))}"
+            False,
+            Reason.NODES_NOT_READY,
+            f"{nodes.ready} of {nodes.desired} nodes serve; {summarize_clauses(sorted(lame))}",
         )
     drives = [
         f"{s.node}: {', '.join(s.report.failing_drives)}"
@@ -216,13 +220,15 @@ def _storage_ready(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, ga
         if s.report and s.report.failing_drives
     ]
     if drives:
-        return _Verdict(False, Reason.DRIVE_ERRORS, f"drives return errors and are passed by: {_some(sorted(drives))}")
+        return _Verdict(
+            False, Reason.DRIVE_ERRORS, f"drives return errors and are passed by: {summarize_clauses(sorted(drives))}"
+        )
     away = [f"{s.node}: {s.report.shared_problem}" for s in observed.sidecars if s.report and s.report.shared_problem]
     if away:
         return _Verdict(
             False,
             Reason.SHARED_TIER_UNAVAILABLE,
-            f"the shared tier is not available on {len(away)} nodes; {_some(sorted(away))}",
+            f"the shared tier is not available on {len(away)} nodes; {summarize_clauses(sorted(away))}",
         )
     return _Verdict(True, Reason.ALL_NODES_READY, f"{nodes.ready} of {nodes.desired} nodes serve")
 
@@ -274,7 +280,7 @@ def _injection_ready(pool: KVCachePool, observed: Snapshot, watchdog: str) -> _V
             False,
             Reason.PODS_NOT_INJECTED,
             f"{engines.missed} opted-in pods were made while the webhook was away and run without the pool; {what}: "
-            f"{_some(engines.missed_names, engines.missed)}",
+            f"{summarize_clauses(engines.missed_names, total=engines.missed)}",
         )
     told = f"{engines.injected} pods use the pool, {engines.skipped} were skipped"
     if engines.stale:
@@ -307,7 +313,8 @@ def _shared_reuse(engines: EnginePods, reports: Sequence[SidecarStatus], found: 
     by_digest = {kind.digest: kind for kind in found}
     apart = [sentence(split, by_digest) for split in splits(found)]
     if engines.alone:
-        who = f"{_some(engines.alone_names, engines.alone)} run an engine without a remote tier (Dynamo's KVBM)"
+        who = summarize_clauses(engines.alone_names, total=engines.alone)
+        who += " run an engine without a remote tier (Dynamo's KVBM)"
         advice = "their blocks stay on their nodes; to share them, run vLLM without KVBM (docs/how-to/engines/index.md)"
         return _Verdict(False, Reason.NO_REMOTE_TIER, "; ".join([f"{who}: {advice}", *apart]))
     if apart:
@@ -353,13 +360,17 @@ def _progressing(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, prog
 
 def _stuck(observed: Snapshot) -> str:
     """Why new sidecars do not take over from those that serve; empty when nothing is known."""
-    lame = [f"{s.node or 'a node'}: its new sidecar: {s.successor}" for s in observed.sidecars if s.successor]
-    if observed.successor_refusal:
-        lame = [f"new sidecars' pods are refused: {observed.successor_refusal}"]
+    lame = [
+        f"{s.node or 'a node'}: its new sidecar: {s.successor_problem}"
+        for s in observed.sidecars
+        if s.successor_problem
+    ]
+    if observed.successor_rejection:
+        lame = [f"new sidecars' pods are refused: {observed.successor_rejection}"]
     if not lame:
         return ""
     advice = "the old ones serve; where two have no room, spec.nodes.update.surge: false stops the old one first"
-    return f"{_some(sorted(lame))}; {advice}"
+    return f"{summarize_clauses(sorted(lame))}; {advice}"
 
 
 def _phase(
@@ -385,7 +396,7 @@ def _nodes(pool: KVCachePool, observed: Snapshot, config: str) -> NodesStatus:
     daemonset = observed.object("DaemonSet", names.sidecar(pool.metadata.name))
     status = (daemonset or {}).get("status") or {}
     desired, ready = int(status.get("desiredNumberScheduled", 0)), int(status.get("numberReady", 0))
-    ready = max(0, min(ready + sum(s.miscounted for s in observed.sidecars), desired))
+    ready = max(0, min(ready + sum(s.ready_delta for s in observed.sidecars), desired))
     told = [s.report.config for s in observed.sidecars if s.report and s.report.config]
     behind = sum(one != config for one in told) if config else 0
     return NodesStatus(
@@ -446,11 +457,6 @@ def _fingerprints(found: Sequence[FingerprintGroup]) -> list[FingerprintStatus]:
 def _time(seconds: int) -> str:
     """RFC 3339, or nothing for a time that no calendar has."""
     try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return rfc3339(datetime.fromtimestamp(seconds, UTC))
     except (OverflowError, OSError, ValueError):
         return ""
-
-
-def _some(what: Sequence[str], of: int = 0) -> str:
-    more = max(of, len(what)) - 3
-    return "; ".join(what[:3]) + (f"; and {more} more" if more > 0 else "")

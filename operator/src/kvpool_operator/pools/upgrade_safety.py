@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.reasons import Reason
+from kvpool_operator.text import summarize_clauses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,18 +35,22 @@ def rolling_update_safe(
         return None, Reason.STATUS_UNAVAILABLE, "no sidecar has told yet what it holds"
     away = sorted(s.node or "a node" for s in sidecars if not s.ready or s.report is None)
     if away or len(sidecars) < desired:
-        who = _some(away) or f"{desired - len(sidecars)} nodes"
+        who = summarize_clauses(away, _NAMED) or f"{desired - len(sidecars)} nodes"
         return False, Reason.NODES_NOT_READY, f"{who}: not ready; a roll would take further nodes away"
     strange = sorted(node for node, r in known if set(r.block_formats) - set(BLOCK_FORMATS))
     if strange:
-        told = f"{_some(strange)}: sidecars that know newer blocks than those of this release"
+        told = f"{summarize_clauses(strange, _NAMED)}: sidecars that know newer blocks than those of this release"
         return False, Reason.FORMAT_UNKNOWN, f"{told}; what they wrote in the newer format would be misses"
     if not index_is_ready:
         told = "the index is not there, so nodes that come back could not be found by their peers"
         return False, Reason.INDEX_NOT_RUNNING, told
     behind = sorted(node for node, r in known if _is_behind(r))
     if behind:
-        return False, Reason.INDEX_NOT_SYNCED, f"the index does not know all blocks of these nodes yet: {_some(behind)}"
+        return (
+            False,
+            Reason.INDEX_NOT_SYNCED,
+            f"the index does not know all blocks of these nodes yet: {summarize_clauses(behind, _NAMED)}",
+        )
     # no numbers that change all the time: a condition's message is written at once
     at_once = pool.spec.nodes.update.max_unavailable
     told = f"blocks stay on their drives and in the index while sidecars are replaced, {at_once} at a time"
@@ -55,8 +60,3 @@ def rolling_update_safe(
 def _is_behind(report: SidecarStatus) -> bool:
     """Blocks come and go all the time: a tenth of them may be on its way."""
     return not report.scanned or report.index_announced < report.blocks - report.blocks // 10 - _NEWS
-
-
-def _some(what: Sequence[str]) -> str:
-    more = len(what) - _NAMED
-    return "; ".join(what[:_NAMED]) + (f"; and {more} more" if more > 0 else "")

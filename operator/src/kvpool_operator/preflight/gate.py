@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from kvpool_operator.text import parse_count
+from kvpool_operator.times import rfc3339
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -157,7 +160,7 @@ def judge(
         state,
         is_open,
         spec,
-        since or now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        since or rfc3339(now),
         nodes,
         passed,
         failed,
@@ -183,7 +186,7 @@ def allows(policy: str, nodes: int, passed: int, failed: int) -> bool:
 
 
 def _remembered(told: dict[str, Any], policy: str) -> PreflightResult:
-    nodes, passed, failed = (_count(told.get(k)) for k in ("nodes", "passed", "failed"))
+    nodes, passed, failed = (parse_count(told.get(k)) for k in ("nodes", "passed", "failed"))
     listed = told.get("findings")
     findings = tuple(
         Finding(*(_text(f.get(k)) for k in ("check", "level", "message", "advice", "tier", "node")))
@@ -194,9 +197,9 @@ def _remembered(told: dict[str, Any], policy: str) -> PreflightResult:
     measures = tuple(
         Measurement(
             _text(m.get("tier"))[:64],
-            _count(m.get("writeMBps")),
-            _count(m.get("readMBps")),
-            _count(m.get("roundTripMs")),
+            parse_count(m.get("writeMBps")),
+            parse_count(m.get("readMBps")),
+            parse_count(m.get("roundTripMs")),
             _text(m.get("slowestNode")),
         )
         for m in (measured if isinstance(measured, list) else [])[:MOST_FINDINGS]
@@ -260,10 +263,6 @@ def _age(since: str, now: datetime) -> float:
         return (now - datetime.fromisoformat(since)).total_seconds() if since else 0.0
     except (ValueError, TypeError):
         return 0.0
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
 def _whole(value: Any) -> int:

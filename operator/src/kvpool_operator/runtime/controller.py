@@ -6,11 +6,12 @@ import asyncio
 import functools
 import logging
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.errors import NotLeaderError, OperatorError
-from kvpool_operator.k8s.rate_limiter import WAITED_FOR
+from kvpool_operator.k8s.client import NamespacedName
+from kvpool_operator.k8s.rate_limiter import IS_FOREGROUND
 from kvpool_operator.runtime.watch_staleness import WatchStaleness
 from kvpool_operator.runtime.workqueue import Backoff, WorkQueue
 
@@ -18,29 +19,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool_operator.k8s.client import ApiClient, Manifest
-    from kvpool_operator.pools.reconciler import Result
     from kvpool_operator.runtime.metrics import OperatorMetrics
+    from kvpool_operator.runtime.reconciler import Reconciler, Result
 
-__all__ = ["Controller", "Reconciler"]
+__all__ = ["Controller"]
 
 log = logging.getLogger(__name__)
 
-PASS_S: Final = 60.0
+RECONCILE_TIMEOUT_S: Final = 60.0
 """Longest time of one pass: each of its calls has a shorter one."""
-UNLISTED_S: Final = 300.0
+MAX_LIST_AGE_S: Final = 300.0
 """A leader that could not list the pools for so long is restarted by its liveness probe."""
-DEAF_S: Final = 180.0
+MAX_WATCH_STALENESS_S: Final = 180.0
 """So is one whose watch has not told for so long what listings show; before that, silent streams are opened again."""
-PER_POOL_S: Final = 0.3
+RESYNC_PER_POOL_S: Final = 0.3
 """With many pools the refresh slows down, so that the API server sees a bounded rate of requests."""
-PART_S: Final = 0.5
+DEBOUNCE_S: Final = 0.5
 """A rollout changes a DaemonSet's status again and again."""
-
-
-class Reconciler(Protocol):
-    """What does a pass over one object."""
-
-    async def reconcile(self, namespace: str, name: str) -> Result: ...
 
 
 class Controller:
@@ -67,44 +62,44 @@ class Controller:
         self._kind = kind
         self._clock = clock
         self._backoff = Backoff()
-        self._pools: set[tuple[str, str]] = set()
+        self._pools: set[NamespacedName] = set()
         self._listed: float | None = None
         self.queue = WorkQueue(background)
-        self.hearing = WatchStaleness(clock=clock)
+        self.watch_staleness = WatchStaleness(clock=clock)
 
     @property
-    def trouble(self) -> str:
+    def health_problem(self) -> str:
         """Why this process should be made anew; empty for as long as it sees what happens."""
-        ago, deaf = self.listed_s_ago, self.hearing.deaf_s
-        if UNLISTED_S < ago < float("inf"):
+        ago, deaf = self.seconds_since_list, self.watch_staleness.stale_seconds
+        if MAX_LIST_AGE_S < ago < float("inf"):
             return f"the pools were not listed for {ago:.0f} s"
-        return f"the watch of the pools has missed changes for {deaf:.0f} s" if deaf > DEAF_S else ""
+        return f"the watch of the pools has missed changes for {deaf:.0f} s" if deaf > MAX_WATCH_STALENESS_S else ""
 
     @property
-    def listed_s_ago(self) -> float:
+    def seconds_since_list(self) -> float:
         """Seconds since the pools were last listed; infinite before that."""
         return self._clock() - self._listed if self._listed is not None else float("inf")
 
-    def changed(self, namespace: str, name: str) -> None:
+    def enqueue(self, namespace: str, name: str) -> None:
         """Something about this pool changed."""
-        self.queue.add((namespace, name))
+        self.queue.add(NamespacedName(namespace, name))
 
-    def part_changed(self, namespace: str, name: str) -> None:
+    def enqueue_debounced(self, namespace: str, name: str) -> None:
         """An object of this pool changed: one pass for all that change in the same moment."""
-        self.queue.add((namespace, name), PART_S)
+        self.queue.add(NamespacedName(namespace, name), DEBOUNCE_S)
 
-    def seen(self, namespace: str, name: str) -> None:
+    def enqueue_background(self, namespace: str, name: str) -> None:
         """This pool, or an object of it, was listed: nobody waits."""
-        self.queue.add((namespace, name), background=True)
+        self.queue.add(NamespacedName(namespace, name), background=True)
 
-    def heard(self, pool: tuple[str, str], version: str) -> bool:
+    def observe_event(self, pool: NamespacedName, version: str) -> bool:
         """The watch has told of this version of a pool. False: this operator made it, and knows what it says."""
-        return self.hearing.heard(pool, version)
+        return self.watch_staleness.observe_event(pool, version)
 
-    def all_changed(self) -> None:
+    def enqueue_all(self) -> None:
         """Something changed that may concern any pool."""
         for key in self._pools:
-            self.queue.add(key, PART_S, background=True)
+            self.queue.add(key, DEBOUNCE_S, background=True)
 
     async def refresh(self) -> None:
         """List the pools again and again, and look at each. Missed events are made good here."""
@@ -118,19 +113,19 @@ class Controller:
                 self._pools = {_key(p) for p in found}
                 self._listed = self._clock()
                 if self._kind == KIND:
-                    self.hearing.listed({_key(p): p["metadata"]["resourceVersion"] for p in found})
-                    self._metrics.deaf.set(self.hearing.deaf_s)
+                    self.watch_staleness.observe_list({_key(p): p["metadata"]["resourceVersion"] for p in found})
+                    self._metrics.deaf.set(self.watch_staleness.stale_seconds)
                     self._metrics.pools.set(len(self._pools))
                     self._metrics.listed.set_to_current_time()
-                self._spread(before)
+                self._stagger(before)
             await asyncio.sleep(self.interval_s)
 
     @property
     def interval_s(self) -> float:
         """Seconds in which each pool is looked at once without any event."""
-        return max(self._refresh_s, PER_POOL_S * len(self._pools))
+        return max(self._refresh_s, RESYNC_PER_POOL_S * len(self._pools))
 
-    def _spread(self, known: set[tuple[str, str]]) -> None:
+    def _stagger(self, known: set[NamespacedName]) -> None:
         """New pools at once, the others one after the other over the time until the next listing."""
         gap_s = self.interval_s / max(1, len(self._pools))
         for place, key in enumerate(sorted(self._pools)):
@@ -142,20 +137,20 @@ class Controller:
             key = await self.queue.get()
             if self._kind == KIND:
                 self._metrics.queued.set(len(self.queue))
-            WAITED_FOR.set(functools.partial(self._is_waited_for, key))
+            IS_FOREGROUND.set(functools.partial(self._is_foreground, key))
             try:
-                await self._pass(key)
+                await self._reconcile_key(key)
             finally:
                 self.queue.done(key)
 
-    def _is_waited_for(self, key: tuple[str, str]) -> bool:
+    def _is_foreground(self, key: NamespacedName) -> bool:
         return not self.queue.is_background(key)
 
-    async def _pass(self, key: tuple[str, str]) -> None:
+    async def _reconcile_key(self, key: NamespacedName) -> None:
         started = self._clock()
         result = "ok"
         try:
-            async with asyncio.timeout(PASS_S):
+            async with asyncio.timeout(RECONCILE_TIMEOUT_S):
                 again = await self._reconciler.reconcile(*key)
         except NotLeaderError:
             raise
@@ -169,26 +164,26 @@ class Controller:
         else:
             self._backoff.succeeded(key)
             self._show(key, again)
-            if again.again_s is not None:
-                self.queue.add(key, again.again_s)
+            if again.requeue_after_s is not None:
+                self.queue.add(key, again.requeue_after_s)
             for outcome in again.restarts:
                 self._metrics.restarts.labels(outcome).inc()
         self._metrics.passes.labels(result).inc()
         self._metrics.seconds.observe(self._clock() - started)
 
-    def _show(self, key: tuple[str, str], seen: Result) -> None:
+    def _show(self, key: NamespacedName, enqueue_background: Result) -> None:
         if self._kind != KIND:
             return
-        if seen.gone:
+        if enqueue_background.gone:
             self._metrics.status.forget(key)
-        elif seen.status is not None:
-            self._metrics.status.saw(key, seen.status)
+        elif enqueue_background.status is not None:
+            self._metrics.status.set_status(key, enqueue_background.status)
 
-    def _retry(self, key: tuple[str, str], why: str) -> None:
+    def _retry(self, key: NamespacedName, why: str) -> None:
         pause = self._backoff.failed(key)
         log.warning("%s=%s/%s: %s; again in %.1f s", self._kind, *key, why, pause)
         self.queue.add(key, pause)
 
 
-def _key(pool: Manifest) -> tuple[str, str]:
-    return pool["metadata"]["namespace"], pool["metadata"]["name"]
+def _key(pool: Manifest) -> NamespacedName:
+    return NamespacedName(pool["metadata"]["namespace"], pool["metadata"]["name"])

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from kvpool_operator.k8s.client import NamespacedName
+
 __all__ = ["PoolMetrics"]
 
 _CONDITION: Final = "1 while that condition of the pool is True, 0 while it is False or Unknown."
@@ -26,13 +28,13 @@ class PoolMetrics(Collector):
     """The last status of each pool. Only the replica that leads has any."""
 
     def __init__(self) -> None:
-        self._statuses: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._statuses: dict[NamespacedName, Mapping[str, Any]] = {}
 
-    def saw(self, key: tuple[str, str], status: Mapping[str, Any]) -> None:
+    def set_status(self, key: NamespacedName, status: Mapping[str, Any]) -> None:
         """`status` of the pool `key` (namespace, name), as it was judged."""
         self._statuses[key] = status
 
-    def forget(self, key: tuple[str, str]) -> None:
+    def forget(self, key: NamespacedName) -> None:
         """The pool is gone."""
         self._statuses.pop(key, None)
 

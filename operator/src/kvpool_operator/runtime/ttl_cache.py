@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kvpool_operator.k8s.client import Manifest
+    from kvpool_operator.k8s.client import Manifest, NamespacedName
 
 __all__ = ["TTLCache"]
-
-Key = tuple[str, str]
 
 
 class _Found(NamedTuple):
@@ -33,12 +31,14 @@ class TTLCache:
     def __init__(self, for_s: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
         self._for_s = for_s
         self._clock = clock
-        self._found: dict[Key, _Found] = {}
+        self._found: dict[NamespacedName, _Found] = {}
 
-    async def look(self, key: Key, read: Callable[[], Awaitable[list[Manifest]]], *, fresh: bool) -> list[Manifest]:
+    async def get(
+        self, key: NamespacedName, read: Callable[[], Awaitable[list[Manifest]]], *, bypass: bool
+    ) -> list[Manifest]:
         """The objects; `fresh`: as they are now. What `read` raises goes through, and nothing is remembered."""
         last = self._found.get(key)
-        if not fresh and last is not None and self._clock() - last.at < self._for_s():
+        if not bypass and last is not None and self._clock() - last.at < self._for_s():
             return list(last.objects)
         self.forget(key)
         at = self._clock()
@@ -46,7 +46,7 @@ class TTLCache:
         self._found[key] = _Found(at, tuple(_slim(o) for o in found))
         return found
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: NamespacedName) -> None:
         """They are about to change, or the pool is gone."""
         self._found.pop(key, None)
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["WatchStaleness"]
+    from kvpool_operator.k8s.client import NamespacedName
 
-Key = tuple[str, str]
+__all__ = ["WatchStaleness"]
 
 
 class WatchStaleness:
@@ -22,26 +22,26 @@ class WatchStaleness:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._heard: dict[Key, str] = {}
-        self._behind: dict[Key, str] = {}
-        self._own: dict[Key, str] = {}
+        self._heard: dict[NamespacedName, str] = {}
+        self._behind: dict[NamespacedName, str] = {}
+        self._own: dict[NamespacedName, str] = {}
         self._since: float | None = None
 
     @property
-    def deaf_s(self) -> float:
+    def stale_seconds(self) -> float:
         """For how long listings have had what the watch did not tell; 0 while it tells."""
         return self._clock() - self._since if self._since is not None else 0.0
 
-    def heard(self, key: Key, version: str) -> bool:
+    def observe_event(self, key: NamespacedName, version: str) -> bool:
         """The watch told of this version of a pool. Whether it says what this process does not know."""
         self._heard[key] = version
         return self._own.get(key) != version
 
-    def wrote(self, key: Key, version: str) -> None:
+    def record_own_write(self, key: NamespacedName, version: str) -> None:
         """This process has made this version, and nothing else is new in it."""
         self._own[key] = version
 
-    def listed(self, versions: Mapping[Key, str]) -> None:
+    def observe_list(self, versions: Mapping[NamespacedName, str]) -> None:
         """All pools as a listing has them."""
         self._heard = {k: v for k, v in self._heard.items() if k in versions}
         self._own = {k: v for k, v in self._own.items() if k in versions}

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from kvpool_operator.k8s.client import NamespacedName
 
 __all__ = ["Backoff", "WorkQueue"]
-
-Key = tuple[str, str]
 
 
 class _Wait(NamedTuple):
@@ -35,25 +36,25 @@ class WorkQueue:
 
     def __init__(self, background: int = 2) -> None:
         self._background = background
-        self._due: dict[Key, _Wait] = {}
-        self._lanes: tuple[list[tuple[float, Key]], ...] = ([], [])
-        self._busy: dict[Key, int] = {}
-        self._again: dict[Key, _Wait] = {}
+        self._due: dict[NamespacedName, _Wait] = {}
+        self._lanes: tuple[list[tuple[float, NamespacedName]], ...] = ([], [])
+        self._busy: dict[NamespacedName, int] = {}
+        self._again: dict[NamespacedName, _Wait] = {}
         self._changed = asyncio.Event()
         self._in_a_row = 0
 
     def __len__(self) -> int:
         return len(self._due) + len(self._again)
 
-    def add(self, key: Key, delay_s: float = 0.0, *, background: bool = False) -> None:
+    def add(self, key: NamespacedName, delay_s: float = 0.0, *, background: bool = False) -> None:
         """Work on `key` in `delay_s` seconds, or earlier if it was to be earlier. `background`: nobody waits for it."""
         self._add(key, _Wait(asyncio.get_running_loop().time() + delay_s, int(background)))
 
-    def is_background(self, key: Key) -> bool:
+    def is_background(self, key: NamespacedName) -> bool:
         """Whether it is worked on, and nobody has come to wait for it since."""
         return bool(self._busy.get(key))
 
-    def _add(self, key: Key, wait: _Wait) -> None:
+    def _add(self, key: NamespacedName, wait: _Wait) -> None:
         if self._busy.get(key) and not wait.lane:
             self._busy[key] = 0
             self._changed.set()
@@ -68,7 +69,7 @@ class WorkQueue:
             heapq.heappush(self._lanes[wait.lane], (wait.at, key))
             self._changed.set()
 
-    async def get(self) -> Key:
+    async def get(self) -> NamespacedName:
         """The next key that is due; `done` must follow."""
         while True:
             self._changed.clear()
@@ -87,7 +88,7 @@ class WorkQueue:
             except TimeoutError:
                 continue
 
-    def done(self, key: Key) -> None:
+    def done(self, key: NamespacedName) -> None:
         """The work on `key` has ended."""
         if self._busy.pop(key, 0):
             self._changed.set()
@@ -123,13 +124,13 @@ class Backoff:
     LAST_S: Final = 60.0
 
     def __init__(self) -> None:
-        self._failures: dict[Key, int] = {}
+        self._failures: dict[NamespacedName, int] = {}
 
-    def failed(self, key: Key) -> float:
+    def failed(self, key: NamespacedName) -> float:
         """Seconds to wait after one more failure."""
         n = self._failures[key] = self._failures.get(key, 0) + 1
         pause = min(self.LAST_S, self.FIRST_S * 2.0 ** min(n - 1, 10))
         return pause * random.uniform(0.8, 1.2)  # noqa: S311  not a secret
 
-    def succeeded(self, key: Key) -> None:
+    def succeeded(self, key: NamespacedName) -> None:
         self._failures.pop(key, None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvpool_operator.errors import SidecarUnavailableError
+from kvpool_operator.text import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,12 +49,8 @@ class OperationProgress:
         return cls(
             state=state,
             message=str(r.get("message") or "")[:500],
-            done=_count(progress.get("done")),
-            total=_count(progress.get("total")),
+            done=parse_count(progress.get("done")),
+            total=parse_count(progress.get("total")),
             unit=str(progress.get("unit") or "")[:16],
-            counts={str(k)[:64]: _count(v) for k, v in counts},
+            counts={str(k)[:64]: parse_count(v) for k, v in counts},
         )
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else 0

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
+from kvpool_operator.text import parse_count
+
 __all__ = ["ConnectedPod", "DrainReport", "Fingerprint", "Phase", "ReportedTenantUsage", "SidecarStatus"]
 
 Phase = Literal["", "Serving", "StandingBy", "HandedOver"]
@@ -124,21 +126,21 @@ class SidecarStatus:
         return cls(
             phase=_PHASES.get(_text(r.get("phase")), ""),
             ready=r.get("ready") is True,
-            generation=_count(r.get("generation")),
+            generation=parse_count(r.get("generation")),
             config=_text(config.get("digest"))[:64],
             config_problem=_text(config.get("problem")),
-            capacity_bytes=_count(r.get("capacity_bytes")),
-            used_bytes=_count(r.get("used_bytes")),
-            blocks=_count(r.get("blocks")),
+            capacity_bytes=parse_count(r.get("capacity_bytes")),
+            used_bytes=parse_count(r.get("used_bytes")),
+            blocks=parse_count(r.get("blocks")),
             index_connected=index.get("connected") is True,
-            index_announced=_count(index.get("announced")),
-            node_generation=_count(index.get("node_generation")),
+            index_announced=parse_count(index.get("announced")),
+            node_generation=parse_count(index.get("node_generation")),
             index_login=_text(index.get("login"))[:64],
             scanned=r.get("scanned") is not False,
             block_formats=tuple(n for n in _list(r.get("block_formats"))[:16] if type(n) is int),
             shared_problem=(_text(shared.get("problem")) or "not available") if away else "",
             failing_drives=tuple(sorted(str(k)[:64] for k, v in list(drives.items())[:64] if v == "failing")),
-            clients=_count(r.get("clients")),
+            clients=parse_count(r.get("clients")),
             transport=_text(r.get("transport")),
             transport_reason=_text(r.get("transport_reason")),
             hits=_counts(r.get("hits")),
@@ -147,7 +149,7 @@ class SidecarStatus:
             fingerprints=tuple(_fingerprint(k) for k in kinds[:10] if isinstance(k, dict) and _text(k.get("digest"))),
             drain=_drain(_dict(r.get("drain"))),
             tenants={str(tag)[:64]: _tenant(_dict(use)) for tag, use in tenants},
-            shared_tenants={str(tag)[:64]: _count(size) for tag, size in swept},
+            shared_tenants={str(tag)[:64]: parse_count(size) for tag, size in swept},
         )
 
 
@@ -156,16 +158,18 @@ def _drain(d: dict[str, Any]) -> DrainReport:
         leaving=d.get("leaving") is True,
         by_node="node" in _list(d.get("leaving_for")),
         clean=d.get("clean") is True,
-        moved_blocks=_count(d.get("moved_blocks")),
-        moved_bytes=_count(d.get("moved_bytes")),
-        remaining_blocks=_count(d.get("remaining_blocks")),
-        remaining_bytes=_count(d.get("remaining_bytes")),
+        moved_blocks=parse_count(d.get("moved_blocks")),
+        moved_bytes=parse_count(d.get("moved_bytes")),
+        remaining_blocks=parse_count(d.get("remaining_blocks")),
+        remaining_bytes=parse_count(d.get("remaining_bytes")),
         problem=_text(d.get("problem")),
     )
 
 
 def _tenant(use: dict[str, Any]) -> ReportedTenantUsage:
-    return ReportedTenantUsage(_count(use.get("used_bytes")), _count(use.get("blocks")), _count(use.get("over_quota")))
+    return ReportedTenantUsage(
+        parse_count(use.get("used_bytes")), parse_count(use.get("blocks")), parse_count(use.get("over_quota"))
+    )
 
 
 def _fingerprint(k: dict[str, Any]) -> Fingerprint:
@@ -175,10 +179,10 @@ def _fingerprint(k: dict[str, Any]) -> Fingerprint:
         digest=_text(k.get("digest"))[:64],
         engine=_text(k.get("engine")),
         model=_text(k.get("model")),
-        bytes=_count(k.get("bytes")),
+        bytes=parse_count(k.get("bytes")),
         fields={str(name)[:48]: value[:8] for name, value in fields if isinstance(value, str)},
-        connected=_count(k.get("connected")),
-        pods=tuple(ConnectedPod(_text(p["uid"]), p.get("connected") is True, _count(p.get("seen"))) for p in pods),
+        connected=parse_count(k.get("connected")),
+        pods=tuple(ConnectedPod(_text(p["uid"]), p.get("connected") is True, parse_count(p.get("seen"))) for p in pods),
     )
 
 
@@ -190,12 +194,8 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
-
-
 def _counts(value: Any) -> dict[str, int]:
-    return {str(k)[:64]: _count(v) for k, v in list(_dict(value).items())[:32]}
+    return {str(k)[:64]: parse_count(v) for k, v in list(_dict(value).items())[:32]}
 
 
 def _text(value: Any) -> str:

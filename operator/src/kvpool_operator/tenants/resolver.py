@@ -17,6 +17,7 @@ from kvpool_operator.api.quantity import format_bytes, to_bytes
 from kvpool_operator.api.tenant import EVERY_TENANT, MAX_SHOWN, KVCacheTenant, TenantStatus, TenantUsage
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.k8s.selectors import matches
+from kvpool_operator.text import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -103,9 +104,9 @@ def _settle(
     told = []
     if conflicts:
         claimed = [f"{name} (of {taken[name]})" for name in conflicts]
-        told.append(f"of another, older tenant already, where they stay: {_some(claimed)}")
+        told.append(f"of another, older tenant already, where they stay: {summarize(claimed, _MOST_NAMED)}")
     if strangers:
-        told.append(f"not admitted by the pool's injection.allowedNamespaces: {_some(strangers)}")
+        told.append(f"not admitted by the pool's injection.allowedNamespaces: {summarize(strangers, _MOST_NAMED)}")
     reason = "NamespaceConflict" if conflicts else "NamespaceNotAllowed" if strangers else "Accepted"
     return ResolvedTenant(raw, tenant, mine, reason, "; ".join(told))
 
@@ -139,9 +140,9 @@ def _explained(one: ResolvedTenant, strangers: Sequence[str], beyond: Sequence[s
     """With what could not be had of the grants. `strangers`: readers that there are not; `beyond`: not read by it."""
     told = []
     if strangers:
-        told.append(f"no KVCacheTenant of this pool, so they read nothing: {_some(strangers)}")
+        told.append(f"no KVCacheTenant of this pool, so they read nothing: {summarize(strangers, _MOST_NAMED)}")
     if beyond and one.tenant is not None:
-        told.append(f"it reads at most {MAX_READS_FROM} tenants, and nothing of {_some(beyond)}")
+        told.append(f"it reads at most {MAX_READS_FROM} tenants, and nothing of {summarize(beyond, _MOST_NAMED)}")
     if not told:
         return one
     worst = "ReaderNotFound" if strangers else "TooManyGrants"
@@ -253,8 +254,3 @@ def _status(raw: Manifest, conditions: Sequence[Condition], now: str, **fields: 
 
 def _or(own: Any, pools: Any) -> Any:
     return pools if own is None else own
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

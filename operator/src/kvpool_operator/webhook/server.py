@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from kvpool_operator.k8s.rest import open_cluster
+from kvpool_operator.k8s.rest import open_api_client
 from kvpool_operator.webhook.api_access import WebhookApiClient
 from kvpool_operator.webhook.file_certificates import FileCertificates
 from kvpool_operator.webhook.metrics import WebhookMetrics
@@ -156,7 +156,7 @@ async def _run(settings: WebhookSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        cluster = WebhookApiClient(await stack.enter_async_context(open_cluster()), settings)
+        cluster = WebhookApiClient(await stack.enter_async_context(open_api_client()), settings)
         server = await stack.enter_async_context(serve(settings, cluster, cluster))
         log.info("listening on %s, ports %d and %d", settings.address, settings.port, settings.admin_port)
         await stop.wait()
