@@ -34,7 +34,7 @@ from kvpool.config import ClientConfig
 from kvpool.protocol.keys import block_id, fingerprint
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.pki.peer_ca import peer_files
-from kvpool_operator.sidecars.admin_client import SidecarAddress, open_commands
+from kvpool_operator.sidecars.admin_client import SidecarAddress, open_admin_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,7 +83,7 @@ class Cluster:
             return status
 
     async def evacuate(self, bandwidth: int) -> None:
-        async with open_commands(self.admin_port) as commands:
+        async with open_admin_client(self.admin_port) as commands:
             params = {"bandwidth": bandwidth}
             await commands.start(self.secret, SidecarAddress("d", "127.0.0.1"), "bench", "evacuate", params)
 

@@ -173,7 +173,7 @@ OPERATOR: list[Any] = [
         "Engine pods",
         "short",
         [(f"sum by (namespace, pool, state) (kvpool_pool_pods{{{_HERE}}})", "{{namespace}}/{{pool}} {{state}}")],
-        "missed: made while no webhook answered. stale: injected by another version.",
+        "notInjected: created while no webhook answered. outdated: injected by another version.",
     ),
     "Operator",
     (

@@ -14,7 +14,7 @@ from kvpool_operator.errors import SidecarRejectedError, SidecarUnavailableError
 from kvpool_operator.pki.certificates import CertPolicy
 from kvpool_operator.pki.peer_ca import peer_files
 from kvpool_operator.sidecars import admin_client as command
-from kvpool_operator.sidecars.admin_client import HttpSidecarAdminClient, open_commands
+from kvpool_operator.sidecars.admin_client import HttpSidecarAdminClient, open_admin_client
 from kvpool_operator.sidecars.operation import OperationProgress, SidecarAddress
 from kvpool_sidecar.admin.operations import Operations
 from kvpool_sidecar.admin.server import AdminServer
@@ -65,7 +65,7 @@ def world():
 
 @pytest.fixture
 async def commands(world):
-    async with open_commands(world.server.port) as made:
+    async with open_admin_client(world.server.port) as made:
         yield made
 
 
@@ -123,7 +123,7 @@ async def test_orders_are_taken_before_during_and_after_the_authoritys_rotation(
     old = peer_files({}, now - policy.ca_life * 0.7)
     both = peer_files(old, now)
     settled = peer_files(peer_files({}, now - policy.ca_life * 0.7 - timedelta(hours=1)), now - timedelta(hours=1))
-    async with open_commands(world.server.port) as commands:
+    async with open_admin_client(world.server.port) as commands:
         for n, (here, there) in enumerate([(old, old), (old, both), (both, old), (both, both), (settled, settled)]):
             world.files = there
             world.identity.refresh()
@@ -135,7 +135,7 @@ async def test_a_certificate_is_kept_while_it_is_good_and_made_anew_in_time(worl
     issue = command.issue_leaf
     monkeypatch.setattr(command, "issue_leaf", lambda *a, **kw: made.append(1) or issue(*a, **kw))
     now = [datetime.now(UTC)]
-    async with open_commands(world.server.port) as commands:
+    async with open_admin_client(world.server.port) as commands:
         commands._now = lambda: now[0]
         pool = secret(world.files)
         for _ in range(3):

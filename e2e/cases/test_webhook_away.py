@@ -80,7 +80,7 @@ def test_a_pod_that_is_made_while_no_webhook_runs_starts_and_is_named_in_the_sta
     until(told, lambda: injection()["status"] == "False" and "webhook" in injection()["message"], 60)
     system.scale("kvpool-webhook", 2)
     until("the pod is counted and named", lambda: "while-down" in injection()["message"], 60)
-    assert system.pool()["status"]["pods"]["missed"] == 1
+    assert system.pool()["status"]["pods"]["notInjected"] == 1
     make_pod("while-up")
     assert is_injected("while-up")
 

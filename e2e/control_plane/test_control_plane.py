@@ -223,9 +223,9 @@ def test_engine_pods_are_counted(pools: Pools, api: Api):
     pod("other", pool=f"{SYSTEM}/another", injected="abc")
     until("they are counted", lambda: pools.get("chat")["status"]["pods"]["selected"] == 2)
     pods = pools.get("chat")["status"]["pods"]
-    assert (pods["injected"], pods["skipped"], pods["missed"]) == (1, 1, 0)
+    assert (pods["injected"], pods["skipped"], pods["notInjected"]) == (1, 1, 0)
     pod("three", pool=f"{SYSTEM}/chat")
-    until("the missed one is counted", lambda: pools.get("chat")["status"]["pods"]["missed"] == 1)
+    until("the missed one is counted", lambda: pools.get("chat")["status"]["pods"]["notInjected"] == 1)
 
 
 def test_engines_that_share_nothing_are_named_with_what_differs(

@@ -97,7 +97,7 @@ def test_pods_that_were_missed_are_made_again_one_after_the_other(
         pools.apply("chat", injection={"watchdog": "Report", "vllm": {"hostMemory": "1Gi"}})
         words = "3 of them carry an older client or configuration"
         pools.until_condition("chat", "InjectionReady", "Injecting", words)
-        assert pools.get("chat")["status"]["pods"]["stale"] == 3
+        assert pools.get("chat")["status"]["pods"]["outdated"] == 3
         assert {p["metadata"]["uid"] for p in api.items(PODS)} == young
     finally:
         grant(api, rendered())

@@ -42,7 +42,7 @@ def webhooks(api: Api, account: Path, tmp_path: Path) -> Iterator[Webhooks]:
 
 def missed(pools: Pools, team: Team, name: str) -> None:
     """The pool says that this pod runs without it, and so does an Event on the pod."""
-    until(f"{name} is counted", lambda: pools.get("chat")["status"]["pods"]["missed"] == 1)
+    until(f"{name} is counted", lambda: pools.get("chat")["status"]["pods"]["notInjected"] == 1)
     pools.until_condition("chat", "InjectionReady", "PodsNotInjected", f"{team.name}/{name}")
     events = f"/api/v1/namespaces/{team.name}/events?fieldSelector=involvedObject.name%3D{name},reason%3DNotInjected"
     (event,) = until("it is told of", lambda: pools.api.items(events))

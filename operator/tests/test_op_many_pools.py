@@ -13,7 +13,7 @@ from kvpool_operator.k8s import rate_limiter as pace_module
 from kvpool_operator.k8s.client import KINDS, Manifest
 from kvpool_operator.k8s.namespace_cache import Namespaces
 from kvpool_operator.k8s.rate_limiter import IS_FOREGROUND, RateLimiter
-from kvpool_operator.pools.apply import execute
+from kvpool_operator.pools.apply import apply_plan
 from kvpool_operator.pools.plan import Apply, Plan
 from kvpool_operator.runtime import controller as module
 from kvpool_operator.runtime.controller import Controller
@@ -238,7 +238,7 @@ META = Metadata.model_validate(pool_manifest()["metadata"])
 
 async def test_what_does_not_rely_on_each_other_is_written_together():
     cluster = Slow()
-    outcome = await execute(a_plan(), META, cluster)
+    outcome = await apply_plan(a_plan(), META, cluster)
     assert frozenset({"ServiceAccount", "ConfigMap", "Service"}) in cluster.together
     assert [w for w in cluster.together if w & {"StatefulSet", "DaemonSet"}] == [{"StatefulSet"}, {"DaemonSet"}]
     assert cluster.ended[-2:] == ["StatefulSet", "DaemonSet"]
@@ -249,7 +249,7 @@ async def test_a_pass_that_fails_leaves_nothing_under_way_and_begins_nothing_mor
     cluster = Slow()
     cluster.failing["ServiceAccount"] = ApiUnavailableError("503")
     with pytest.raises(ApiUnavailableError):
-        await execute(a_plan(), META, cluster)
+        await apply_plan(a_plan(), META, cluster)
     assert sorted(cluster.ended) == ["ConfigMap", "Service", "ServiceAccount"]
     assert cluster.writing == []
 
@@ -257,6 +257,6 @@ async def test_a_pass_that_fails_leaves_nothing_under_way_and_begins_nothing_mor
 async def test_what_is_refused_is_told_and_keeps_nothing_else_back():
     cluster = Slow()
     cluster.failing["ConfigMap"] = RejectedError("not allowed", 403)
-    outcome = await execute(a_plan(), META, cluster)
+    outcome = await apply_plan(a_plan(), META, cluster)
     assert outcome.rejections == ("not allowed",)
     assert [r.kind for r in outcome.applied] == ["ServiceAccount", "Service", "StatefulSet", "DaemonSet"]

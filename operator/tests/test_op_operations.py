@@ -14,7 +14,7 @@ from kvpool_operator.api.operation import KVCacheOperation
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.errors import ApiUnavailableError, InvalidPoolError, SidecarRejectedError, SidecarUnavailableError
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.operations.reconciler import CANCEL_S, FINALIZER, OperationReconciler
+from kvpool_operator.operations.reconciler import CANCEL_TIMEOUT_S, FINALIZER, OperationReconciler
 from kvpool_operator.operations.steps import steps_of
 from kvpool_operator.sidecars.operation import OperationProgress, SidecarAddress
 
@@ -34,7 +34,7 @@ class Nodes:
     """Sidecars: each order ends at the next look, unless it is told otherwise."""
 
     def __init__(self) -> None:
-        self.orders: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+        self.requests: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
         self.states: dict[tuple[str, str], OperationProgress] = {}
         self.heard: list[tuple[str, str]] = []
         self.cancelled: list[tuple[str, str]] = []
@@ -54,7 +54,7 @@ class Nodes:
         assert pool.pool_id == SECRET.pool_id
         if to.node in self.refusing:
             raise SidecarRejectedError("this sidecar knows nothing")
-        known = self.orders.setdefault((to.node, name), (kind, dict(params)))
+        known = self.requests.setdefault((to.node, name), (kind, dict(params)))
         assert known == (kind, dict(params))
         self.heard.append((to.node, str(params.get("tier", kind))))
         return self.states.setdefault((to.node, name), OperationProgress("Running", total=10, unit="blocks"))
@@ -74,7 +74,7 @@ class Nodes:
 
     def restart(self, node: str) -> None:
         self.states = {k: v for k, v in self.states.items() if k[0] != node}
-        self.orders = {k: v for k, v in self.orders.items() if k[0] != node}
+        self.requests = {k: v for k, v in self.requests.items() if k[0] != node}
 
 
 class World:
@@ -247,9 +247,9 @@ def test_what_makes_no_sense_is_not_understood(spec: dict[str, Any]):
 async def test_a_drain_is_for_its_node_alone():
     world = World(drain={"node": "node-1", "bandwidth": "2Mi"}, timeout="10m")
     status = await world.run()
-    ((node, _),) = world.nodes.orders
+    ((node, _),) = world.nodes.requests
     assert node == "node-1"
-    assert list(world.nodes.orders.values()) == [("evacuate", {"bandwidth": 2 << 20, "wait_s": 600})]
+    assert list(world.nodes.requests.values()) == [("evacuate", {"bandwidth": 2 << 20, "wait_s": 600})]
     assert status["nodes"] == {"total": 1, "done": 1, "failed": 0, "summary": "1/1"}
     assert status["results"] == {"local": {"blocks": 2, "bytes": 100}, "shared": {}}
 
@@ -259,7 +259,7 @@ async def test_a_drain_of_a_node_that_is_not_there_fails_when_its_time_is_over()
     status = await world.run("Failed")
     assert status["failures"][0]["node"] == "node-9"
     assert status["nodes"] == {"total": 1, "done": 0, "failed": 1, "summary": "0/1"}
-    assert world.nodes.orders == {}
+    assert world.nodes.requests == {}
 
 
 async def test_each_step_begins_when_the_one_before_has_ended_everywhere():
@@ -292,7 +292,7 @@ async def test_a_tenant_of_several_namespaces_is_known_to_sidecars_by_its_uid():
     world = World(purge={"tenant": "kvt/acme"})
     world.cluster.put(tenant("acme"))
     await world.run()
-    assert {params["tenant"] for _, params in world.nodes.orders.values()} == {
+    assert {params["tenant"] for _, params in world.nodes.requests.values()} == {
         "kvt:acme:00000000-0000-0000-0000-000000000004"
     }
 
@@ -301,7 +301,7 @@ async def test_one_that_is_gone_is_named_by_what_it_was():
     gone = "kvt:acme:00000000-0000-0000-0000-000000000004"
     world = World(purge={"tenant": gone})
     await world.run()
-    assert {params["tenant"] for _, params in world.nodes.orders.values()} == {gone}
+    assert {params["tenant"] for _, params in world.nodes.requests.values()} == {gone}
 
 
 @pytest.mark.parametrize("pool", ["", "other"])
@@ -319,7 +319,7 @@ async def test_a_namespace_that_stores_as_a_member_is_told_so():
     world.cluster.put(tenant("acme", members=["team-a", "team-z"]))
     status = await world.run()
     assert status["message"] == "done on every node; team-a is a member of kvt/acme, whose blocks stay"
-    assert {params["tenant"] for _, params in world.nodes.orders.values()} == {"team-a"}
+    assert {params["tenant"] for _, params in world.nodes.requests.values()} == {"team-a"}
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ async def test_an_operator_that_starts_anew_learns_from_the_nodes_what_they_did(
     world.nodes.endless.clear()
     status = await world.run()
     assert status["results"]["local"] == {"blocks": 8, "bytes": 400}
-    assert len(world.nodes.orders) == 4  # two steps, two nodes: none of them twice under another name
+    assert len(world.nodes.requests) == 4  # two steps, two nodes: none of them twice under another name
 
 
 async def test_a_sidecar_that_restarts_is_asked_again():
@@ -568,7 +568,7 @@ async def test_a_deleted_one_does_not_wait_for_ever_for_a_node_that_is_silent():
     result = await world.look()
     assert result.requeue_after_s is not None
     assert world.meta["finalizers"] == [FINALIZER]
-    await world.look(CANCEL_S)
+    await world.look(CANCEL_TIMEOUT_S)
     assert world.meta["finalizers"] == []
 
 
@@ -596,10 +596,10 @@ async def test_a_finished_one_is_kept_and_removed_when_its_time_has_come():
 async def test_one_of_the_same_name_is_another_one():
     world = World(verify={})
     await world.run()
-    first = set(world.nodes.orders)
+    first = set(world.nodes.requests)
     world.operation(verify={})
     await world.run()
-    assert len(set(world.nodes.orders) - first) == 2
+    assert len(set(world.nodes.requests) - first) == 2
 
 
 async def test_an_api_server_that_refuses_is_tried_again_and_nothing_is_lost():

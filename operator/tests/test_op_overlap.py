@@ -20,7 +20,7 @@ from kvpool_operator.observe import sidecar_poll as asking
 from kvpool_operator.observe.active_sidecar import active_sidecars, in_handover, stalled_rollover
 from kvpool_operator.observe.sidecar_poll import poll_sidecars
 from kvpool_operator.observe.snapshot import Sidecar
-from kvpool_operator.pools.password_rotation import waited_for
+from kvpool_operator.pools.password_rotation import nodes_without_new_password
 from kvpool_operator.sidecars.status import SidecarStatus
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def test_a_daemonset_is_changed_and_not_its_pods_while_pods_are_overdue():
 
 def test_a_password_is_not_believed_to_be_shown_by_who_only_stands_by():
     (sidecar,) = active_sidecars([pod("only", "01", ready=True)], {"only": STANDING_BY})
-    assert waited_for(inputs().secret, [sidecar]) == ["node-0"]
+    assert nodes_without_new_password(inputs().secret, [sidecar]) == ["node-0"]
 
 
 # -- while the drives change hands ------------------------------------------------------------------------------------
@@ -307,10 +307,10 @@ class Turns(Reports):
         self.turns = list(turns)
         self.asked: list[list[str]] = []
 
-    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
+    async def get_all(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
         self.asked.append(sorted(addresses))
         self.told = self.turns.pop(0) if self.turns else self.told
-        return await super().reports(self.asked[-1], port)
+        return await super().get_all(self.asked[-1], port)
 
 
 async def test_who_is_met_while_drives_change_hands_is_asked_again(monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,7 @@ from kvpool_operator.observe.external_index import read_external, secret_names
 from kvpool_operator.runtime.workqueue import Backoff, WorkQueue
 from kvpool_operator.settings import read_settings
 from kvpool_operator.sidecars.status import ConnectedPod, Fingerprint, SidecarStatus
-from kvpool_operator.sidecars.status_client import MOST_BYTES, open_scraper
+from kvpool_operator.sidecars.status_client import MAX_RESPONSE_BYTES, open_status_client
 
 # -- engine pods ------------------------------------------------------------------------------------------------------
 
@@ -49,8 +49,8 @@ def test_engine_pods_by_state():
         {"metadata": {}},
     ]
     found = count(pods, "sys", "chat", "new", {})
-    assert (found.selected, found.injected, found.stale, found.skipped, found.missed) == (5, 2, 1, 1, 2)
-    assert found.missed_names == ("sys/e", "team/d")
+    assert (found.selected, found.injected, found.outdated, found.skipped, found.not_injected) == (5, 2, 1, 1, 2)
+    assert found.not_injected_names == ("sys/e", "team/d")
 
 
 # -- the user's own index ---------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ async def test_scraping_is_bounded_in_time_and_size():
         return web.json_response({"ready": True, "blocks": 5})
 
     async def huge(_: web.Request) -> web.Response:
-        return web.Response(body=b'"' + b"x" * MOST_BYTES + b'"')
+        return web.Response(body=b'"' + b"x" * MAX_RESPONSE_BYTES + b'"')
 
     async def never(_: web.Request) -> web.Response:
         await asyncio.sleep(60)
@@ -221,8 +221,8 @@ async def test_scraping_is_bounded_in_time_and_size():
         port = port or runner.addresses[0][1]
         runners.append(runner)
     try:
-        async with open_scraper() as scraper, asyncio.timeout(5):
-            found = await scraper.reports([*handlers, "127.0.0.5"], port)
+        async with open_status_client() as scraper, asyncio.timeout(5):
+            found = await scraper.get_all([*handlers, "127.0.0.5"], port)
     finally:
         for runner in runners:
             await runner.cleanup()

@@ -15,7 +15,7 @@ from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import Inputs, build
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.k8s.client import ObjectRef, ref
-from kvpool_operator.k8s.diff import DIGEST, covers, is_as_wanted, stamped
+from kvpool_operator.k8s.diff import APPLIED_HASH, is_subset, is_up_to_date, with_applied_hash
 from kvpool_operator.observe.snapshot import Snapshot
 from kvpool_operator.pools.plan import (
     FINALIZER,
@@ -45,7 +45,7 @@ SECRET_REF = ObjectRef("Secret", "kvpool-system", "chat-secret")
 
 def live(manifest: Manifest, **status: Any) -> Manifest:
     """As the API server would hold it: stamped, with what it adds by itself."""
-    out = stamped(manifest)
+    out = with_applied_hash(manifest)
     out["metadata"] |= {"uid": f"uid-{out['metadata']['name']}", "generation": 1, "resourceVersion": "5"}
     if status:
         out["status"] = {"observedGeneration": 1, **status}
@@ -120,8 +120,8 @@ def test_a_retained_secret_is_adopted():
 def test_a_field_that_the_builder_dropped_is_applied_away():
     before = copy.deepcopy(WANTED[-1])
     before["spec"]["template"]["spec"]["priorityClassName"] = "old"
-    assert covers(stamped(before), {k: v for k, v in WANTED[-1].items() if k != "metadata"})
-    assert not is_as_wanted(live(before), WANTED[-1])
+    assert is_subset(with_applied_hash(before), {k: v for k, v in WANTED[-1].items() if k != "metadata"})
+    assert not is_up_to_date(live(before), WANTED[-1])
 
 
 def test_what_others_add_does_not_matter():
@@ -131,7 +131,7 @@ def test_what_others_add_does_not_matter():
     container["env"].append({"name": "X", "value": "y"})
     container["terminationMessagePath"] = "/dev/termination-log"
     container["volumeMounts"].insert(0, {"name": "injected", "mountPath": "/x"})
-    assert is_as_wanted(theirs, WANTED[-1])
+    assert is_up_to_date(theirs, WANTED[-1])
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,16 @@ def test_what_others_add_does_not_matter():
     ],
 )
 def test_covering(live_value: Any, wanted: Any, same: bool):
-    assert covers(live_value, wanted) is same
+    assert is_subset(live_value, wanted) is same
 
 
 def test_the_stamp_does_not_depend_on_the_order_of_keys():
     a = {"kind": "X", "metadata": {"name": "n"}, "data": {"a": "1", "b": "2"}}
     b = {"data": {"b": "2", "a": "1"}, "metadata": {"name": "n"}, "kind": "X"}
-    assert stamped(a)["metadata"]["annotations"][DIGEST] == stamped(b)["metadata"]["annotations"][DIGEST]
+    assert (
+        with_applied_hash(a)["metadata"]["annotations"][APPLIED_HASH]
+        == with_applied_hash(b)["metadata"]["annotations"][APPLIED_HASH]
+    )
     assert "annotations" not in a["metadata"]
 
 

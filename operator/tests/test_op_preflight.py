@@ -23,7 +23,16 @@ from kvpool_operator.desired import ExternalIndexUrl, Inputs
 from kvpool_operator.desired.dry_run import HIDDEN, rendered_configmap
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.preflight.gate import SILENT_S, WAIT_S, Finding, NodePreflight, PreflightRun, as_told, judge, parse
+from kvpool_operator.preflight.gate import (
+    GRACE_S,
+    WAIT_S,
+    Finding,
+    NodePreflight,
+    PreflightRun,
+    evaluate,
+    from_status,
+    parse,
+)
 from kvpool_operator.preflight.status import preflight_status, preflight_verdict
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -81,15 +90,15 @@ def told(gate: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_rolled_out(policy: str, passed: list[bool | None], state: str, is_open: bool):
-    gate = judge(policy, "s", looks(*passed), {}, NOW)
+    gate = evaluate(policy, "s", looks(*passed), {}, NOW)
     assert (gate.state, gate.is_open) == (state, is_open)
 
 
 @pytest.mark.parametrize(
     ("policy", "passed", "after", "state", "is_open"),
     [
-        ("Warn", [True, None], SILENT_S + 1, "Done", True),
-        ("Warn", [False, None], SILENT_S + 1, "Checking", False),
+        ("Warn", [True, None], GRACE_S + 1, "Done", True),
+        ("Warn", [False, None], GRACE_S + 1, "Checking", False),
         ("Warn", [False, None], WAIT_S + 1, "Held", False),
         ("Warn", [None, None], WAIT_S + 1, "Done", True),
         ("Require", [True, None], WAIT_S + 1, "Held", False),
@@ -99,44 +108,44 @@ def test_what_is_rolled_out(policy: str, passed: list[bool | None], state: str, 
 def test_nodes_that_do_not_answer_are_waited_for_so_long(
     policy: str, passed: list[bool | None], after: float, state: str, is_open: bool
 ):
-    first = judge(policy, "s", looks(*passed), {}, NOW)
-    later = judge(policy, "s", looks(*passed), told(first), NOW + timedelta(seconds=after))
+    first = evaluate(policy, "s", looks(*passed), {}, NOW)
+    later = evaluate(policy, "s", looks(*passed), told(first), NOW + timedelta(seconds=after))
     assert (later.state, later.is_open) == (state, is_open)
 
 
 def test_a_look_is_not_over_before_it_is_known_how_many_nodes_there_are():
-    assert judge("Warn", "s", looks(True, desired=None), {}, NOW).state == "Checking"
+    assert evaluate("Warn", "s", looks(True, desired=None), {}, NOW).state == "Checking"
 
 
 def test_a_verdict_is_remembered_until_something_else_is_asked():
-    done = told(judge("Warn", "s", looks(True, False), {}, NOW))
-    again = judge("Warn", "s", PreflightRun(), done, NOW)
+    done = told(evaluate("Warn", "s", looks(True, False), {}, NOW))
+    again = evaluate("Warn", "s", PreflightRun(), done, NOW)
     assert (again.state, again.is_open, again.passed, again.failed) == ("Done", True, 1, 1)
     assert again.findings[0].message == "it is full"
     assert told(again) == done
-    assert judge("Warn", "other", PreflightRun(), done, NOW).state == "Checking"
-    assert judge("Require", "s", PreflightRun(), done, NOW).state == "Checking"  # was good enough for Warn alone
+    assert evaluate("Warn", "other", PreflightRun(), done, NOW).state == "Checking"
+    assert evaluate("Require", "s", PreflightRun(), done, NOW).state == "Checking"  # was good enough for Warn alone
 
 
 def test_a_dry_run_ends_also_when_nothing_would_be_rolled_out():
-    gate = judge("Warn", "s", looks(False), {}, NOW, dry_run=True)
+    gate = evaluate("Warn", "s", looks(False), {}, NOW, dry_run=True)
     assert (gate.state, gate.is_open) == ("Done", False)
-    assert judge("Warn", "s", PreflightRun(), told(gate), NOW, dry_run=True).state == "Done"
-    assert judge("Warn", "s", PreflightRun(), told(gate), NOW).state == "Checking"  # in earnest it is looked at anew
+    assert evaluate("Warn", "s", PreflightRun(), told(gate), NOW, dry_run=True).state == "Done"
+    assert evaluate("Warn", "s", PreflightRun(), told(gate), NOW).state == "Checking"  # in earnest it is looked at anew
 
 
 def test_what_is_held_goes_on_when_it_is_mended_however_late():
-    held = told(judge("Warn", "s", looks(False), {}, NOW))
+    held = told(evaluate("Warn", "s", looks(False), {}, NOW))
     later = NOW + timedelta(days=2)
-    assert judge("Warn", "s", looks(False), held, later).state == "Held"
-    assert judge("Warn", "s", looks(True), held, later).state == "Done"
+    assert evaluate("Warn", "s", looks(False), held, later).state == "Held"
+    assert evaluate("Warn", "s", looks(True), held, later).state == "Done"
 
 
 def test_where_nothing_may_be_done_what_is_known_is_told():
-    held = told(judge("Warn", "s", looks(False), {}, NOW))
-    assert (as_told("Warn", held).state, as_told("Warn", held).is_open) == ("Held", False)
-    assert as_told("Warn", {}).state == "Unknown"
-    assert as_told("Skip", held).state == "Skipped"
+    held = told(evaluate("Warn", "s", looks(False), {}, NOW))
+    assert (from_status("Warn", held).state, from_status("Warn", held).is_open) == ("Held", False)
+    assert from_status("Warn", {}).state == "Unknown"
+    assert from_status("Skip", held).state == "Skipped"
 
 
 @given(
@@ -157,7 +166,7 @@ def test_odd_answers_and_statuses_are_no_answers(raw: Any):
     look = parse(raw, "node")
     assert look.passed in (None, True, False)
     status = raw if isinstance(raw, dict) else {}
-    gate = judge("Warn", "s", PreflightRun(1, (look,), "s"), status, NOW)
+    gate = evaluate("Warn", "s", PreflightRun(1, (look,), "s"), status, NOW)
     PoolStatus(preflight=preflight_status(gate)).dump()
 
 
@@ -165,7 +174,7 @@ def test_long_answers_are_cut_and_the_worst_is_told_first():
     listed = [{"check": "C" * 999, "level": "Warn", "message": "m" * 9999}] * 5000
     noisy = parse({"preflight": {"passed": True, "findings": listed}}, "node-a")
     failing = parse(BAD, "node-b")
-    gate = judge("Warn", "s", PreflightRun(2, (noisy, failing), "s"), {}, NOW)
+    gate = evaluate("Warn", "s", PreflightRun(2, (noisy, failing), "s"), {}, NOW)
     status = preflight_status(gate)
     assert status is not None
     assert len(status.findings) == 8
@@ -176,7 +185,7 @@ def test_long_answers_are_cut_and_the_worst_is_told_first():
 def test_one_kind_of_failure_on_many_nodes_hides_no_other():
     many = [NodePreflight(f"n{i}", False, (Finding("Index", "Fail", "away", node=f"n{i}"),)) for i in range(50)]
     other = NodePreflight("z", False, (Finding("Directory", "Fail", "full", node="z"),))
-    found = judge("Warn", "s", PreflightRun(51, (*many, other), "s"), {}, NOW).findings
+    found = evaluate("Warn", "s", PreflightRun(51, (*many, other), "s"), {}, NOW).findings
     assert {f.check for f in found} == {"Index", "Directory"}
 
 
@@ -191,13 +200,13 @@ def test_of_what_was_measured_the_worst_is_told_and_remembered():
         measured("a", "nfs", round_trip_ms=1.5),
         measured("b", "nfs", round_trip_ms=20.1),
     )
-    gate = judge("Warn", "s", PreflightRun(4, nodes, "s"), {}, NOW)
+    gate = evaluate("Warn", "s", PreflightRun(4, nodes, "s"), {}, NOW)
     status = told(gate)
     assert [{k: v for k, v in m.items() if v} for m in status["measured"]] == [
         {"tier": "nfs", "roundTripMs": 21, "slowestNode": "b"},
         {"tier": "nvme", "writeMBps": 800, "readMBps": 1, "slowestNode": "b"},
     ]
-    assert told(judge("Warn", "s", PreflightRun(), status, NOW)) == status
+    assert told(evaluate("Warn", "s", PreflightRun(), status, NOW)) == status
 
 
 @pytest.mark.parametrize("value", [None, "9", True, -1, float("inf"), float("nan"), 2**60, [1]])
@@ -218,8 +227,8 @@ def test_odd_measures_are_none(value: Any):
     ],
 )
 def test_what_is_told(policy: str, passed: list[bool | None], after: int, status: bool | None, reason: str, words: str):
-    gate = judge(policy, "s", looks(*passed), {}, NOW)
-    gate = judge(policy, "s", looks(*passed), told(gate), NOW + timedelta(seconds=after))
+    gate = evaluate(policy, "s", looks(*passed), {}, NOW)
+    gate = evaluate(policy, "s", looks(*passed), told(gate), NOW + timedelta(seconds=after))
     found = preflight_verdict(gate)
     assert found[:2] == (status, reason)
     assert words in found[2]

@@ -36,11 +36,11 @@ class Reports:
         self.told: dict[str, SidecarStatus] = {}
         self.looks: dict[str, Any] = {}
 
-    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
+    async def get_all(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
         assert port == 7422
         return {a: self.told[a] for a in addresses if a in self.told}
 
-    async def answers(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
+    async def get_raw(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
         assert port == 7422
         return {a: self.looks[a] for a in addresses if a in self.looks}
 
@@ -399,7 +399,7 @@ async def test_pods_that_were_missed_are_told_of_counted_and_evicted_where_that_
         results.append(await world.look())
         assert len(results) < 5
     assert results[-1].restarts == ("evicted",)
-    assert (results[-1].status or {})["pods"]["missed"] == 1
+    assert (results[-1].status or {})["pods"]["notInjected"] == 1
     assert world.condition("InjectionReady")["reason"] == "PodsNotInjected"
     told = {o["reason"] for r, o in world.cluster.objects.items() if r.kind == "Event" and r.namespace == "team"}
     assert told == {"NotInjected", "EvictedForInjection"}

@@ -12,7 +12,7 @@ from op_samples import pool, pool_manifest
 from kvpool_operator.api.conditions import find
 from kvpool_operator.observe.engine_pods import EnginePods, count
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot
-from kvpool_operator.pools.fingerprints import kinds, sentence, splits
+from kvpool_operator.pools.fingerprints import explain, find_gaps, group_fingerprints
 from kvpool_operator.pools.status import ReconcileOutcome, make_status
 from kvpool_operator.sidecars.status import ConnectedPod, Fingerprint, SidecarStatus
 
@@ -149,14 +149,14 @@ fingerprints = st.builds(
 
 @given(st.lists(st.lists(fingerprints, max_size=5), max_size=3))
 def test_groups_never_share_a_pod_and_every_connected_pod_is_in_one(told: list[list[Fingerprint]]):
-    found = kinds([SidecarStatus(fingerprints=tuple(f)) for f in told], NAMES)
+    found = group_fingerprints([SidecarStatus(fingerprints=tuple(f)) for f in told], NAMES)
     by_digest = {k.digest: k for k in found}
-    for split in splits(found):
+    for split in find_gaps(found):
         inside = [
             {p for d in g for p in by_digest[d].connected if p.startswith(f"{split.namespace}/")} for g in split.groups
         ]
         assert all(inside)
         assert sum(map(len, inside)) == len(set().union(*inside))
-        assert split.model in sentence(split, by_digest) or len(split.model) > 80
+        assert split.model in explain(split, by_digest) or len(split.model) > 80
     condition, _ = judged(*told)
     assert len(condition["message"]) <= 1024

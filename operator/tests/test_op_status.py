@@ -173,7 +173,7 @@ def test_the_transport_that_is_used_is_compared_with_the_one_that_is_asked_for(
             "no replica",
         ),
         (
-            observed(engines=EnginePods(missed=5, missed_names=("a/x", "a/y", "a/z"))),
+            observed(engines=EnginePods(not_injected=5, not_injected_names=("a/x", "a/y", "a/z"))),
             "InjectionReady",
             ("False", "PodsNotInjected"),
             "a/x; a/y; a/z; and 2 more",

@@ -28,7 +28,7 @@ from kvpool_operator.pools.config_push import ConfigPusher
 from kvpool_operator.pools.reconciler import PoolReconciler
 from kvpool_operator.sidecars.operation import OperationProgress, SidecarAddress
 from kvpool_operator.sidecars.status import ReportedTenantUsage, SidecarStatus
-from kvpool_operator.tenants.resolver import settle, tenant_status, to_configs
+from kvpool_operator.tenants.resolver import resolve, tenant_status, to_configs
 
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
@@ -87,7 +87,7 @@ def test_every_rule_of_the_kind_has_a_bad_example_or_is_about_a_change():
 def test_the_example_is_valid():
     parts = list(yaml.safe_load_all((Path(__file__).parents[2] / "examples" / "multi-tenant.yaml").read_text()))
     tenants = [KVCacheTenant.parse(p) for p in parts if p["kind"] == "KVCacheTenant"]
-    read = {one.name: one.reads_from for one in settle([t for t in parts if t["kind"] == "KVCacheTenant"], {}, ["*"])}
+    read = {one.name: one.reads_from for one in resolve([t for t in parts if t["kind"] == "KVCacheTenant"], {}, ["*"])}
     assert read == {"acme": ("common",), "trials": ("common",), "common": ()}
     assert len(tenants) == 3
 
@@ -101,7 +101,7 @@ def names(settled: Any) -> dict[str, tuple[str, ...]]:
 
 def test_members_by_name_and_by_label():
     labels = {"acme-dev": {"team": "acme"}, "acme-prod": {"team": "acme"}, "other": {}}
-    settled = settle([tenant("acme", "acme-lab", labels={"team": "acme"})], labels, ["*"])
+    settled = resolve([tenant("acme", "acme-lab", labels={"team": "acme"})], labels, ["*"])
     assert names(settled) == {"acme": ("acme-dev", "acme-lab", "acme-prod")}
     assert settled[0].reason == "Accepted"
 
@@ -109,14 +109,14 @@ def test_members_by_name_and_by_label():
 def test_the_older_of_two_that_claim_a_namespace_has_it():
     younger, older = tenant("aaa", "both", "mine"), tenant("zzz", "both", "its", age=3)
     for order in ([younger, older], [older, younger]):
-        settled = settle(order, {}, ["*"])
+        settled = resolve(order, {}, ["*"])
         assert names(settled) == {"zzz": ("both", "its"), "aaa": ("mine",)}
         assert {one.name: one.reason for one in settled} == {"zzz": "Accepted", "aaa": "NamespaceConflict"}
         assert "both (of zzz)" in settled[1].message
 
 
 def test_a_tenant_gives_no_access_that_the_pool_does_not_give():
-    (one,) = settle([tenant("acme", "in", "out")], {}, ["in", "kvpool-system"])
+    (one,) = resolve([tenant("acme", "in", "out")], {}, ["in", "kvpool-system"])
     assert one.namespaces == ("in",)
     assert one.reason == "NamespaceNotAllowed"
     assert "out" in one.message
@@ -125,7 +125,7 @@ def test_a_tenant_gives_no_access_that_the_pool_does_not_give():
 def test_one_that_cannot_be_understood_or_is_going_has_no_members():
     wrong, going = tenant("wrong", "a", priority="high"), tenant("going", "b")
     going["metadata"]["deletionTimestamp"] = NOW
-    settled = settle([wrong, going, tenant("fine", "a", "b")], {}, ["*"])
+    settled = resolve([wrong, going, tenant("fine", "a", "b")], {}, ["*"])
     assert names(settled) == {"wrong": (), "fine": ("a", "b")}
     assert [one.reason for one in settled if one.name == "wrong"] == ["InvalidSpec"]
 
@@ -136,7 +136,7 @@ NAMESPACES = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=
 @given(st.lists(st.tuples(NAMESPACES, st.integers(0, 3)), max_size=6), st.sampled_from([["*"], ["a", "b", "c"]]))
 def test_a_namespace_is_of_one_tenant_at_most_and_admitted(claims: list[Any], allowed: list[str]):
     raws = [tenant(f"t{n}", *namespaces, age=age) for n, (namespaces, age) in enumerate(claims)]
-    settled = settle(raws, {}, allowed)
+    settled = resolve(raws, {}, allowed)
     members = [namespace for one in settled for namespace in one.namespaces]
     assert len(members) == len(set(members))
     assert "*" in allowed or set(members) <= set(allowed)
@@ -155,7 +155,7 @@ def _dumps(tenants: tuple[TenantConfig, ...]) -> str:
 def test_what_a_tenant_leaves_out_is_the_pools():
     spec = pool(tenancy={"defaultQuota": {"capacity": "10Gi"}}, cache={"ttl": {"idle": "1h", "maxAge": "24h"}}).spec
     own = {"quota": {"capacity": "1Gi", "sharedCapacity": "0"}, "ttl": {"idle": "0s"}, "priority": -3}
-    plain, other = to_configs(settle([tenant("a", "x"), tenant("b", "y", **own)], {}, ["*"]), spec)
+    plain, other = to_configs(resolve([tenant("a", "x"), tenant("b", "y", **own)], {}, ["*"]), spec)
     assert plain == TenantConfig("a", "kvt:a:uid-of-a", ("x",), 10 << 30, 10 << 30, 3600, 86400, 0)
     assert other == TenantConfig("b", "kvt:b:uid-of-b", ("y",), 1 << 30, 0, 0, 86400, -3)
 
@@ -168,12 +168,12 @@ def letting(name: str, *readers: str, age: int = 0) -> Manifest:
 
 
 def grants(*raws: Manifest) -> dict[str, tuple[str, ...]]:
-    return {one.name: one.reads_from for one in settle(raws, {}, ["*"]) if one.reads_from}
+    return {one.name: one.reads_from for one in resolve(raws, {}, ["*"]) if one.reads_from}
 
 
 def test_a_tenant_lets_others_read_one_way_only():
     a, b, c = tenant("a", "x"), tenant("b", "y"), letting("c", "a")
-    settled = settle([a, b, c], {}, ["*"])
+    settled = resolve([a, b, c], {}, ["*"])
     assert {one.name: (one.reads_from, one.readers) for one in settled} == {
         "a": (("c",), ()),
         "b": ((), ()),
@@ -190,13 +190,13 @@ def test_a_star_is_every_other_tenant_of_the_pool():
 
 
 def test_a_name_that_nobody_has_is_told_and_the_rest_works():
-    settled = settle([letting("a", "b", "gone", "never"), tenant("b", "y")], {}, ["*"])
+    settled = resolve([letting("a", "b", "gone", "never"), tenant("b", "y")], {}, ["*"])
     owner, reader = settled
     assert (owner.reason, reader.reason) == ("ReaderNotFound", "Accepted")
     assert "gone, never" in owner.message
     assert reader.reads_from == ("a",)
     assert owner.namespaces == ("ns-a",)
-    both = settle([letting("a", "gone"), tenant("b", "z", age=3)], {}, ["none"])
+    both = resolve([letting("a", "gone"), tenant("b", "z", age=3)], {}, ["none"])
     reasons = {one.name: (one.reason, one.message) for one in both}
     assert reasons["a"][0] == "NamespaceNotAllowed"  # the graver of the two
     assert "not admitted" in reasons["a"][1]
@@ -207,7 +207,7 @@ def test_a_tenant_that_cannot_be_understood_or_goes_lets_nobody_read_and_reads_n
     wrong, going = letting("wrong", "a"), letting("going", "a")
     wrong["spec"]["priority"] = "high"
     going["metadata"]["deletionTimestamp"] = NOW
-    settled = settle([wrong, going, letting("a", "wrong", "going")], {}, ["*"])
+    settled = resolve([wrong, going, letting("a", "wrong", "going")], {}, ["*"])
     assert not any(one.reads_from or one.readers for one in settled)
     (told,) = [one for one in settled if one.name == "a"]
     assert (told.reason, "going" in told.message, "wrong" in told.message) == ("ReaderNotFound", True, False)
@@ -215,7 +215,7 @@ def test_a_tenant_that_cannot_be_understood_or_goes_lets_nobody_read_and_reads_n
 
 def test_at_most_eight_are_read_the_oldest_first():
     owners = [letting(f"o{n}", "r", age=n) for n in range(11)]
-    settled = {one.name: one for one in settle([*owners, tenant("r", "x")], {}, ["*"])}
+    settled = {one.name: one for one in resolve([*owners, tenant("r", "x")], {}, ["*"])}
     assert settled["r"].reads_from == tuple(f"o{n}" for n in range(10, 2, -1))
     assert settled["r"].reason == "TooManyGrants"
     assert "o2, o1, o0" in settled["r"].message
@@ -233,7 +233,7 @@ def test_nobody_reads_whom_it_was_not_let(claims: list[Any]):
         readers = [f"t{m}" for m in sorted(some - {n})] if star is None else star
         raws.append(letting(f"t{n}", *readers, age=age))
         lets[f"t{n}"] = {f"t{m}" for m in range(len(claims))} if readers == ["*"] else set(readers)
-    settled = settle(raws, {}, ["*"])
+    settled = resolve(raws, {}, ["*"])
     configs = {config.id: config for config in to_configs(settled, pool().spec)}
     for one in settled:
         may = {name for name, readers in lets.items() if one.name in readers and name != one.name}
@@ -247,7 +247,7 @@ def test_nobody_reads_whom_it_was_not_let(claims: list[Any]):
 def test_a_namesake_that_comes_later_is_another_tenant():
     first, second = tenant("acme", "x"), tenant("acme", "y")
     second["metadata"]["uid"] = "another"
-    one, two = (to_configs(settle([raw], {}, ["*"]), pool().spec)[0].id for raw in (first, second))
+    one, two = (to_configs(resolve([raw], {}, ["*"]), pool().spec)[0].id for raw in (first, second))
     assert one != two
 
 
@@ -273,7 +273,7 @@ def test_what_sidecars_take_as_they_run_does_not_roll_them(spec: dict[str, Any])
 
 def test_tenants_roll_nothing_and_what_cannot_be_taken_does():
     before = Inputs(pool(), ENV, SECRET)
-    tenants = to_configs(settle([tenant("a", "x")], {}, ["*"]), pool().spec)
+    tenants = to_configs(resolve([tenant("a", "x")], {}, ["*"]), pool().spec)
     assert config_digest(before) == config_digest(Inputs(pool(), ENV, SECRET, tenants=tenants))
     for spec in ({"transport": {"streams": 3}}, {"cache": {"write": {"policy": "LocalOnly"}}}):
         assert config_digest(before) != config_digest(Inputs(pool(**spec), ENV, SECRET))
@@ -293,7 +293,7 @@ TAG = tenant_tag(SECRET.pool_secret.encode(), "kvt:acme:uid-of-acme").hex()
 
 
 def status(*reports: SidecarStatus, raw: Manifest | None = None, **spec: Any) -> Manifest:
-    (one,) = settle([raw or tenant("acme", "x", "y")], {}, ["*"])
+    (one,) = resolve([raw or tenant("acme", "x", "y")], {}, ["*"])
     made = tenant_status(one, pool(**spec).spec, reports, "now", SECRET.pool_secret, NOW)
     schema = SCHEMA["properties"]["status"]["properties"]
     assert set(made) <= set(schema)
@@ -352,7 +352,7 @@ class World:
         reloads = None if orders is None else ConfigPusher(orders, clock=clock)
         self.reconciler = PoolReconciler(self.cluster, observer, ENV, clock=clock, now=lambda: now, reloads=reloads)
 
-    async def reports(self, addresses: Any, port: int) -> dict[str, SidecarStatus]:
+    async def get_all(self, addresses: Any, port: int) -> dict[str, SidecarStatus]:
         return {address: self.told[address] for address in addresses if address in self.told}
 
     def sidecar(self, node: str, report: SidecarStatus) -> None:
@@ -365,7 +365,7 @@ class World:
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}}
         self.cluster.put(manifest | {"status": status})
 
-    async def answers(self, addresses: Any, port: int) -> dict[str, Any]:
+    async def get_raw(self, addresses: Any, port: int) -> dict[str, Any]:
         return {}
 
     async def settle(self) -> None:
@@ -462,20 +462,20 @@ async def test_sidecars_that_run_another_configuration_are_brought_the_new_one_a
     ]
     seen = Snapshot(raw=pool_manifest(), sidecars=tuple(sidecars))
 
-    async def bring(text: str = "{}", its_digest: str = "now") -> list[str]:
+    async def push(text: str = "{}", its_digest: str = "now") -> list[str]:
         orders.given.clear()
-        await reloads.bring("kvpool-system/chat", seen, SECRET, text, its_digest)
+        await reloads.push("kvpool-system/chat", seen, SECRET, text, its_digest)
         assert all((kind, params) == ("reload", {"config": text}) for _, kind, params in orders.given)
         return sorted(node for node, _, _ in orders.given)
 
-    assert await bring() == ["behind", "deaf"]
-    assert await bring() == []
+    assert await push() == ["behind", "deaf"]
+    assert await push() == []
     now[0] += 11
-    assert await bring() == ["behind", "deaf"]
-    assert await bring(its_digest="newer") == ["behind", "deaf", "there"]
+    assert await push() == ["behind", "deaf"]
+    assert await push(its_digest="newer") == ["behind", "deaf", "there"]
     reloads.forget("kvpool-system/chat")
-    assert await bring("x" * 100_000) == []
-    assert await bring() == ["behind", "deaf"]
+    assert await push("x" * 100_000) == []
+    assert await push() == ["behind", "deaf"]
 
 
 async def test_what_is_not_in_the_configmap_is_brought_to_nobody():

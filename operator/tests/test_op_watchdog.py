@@ -27,8 +27,8 @@ from kvpool_operator.injection.revision import FAMILIES, revisions
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.observe.engine_pods import EnginePod, EnginePods, Owner, count
 from kvpool_operator.observe.snapshot import Snapshot, Webhook
-from kvpool_operator.pools.injection_watchdog import EvictionHistory, complaint, next_to_go
-from kvpool_operator.pools.pod_evictor import EVENTS_A_ROUND, EvictionRound, PodEvictor
+from kvpool_operator.pools.injection_watchdog import EvictionHistory, next_candidate, pod_event
+from kvpool_operator.pools.pod_evictor import MAX_EVENTS_PER_RECONCILE, EvictionRound, PodEvictor
 
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import ObjectRef
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SET = Owner("ReplicaSet", "engines", "rs-1")
 
 
-def a_pod(name: str, state: Any = "missed", owner: Owner | None = SET, **more: Any) -> EnginePod:
+def a_pod(name: str, state: Any = "not_injected", owner: Owner | None = SET, **more: Any) -> EnginePod:
     return EnginePod("team", name, f"uid-{name}", state, owner=owner, **{"ready": True, **more})
 
 
@@ -47,7 +47,7 @@ def good(name: str, **more: Any) -> EnginePod:
 def next_of(
     *pods: EnginePod, memory: EvictionHistory | None = None, now: float = 1000.0, target: str = "t"
 ) -> str | None:
-    found = next_to_go(pods, memory or EvictionHistory(last=0.0), target, now, 60.0)
+    found = next_candidate(pods, memory or EvictionHistory(last=0.0), target, now, 60.0)
     return found.name if found else None
 
 
@@ -112,13 +112,13 @@ def test_what_is_remembered_goes_with_the_owner():
 
 
 def test_what_is_said_of_a_pod():
-    missed, old = complaint(a_pod("a"), "sys/chat"), complaint(good("b", outdated="configuration"), "sys/chat")
-    assert missed is not None
+    not_injected, old = pod_event(a_pod("a"), "sys/chat"), pod_event(good("b", outdated="configuration"), "sys/chat")
+    assert not_injected is not None
     assert old is not None
-    assert (missed.reason, missed.warning) == ("NotInjected", True)
+    assert (not_injected.reason, not_injected.warning) == ("NotInjected", True)
     assert (old.reason, old.warning) == ("InjectionOutdated", False)
     assert "older configuration of the pool sys/chat" in old.message
-    assert complaint(good("c"), "sys/chat") is complaint(a_pod("d", leaving=True), "sys/chat") is None
+    assert pod_event(good("c"), "sys/chat") is pod_event(a_pod("d", leaving=True), "sys/chat") is None
 
 
 # -- what makes a pod outdated ----------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def counted(pod: dict[str, Any], image: str = ENV.sidecar_image, **spec: Any) ->
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "dynamo", "none"])
 def test_a_pod_that_was_just_injected_is_not_outdated(engine: str):
     found = counted(webhook_injects(engine))
-    assert (found.injected, found.stale) == (1, 0)
+    assert (found.injected, found.outdated) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ def test_a_pod_that_was_just_injected_is_not_outdated(engine: str):
 )
 def test_a_change_of_what_it_was_told_makes_a_pod_outdated(engine: str, spec: dict[str, Any]):
     assert [p.outdated for p in counted(webhook_injects(engine), **spec).pods] == ["configuration"]
-    assert counted(webhook_injects(engine, **spec), **spec).stale == 0
+    assert counted(webhook_injects(engine, **spec), **spec).outdated == 0
 
 
 def test_a_change_that_does_not_concern_a_pod_leaves_it_as_it_is():
-    assert counted(webhook_injects("sglang"), injection={"vllm": {"hostMemory": "1Gi"}}).stale == 0
-    assert counted(webhook_injects("vllm"), cache={"eviction": {"highWatermark": 91}}).stale == 0
+    assert counted(webhook_injects("sglang"), injection={"vllm": {"hostMemory": "1Gi"}}).outdated == 0
+    assert counted(webhook_injects("vllm"), cache={"eviction": {"highWatermark": 91}}).outdated == 0
 
 
 def test_another_client_makes_a_pod_outdated_also_without_the_annotation():
@@ -188,7 +188,7 @@ def test_a_second_pass_does_not_say_that_the_pod_is_new():
         changed.key, 128, 4 << 30, client_config(ClientConfig(pool=changed.key)), ENV.sidecar_image
     )
     again = inject(pod, parse_annotations(pod), told).pod
-    assert counted(again, cache={"blockTokens": 128}).stale == 1
+    assert counted(again, cache={"blockTokens": 128}).outdated == 1
 
 
 def test_a_pod_that_was_copied_and_then_skipped_carries_no_word():
@@ -218,8 +218,8 @@ def test_pods_that_leave_count_for_nothing_but_their_owner():
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
     found = count([gone], "sys", "chat", "i", {})
-    assert (found.selected, found.missed, found.missed_names) == (0, 0, ())
-    assert found.pods == (EnginePod("team", "b", "1", "missed", owner=SET, ready=True, leaving=True),)
+    assert (found.selected, found.not_injected, found.not_injected_names) == (0, 0, ())
+    assert found.pods == (EnginePod("team", "b", "1", "not_injected", owner=SET, ready=True, leaving=True),)
 
 
 # -- Events and evictions ---------------------------------------------------------------------------------------------
@@ -262,15 +262,15 @@ class World:
 
     async def look(self, *pods: EnginePod, after: float = 60.0, problem: str = "", **spec: Any) -> EvictionRound:
         self.clock.now += after
-        engines = EnginePods(pods=pods, missed=sum(p.state == "missed" for p in pods))
+        engines = EnginePods(pods=pods, not_injected=sum(p.state == "not_injected" for p in pods))
         seen = Snapshot(raw=pool_manifest(), engines=engines, webhook=Webhook(problem))
         return await self.restarts.look(pool(**(spec or RESTART)), seen, "t")
 
 
 async def test_each_pod_is_told_of_once_and_some_at_a_time():
-    world, pods = World(), [a_pod(f"p{i}", owner=None) for i in range(EVENTS_A_ROUND + 2)]
+    world, pods = World(), [a_pod(f"p{i}", owner=None) for i in range(MAX_EVENTS_PER_RECONCILE + 2)]
     await world.look(*pods, injection={})
-    assert len(world.cluster.events) == EVENTS_A_ROUND
+    assert len(world.cluster.events) == MAX_EVENTS_PER_RECONCILE
     for _ in range(3):
         await world.look(*pods, injection={})
     assert len(world.cluster.events) == len(pods)

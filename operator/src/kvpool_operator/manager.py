@@ -28,8 +28,8 @@ from kvpool_operator.pools.reconciler import PoolReconciler
 from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
 from kvpool_operator.settings import read_settings
-from kvpool_operator.sidecars.admin_client import open_commands
-from kvpool_operator.sidecars.status_client import open_scraper
+from kvpool_operator.sidecars.admin_client import open_admin_client
+from kvpool_operator.sidecars.status_client import open_status_client
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -61,8 +61,8 @@ async def run(settings: OperatorSettings) -> int:
     async with (
         serve_admin(settings.address, settings.admin_port, metrics, healthy),
         open_api_client() as cluster,
-        open_scraper() as scraper,
-        open_commands() as commands,
+        open_status_client() as scraper,
+        open_admin_client() as commands,
     ):
         lease = Lease(cluster, settings.namespace, settings.lease, settings.identity, lease_s=settings.lease_s)
         if not await _unless(stop, _until_leading(cluster, lease)):

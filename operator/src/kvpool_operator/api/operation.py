@@ -79,14 +79,14 @@ class Warm(Model):
     """Have every node copy the pool's hottest blocks from its peers, as one that joins does
     (docs/concepts/warm-up.md)."""
 
-    bandwidth: f.Pace = "100Mi"
+    bandwidth: f.Bandwidth = "100Mi"
     """Bytes per second on each node, such as 100Mi; a quarter of it while engines load and store there."""
 
 
 class Verify(Model):
     """Read every block and compare its checksum. Those that are not right are quarantined, and computed again."""
 
-    bandwidth: f.Pace = "100Mi"
+    bandwidth: f.Bandwidth = "100Mi"
     """Bytes per second on each node, such as 100Mi."""
 
 
@@ -106,14 +106,14 @@ class Drain(Model):
 
     node: f.NodeName
     """Name of the node."""
-    bandwidth: f.Pace = "256Mi"
+    bandwidth: f.Bandwidth = "256Mi"
     """Bytes per second that leave the node, such as 256Mi."""
 
 
 class OperationSpec(Model):
     """What is to be done, to which pool. It cannot be changed; deleting the operation cancels it."""
 
-    model_config = Model.model_config | {"json_schema_extra": with_rules(f.ONE_WISH, f.SPEC_STAYS)}
+    model_config = Model.model_config | {"json_schema_extra": with_rules(f.ONE_ACTION, f.SPEC_STAYS)}
 
     pool_ref: PoolRef
     """The pool, in the operation's namespace."""
@@ -136,13 +136,13 @@ class OperationSpec(Model):
 
     @model_validator(mode="after")
     def _one_wish(self) -> OperationSpec:
-        f.ONE_WISH.check(sum(getattr(self, name) is not None for name in f.WISHES) == 1)
+        f.ONE_ACTION.check(sum(getattr(self, name) is not None for name in f.ACTIONS) == 1)
         return self
 
     @property
     def kind(self) -> str:
         """What is to be done: purge, warm, verify, preflight or drain."""
-        return next(name for name in f.WISHES if getattr(self, name) is not None)
+        return next(name for name in f.ACTIONS if getattr(self, name) is not None)
 
 
 class OperationNodes(Model):

@@ -7,26 +7,26 @@ from typing import Final
 from kvpool_operator.api.rules import Rule, bytes_between, duration_between, immutable, matching
 
 __all__ = [
+    "ACTIONS",
     "MAX_SALTS",
-    "ONE_WISH",
+    "ONE_ACTION",
     "SOME_BLOCKS",
     "SPEC_STAYS",
-    "WISHES",
     "Age",
+    "Bandwidth",
     "Digest",
     "Limit",
     "NodeName",
-    "Pace",
     "Salt",
     "TenantName",
 ]
 
-WISHES: Final = ("purge", "warm", "verify", "preflight", "drain")
+ACTIONS: Final = ("purge", "warm", "verify", "preflight", "drain")
 """The parts of the spec of which exactly one says what is to be done."""
 
-ONE_WISH: Final = Rule(
-    f"[{', '.join(f'has(self.{name})' for name in WISHES)}].exists_one(given, given)",
-    f"say what is to be done: give exactly one of {', '.join(WISHES)}",
+ONE_ACTION: Final = Rule(
+    f"[{', '.join(f'has(self.{name})' for name in ACTIONS)}].exists_one(given, given)",
+    f"say what is to be done: give exactly one of {', '.join(ACTIONS)}",
 )
 SOME_BLOCKS: Final = Rule(
     "self.all != (has(self.tenant) || has(self.fingerprint) || has(self.salts) || has(self.olderThan))",
@@ -51,5 +51,5 @@ Salt = matching(
 )
 NodeName = matching(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", 253, "give the name of a node")
 Age = duration_between("1s", "87600h", "give an age from 1s to 87600h, such as 72h")
-Pace = bytes_between("1Mi", "100Gi", "give bandwidth in bytes per second from 1Mi to 100Gi, such as 100Mi")
+Bandwidth = bytes_between("1Mi", "100Gi", "give bandwidth in bytes per second from 1Mi to 100Gi, such as 100Mi")
 Limit = duration_between("1s", "168h", "give timeout from 1s to 168h, such as 1h")

@@ -140,9 +140,9 @@ class PodsStatus(Model):
     """Those that were given the pool."""
     skipped: Count = 0
     """Those that were not; their annotation kvpool.dev/skip-reason says why."""
-    missed: Count = 0
+    not_injected: Count = 0
     """Those that the webhook never saw, because it was away when they were made: make them again."""
-    stale: Count = 0
+    outdated: Count = 0
     """Those that carry the client of another version of KVPool, or are told of the pool as it was before its spec was
     changed; they work, and get the new one when made again."""
 

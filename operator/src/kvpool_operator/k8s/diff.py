@@ -16,32 +16,32 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
 
-__all__ = ["DIGEST", "covers", "is_as_wanted", "stamped"]
+__all__ = ["APPLIED_HASH", "is_subset", "is_up_to_date", "with_applied_hash"]
 
-DIGEST: Final = "kvpool.dev/applied-digest"
+APPLIED_HASH: Final = "kvpool.dev/applied-digest"
 
 _KEYS: Final = ("name", "mountPath", "containerPort", "key")
 """What tells the entries of a list apart, by the merge keys that Kubernetes documents for pods."""
 
 
-def stamped(manifest: Manifest) -> Manifest:
+def with_applied_hash(manifest: Manifest) -> Manifest:
     """The manifest with the digest of itself; what is applied."""
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     out = copy.deepcopy(manifest)
     notes = out["metadata"].setdefault("annotations", {})
-    notes[DIGEST] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    notes[APPLIED_HASH] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return out
 
 
-def is_as_wanted(live: Manifest, manifest: Manifest) -> bool:
+def is_up_to_date(live: Manifest, manifest: Manifest) -> bool:
     """Whether nothing need be applied."""
-    return covers(live, stamped(manifest))
+    return is_subset(live, with_applied_hash(manifest))
 
 
-def covers(live: Any, wanted: Any) -> bool:
+def is_subset(live: Any, wanted: Any) -> bool:
     """Whether `live` says at least what `wanted` says. Entries that others added to lists with keys do not matter."""
     if isinstance(wanted, dict):
-        return isinstance(live, dict) and all(k in live and covers(live[k], v) for k, v in wanted.items())
+        return isinstance(live, dict) and all(k in live and is_subset(live[k], v) for k, v in wanted.items())
     if isinstance(wanted, list):
         return isinstance(live, list) and _covers_list(live, wanted)
     return bool(live == wanted) and isinstance(live, bool) == isinstance(wanted, bool)
@@ -50,9 +50,9 @@ def covers(live: Any, wanted: Any) -> bool:
 def _covers_list(live: list[Any], wanted: list[Any]) -> bool:
     key = next((k for k in _KEYS if wanted and _tells_apart(k, wanted)), None)
     if key is None:
-        return len(live) == len(wanted) and all(covers(a, b) for a, b in zip(live, wanted, strict=True))
+        return len(live) == len(wanted) and all(is_subset(a, b) for a, b in zip(live, wanted, strict=True))
     by_key = {item.get(key): item for item in live if isinstance(item, dict)}
-    return all(w[key] in by_key and covers(by_key[w[key]], w) for w in wanted)
+    return all(w[key] in by_key and is_subset(by_key[w[key]], w) for w in wanted)
 
 
 def _tells_apart(key: str, items: list[Any]) -> bool:

@@ -38,7 +38,7 @@ class EnginePod:
     namespace: str
     name: str
     uid: str
-    state: Literal["injected", "skipped", "missed"]
+    state: Literal["injected", "skipped", "not_injected"]
     outdated: str = ""
     """What of an injected pod is of another version: `client`, `configuration`, or nothing."""
     owner: Owner | None = None
@@ -58,9 +58,9 @@ class EnginePods:
 
     injected: int = 0
     skipped: int = 0
-    missed: int = 0
-    stale: int = 0
-    missed_names: tuple[str, ...] = ()
+    not_injected: int = 0
+    outdated: int = 0
+    not_injected_names: tuple[str, ...] = ()
     alone: int = 0
     """Injected pods whose engine has no way in for a remote tier."""
     alone_names: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class EnginePods:
 
     @property
     def selected(self) -> int:
-        return self.injected + self.skipped + self.missed
+        return self.injected + self.skipped + self.not_injected
 
 
 def count(
@@ -97,13 +97,13 @@ def count(
             alone.append(found[-1].full_name)
     found.sort(key=lambda p: (p.namespace, p.name))
     staying = [p for p in found if not p.leaving]
-    missed = [p.full_name for p in staying if p.state == "missed"]
+    not_injected = [p.full_name for p in staying if p.state == "not_injected"]
     return EnginePods(
         injected=sum(p.state == "injected" for p in staying),
         skipped=sum(p.state == "skipped" for p in staying),
-        missed=len(missed),
-        stale=sum(bool(p.outdated) for p in staying),
-        missed_names=tuple(missed[:3]),
+        not_injected=len(not_injected),
+        outdated=sum(bool(p.outdated) for p in staying),
+        not_injected_names=tuple(not_injected[:3]),
         alone=len(alone),
         alone_names=tuple(sorted(alone)[:3]),
         names={p.uid: p.full_name for p in staying if p.state == "injected"},
@@ -123,7 +123,7 @@ def _engine_pod(
         namespace=str(metadata.get("namespace", "")),
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
-        state="injected" if injected else "skipped" if _SKIPPED in notes else "missed",
+        state="injected" if injected else "skipped" if _SKIPPED in notes else "not_injected",
         outdated=_outdated(pod, notes, sidecar_image, revisions) if injected else "",
         owner=_owner(metadata),
         ready=is_ready(pod),

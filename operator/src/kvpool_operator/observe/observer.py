@@ -22,7 +22,7 @@ from kvpool_operator.observe.preflight import observe_preflight
 from kvpool_operator.observe.sidecar_poll import poll_sidecars
 from kvpool_operator.observe.snapshot import Snapshot, Webhook
 from kvpool_operator.runtime.ttl_cache import TTLCache
-from kvpool_operator.tenants.resolver import selects, settle
+from kvpool_operator.tenants.resolver import resolve, uses_selectors
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -93,7 +93,7 @@ class Observer:
             raw=raw,
             objects=objects,
             allowed_namespaces=allowed,
-            tenants=settle(tenants, await self._namespaces(tenants), allowed),
+            tenants=resolve(tenants, await self._namespaces(tenants), allowed),
             external=None if isinstance(external, str) else external,
             external_problem=external if isinstance(external, str) else "",
             namespace_terminating=terminating,
@@ -184,7 +184,7 @@ class Observer:
 
     async def _namespaces(self, tenants: Sequence[Manifest]) -> dict[str, dict[str, str]]:
         """Labels of all namespaces, where a tenant chooses by them."""
-        if not selects(tenants):
+        if not uses_selectors(tenants):
             return {}
         listed = await self._cluster.list("Namespace")
         living = [n["metadata"] for n in listed if "deletionTimestamp" not in n["metadata"]]

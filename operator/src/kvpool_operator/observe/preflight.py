@@ -36,7 +36,7 @@ async def observe_preflight(
     pods = await cluster.list("Pod", namespace=meta.namespace, labels=wanted)
     asked = _spec(daemonset["spec"]["template"])
     pods = [p for p in pods if "deletionTimestamp" not in p["metadata"] and _spec(p) == asked]
-    answers = await scraper.answers([a for p in pods if (a := podview.address(p))], HTTP_PORT)
+    answers = await scraper.get_raw([a for p in pods if (a := podview.address(p))], HTTP_PORT)
     looks = [_look(p, answers.get(podview.address(p))) for p in pods]
     mute = [n for n, look in enumerate(looks) if look.passed is None and not podview.address(pods[n])]
     mute = [n for n in mute if not _is_young(pods[n])][:_MOST_ASKED]

@@ -24,12 +24,12 @@ PAUSE_S: Final = 0.5
 
 async def poll_sidecars(scraper: StatusClient, pods: Sequence[Manifest]) -> dict[str, SidecarStatus]:
     """Reports by address; who does not answer is left out."""
-    reports = await scraper.reports([a for p in pods if (a := podview.address(p))], HTTP_PORT)
+    reports = await scraper.get_all([a for p in pods if (a := podview.address(p))], HTTP_PORT)
     for _ in range(TIMES):
         changing = in_handover(pods, reports)
         if not changing:
             break
         await asyncio.sleep(PAUSE_S)
-        again = await scraper.reports(changing, HTTP_PORT)
+        again = await scraper.get_all(changing, HTTP_PORT)
         reports = {a: r for a, r in reports.items() if a not in changing} | again
     return reports

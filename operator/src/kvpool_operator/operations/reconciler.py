@@ -25,7 +25,7 @@ from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe.active_sidecar import active_sidecars
 from kvpool_operator.observe.sidecar_poll import poll_sidecars
 from kvpool_operator.operations.state import NodeResult, OperationState
-from kvpool_operator.operations.steps import note_of, steps_of, tenant_of
+from kvpool_operator.operations.steps import caveat, resolve_tenant, steps_of
 from kvpool_operator.pools.secret_generator import make_secret
 from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.sidecars.operation import SidecarAddress
@@ -45,10 +45,10 @@ __all__ = ["FINALIZER", "OperationReconciler"]
 log = logging.getLogger(__name__)
 
 FINALIZER: Final = "kvpool.dev/operation"
-SOON_S: Final = 1.0
-SELDOM_S: Final = 5.0
+MIN_REQUEUE_S: Final = 1.0
+MAX_REQUEUE_S: Final = 5.0
 """A long operation is looked at less often: a twentieth of the time that it has run, at most this."""
-CANCEL_S: Final = 30.0
+CANCEL_TIMEOUT_S: Final = 30.0
 """A deleted operation waits so long for nodes that do not answer."""
 FINISHED: Final = ("Succeeded", "Failed", "Cancelled")
 
@@ -110,11 +110,11 @@ class OperationReconciler:
             if self._late(operation, str(meta.creation_timestamp)):
                 return await self._end(raw, meta, OperationStatus(phase="Failed", message=pool))
             await self._write(raw, meta, OperationStatus(phase="Pending", message=pool))
-            return Result(requeue_after_s=SELDOM_S)
+            return Result(requeue_after_s=MAX_REQUEUE_S)
         if not began and pool.spec.mode != "Enforce":
             told = f"spec.mode of pool {pool.metadata.name} is {pool.spec.mode}: this begins when it is Enforce"
             await self._write(raw, meta, OperationStatus(phase="Pending", message=told))
-            return Result(requeue_after_s=SELDOM_S)
+            return Result(requeue_after_s=MAX_REQUEUE_S)
         secret = await self._secret(pool)
         targets = await self._targets(pool)
         if meta.uid not in self._courses:
@@ -125,8 +125,8 @@ class OperationReconciler:
         course = self._courses[meta.uid]
         late = self._late(operation, began or self._stamp())
         if secret is not None and not late:
-            orders = course.orders(targets)
-            await asyncio.gather(*(self._order(meta.uid, course, secret, number, to) for number, to in orders))
+            requests = course.requests(targets)
+            await asyncio.gather(*(self._order(meta.uid, course, secret, number, to) for number, to in requests))
         status = course.status(sorted(t.node for t in targets), late=late)
         status = status.model_copy(update={"start_time": began or self._stamp()})
         if status.phase in FINISHED:
@@ -134,7 +134,7 @@ class OperationReconciler:
                 await self._cancel_on(meta.uid, course, secret, targets)
             return await self._end(raw, meta, status)
         await self._write(raw, meta, status)
-        return Result(requeue_after_s=min(SELDOM_S, max(SOON_S, self._age(status.start_time or "") / 20)))
+        return Result(requeue_after_s=min(MAX_REQUEUE_S, max(MIN_REQUEUE_S, self._age(status.start_time or "") / 20)))
 
     async def _order(
         self, uid: str, course: OperationState, secret: PoolSecret, number: int, to: SidecarAddress
@@ -173,7 +173,7 @@ class OperationReconciler:
         kept_s = float((raw.get("spec") or {}).get("ttlSecondsAfterFinished", 604_800))
         left = kept_s - self._age(str(raw["status"].get("completionTime") or meta.creation_timestamp))
         if left > 0:
-            return Result(requeue_after_s=left + SOON_S)
+            return Result(requeue_after_s=left + MIN_REQUEUE_S)
         await self._cluster.delete(ObjectRef(KIND, meta.namespace, meta.name), uid=meta.uid)
         return Result()
 
@@ -182,9 +182,9 @@ class OperationReconciler:
         if FINALIZER not in meta.finalizers:
             return Result()
         running = (raw.get("status") or {}).get("phase") == "Running"
-        overdue = self._age(str(meta.deletion_timestamp)) > CANCEL_S
+        overdue = self._age(str(meta.deletion_timestamp)) > CANCEL_TIMEOUT_S
         if running and not overdue and not await self._cancelled_everywhere(raw, meta):
-            return Result(requeue_after_s=SOON_S)
+            return Result(requeue_after_s=MIN_REQUEUE_S)
         if running:
             with contextlib.suppress(OperatorError):  # for who still watches; the object goes whatever comes of this
                 ended = OperationStatus.model_validate(raw["status"])
@@ -221,19 +221,19 @@ class OperationReconciler:
                 return False
             return True
 
-        asked = [(n, to) for n in range(len(course.steps)) for to in targets if to.address]
-        return all(await asyncio.gather(*(one(number, to) for number, to in asked)))
+        target_nodes = [(n, to) for n in range(len(course.steps)) for to in targets if to.address]
+        return all(await asyncio.gather(*(one(number, to) for number, to in target_nodes)))
 
     # -- what there is
 
     async def _course(self, operation: KVCacheOperation, pool: KVCachePool) -> OperationState:
         """LookupError if there is no such tenant."""
         wish = operation.spec.purge
-        about_pool = note_of(operation, pool)
+        about_pool = caveat(operation, pool)
         if wish is None or wish.tenant is None:
             return OperationState(steps_of(operation, pool), note=about_pool)
         tenants = await self._cluster.list(TENANT_KIND, namespace=operation.metadata.namespace)
-        tenant, note = tenant_of(operation, tenants)
+        tenant, note = resolve_tenant(operation, tenants)
         return OperationState(steps_of(operation, pool, tenant), note=note + about_pool)
 
     async def _pool(self, operation: KVCacheOperation) -> KVCachePool | str:
@@ -296,7 +296,7 @@ class OperationReconciler:
         """Numbers that go up are written now and then; a phase that changes, or a node that is done, at once."""
         now = self._clock()
         urgent = any(old.get(what) != new.get(what) for what in ("phase", "nodes", "failures"))
-        if not urgent and now - self._written.get(uid, float("-inf")) < SELDOM_S:
+        if not urgent and now - self._written.get(uid, float("-inf")) < MAX_REQUEUE_S:
             return False
         self._written[uid] = now
         return True

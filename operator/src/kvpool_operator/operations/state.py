@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["NodeResult", "OperationState"]
 
 _CANCELLED = "cancelled"
-_ADDS_UP = "purge"
+_ACCUMULATES = "purge"
 """The kind of order of which a second run counts only what the first one left."""
-_TRIES = 3
+_MAX_FAILED_NODES = 3
 """Nodes that may fail at what one does for all, before that has failed."""
-_SILENT = 5
+_MAX_UNANSWERED = 5
 """Times in a row that a node must be silent for another one to be asked in its place."""
 
 
@@ -71,7 +71,7 @@ class OperationState:
 
     steps: tuple[Step, ...]
     said: dict[tuple[int, str], NodeResult] = field(default_factory=dict)
-    chosen: dict[int, str] = field(default_factory=dict)
+    assigned_node: dict[int, str] = field(default_factory=dict)
     """Of steps for one node: which."""
     note: str = ""
     """What a reader of the end's message should know besides."""
@@ -79,11 +79,11 @@ class OperationState:
     def step(self, nodes: Sequence[str]) -> int:
         """Number of the step that is under way; the number of steps when all have ended."""
         for number in range(len(self.steps)):
-            if not nodes or any(not self._has_ended(number, node) for node in self.asked(number, nodes)):
+            if not nodes or any(not self._has_ended(number, node) for node in self.target_nodes(number, nodes)):
                 return number
         return len(self.steps)
 
-    def asked(self, number: int, nodes: Sequence[str]) -> list[str]:
+    def target_nodes(self, number: int, nodes: Sequence[str]) -> list[str]:
         """Nodes that a step is for. Those that failed before are left alone."""
         if self.steps[number].node:
             return [self.steps[number].node]
@@ -94,26 +94,26 @@ class OperationState:
             return done[:1]
         able = [node for node in nodes if not self._failed_before(number, node)]
         failed = [node for node in able if self.said.get((number, node), NodeResult()).failure]
-        if len(failed) >= _TRIES or failed == able:
+        if len(failed) >= _MAX_FAILED_NODES or failed == able:
             return failed
         able = [node for node in able if node not in failed]
-        chosen = self.chosen.get(number)
-        if chosen not in able or self._is_silent(number, chosen):
-            after = [node for node in able if chosen is None or node > chosen]
-            chosen = next(iter(after or able), None)
-        if chosen is None:
+        assigned_node = self.assigned_node.get(number)
+        if assigned_node not in able or self._is_silent(number, assigned_node):
+            after = [node for node in able if assigned_node is None or node > assigned_node]
+            assigned_node = next(iter(after or able), None)
+        if assigned_node is None:
             return []
-        self.chosen[number] = chosen
-        return [chosen]
+        self.assigned_node[number] = assigned_node
+        return [assigned_node]
 
-    def orders(self, targets: Iterable[SidecarAddress]) -> list[tuple[int, SidecarAddress]]:
+    def requests(self, targets: Iterable[SidecarAddress]) -> list[tuple[int, SidecarAddress]]:
         """What to ask now: of the step under way, those that have not ended and can be asked."""
         by_node = {t.node: t for t in targets}
         nodes = sorted(by_node)
         number = self.step(nodes)
         if number == len(self.steps):
             return []
-        waiting = [node for node in self.asked(number, nodes) if not self._has_ended(number, node)]
+        waiting = [node for node in self.target_nodes(number, nodes) if not self._has_ended(number, node)]
         return [(number, by_node[node]) for node in waiting if node in by_node and by_node[node].address]
 
     def failures(self, nodes: Sequence[str], *, late: bool) -> dict[str, str]:
@@ -124,7 +124,7 @@ class OperationState:
                 found.setdefault(node, f"{self.steps[number].what}: {said.failure}")
         number = self.step(nodes)
         if late and number < len(self.steps):
-            for node in self.asked(number, nodes):
+            for node in self.target_nodes(number, nodes):
                 if not self._has_ended(number, node):
                     found.setdefault(node, f"{self.steps[number].what}: {self._why_not(number, node)}")
         return found
@@ -133,7 +133,7 @@ class OperationState:
         """All that was counted."""
         tiers: dict[str, Counter[str]] = {"local": Counter(), "shared": Counter()}
         for (number, _), said in self.said.items():
-            if self.steps[number].kind == _ADDS_UP:
+            if self.steps[number].kind == _ACCUMULATES:
                 tiers[self.steps[number].tier].update(said.earlier)
             if said.progress is not None:
                 tiers[self.steps[number].tier].update(said.progress.counts)
@@ -169,13 +169,15 @@ class OperationState:
         if not nodes:
             return "the pool has no sidecar yet"
         far = self._how_far(number, nodes)
-        waiting = {node: why for node in self.asked(number, nodes) if (why := self._unanswered(number, node))}
+        waiting = {node: why for node in self.target_nodes(number, nodes) if (why := self._unanswered(number, node))}
         told = f"; waiting for {', '.join(sorted(waiting)[:8])}: {next(iter(waiting.values()))}" if waiting else ""
         return f"{self.steps[number].what} (step {number + 1} of {len(self.steps)}){far}{told}"[:1024]
 
     def _how_far(self, number: int, nodes: Sequence[str]) -> str:
         """All nodes together, as far as they tell."""
-        told = [s.progress for n in self.asked(number, nodes) if (s := self.said.get((number, n))) and s.progress]
+        told = [
+            s.progress for n in self.target_nodes(number, nodes) if (s := self.said.get((number, n))) and s.progress
+        ]
         done, total = sum(p.done for p in told), sum(p.total for p in told)
         return f", {done} of {total} {told[0].unit}" if total else ""
 
@@ -189,7 +191,7 @@ class OperationState:
 
     def _is_silent(self, number: int, node: str) -> bool:
         said = self.said.get((number, node))
-        return said is not None and said.unanswered >= _SILENT
+        return said is not None and said.unanswered >= _MAX_UNANSWERED
 
     def _failed_before(self, number: int, node: str) -> bool:
         """What one node does for all says nothing of a node: its mount may be its only trouble."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.inputs import Manifest
 
-__all__ = ["Step", "note_of", "steps_of", "tenant_of"]
+__all__ = ["Step", "caveat", "resolve_tenant", "steps_of"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Step:
 def steps_of(operation: KVCacheOperation, pool: KVCachePool, tenant: str = "") -> tuple[Step, ...]:
     """In order: each begins when the one before it has ended on all nodes that it was for.
 
-    `tenant`: what names of blocks are made with, where that is not what the spec says (`tenant_of`).
+    `tenant`: what names of blocks are made with, where that is not what the spec says (`resolve_tenant`).
     """
     steps = _STEPS[operation.spec.kind](operation, pool)
     if not tenant:
@@ -48,7 +48,7 @@ def steps_of(operation: KVCacheOperation, pool: KVCachePool, tenant: str = "") -
     return tuple(replace(step, params={**step.params, "tenant": tenant}) for step in steps)
 
 
-def tenant_of(operation: KVCacheOperation, tenants: Sequence[Manifest]) -> tuple[str, str]:
+def resolve_tenant(operation: KVCacheOperation, tenants: Sequence[Manifest]) -> tuple[str, str]:
     """The tenant of a purge as sidecars know it (empty: as it is written), and what a reader should know besides.
 
     LookupError if there is no such KVCacheTenant. `tenants` are those of the operation's namespace.
@@ -71,7 +71,7 @@ def tenant_of(operation: KVCacheOperation, tenants: Sequence[Manifest]) -> tuple
     return "", f"; {name} is a member of kvt/{groups[0]}, whose blocks stay" if groups else ""
 
 
-def note_of(operation: KVCacheOperation, pool: KVCachePool) -> str:
+def caveat(operation: KVCacheOperation, pool: KVCachePool) -> str:
     """What a reader of the end's message should know of the pool."""
     wish = operation.spec.purge
     if wish is None or wish.salts is None or pool.spec.tenancy.salt_tags:

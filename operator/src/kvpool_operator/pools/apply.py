@@ -14,7 +14,7 @@ from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import is_ours
 from kvpool_operator.errors import ConflictError, NotLeaderError, OperatorError, RejectedError
 from kvpool_operator.k8s.client import Manifest, ObjectRef, ref
-from kvpool_operator.k8s.diff import stamped
+from kvpool_operator.k8s.diff import with_applied_hash
 from kvpool_operator.pools.plan import Apply, EmitEvent, PatchMetadata, Plan, Prune, SetLabel
 from kvpool_operator.times import rfc3339
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.pools.plan import Action
 
-__all__ = ["ApplyResult", "execute", "post_about", "write_status", "write_tenant_status"]
+__all__ = ["ApplyResult", "apply_plan", "emit_event", "write_status", "write_tenant_status"]
 
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "kvpool-operator"
-_IN_TURN: Final = frozenset({"Secret", "StatefulSet", "DaemonSet"})
+_ORDERED_KINDS: Final = frozenset({"Secret", "StatefulSet", "DaemonSet"})
 """Kinds that others rely on, or that rely on others."""
 
 
@@ -44,7 +44,7 @@ class ApplyResult:
     """What the API server refused, in its words."""
 
 
-async def execute(plan: Plan, meta: Metadata, cluster: ApiClient) -> ApplyResult:
+async def apply_plan(plan: Plan, meta: Metadata, cluster: ApiClient) -> ApplyResult:
     """Every action in order; neighbours that do not rely on each other together. One that is refused does not keep the
     others from being done; errors that may pass by themselves end the pass, which is then repeated."""
     applied: list[ObjectRef] = []
@@ -52,17 +52,17 @@ async def execute(plan: Plan, meta: Metadata, cluster: ApiClient) -> ApplyResult
     rejections: list[str] = []
     for together in _groups(plan.actions):
         # all are waited for: nothing goes on behind the back of a pass that has ended
-        ends = await asyncio.gather(*(_do(a, meta, cluster) for a in together), return_exceptions=True)
+        ends = await asyncio.gather(*(_execute(a, meta, cluster) for a in together), return_exceptions=True)
         for action, end in zip(together, ends, strict=True):
             if isinstance(end, RejectedError):
                 log.warning("pool=%s/%s: %s", meta.namespace, meta.name, end)
                 rejections.append(str(end))
             elif end is None:
-                _note(action, meta, applied, pruned)
+                _record(action, meta, applied, pruned)
         failed = next((e for e in ends if e is not None and not isinstance(e, RejectedError)), None)
         if failed is not None:
             raise failed
-        if ends[0] is not None and _carries_the_rest(together[0], meta):
+        if ends[0] is not None and _is_prerequisite(together[0], meta):
             break
     return ApplyResult(tuple(applied), tuple(pruned), tuple(rejections))
 
@@ -70,15 +70,15 @@ async def execute(plan: Plan, meta: Metadata, cluster: ApiClient) -> ApplyResult
 def _groups(actions: Sequence[Action]) -> list[list[Action]]:
     groups: list[list[Action]] = []
     for action in actions:
-        apart = not isinstance(action, Apply) or action.manifest["kind"] in _IN_TURN
+        apart = not isinstance(action, Apply) or action.manifest["kind"] in _ORDERED_KINDS
         before = groups[-1][-1] if groups else None
-        if apart or not isinstance(before, Apply) or before.manifest["kind"] in _IN_TURN:
+        if apart or not isinstance(before, Apply) or before.manifest["kind"] in _ORDERED_KINDS:
             groups.append([])
         groups[-1].append(action)
     return groups
 
 
-def _carries_the_rest(action: Action, meta: Metadata) -> bool:
+def _is_prerequisite(action: Action, meta: Metadata) -> bool:
     """Whether what follows relies on this."""
     kept = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
     return isinstance(action, PatchMetadata) or (isinstance(action, Apply) and ref(action.manifest) == kept)
@@ -111,12 +111,12 @@ async def write_tenant_status(status: Manifest, tenant: Manifest, cluster: ApiCl
             raise
 
 
-async def _do(action: Action, meta: Metadata, cluster: ApiClient) -> None:
+async def _execute(action: Action, meta: Metadata, cluster: ApiClient) -> None:
     match action:
         case Apply(manifest=manifest, new=True):
-            await _make(stamped(manifest), meta, cluster)
+            await _create_or_update(with_applied_hash(manifest), meta, cluster)
         case Apply(manifest=manifest):
-            await cluster.apply(stamped(manifest))
+            await cluster.apply(with_applied_hash(manifest))
         case Prune(target=target, uid=uid, foreground=foreground):
             try:
                 await cluster.delete(target, uid=uid, foreground=foreground)
@@ -125,12 +125,12 @@ async def _do(action: Action, meta: Metadata, cluster: ApiClient) -> None:
         case SetLabel(target=target, label=label, value=value):
             await cluster.patch(target, {"metadata": {"labels": {label: value}}})
         case PatchMetadata(metadata=metadata):
-            await _edit({"metadata": {"resourceVersion": meta.resource_version, **metadata}}, meta, cluster)
+            await _patch_pool({"metadata": {"resourceVersion": meta.resource_version, **metadata}}, meta, cluster)
         case EmitEvent():
-            await _post(action, meta, cluster)
+            await _emit_pool_event(action, meta, cluster)
 
 
-async def _edit(patch: Manifest, meta: Metadata, cluster: ApiClient) -> None:
+async def _patch_pool(patch: Manifest, meta: Metadata, cluster: ApiClient) -> None:
     target = ObjectRef(KIND, meta.namespace, meta.name)
     try:
         await cluster.patch(target, patch)
@@ -140,7 +140,7 @@ async def _edit(patch: Manifest, meta: Metadata, cluster: ApiClient) -> None:
         raise
 
 
-async def _make(manifest: Manifest, meta: Metadata, cluster: ApiClient) -> None:
+async def _create_or_update(manifest: Manifest, meta: Metadata, cluster: ApiClient) -> None:
     """Make what was not there. An object of that name that is not this pool's stays as it is."""
     target = ref(manifest)
     there = await cluster.get(target)
@@ -152,7 +152,7 @@ async def _make(manifest: Manifest, meta: Metadata, cluster: ApiClient) -> None:
         await cluster.apply(manifest)
 
 
-async def _post(event: EmitEvent, meta: Metadata, cluster: ApiClient) -> None:
+async def _emit_pool_event(event: EmitEvent, meta: Metadata, cluster: ApiClient) -> None:
     about = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -160,10 +160,10 @@ async def _post(event: EmitEvent, meta: Metadata, cluster: ApiClient) -> None:
         "name": meta.name,
         "uid": meta.uid,
     }
-    await post_about(about, event.reason, event.message, cluster, warning=event.warning)
+    await emit_event(about, event.reason, event.message, cluster, warning=event.warning)
 
 
-async def post_about(
+async def emit_event(
     about: Manifest, reason: str, message: str, cluster: ApiClient, *, warning: bool, name: str = ""
 ) -> None:
     """An Event about an object (its reference). With a name of its own it is made once, whoever makes it."""
@@ -192,7 +192,7 @@ async def post_about(
         log.info("no Event %s: %s", reason, e)
 
 
-def _note(action: Action, meta: Metadata, applied: list[ObjectRef], pruned: list[ObjectRef]) -> None:
+def _record(action: Action, meta: Metadata, applied: list[ObjectRef], pruned: list[ObjectRef]) -> None:
     if isinstance(action, Apply):
         applied.append(ref(action.manifest))
         log.info("pool=%s/%s: applied %s", meta.namespace, meta.name, applied[-1])

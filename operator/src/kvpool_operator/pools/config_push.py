@@ -25,9 +25,9 @@ __all__ = ["ConfigPusher"]
 
 log = logging.getLogger(__name__)
 
-AGAIN_S: Final = 10.0
-WAIT_S: Final = 2.0
-MOST_CHARACTERS: Final = 48 * 1024
+RETRY_S: Final = 10.0
+TIMEOUT_S: Final = 2.0
+MAX_CHARACTERS: Final = 48 * 1024
 """A longer text is left to the kubelet: sidecars bound what they are sent."""
 
 
@@ -43,27 +43,27 @@ class ConfigPusher:
         """The pool (namespace/name) is gone."""
         self._tried = {key: tried for key, tried in self._tried.items() if key[0] != pool}
 
-    async def bring(self, pool: str, observed: Snapshot, secret: PoolSecret, text: str, digest: str) -> bool:
+    async def push(self, pool: str, observed: Snapshot, secret: PoolSecret, text: str, digest: str) -> bool:
         """Give `text`, whose digest is `digest`, to those who run another. Whether any of them took it."""
-        if len(text) > MOST_CHARACTERS:
+        if len(text) > MAX_CHARACTERS:
             return False
-        behind = [s for s in observed.sidecars if self._is_due(pool, s, digest)]
+        behind = [s for s in observed.sidecars if self.needs_push(pool, s, digest)]
         told = await asyncio.gather(*(self._one(pool, s, secret, text, digest) for s in behind))
         return any(told)
 
-    def _is_due(self, pool: str, sidecar: Sidecar, digest: str) -> bool:
+    def needs_push(self, pool: str, sidecar: Sidecar, digest: str) -> bool:
         """It tells which one it runs, it is another, and it was not asked a moment ago."""
         if sidecar.report is None or not sidecar.address or sidecar.report.config in ("", digest):
             return False
         tried, at = self._tried.get((pool, sidecar.node), ("", 0.0))
-        return tried != digest or self._clock() - at >= AGAIN_S
+        return tried != digest or self._clock() - at >= RETRY_S
 
     async def _one(self, pool: str, sidecar: Sidecar, secret: PoolSecret, text: str, digest: str) -> bool:
         now = self._clock()
         self._tried[pool, sidecar.node] = (digest, now)
         name = f"reload-{digest}-{time.time_ns() // 1_000_000}"
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 await self._commands.start(
                     secret, SidecarAddress(sidecar.node, sidecar.address), name, "reload", {"config": text}
                 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.sidecars.status import Fingerprint, SidecarStatus
 
-__all__ = ["FingerprintGroup", "ReuseGap", "kinds", "sentence", "splits"]
+__all__ = ["FingerprintGroup", "ReuseGap", "explain", "find_gaps", "group_fingerprints"]
 
 _FOLLOWS: Final = frozenset({"block_bytes", "groups", "hf_config", "format"})
 """Fields that differ because others do: named last."""
@@ -54,17 +54,17 @@ class ReuseGap:
     """Digests; pods of one group share, directly or through one another. The group with most pods first."""
 
 
-def kinds(reports: Iterable[SidecarStatus], names: Mapping[str, str]) -> list[FingerprintGroup]:
+def group_fingerprints(reports: Iterable[SidecarStatus], names: Mapping[str, str]) -> list[FingerprintGroup]:
     """What the sidecars tell, put together; `names` of pods by uid. Those in use first, then the largest."""
     told: defaultdict[str, list[Fingerprint]] = defaultdict(list)
     for report in reports:
         for fingerprint in report.fingerprints:
             told[fingerprint.digest].append(fingerprint)
-    found = [_together(digest, same, names) for digest, same in told.items()]
+    found = [_merge(digest, same, names) for digest, same in told.items()]
     return sorted(found, key=lambda k: (not k.in_use_by, -k.bytes, k.digest))
 
 
-def splits(found: Iterable[FingerprintGroup]) -> list[ReuseGap]:
+def find_gaps(found: Iterable[FingerprintGroup]) -> list[ReuseGap]:
     """Where pods that should share do not. Engines that do not name their model are not judged."""
     by_model: defaultdict[tuple[str, str], defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for kind in found:
@@ -75,7 +75,7 @@ def splits(found: Iterable[FingerprintGroup]) -> list[ReuseGap]:
     return [split for split in answers if len(split.groups) > 1]
 
 
-def sentence(split: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
+def explain(split: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
     """Who shares nothing with whom, and because of what."""
     first, *rest = split.groups
     parts = []
@@ -89,7 +89,7 @@ def sentence(split: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
     return f"{_pods(first, split, by_digest)} share no block of {model} with {'; with '.join(parts)}{more}"
 
 
-def _together(digest: str, same: Sequence[Fingerprint], names: Mapping[str, str]) -> FingerprintGroup:
+def _merge(digest: str, same: Sequence[Fingerprint], names: Mapping[str, str]) -> FingerprintGroup:
     connected = {p.uid for f in same for p in f.pods if p.connected}
     others = {p.uid for f in same for p in f.pods} - connected
     last = max(same, key=lambda f: max((p.seen for p in f.pods), default=0))

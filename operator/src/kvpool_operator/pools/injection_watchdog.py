@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from kvpool_operator.observe.engine_pods import EnginePod
 
-__all__ = ["EvictionHistory", "PodEvent", "complaint", "next_to_go"]
+__all__ = ["EvictionHistory", "PodEvent", "next_candidate", "pod_event"]
 
-NO_BETTER_S: Final = 3600.0
-NO_BETTER_MOST_S: Final = 24 * 3600.0
-NEVER: Final = frozenset({"Job", "Node"})
+RETRY_PAUSE_S: Final = 3600.0
+MAX_RETRY_PAUSE_S: Final = 24 * 3600.0
+NEVER_EVICTED_OWNERS: Final = frozenset({"Job", "Node"})
 """Owners whose pods are not made again for this: a Job loses its work, a node's static pod cannot be evicted."""
-SHARE: Final = 10
+MAX_DISRUPTED_FRACTION: Final = 10
 """At most one pod in so many of an owner is away because of us, and never less than one."""
 
 
@@ -36,7 +36,7 @@ class PodEvent:
 
 
 @dataclass(frozen=True)
-class _Try:
+class _EvictionAttempt:
     at: float
     target: str
     seen: frozenset[str]
@@ -45,7 +45,7 @@ class _Try:
     """How many before it were followed by a pod that was no better."""
 
     def pause_s(self) -> float:
-        return min(NO_BETTER_MOST_S, NO_BETTER_S * 2.0 ** min(self.in_vain, 10))
+        return min(MAX_RETRY_PAUSE_S, RETRY_PAUSE_S * 2.0 ** min(self.in_vain, 10))
 
 
 @dataclass
@@ -53,7 +53,7 @@ class EvictionHistory:
     """What this process did for one pool. It begins with a pause: a process that restarts often evicts little."""
 
     last: float
-    tries: dict[str, _Try] = field(default_factory=dict)
+    tries: dict[str, _EvictionAttempt] = field(default_factory=dict)
     rests: dict[str, float] = field(default_factory=dict)
     """By uid of an owner: until when a budget is not asked again."""
     problem: str = ""
@@ -65,7 +65,7 @@ class EvictionHistory:
             seen = frozenset(p.uid for p in pods if p.owner is not None and p.owner.uid == pod.owner.uid)
             old = self.tries.get(pod.owner.uid)
             again = old is not None and old.target == target and pod.uid not in old.seen
-            self.tries[pod.owner.uid] = _Try(now, target, seen, old.in_vain + 1 if old and again else 0)
+            self.tries[pod.owner.uid] = _EvictionAttempt(now, target, seen, old.in_vain + 1 if old and again else 0)
         self.last = now
 
     def held(self, pod: EnginePod, until: float) -> None:
@@ -80,11 +80,11 @@ class EvictionHistory:
         self.rests = {uid: until for uid, until in self.rests.items() if uid in there and now < until}
 
 
-def complaint(pod: EnginePod, pool: str) -> PodEvent | None:
+def pod_event(pod: EnginePod, pool: str) -> PodEvent | None:
     """What the owner of a pod should hear, once. `pool`: namespace/name."""
     if pod.leaving:
         return None
-    if pod.state == "missed":
+    if pod.state == "not_injected":
         told = f"admitted while nobody injected: it runs without the pool {pool} until it is made again"
         return PodEvent("NotInjected", told, warning=True)
     if pod.outdated:
@@ -93,7 +93,7 @@ def complaint(pod: EnginePod, pool: str) -> PodEvent | None:
     return None
 
 
-def next_to_go(
+def next_candidate(
     pods: Iterable[EnginePod], memory: EvictionHistory, target: str, now: float, every_s: float
 ) -> EnginePod | None:
     """The pod to evict now; those without the pool before those with an old one."""
@@ -101,22 +101,24 @@ def next_to_go(
         return None
     owned: defaultdict[str, list[EnginePod]] = defaultdict(list)
     for pod in pods:
-        if pod.owner is not None and pod.owner.kind not in NEVER:
+        if pod.owner is not None and pod.owner.kind not in NEVER_EVICTED_OWNERS:
             owned[pod.owner.uid].append(pod)
     fit = [
         pod
         for uid, those in owned.items()
         if uid not in memory.rests
-        for pod in _of_owner(those, memory.tries.get(uid), target, now)
+        for pod in _candidates_of_owner(those, memory.tries.get(uid), target, now)
     ]
-    return min(fit, key=lambda p: (p.state != "missed", p.namespace, p.name), default=None)
+    return min(fit, key=lambda p: (p.state != "not_injected", p.namespace, p.name), default=None)
 
 
-def _of_owner(pods: list[EnginePod], tried: _Try | None, target: str, now: float) -> list[EnginePod]:
-    bad = [p for p in pods if not p.leaving and (p.state == "missed" or p.outdated)]
+def _candidates_of_owner(
+    pods: list[EnginePod], tried: _EvictionAttempt | None, target: str, now: float
+) -> list[EnginePod]:
+    bad = [p for p in pods if not p.leaving and (p.state == "not_injected" or p.outdated)]
     waits = tried is not None and tried.target == target and now - tried.at < tried.pause_s()
     if tried is not None and waits and any(p.uid not in tried.seen for p in bad):
         return []  # the last one's successor is no better
-    room = max(1, sum(not p.leaving for p in pods) // SHARE)
+    room = max(1, sum(not p.leaving for p in pods) // MAX_DISRUPTED_FRACTION)
     away = {p.uid for p in pods if p.leaving or not p.ready}
     return [p for p in bad if len(away - {p.uid}) < room]

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from kvpool_operator.desired.inputs import PoolSecret
     from kvpool_operator.observe.snapshot import Sidecar
 
-__all__ = ["next_password", "revision", "waited_for"]
+__all__ = ["nodes_without_new_password", "requested_revision", "rotate_password"]
 
 
-def next_password(pool: KVCachePool, secret: PoolSecret, fresh: str, sidecars: Sequence[Sidecar]) -> PoolSecret:
+def rotate_password(pool: KVCachePool, secret: PoolSecret, fresh: str, sidecars: Sequence[Sidecar]) -> PoolSecret:
     """What the Secret should hold now; `secret` itself when nothing is to be done. `fresh`: a password not used yet."""
     if pool.spec.index.external is not None:
         return secret
     if secret.managed_index_previous:
-        told = bool(sidecars) and not waited_for(secret, sidecars)
+        told = bool(sidecars) and not nodes_without_new_password(secret, sidecars)
         return replace(secret, managed_index_previous="") if told else secret
-    wanted = revision(pool)
+    wanted = requested_revision(pool)
     if wanted == secret.managed_index_revision:
         return secret
     return replace(
@@ -40,12 +40,12 @@ def next_password(pool: KVCachePool, secret: PoolSecret, fresh: str, sidecars: S
     )
 
 
-def revision(pool: KVCachePool) -> str:
+def requested_revision(pool: KVCachePool) -> str:
     """Which password the spec asks for."""
     return str(pool.spec.index.managed.password_revision if pool.spec.index.managed else 0)
 
 
-def waited_for(secret: PoolSecret, sidecars: Sequence[Sidecar]) -> list[str]:
+def nodes_without_new_password(secret: PoolSecret, sidecars: Sequence[Sidecar]) -> list[str]:
     """The nodes whose sidecar has not shown the new password yet."""
     new = index_login(secret.pool_secret.encode(), secret.managed_index_password)
     return sorted(s.node or "a node" for s in sidecars if s.report is None or s.report.index_login != new)

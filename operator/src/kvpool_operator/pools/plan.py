@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.desired import labels, names
 from kvpool_operator.k8s.client import ObjectRef, ref
-from kvpool_operator.k8s.diff import is_as_wanted
+from kvpool_operator.k8s.diff import is_up_to_date
 from kvpool_operator.text import summarize
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ __all__ = [
     "Plan",
     "Prune",
     "SetLabel",
-    "changes",
+    "affected_kinds",
     "plan",
     "plan_cleanup",
     "plan_dry_run",
-    "plan_held",
-    "touched",
+    "plan_during_preflight",
+    "summarize_changes",
 ]
 
 FINALIZER: Final = "kvpool.dev/cleanup"
@@ -99,7 +99,7 @@ class Plan:
     """The pool is gone after these actions: there is no status to write."""
 
 
-def touched(plan: Plan) -> set[str]:
+def affected_kinds(plan: Plan) -> set[str]:
     """Kinds of the objects that the plan writes or deletes, but for the pool itself."""
     applied = {a.manifest["kind"] for a in plan.actions if isinstance(a, Apply)}
     return applied | {a.target.kind for a in plan.actions if isinstance(a, Prune | SetLabel)}
@@ -131,10 +131,10 @@ def _has_rolled(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) 
         return True
     status = live.get("status") or {}
     updated, desired = status.get("updatedNumberScheduled", 0), status.get("desiredNumberScheduled", 0)
-    return is_as_wanted(live, manifest) and _is_current(live) and updated >= desired
+    return is_up_to_date(live, manifest) and _is_current(live) and updated >= desired
 
 
-def plan_held(
+def plan_during_preflight(
     meta: Metadata, wanted: Sequence[Manifest], looks: Sequence[Manifest], observed: Snapshot, waiting: str
 ) -> Plan:
     """While the nodes are looked at: everything but the sidecars, and nothing goes.
@@ -170,12 +170,12 @@ def plan_dry_run(
     return Plan(tuple(actions), waiting=waiting)
 
 
-def changes(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) -> dict[str, list[str]]:
+def summarize_changes(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) -> dict[str, list[str]]:
     """What `plan` would do with which objects: create, change, keep, delete."""
     told: dict[str, list[str]] = {"create": [], "change": [], "keep": [], "delete": []}
     for manifest in wanted:
         live = observed.objects.get(ref(manifest))
-        what = "create" if live is None else "keep" if is_as_wanted(live, manifest) else "change"
+        what = "create" if live is None else "keep" if is_up_to_date(live, manifest) else "change"
         told[what].append(str(ref(manifest)))
     refs = {ref(m) for m in wanted}
     kept = {ObjectRef("Secret", meta.namespace, names.secret(meta.name))}
@@ -245,7 +245,7 @@ def _applies(wanted: Sequence[Manifest], observed: Snapshot) -> list[Action]:
     actions: list[Action] = []
     for manifest in wanted:
         live = observed.objects.get(ref(manifest))
-        if live is None or not is_as_wanted(live, manifest):
+        if live is None or not is_up_to_date(live, manifest):
             actions.append(Apply(manifest, new=live is None))
     return actions
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.errors import ConflictError, EvictionBlockedError, NotLeaderError, OperatorError, RejectedError
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.pools.apply import post_about
-from kvpool_operator.pools.injection_watchdog import EvictionHistory, complaint, next_to_go
+from kvpool_operator.pools.apply import emit_event
+from kvpool_operator.pools.injection_watchdog import EvictionHistory, next_candidate, pod_event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ __all__ = ["EvictionRound", "PodEvictor"]
 
 log = logging.getLogger(__name__)
 
-EVENTS_A_ROUND: Final = 10
+MAX_EVENTS_PER_RECONCILE: Final = 10
 """Of thousands of pods that were missed at once, so many are told of with each look."""
 
 
@@ -55,11 +55,11 @@ class PodEvictor:
         memory.forget(observed.engines.pods, self._clock())
         injection = pool.spec.injection
         may = injection.enabled and injection.watchdog == "Restart" and pool.spec.mode == "Enforce"
-        if not may or observed.webhook.problem or not (observed.engines.missed or observed.engines.stale):
+        if not may or observed.webhook.problem or not (observed.engines.not_injected or observed.engines.outdated):
             memory.problem = ""
             return EvictionRound()  # nobody is to go, or a new pod would be no better
         every_s = to_ms(injection.restart_every) / 1000
-        pod = next_to_go(observed.engines.pods, memory, target, self._clock(), every_s)
+        pod = next_candidate(observed.engines.pods, memory, target, self._clock(), every_s)
         if pod is None:
             return EvictionRound(problem=memory.problem)
         outcome, memory.problem = await self._evict(pod, pool, observed, memory, target, every_s)
@@ -100,16 +100,16 @@ class PodEvictor:
             return "failed", ""
         memory.evicted(pod, observed.engines.pods, target, now)
         log.info("pool=%s: evicted %s, which is to be made again with the pool", pool.key, pod.full_name)
-        why = "runs without the pool" if pod.state == "missed" else f"carries an older {pod.outdated}"
+        why = "runs without the pool" if pod.state == "not_injected" else f"carries an older {pod.outdated}"
         await self._post(pod, "EvictedForInjection", f"evicted, because it {why} {pool.key}", warning=False)
         return "evicted", ""
 
     async def _tell(self, key: str, pods: tuple[EnginePod, ...]) -> None:
         there = {p.uid for p in pods}
         told = self._told[key] = {mark for mark in self._told.get(key, set()) if mark.partition(" ")[0] in there}
-        left = EVENTS_A_ROUND
+        left = MAX_EVENTS_PER_RECONCILE
         for pod in pods:
-            said = complaint(pod, key)
+            said = pod_event(pod, key)
             if said is None or (mark := f"{pod.uid} {said.reason}") in told:
                 continue
             if not left:
@@ -122,4 +122,4 @@ class PodEvictor:
         about = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
         # a name that is the same for another process: it is told of once, as long as Events live
         name = f"{pod.name[:200]}.kvpool-{reason.lower()}.{pod.uid[:8]}"
-        await post_about(about, reason, message, self._cluster, warning=warning, name=name)
+        await emit_event(about, reason, message, self._cluster, warning=warning, name=name)

@@ -23,13 +23,21 @@ from kvpool_operator.injection.revision import revisions
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
 from kvpool_operator.observe.observer import WATCHED_KINDS
 from kvpool_operator.pki.peer_ca import peer_files
-from kvpool_operator.pools.apply import ApplyResult, execute, write_status, write_tenant_status
-from kvpool_operator.pools.password_rotation import next_password, revision, waited_for
-from kvpool_operator.pools.plan import Plan, changes, plan, plan_cleanup, plan_dry_run, plan_held, touched
+from kvpool_operator.pools.apply import ApplyResult, apply_plan, write_status, write_tenant_status
+from kvpool_operator.pools.password_rotation import nodes_without_new_password, requested_revision, rotate_password
+from kvpool_operator.pools.plan import (
+    Plan,
+    affected_kinds,
+    plan,
+    plan_cleanup,
+    plan_dry_run,
+    plan_during_preflight,
+    summarize_changes,
+)
 from kvpool_operator.pools.pod_evictor import EvictionRound, PodEvictor
 from kvpool_operator.pools.secret_generator import make_secret
 from kvpool_operator.pools.status import NUMBERS_EVERY_S, ReconcileOutcome, invalid_status, make_status, worth_writing
-from kvpool_operator.preflight.gate import PreflightResult, as_told, judge
+from kvpool_operator.preflight.gate import PreflightResult, evaluate, from_status
 from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.tenants.resolver import orphan_status, tenant_status, to_configs
 from kvpool_operator.times import rfc3339
@@ -100,9 +108,9 @@ class PoolReconciler:
         inputs = self._inputs(pool, secret, observed) if pool else None
         gate = self._gate(pool, inputs, observed)
         steps = self._plan(meta, pool, inputs, observed, gate)
-        if touched(steps) - set(WATCHED_KINDS):
+        if affected_kinds(steps) - set(WATCHED_KINDS):
             self._observer.forget(namespace, name)
-        outcome = await execute(steps, meta, self._cluster)
+        outcome = await apply_plan(steps, meta, self._cluster)
         if steps.done and not outcome.rejections:
             return Result(gone=True)
         living = pool is not None and not meta.deletion_timestamp and not observed.namespace_terminating
@@ -110,7 +118,7 @@ class PoolReconciler:
         text = config_text(inputs) if inputs else ""
         wanted = digest(text) if text else ""
         applied = len(outcome.applied) + len(outcome.pruned)
-        behind = tuple(waited_for(secret, observed.sidecars)) if secret.managed_index_previous else ()
+        behind = tuple(nodes_without_new_password(secret, observed.sidecars)) if secret.managed_index_previous else ()
         progress = ReconcileOutcome(applied, steps.waiting, outcome.rejections, watched.problem, gate, wanted, behind)
         known = secret.pool_id if observed.objects or outcome.applied else ""
         status = await self._tell(meta, pool, problem, observed, progress, known)
@@ -134,7 +142,7 @@ class PoolReconciler:
         there = (observed.objects.get(target) or {}).get("data") or {}
         if self._reloads is None or not text or (target not in outcome.applied and there.get("pool.json") != text):
             return False
-        return await self._reloads.bring(f"{meta.namespace}/{meta.name}", observed, secret, text, wanted)
+        return await self._reloads.push(f"{meta.namespace}/{meta.name}", observed, secret, text, wanted)
 
     async def _watch(self, pool: KVCachePool, observed: Snapshot) -> EvictionRound:
         target = f"{self._env.sidecar_image} {sorted(revisions(pool).items())}"
@@ -149,12 +157,12 @@ class PoolReconciler:
         told = observed.status.get("preflight")
         told = told if isinstance(told, dict) else {}
         if pool is None or inputs is None:
-            return as_told("Warn", told)
+            return from_status("Warn", told)
         policy, mode = pool.spec.preflight, pool.spec.mode
         if pool.metadata.deletion_timestamp or mode == "Paused" or observed.external_problem:
-            return as_told(policy, told)
+            return from_status(policy, told)
         spec = preflight_spec(inputs)
-        return judge(policy, spec, observed.looks, told, self._now(), dry_run=mode == "DryRun")
+        return evaluate(policy, spec, observed.looks, told, self._now(), dry_run=mode == "DryRun")
 
     def _plan(
         self, meta: Metadata, pool: KVCachePool | None, inputs: Inputs | None, observed: Snapshot, gate: PreflightResult
@@ -171,14 +179,14 @@ class PoolReconciler:
             return Plan()
         if inputs.pool.spec.mode == "Paused" or observed.external_problem:
             return Plan()
-        looks = build_preflight(inputs) if gate.is_looking else None
-        waiting = f"the look at {gate.silent} of {gate.nodes} nodes" if gate.state == "Checking" else ""
+        looks = build_preflight(inputs) if gate.is_running else None
+        waiting = f"the look at {gate.unresponsive} of {gate.nodes} nodes" if gate.state == "Checking" else ""
         if inputs.pool.spec.mode == "DryRun":
             wanted = build(_shown(inputs, observed))
-            shown = rendered_configmap(inputs.pool, wanted, changes(meta, wanted, observed))
+            shown = rendered_configmap(inputs.pool, wanted, summarize_changes(meta, wanted, observed))
             return plan_dry_run(meta, shown, looks, observed, waiting)
         if looks is not None:
-            return plan_held(meta, build(inputs), looks, observed, waiting)
+            return plan_during_preflight(meta, build(inputs), looks, observed, waiting)
         return plan(meta, build(inputs), observed)
 
     def _overdue(self, meta: Metadata, pool: KVCachePool | None) -> bool:
@@ -293,7 +301,7 @@ def _secret(meta: Metadata, pool: KVCachePool | None, observed: Snapshot, now: d
     if pool is None:
         return secret
     if live is None:
-        return replace(secret, managed_index_revision=revision(pool))
+        return replace(secret, managed_index_revision=requested_revision(pool))
     if pool.spec.mode != "Enforce":
         return secret
-    return next_password(pool, secret, fresh.managed_index_password, observed.sidecars)
+    return rotate_password(pool, secret, fresh.managed_index_password, observed.sidecars)

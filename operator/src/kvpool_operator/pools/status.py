@@ -28,7 +28,7 @@ from kvpool_operator.api.v1alpha1_status import (
 )
 from kvpool_operator.desired import names
 from kvpool_operator.desired.index import memory_of
-from kvpool_operator.pools.fingerprints import kinds, sentence, splits
+from kvpool_operator.pools.fingerprints import explain, find_gaps, group_fingerprints
 from kvpool_operator.pools.upgrade_safety import rolling_update_safe
 from kvpool_operator.preflight.gate import PreflightResult
 from kvpool_operator.preflight.status import preflight_status, preflight_verdict
@@ -94,7 +94,7 @@ def make_status(pool: KVCachePool, observed: Snapshot, progress: ReconcileOutcom
     index = _index_ready(pool, observed, reports)
     progressing = _progressing(pool, observed, nodes, progress)
     ready = _ready(storage, index, nodes, progress)
-    found = kinds(reports, observed.engines.names)
+    found = group_fingerprints(reports, observed.engines.names)
     verdicts = (
         ready,
         storage,
@@ -130,8 +130,8 @@ def make_status(pool: KVCachePool, observed: Snapshot, progress: ReconcileOutcom
             selected=observed.engines.selected,
             injected=observed.engines.injected,
             skipped=observed.engines.skipped,
-            missed=observed.engines.missed,
-            stale=observed.engines.stale,
+            not_injected=observed.engines.not_injected,
+            outdated=observed.engines.outdated,
         ),
         preflight=preflight_status(progress.gate),
         conditions=[Condition.model_validate(c) for c in conditions if c["type"] in _TYPES],
@@ -236,7 +236,7 @@ def _storage_ready(pool: KVCachePool, observed: Snapshot, nodes: NodesStatus, ga
 def _not_created(pool: KVCachePool, gate: PreflightResult) -> _Verdict:
     if pool.spec.mode == "DryRun":
         return _Verdict(False, Reason.DRY_RUN, "spec.mode is DryRun: no sidecars are made")
-    if gate.is_looking:
+    if gate.is_running:
         _, reason, told = preflight_verdict(gate)
         return _Verdict(False, reason, told)
     return _Verdict(False, Reason.NOT_CREATED, "the sidecars are being made")
@@ -275,16 +275,17 @@ def _injection_ready(pool: KVCachePool, observed: Snapshot, watchdog: str) -> _V
         )
     restarts = pool.spec.injection.watchdog == "Restart" and pool.spec.mode == "Enforce"
     what = watchdog or ("their owners make them again, one after the other" if restarts else "make them again")
-    if engines.missed:
+    if engines.not_injected:
         return _Verdict(
             False,
             Reason.PODS_NOT_INJECTED,
-            f"{engines.missed} opted-in pods were made while the webhook was away and run without the pool; {what}: "
-            f"{summarize_clauses(engines.missed_names, total=engines.missed)}",
+            f"{engines.not_injected} opted-in pods were created while the webhook was unavailable and run without the "
+            f"pool; {what}: "
+            f"{summarize_clauses(engines.not_injected_names, total=engines.not_injected)}",
         )
     told = f"{engines.injected} pods use the pool, {engines.skipped} were skipped"
-    if engines.stale:
-        told += f"; {engines.stale} of them carry an older client or configuration and work: {what}"
+    if engines.outdated:
+        told += f"; {engines.outdated} of them carry an older client or configuration and work: {what}"
     return _Verdict(True, Reason.INJECTING, told)
 
 
@@ -311,7 +312,7 @@ def _why_tcp(reports: Sequence[SidecarStatus]) -> str:
 def _shared_reuse(engines: EnginePods, reports: Sequence[SidecarStatus], found: Sequence[FingerprintGroup]) -> _Verdict:
     """Whether engines find each other's blocks. It says nothing about the pool's own health."""
     by_digest = {kind.digest: kind for kind in found}
-    apart = [sentence(split, by_digest) for split in splits(found)]
+    apart = [explain(split, by_digest) for split in find_gaps(found)]
     if engines.alone:
         who = summarize_clauses(engines.alone_names, total=engines.alone)
         who += " run an engine without a remote tier (Dynamo's KVBM)"

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "MOST_FINDINGS",
-    "SILENT_S",
+    "GRACE_S",
+    "MAX_FINDINGS",
     "WAIT_S",
     "Finding",
     "NodePreflight",
     "PreflightResult",
     "PreflightRun",
-    "as_told",
-    "judge",
+    "evaluate",
+    "from_status",
     "parse",
 ]
 
 WAIT_S: Final = 60.0
 """Longest wait for the first node that passes; images may have to be pulled."""
-SILENT_S: Final = 15.0
+GRACE_S: Final = 15.0
 """Longest wait for the others, once one has passed."""
-MOST_FINDINGS: Final = 8
+MAX_FINDINGS: Final = 8
 _MOST_READ: Final = 64
 _TEXT: Final = 300
 _LEVELS: Final = ("Fail", "Warn")
@@ -102,12 +102,12 @@ class PreflightResult:
     measures: tuple[Measurement, ...] = ()
 
     @property
-    def is_looking(self) -> bool:
+    def is_running(self) -> bool:
         """The pods that look are wanted."""
         return self.state in ("Checking", "Held")
 
     @property
-    def silent(self) -> int:
+    def unresponsive(self) -> int:
         return max(0, self.nodes - self.passed - self.failed)
 
 
@@ -133,7 +133,7 @@ def parse(raw: Any, node: str) -> NodePreflight:
     return NodePreflight(node, told["passed"], findings, _measures(found, node))
 
 
-def judge(
+def evaluate(
     policy: str, spec: str, looks: PreflightRun, told: dict[str, Any], now: datetime, *, dry_run: bool = False
 ) -> PreflightResult:
     """`told` is status.preflight as it was written last; `spec` what the pool asks for now."""
@@ -153,7 +153,7 @@ def judge(
     failed = sum(n.passed is False for n in looks.nodes)
     nodes = looks.desired if looks.desired is not None else len(looks.nodes)
     is_all = looks.desired is not None and passed + failed >= looks.desired
-    is_settled = is_all or age > WAIT_S or (age > SILENT_S and passed > 0)
+    is_settled = is_all or age > WAIT_S or (age > GRACE_S and passed > 0)
     is_open = is_settled and allows(policy, nodes, passed, failed)
     state = "Done" if is_settled and (is_open or dry_run) else "Held" if is_settled else "Checking"
     return PreflightResult(
@@ -169,7 +169,7 @@ def judge(
     )
 
 
-def as_told(policy: str, told: dict[str, Any]) -> PreflightResult:
+def from_status(policy: str, told: dict[str, Any]) -> PreflightResult:
     """What is known already, where nothing may be done to find out more."""
     if policy == "Skip":
         return PreflightResult("Skipped", is_open=True)
@@ -190,7 +190,7 @@ def _remembered(told: dict[str, Any], policy: str) -> PreflightResult:
     listed = told.get("findings")
     findings = tuple(
         Finding(*(_text(f.get(k)) for k in ("check", "level", "message", "advice", "tier", "node")))
-        for f in (listed if isinstance(listed, list) else [])[:MOST_FINDINGS]
+        for f in (listed if isinstance(listed, list) else [])[:MAX_FINDINGS]
         if isinstance(f, dict)
     )
     measured = told.get("measured")
@@ -202,7 +202,7 @@ def _remembered(told: dict[str, Any], policy: str) -> PreflightResult:
             parse_count(m.get("roundTripMs")),
             _text(m.get("slowestNode")),
         )
-        for m in (measured if isinstance(measured, list) else [])[:MOST_FINDINGS]
+        for m in (measured if isinstance(measured, list) else [])[:MAX_FINDINGS]
         if isinstance(m, dict)
     )
     is_open = allows(policy, nodes, passed, failed)
@@ -225,7 +225,7 @@ def _measures(found: list[dict[str, Any]], node: str) -> tuple[Measurement, ...]
             _whole(v.get("round_trip_ms")),
             node,
         )
-        for tier, v in sorted(values.items())[:MOST_FINDINGS]
+        for tier, v in sorted(values.items())[:MAX_FINDINGS]
     )
     return tuple(m for m in made if m.write_mb_s or m.read_mb_s or m.round_trip_ms)
 
@@ -243,7 +243,7 @@ def _slowest(nodes: Sequence[NodePreflight]) -> tuple[Measurement, ...]:
             max(m.round_trip_ms for m in some),
             min(some, key=lambda m: (m.read_mb_s or 2**53, -m.round_trip_ms, m.node)).node,
         )
-        for tier, some in sorted(by_tier.items())[:MOST_FINDINGS]
+        for tier, some in sorted(by_tier.items())[:MAX_FINDINGS]
     )
 
 
@@ -255,7 +255,7 @@ def _worst(nodes: Sequence[NodePreflight]) -> tuple[Finding, ...]:
     for f in every:
         nth = seen[f.check, f.tier] = seen.get((f.check, f.tier), -1) + 1
         ranked.append((f.level != "Fail", nth, f.node, f))
-    return tuple(f for *_, f in sorted(ranked, key=lambda r: r[:3])[:MOST_FINDINGS])
+    return tuple(f for *_, f in sorted(ranked, key=lambda r: r[:3])[:MAX_FINDINGS])
 
 
 def _age(since: str, now: datetime) -> float:

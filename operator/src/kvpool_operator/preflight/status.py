@@ -55,9 +55,9 @@ def preflight_verdict(gate: PreflightResult) -> tuple[bool | None, Reason, str]:
     if gate.failed:
         held = "" if gate.is_open else "nothing is rolled out: "
         return False, Reason.NODES_FAILED, f"{held}{counted}; {'; '.join(worst)}"
-    if gate.silent:
+    if gate.unresponsive:
         held = "" if gate.is_open else "nothing is rolled out: "
-        return None, Reason.NODES_UNRESPONSIVE, f"{held}{counted}, and {gate.silent} did not answer"
+        return None, Reason.NODES_UNRESPONSIVE, f"{held}{counted}, and {gate.unresponsive} did not answer"
     if not gate.nodes:
         return None, Reason.NO_MATCHING_NODES, "no node fits spec.nodes"
     told = f"; {'; '.join(warned)}" if warned else ""

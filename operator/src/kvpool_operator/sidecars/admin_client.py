@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from kvpool_operator.desired.inputs import PoolSecret
     from kvpool_operator.pki.certificates import LeafCertificate
 
-__all__ = ["HttpSidecarAdminClient", "OperationProgress", "SidecarAddress", "SidecarAdminClient", "open_commands"]
+__all__ = ["HttpSidecarAdminClient", "OperationProgress", "SidecarAddress", "SidecarAdminClient", "open_admin_client"]
 
 TIMEOUT_S: Final = 5.0
-AT_ONCE: Final = 32
-MOST_BYTES: Final = 64 * 1024
-MOST_POOLS: Final = 512
+MAX_CONCURRENT_REQUESTS: Final = 32
+MAX_RESPONSE_BYTES: Final = 64 * 1024
+MAX_POOLS: Final = 512
 _POLICY: Final = CertPolicy()
 
 
@@ -84,7 +84,7 @@ class HttpSidecarAdminClient(SidecarAdminClient):
         self._port = port
         self._timeout_s = timeout_s
         self._now = now
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         self._identities: dict[str, _Identity] = {}
 
     async def start(
@@ -127,9 +127,9 @@ class HttpSidecarAdminClient(SidecarAdminClient):
                 ) as response,
             ):
                 data = bytearray()
-                async for chunk in response.content.iter_chunked(MOST_BYTES):
+                async for chunk in response.content.iter_chunked(MAX_RESPONSE_BYTES):
                     data += chunk
-                    if len(data) > MOST_BYTES:
+                    if len(data) > MAX_RESPONSE_BYTES:
                         raise SidecarUnavailableError("too long an answer")
                 return response.status, json.loads(data)
         except TimeoutError:
@@ -148,7 +148,7 @@ class HttpSidecarAdminClient(SidecarAdminClient):
         if known is not None and known.files == pool.peer_files and not leaf_due(known.leaf, signer, now, _POLICY):
             return known.context
         leaf = issue_leaf(signer, (operator_name(pool.pool_id),), now, _POLICY, for_client=True)
-        if len(self._identities) >= MOST_POOLS:
+        if len(self._identities) >= MAX_POOLS:
             self._identities.clear()
         made = _Identity(dict(pool.peer_files), leaf, _tls(leaf, authorities.bundle(now).decode()))
         self._identities[pool.pool_id] = made
@@ -175,8 +175,8 @@ def _error(status: int, answer: Any) -> SidecarRejectedError | SidecarUnavailabl
 
 
 @contextlib.asynccontextmanager
-async def open_commands(port: int = ADMIN_PORT) -> AsyncIterator[HttpSidecarAdminClient]:
+async def open_admin_client(port: int = ADMIN_PORT) -> AsyncIterator[HttpSidecarAdminClient]:
     """Commands and their connections, none of which is kept."""
-    connector = aiohttp.TCPConnector(limit=AT_ONCE, force_close=True)
+    connector = aiohttp.TCPConnector(limit=MAX_CONCURRENT_REQUESTS, force_close=True)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
         yield HttpSidecarAdminClient(session, port=port)

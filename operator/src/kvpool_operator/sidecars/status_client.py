@@ -14,19 +14,19 @@ from kvpool_operator.sidecars.status import SidecarStatus
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-__all__ = ["HttpStatusClient", "StatusClient", "open_scraper"]
+__all__ = ["HttpStatusClient", "StatusClient", "open_status_client"]
 
 TIMEOUT_S: Final = 2.0
-AT_ONCE: Final = 32
-MOST_BYTES: Final = 256 * 1024
+MAX_CONCURRENT_REQUESTS: Final = 32
+MAX_RESPONSE_BYTES: Final = 256 * 1024
 
 
 class StatusClient(Protocol):
     """Reports by address; an address that does not answer in time is left out."""
 
-    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]: ...
+    async def get_all(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]: ...
 
-    async def answers(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
+    async def get_raw(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
         """As they were told."""
         ...
 
@@ -36,12 +36,12 @@ class HttpStatusClient(StatusClient):
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
-    async def reports(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
-        return {a: SidecarStatus.parse(answer) for a, answer in (await self.answers(addresses, port)).items()}
+    async def get_all(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
+        return {a: SidecarStatus.parse(answer) for a, answer in (await self.get_raw(addresses, port)).items()}
 
-    async def answers(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
+    async def get_raw(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
         wanted = sorted(set(addresses))
         answers = await asyncio.gather(*(self._one(a, port) for a in wanted))
         return {a: answer for a, answer in zip(wanted, answers, strict=True) if answer is not None}
@@ -59,7 +59,7 @@ class HttpStatusClient(StatusClient):
                 body = bytearray()
                 async for chunk in response.content.iter_chunked(64 * 1024):
                     body += chunk
-                    if len(body) > MOST_BYTES:
+                    if len(body) > MAX_RESPONSE_BYTES:
                         return None
                 return json.loads(body)
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError):
@@ -67,7 +67,9 @@ class HttpStatusClient(StatusClient):
 
 
 @contextlib.asynccontextmanager
-async def open_scraper() -> AsyncIterator[HttpStatusClient]:
-    """A scraper and its connections."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE), trust_env=False) as session:
+async def open_status_client() -> AsyncIterator[HttpStatusClient]:
+    """Open a status client and its connections."""
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT_REQUESTS), trust_env=False
+    ) as session:
         yield HttpStatusClient(session)

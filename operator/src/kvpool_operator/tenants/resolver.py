@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.sidecars.status import SidecarStatus
 
-__all__ = ["ResolvedTenant", "orphan_status", "selects", "settle", "tenant_status", "to_configs"]
+__all__ = ["ResolvedTenant", "orphan_status", "resolve", "tenant_status", "to_configs", "uses_selectors"]
 
 _MOST_NAMED: Final = 3
 _MOST_TENANTS: Final = 1024
@@ -53,12 +53,12 @@ class ResolvedTenant:
         return str(self.raw["metadata"]["name"])
 
 
-def selects(tenants: Iterable[Manifest]) -> bool:
+def uses_selectors(tenants: Iterable[Manifest]) -> bool:
     """Does any of them choose its members by labels?"""
     return any(((raw.get("spec") or {}).get("members") or {}).get("selector") for raw in tenants)
 
 
-def settle(
+def resolve(
     tenants: Sequence[Manifest], labels: Mapping[str, Mapping[str, str]], allowed: Sequence[str]
 ) -> tuple[ResolvedTenant, ...]:
     """What each KVCacheTenant of one pool comes to.
@@ -81,12 +81,12 @@ def settle(
             told = f"a pool has at most {_MOST_TENANTS} tenants: this one has no members"
             settled.append(ResolvedTenant(raw, None, (), "TooManyTenants", told))
             continue
-        settled.append(_settle(raw, tenant, labels, allowed, taken))
+        settled.append(_resolve(raw, tenant, labels, allowed, taken))
         taken.update(dict.fromkeys(settled[-1].namespaces, tenant.metadata.name))
-    return _grant(settled)
+    return _with_grants(settled)
 
 
-def _settle(
+def _resolve(
     raw: Manifest,
     tenant: KVCacheTenant,
     labels: Mapping[str, Mapping[str, str]],
@@ -111,7 +111,7 @@ def _settle(
     return ResolvedTenant(raw, tenant, mine, reason, "; ".join(told))
 
 
-def _grant(settled: Sequence[ResolvedTenant]) -> tuple[ResolvedTenant, ...]:
+def _with_grants(settled: Sequence[ResolvedTenant]) -> tuple[ResolvedTenant, ...]:
     """The same, with who may read whom; `settled` has the oldest first, which are read first."""
     known = {one.name for one in settled}
     understood = [one.name for one in settled if one.tenant is not None]
@@ -132,11 +132,11 @@ def _grant(settled: Sequence[ResolvedTenant]) -> tuple[ResolvedTenant, ...]:
     for one in settled:
         reads = tuple(asked[one.name][:MAX_READS_FROM]) if one.tenant is not None else ()
         its = replace(one, reads_from=reads, readers=tuple(readers[one.name]))
-        granted.append(_explained(its, strangers[one.name], asked[one.name][MAX_READS_FROM:]))
+        granted.append(_with_grant_problems(its, strangers[one.name], asked[one.name][MAX_READS_FROM:]))
     return tuple(granted)
 
 
-def _explained(one: ResolvedTenant, strangers: Sequence[str], beyond: Sequence[str]) -> ResolvedTenant:
+def _with_grant_problems(one: ResolvedTenant, strangers: Sequence[str], beyond: Sequence[str]) -> ResolvedTenant:
     """With what could not be had of the grants. `strangers`: readers that there are not; `beyond`: not read by it."""
     told = []
     if strangers:
