@@ -13,9 +13,10 @@ from kvpool_operator.api.conditions import find
 from kvpool_operator.api.node import DrainStatus
 from kvpool_operator.errors import SidecarUnavailableError
 from kvpool_operator.k8s.client import ObjectRef
+from kvpool_operator.k8s.rate_limiter import TokenBucket
 from kvpool_operator.nodes.drain import DrainPolicy, drain_signal, next_state, on_node_removed
 from kvpool_operator.nodes.node_cache import NodeCache
-from kvpool_operator.nodes.reconciler import NodeReconciler, TokenBucket
+from kvpool_operator.nodes.reconciler import NodeReconciler
 from kvpool_operator.nodes.status import node_name
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot
 from kvpool_operator.sidecars.status import DrainReport, SidecarStatus
@@ -56,7 +57,7 @@ def node(name: str = "n", **spec: Any) -> dict[str, Any]:
     ],
 )
 def test_a_node_says_that_it_is_to_leave(spec: dict[str, Any], why: str):
-    assert drain_signal(node(**spec)).leaving == why
+    assert drain_signal(node(**spec)).reason == why
 
 
 # -- from state to state
@@ -168,20 +169,20 @@ class Sidecars:
 
 
 class World:
-    def __init__(self, budget: TokenBucket | None = None, **spec: Any) -> None:
+    def __init__(self, bucket: TokenBucket | None = None, **spec: Any) -> None:
         self.cluster = MemoryCluster()
         self.pool = pool(**spec)
         self.sidecars = Sidecars()
         self.clock = 0.0
         self.now = datetime(2026, 11, 21, 10, tzinfo=UTC)
         self.found: dict[str, Sidecar] = {}
-        self.start(budget)
+        self.start(bucket)
 
-    def start(self, budget: TokenBucket | None = None) -> None:
+    def start(self, bucket: TokenBucket | None = None) -> None:
         """An operator starts."""
         self.book = NodeCache()
         self.keeper = NodeReconciler(
-            self.cluster, self.book, self.sidecars, budget=budget, clock=lambda: self.clock, now=lambda: self.now
+            self.cluster, self.book, self.sidecars, bucket=bucket, clock=lambda: self.clock, now=lambda: self.now
         )  # type: ignore[arg-type]
 
     def serve(self, name: str, **spec: Any) -> None:

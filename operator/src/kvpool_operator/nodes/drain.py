@@ -34,9 +34,9 @@ _TAINTS: Final = {
 
 @dataclass(frozen=True)
 class NodeDrainSignal:
-    """What matters of a node. `leaving`: why it is to leave; empty: it stays."""
+    """Whether a node leaves. `reason`: why; empty if the node stays."""
 
-    leaving: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ def drain_signal(node: Manifest) -> NodeDrainSignal:
 
 
 def next_state(
-    old: DrainStatus, leaving: str, policy: DrainPolicy, report: DrainReport | None, now: str
+    old: DrainStatus, reason: str, policy: DrainPolicy, report: DrainReport | None, now: str
 ) -> tuple[DrainStatus, Command | None]:
     """The drain's state and what to tell the sidecar. `report` is None while the sidecar does not answer.
 
     `now` is RFC 3339. Asked again and again; the answer depends on what is seen now and on when the drain began.
     """
     tells = report is not None and report.leaving and report.by_node
-    if not leaving:
+    if not reason:
         once = report is not None and report.leaving and not report.by_node
         return _operation_drain(old, report, now) if once and report is not None else DrainStatus(), (
             "remain" if tells else None
@@ -74,7 +74,7 @@ def next_state(
         old = DrainStatus()
     start = old.start_time if old.state != "None" and old.start_time else now
     was_drained = old.state == "Drained"
-    base = _with_counts(old, report).model_copy(update={"reason": leaving[:253], "start_time": start})
+    base = _with_counts(old, report).model_copy(update={"reason": reason[:253], "start_time": start})
     if not policy.evacuate:
         return _finished(base, old, "Abandoned", "the pool's drain policy is Abandon: nothing is moved", now), (
             "remain" if tells else None

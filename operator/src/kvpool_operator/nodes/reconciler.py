@@ -1,19 +1,15 @@
-"""Keeps a pool's KVCacheNodes, and tells sidecars to move their blocks when their node is to leave.
+"""Reconciles a pool's KVCacheNodes, and has sidecars evacuate the blocks of a node that leaves.
 
-Writes are few, so that hundreds of nodes with many pools do not flood the API server: numbers that grow are written
-once in half a minute and node at most, and only while the operator as a whole writes less than a fixed rate; what flips
-(a condition, a drain's state) goes first. What was written last is remembered, as digests, so nothing is read back but
-at the operator's start and from time to time.
+Hundreds of nodes with many pools must not flood the API server, so writes are throttled (see `nodes.writer`) and the
+API is read back only at the operator's start and every `READ_BACK_INTERVAL_S`.
 
-A node that is gone keeps its KVCacheNode as long as the index remembers it (spec.index.nodeExpiry): its drain's end
-stays readable, and a node that comes back under its name goes on with it.
+A KVCacheNode outlives its node for as long as the index remembers the node (spec.index.nodeExpiry): the end of its
+drain stays readable, and a node that returns under its name continues with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import time
 from dataclasses import dataclass, field
@@ -26,18 +22,10 @@ from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import labels
 from kvpool_operator.errors import OperatorError, RejectedError
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
+from kvpool_operator.k8s.rate_limiter import TokenBucket
 from kvpool_operator.nodes.drain import DrainPolicy, next_state, on_node_removed
-from kvpool_operator.nodes.status import (
-    RETAINED_FIELDS,
-    comparable_status,
-    lost_since,
-    node_manifest,
-    node_name,
-    node_status,
-    read_drain,
-    stable_part,
-)
-from kvpool_operator.nodes.writer import write_node
+from kvpool_operator.nodes.status import RETAINED_FIELDS, lost_since, node_manifest, node_name, node_status, read_drain
+from kvpool_operator.nodes.writer import NodeWriter
 from kvpool_operator.sidecars.admin_client import SidecarAddress
 from kvpool_operator.times import rfc3339
 
@@ -52,101 +40,75 @@ if TYPE_CHECKING:
     from kvpool_operator.observe.snapshot import Sidecar, Snapshot
     from kvpool_operator.sidecars.admin_client import SidecarAdminClient
 
-__all__ = ["NodeReconciler", "TokenBucket"]
+__all__ = ["NodeReconciler"]
 
 log = logging.getLogger(__name__)
 
-COUNTS_INTERVAL_S: Final = 30.0
 READ_BACK_INTERVAL_S: Final = 300.0
 REQUEUE_S: Final = 2.0
 MAX_CONCURRENT_NODES: Final = 8
-RATE_PER_S: Final = 20.0
-BURST: Final = 100.0
 COMMAND_RETRY_S: Final = 10.0
 NOT_FOUND_TTL_S: Final = 30.0
 
 
-class TokenBucket:
-    """A bucket of writes: so many per second in the long run, a burst now and then."""
-
-    def __init__(
-        self, rate_per_s: float = RATE_PER_S, burst: float = BURST, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._rate = rate_per_s
-        self._burst = burst
-        self._clock = clock
-        self._left = burst
-        self._at = clock()
-
-    def take(self, *, urgent: bool) -> bool:
-        """One write. What is not urgent leaves half of the bucket to what is."""
-        now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-        self._at = now
-        if self._left < (1 if urgent else self._burst / 2 + 1):
-            return False
-        self._left -= 1
-        return True
-
-
 @dataclass
-class _LastWritten:
-    """What was written last of one node: digests, not the text, for there may be very many."""
+class _NodeState:
+    """What the reconciler remembers of one node of one pool."""
 
-    digest: bytes = b""
-    stable_digest: bytes = b""
-    at: float = float("-inf")
     drain: DrainStatus = field(default_factory=DrainStatus)
-    kept: dict[str, Any] = field(default_factory=dict)  # conditions, and numbers for when nothing is told
-    lost: str = ""
+    retained: dict[str, Any] = field(default_factory=dict)
+    """Conditions, and the last reported counters for when the sidecar does not answer."""
+    absent_since: str = ""
     last_command: tuple[str, float] = ("", float("-inf"))
 
 
 class NodeReconciler:
-    """For all pools; for one event loop."""
+    """Of all pools. For one event loop."""
 
     def __init__(
         self,
         cluster: ApiClient,
-        book: NodeCache,
+        nodes: NodeCache,
         commands: SidecarAdminClient,
         *,
-        budget: TokenBucket | None = None,
+        bucket: TokenBucket | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._cluster = cluster
-        self._book = book
+        self._nodes = nodes
         self._commands = commands
         self._clock = clock
         self._now = now
-        self._budget = budget or TokenBucket(clock=clock)
-        self._known: dict[NamespacedName, dict[str, _LastWritten]] = {}  # pool: node: what was written
+        self._writer = NodeWriter(cluster, bucket or TokenBucket(clock=clock), clock)
+        self._states: dict[NamespacedName, dict[str, _NodeState]] = {}
         self._read_at: dict[NamespacedName, float] = {}
         self._uids: dict[NamespacedName, str] = {}
-        self._absent: dict[str, float] = {}  # node: when it was not there
+        self._not_found_at: dict[str, float] = {}
 
     def forget(self, namespace: str, name: str) -> None:
-        """The pool is gone; its KVCacheNodes go with it."""
+        """The pool no longer exists; its KVCacheNodes are garbage-collected with it."""
         key = NamespacedName(namespace, name)
-        self._known.pop(key, None)
+        self._forget_states(key)
         self._read_at.pop(key, None)
         self._uids.pop(key, None)
-        self._book.set_pool_nodes(key, ())
+        self._nodes.set_pool_nodes(key, ())
 
     async def reconcile(self, pool: KVCachePool, observed: Snapshot, secret: PoolSecret) -> float | None:
-        """One look at the pool's nodes. In how many seconds the next one is due, if a drain is under way.
+        """Reconcile all nodes of the pool. Seconds until the next reconcile is due while a drain is in progress.
 
-        Raises RetryableError where the API server does not answer.
+        Raises RetryableError if the API server does not answer.
         """
         key = NamespacedName(pool.metadata.namespace, pool.metadata.name)
         await self._read_back(pool, key)
-        known = self._known[key]
+        states = self._states[key]
         sidecars = {s.node: s for s in observed.sidecars if s.node}
-        self._book.set_pool_nodes(key, sidecars)
-        await self._gather(self._one(pool, secret, node, sidecars.get(node), known) for node in {*sidecars, *known})
-        active = [k.drain.state for k in known.values() if k.drain.state in ("Requested", "Evacuating")]
-        return REQUEUE_S if active else None
+        self._nodes.set_pool_nodes(key, sidecars)
+        await self._gather(
+            self._reconcile_node(pool, secret, node, sidecars.get(node), states) for node in {*sidecars, *states}
+        )
+        draining = any(s.drain.state in ("Requested", "Evacuating") for s in states.values())
+        return REQUEUE_S if draining else None
 
     async def _gather(self, jobs: Iterable[Any]) -> None:
         slots = asyncio.Semaphore(MAX_CONCURRENT_NODES)
@@ -157,118 +119,102 @@ class NodeReconciler:
 
         results = await asyncio.gather(*(one(job) for job in jobs), return_exceptions=True)
         for result in results:
-            if isinstance(result, RejectedError):  # a report is not worth a pool's standstill
-                log.warning("a KVCacheNode: %s", result)
+            if isinstance(result, RejectedError):  # a status is no reason to stop the pool's reconcile
+                log.warning("a KVCacheNode was rejected: %s", result)
             elif isinstance(result, BaseException):
                 raise result
 
     async def _read_back(self, pool: KVCachePool, key: NamespacedName) -> None:
-        """What is there: at first all that is known, later only whether somebody removed one or added one."""
+        """Read the KVCacheNodes: their statuses at the start, later only whether somebody deleted or edited one."""
         uid = pool.metadata.uid
         if self._uids.get(key) != uid:  # another pool of that name
-            self._known.pop(key, None)
+            self._forget_states(key)
             self._uids[key] = uid
-        first = key not in self._known
+        first = key not in self._states
         if not first and self._clock() - self._read_at[key] < READ_BACK_INTERVAL_S:
             return
-        found = await self._cluster.list(
+        listed = await self._cluster.list(
             NODE_KIND, namespace=key.namespace, labels=labels.pool_selector(key.name), fresh=True
         )
-        there: dict[str, Manifest] = {}
-        for live in found:
+        live_nodes: dict[str, Manifest] = {}
+        for live in listed:
             node = str((live.get("spec") or {}).get("node") or "")
             if live["metadata"]["name"] == node_name(key.name, node) and _owner(live) == uid:
-                there[node] = live
-        known = self._known.setdefault(key, {})
-        for node in [n for n in known if n not in there]:
-            known[node].digest = b""  # it is made anew
-        for node, live in there.items():
-            if node not in known:
-                known[node] = _read(live)
-            elif not first and not _is_as_wanted(live, node_manifest(pool, node)):
-                known[node].digest = b""
+                live_nodes[node] = live
+        states = self._states.setdefault(key, {})
+        for node in states.keys() - live_nodes.keys():
+            self._writer.invalidate(key, node)
+        for node, live in live_nodes.items():
+            if node not in states:
+                status = live.get("status") if isinstance(live.get("status"), dict) else {}
+                states[node] = _restore(status or {})
+                self._writer.record(key, node, status or {})
+            elif not first and live.get("spec") != node_manifest(pool, node)["spec"]:
+                self._writer.invalidate(key, node)
         self._read_at[key] = self._clock()
 
-    async def _one(
-        self, pool: KVCachePool, secret: PoolSecret, node: str, sidecar: Sidecar | None, known: dict[str, _LastWritten]
+    async def _reconcile_node(
+        self, pool: KVCachePool, secret: PoolSecret, node: str, sidecar: Sidecar | None, states: dict[str, _NodeState]
     ) -> None:
-        facts = await self._facts(node)
-        mine = known.get(node) or _LastWritten()
+        signal = await self._drain_signal(node)
+        state = states.get(node) or _NodeState()
         now = rfc3339(self._now())
-        if sidecar is None and mine.lost and self._is_forgotten(pool, mine.lost):
-            await self._cluster.delete(
-                ObjectRef(NODE_KIND, pool.metadata.namespace, node_name(pool.metadata.name, node))
-            )
-            known.pop(node, None)
-            self._absent.pop(node, None)
+        if sidecar is None and state.absent_since and self._is_expired(pool, state.absent_since):
+            await self._writer.delete(NamespacedName(pool.metadata.namespace, pool.metadata.name), node)
+            states.pop(node, None)
+            self._not_found_at.pop(node, None)
             return
         command: Command | None = None
-        if facts is None:
-            drain = on_node_removed(mine.drain, now)
+        if signal is None:
+            drain = on_node_removed(state.drain, now)
         else:
             report = sidecar.report.drain if sidecar is not None and sidecar.report is not None else None
-            drain, command = next_state(mine.drain, facts.leaving, _policy(pool), report, now)
-        if drain.state != mine.drain.state:
+            drain, command = next_state(state.drain, signal.reason, _policy(pool), report, now)
+        if drain.state != state.drain.state:
             log.info("pool=%s node=%s: drain %s %s", pool.key, node, drain.state, drain.reason)
-        mine.drain = drain
-        known[node] = mine
-        status = node_status(pool, sidecar, gone=facts is None, drain=drain, old=mine.kept, now=now)
-        mine.kept = {k: status[k] for k in RETAINED_FIELDS}
-        mine.lost = lost_since(status)
-        await self._write(pool, node, status, mine)
+        state.drain = drain
+        states[node] = state
+        status = node_status(pool, sidecar, gone=signal is None, drain=drain, old=state.retained, now=now)
+        state.retained = {k: status[k] for k in RETAINED_FIELDS}
+        state.absent_since = lost_since(status)
+        await self._writer.write(pool, node, status)
         if command is not None and pool.spec.mode == "Enforce" and sidecar is not None:
-            await self._tell(pool, secret, sidecar, command, mine)
+            await self._send(pool, secret, sidecar, command, state)
 
-    async def _facts(self, node: str) -> NodeDrainSignal | None:
-        """None: there is no such node. Asked for only where the watch has not told yet."""
-        known = self._book.get(node)
-        if known is not None or self._clock() - self._absent.get(node, float("-inf")) < NOT_FOUND_TTL_S:
-            return known
+    async def _drain_signal(self, node: str) -> NodeDrainSignal | None:
+        """The node's drain signal; None if the node does not exist. Queries the API if the watch has no such node."""
+        signal = self._nodes.get(node)
+        if signal is not None or self._clock() - self._not_found_at.get(node, float("-inf")) < NOT_FOUND_TTL_S:
+            return signal
         live = await self._cluster.get(ObjectRef("Node", "", node))
         if live is not None:
-            self._absent.pop(node, None)
-            return self._book.upsert(node, live)
-        self._absent[node] = self._clock()
+            self._not_found_at.pop(node, None)
+            return self._nodes.upsert(node, live)
+        self._not_found_at[node] = self._clock()
         return None
 
-    def _is_forgotten(self, pool: KVCachePool, since: str) -> bool:
-        lost_s = (self._now() - datetime.fromisoformat(since)).total_seconds()
-        return lost_s > to_ms(pool.spec.index.node_expiry) / 1000
+    def _is_expired(self, pool: KVCachePool, since: str) -> bool:
+        absent_s = (self._now() - datetime.fromisoformat(since)).total_seconds()
+        return absent_s > to_ms(pool.spec.index.node_expiry) / 1000
 
-    async def _write(self, pool: KVCachePool, node: str, status: Manifest, mine: _LastWritten) -> None:
-        whole, quiet = _digest(comparable_status(status)), _digest(stable_part(status))
-        if whole == mine.digest:
-            return
-        new = not mine.digest
-        urgent = new or quiet != mine.stable_digest
-        if not urgent and self._clock() - mine.at < COUNTS_INTERVAL_S:
-            return
-        if not self._budget.take(urgent=urgent):
-            return
-        try:
-            await write_node(node_manifest(pool, node), status, self._cluster, new=new)
-        except RejectedError as e:
-            if e.status != 404:
-                raise
-            mine.digest = b""  # somebody removed it: it is made anew at the next look
-            return
-        mine.digest, mine.stable_digest, mine.at = whole, quiet, self._clock()
+    def _forget_states(self, key: NamespacedName) -> None:
+        for node in self._states.pop(key, {}):
+            self._writer.forget(key, node)
 
-    async def _tell(
-        self, pool: KVCachePool, secret: PoolSecret, sidecar: Sidecar, command: Command, mine: _LastWritten
+    async def _send(
+        self, pool: KVCachePool, secret: PoolSecret, sidecar: Sidecar, command: Command, state: _NodeState
     ) -> None:
-        """Tell the sidecar once; again when it has not done so after a while."""
-        if not sidecar.address or (
-            mine.last_command[0] == command and self._clock() - mine.last_command[1] < COMMAND_RETRY_S
-        ):
+        """Send the command once, and again if the sidecar has not carried it out after `COMMAND_RETRY_S`."""
+        previous, sent_at = state.last_command
+        if not sidecar.address or (previous == command and self._clock() - sent_at < COMMAND_RETRY_S):
             return
-        mine.last_command = (command, self._clock())
+        state.last_command = (command, self._clock())
         params = {"bandwidth": to_bytes(pool.spec.nodes.drain.bandwidth)} if command == "evacuate" else {}
-        name = f"{command}-{int(self._now().timestamp())}"  # doing it once more does no harm
+        name = f"{command}-{int(self._now().timestamp())}"  # commands are idempotent
         try:
             await self._commands.start(secret, SidecarAddress(sidecar.node, sidecar.address), name, command, params)
-        except OperatorError as e:  # the drain's state says so, and it is told again
-            log.warning("pool=%s node=%s: %s: %s", pool.key, sidecar.node, command, e)
+        except OperatorError as e:  # the drain's state shows it, and the command is sent again
+            log.warning("pool=%s node=%s: %s was not sent: %s", pool.key, sidecar.node, command, e)
 
 
 def _policy(pool: KVCachePool) -> DrainPolicy:
@@ -276,31 +222,15 @@ def _policy(pool: KVCachePool) -> DrainPolicy:
     return DrainPolicy(drain.policy == "Evacuate", to_ms(drain.timeout) / 1000)
 
 
-def _read(live: Manifest) -> _LastWritten:
-    """What an operator before this one wrote."""
-    status = live.get("status") if isinstance(live.get("status"), dict) else {}
-    assert status is not None  # noqa: S101
-    try:
-        whole, quiet = _digest(comparable_status(status)), _digest(stable_part(status))
-    except (AttributeError, KeyError, TypeError):  # of another make: written anew
-        whole, quiet = b"read", b""
-    return _LastWritten(
-        digest=whole,
-        stable_digest=quiet,
+def _restore(status: Manifest) -> _NodeState:
+    """Continue from a status that a former leader wrote."""
+    return _NodeState(
         drain=read_drain(status),
-        kept={k: status[k] for k in RETAINED_FIELDS if k in status},
-        lost=lost_since(status),
+        retained={k: status[k] for k in RETAINED_FIELDS if k in status},
+        absent_since=lost_since(status),
     )
 
 
 def _owner(live: Manifest) -> str:
     owners = live["metadata"].get("ownerReferences") or [{}]
     return str(owners[0].get("uid") or "")
-
-
-def _is_as_wanted(live: Manifest, wanted: Manifest) -> bool:
-    return bool(live.get("spec") == wanted["spec"])
-
-
-def _digest(value: Any) -> bytes:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()[:8]
