@@ -18,7 +18,7 @@ from op_samples import ENV, LOCAL, SECRET, inputs, pool
 from test_op_reconcile import NS, World
 
 from kvpool.config import PoolConfig, loads
-from kvpool_operator.api.v1alpha1_status import PoolStatus
+from kvpool_operator.api.pool.status import PoolStatus
 from kvpool_operator.desired import ExternalIndexUrl, Inputs
 from kvpool_operator.desired.dry_run import HIDDEN, rendered_configmap
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec

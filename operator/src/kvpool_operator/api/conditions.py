@@ -13,25 +13,24 @@ MESSAGE_LENGTH = 1024
 
 
 class Condition(BaseModel):
-    """One aspect of the pool's health."""
+    """One aspect of the state of an object."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True, frozen=True
     )
 
     type: Annotated[str, Field(max_length=64)]
-    """What this condition is about: Ready, StorageReady, IndexReady, InjectionReady, TransportReady, BlocksShareable,
-    PreflightPassed or Progressing."""
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
     """True, False or Unknown."""
     observed_generation: int = 0
-    """metadata.generation of the spec this was judged by; an older number than the pool's means not judged yet."""
+    """metadata.generation of the evaluated spec. If it is lower than the object's, the condition is outdated."""
     last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})] = ""
-    """When `status` last changed."""
+    """Time of the last change of `status`."""
     reason: Annotated[str, Field(max_length=128)]
-    """One word for programs, from a fixed list."""
+    """Reason for the status: one CamelCase word from a fixed list, for programs."""
     message: Annotated[str, Field(max_length=MESSAGE_LENGTH)] = ""
-    """A sentence for people: what is so, and what to do about it."""
+    """Description of the state and the action to take, for people."""
 
     def dump(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True)

@@ -1,7 +1,7 @@
-"""The CRDs from the models.
+"""Generator of the CRDs from the models.
 
-`python -m kvpool_operator.api.crdgen --write` writes crds/ in the current directory (the repository's root);
-`--check` exits 1 where what is there is stale. `crd()` and `render()` serve whoever needs the same object elsewhere.
+`python -m kvpool_operator.api.crdgen --write` writes crds/ in the current directory (the root of the repository);
+`--check` exits 1 if a file is stale.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from kvpool_operator.api.model import GROUP, VERSION
 from kvpool_operator.api.resources import POOL, RESOURCES
 from kvpool_operator.api.structural import structural
-from kvpool_operator.api.v1alpha1 import GROUP, VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvpool_operator.api.resources import Resource
 
 __all__ = ["crd", "files", "main", "render"]
@@ -25,7 +27,7 @@ FOLDER: Final = Path("crds")
 
 
 def crd(resource: Resource = POOL) -> dict[str, Any]:
-    """The CustomResourceDefinition of a kind; that of KVCachePool where none is named."""
+    """Return the CustomResourceDefinition of a kind."""
     root: dict[str, Any] = {
         "description": resource.description,
         "type": "object",
@@ -39,7 +41,10 @@ def crd(resource: Resource = POOL) -> dict[str, Any]:
     }
     if resource.spec is not None:
         root["properties"]["spec"] = structural(resource.spec.model_json_schema(mode="validation"))
-    root["properties"]["status"] = _optional(structural(resource.status.model_json_schema(mode="serialization")))
+        _append_defaults(root["properties"]["spec"])
+    status = _optional(structural(resource.status.model_json_schema(mode="serialization")))
+    _list_condition_types(status["properties"]["conditions"], resource.conditions)
+    root["properties"]["status"] = status
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -75,8 +80,25 @@ def crd(resource: Resource = POOL) -> dict[str, Any]:
     }
 
 
+def _append_defaults(schema: dict[str, Any]) -> None:
+    """Append the default of each plain field to its description: `kubectl explain` does not print defaults."""
+    default = schema.get("default")
+    if isinstance(default, (str, int)) and "description" in schema:
+        text = str(default).lower() if isinstance(default, bool) else default
+        schema["description"] += f" Default: {text}."
+    for child in [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]:
+        _append_defaults(child)
+
+
+def _list_condition_types(conditions: dict[str, Any], types: Mapping[str, str]) -> None:
+    """Describe the condition types of this kind."""
+    meanings = " ".join(f"{name}: {meaning}." for name, meaning in types.items())
+    conditions["description"] += f" {meanings}"
+    conditions["items"]["properties"]["type"]["description"] = f"Type of the condition: {', '.join(types)}."
+
+
 def _optional(schema: dict[str, Any]) -> dict[str, Any]:
-    """A status is written by the operator alone: no defaults, and only what identifies a list's entry is required."""
+    """Return the schema of a status: without defaults, and only the keys of list entries are required."""
     out = {k: v for k, v in schema.items() if k not in ("default", "required")}
     keys = schema.get("items", {}).get("required") if "x-kubernetes-list-map-keys" in schema else None
     if "properties" in schema:
@@ -92,12 +114,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def render(manifest: dict[str, Any]) -> str:
-    """YAML, keys in the order they were made."""
+    """Render YAML with the keys in insertion order."""
     return yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
 def files() -> dict[str, str]:
-    """File name -> text of everything under crds/."""
+    """Map the name of each file under crds/ to its text."""
     head = "# Generated from kvpool_operator.api by `make gen`.\n"
     crds = {f"{r.plural}.{GROUP}.yaml": head + render(crd(r)) for r in RESOURCES}
     kustomization = {

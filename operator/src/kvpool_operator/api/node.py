@@ -1,17 +1,17 @@
-"""kvpool.dev/v1alpha1 KVCacheNode: one node's part of one pool. The operator makes, writes and removes it.
+"""kvpool.dev/v1alpha1 KVCacheNode: state of one node of one pool. The operator creates, updates and deletes it.
 
-There is one for each pool and node, named POOL.NODE, owned by the pool. People read it; the operator reads back from it
-when a drain began, so that a restart of the operator does not begin it anew.
+There is one object per pool and node, named POOL.NODE and owned by the pool. The operator reads the start of a drain
+back from it, so that a restart of the operator does not restart the drain.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
 from kvpool_operator.api.conditions import Condition
+from kvpool_operator.api.model import Count, Model, Text
 
 __all__ = [
     "NODE_KIND",
@@ -29,98 +29,90 @@ NODE_PLURAL = "kvcachenodes"
 MAX_DEVICES = 8
 
 DrainState = Literal["None", "Requested", "Evacuating", "Drained", "Abandoned"]
-Text = Annotated[str, Field(max_length=253)]
-Count = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 Time = Annotated[str, Field(max_length=64)]
 
 
-class Model(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True, frozen=True, extra="ignore"
-    )
-
-
 class NodeSpec(Model):
-    """Which pool and which node. Written by the operator; a change by others is undone."""
+    """Pool and node that this object describes. The operator writes it and reverts other changes."""
 
     pool: Text
-    """Name of the KVCachePool, which is in the same namespace."""
+    """Name of the KVCachePool in the same namespace."""
     node: Text
     """Name of the node."""
 
 
 class DeviceStatus(Model):
-    """A local tier of the pool on this node."""
+    """Local tier of the pool on this node."""
 
     name: Annotated[str, Field(max_length=63)]
-    """Name of the tier in the pool's spec."""
+    """Name of the tier in the spec of the pool."""
     path: Text = ""
     """Directory on the node."""
     health: Literal["OK", "Failing", "Unknown"] = "Unknown"
-    """OK: it serves. Failing: it returns errors and is passed by. Unknown: the sidecar does not tell."""
+    """OK: the drive serves. Failing: the drive returns errors and is not used. Unknown: not
+    reported."""
 
 
 class DrainStatus(Model):
-    """What becomes of the node's hot blocks when the node is to leave (spec.nodes.drain of the pool)."""
+    """Evacuation of the node's hot blocks before the node leaves (spec.nodes.drain of the pool)."""
 
     state: DrainState = "None"
-    """None: the node stays. Requested: the sidecar was not reached yet. Evacuating: hot blocks that exist nowhere else
-    are being copied. Drained: all of them exist elsewhere, and new ones are copied as they come. Abandoned: the time
-    was over before, or the pool's policy is Abandon; what remained is computed again when it is asked for."""
+    """None: the node stays. Requested: the sidecar has not been reached yet. Evacuating: hot blocks that have no other
+    copy are being copied. Drained: all hot blocks have another copy, and new ones are copied as they are stored.
+    Abandoned: the timeout expired, or the policy of the pool is Abandon; engines recompute the remaining blocks."""
     reason: Text = ""
-    """Why the node is to leave: it is cordoned, or a taint of Cluster Autoscaler or Karpenter."""
+    """Reason why the node is leaving: it is cordoned, or has a taint of Cluster Autoscaler or Karpenter."""
     start_time: Time = ""
-    """When the operator saw it first."""
+    """Time when the operator detected it."""
     end_time: Time = ""
-    """When it was Drained or Abandoned."""
+    """Time when the state became Drained or Abandoned."""
     moved_blocks: Count = 0
-    """Blocks that were copied to the shared tier or to other nodes since."""
+    """Number of blocks that were copied to the shared tier or to other nodes."""
     moved: Text = "0"
-    """Their size."""
+    """Size of the copied blocks."""
     remaining_blocks: Count = 0
-    """Hot blocks that are on this node alone, as far as the sidecar knows."""
+    """Number of hot blocks without a copy elsewhere, as far as the sidecar knows."""
     remaining: Text = "0"
-    """Their size."""
+    """Size of the remaining blocks."""
     message: Annotated[str, Field(max_length=512)] = ""
-    """What keeps the rest from being moved, if something does."""
+    """Problem that prevents the remaining blocks from being copied, if any."""
 
 
 class NodeCondition(Condition):
-    """One aspect of the node's health."""
+    """One aspect of the state of the node."""
 
     type: Annotated[str, Field(max_length=64)]
-    """What this condition is about: Ready (the node's sidecar serves), DiskHealthy (none of its drives returns errors)
-    or IndexConnected (its blocks are found by others)."""
+    """Type of the condition."""
     observed_generation: int = 0
-    """metadata.generation of the KVCachePool this was judged by, when the node last had something new to tell."""
+    """metadata.generation of the evaluated KVCachePool at the time of the node's last change."""
 
 
 class NodeStatus(Model):
-    """The node as its sidecar last told. Numbers may be half a minute old, or older in a very large cluster."""
+    """Last reported state of the node. Numbers can be 30 seconds old, or older in a very large cluster."""
 
     devices: Annotated[list[DeviceStatus], Field(max_length=MAX_DEVICES)] = Field(
         default_factory=list,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    """The pool's local tiers on this node."""
+    """Local tiers of the pool on this node."""
     capacity: Text = "0"
-    """Room for blocks on this node, such as 500Gi."""
+    """Capacity for blocks on this node, such as 500Gi."""
     used: Text = "0"
-    """Part of it that blocks take."""
+    """Size of the blocks on this node."""
     blocks: Count = 0
-    """Blocks on this node."""
+    """Number of blocks on this node."""
     generation: Count = 0
-    """Number of the first tier's directory, random and kept on its drive. Another one means that the drive was replaced
-    or emptied: what the index said of the one before is void."""
+    """Random number stored in the directory of the first tier. It changes when the drive is replaced or emptied; index
+    entries of the previous generation are then invalid."""
     transport: Annotated[str, Field(max_length=63)] = ""
-    """How this node reads from others: TCP or RDMA."""
+    """Protocol with which this node reads from other nodes: TCP or RDMA."""
     drain: DrainStatus = Field(default_factory=DrainStatus)
-    """What becomes of its hot blocks when it is to leave."""
+    """Evacuation of the hot blocks before the node leaves."""
     conditions: Annotated[list[NodeCondition], Field(max_length=8)] = Field(
         default_factory=list,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Ready, DiskHealthy and IndexConnected."""
+    """Conditions of the node."""
 
     def dump(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True)

@@ -1,4 +1,4 @@
-"""The field types and rules of KVCacheOperation: what may be written, and the sentence that answers what may not."""
+"""Field types and validation rules of KVCacheOperation, with their error messages."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = [
 ]
 
 ACTIONS: Final = ("purge", "warm", "verify", "preflight", "drain")
-"""The parts of the spec of which exactly one says what is to be done."""
+"""Spec fields of which exactly one is set."""
 
 ONE_ACTION: Final = Rule(
     f"[{', '.join(f'has(self.{name})' for name in ACTIONS)}].exists_one(given, given)",
-    f"say what is to be done: give exactly one of {', '.join(ACTIONS)}",
+    f"set exactly one action: {', '.join(ACTIONS)}",
 )
 SOME_BLOCKS: Final = Rule(
     "self.all != (has(self.tenant) || has(self.fingerprint) || has(self.salts) || has(self.olderThan))",
-    "say which blocks: tenant, fingerprint, salts, olderThan (all that are given must fit), or all: true alone",
+    "select the blocks: tenant, fingerprint, salts, olderThan (a block must match all), or all: true alone",
 )
-SPEC_STAYS: Final = immutable("an operation", "delete it, which cancels it, and make another one")
+SPEC_STAYS: Final = immutable("an operation", "delete it, which cancels it, and create another one")
 
 TenantName = matching(
     r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?|kvt/[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"

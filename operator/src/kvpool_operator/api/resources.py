@@ -1,4 +1,4 @@
-"""The kinds of the API, each with what its CRD is made from."""
+"""Kinds of the API, with the inputs of their CRDs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api import operation
+from kvpool_operator.api.condition_types import (
+    NODE_CONDITIONS,
+    OPERATION_CONDITIONS,
+    POOL_CONDITIONS,
+    TENANT_CONDITIONS,
+)
 from kvpool_operator.api.fields import POOL_NAME
 from kvpool_operator.api.node import NODE_KIND, NODE_PLURAL, NodeSpec, NodeStatus
+from kvpool_operator.api.pool.status import PoolStatus
 from kvpool_operator.api.tenant import NOT_ITSELF, TENANT_KIND, TENANT_PLURAL, TenantSpec, TenantStatus
 from kvpool_operator.api.v1alpha1 import KIND, PLURAL, PoolSpec
-from kvpool_operator.api.v1alpha1_status import PoolStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pydantic import BaseModel
 
     from kvpool_operator.api.rules import Rule
@@ -22,7 +30,7 @@ __all__ = ["NODE", "POOL", "RESOURCES", "TENANT", "Resource"]
 
 @dataclass(frozen=True)
 class Resource:
-    """One namespaced kind. `spec` is None where nobody but the operator writes; columns: name, type, path, priority."""
+    """Namespaced kind. `spec` is None if only the operator writes it; columns: name, type, JSON path, priority."""
 
     kind: str
     plural: str
@@ -31,6 +39,8 @@ class Resource:
     spec: type[BaseModel] | None
     status: type[BaseModel]
     columns: tuple[tuple[str, str, str, int], ...]
+    conditions: Mapping[str, str]
+    """Condition types with their meaning."""
     rules: tuple[Rule, ...] = ()
 
 
@@ -38,9 +48,9 @@ POOL: Final = Resource(
     kind=KIND,
     plural=PLURAL,
     short="kvp",
-    description="KVCachePool makes the drives of a cluster's nodes, and its shared file system, one pool of KV cache "
-    "blocks for inference engines. The pool may lose any block at any time; it never returns wrong bytes, never "
-    "crosses a tenant, and never makes an engine wait past its deadline.",
+    description="KVCachePool combines the drives of a cluster's nodes and an optional shared tier into one pool of KV "
+    "cache blocks for inference engines. The pool can lose any block at any time. It never returns wrong data, never "
+    "returns blocks of another tenant, and never delays an engine past its deadline.",
     spec=PoolSpec,
     status=PoolStatus,
     columns=(
@@ -56,6 +66,7 @@ POOL: Final = Resource(
         ("Index", "string", ".status.index.connected", 1),
         ("Transport", "string", ".status.transport.effective", 1),
     ),
+    conditions=POOL_CONDITIONS,
     rules=(POOL_NAME,),
 )
 
@@ -63,8 +74,9 @@ OPERATION: Final = Resource(
     kind=operation.KIND,
     plural=operation.PLURAL,
     short="kvop",
-    description="KVCacheOperation does something to a KVCachePool once, on all its nodes: it purges blocks, warms the "
-    "nodes, verifies all blocks. Its status holds the results. Deleting one that runs cancels it.",
+    description="KVCacheOperation runs one operation on a KVCachePool: purge blocks, warm up nodes, verify blocks, run "
+    "preflight checks, or drain a node. The status reports progress and results. Deleting a running operation cancels "
+    "it.",
     spec=operation.OperationSpec,
     status=operation.OperationStatus,
     columns=(
@@ -75,14 +87,16 @@ OPERATION: Final = Resource(
         ("Completed", "date", ".status.completionTime", 1),
         ("Message", "string", ".status.message", 1),
     ),
+    conditions=OPERATION_CONDITIONS,
 )
 
 NODE: Final = Resource(
     kind=NODE_KIND,
     plural=NODE_PLURAL,
     short="kvn",
-    description="KVCacheNode is one node's part of one KVCachePool: its drives, how full they are, and what becomes of "
-    "its hot blocks when the node is to leave. The operator makes, writes and removes it; nothing is configured here.",
+    description="KVCacheNode reports the state of one node of a KVCachePool: drives, capacity, usage, and the "
+    "evacuation of hot blocks before the node leaves. The operator creates, updates, and deletes it; it has no "
+    "settings.",
     spec=NodeSpec,
     status=NodeStatus,
     columns=(
@@ -99,15 +113,16 @@ NODE: Final = Resource(
         ("Transport", "string", ".status.transport", 1),
         ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 1),
     ),
+    conditions=NODE_CONDITIONS,
 )
 
 TENANT: Final = Resource(
     kind=TENANT_KIND,
     plural=TENANT_PLURAL,
     short="kvt",
-    description="KVCacheTenant makes namespaces one tenant of a KVCachePool: they find each other's blocks and nobody "
-    "else's, unless another tenant lets them read its own, and share a quota. A namespace without one is a tenant by "
-    "itself.",
+    description="KVCacheTenant combines namespaces into one tenant of a KVCachePool. They share a quota and find each "
+    "other's blocks, and those of tenants that grant them read access. A namespace without a KVCacheTenant is a tenant "
+    "of its own.",
     spec=TenantSpec,
     status=TenantStatus,
     columns=(
@@ -122,6 +137,7 @@ TENANT: Final = Resource(
         ("Evicted", "integer", ".status.used.evictedOverQuota", 1),
         ("Reads", "string", ".status.readsFrom", 1),
     ),
+    conditions=TENANT_CONDITIONS,
     rules=(NOT_ITSELF,),
 )
 

@@ -1,7 +1,4 @@
-"""kvpool.dev/v1alpha1, KVCacheTenant: what a user writes (`TenantSpec`) and what the operator answers (`TenantStatus`).
-
-The text under each field is what `kubectl explain` prints.
-"""
+"""kvpool.dev/v1alpha1 KVCacheTenant: spec and status. `kubectl explain` prints the text under each field."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from pydantic import Field, model_validator
 from kvpool.config import MAX_READS_FROM
 from kvpool_operator.api import fields as f  # noqa: TC001  these are read by pydantic
 from kvpool_operator.api.conditions import Condition  # noqa: TC001
+from kvpool_operator.api.model import Count, KVCacheObject, LabelSelector, Model, Text, section
 from kvpool_operator.api.rules import Rule, immutable, with_rules
-from kvpool_operator.api.v1alpha1 import KVCacheObject, LabelSelector, Model, section
-from kvpool_operator.api.v1alpha1_status import Count, Text  # noqa: TC001
 
 __all__ = [
     "EVERY_TENANT",
@@ -39,8 +35,8 @@ SOME_MEMBERS: Final = Rule(
 SELECTOR_CHOOSES: Final = Rule(
     "!has(self.selector) || (has(self.selector.matchLabels) && size(self.selector.matchLabels) > 0) || "
     "(has(self.selector.matchExpressions) && size(self.selector.matchExpressions) > 0)",
-    "give members.selector at least one label or expression: an empty one would make all namespaces one tenant, who "
-    "find each other's blocks",
+    "give members.selector at least one label or expression: an empty one would make all namespaces one tenant that "
+    "shares its blocks",
 )
 STAR_STANDS_ALONE: Final = Rule(
     "!has(self.readers) || size(self.readers) < 2 || !('*' in self.readers)",
@@ -50,28 +46,28 @@ NOT_ITSELF: Final = Rule(
     "!has(self.spec.sharing) || !has(self.spec.sharing.readers) || !(self.metadata.name in self.spec.sharing.readers)",
     "leave the tenant's own name out of sharing.readers: it finds its own blocks in any case",
 )
-POOL_STAYS: Final = immutable("the pool of a tenant", "make another KVCacheTenant for the other pool")
+POOL_STAYS: Final = immutable("the pool of a tenant", "create another KVCacheTenant for the other pool")
 
 
-class PoolRef(Model):
-    """A pool of the tenant's own namespace."""
+class TenantPoolRef(Model):
+    """Reference to a pool in the namespace of the tenant."""
 
     name: Annotated[str, Field(min_length=1, max_length=40)]
     """Name of a KVCachePool in the namespace of this object."""
 
 
 class Members(Model):
-    """The namespaces that are this tenant."""
+    """Member namespaces of the tenant."""
 
     model_config = Model.model_config | {"json_schema_extra": with_rules(SOME_MEMBERS, SELECTOR_CHOOSES)}
 
     namespaces: Annotated[list[Annotated[str, Field(min_length=1, max_length=63)]], Field(max_length=256)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "set"}
     )
-    """Namespaces by name; they need not exist yet."""
+    """Member namespaces by name. They do not need to exist yet."""
     selector: LabelSelector | None = None
-    """Namespaces by their labels, beside those named. Whoever may label namespaces may make one a member: choose a
-    label that the tenants themselves cannot set."""
+    """Further member namespaces by label. Users who can label namespaces can add members: choose a label that the
+    tenants cannot set."""
 
     @model_validator(mode="after")
     def _members(self) -> Members:
@@ -82,40 +78,40 @@ class Members(Model):
 
 
 class TenantQuota(Model):
-    """How much the tenant may take."""
+    """Quota of the tenant."""
 
     capacity: f.TenantRoom | None = None
-    """Room for its blocks on each node, such as 200Gi, all members together. If it stores more it loses blocks of its
-    own. 0: no quota. Left out: the pool's tenancy.defaultQuota.capacity."""
+    """Maximum size of the tenant's blocks on each node, all members together, such as 200Gi. Above it, the tenant's own
+    blocks are evicted. 0: no quota. If it is omitted, the pool's tenancy.defaultQuota.capacity applies."""
     shared_capacity: f.TenantRoom | None = None
-    """Room for its blocks in a shared directory, all nodes together. 0: no quota. Left out: the pool's
-    tenancy.defaultQuota.capacity. In an object store nobody has a quota."""
+    """Maximum size of the tenant's blocks in a shared directory, all nodes together, such as 2Ti. 0: no quota. If it is
+    omitted, the pool's tenancy.defaultQuota.capacity applies. Object stores have no quotas."""
 
 
 class TenantTtl(Model):
-    """When the tenant's blocks go although there is room for them."""
+    """Expiry of the tenant's blocks."""
 
     idle: f.LifeTime | None = None
-    """A block that no engine asked for during so long goes. 0s: it may stay. Left out: the pool's cache.ttl.idle. In an
-    object store the pool's own holds."""
+    """Removes a block that no engine has used for this time, such as 24h. 0s disables idle expiry. If it is omitted,
+    the pool's cache.ttl.idle applies. In an object store the pool's value always applies."""
     max_age: f.LifeTime | None = None
-    """A block goes so long after it was made. 0s: it may stay. Left out: the pool's cache.ttl.maxAge. In an object
-    store the pool's own holds."""
+    """Removes a block this long after it was created, such as 168h. 0s disables the age limit. If it is omitted, the
+    pool's cache.ttl.maxAge applies. In an object store the pool's value always applies."""
 
 
 class Sharing(Model):
-    """Who else may read the tenant's blocks."""
+    """Read access of other tenants to this tenant's blocks."""
 
     model_config = Model.model_config | {"json_schema_extra": with_rules(STAR_STANDS_ALONE)}
 
     readers: Annotated[list[Annotated[str, Field(min_length=1, max_length=253)]], Field(max_length=64)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "set"}
     )
-    """KVCacheTenants of the same pool by name that find this tenant's blocks beside their own, or '*' alone for all of
-    them; a namespace without a KVCacheTenant is never one. One way only: this tenant finds none of theirs, and they
-    cannot write or remove any of its blocks. This gives away its bytes, and by time what it has asked; and they trust
-    whatever this tenant's pods stored. A tenant reads at most 8 others, the oldest of those that let it. Who gets one
-    of these names later gets the grant with it."""
+    """Names of KVCacheTenants of the same pool that can read this tenant's blocks in addition to their own, or only '*'
+    for all of them. A namespace without a KVCacheTenant is never a reader. Access is one-way: this tenant cannot read
+    the readers' blocks, and readers cannot write or remove its blocks. Readers receive the tenant's data, can infer its
+    prompts from response times, and trust what its pods stored. A tenant reads at most 8 others: the oldest that grant
+    it access. A KVCacheTenant that is created later with one of these names gets the access too."""
 
     @model_validator(mode="after")
     def _readers(self) -> Sharing:
@@ -124,76 +120,76 @@ class Sharing(Model):
 
 
 class TenantSpec(Model):
-    """Namespaces that use a pool as one tenant: they find each other's blocks, nobody else's, and share a quota."""
+    """Namespaces that use a pool as one tenant: they share their blocks with each other only, and share a quota."""
 
-    pool_ref: Annotated[PoolRef, Field(json_schema_extra=with_rules(POOL_STAYS))]
-    """The pool. It cannot be changed later."""
+    pool_ref: Annotated[TenantPoolRef, Field(json_schema_extra=with_rules(POOL_STAYS))]
+    """Pool of the tenant. Immutable."""
     members: Members
-    """The namespaces that are this tenant. They find each other's blocks; a namespace that becomes a member, or is one
-    no more, finds none of its earlier ones. It is a member of one tenant of a pool: where two claim it, the older one
-    has it. The pool's injection.allowedNamespaces must admit it."""
+    """Member namespaces of the tenant. They find each other's blocks. A namespace that joins or leaves a tenant no
+    longer finds its earlier blocks. A namespace is a member of one tenant per pool: if two claim it, the older one gets
+    it. The pool's injection.allowedNamespaces must allow the namespace."""
     quota: TenantQuota = section(TenantQuota)
-    """How much the tenant may take."""
+    """Quota of the tenant."""
     ttl: TenantTtl = section(TenantTtl)
-    """When its blocks go although there is room for them."""
+    """Expiry of the tenant's blocks."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    """Who makes room on a full node or in a full shared directory: tenants with the lowest number first, of those the
-    one that takes the most. Namespaces without a KVCacheTenant have 0. A tenant can lose all of its blocks to one with
-    a higher number: give those with a high number a quota."""
+    """Eviction priority on a full node or in a full shared directory: blocks of tenants with the lowest priority are
+    evicted first, and among these of the tenant with the highest usage. Namespaces without a KVCacheTenant have
+    priority 0. A tenant can lose all of its blocks to one with a higher priority: set a quota for tenants with a high
+    priority."""
     sharing: Sharing = section(Sharing)
-    """Who else may read the tenant's blocks. Left out: nobody."""
+    """Read access of other tenants to this tenant's blocks. If it is omitted, no other tenant has access."""
 
 
 class TenantUsage(Model):
-    """What the tenant's blocks take."""
+    """Usage of the tenant."""
 
     nodes: Text = "0"
-    """Room on all nodes together, such as 1.5Ti."""
+    """Size of the tenant's blocks on all nodes together, such as 1.5Ti."""
     blocks: Count = 0
-    """Blocks on all nodes together; a block on two nodes counts twice."""
+    """Number of blocks on all nodes together. A block on two nodes counts twice."""
     shared: Text = ""
-    """Room in the shared directory, as last counted; empty where there is none or nothing was counted yet."""
+    """Size in the shared directory at the last count. Empty without a shared directory or before the first count."""
     evicted_over_quota: Count = 0
-    """Blocks that nodes removed because the tenant was over its quota, since their sidecars started."""
+    """Number of blocks that were evicted because the tenant exceeded its quota, since the sidecars started."""
 
 
 class TenantStatus(Model):
-    """The tenant as the operator last saw it."""
+    """Observed state of the tenant."""
 
     observed_generation: Annotated[int, Field(json_schema_extra={"format": "int64"})] = 0
-    """metadata.generation that this status was judged by."""
+    """metadata.generation of the spec that this status describes."""
     member_count: Count = 0
-    """Namespaces that are this tenant now."""
+    """Number of member namespaces."""
     members: Annotated[list[Annotated[str, Field(max_length=63)]], Field(max_length=MAX_SHOWN)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """Their names, at most 64."""
+    """Names of the member namespaces, at most 64."""
     reads_from: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=MAX_READS_FROM)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """KVCacheTenants whose blocks it may read, as they let it, in the order they are looked at."""
+    """KVCacheTenants whose blocks this tenant can read, in lookup order."""
     readers: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=MAX_SHOWN)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """KVCacheTenants that may read its blocks now, at most 64 of them."""
+    """KVCacheTenants that can read this tenant's blocks, at most 64."""
     tag: Annotated[str, Field(max_length=32)] = ""
-    """The name under which sidecars account for its blocks, in /status and where metrics tell tenants apart."""
+    """Name of the tenant in the sidecars' /status and in per-tenant metrics."""
     used: TenantUsage = Field(default_factory=TenantUsage)
-    """What its blocks take."""
+    """Usage of the tenant."""
     conditions: Annotated[list[Condition], Field(max_length=8)] = Field(
         default_factory=list,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Accepted says whether everything that the spec asks for can be had, and what cannot; Enforced whether all nodes
-    keep to it."""
+    """Conditions of the tenant."""
 
     def dump(self) -> dict[str, Any]:
-        """As the API server holds it."""
+        """Return the status as the API server stores it."""
         return self.model_dump(by_alias=True)
 
 
 class KVCacheTenant(KVCacheObject):
-    """One tenant, as the API server holds it."""
+    """KVCacheTenant object, as the API server stores it."""
 
     spec: TenantSpec
 
@@ -204,5 +200,5 @@ class KVCacheTenant(KVCacheObject):
 
     @property
     def id(self) -> str:
-        """What names of its blocks are made with. A namesake that comes later never finds them, for its uid differs."""
+        """Identity from which block keys are derived. A later tenant of the same name has another uid."""
         return f"kvt:{self.metadata.name}:{self.metadata.uid}"

@@ -78,8 +78,7 @@ class Inputs:
     drives: tuple[frozenset[str], ...] = ()
     """Directories of the local tiers of each sidecar's pod that is there."""
     resync_token: str = ""
-    """Pods that have been ready for so long that the ones before them should be gone; empty: none
-    (rollout.RESYNC_ANNOTATION)."""
+    """Value of rollout.RESYNC_ANNOTATION: new pods that are ready while their predecessors still run. Empty: none."""
 
     @property
     def index_files(self) -> Mapping[str, str]:

@@ -11,9 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator.api.conditions import Condition, set_condition
-from kvpool_operator.api.quantity import format_bytes
-from kvpool_operator.api.reasons import Reason
-from kvpool_operator.api.v1alpha1_status import (
+from kvpool_operator.api.pool.status import (
     MAX_FINGERPRINTS,
     MAX_PODS,
     CacheStatus,
@@ -26,6 +24,8 @@ from kvpool_operator.api.v1alpha1_status import (
     PoolStatus,
     TransportStatus,
 )
+from kvpool_operator.api.quantity import format_bytes
+from kvpool_operator.api.reasons import Reason
 from kvpool_operator.desired import names
 from kvpool_operator.desired.index import memory_of
 from kvpool_operator.pools.fingerprints import explain, find_gaps, group_fingerprints

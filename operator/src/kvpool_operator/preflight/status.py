@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvpool_operator.api.pool.status import PreflightFinding, PreflightMeasure, PreflightStatus
 from kvpool_operator.api.reasons import Reason
-from kvpool_operator.api.v1alpha1_status import PreflightFinding, PreflightMeasure, PreflightStatus
 
 if TYPE_CHECKING:
     from kvpool_operator.preflight.gate import Finding, PreflightResult

@@ -1,0 +1,126 @@
+"""spec.tiers of a KVCachePool: local drives, a shared file system or an object store."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from kvpool_operator.api import fields as f
+from kvpool_operator.api.model import Model, SecretName
+from kvpool_operator.api.rules import with_rules
+
+__all__ = ["LocalTier", "ObjectStoreTier", "SharedTier", "Tier"]
+
+
+class LocalTier(Model):
+    """Directory on each node's own drive (tier G3)."""
+
+    path: f.LocalPath
+    """Directory on the node, preferably on a dedicated NVMe drive. It is created if it does not exist, owned by user
+    65532, and used by this pool only. Immutable."""
+    capacity: f.Capacity
+    """Maximum size of the blocks on each node, such as 500Gi. Eviction keeps usage below it."""
+    reserve_free: f.Reserve = "5%"
+    """Free space that the pool leaves on the drive's file system regardless of `capacity`: a percentage, or a quantity
+    such as 50Gi. It prevents disk pressure on the node."""
+    dedicated_filesystem: Literal["Require", "Prefer", "Ignore"] = "Prefer"
+    """Check whether the directory is on the node's own file system, where the kubelet stores its files. Require: the
+    sidecar reports an error and does not start there; this also detects a drive that is not mounted. Prefer: the
+    sidecar logs a warning and starts. Ignore: no check."""
+
+
+class HostPathShare(Model):
+    """Directory where every node already mounts the shared file system."""
+
+    path: f.SharedPath
+    """Directory on every node. It must exist, so that a missing mount is an error instead of an empty directory. It is
+    owned by user 65532 and used by this pool only. Immutable."""
+
+
+class ClaimShare(Model):
+    """PersistentVolumeClaim with access mode ReadWriteMany."""
+
+    claim_name: f.ClaimName
+    """Name of a PersistentVolumeClaim in the namespace of the pool. Immutable."""
+
+
+class NfsShare(Model):
+    """NFS export. The operator creates the PersistentVolume and the PersistentVolumeClaim."""
+
+    server: f.NfsServer
+    """Host name or IP address of the NFS server. Immutable."""
+    path: f.ExportPath
+    """Exported directory, such as /exports/kv. User 65532 must be able to write to it. Immutable."""
+    mount_options: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=64)]],
+        Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+    ] = Field(default=["soft", "timeo=30", "retrans=2"])
+    """NFS mount options. The default fails a request to an unreachable server after a timeout, and the engine
+    recomputes the block; a hard mount would block instead. Add nconnect=8 or proto=rdma if the server supports them."""
+
+
+class SharedTier(Model):
+    """File system that every node mounts (tier G4). Set exactly one of hostPath, pvc, and nfs."""
+
+    model_config = ConfigDict(json_schema_extra=with_rules(f.ONE_SHARE, f.SHARE_STAYS))
+
+    host_path: HostPathShare | None = None
+    """Directory where every node already mounts the shared file system (CephFS, Lustre, NFS over RDMA, ...)."""
+    pvc: ClaimShare | None = None
+    """PersistentVolumeClaim with access mode ReadWriteMany."""
+    nfs: NfsShare | None = None
+    """NFS export that the operator mounts."""
+    capacity: f.Capacity
+    """Maximum size of this pool's blocks in the shared file system, all nodes together, such as 20Ti. Above
+    `cache.eviction.highWatermark`, garbage collection removes the least recently used blocks."""
+
+    @model_validator(mode="after")
+    def _one_share(self) -> SharedTier:
+        f.ONE_SHARE.check(sum(s is not None for s in (self.host_path, self.pvc, self.nfs)) == 1)
+        return self
+
+
+class ObjectStoreTier(Model):
+    """Object store (tier G4). Blocks are objects under the ID of the pool. Blocks are cached locally on read."""
+
+    url: f.ObjectUrl
+    """URL of the bucket and prefix, such as s3://bucket/prefix. The bucket must exist. gs:// and abfs:// need a custom
+    sidecar image with gcsfs or adlfs. Immutable."""
+    secret_ref: SecretName | None = None
+    """Secret with the credentials, one key each: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and as needed
+    AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL, AWS_CA_BUNDLE (PEM). If it is omitted, the credentials of the node
+    or of the sidecars' service account apply. Changes of the Secret take effect without a restart."""
+    endpoint: f.ObjectEndpoint | None = None
+    """Endpoint of an S3-compatible server other than AWS, such as http://minio.storage:9000."""
+    region: f.ObjectRegion | None = None
+    """Region of the bucket."""
+    capacity: f.Capacity
+    """Maximum size of this pool's blocks in the object store, such as 20Ti."""
+
+
+class Tier(Model):
+    """Storage tier: a name and exactly one of local, shared, and objectStore."""
+
+    # ONE_SOURCE rejects an unknown kind with a readable message instead of a decoding error. Next to a valid source,
+    # extra="forbid" rejects an unknown field, which shows as a condition.
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=with_rules(
+            f.ONE_SOURCE, f.SOURCE_STAYS, **{"x-kubernetes-preserve-unknown-fields": True, "additionalProperties": None}
+        ),
+    )
+
+    name: f.TierName
+    """Name of the tier: at most 24 lower-case letters, digits, and hyphens. Status and metrics use it."""
+    local: LocalTier | None = None
+    """Directory on each node's own drive (tier G3)."""
+    shared: SharedTier | None = None
+    """File system that every node mounts (tier G4)."""
+    object_store: ObjectStoreTier | None = None
+    """Object store (tier G4)."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Tier:
+        f.ONE_SOURCE.check(sum(s is not None for s in (self.local, self.shared, self.object_store)) == 1)
+        return self

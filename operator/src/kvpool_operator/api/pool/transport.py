@@ -1,0 +1,107 @@
+"""spec.transport, spec.failOpen and spec.events of a KVCachePool."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kvpool_operator.api import fields as f
+from kvpool_operator.api.model import Model, section
+from kvpool_operator.api.rules import with_rules
+
+__all__ = ["Events", "FailOpen", "Transport"]
+
+
+class Breaker(Model):
+    """Circuit breaker of each client."""
+
+    failures: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Number of consecutive failures that open the breaker. While it is open, the client answers every lookup with a
+    miss in less than a millisecond."""
+    cooldown: f.Cooldown = "1s"
+    """Time that the breaker stays open before the client retries, such as 1s."""
+
+
+class FailOpen(Model):
+    """Deadlines of engine requests to the pool. After a deadline the result is a miss, and the engine computes."""
+
+    lookup_deadline: f.LookupTime = "20ms"
+    """Maximum time of a lookup, such as 20ms."""
+    load_deadline: f.LoadTime = "100ms"
+    """Minimum deadline of a load, such as 100ms. The deadline of a large load is three times the time that it takes at
+    `expectedBandwidth`."""
+    expected_bandwidth: f.Bandwidth = "1G"
+    """Expected bytes per second of a load, such as 1G."""
+    store_deadline: f.StoreTime = "10s"
+    """Maximum time of a background store, such as 10s. Engines never wait for a store."""
+    breaker: Breaker = section(Breaker)
+    """Circuit breaker of each client."""
+
+
+class DeviceResource(Model):
+    """Extended resource of a node."""
+
+    name: f.ResourceName
+    """Name of the resource, such as rdma/hca_shared_devices_a. A device plugin of the cluster provides it."""
+    count: Annotated[int, Field(ge=1, le=99)] = 1
+    """Number of devices that each sidecar requests."""
+
+
+class Rdma(Model):
+    """RDMA resources of the sidecars."""
+
+    resources: Annotated[list[DeviceResource], Field(max_length=8)] = Field(
+        default_factory=list,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """Extended resources that add an RDMA device to the sidecar pods."""
+    memory: f.RdmaMemory = "512Mi"
+    """Registered memory on each node, such as 512Mi. Half holds blocks that peers read, half receives blocks that this
+    node reads. If `resources` is set, the memory limit of the sidecars includes it."""
+
+
+class Transport(Model):
+    """Transfer of blocks between nodes."""
+
+    protocol: Literal["Auto", "TCP", "RDMA"] = "Auto"
+    """Auto: RDMA between nodes that both support it, otherwise TCP. RDMA: the same, and the condition TransportReady is
+    False while a node cannot use RDMA. TCP: never RDMA. status.transport reports the protocol in use and the reason."""
+    rdma: Rdma = section(Rdma)
+    """RDMA resources of the sidecars."""
+    encryption: Literal["ControlOnly", "Always"] = "ControlOnly"
+    """ControlOnly: sidecars authenticate each other by certificates over TLS, and blocks are sent unencrypted. Always:
+    blocks are encrypted too, at several times the CPU time, and RDMA is not used."""
+    streams: Annotated[int, Field(ge=1, le=4)] = 2
+    """Number of TCP connections that one large load from one peer uses. The same number is kept connected in advance
+    for each peer."""
+    port: Annotated[int, Field(ge=1024, le=65535, json_schema_extra=with_rules(f.PORT_IS_FREE))] = 7421
+    """TCP port of the sidecars on their pod IP addresses."""
+
+    @model_validator(mode="after")
+    def _port(self) -> Transport:
+        f.PORT_IS_FREE.check(self.port not in (f.HTTP_PORT, f.ADMIN_PORT))
+        return self
+
+
+class Events(Model):
+    """KV cache events for routers, which can send a request to a node that holds the blocks of its prompt."""
+
+    enabled: bool = False
+    """true: each sidecar publishes the blocks of its node in vLLM's KV event format on ZeroMQ, and tells routers that
+    present the token in the Secret NAME-events how much of a prompt each node holds. Events reveal which prompts were
+    processed: restrict these ports to routers by a NetworkPolicy. Sidecars and clients of releases without this field
+    cannot read the format of blocks stored with it: upgrade all of them first."""
+    port: Annotated[int, Field(ge=1024, le=65535)] = 5557
+    """TCP port of the event publisher (ZeroMQ PUB) on the pod IP addresses of the sidecars."""
+    replay_port: Annotated[int, Field(ge=1024, le=65535)] = 5558
+    """TCP port where a subscriber requests missed events (ZeroMQ ROUTER)."""
+    topic: f.EventTopic = "kv@{node}@"
+    """Topic of the messages. llm-d expects kv@<pod>@<model>: if the pool serves a single model, set kv@{node}@ followed
+    by the name of the model."""
+    hashes: Literal["Bytes", "Int64"] = "Bytes"
+    """Format of block hashes. Int64: the low 64 bits, vLLM's default. Bytes: the whole hash, as vLLM with
+    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. Use the format that the pool's engines publish."""
+    token_revision: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Change the number to create a new token for routers. The previous token is rejected after the sidecars have
+    restarted."""
