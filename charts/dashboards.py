@@ -19,8 +19,8 @@ POOLS: list[Any] = [
         "percentunit",
         [
             (
-                f"sum by (namespace, pool) (rate(kvpool_client_blocks_total{{{_HERE}}}[$__rate_interval])) / "
-                f"(sum by (namespace, pool) (rate(kvpool_client_blocks_total{{{_HERE}}}[$__rate_interval])) + "
+                f"sum by (namespace, pool) (rate(kvpool_client_hit_blocks_total{{{_HERE}}}[$__rate_interval])) / "
+                f"(sum by (namespace, pool) (rate(kvpool_client_hit_blocks_total{{{_HERE}}}[$__rate_interval])) + "
                 f"sum by (namespace, pool) (rate(kvpool_client_misses_total{{{_HERE}}}[$__rate_interval])))",
                 "{{namespace}}/{{pool}}",
             )
@@ -30,7 +30,7 @@ POOLS: list[Any] = [
     (
         "Hits by tier",
         "ops",
-        [(f"sum by (tier) (rate(kvpool_client_blocks_total{{{_HERE}}}[$__rate_interval]))", "{{tier}}")],
+        [(f"sum by (tier) (rate(kvpool_client_hit_blocks_total{{{_HERE}}}[$__rate_interval]))", "{{tier}}")],
         "local: the node's own drive. peer: another node's. shared: the shared tier.",
     ),
     (
@@ -93,7 +93,7 @@ POOLS: list[Any] = [
         "Waiting for their turn",
         "short",
         [
-            (f"sum by (node) (kvpool_sidecar_waiting_{what}{{{_HERE}}})", f"{{{{node}}}} {what}")
+            (f"sum by (node) (kvpool_sidecar_queued_{what}{{{_HERE}}})", f"{{{{node}}}} {what}")
             for what in ("reads", "writes", "peer_reads")
         ],
         "Requests that wait because the node's drives have enough to do.",
@@ -122,8 +122,8 @@ POOLS: list[Any] = [
         "short",
         [
             (
-                f'sum by (node, event) (increase(kvpool_sidecar_events_total{{{_HERE},event=~"quarantined|io_error"}}'
-                "[1h]))",
+                "sum by (node, event) (increase(kvpool_sidecar_drive_events_total"
+                f'{{{_HERE},event=~"quarantined|io_error"}}[1h]))',
                 "{{node}} {{event}}",
             )
         ],
@@ -132,7 +132,7 @@ POOLS: list[Any] = [
     (
         "Waiting for the shared tier",
         "bytes",
-        [(f"kvpool_sidecar_shared_waiting_bytes{{{_HERE}}}", "{{node}}")],
+        [(f"kvpool_sidecar_shared_dirty_bytes{{{_HERE}}}", "{{node}}")],
         "What would be lost with the node.",
     ),
     (
@@ -150,7 +150,7 @@ POOLS: list[Any] = [
     (
         "Sent to peers",
         "Bps",
-        [(f'sum by (node) (rate(kvpool_sidecar_peer_total{{{_HERE},what="bytes"}}[$__rate_interval]))', "{{node}}")],
+        [(f"sum by (node) (rate(kvpool_sidecar_peer_sent_bytes_total{{{_HERE}}}[$__rate_interval]))", "{{node}}")],
         "Bytes of blocks.",
     ),
 ]
@@ -238,7 +238,8 @@ OPERATOR: list[Any] = [
         [
             ("kvpool_webhook_certificate_expiry_timestamp_seconds - time()", "{{pod}}"),
             (
-                f"min by (namespace, pool) (kvpool_sidecar_peer_certificate_seconds_left{{{_HERE}}})",
+                "min by (namespace, pool) "
+                f"(kvpool_sidecar_peer_certificate_expiry_timestamp_seconds{{{_HERE}}}) - time()",
                 "{{pool}} sidecars",
             ),
         ],

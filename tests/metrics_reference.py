@@ -43,7 +43,7 @@ def rows(registry: CollectorRegistry) -> list[Row]:
 def tables() -> dict[str, list[Row]]:
     """By program."""
     return {
-        "Sidecars, and the clients in engines, which tell their sidecar (port 7422)": sidecar.reference(),
+        "Sidecars, and the clients in engines, which report to their sidecar (port 7422)": sidecar.reference(),
         "Operator (port 8080)": rows(OperatorMetrics().registry),
         "Webhook (port 8081)": rows(WebhookMetrics().registry),
     }
@@ -63,15 +63,22 @@ def labels_of() -> dict[str, set[str]]:
     return found
 
 
+def label_values() -> list[Row]:
+    """Metric, label, value and meaning, for labels whose values the code sets."""
+    return sidecar.label_values()
+
+
 def page() -> str:
-    """The text of docs/reference/metrics.md."""
+    """Return the text of docs/reference/metrics.md."""
     parts = [_HEAD]
     for title, table in tables().items():
         lines = [f"| `{name}` | {kind} | {labels} | {text} |" for name, kind, labels, text in table]
         parts.append(
             "\n".join([f"## {title}\n", "| metric | type | labels | meaning |", "|---|---|---|---|", *lines, ""])
         )
-    return "\n".join(parts)
+    lines = [f"| `{name}` | {label} | `{value}` | {text} |" for name, label, value, text in label_values()]
+    head = ["## Label values of the sidecars' metrics\n", "| metric | label | value | meaning |", "|---|---|---|---|"]
+    return "\n".join([*parts, "\n".join([*head, *lines, ""])])
 
 
 if __name__ == "__main__":

@@ -430,8 +430,8 @@ def test_status_metrics_and_health_say_what_happened_and_name_no_tenant(tmp_path
         for line in (
             "kvpool_sidecar_blocks 3.0",
             "kvpool_sidecar_ready 1.0",
-            'kvpool_sidecar_stored_total{what="blocks"} 3.0',
-            'kvpool_client_blocks_total{tier="local"} 2.0',
+            "kvpool_sidecar_stored_blocks_total 3.0",
+            'kvpool_client_hit_blocks_total{tier="local"} 2.0',
             'kvpool_client_misses_total{reason="x"} 1.0',
             'kvpool_sidecar_opened_blocks_total{tier="miss"} 1.0',
             'kvpool_sidecar_requests_total{op="open"} 1.0',

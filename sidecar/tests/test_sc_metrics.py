@@ -109,7 +109,7 @@ def test_evictions_are_told_by_their_cause(tmp_path):
         causes = [s for s in families(a)["kvpool_sidecar_evicted_blocks"].samples if s.name.endswith("_total")]
         # one look: counts grow while it is compared with another
         assert {s.labels["cause"] for s in causes} <= {"quota", "capacity"}
-        evicted = "kvpool_sidecar_events_total"
+        evicted = "kvpool_sidecar_drive_events_total"
         wait_for(
             lambda: (
                 value(a, evicted, event="evicted")

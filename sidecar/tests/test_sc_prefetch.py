@@ -275,7 +275,7 @@ def test_after_a_lookup_the_blocks_are_in_memory_before_they_are_loaded(cluster)
         wait_for(lambda: all(share_in_memory(f) == 1.0 for f in a.files()), "all in memory", 60)  # as the drive pleases
         assert raw.get(wanted) == [payload(n, 4 * MIB) for n in range(6)]
     assert a.status()["prefetch"]["used"] == 6
-    assert b'kvpool_sidecar_prefetch_total{result="blocks"} 6.0' in a.get("/metrics")
+    assert b"kvpool_sidecar_prefetch_blocks_total 6.0" in a.get("/metrics")
 
 
 def test_blocks_of_the_shared_tier_are_read_ahead_too(cluster):

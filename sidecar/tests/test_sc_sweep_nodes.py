@@ -77,9 +77,9 @@ def test_one_sweeps_and_when_it_is_killed_another_takes_over(cluster):
     wait_for(lambda: sweep_of(holder)["removed"] == {"idle": 30}, "it is told")
     wait_for(lambda: sweep_of(other)["blocks"] == 1, "the other one knows what is left")
     assert sweep_of(other)["removed"] == {}
-    assert b'kvpool_sidecar_shared_swept_total{reason="idle"} 30.0' in holder.get("/metrics")
-    assert b"kvpool_sidecar_shared_sweep_holder 1.0" in holder.get("/metrics")
-    assert b"kvpool_sidecar_shared_sweep_holder 0.0" in other.get("/metrics")
+    assert b'kvpool_sidecar_shared_gc_removed_blocks_total{reason="idle"} 30.0' in holder.get("/metrics")
+    assert b"kvpool_sidecar_shared_gc_leader 1.0" in holder.get("/metrics")
+    assert b"kvpool_sidecar_shared_gc_leader 0.0" in other.get("/metrics")
     assert b"kvpool_sidecar_shared_tenant_bytes{" not in holder.get("/metrics"), (
         "tenants are told of only when asked for"
     )

@@ -495,7 +495,7 @@ def test_real_sidecars_read_from_each_other_and_say_how(cluster, encryption):
     status = b.status()
     assert status["peers"]["encryption"] == encryption
     assert 0 < status["peers"]["certificate_seconds_left"] <= DAY.total_seconds()
-    assert "kvpool_sidecar_peer_certificate_seconds_left " in b.get("/metrics").decode()
+    assert "kvpool_sidecar_peer_certificate_expiry_timestamp_seconds " in b.get("/metrics").decode()
     assert a.status()["refused"] == {}
 
 

@@ -375,7 +375,7 @@ def test_a_fourth_node_gets_what_is_hot_at_the_three(cluster):
         assert raw.get([block_id(n) for n in hot]) == [payload(n, SIZE) for n in hot]
     with d.connect("team-b") as raw:
         assert raw.lookup([block_id(n) for n in hot]) == [0] * len(hot)
-    assert b'kvpool_sidecar_warm_up_total{result="blocks"} 15.0' in d.get("/metrics")
+    assert b"kvpool_sidecar_warm_up_blocks_total 15.0" in d.get("/metrics")
 
 
 def test_the_bandwidth_is_kept(cluster):

@@ -437,7 +437,7 @@ class SidecarApp:
             made.callback(self._admin.stop)
 
     def _metrics(self, report: StatusReport) -> Metrics:
-        return Metrics(report, tenant_labels=self._settings.metrics_per_tenant)
+        return Metrics(report, per_tenant=self._settings.metrics_per_tenant)
 
     def _make_publisher(self) -> Publisher | None:
         if self._feed is None:

@@ -84,6 +84,12 @@ class NodeIdentity:
         with self._lock:
             return (self._leaf.expires - self._clock()).total_seconds() if self._leaf else 0.0
 
+    @property
+    def expiry(self) -> float:
+        """Unix time at which the leaf certificate expires; 0 without one."""
+        with self._lock:
+            return self._leaf.expires.timestamp() if self._leaf else 0.0
+
     def name_of(self, node: str) -> str:
         """What the certificate of another node of this pool must say."""
         return node_name(self._uid, node)

@@ -88,6 +88,7 @@ class Security:
         """For /status."""
         return {
             "encryption": "Always" if self.always else "ControlOnly",
+            "certificate_expiry": self.identity.expiry,
             "certificate_seconds_left": round(self.identity.seconds_left),
             "problem": self.identity.problem,
         }
