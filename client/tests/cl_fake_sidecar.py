@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import ProtocolError
-from kvpool.protocol import block, wire
+from kvpool.protocol import block, peer_wire, wire
 from kvpool.protocol.keys import block_key as block_key
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class FakeSidecar:
         elif op == wire.Op.LOOKUP:
             block_ids = wire.split_block_ids(memoryview(body)[4:], head.items, wire.MAX_LOOKUP)
             self.send(
-                connection, head, bytes(self._tiers(block_ids, bool(head.flags & wire.Flag.EVERY))), len(block_ids)
+                connection, head, bytes(self._tiers(block_ids, bool(head.flags & wire.Flag.EXHAUSTIVE))), len(block_ids)
             )
         elif op == wire.Op.OPEN:
             self._open(connection, head, body, state)
@@ -203,7 +203,7 @@ class FakeSidecar:
     def _send_stream(self, stream: socket.socket, blocks: list[bytes]) -> None:
         with contextlib.suppress(OSError):
             for data in blocks:
-                answer = wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, len(data)) + data
+                answer = peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.OK, 0, 0, len(data)) + data
                 stream.sendall(self.corrupt_stream(answer) if self.corrupt_stream else answer)
 
     def _begin(self, connection: socket.socket, head: wire.Head, body: bytes, state: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ def test_store_lookup_load(fake: FakeSidecar, patient: Client) -> None:
     assert all(r.ok and r.stored and r.bytes == SIZE for r in stored)
     assert all(r.ok and not r.stored for r in client.put_from(names[:3], [payload(i) for i in range(3)]))
     assert client.lookup([*names, block_id_of("other"), *names[:1]]) == [Tier.LOCAL] * 150 + [Tier.MISS] * 2
-    assert client.lookup([block_id_of("other"), *names[:1]], every=True) == [Tier.MISS, Tier.LOCAL]
+    assert client.lookup([block_id_of("other"), *names[:1]], exhaustive=True) == [Tier.MISS, Tier.LOCAL]
     out = buffers(150)
     assert {(r.ok, r.tier, r.reason) for r in client.get_into(names, out)} == {(True, Tier.LOCAL, "")}
     assert [bytes(b) for b in out] == [payload(i) for i in range(150)]
@@ -247,7 +247,7 @@ def test_a_late_answer_to_a_lookup_is_thrown_away_and_the_connection_stays(fake:
     fake.delay_s = 0.08
     assert client.lookup(names) == [Tier.MISS] * 2
     fake.delay_s = 0.0
-    assert until(lambda: client.lookup([block_id_of("absent")], every=True) == [Tier.MISS], 1)
+    assert until(lambda: client.lookup([block_id_of("absent")], exhaustive=True) == [Tier.MISS], 1)
     assert until(lambda: client.lookup(names) == [Tier.LOCAL] * 2, 1)
     assert len(fake.hellos) == hellos
     client.close()

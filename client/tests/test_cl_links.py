@@ -281,7 +281,7 @@ def test_done_is_told_only_if_the_answer_asks_for_it(fake: FakeSidecar, client: 
     assert client.get_into([block_id_of("x")], [bytearray(100)])[0].ok
     assert client.lookup([block_id_of("x")]) == [Tier.LOCAL]
     assert Op.DONE not in fake.requests
-    fake.open_flags = Flag.TELL
+    fake.open_flags = Flag.WANTS_DONE
     assert client.get_into([block_id_of("x")], [bytearray(100)])[0].ok
     assert until(lambda: Op.DONE in fake.requests)
     assert client.get_into([block_id_of("x")], [bytearray(100)])[0].ok

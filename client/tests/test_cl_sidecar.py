@@ -110,14 +110,14 @@ def test_lookups_stop_at_the_first_miss_unless_every_block_counts(pair: Cluster)
     with connect(pair["a"].socket) as client:
         assert all(r.ok for r in client.put_from([*names[:2], *names[3:]], [b"x" * 64] * 5))
         assert client.lookup(names) == [1, 1, 0, 0, 0, 0]
-        assert client.lookup(names, every=True) == [1, 1, 0, 1, 1, 1]
+        assert client.lookup(names, exhaustive=True) == [1, 1, 0, 1, 1, 1]
 
 
 def test_a_prompt_of_thousands_of_blocks_is_looked_up_at_once(pair: Cluster) -> None:
     names = engine_blocks(*[("long", n) for n in range(5000)])
     with connect(pair["a"].socket) as client:
         assert client.lookup(names) == [Tier.MISS] * 5000
-        assert client.lookup(names, every=True) == [Tier.MISS] * 5000
+        assert client.lookup(names, exhaustive=True) == [Tier.MISS] * 5000
 
 
 def test_tenants_do_not_see_each_other(pair: Cluster) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, PoolUnavailableError, ProtocolError
-from kvpool.protocol import block, wire
+from kvpool.protocol import block, peer_wire, wire
 from kvpool.transport import transfer
 
 if TYPE_CHECKING:
@@ -172,9 +172,9 @@ def pair() -> Any:
     theirs.close()
 
 
-def answer(payload: bytes, status: int = wire.PeerStatus.OK, size: int | None = None, **changes: Any) -> bytes:
+def answer(payload: bytes, status: int = peer_wire.PeerStatus.OK, size: int | None = None, **changes: Any) -> bytes:
     data = header_of(payload, **changes) + payload
-    return wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(data) if size is None else size) + data
+    return peer_wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(data) if size is None else size) + data
 
 
 def send(to: socket.socket, *parts: bytes) -> threading.Thread:
@@ -193,7 +193,7 @@ def test_streams_bring_blocks_in_order(pair: Any, blocking: bool) -> None:
     ours.setblocking(blocking)
     payloads = [os.urandom(n) for n in (1, 5_000_000, 70_000)]
     data = b"".join(answer(p) for p in payloads)
-    miss = wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0)
+    miss = peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.MISS, 0, 0, 0)
     bad = answer(b"x" * 100, payload_sum=bytes(16))
     thread = send(theirs, data[:100], data[100:], miss, bad, answer(b"last"))
     for payload in payloads:
@@ -212,10 +212,10 @@ def test_streams_bring_blocks_in_order(pair: Any, blocking: bool) -> None:
     "data",
     [
         b"GET / HTTP/1.1\r\n\r\n" + bytes(5000),
-        wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, 1 << 60),
-        wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, 4096 + 99),
-        wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 1),
-        wire.PEER_RESPONSE.pack(wire.MAGIC, 9, 0, 0, 4096 + 100),
+        peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.OK, 0, 0, 1 << 60),
+        peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.OK, 0, 0, 4096 + 99),
+        peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.MISS, 0, 0, 1),
+        peer_wire.PEER_RESPONSE.pack(wire.MAGIC, 9, 0, 0, 4096 + 100),
     ],
 )
 def test_garbage_on_a_stream(pair: Any, data: bytes) -> None:

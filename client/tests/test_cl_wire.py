@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.errors import ProtocolError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool.protocol.fingerprint_fields import field_digests
 from kvpool.transport import responses as answers
 from kvpool.transport.connection import Reply
@@ -191,11 +191,11 @@ def test_a_deadline_on_the_wire_is_never_zero() -> None:
 
 def test_peer_proofs_differ_by_role_and_request_macs_by_place() -> None:
     a, b = b"a" * 32, b"b" * 32
-    assert wire.peer_client_proof(b"s", a, b) != wire.peer_server_proof(b"s", a, b)
-    assert wire.peer_client_proof(b"s", a, b) != wire.peer_client_proof(b"S", a, b)
-    key = wire.peer_session_key(b"s", a, b)
-    assert wire.peer_request_mac(key, 1, a) != wire.peer_request_mac(key, 2, a)
-    assert len(wire.peer_request_mac(key, 1, a)) == 16
+    assert peer_wire.peer_client_proof(b"s", a, b) != peer_wire.peer_server_proof(b"s", a, b)
+    assert peer_wire.peer_client_proof(b"s", a, b) != peer_wire.peer_client_proof(b"S", a, b)
+    key = peer_wire.peer_session_key(b"s", a, b)
+    assert peer_wire.peer_request_mac(key, 1, a) != peer_wire.peer_request_mac(key, 2, a)
+    assert len(peer_wire.peer_request_mac(key, 1, a)) == 16
 
 
 WINDOW = [(i, bytes([i]) * 32, memoryview(bytearray(64))) for i in range(3)]

@@ -68,7 +68,7 @@ def test_wrong_arguments_are_misses(client: Client, which: int, odd: int, until:
     names, buffers = [*NAMES, *ODD][which], ODD[odd]
     given = (buffers, [buffers], [buffers, buffers])
     count = len(names) if hasattr(names, "__len__") else 0
-    tiers = client.lookup(names, until, every=bool(count % 2))
+    tiers = client.lookup(names, until, exhaustive=bool(count % 2))
     assert len(tiers) == count
     assert all(isinstance(tier, Tier) for tier in tiers)
     for some in given:

@@ -81,7 +81,7 @@ class RealSidecar:
 
     def has(self, tenant: str, count: int, first: int = 0) -> int:
         with self.connect(tenant) as one:
-            tiers = one.lookup([block_id(n) for n in range(first, first + count)], flags=Flag.EVERY)
+            tiers = one.lookup([block_id(n) for n in range(first, first + count)], flags=Flag.EXHAUSTIVE)
             return sum(tier != 0 for tier in tiers)
 
 

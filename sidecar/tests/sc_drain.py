@@ -74,4 +74,4 @@ def spoil(file) -> None:
 
 def lookup(node, numbers) -> list[int]:
     with node.connect() as raw:
-        return raw.lookup([block_id(n) for n in numbers], flags=wire.Flag.EVERY)
+        return raw.lookup([block_id(n) for n in numbers], flags=wire.Flag.EXHAUSTIVE)

@@ -8,7 +8,7 @@ import struct
 import time
 from typing import NamedTuple
 
-from kvpool.protocol import block, keys, wire
+from kvpool.protocol import block, keys, peer_wire, wire
 
 SECRET = b"a secret of this test, long enough"
 FINGERPRINT = keys.fingerprint({"model": "test"})
@@ -130,9 +130,9 @@ class Raw:
         if entry.status == wire.OpenStatus.MISS:
             return None
         stream = self.streams[entry.stream]
-        magic, status, _, _, size = wire.PEER_RESPONSE.unpack(exactly(stream, wire.PEER_RESPONSE.size))
+        magic, status, _, _, size = peer_wire.PEER_RESPONSE.unpack(exactly(stream, peer_wire.PEER_RESPONSE.size))
         assert magic == wire.MAGIC
-        if status == wire.PeerStatus.MISS:
+        if status == peer_wire.PeerStatus.MISS:
             assert size == 0
             return None
         assert size == block.HEADER_BYTES + entry.length

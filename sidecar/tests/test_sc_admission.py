@@ -350,7 +350,7 @@ def test_the_answer_asks_for_the_end_of_what_is_large_or_when_others_wait(serve)
         (head, _), fds = raw.ask(wire.Op.OPEN, struct.pack("<I", 1000) + block_id(1) * count, count=count)
         for fd in fds:
             os.close(fd)
-        return bool(head.flags & wire.Flag.TELL)
+        return bool(head.flags & wire.Flag.WANTS_DONE)
 
     serve.node.size = 1 * MIB
     assert not tells(serve("a"), 1)

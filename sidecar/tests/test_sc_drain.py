@@ -16,7 +16,7 @@ from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks.popularity import PopularBlock
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.peers.migration import Headroom, ask_adopt, ask_room
+from kvpool_sidecar.peers.migration import Headroom, request_headroom, request_receive
 from kvpool_sidecar.replication.drain_source import Migration, _choices, in_order
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import LocalStore
@@ -62,12 +62,12 @@ def test_who_has_room_is_asked_first_and_who_is_colder_then():
 def test_a_room_survives_the_wire(spare, idle, leaving):
     class Link:
         def request(self, op, keys, flags=0):
-            assert (op, len(keys[0])) == (wire.Op.ROOM, 32)
+            assert (op, len(keys[0])) == (wire.Op.HEADROOM, 32)
 
         def small_answer(self, limit, deadline):
             return Headroom(spare, idle, leaving).pack()
 
-    assert ask_room(Link(), 0) == Headroom(spare, idle, leaving)
+    assert request_headroom(Link(), 0) == Headroom(spare, idle, leaving)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_a_hostile_answer_is_a_protocol_error(body):
             return body
 
     with pytest.raises(ProtocolError):
-        ask_room(Link(), 0)
+        request_headroom(Link(), 0)
     if body is None or body[:1] == b"x":
         with pytest.raises(ProtocolError):
-            ask_adopt(Link(), key(1), 0, evict=False)
+            request_receive(Link(), key(1), 0, evict=False)
 
 
 # -- what a drive tells

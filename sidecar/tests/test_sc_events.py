@@ -283,7 +283,7 @@ def test_what_is_evicted_is_told(cluster):
 
     def as_it_is() -> bool:
         with node.connect() as raw:
-            tiers = raw.lookup([keys.block_id(FINGERPRINT, h, GROUP) for h in every], flags=wire.Flag.EVERY)
+            tiers = raw.lookup([keys.block_id(FINGERPRINT, h, GROUP) for h in every], flags=wire.Flag.EXHAUSTIVE)
         there = {h for h, tier in zip(every, tiers, strict=True) if tier == wire.Tier.LOCAL}
         assert len(there) < len(every)
         return holds(node, there)

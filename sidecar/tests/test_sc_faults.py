@@ -221,7 +221,7 @@ def test_a_corrupt_block_of_a_peer_is_quarantined_there_and_not_asked_for_again(
             other.get(names[:1])
         other.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [names[0].hex()]}))
         wait_for(lambda: len(a.files("quarantine")) == 1, "quarantined by its owner")
-        wait_for(lambda: other.lookup(names, flags=wire.Flag.EVERY) == [0, Tier.PEER], "not asked for again")
+        wait_for(lambda: other.lookup(names, flags=wire.Flag.EXHAUSTIVE) == [0, Tier.PEER], "not asked for again")
         assert other.get(names[1:]) == [items[names[1]]]
 
 

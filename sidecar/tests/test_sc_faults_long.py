@@ -106,7 +106,7 @@ def test_random_steps_over_real_sidecars_give_what_the_model_says_or_a_miss(clus
     def get(node, tenant: str) -> None:
         numbers = sorted({rng.randrange(310) for _ in range(8)})
         with node.connect(tenant) as raw:
-            raw.lookup([block_id(n) for n in numbers], flags=wire.Flag.EVERY)
+            raw.lookup([block_id(n) for n in numbers], flags=wire.Flag.EXHAUSTIVE)
             for n, entry in zip(numbers, raw.open([block_id(n) for n in numbers]), strict=True):
                 data = raw.read(entry)
                 seen["miss" if data is None else "hit"] += 1

@@ -57,7 +57,7 @@ def test_calls_that_are_given_up_at_random_never_get_each_others_answers(nodes, 
                 some = rng.sample(names, 6)
                 until = time.monotonic() + rng.choice([0.0001, 0.001, 0.003, 0.01, 0.03, 1.0]) * rng.random()
                 if rng.random() < 0.3:
-                    one.lookup(some, until, every=True)
+                    one.lookup(some, until, exhaustive=True)
                 else:
                     one.get_into(some, buffers, until)
 

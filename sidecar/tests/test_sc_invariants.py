@@ -32,7 +32,7 @@ class Answers:
     def load_seconds(self, _size):
         return 0.1
 
-    def lookup(self, block_ids, _deadline, every=False):
+    def lookup(self, block_ids, _deadline, exhaustive=False):
         self._fault()
         return [Tier.LOCAL] * (len(block_ids) - self.too_few)
 

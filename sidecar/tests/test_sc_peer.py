@@ -11,7 +11,7 @@ import pytest
 from sc_nodes import fresh_address, wait_for
 
 from kvpool.errors import DeadlineExceededError, KVPoolError, PoolUnavailableError, ProtocolError, RefusedError
-from kvpool.protocol import block, wire
+from kvpool.protocol import block, peer_wire, wire
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.peers import server as peer_server
 from kvpool_sidecar.peers import tcp
@@ -128,8 +128,8 @@ def test_a_server_that_does_not_hold_the_secret_is_not_believed(server):
 
     def play():
         sock, _ = listener.accept()
-        sock.sendall(wire.PEER_MAGIC + os.urandom(32))
-        tcp.receive(sock, wire.PEER_CLIENT.size, time.monotonic() + 5)
+        sock.sendall(peer_wire.PEER_MAGIC + os.urandom(32))
+        tcp.receive(sock, peer_wire.PEER_CLIENT.size, time.monotonic() + 5)
         sock.sendall(os.urandom(32))
         sock.close()
 
@@ -146,8 +146,8 @@ def test_the_proof_of_one_connection_is_worth_nothing_on_another(server):
     sock = socket.create_connection((server.host, server.port), timeout=5)
     hello = tcp.receive(sock, 40, time.monotonic() + 5)
     nonce_c = os.urandom(32)
-    proof = wire.peer_client_proof(SECRET, hello[8:], nonce_c)
-    answer = wire.PEER_CLIENT.pack(wire.PeerKind.DATA, tcp.NO_TICKET, nonce_c, proof)
+    proof = peer_wire.peer_client_proof(SECRET, hello[8:], nonce_c)
+    answer = peer_wire.PEER_CLIENT.pack(peer_wire.PeerKind.DATA, tcp.NO_TICKET, nonce_c, proof)
     sock.sendall(answer)
     tcp.receive(sock, 32, time.monotonic() + 5)
     again = socket.create_connection((server.host, server.port), timeout=5)
@@ -161,8 +161,8 @@ def test_the_proof_of_one_connection_is_worth_nothing_on_another(server):
 
 def request(link, n, *, sequence=None, mac=None, magic=wire.MAGIC, op=wire.Op.OPEN):
     sequence = link._sequence if sequence is None else sequence
-    mac = wire.peer_request_mac(link._session_key, sequence, key(n)) if mac is None else mac
-    return wire.PEER_REQUEST.pack(magic, op, 0, 0, sequence, key(n), mac)
+    mac = peer_wire.peer_request_mac(link._session_key, sequence, key(n)) if mac is None else mac
+    return peer_wire.PEER_REQUEST.pack(magic, op, 0, 0, sequence, key(n), mac)
 
 
 @pytest.mark.parametrize("what", ["mac", "sequence", "magic", "op", "replay", "other session", "garbage"])
@@ -193,7 +193,7 @@ def test_who_holds_the_socket_but_not_the_session_key_cannot_ask(link, store):
     put(store, 1)
     one = link()
     held = socket.socket(fileno=os.dup(one.fileno()))
-    held.sendall(wire.PEER_REQUEST.pack(wire.MAGIC, wire.Op.OPEN, 0, 0, 0, key(1), os.urandom(16)))
+    held.sendall(peer_wire.PEER_REQUEST.pack(wire.MAGIC, wire.Op.OPEN, 0, 0, 0, key(1), os.urandom(16)))
     held.settimeout(5)
     assert held.recv(1) == b""
     held.close()

@@ -15,7 +15,7 @@ from sc_nodes import MIB, PEER_PORT, fresh_address, wait_for
 from sc_raw import block_id, payload
 
 from kvpool.errors import KVPoolError, ProtocolError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.peers import server as peer_server
 from kvpool_sidecar.peers import tcp
@@ -74,12 +74,12 @@ def shapes(rng: random.Random):
     """What somebody might say: nothing, noise, other protocols, our own words in the wrong place."""
     yield b""
     yield rng.randbytes(rng.randrange(1, 4096))
-    yield wire.PEER_MAGIC + rng.randbytes(rng.randrange(100))
+    yield peer_wire.PEER_MAGIC + rng.randbytes(rng.randrange(100))
     yield wire.MAGIC * rng.randrange(1, 100)
     yield b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(rng.randrange(600))
     yield b"GET /" + bytes(rng.randrange(32, 127) for _ in range(2000))
     yield b"\x80\x04\x95" + rng.randbytes(200)  # begins like a pickle
-    yield bytes(wire.PEER_CLIENT.size)
+    yield bytes(peer_wire.PEER_CLIENT.size)
     yield b"\xff" * 100_000
 
 
@@ -178,7 +178,7 @@ def test_who_has_proven_the_secret_and_then_talks_nonsense_is_cut_off(server, st
     put(store, 1)
     for _ in range(30):
         one = dial(*server._listener.getsockname(), secret=SECRET, timeout_s=5)
-        one._socket.sendall(os.urandom(wire.PEER_REQUEST.size))
+        one._socket.sendall(os.urandom(peer_wire.PEER_REQUEST.size))
         assert ended(one._socket)
         one.close()
     assert server._stats.whole("refused") == {"peer-request": 30}
@@ -204,7 +204,7 @@ class LyingPeer:
             self.held.append(sock)
             with contextlib.suppress(OSError, KVPoolError):
                 tcp.prove_as_server(sock, SECRET, tcp.greet(sock, time.monotonic() + 5))
-                tcp.receive(sock, wire.PEER_REQUEST.size, time.monotonic() + 5)
+                tcp.receive(sock, peer_wire.PEER_REQUEST.size, time.monotonic() + 5)
                 sock.sendall(answer)
 
     def close(self) -> None:
@@ -217,11 +217,11 @@ class LyingPeer:
 
 def test_a_peer_that_lies_about_lengths_is_not_believed():
     """Nothing is allocated for what a peer merely says."""
-    response = wire.PEER_RESPONSE.pack
+    response = peer_wire.PEER_RESPONSE.pack
     lies = [
-        response(wire.MAGIC, wire.PeerStatus.OK, 0, 0, (1 << 64) - 1),
-        response(wire.MAGIC, wire.PeerStatus.OK, 0, 0, 1 << 40),
-        response(b"HTTP", wire.PeerStatus.OK, 0, 0, 100),
+        response(wire.MAGIC, peer_wire.PeerStatus.OK, 0, 0, (1 << 64) - 1),
+        response(wire.MAGIC, peer_wire.PeerStatus.OK, 0, 0, 1 << 40),
+        response(b"HTTP", peer_wire.PeerStatus.OK, 0, 0, 100),
         response(wire.MAGIC, 77, 0, 0, 100),
     ]
     peer = LyingPeer(fresh_address(), 0, lies)

@@ -18,7 +18,7 @@ from sc_raw import block_id, payload
 
 from kvpool import config
 from kvpool.errors import PoolUnavailableError, ProtocolError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.peers.rdma.agent import Agent, wait_all
@@ -174,8 +174,8 @@ def test_what_is_staged_is_bounded_and_goes_by_release_or_with_time(agents):
     lease, other = staging.lease(), staging.lease()
     staged = [lease.stage(key(n)) for n in range(4)]
     assert all(isinstance(s, Staged) and s.size == MIB + 4096 for s in staged)
-    assert lease.stage(key(99)) == wire.PeerStatus.MISS
-    assert other.stage(key(0)) == wire.PeerStatus.BUSY
+    assert lease.stage(key(99)) == peer_wire.PeerStatus.MISS
+    assert other.stage(key(0)) == peer_wire.PeerStatus.BUSY
     other.release(staged[0].token)  # not its own
     assert staging.staged == 4
     lease.release(staged[0].token)
@@ -183,7 +183,7 @@ def test_what_is_staged_is_bounded_and_goes_by_release_or_with_time(agents):
     again = other.stage(key(0))
     assert isinstance(again, Staged)
     now[0] = LONGEST_S - 1
-    assert staging.lease().stage(key(1)) == wire.PeerStatus.BUSY  # devices may still read it, whoever hung up
+    assert staging.lease().stage(key(1)) == peer_wire.PeerStatus.BUSY  # devices may still read it, whoever hung up
     now[0] = LONGEST_S + 1
     assert all(isinstance(other.stage(key(n)), Staged) for n in range(4))
     assert staging.staged == 4
@@ -218,8 +218,8 @@ class Link:
         [ProtocolError("garbage")],
         [b"not what an agent says"],
         ["metadata", b"short"],
-        ["metadata", wire.PEER_STAGED.pack(4096, 1 << 40, 1)],
-        ["metadata", wire.PEER_STAGED.pack(0xDEAD000, 4096 + 1000, 1)],
+        ["metadata", peer_wire.PEER_STAGED.pack(4096, 1 << 40, 1)],
+        ["metadata", peer_wire.PEER_STAGED.pack(0xDEAD000, 4096 + 1000, 1)],
     ],
 )
 def test_a_peer_that_says_nonsense_costs_its_blocks_and_is_left_alone_for_a_while(agents, answers):
@@ -247,12 +247,12 @@ def test_another_block_in_the_place_of_the_one_that_was_asked_for_is_not_handed_
     put(store, 1, 1000)
     staging = Staging(two, store, MIB)
     staged = staging.stage(key(1))
-    link = Link([two.metadata(), wire.PEER_STAGED.pack(*staged)])
+    link = Link([two.metadata(), peer_wire.PEER_STAGED.pack(*staged)])
     pool = SlotPool(one, 8 * MIB)
     fetcher = Fetcher(one, pool, lambda peer, timeout: link, Stats())
     peer = NodeInfo("p", "127.0.0.1", 1, 1)
     assert fetcher.fetch(peer, [ReadRequest(key(2), 1000)], A_TENANT, time.monotonic() + 30) == [None]
-    link = Link([two.metadata(), wire.PEER_STAGED.pack(*staged)])
+    link = Link([two.metadata(), peer_wire.PEER_STAGED.pack(*staged)])
     other = Fetcher(one, pool, lambda peer, timeout: link, Stats())
     (slot,) = other.fetch(peer, [ReadRequest(key(1), 1000)], A_TENANT, time.monotonic() + 30)
     assert slot is not None

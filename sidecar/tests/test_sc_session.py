@@ -77,12 +77,14 @@ def test_a_lookup_ends_at_the_first_miss_unless_every_is_asked_for(raw, n):
     names = [block_id(n + i) for i in range(50)]
     local = wire.Tier.LOCAL
     assert raw.lookup(names) == [local, local] + [0] * 48
-    every = raw.lookup(names, flags=wire.Flag.EVERY)
+    every = raw.lookup(names, flags=wire.Flag.EXHAUSTIVE)
     assert [i for i, tier in enumerate(every) if tier] == [0, 1, 3, 40]
 
 
 def test_the_largest_lookup_is_answered(raw, n):
-    assert raw.lookup([block_id(n + i) for i in range(wire.MAX_LOOKUP)], flags=wire.Flag.EVERY, ms=5000) == [0] * 4096
+    assert (
+        raw.lookup([block_id(n + i) for i in range(wire.MAX_LOOKUP)], flags=wire.Flag.EXHAUSTIVE, ms=5000) == [0] * 4096
+    )
 
 
 def test_open_keeps_the_order_and_tells_misses(raw, n):

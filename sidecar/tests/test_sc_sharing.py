@@ -93,7 +93,7 @@ def test_a_reader_finds_and_reads_them_on_its_node_on_a_peer_and_on_the_shared_t
     for node, flags, tier in ((a, 0, Tier.LOCAL), (b, 0, Tier.PEER), (b, Flag.LOCAL_ONLY, Tier.SHARED)):
         with node.connect("reader", granted=True) as raw:
             if not flags:
-                assert raw.lookup(common) == raw.lookup(common, flags=Flag.EVERY) == [tier] * COUNT
+                assert raw.lookup(common) == raw.lookup(common, flags=Flag.EXHAUSTIVE) == [tier] * COUNT
             entries = raw.open(common, flags=flags)
             assert {entry.tier for entry in entries} == {tier}
             for n, entry in enumerate(entries):
@@ -109,7 +109,7 @@ def test_nobody_else_finds_them_and_an_older_client_neither(nodes, common):
         for tenant, granted in (("third", True), ("plain", True), ("reader", False)):
             with node.connect(tenant, granted=granted) as raw:
                 assert raw.server.readable_tags == ()
-                assert raw.lookup(common, flags=Flag.EVERY) == [Tier.MISS] * COUNT
+                assert raw.lookup(common, flags=Flag.EXHAUSTIVE) == [Tier.MISS] * COUNT
                 assert raw.get(common) == [None] * COUNT
                 assert raw.get(common, flags=Flag.VERIFY | Flag.LOCAL_ONLY) == [None] * COUNT
 

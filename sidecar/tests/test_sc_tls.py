@@ -17,7 +17,7 @@ from sc_raw import SECRET as POOL_SECRET
 from sc_raw import block_id, payload
 
 from kvpool.errors import ConfigError, KVPoolError, PoolUnavailableError, ProtocolError, RefusedError
-from kvpool.protocol import block, keys, wire
+from kvpool.protocol import block, keys, peer_wire, wire
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.peers import ca as authority
@@ -214,12 +214,12 @@ def test_a_stranger_is_refused_by_both_sides(far, near, encryption):
 def test_a_connection_without_a_certificate_is_refused(far):
     there = far()
     sock = tcp.connect(there.info.host, there.info.port, time.monotonic() + 5)
-    tcp.ask_for(sock, wire.PeerKind.CONTROL, time.monotonic() + 5)
+    tcp.ask_for(sock, peer_wire.PeerKind.CONTROL, time.monotonic() + 5)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     answer = b""
     with context.wrap_socket(sock) as tls, contextlib.suppress(OSError):
-        tls.sendall(wire.PEER_TICKETS.pack(wire.MAGIC, 1))
+        tls.sendall(peer_wire.PEER_TICKETS.pack(wire.MAGIC, 1))
         answer = tls.recv(100)
     assert answer == b""
     wait_for(lambda: there.stats.whole("refused"), "counted")
@@ -241,7 +241,7 @@ def test_a_node_of_another_pool_is_a_stranger(far, near):
 def test_old_tls_is_not_spoken(far):
     there = far()
     sock = tcp.connect(there.info.host, there.info.port, time.monotonic() + 5)
-    tcp.ask_for(sock, wire.PeerKind.CONTROL, time.monotonic() + 5)
+    tcp.ask_for(sock, peer_wire.PeerKind.CONTROL, time.monotonic() + 5)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -292,7 +292,7 @@ def test_no_handshake_fails_while_leaves_are_renewed_again_and_again(far, near):
     leaves = set()
     done, until = 0, time.monotonic() + 60
     while len(leaves) < 3:
-        connect_tls(there.info, here.identity, wire.PeerKind.CONTROL, time.monotonic() + 10).close()
+        connect_tls(there.info, here.identity, peer_wire.PeerKind.CONTROL, time.monotonic() + 10).close()
         leaves.add(there.security.identity._leaf.expires)
         done += 1
         assert time.monotonic() < until
@@ -317,7 +317,7 @@ def test_the_authority_rotates_and_no_handshake_fails(far, near):
         at[node] = (step + 1) // 2
         (here.identity if node == "a" else there.security.identity).refresh()
         assert fetched(here, there.info) == file_of(1, 300_000)
-        connect_tls(there.info, here.identity, wire.PeerKind.CONTROL, time.monotonic() + 10).close()
+        connect_tls(there.info, here.identity, peer_wire.PeerKind.CONTROL, time.monotonic() + 10).close()
         signers.append(here.identity._leaf.issuer.certificate.public_key() == new.certificate.public_key())
     assert signers == [False, False, True, True, True, True]
     assert there.stats.whole("refused") == {}
@@ -423,14 +423,14 @@ def _pem(one: authority.CertificateAuthority) -> bytes:
 # -- hostile bytes after the greeting
 
 
-@pytest.mark.parametrize("kind", [wire.PeerKind.CONTROL, wire.PeerKind.TLS_DATA, 0, 4, 255])
+@pytest.mark.parametrize("kind", [peer_wire.PeerKind.CONTROL, peer_wire.PeerKind.TLS_DATA, 0, 4, 255])
 def test_noise_instead_of_tls_is_cut_off(far, near, kind):
     there = far()
     for data in (b"", os.urandom(500), b"\x16\x03\x01\xff\xff" + os.urandom(70_000), b"\x16\x03\x01\x00\x01\x01"):
         with socket.create_connection((there.info.host, there.info.port), timeout=10) as sock:
             sock.settimeout(10)
             with contextlib.suppress(OSError):
-                sock.sendall(wire.PEER_CLIENT.pack(kind, bytes(16), bytes(32), bytes(32)) + data)
+                sock.sendall(peer_wire.PEER_CLIENT.pack(kind, bytes(16), bytes(32), bytes(32)) + data)
                 sock.shutdown(socket.SHUT_WR)
                 while sock.recv(65536):
                     pass
@@ -442,7 +442,7 @@ def test_a_tls_handshake_that_drips_is_cut_off(far, monkeypatch):
     monkeypatch.setattr(peer_server, "_HANDSHAKE_S", 0.4)
     there = far()
     with socket.create_connection((there.info.host, there.info.port), timeout=10) as sock:
-        sock.sendall(wire.PEER_CLIENT.pack(wire.PeerKind.CONTROL, bytes(16), bytes(32), bytes(32)))
+        sock.sendall(peer_wire.PEER_CLIENT.pack(peer_wire.PeerKind.CONTROL, bytes(16), bytes(32), bytes(32)))
         with contextlib.suppress(OSError):
             for byte in b"\x16\x03\x01\x02\x00" + bytes(500):
                 sock.sendall(bytes([byte]))
@@ -454,9 +454,9 @@ def test_a_tls_handshake_that_drips_is_cut_off(far, monkeypatch):
 
 def test_a_control_channel_that_asks_for_too_much_is_ended(far, near):
     there, here = far(), near()
-    for count in (0, wire.MAX_TICKETS + 1, 0xFFFFFFFF):
-        tls = connect_tls(there.info, here.identity, wire.PeerKind.CONTROL, time.monotonic() + 10)
-        tls.sendall(wire.PEER_TICKETS.pack(wire.MAGIC, count))
+    for count in (0, peer_wire.MAX_TICKETS + 1, 0xFFFFFFFF):
+        tls = connect_tls(there.info, here.identity, peer_wire.PeerKind.CONTROL, time.monotonic() + 10)
+        tls.sendall(peer_wire.PEER_TICKETS.pack(wire.MAGIC, count))
         assert tls.recv(100) == b""
         tls.close()
     assert not there.security.office._issued

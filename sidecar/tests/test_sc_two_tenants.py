@@ -39,7 +39,7 @@ def answers(node, name: bytes) -> list[object]:
     told: list[object] = []
     with node.connect("team-b") as raw:
         told.append(raw.lookup([name]))
-        told.append(raw.lookup([name], flags=wire.Flag.EVERY))
+        told.append(raw.lookup([name], flags=wire.Flag.EXHAUSTIVE))
         for flags in (0, wire.Flag.VERIFY, wire.Flag.LOCAL_ONLY):
             told.append([(e.status, e.tier, e.stream, e.length, e.fd) for e in raw.open([name], flags=flags)])
         (_, answer), fds = raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [name.hex()]}))

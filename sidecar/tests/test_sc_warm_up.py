@@ -349,7 +349,7 @@ def warm(node) -> dict:
 
 def has(node, numbers) -> list[int]:
     with node.connect() as raw:
-        tiers = raw.lookup([block_id(n) for n in numbers], flags=wire.Flag.EVERY)
+        tiers = raw.lookup([block_id(n) for n in numbers], flags=wire.Flag.EXHAUSTIVE)
     return [n for n, tier in zip(numbers, tiers, strict=True) if tier == wire.Tier.LOCAL]
 
 

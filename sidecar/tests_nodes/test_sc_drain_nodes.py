@@ -46,7 +46,7 @@ def test_the_hottest_goes_first_within_the_bandwidth(cluster):
 
     wait_for(lambda: told(d)["moved_blocks"] >= 8, "the first are moved")
     with a.connect() as raw:
-        tiers = raw.lookup([block_id(n) for n in hot], flags=wire.Flag.EVERY)
+        tiers = raw.lookup([block_id(n) for n in hot], flags=wire.Flag.EXHAUSTIVE)
     assert tiers == [wire.Tier.LOCAL] * 8
     wait_for(half_done, "half of it is moved", timeout=60)
     assert time.monotonic() - began > 0.9

@@ -152,14 +152,14 @@ class Client:
 
     @_never_raises(wire.Tier.MISS)
     def lookup(
-        self, block_ids: Sequence[bytes], deadline: float | None = None, *, every: bool = False
+        self, block_ids: Sequence[bytes], deadline: float | None = None, *, exhaustive: bool = False
     ) -> list[wire.Tier]:
-        """Where each block is, MISS after the first miss (`every`: each is looked at). As long as `block_ids`."""
+        """Where each block is, MISS after the first miss (`exhaustive`: each is looked at). As long as `block_ids`."""
         tiers = [wire.Tier.MISS] * len(block_ids)
         if not block_ids:
             return tiers
         until = time.monotonic() + self.lookup_seconds if deadline is None else deadline
-        reason = self._run_guarded("lookup", self._reads, lambda: self._lookup(block_ids, until, every, tiers))
+        reason = self._run_guarded("lookup", self._reads, lambda: self._lookup(block_ids, until, exhaustive, tiers))
         found = sum(1 for tier in tiers if tier)
         self._stats.add("lookups", "asked", len(block_ids))
         self._stats.add("lookups", "found", found)
@@ -363,8 +363,8 @@ class Client:
             breaker.failure()
         return reason
 
-    def _lookup(self, block_ids: Sequence[bytes], deadline: float, every: bool, tiers: list[wire.Tier]) -> str:
-        flags = wire.Flag.EVERY if every else wire.Flag.NONE
+    def _lookup(self, block_ids: Sequence[bytes], deadline: float, exhaustive: bool, tiers: list[wire.Tier]) -> str:
+        flags = wire.Flag.EXHAUSTIVE if exhaustive else wire.Flag.NONE
         with self._connections.acquire("lookup", deadline) as connection:
             for start in range(0, len(block_ids), wire.MAX_LOOKUP):
                 part = block_ids[start : start + wire.MAX_LOOKUP]
@@ -377,7 +377,7 @@ class Client:
                     abandonable=True,
                 )
                 for i, tier in enumerate(responses.lookup_tiers(reply, len(part)), start):
-                    if not tier and not every:
+                    if not tier and not exhaustive:
                         return Reason.ABSENT
                     tiers[i] = wire.Tier(tier)
         return Reason.ABSENT

@@ -1,38 +1,29 @@
-"""The protocol between a client and the sidecar on its node, and between sidecars. docs/contribute/design/protocol.md
-tells why.
+"""Wire protocol between a client and the sidecar on its node. docs/contribute/design/protocol.md explains the reasons.
 
-Client to sidecar: one SOCK_SEQPACKET unix socket; each message is one packet of at most MAX_PACKET bytes:
-`HEADER | body`. A reply carries the request's id and `op | REPLY`. Open files travel as SCM_RIGHTS in the same packet.
+One SOCK_SEQPACKET unix socket; each message is one packet of at most MAX_PACKET bytes: `HEADER | body`. A reply
+carries the request's id and `op | REPLY`. Open files travel as SCM_RIGHTS in the same packet. kvpool.protocol.peer_wire
+is the protocol between sidecars; it shares this header's operation numbers.
 
 ====== ======= ============================================== ==================================================
 op     name    request body                                   reply body
 ====== ======= ============================================== ==================================================
 1      HELLO   JSON (ClientHello)                             JSON (ServerHello)
-2      LOOKUP  u32 deadline_ms, count x block_id[32]             count x u8 tier (0 = miss)
-3      OPEN    u32 deadline_ms, count x block_id[32]             count x OPEN_REPLY; descriptors: one for each FILE
+2      LOOKUP  u32 deadline_ms, count x block_id[32]          count x u8 tier (0 = miss)
+3      OPEN    u32 deadline_ms, count x block_id[32]          count x OPEN_REPLY; descriptors: one for each FILE
                                                               entry, then one for each STREAM entry with NEW_CONN
-4      BEGIN   count x (block_id[32], u64 payload_len)           count x BEGIN_REPLY; one descriptor for each WRITE
+4      BEGIN   count x (block_id[32], u64 payload_len)        count x BEGIN_REPLY; one descriptor for each WRITE
 5      COMMIT  count x u32 token                              count x u8 CommitStatus
-6      REPORT  JSON (counters, corrupt block ids)                empty
-7      DONE    -                                              none: no answer is sent
+6      REPORT  JSON (counters, corrupt block ids)             empty
+7      DONE    -                                              none: no reply is sent
 127    ERROR   -                                              u16 code, UTF-8 text
 ====== ======= ============================================== ==================================================
 
-Sidecar to sidecar: TLS with certificates of both for control, which gives tickets; a ticket opens a data connection
-by TCP, on which both sides prove it. Then fixed-size requests with a MAC each; the answer is
-PEER_RESPONSE and then the block file (header and payload) by sendfile. The side that asks hands the connected socket to
-its client (OPEN, STREAM), which reads the answers straight into the engine's buffer; the client can neither ask
-(it has no session key) nor see another tenant's bytes (a connection serves one client connection only).
-A node that joins asks its peers by HOTTEST which blocks it should copy first (kvpool_sidecar.peers.hottest).
-A node that leaves asks its peers by ROOM what they can take, and by ADOPT to copy a block
-(kvpool_sidecar.peers.migration).
+Admission control: a node admits a bounded number of bytes at a time. An OPEN that was rejected is answered by MISS
+entries that carry MISS_BUSY. The reply to an OPEN may set WANTS_DONE: the client then sends DONE after it has read the
+blocks, unless it sends another request first, so that the next request in the queue can start.
 
-A node admits a bounded number of bytes at once. An OPEN that it turned away is answered by MISS entries that say
-MISS_BUSY. The answer to an OPEN may carry TELL: the client then sends DONE when it has read the blocks, unless another
-request comes first, so that the next in line can start.
-
-LOOKUP answers up to the first miss (the rest is 0) unless EVERY is set. OPEN keeps the order of the block ids. For a
-block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the sidecar fills it in.
+LOOKUP answers up to the first miss (the rest is 0) unless EXHAUSTIVE is set. OPEN keeps the order of the block ids. For
+a block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the sidecar fills it in.
 REPORT is `{"corrupt": [block id hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n},
 "tokens": {tier: n}, "seconds": {tier or "store": kvpool.stats.Histogram.packed}}`, each since the last report.
 
@@ -42,7 +33,6 @@ Everything here is pure packing and unpacking; ProtocolError for anything out of
 from __future__ import annotations
 
 import enum
-import hmac
 import json
 import re
 import struct
@@ -65,18 +55,8 @@ __all__ = [
     "MAX_JSON",
     "MAX_LOOKUP",
     "MAX_PACKET",
-    "MAX_TICKETS",
     "MISS_BUSY",
     "OPEN_REPLY",
-    "PEER_CLIENT",
-    "PEER_MAGIC",
-    "PEER_NONCE_BYTES",
-    "PEER_REQUEST",
-    "PEER_RESPONSE",
-    "PEER_STAGED",
-    "PEER_TICKETS",
-    "PEER_TICKET_BYTES",
-    "PEER_TOKEN",
     "PROTOCOL_VERSION",
     "REPLY",
     "BeginStatus",
@@ -87,17 +67,11 @@ __all__ = [
     "Head",
     "Op",
     "OpenStatus",
-    "PeerKind",
-    "PeerStatus",
     "ServerHello",
     "Tier",
     "pack",
     "pack_deadline",
     "pack_json",
-    "peer_client_proof",
-    "peer_request_mac",
-    "peer_server_proof",
-    "peer_session_key",
     "split_block_ids",
     "unpack",
     "unpack_json",
@@ -124,22 +98,23 @@ class Op(enum.IntEnum):
     COMMIT = 5
     REPORT = 6
     DONE = 7
-    RDMA = 16  # between sidecars: what is needed to read from the peer's registered memory
-    STAGE = 17  # between sidecars: put the block there
-    RELEASE = 18  # between sidecars: it has been read; no answer
-    HOTTEST = 32  # between sidecars: the blocks that are asked for most (kvpool_sidecar.peers.hottest)
-    ROOM = 33  # between sidecars: how much room you have (kvpool_sidecar.peers.migration)
-    ADOPT = 34  # between sidecars: take a copy of this block, from whoever has it
+    # between sidecars (kvpool.protocol.peer_wire)
+    RDMA = 16  # parameters for reading the peer's registered memory
+    STAGE = 17  # copy the block into registered memory
+    RELEASE = 18  # the staged block has been read; no reply
+    HOTTEST = 32  # the most requested blocks (kvpool_sidecar.peers.hottest)
+    HEADROOM = 33  # free capacity of the peer (kvpool_sidecar.peers.migration)
+    RECEIVE = 34  # fetch a copy of this block from any node that has it
     ERROR = 127
 
 
 class Flag(enum.IntFlag):
     NONE = 0
-    EVERY = 1  # LOOKUP: answer for every block id, not only up to the first miss
+    EXHAUSTIVE = 1  # LOOKUP: answer for every block id, not only up to the first miss
     VERIFY = 2  # OPEN: the sidecar checks payloads first; COMMIT: the sidecar computes the payload checksum
     LOCAL_ONLY = 4  # OPEN: no STREAM entries, for a client that cannot verify streams
-    TELL = 8  # in the answer to an OPEN: say DONE
-    EVICT = 16  # ADOPT: colder blocks may go for it
+    WANTS_DONE = 8  # reply to OPEN: send DONE after reading
+    EVICT = 16  # ADOPT: colder blocks may be evicted for it
 
 
 class Tier(enum.IntEnum):
@@ -153,13 +128,13 @@ class OpenStatus(enum.IntEnum):
     MISS = 0
     FILE = 1  # a read-only descriptor of the block file is attached
     STREAM = 2  # the block file comes next on connection `conn`
-    STREAM_NEW_CONN = 3  # the same, and the connection's descriptor is attached
+    STREAM_NEW_CONN = 3  # as STREAM, and the connection's descriptor is attached
 
 
 class BeginStatus(enum.IntEnum):
     REFUSED = 0  # full, over quota or too large: do not store
     WRITE = 1  # a descriptor of an unnamed file, already of full length, is attached
-    HAVE = 2  # the block is there
+    HAVE = 2  # the block is already stored
 
 
 class CommitStatus(enum.IntEnum):
@@ -176,7 +151,7 @@ class ErrorCode(enum.IntEnum):
 
 
 OPEN_REPLY = struct.Struct("<BBHIQ32s")  # OpenStatus, Tier, conn, why it is a MISS, payload_len, key
-MISS_BUSY = 1  # nobody looked: too much is under way
+MISS_BUSY = 1  # not checked: the node's admission queue is full
 BEGIN_REQUEST = struct.Struct("<32sQ")  # block id, payload_len
 BEGIN_REPLY = struct.Struct("<B3xI32s")  # BeginStatus, token, key
 
@@ -189,7 +164,7 @@ class Head(NamedTuple):
 
 
 def pack(op: int, body: bytes = b"", *, count: int = 0, request: int = 0, flags: int = 0) -> bytes:
-    """One packet. ProtocolError if it is larger than MAX_PACKET."""
+    """Build one packet. ProtocolError if it is larger than MAX_PACKET."""
     packet = HEADER.pack(MAGIC, op, flags, count, request) + body
     if len(packet) > MAX_PACKET:
         raise ProtocolError(f"packet of {len(packet)} bytes is over the limit of {MAX_PACKET}")
@@ -197,7 +172,7 @@ def pack(op: int, body: bytes = b"", *, count: int = 0, request: int = 0, flags:
 
 
 def unpack(packet: bytes | memoryview) -> tuple[Head, memoryview]:
-    """Head and body of one packet."""
+    """Split one packet into head and body."""
     if not HEADER.size <= len(packet) <= MAX_PACKET:
         raise ProtocolError(f"packet of {len(packet)} bytes")
     magic, op, flags, count, request = HEADER.unpack_from(packet)
@@ -207,22 +182,22 @@ def unpack(packet: bytes | memoryview) -> tuple[Head, memoryview]:
 
 
 def pack_deadline(deadline: float) -> bytes:
-    """The u32 of LOOKUP and OPEN: four fifths of what is left until `deadline` (time.monotonic()), at least 1 ms.
+    """Pack the u32 of LOOKUP and OPEN: four fifths of the time until `deadline` (time.monotonic()), at least 1 ms.
 
-    The rest is for the answer's way back: what the sidecar has found out by then still counts.
+    The rest is reserved for the reply's way back, so that partial results of the sidecar still count.
     """
     return struct.pack("<I", max(1, min(int((deadline - time.monotonic()) * 800), 0xFFFFFFFF)))
 
 
 def split_block_ids(body: memoryview, count: int, limit: int) -> list[bytes]:
-    """`count` block ids out of exactly `count * 32` bytes."""
+    """Split exactly `count * 32` bytes into `count` block ids."""
     if not 0 < count <= limit or len(body) != count * BLOCK_ID_BYTES:
         raise ProtocolError(f"{count} block ids in {len(body)} bytes")
     return [bytes(body[i * BLOCK_ID_BYTES : (i + 1) * BLOCK_ID_BYTES]) for i in range(count)]
 
 
 def pack_json(value: dict[str, Any]) -> bytes:
-    """Compact JSON of at most MAX_JSON bytes."""
+    """Encode compact JSON of at most MAX_JSON bytes."""
     data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     if len(data) > MAX_JSON:
         raise ProtocolError(f"JSON of {len(data)} bytes is over the limit of {MAX_JSON}")
@@ -230,7 +205,7 @@ def pack_json(value: dict[str, Any]) -> bytes:
 
 
 def unpack_json(body: bytes | memoryview) -> dict[str, Any]:
-    """A JSON object of at most MAX_JSON bytes."""
+    """Decode a JSON object of at most MAX_JSON bytes."""
     if len(body) > MAX_JSON:
         raise ProtocolError(f"JSON of {len(body)} bytes is over the limit of {MAX_JSON}")
     try:
@@ -244,11 +219,10 @@ def unpack_json(body: bytes | memoryview) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ClientHello:
-    """First message of a client. `fingerprint` is 32 bytes; `engine` and `model` are for people (status, metrics).
+    """First message of a client. `fingerprint` is 32 bytes; `engine` and `model` are display labels (status, metrics).
 
-    `fields` are short digests of the facts behind the fingerprint (kvpool.protocol.fingerprint_fields); a client of
-    before has none.
-    `reads_granted`: it takes blocks of the tenants in ServerHello.readable_tags; a client of before is given none.
+    `fields` are short digests of the fingerprint's inputs (kvpool.protocol.fingerprint_fields); older ones send none.
+    `reads_granted`: the client accepts blocks of the tenants in ServerHello.readable_tags; older clients get none.
     """
 
     fingerprint: bytes
@@ -287,13 +261,13 @@ class ClientHello:
 
 @dataclass(frozen=True)
 class ServerHello:
-    """Answer of the sidecar. `tenant_tag` (16 bytes) goes into the headers of the blocks this client writes.
+    """Reply of the sidecar. `tenant_tag` (16 bytes) goes into the headers of the blocks this client writes.
 
-    `deadlines` are the fields of kvpool.config.Deadlines that the pool asks of its clients; what is left out is the
-    client's own choice. `events`: the pool publishes events and asks for its blocks' names in the engine.
-    `readable_tags`: of the other tenants whose blocks may come (docs/how-to/tenants.md), at most MAX_READS_FROM.
-    `salt_key` (32 bytes, or none): the pool asks for tags of salts (kvpool.protocol.keys.salt_tag) in the blocks'
-    headers.
+    `deadlines` are the fields of kvpool.config.Deadlines that the pool sets for its clients; the client chooses the
+    missing ones. `events`: the pool publishes KV events and requests engine block identities (block.EngineBlock).
+    `readable_tags`: tags of the other tenants whose blocks may be returned (docs/how-to/tenants.md), at most
+    MAX_READS_FROM. `salt_key` (32 bytes, or empty): the pool requests salt tags (kvpool.protocol.keys.salt_tag) in the
+    blocks' headers.
     """
 
     tenant_tag: bytes
@@ -380,53 +354,3 @@ def _int_field(value: dict[str, Any], name: str, limit: int) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= limit:
         raise ProtocolError(f"{name} is not a number from 0 to {limit}")
     return number
-
-
-# Sidecar to sidecar. s -> c: PEER_MAGIC, nonce_s[32]. c -> s: PEER_CLIENT. Then, by its kind:
-# CONTROL: TLS; each PEER_TICKETS is answered by so many tickets (name[16], key[32]).
-# DATA: ticket and proof in PEER_CLIENT; s -> c: proof[32]; then requests.
-# TLS_DATA: TLS; c -> s: session key[32]; then requests.
-PEER_MAGIC = b"KVPPEER2"  # version 1 had no tickets; its sidecars are told apart by this
-PEER_NONCE_BYTES = 32
-PEER_TICKET_BYTES = 16
-PEER_CLIENT = struct.Struct("<B7x16s32s32s")  # PeerKind, name of the ticket, nonce_c, proof of the asking side
-PEER_TICKETS = struct.Struct("<4sI")  # magic, how many
-MAX_TICKETS = 16
-
-
-class PeerKind(enum.IntEnum):
-    CONTROL = 1
-    DATA = 2
-    TLS_DATA = 3
-
-
-PEER_REQUEST = struct.Struct("<4sBBHQ32s16s")  # magic, op (OPEN), flags, 0, sequence number, key, MAC
-PEER_RESPONSE = struct.Struct("<4sBBHQ")  # magic, PeerStatus, 0, 0, bytes that follow: the block file, for OPEN
-PEER_STAGED = struct.Struct("<QQQ")  # STAGE: address and bytes of the block file, token
-PEER_TOKEN = struct.Struct("<Q24x")  # RELEASE: in the place of the key
-
-
-class PeerStatus(enum.IntEnum):
-    MISS = 0
-    OK = 1
-    BUSY = 2  # STAGE: no room now, ask for it by OPEN
-
-
-def peer_client_proof(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
-    """What the asking sidecar shows first: HMAC-SHA-256(secret, "client" | nonce_s | nonce_c)."""
-    return hmac.digest(secret, b"client" + nonce_s + nonce_c, "sha256")
-
-
-def peer_server_proof(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
-    """What the serving sidecar shows in return."""
-    return hmac.digest(secret, b"server" + nonce_c + nonce_s, "sha256")
-
-
-def peer_session_key(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
-    """The key of one connection's request MACs."""
-    return hmac.digest(secret, b"session" + nonce_s + nonce_c, "sha256")
-
-
-def peer_request_mac(session_key: bytes, sequence: int, key: bytes) -> bytes:
-    """16 bytes that bind a request to its connection and place in line, so it can be neither forged nor replayed."""
-    return hmac.digest(session_key, struct.pack("<Q", sequence) + key, "sha256")[:16]

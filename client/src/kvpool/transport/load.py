@@ -74,7 +74,7 @@ class LoadBatch:
         except BaseException:
             connection.broken = True
             raise
-        self._wants_done = bool(reply.flags & wire.Flag.TELL)
+        self._wants_done = bool(reply.flags & wire.Flag.WANTS_DONE)
         self.loads.extend(fresh)
         for load in fresh:
             if load.reason == Reason.LENGTH:

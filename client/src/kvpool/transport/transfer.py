@@ -23,7 +23,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, KVPoolError, PoolUnavailableError, ProtocolError
-from kvpool.protocol import block, wire
+from kvpool.protocol import block, peer_wire, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -312,14 +312,14 @@ def read_stream(load: PendingRead, stream: socket.socket, batch: Batch, expect: 
     CorruptBlockError and PeerMissError leave the stream in order for the next block. Anything
     else (ProtocolError, DeadlineExceededError, PoolUnavailableError, OSError) means that it must be thrown away.
     """
-    response = bytearray(wire.PEER_RESPONSE.size)
+    response = bytearray(peer_wire.PEER_RESPONSE.size)
     _receive(stream, [memoryview(response)], load, batch)
-    magic, status, _, _, size = wire.PEER_RESPONSE.unpack(response)
+    magic, status, _, _, size = peer_wire.PEER_RESPONSE.unpack(response)
     if magic != wire.MAGIC:
         raise ProtocolError("not a peer's answer")
-    if status == wire.PeerStatus.MISS and size == 0:
+    if status == peer_wire.PeerStatus.MISS and size == 0:
         raise PeerMissError("the peer no longer has it", key=load.block_key.hex())
-    if status != wire.PeerStatus.OK or size != block.HEADER_BYTES + len(load.view):
+    if status != peer_wire.PeerStatus.OK or size != block.HEADER_BYTES + len(load.view):
         raise ProtocolError(f"a peer's answer of status {status} and {size} bytes")
     load.sum = block.running_checksum() if expect.verify else None
     while load.offset < size:

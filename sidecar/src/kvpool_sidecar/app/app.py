@@ -230,7 +230,7 @@ class SidecarApp:
             lane=self._admission.peers,
             staging=self._rdma.staging,
             hottest=self._tell_hottest,
-            others={wire.Op.ROOM: self._adopter.room, wire.Op.ADOPT: self._adopter.adopt},
+            others={wire.Op.HEADROOM: self._adopter.room, wire.Op.RECEIVE: self._adopter.adopt},
             on_absent=lambda key: self._announcer.withdraw([key]),
         )
         made.callback(self._peer_server.stop)

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import PoolUnavailableError, ProtocolError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool_sidecar.peers import tcp
 
 if TYPE_CHECKING:
@@ -71,17 +71,17 @@ class PeerConnection:
         self._asked = (time.monotonic(), self.received())
         packet = bytearray()
         for key in keys:
-            mac = wire.peer_request_mac(self._session_key, self._sequence, key)
-            packet += wire.PEER_REQUEST.pack(wire.MAGIC, op, flags, 0, self._sequence, key, mac)
+            mac = peer_wire.peer_request_mac(self._session_key, self._sequence, key)
+            packet += peer_wire.PEER_REQUEST.pack(wire.MAGIC, op, flags, 0, self._sequence, key, mac)
             self._sequence += 1
         return bytes(packet)
 
     def answer(self, deadline: float) -> int:
         """Bytes of the block file that come next, 0 for a miss; for who reads by itself."""
-        magic, status, _, _, size = wire.PEER_RESPONSE.unpack(
-            tcp.receive(self._socket, wire.PEER_RESPONSE.size, deadline)
+        magic, status, _, _, size = peer_wire.PEER_RESPONSE.unpack(
+            tcp.receive(self._socket, peer_wire.PEER_RESPONSE.size, deadline)
         )
-        return int(size) if magic == wire.MAGIC and status == wire.PeerStatus.OK else 0
+        return int(size) if magic == wire.MAGIC and status == peer_wire.PeerStatus.OK else 0
 
     def small_answer(self, limit: int, deadline: float) -> bytes | None:
         """The whole answer to RDMA or STAGE, None for anything but OK. ProtocolError if it is longer than `limit`."""

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError, PoolUnavailableError, RefusedError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.tickets import USE_S, Ticket
 
@@ -24,11 +24,11 @@ __all__ = ["ControlChannels", "connect_tls"]
 
 MAX_PEERS = 1024
 _BATCH = 8
-_ENTRY = wire.PEER_TICKET_BYTES + 32
+_ENTRY = peer_wire.PEER_TICKET_BYTES + 32
 
 
 def connect_tls(
-    peer: NodeInfo, identity: NodeIdentity, kind: wire.PeerKind, deadline: float, congestion_control: str = ""
+    peer: NodeInfo, identity: NodeIdentity, kind: peer_wire.PeerKind, deadline: float, congestion_control: str = ""
 ) -> ssl.SSLSocket:
     """A TLS connection to the very node that the index named.
 
@@ -126,11 +126,11 @@ class ControlChannels:
 
     def _ask(self, control: _Control, peer: NodeInfo, deadline: float) -> Ticket:
         if control.tls is None:
-            control.tls = connect_tls(peer, self._identity, wire.PeerKind.CONTROL, deadline)
+            control.tls = connect_tls(peer, self._identity, peer_wire.PeerKind.CONTROL, deadline)
         tls = control.tls
         tls.settimeout(max(0.001, deadline - time.monotonic()))
         try:
-            tls.sendall(wire.PEER_TICKETS.pack(wire.MAGIC, _BATCH))
+            tls.sendall(peer_wire.PEER_TICKETS.pack(wire.MAGIC, _BATCH))
             answer = tcp.receive(tls, _BATCH * _ENTRY, deadline)
         except (ssl.SSLError, ConnectionError) as e:
             reason = str(getattr(e, "reason", "") or type(e).__name__)
@@ -138,6 +138,7 @@ class ControlChannels:
             raise kind(f"peer: {reason}", where=peer.host) from None
         now = self._clock()
         for at in range(0, len(answer), _ENTRY):
-            name, key = answer[at : at + wire.PEER_TICKET_BYTES], answer[at + wire.PEER_TICKET_BYTES : at + _ENTRY]
+            split = at + peer_wire.PEER_TICKET_BYTES
+            name, key = answer[at:split], answer[split : at + _ENTRY]
             control.tickets.append((now, Ticket(name, key)))
         return control.tickets.popleft()[1]

@@ -20,7 +20,7 @@ from kvpool.protocol import wire
 if TYPE_CHECKING:
     from kvpool_sidecar.peers.connection import PeerConnection
 
-__all__ = ["Headroom", "ReceiveResult", "ask_adopt", "ask_room"]
+__all__ = ["Headroom", "ReceiveResult", "request_headroom", "request_receive"]
 
 _ROOM = struct.Struct("<QdB7x")
 
@@ -45,9 +45,9 @@ class ReceiveResult(enum.IntEnum):
     BUSY = 5  # too many at once
 
 
-def ask_room(link: PeerConnection, deadline: float) -> Headroom:
+def request_headroom(link: PeerConnection, deadline: float) -> Headroom:
     """ProtocolError, PoolUnavailableError, DeadlineExceededError or OSError."""
-    link.request(wire.Op.ROOM, [bytes(32)])
+    link.request(wire.Op.HEADROOM, [bytes(32)])
     body = link.small_answer(_ROOM.size, deadline)
     if body is None or len(body) != _ROOM.size:
         raise ProtocolError("the peer does not tell what it can take")
@@ -57,9 +57,9 @@ def ask_room(link: PeerConnection, deadline: float) -> Headroom:
     return Headroom(spare, idle, bool(leaving))
 
 
-def ask_adopt(link: PeerConnection, key: bytes, deadline: float, *, evict: bool) -> ReceiveResult:
-    """As `ask_room`."""
-    link.request(wire.Op.ADOPT, [key], wire.Flag.EVICT if evict else wire.Flag.NONE)
+def request_receive(link: PeerConnection, key: bytes, deadline: float, *, evict: bool) -> ReceiveResult:
+    """As `request_headroom`."""
+    link.request(wire.Op.RECEIVE, [key], wire.Flag.EVICT if evict else wire.Flag.NONE)
     body = link.small_answer(1, deadline)
     if body is None:
         raise ProtocolError("the peer does not say whether it took the block")

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import PoolUnavailableError, ProtocolError, RefusedError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.connection import dial
 from kvpool_sidecar.peers.control import ControlChannels, connect_tls
@@ -45,7 +45,7 @@ class Security:
         """A data connection. PoolUnavailableError, DeadlineExceededError, ProtocolError or RefusedError."""
         deadline = time.monotonic() + timeout_s
         if self.always:
-            tls = connect_tls(peer, self.identity, wire.PeerKind.TLS_DATA, deadline, self._congestion_control)
+            tls = connect_tls(peer, self.identity, peer_wire.PeerKind.TLS_DATA, deadline, self._congestion_control)
             try:
                 return TlsConnection(tls, deadline)
             except OSError as e:
@@ -78,9 +78,9 @@ class Security:
         """Answer on a control channel until the peer ends it, is silent for long, or its certificate runs out."""
         until = time.monotonic() + ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"])) - time.time()
         while True:
-            request = tcp.receive(tls, wire.PEER_TICKETS.size, min(until, time.monotonic() + _IDLE_S))
-            magic, count = wire.PEER_TICKETS.unpack(request)
-            if magic != wire.MAGIC or not 0 < count <= wire.MAX_TICKETS:
+            request = tcp.receive(tls, peer_wire.PEER_TICKETS.size, min(until, time.monotonic() + _IDLE_S))
+            magic, count = peer_wire.PEER_TICKETS.unpack(request)
+            if magic != wire.MAGIC or not 0 < count <= peer_wire.MAX_TICKETS:
                 return
             tls.sendall(b"".join(name + key for name, key in self.office.issue(host, count)))
 

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, KVPoolError, ProtocolError, RefusedError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.rdma.server import PeerRdma
@@ -133,12 +133,12 @@ class PeerServer:
             tcp.set_send_timeout(sock, _SEND_S)
             deadline = time.monotonic() + _HANDSHAKE_S
             asked = tcp.greet(sock, deadline)
-            if asked.kind == wire.PeerKind.DATA:
+            if asked.kind == peer_wire.PeerKind.DATA:
                 session_key = tcp.prove_as_server(sock, self._key_of(asked.ticket, host), asked)
             else:
                 sock = self._wrapped(sock, asked.kind)
                 self._handshake(sock, deadline)
-                session_key = tcp.receive(sock, 32, deadline) if asked.kind == wire.PeerKind.TLS_DATA else b""
+                session_key = tcp.receive(sock, 32, deadline) if asked.kind == peer_wire.PeerKind.TLS_DATA else b""
             with self._lock:
                 self._unproven -= 1
                 unproven = False
@@ -173,7 +173,7 @@ class PeerServer:
         return key
 
     def _wrapped(self, sock: socket.socket, kind: int) -> ssl.SSLSocket:
-        if self._security is None or kind not in (wire.PeerKind.CONTROL, wire.PeerKind.TLS_DATA):
+        if self._security is None or kind not in (peer_wire.PeerKind.CONTROL, peer_wire.PeerKind.TLS_DATA):
             raise ProtocolError(f"a connection of kind {kind}")
         with self._lock:
             self._connections.discard(sock)
@@ -194,8 +194,8 @@ class PeerServer:
         while not self._stopped.is_set():
             wanted: list[bytes] = []  # blocks that were asked for one after the other
             for request in requests.take(time.monotonic() + _IDLE_S):
-                magic, op, flags, _, number, key, mac = wire.PEER_REQUEST.unpack(request)
-                expected = wire.peer_request_mac(session_key, sequence, key)
+                magic, op, flags, _, number, key, mac = peer_wire.PEER_REQUEST.unpack(request)
+                expected = peer_wire.peer_request_mac(session_key, sequence, key)
                 genuine = number == sequence and hmac.compare_digest(mac, expected)
                 if magic != wire.MAGIC or op not in (wire.Op.OPEN, *self._others, *rdma.OPERATIONS) or not genuine:
                     self._stats.add("refused", "peer-request")
@@ -216,8 +216,8 @@ class PeerServer:
             self._answer(sock, host, wanted)
 
     def _tell(self, sock: socket.socket, body: bytes) -> None:
-        status = wire.PeerStatus.OK if body else wire.PeerStatus.MISS
-        sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body)
+        status = peer_wire.PeerStatus.OK if body else peer_wire.PeerStatus.MISS
+        sock.sendall(peer_wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body)
 
     def _answer(self, sock: socket.socket, host: str, keys: Sequence[bytes]) -> None:
         """Send these blocks in their order, some of them at a time under one grant."""
@@ -245,10 +245,10 @@ class PeerServer:
                     self._stats.add("peer_served", "miss")
                     self._on_absent(key)  # the index says otherwise, else nobody would ask
                 if block is None or grant is None:
-                    sock.sendall(wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.MISS, 0, 0, 0))
+                    sock.sendall(peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.MISS, 0, 0, 0))
                 else:
                     length = HEADER_BYTES + block.payload_len
-                    response = wire.PEER_RESPONSE.pack(wire.MAGIC, wire.PeerStatus.OK, 0, 0, length)
+                    response = peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.OK, 0, 0, length)
                     if not send(sock, response, block.fd, length):
                         # there is no way to say so in the middle of an answer
                         raise CorruptBlockError("block shrank while it was sent", key=key.hex())
@@ -272,7 +272,7 @@ class _Requests:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._buffer = memoryview(bytearray(wire.MAX_BATCH * wire.PEER_REQUEST.size))
+        self._buffer = memoryview(bytearray(wire.MAX_BATCH * peer_wire.PEER_REQUEST.size))
         self._have = 0
 
     def take(self, deadline: float) -> list[bytes]:
@@ -280,7 +280,7 @@ class _Requests:
 
         DeadlineExceededError, ProtocolError if the other side has gone.
         """
-        size = wire.PEER_REQUEST.size
+        size = peer_wire.PEER_REQUEST.size
         while self._have < size:
             self._have += tcp.receive_some(self._socket, self._buffer[self._have :], deadline)
         self._socket.settimeout(None)  # the kernel ends a stuck one

@@ -16,7 +16,7 @@ import time
 from typing import NamedTuple
 
 from kvpool.errors import DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire
 
 __all__ = [
     "NO_TICKET",
@@ -39,7 +39,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 PROOF_BYTES = 32
-NO_TICKET = bytes(wire.PEER_TICKET_BYTES)
+NO_TICKET = bytes(peer_wire.PEER_TICKET_BYTES)
 _USER_TIMEOUT_MS = 15_000
 _RECEIVED_AT = 128  # offset of tcpi_bytes_received
 
@@ -137,27 +137,27 @@ def connect(host: str, port: int, deadline: float, congestion_control: str = "")
 
 def _greeting(sock: socket.socket, deadline: float) -> bytes:
     """The serving side's nonce. ProtocolError if it speaks something else, or another version of this."""
-    hello = receive(sock, len(wire.PEER_MAGIC) + wire.PEER_NONCE_BYTES, deadline)
-    if not hello.startswith(wire.PEER_MAGIC):
+    hello = receive(sock, len(peer_wire.PEER_MAGIC) + peer_wire.PEER_NONCE_BYTES, deadline)
+    if not hello.startswith(peer_wire.PEER_MAGIC):
         raise ProtocolError("not a KVPool sidecar of this version")
-    return hello[len(wire.PEER_MAGIC) :]
+    return hello[len(peer_wire.PEER_MAGIC) :]
 
 
-def ask_for(sock: socket.socket, kind: wire.PeerKind, deadline: float) -> None:
+def ask_for(sock: socket.socket, kind: peer_wire.PeerKind, deadline: float) -> None:
     """The asking side, before TLS on this connection."""
     _greeting(sock, deadline)
-    sock.sendall(wire.PEER_CLIENT.pack(kind, bytes(wire.PEER_TICKET_BYTES), bytes(32), bytes(32)))
+    sock.sendall(peer_wire.PEER_CLIENT.pack(kind, bytes(peer_wire.PEER_TICKET_BYTES), bytes(32), bytes(32)))
 
 
 def prove_as_client(sock: socket.socket, secret: bytes, deadline: float, ticket: bytes = NO_TICKET) -> bytes:
     """Run the asking side of the proof; the session key. RefusedError if the other side does not hold the secret."""
-    nonce_s, nonce_c = _greeting(sock, deadline), secrets.token_bytes(wire.PEER_NONCE_BYTES)
-    proof = wire.peer_client_proof(secret, nonce_s, nonce_c)
-    sock.sendall(wire.PEER_CLIENT.pack(wire.PeerKind.DATA, ticket, nonce_c, proof))
+    nonce_s, nonce_c = _greeting(sock, deadline), secrets.token_bytes(peer_wire.PEER_NONCE_BYTES)
+    proof = peer_wire.peer_client_proof(secret, nonce_s, nonce_c)
+    sock.sendall(peer_wire.PEER_CLIENT.pack(peer_wire.PeerKind.DATA, ticket, nonce_c, proof))
     proof = receive(sock, PROOF_BYTES, deadline)
-    if not hmac.compare_digest(proof, wire.peer_server_proof(secret, nonce_s, nonce_c)):
+    if not hmac.compare_digest(proof, peer_wire.peer_server_proof(secret, nonce_s, nonce_c)):
         raise RefusedError("the peer does not hold this pool's secret")
-    return wire.peer_session_key(secret, nonce_s, nonce_c)
+    return peer_wire.peer_session_key(secret, nonce_s, nonce_c)
 
 
 class PeerRequest(NamedTuple):
@@ -172,16 +172,16 @@ class PeerRequest(NamedTuple):
 
 def greet(sock: socket.socket, deadline: float) -> PeerRequest:
     """Run the serving side up to the point where it knows what is wanted."""
-    nonce_s = secrets.token_bytes(wire.PEER_NONCE_BYTES)
+    nonce_s = secrets.token_bytes(peer_wire.PEER_NONCE_BYTES)
     sock.settimeout(max(0.001, deadline - time.monotonic()))
-    sock.sendall(wire.PEER_MAGIC + nonce_s)
-    kind, ticket, nonce_c, proof = wire.PEER_CLIENT.unpack(receive(sock, wire.PEER_CLIENT.size, deadline))
+    sock.sendall(peer_wire.PEER_MAGIC + nonce_s)
+    kind, ticket, nonce_c, proof = peer_wire.PEER_CLIENT.unpack(receive(sock, peer_wire.PEER_CLIENT.size, deadline))
     return PeerRequest(kind, ticket, nonce_s, nonce_c, proof)
 
 
 def prove_as_server(sock: socket.socket, secret: bytes, asked: PeerRequest) -> bytes:
     """The session key of a data connection. RefusedError if the other side does not hold the secret."""
-    if not hmac.compare_digest(asked.proof, wire.peer_client_proof(secret, asked.nonce_s, asked.nonce_c)):
+    if not hmac.compare_digest(asked.proof, peer_wire.peer_client_proof(secret, asked.nonce_s, asked.nonce_c)):
         raise RefusedError("the asking side does not hold this pool's secret")
-    sock.sendall(wire.peer_server_proof(secret, asked.nonce_s, asked.nonce_c))
-    return wire.peer_session_key(secret, asked.nonce_s, asked.nonce_c)
+    sock.sendall(peer_wire.peer_server_proof(secret, asked.nonce_s, asked.nonce_c))
+    return peer_wire.peer_session_key(secret, asked.nonce_s, asked.nonce_c)

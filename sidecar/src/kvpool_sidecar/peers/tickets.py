@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,8 +48,8 @@ class TicketIssuer:
     def issue(self, host: str, count: int) -> list[Ticket]:
         """Tickets for connections from `host`."""
         made = [
-            Ticket(secrets.token_bytes(wire.PEER_TICKET_BYTES), secrets.token_bytes(32))
-            for _ in range(min(count, wire.MAX_TICKETS))
+            Ticket(secrets.token_bytes(peer_wire.PEER_TICKET_BYTES), secrets.token_bytes(32))
+            for _ in range(min(count, peer_wire.MAX_TICKETS))
         ]
         now = self._clock()
         with self._lock:

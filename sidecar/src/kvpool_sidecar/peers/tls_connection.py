@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError, ProtocolError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.connection import PeerConnection
 
@@ -87,9 +87,9 @@ class TlsConnection(PeerConnection):
             self._tls.close()
 
     def _bring(self, buffer: memoryview) -> None:
-        response = buffer[: wire.PEER_RESPONSE.size]
+        response = buffer[: peer_wire.PEER_RESPONSE.size]
         self._fill(response)
-        magic, _, _, _, left = wire.PEER_RESPONSE.unpack(response)
+        magic, _, _, _, left = peer_wire.PEER_RESPONSE.unpack(response)
         if magic != wire.MAGIC:
             raise ProtocolError("not a peer's answer")
         self._far.sendall(response)

@@ -362,7 +362,7 @@ class PeerSelector:
         self._rooms.clear()
         for peer in chosen[: 2 * _MAX_PEERS]:
             try:
-                room = moving.ask_room(self._link(peer), time.monotonic() + _ROOM_S)
+                room = moving.request_headroom(self._link(peer), time.monotonic() + _ROOM_S)
             except (KVPoolError, OSError) as e:
                 self._drop(peer, e)
             else:
@@ -371,7 +371,7 @@ class PeerSelector:
 
     def _adopt(self, peer: NodeInfo, move: Migration, *, evict: bool) -> ReceiveResult | None:
         try:
-            return moving.ask_adopt(self._link(peer), move.key, time.monotonic() + _ADOPT_S, evict=evict)
+            return moving.request_receive(self._link(peer), move.key, time.monotonic() + _ADOPT_S, evict=evict)
         except (KVPoolError, OSError) as e:
             self._drop(peer, e)
             return None

@@ -207,7 +207,7 @@ class Session:
     def _lookup(self, head: wire.Head, body: memoryview) -> None:
         timeout, rest = _deadline(body)
         block_ids = wire.split_block_ids(rest, head.items, wire.MAX_LOOKUP)
-        every = bool(head.flags & wire.Flag.EVERY)
+        every = bool(head.flags & wire.Flag.EXHAUSTIVE)
         located = self._node.locate(self._reads_of, block_ids, timeout, every=every)
         tiers = located.tiers
         self._node.stats.add("lookup", "asked", len(block_ids))
@@ -259,7 +259,7 @@ class Session:
         self._typical_bytes = max(sizes)
         tell = sum(sizes) >= _TELL_BYTES or self._admission.reads.is_busy
         self._admission.reads.resize(self._reading, sum(sizes), told=tell)
-        return wire.Flag.TELL if tell else wire.Flag.NONE
+        return wire.Flag.WANTS_DONE if tell else wire.Flag.NONE
 
     def _end_read(self) -> None:
         if self._reading is not None:

@@ -213,12 +213,14 @@ class RecordingClient:
         self._client = client
         self.tenant = tenant
 
-    def lookup(self, block_ids: Sequence[bytes], deadline: float | None = None, *, every: bool = False) -> list[Tier]:
+    def lookup(
+        self, block_ids: Sequence[bytes], deadline: float | None = None, *, exhaustive: bool = False
+    ) -> list[Tier]:
         started, starved = time.monotonic(), starved_s()
         until = started + self._client.lookup_seconds if deadline is None else deadline
         tiers: list[Tier] = []
         with self._nothing_escapes("lookup"):
-            tiers = self._client.lookup(block_ids, until, every=every)
+            tiers = self._client.lookup(block_ids, until, exhaustive=exhaustive)
         self._note("lookup", block_ids, [tier.name.lower() for tier in tiers], started, until, starved)
         return tiers
 

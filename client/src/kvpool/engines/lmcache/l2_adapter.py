@@ -227,7 +227,7 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         found = Bitmap(len(keys))
         patience = self._config.deadlines.lookup_ms / 1000
         for client, places, block_ids in self._parts(keys, layouts, asked + patience, self._ledger.is_deleted):
-            tiers = client.lookup(block_ids, asked + client.lookup_seconds, every=True)
+            tiers = client.lookup(block_ids, asked + client.lookup_seconds, exhaustive=True)
             for place, tier in zip(places, tiers, strict=True):
                 if tier != Tier.MISS:
                     found.set(place)

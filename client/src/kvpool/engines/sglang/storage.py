@@ -366,7 +366,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         """Per pool and page: does the pool have all of its blocks? One question for all."""
         known = [self._pages.get(name) for name in pools]
         block_ids = [block_id for pages in known if pages is not None for block_id in pages.block_ids(client, keys)]
-        tiers = iter(client.lookup(block_ids, every=True))
+        tiers = iter(client.lookup(block_ids, exhaustive=True))
         out = []
         for pages in known:
             step = pages.blocks_per_page if pages is not None else 0

@@ -285,7 +285,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         if client is None:
             return [Tier.MISS] * len(offload_keys)
         # with one cache group the keys are a prefix in order; with several they are mixed, so each one is checked
-        return client.lookup(self._block_ids(client, offload_keys), deadline, every=self._several_groups)
+        return client.lookup(self._block_ids(client, offload_keys), deadline, exhaustive=self._several_groups)
 
     def _block_ids(self, client: Client, offload_keys: Sequence[bytes]) -> list[bytes]:
         # a vLLM offload key is the block's hash followed by the number of its cache group

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import KVPoolError, ProtocolError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool.protocol.block import HEADER_BYTES, decode_header, require
 from kvpool_sidecar.peers.rdma.agent import MAX_METADATA, wait_all
 from kvpool_sidecar.peers.rdma.staging import LONGEST_S
@@ -134,7 +134,7 @@ class Fetcher:
                 return
             link.request(wire.Op.STAGE, [wanted[at].key for at, _ in room])
             for at, slot in list(room):
-                answer = link.small_answer(wire.PEER_STAGED.size, deadline)
+                answer = link.small_answer(peer_wire.PEER_STAGED.size, deadline)
                 if answer is None:
                     self._stats.add("rdma", "not-staged")
                     continue
@@ -151,7 +151,7 @@ class Fetcher:
                 require(decode_header(read.slot.memory[:HEADER_BYTES]), key=wanted[read.at].key)
             for read in reads:
                 slots[read.at] = read.slot
-            link.request(wire.Op.RELEASE, [wire.PEER_TOKEN.pack(read.token) for read in reads])
+            link.request(wire.Op.RELEASE, [peer_wire.PEER_TOKEN.pack(read.token) for read in reads])
             self._stats.add("rdma", "blocks", len(reads))
         except BaseException:
             for read in reads:
@@ -212,9 +212,9 @@ class Fetcher:
 
 
 def _staged(answer: bytes, expected: int) -> tuple[int, int, int]:
-    if len(answer) != wire.PEER_STAGED.size:
+    if len(answer) != peer_wire.PEER_STAGED.size:
         raise ProtocolError("not an answer to STAGE")
-    address, size, token = wire.PEER_STAGED.unpack(answer)
+    address, size, token = peer_wire.PEER_STAGED.unpack(answer)
     if size != expected:  # more would be written behind the slot
         raise ProtocolError("the peer has a block of another length")
     return int(address), int(size), int(token)

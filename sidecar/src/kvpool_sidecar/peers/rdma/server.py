@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool_sidecar.peers.rdma.staging import Staged
 
 if TYPE_CHECKING:
@@ -27,19 +27,19 @@ class PeerRdma:
         """What to send; empty for RELEASE."""
         if op == wire.Op.RELEASE:
             if self._lease is not None:
-                self._lease.release(wire.PEER_TOKEN.unpack(key)[0])
+                self._lease.release(peer_wire.PEER_TOKEN.unpack(key)[0])
             return b""
         if op == wire.Op.RDMA:
             if self._lease is None:
-                return _response(wire.PeerStatus.MISS)
-            return _response(wire.PeerStatus.OK, self._lease.metadata())
-        staged = self._lease.stage(key) if self._lease is not None else wire.PeerStatus.BUSY
+                return _response(peer_wire.PeerStatus.MISS)
+            return _response(peer_wire.PeerStatus.OK, self._lease.metadata())
+        staged = self._lease.stage(key) if self._lease is not None else peer_wire.PeerStatus.BUSY
         if not isinstance(staged, Staged):
             return _response(staged)
         self._stats.add("peer_served", "blocks")
         self._stats.add("peer_served", "bytes", staged.size)
-        return _response(wire.PeerStatus.OK, wire.PEER_STAGED.pack(*staged))
+        return _response(peer_wire.PeerStatus.OK, peer_wire.PEER_STAGED.pack(*staged))
 
 
-def _response(status: wire.PeerStatus, body: bytes = b"") -> bytes:
-    return wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body
+def _response(status: peer_wire.PeerStatus, body: bytes = b"") -> bytes:
+    return peer_wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.protocol.wire import PeerStatus
+from kvpool.protocol.peer_wire import PeerStatus
 from kvpool_sidecar.peers.rdma.arena import Arena
 
 if TYPE_CHECKING:

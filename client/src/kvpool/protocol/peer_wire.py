@@ -1,0 +1,86 @@
+"""Wire protocol between sidecars. docs/contribute/design/protocol.md explains the reasons.
+
+A control connection is TLS with certificates of both sides and issues tickets. A ticket opens a data connection over
+TCP, on which both sides prove that they have it. Then follow fixed-size requests, each with a MAC; the answer is
+PEER_RESPONSE and then the block file (header and payload) by sendfile. The requesting side hands the connected socket
+to its client (wire.Op.OPEN, STREAM), which reads the answers straight into the engine's buffer. The client cannot send
+requests (it has no session key) and cannot see another tenant's bytes (a connection serves one client connection only).
+A joining node requests by HOTTEST which blocks to copy first (kvpool_sidecar.peers.hottest). A leaving node requests
+by HEADROOM what its peers can take, and by RECEIVE that they copy a block (kvpool_sidecar.peers.migration).
+
+Everything here is pure packing and unpacking. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import struct
+
+__all__ = [
+    "MAX_TICKETS",
+    "PEER_CLIENT",
+    "PEER_MAGIC",
+    "PEER_NONCE_BYTES",
+    "PEER_REQUEST",
+    "PEER_RESPONSE",
+    "PEER_STAGED",
+    "PEER_TICKETS",
+    "PEER_TICKET_BYTES",
+    "PEER_TOKEN",
+    "PeerKind",
+    "PeerStatus",
+    "peer_client_proof",
+    "peer_request_mac",
+    "peer_server_proof",
+    "peer_session_key",
+]
+
+# s -> c: PEER_MAGIC, nonce_s[32]. c -> s: PEER_CLIENT. Then, by its kind:
+# CONTROL: TLS; each PEER_TICKETS is answered by the requested number of tickets (name[16], key[32]).
+# DATA: ticket and proof in PEER_CLIENT; s -> c: proof[32]; then requests.
+# TLS_DATA: TLS; c -> s: session key[32]; then requests.
+PEER_MAGIC = b"KVPPEER2"  # version 1 had no tickets; the magic distinguishes its sidecars
+PEER_NONCE_BYTES = 32
+PEER_TICKET_BYTES = 16
+PEER_CLIENT = struct.Struct("<B7x16s32s32s")  # PeerKind, name of the ticket, nonce_c, proof of the requesting side
+PEER_TICKETS = struct.Struct("<4sI")  # magic, how many
+MAX_TICKETS = 16
+
+
+class PeerKind(enum.IntEnum):
+    CONTROL = 1
+    DATA = 2
+    TLS_DATA = 3
+
+
+PEER_REQUEST = struct.Struct("<4sBBHQ32s16s")  # magic, op (OPEN), flags, 0, sequence number, key, MAC
+PEER_RESPONSE = struct.Struct("<4sBBHQ")  # magic, PeerStatus, 0, 0, bytes that follow: the block file, for OPEN
+PEER_STAGED = struct.Struct("<QQQ")  # STAGE: address and bytes of the block file, token
+PEER_TOKEN = struct.Struct("<Q24x")  # RELEASE: in the place of the key
+
+
+class PeerStatus(enum.IntEnum):
+    MISS = 0
+    OK = 1
+    BUSY = 2  # STAGE: no free slot, request it by OPEN
+
+
+def peer_client_proof(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
+    """Proof that the requesting sidecar sends: HMAC-SHA-256(secret, "client" | nonce_s | nonce_c)."""
+    return hmac.digest(secret, b"client" + nonce_s + nonce_c, "sha256")
+
+
+def peer_server_proof(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
+    """Proof that the serving sidecar sends in reply."""
+    return hmac.digest(secret, b"server" + nonce_c + nonce_s, "sha256")
+
+
+def peer_session_key(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
+    """Derive the key of one connection's request MACs."""
+    return hmac.digest(secret, b"session" + nonce_s + nonce_c, "sha256")
+
+
+def peer_request_mac(session_key: bytes, sequence: int, key: bytes) -> bytes:
+    """Compute 16 bytes that bind a request to its connection and sequence number, against forgery and replay."""
+    return hmac.digest(session_key, struct.pack("<Q", sequence) + key, "sha256")[:16]
