@@ -130,15 +130,15 @@ def bucket_put(bucket: Bucket, fd: int, length: int) -> Callable[[int], None]:
         name = f"put-{next(_numbers)}"
         if not bucket.put(name, fd, length):
             raise RuntimeError("there already")
-        if bucket.where.startswith("file:"):
-            bucket.remove(name)
+        if bucket.url.startswith("file:"):
+            bucket.delete(name)
 
     return run
 
 
 def bucket_get(bucket: Bucket, name: str, length: int) -> Callable[[int], None]:
     target = os.memfd_create("target")
-    return lambda _: bucket.fetch(name, target, length)
+    return lambda _: bucket.get_to_fd(name, target, length)
 
 
 def store_get(bucket: Bucket, size: int) -> Callable[[int], None]:
@@ -186,7 +186,7 @@ def measure(server: Server, directory: Path, size: int, rounds: int) -> list[Row
     local = FsspecBucket(f"file://{directory}/objects")
     name = f"bench/blocks/00/{'00' * 32}"
     for bucket in (fast, local):
-        bucket.remove(name)
+        bucket.delete(name)
         bucket.put(name, fd, length)
     operations = max(1, 16 * MIB // size)
     rows = compare("s3-write", size, 1, 1, rounds, operations, [

@@ -27,7 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from kvpool_sidecar.eviction import POLICIES, Entry, make_table
+from kvpool_sidecar.eviction import POLICIES, Entry, create_policy
 
 BLOCK = 512  # tokens
 CAPACITIES = (1_000, 2_000, 3_000, 5_000, 8_000, 10_000, 20_000, 30_000, 50_000)  # blocks: 0.5 M to 25.6 M tokens
@@ -75,7 +75,7 @@ def _key(number: int) -> bytes:
 
 def replay(requests: list[Request], policy: str, capacity: int) -> tuple[float, float]:
     """Token hit rate, and nanoseconds per access in the table (lookups, uses, stores and evictions)."""
-    table = make_table(policy, capacity * BLOCK)
+    table = create_policy(policy, capacity * BLOCK)
     entry = Entry(BLOCK, BLOCK, 0.0)
     hits = accesses = spent = 0
     for tokens, keys in requests:
@@ -85,12 +85,12 @@ def replay(requests: list[Request], policy: str, capacity: int) -> tuple[float, 
             if key not in table:
                 break
             found += 1
-        table.learn(keys)
+        table.observe_sequence(keys)
         for key in keys:
             if not table.touch(key, 0.0) and key not in table:
                 table.add(key, entry)
         if len(table) > capacity:
-            table.take_victims(0, len(keys), at_least=len(table) - capacity)
+            table.pop_victims(0, len(keys), at_least=len(table) - capacity)
         spent += time.perf_counter_ns() - began
         hits += min(found * BLOCK, tokens)
         accesses += len(keys)
@@ -126,7 +126,7 @@ def optimum(requests: list[Request], capacity: int) -> float:
 def touch_costs(rounds: int = 9, count: int = 20_000) -> dict[str, float]:
     """Nanoseconds for one use of a block that is there, as a read pays it. Policies take turns; best round."""
     keys = [_key(n) for n in range(count)]
-    tables = {policy: make_table(policy, count * BLOCK) for policy in POLICIES}
+    tables = {policy: create_policy(policy, count * BLOCK) for policy in POLICIES}
     for table in tables.values():
         for key in keys:
             table.add(key, Entry(BLOCK, BLOCK, 0.0))

@@ -95,7 +95,7 @@ def test_everything_is_announced_at_the_start_and_then_what_comes_and_goes(index
     put(store, 2)
     one.announce(key(2), 20_000)
     wait_for(lambda: found(index, 2) == [True], "the second is announced")
-    store.remove(key(1))
+    store.delete(key(1))
     one.withdraw([key(1)])
     wait_for(lambda: found(index, 1, 2) == [False, True], "the first is withdrawn")
     assert one.status().announced == 1
@@ -129,7 +129,7 @@ def test_what_happens_while_the_index_is_away_is_told_later(index, store, announ
     index.away = True
     put(store, 2)
     one.announce(key(2), 20_000)
-    store.remove(key(1))
+    store.delete(key(1))
     one.withdraw([key(1)])
     wait_for(lambda: not one.status().connected, "noticed")
     index.away = False
@@ -194,7 +194,7 @@ def test_while_the_index_is_full_what_goes_is_told_and_what_comes_is_told_later(
     one.announce(key(2), 20_000)
     wait_for(lambda: one.status().full, "noticed")
     assert one.status().connected
-    store.remove(key(1))
+    store.delete(key(1))
     one.withdraw([key(1)])
     wait_for(lambda: found(index, 1) == [False], "withdrawn")
     epoch = one.status().epoch

@@ -26,7 +26,7 @@ from kvpool_sidecar.blocks import compression as codec
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.compressed import CompressedStore
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import header, key, payload, put, read
 
@@ -226,7 +226,9 @@ class NotPacked(FileContract):
     def store(self, tmp_path):
         self.directory = tmp_path
         keep = MemoryStore(32 << 20)
-        store = CompressedStore(SharedStore(str(tmp_path), pool_uid="u"), keep, codec=self.codec, max_payload=16 * MIB)
+        store = CompressedStore(
+            FilesystemStore(str(tmp_path), pool_uid="u"), keep, codec=self.codec, max_payload=16 * MIB
+        )
         yield store
         store.close()
         keep.close()
@@ -242,15 +244,15 @@ class Packed(NotPacked):
     @pytest.mark.parametrize("at", [0, 40, 4095, 4096, 4110, -1])
     def test_a_flipped_bit_is_found_and_the_block_quarantined(self, store, at):
         put(store, 1)
-        assert store.check(key(1))
+        assert store.verify(key(1))
         self.corrupt(store, key(1), at % self.path(store, key(1)).stat().st_size)
         if at == 0:  # not a block at all: its reader finds out
             with pytest.raises(CorruptBlockError):
                 read(store, 1)
         else:
             assert read(store, 1) is None
-        assert not store.check(key(1))
-        assert not store.has(key(1))
+        assert not store.verify(key(1))
+        assert not store.contains(key(1))
         assert put(store, 1) == wire.CommitStatus.STORED
         assert read(store, 1) == payload(1)
 
@@ -258,7 +260,7 @@ class Packed(NotPacked):
     def test_a_truncated_block_is_a_miss_or_found_corrupt(self, store, size):
         put(store, 1)
         self.truncate(store, key(1), size % self.path(store, key(1)).stat().st_size)
-        assert not store.check(key(1))
+        assert not store.verify(key(1))
         assert store.open(key(1)) is None
 
     def test_keys_tells_every_block_and_its_length(self, store):
@@ -281,7 +283,7 @@ class Tiers:
 
     def __init__(self, directory) -> None:
         self.directory = directory / "shared"
-        self.shared = SharedStore(str(self.directory), pool_uid="u")
+        self.shared = FilesystemStore(str(self.directory), pool_uid="u")
         self.local = Drive("nvme", str(directory / "nvme"), quota.CapacityLimits(64 * MIB, 85, 75, 1000), pool_uid="u")
         self.local.scan()
         self.kept: list[tuple[bytes, int]] = []
@@ -317,7 +319,7 @@ def test_a_pool_reads_blocks_of_every_codec_whatever_its_own_is(tiers):
         store = tiers.packed(which)
         for n in range(3):
             assert read(store, n) == payload(n, MIB)
-            tiers.local.remove(key(n))
+            tiers.local.delete(key(n))
 
 
 def test_what_is_read_is_a_plain_block_of_the_local_tier(tiers):
@@ -344,7 +346,7 @@ def test_what_does_not_shrink_is_kept_as_it_is(tiers):
     found = store.open(key(1))
     os.close(found.fd)
     assert found.payload_len == MIB
-    assert not tiers.local.has(key(1))
+    assert not tiers.local.contains(key(1))
 
 
 @pytest.mark.parametrize("which", BOTH)
@@ -357,9 +359,9 @@ def test_a_flipped_bit_in_a_compressed_block_is_a_miss_and_quarantined(tiers, wh
     file.chmod(0o600)
     file.write_bytes(whole)
     assert store.open(key(1)) is None
-    assert not store.has(key(1))
-    assert not tiers.local.has(key(1))
-    assert not store.check(key(1))
+    assert not store.contains(key(1))
+    assert not tiers.local.contains(key(1))
+    assert not store.verify(key(1))
 
 
 def test_many_who_want_the_same_block_have_it_decompressed_once(tiers, monkeypatch):
@@ -390,7 +392,7 @@ def test_many_who_want_the_same_block_have_it_decompressed_once(tiers, monkeypat
 def test_a_block_larger_than_the_pool_allows_is_not_decompressed(tiers):
     put(tiers.packed(block.CODEC_ZSTD), 1, 4 * MIB)
     assert tiers.packed(block.CODEC_ZSTD, max_payload=MIB).open(key(1)) is None
-    assert not tiers.local.has(key(1))
+    assert not tiers.local.contains(key(1))
 
 
 def test_without_room_in_the_local_tier_a_compressed_block_is_a_miss(tiers, tmp_path):
@@ -399,7 +401,7 @@ def test_without_room_in_the_local_tier_a_compressed_block_is_a_miss(tiers, tmp_
     small.scan()
     store = CompressedStore(tiers.shared, small, codec=block.CODEC_NONE, max_payload=16 * MIB)
     assert store.open(key(1)) is None
-    assert store.has(key(1))  # it is not at fault
+    assert store.contains(key(1))  # it is not at fault
     small.close()
 
 
@@ -412,8 +414,8 @@ def test_a_block_of_a_codec_that_is_yet_to_come_is_a_miss_and_stays(tiers):
     file.chmod(0o600)
     file.write_bytes(whole)
     assert store.open(key(1)) is None
-    assert not store.check(key(1))
-    assert store.has(key(1))
+    assert not store.verify(key(1))
+    assert store.contains(key(1))
 
 
 def test_a_client_cannot_store_a_compressed_block(tiers):

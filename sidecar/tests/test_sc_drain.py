@@ -115,14 +115,14 @@ def test_what_was_used_lately_is_told_and_what_is_coldest(drive):
         put(local, n, SIZE)
     assert {found[0] for found in local.used_since(60)} == {key(n) for n in range(20)}
     clock[0] += 5000
-    assert local.idle_of_coldest() == pytest.approx(5000, abs=5)
+    assert local.coldest_idle_s() == pytest.approx(5000, abs=5)
     local.open_many([key(n) for n in range(17)])
     found = local.used_since(3600)
     assert {one for one, _, _ in found} == {key(n) for n in range(17)}
     assert all(length == SIZE and idle < 1 for _, length, idle in found)
-    assert local.idle_of_coldest() == pytest.approx(5000, abs=5)  # a tenth is colder still
+    assert local.coldest_idle_s() == pytest.approx(5000, abs=5)  # a tenth is colder still
     local.open_many([key(n) for n in range(19)])
-    assert local.idle_of_coldest() < 1
+    assert local.coldest_idle_s() < 1
 
 
 # -- real sidecars; more of them are in sidecar/tests_nodes

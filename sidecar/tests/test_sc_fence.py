@@ -53,7 +53,7 @@ def settle(fence, canary, sent):
 
 def test_errors_spread_over_time_do_not_fence(fence, clock):
     for _ in range(10):
-        fence.strike(EIO)
+        fence.record_error(EIO)
         clock.now += 6
     assert not fence.fenced
 
@@ -61,7 +61,7 @@ def test_errors_spread_over_time_do_not_fence(fence, clock):
 def test_three_errors_in_a_short_time_fence_whatever_worked_between_them(fence):
     for n in range(3):
         assert not fence.fenced, n
-        fence.strike(EIO)
+        fence.record_error(EIO)
         with fence:
             pass
     assert fence.fenced
@@ -69,23 +69,23 @@ def test_three_errors_in_a_short_time_fence_whatever_worked_between_them(fence):
 
 def test_a_canary_lets_the_drive_back_and_the_count_begins_anew(fence, canary):
     for _ in range(3):
-        fence.strike(EIO)
-    fence.tend()
+        fence.record_error(EIO)
+    fence.tick()
     settle(fence, canary, 1)
     assert not fence.fenced
-    fence.strike(EIO)
-    fence.strike(EIO)
+    fence.record_error(EIO)
+    fence.record_error(EIO)
     assert not fence.fenced
 
 
 def test_canaries_that_are_lost_come_less_and_less_often(fence, canary, clock):
     canary.error = EIO
     for _ in range(3):
-        fence.strike(EIO)
+        fence.record_error(EIO)
     sent_at = []
     for _ in range(100):
         before = canary.sent
-        fence.tend()
+        fence.tick()
         if fence._trying or canary.sent > before:
             settle(fence, canary, before + 1)
             sent_at.append(clock.now)
@@ -107,17 +107,17 @@ def test_a_call_that_does_not_return_fences_and_the_drive_is_back_when_it_does(f
     thread.start()
     inside.wait()
     clock.now += 4
-    fence.tend()
+    fence.tick()
     assert not fence.fenced
     clock.now += 2
-    fence.tend()
+    fence.tick()
     assert fence.fenced
     settle(fence, canary, 1)
     assert fence.fenced, "a canary came back, but the call still hangs"
     gate.set()
     thread.join()
     clock.now += 2
-    fence.tend()
+    fence.tick()
     settle(fence, canary, 2)
     assert not fence.fenced
 
@@ -127,9 +127,9 @@ def test_a_canary_that_hangs_is_the_only_one(fence, canary, clock):
     sent = []
     fence._canary = lambda: (sent.append(1), gate.wait())
     for _ in range(3):
-        fence.strike(EIO)
+        fence.record_error(EIO)
     for _ in range(20):
-        fence.tend()
+        fence.tick()
         clock.now += 100
     wait_for(lambda: sent, "the canary is on its way")
     assert (len(sent), fence.fenced) == (1, True)

@@ -139,7 +139,7 @@ def test_blocks_are_found_again_after_a_restart_in_the_order_of_their_use(make):
     assert read(two, 0) == payload(0, MIB)
     two.close()
     three = make(capacity=4 * MIB)  # now too small
-    three.housekeep()
+    three.maintain()
     left = dict(three.keys())
     assert key(0) in left
     assert key(1) not in left
@@ -177,8 +177,8 @@ def test_reads_are_served_while_the_drive_is_scanned_and_writes_wait(make):
     put(one, 1)
     one.close()
     two = make(scan=False)
-    assert two.has(key(1))
-    assert not two.has(key(2))
+    assert two.contains(key(1))
+    assert not two.contains(key(2))
     assert read(two, 1) == payload(1)
     with pytest.raises(TierFullError, match="scanned"):
         two.begin(key(2), 1000)
@@ -204,7 +204,7 @@ def test_whatever_is_planted_in_a_blocks_place_is_a_miss(make, tmp_path, kind):
     else:
         place.touch()
     assert one.open(key(1)) is None
-    assert not one.has(key(1))
+    assert not one.contains(key(1))
     assert secret.exists()
 
 
@@ -216,7 +216,7 @@ def test_a_block_of_another_length_than_it_was_stored_with_is_quarantined_when_i
     place.chmod(0o600)
     os.truncate(place, place.stat().st_size + change)
     assert one.open(key(1)) is None
-    assert not one.has(key(1))
+    assert not one.contains(key(1))
     assert not place.exists()
     assert one.usage().blocks == 0
     put(one, 1)
@@ -244,8 +244,8 @@ def test_a_full_store_evicts_the_least_recently_used_and_says_so(make):
     for n in range(8, 12):
         assert put(one, n, MIB) == CommitStatus.STORED
     assert one.usage().used_bytes <= 10 * MIB
-    assert one.has(key(0))
-    assert not one.has(key(1))
+    assert one.contains(key(0))
+    assert not one.contains(key(1))
     assert key(1) in log.keys
     assert log.counts["evicted"] == len(log.keys)
 
@@ -255,10 +255,10 @@ def test_above_the_high_watermark_housekeeping_goes_down_to_the_low_one(make):
     for n in range(9):
         put(one, n, MIB - 8192)
     assert one.usage().used_bytes > 8.5 * MIB
-    one.housekeep()
+    one.maintain()
     assert 6.4 * MIB < one.usage().used_bytes <= 7.5 * MIB
     before = one.usage()
-    one.housekeep()
+    one.maintain()
     assert one.usage() == before
 
 
@@ -266,9 +266,9 @@ def test_more_blocks_than_the_table_may_hold_go_too(make):
     one = make(limits=quota.CapacityLimits(64 * MIB, 85, 75, 10), policy="LRU")
     for n in range(15):
         put(one, n)
-    one.housekeep()
+    one.maintain()
     assert one.usage().blocks == 10
-    assert not one.has(key(4))
+    assert not one.contains(key(4))
 
 
 def test_the_reserve_of_the_file_system_is_left_free(make, tmp_path):
@@ -280,7 +280,7 @@ def test_the_reserve_of_the_file_system_is_left_free(make, tmp_path):
     one._limits = one._limits._replace(reserve_bytes=free + (1 << 40))  # as if others had filled the drive
     with pytest.raises(TierFullError, match="no space to spare"):
         one.begin(key(2), 20_000)
-    assert not one.has(key(1))
+    assert not one.contains(key(1))
     one._limits = one._limits._replace(reserve_bytes=0)
     assert put(one, 2) == CommitStatus.STORED
 
@@ -300,7 +300,7 @@ def test_a_block_that_can_never_fit_evicts_nothing(make):
     put(one, 1, MIB)
     with pytest.raises(TierFullError):
         one.begin(key(2), 5 * MIB)
-    assert one.has(key(1))
+    assert one.contains(key(1))
 
 
 def test_a_forgotten_writer_is_given_up_and_its_space_is_free_at_once(make):
@@ -310,7 +310,7 @@ def test_a_forgotten_writer_is_given_up_and_its_space_is_free_at_once(make):
     kept = os.dup(pending.writer)
     os.pwrite(kept, b"x" * MIB, 0)
     time.sleep(0.06)
-    one.housekeep()
+    one.maintain()
     assert log.counts["writers_given_up"] == 1
     assert os.fstat(kept).st_blocks == 0
     with pytest.raises(RefusedError):
@@ -323,7 +323,7 @@ def test_a_writer_that_makes_its_file_larger_is_given_up(make):
     pending = one.begin(key(1), 10_000)
     os.pwrite(pending.writer, b"x" * (3 * MIB), 0)
     kept = os.dup(pending.writer)
-    one.housekeep()
+    one.maintain()
     assert os.fstat(kept).st_size == 0
     os.close(kept)
 
@@ -406,7 +406,7 @@ def test_a_prefix_that_is_used_often_stays_on_the_drive_through_a_flood(tmp_path
     tier = LocalTier("nvme", str(tmp_path / "r"), 2 * MIB, dedicated_filesystem="Ignore")
     cache = CacheConfig(eviction_policy="FIFO", pinned_percent=10, pinned_min_uses=3)
     with contextlib.closing(open_local([tier], cache, "u")) as local:
-        local.roots[0].scan()
+        local.drives[0].scan()
         put(local, 0)
         put(local, 1)
         for _ in range(3):
@@ -414,7 +414,7 @@ def test_a_prefix_that_is_used_often_stays_on_the_drive_through_a_flood(tmp_path
         assert 0 < local.pinned_bytes < 0.1 * tier.capacity_bytes
         for n in range(2, 400):
             put(local, n)
-        assert (local.has(key(0)), local.has(key(1))) == (True, False)
+        assert (local.contains(key(0)), local.contains(key(1))) == (True, False)
         assert read(local, 0) == payload(0)
 
 
@@ -444,7 +444,7 @@ def test_a_drive_that_fails_repeatedly_is_fenced_until_a_canary_comes_back(tmp_p
             one.begin(key(n), 1000)
     with pytest.raises(TierFullError, match="fenced"):
         one.begin(key(9), 1000)
-    assert not one.has(key(1))
+    assert not one.contains(key(1))
     assert one.open(key(1)) is None
     assert log.counts["io_error"] == 3
 
@@ -453,14 +453,14 @@ def test_a_drive_that_fails_repeatedly_is_fenced_until_a_canary_comes_back(tmp_p
 
     with monkeypatch.context() as m:
         m.setattr(os, "fsync", sync_fails)
-        one.fence.tend()
-        wait_for(lambda: one.fence._try_at > time.monotonic(), "the canary did not come back")
-    assert one.fence.fenced
+        one.health.tick()
+        wait_for(lambda: one.health._try_at > time.monotonic(), "the canary did not come back")
+    assert one.health.fenced
     assert os.listdir(tmp_path / "r" / "tmp") == []
     one.broken = False
-    one.fence._try_at = 0.0  # the wait is over
-    one.fence.tend()
-    wait_for(lambda: not one.fence.fenced, "the canary came back")
+    one.health._try_at = 0.0  # the wait is over
+    one.health.tick()
+    wait_for(lambda: not one.health.fenced, "the canary came back")
     assert read(one, 1) == payload(1)
     assert put(one, 9) == CommitStatus.STORED
     assert os.listdir(tmp_path / "r" / "tmp") == []
@@ -478,25 +478,25 @@ def test_an_error_while_publishing_leaves_nothing_behind(make, operation):
     with pytest.raises(OSError, match="Input/output"):
         store.commit(pending)
     assert inner._pending_bytes == 0
-    assert not store.has(key(1))
+    assert not store.contains(key(1))
     assert put(store, 1) == CommitStatus.STORED
 
 
 def test_blocks_written_before_a_drive_was_added_are_still_found(tmp_path):
     tiers = [LocalTier(f"n{n}", str(tmp_path / f"n{n}"), 64 * MIB, reserve_free_percent=0) for n in range(3)]
     two = open_local(tiers[:2], CacheConfig(), "u")
-    for root in two.roots:
+    for root in two.drives:
         root.scan()
     for n in range(40):
         put(two, n)
     two.close()
     three = open_local(tiers, CacheConfig(), "u")
-    for root in three.roots:
+    for root in three.drives:
         root.scan()
     assert [read(three, n) for n in range(40)] == [payload(n) for n in range(40)]
     for n in range(40, 80):
         put(three, n)
-    assert three.roots[2].usage().blocks > 4
+    assert three.drives[2].usage().blocks > 4
     assert three.usage().blocks == 80
     three.close()
 
@@ -516,15 +516,15 @@ def test_what_was_used_before_a_restart_outlives_what_was_not(make, policy):
             assert read(again, n) is not None
     again.close()
     last = make(policy=policy, limits=quota.CapacityLimits(64 * MIB, 85, 75, 10))
-    last.housekeep()
+    last.maintain()
     assert last.usage().blocks == 10
-    assert sum(last.has(key(n)) for n in range(10)) >= 9  # S3FIFO's small queue keeps a new one
+    assert sum(last.contains(key(n)) for n in range(10)) >= 9  # S3FIFO's small queue keeps a new one
 
 
 def test_the_end_of_a_looked_up_prompt_goes_first(make):
     one = make(limits=quota.CapacityLimits(64 * MIB, 85, 75, 6))
-    one.learn([key(n) for n in range(12)], TAG)
+    one.observe_sequence([key(n) for n in range(12)], TAG)
     for n in range(12):
         put(one, n)
-    one.housekeep()
-    assert [n for n in range(12) if one.has(key(n))] == list(range(6))
+    one.maintain()
+    assert [n for n in range(12) if one.contains(key(n))] == list(range(6))

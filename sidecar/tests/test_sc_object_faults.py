@@ -64,7 +64,7 @@ def tier(s3, proxy):
 
 def there(store, n):
     with contextlib.suppress(OSError):  # a busy machine
-        return store.has(key(n)) or put(store, n, SIZE)
+        return store.contains(key(n)) or put(store, n, SIZE)
     return False
 
 
@@ -124,7 +124,7 @@ def test_wrong_bytes_are_a_miss_and_the_block_is_gone(tier, proxy, s3):
 
 
 def test_bytes_that_the_network_spoilt_once_take_no_block_away(tier, proxy, monkeypatch):
-    fetch, trials = tier.store._bucket.fetch, []
+    fetch, trials = tier.store._bucket.get_to_fd, []
 
     def spoilt_once(name, fd, size):
         fetch(name, fd, size)
@@ -132,7 +132,7 @@ def test_bytes_that_the_network_spoilt_once_take_no_block_away(tier, proxy, monk
         if len(trials) == 1:
             os.pwrite(fd, b"rot", 5000)
 
-    monkeypatch.setattr(tier.store._bucket, "fetch", spoilt_once)
+    monkeypatch.setattr(tier.store._bucket, "get_to_fd", spoilt_once)
     assert opened(tier, 1, 10) == payload(1, SIZE)
     assert len(trials) == 2
 
@@ -146,7 +146,7 @@ def test_a_stopped_server_is_an_absent_tier_and_comes_back(s3, proxy):
         slow = 0
         for _ in range(20):
             started = time.monotonic()
-            assert tier.has_many([key(5)], 0.05) == [False]
+            assert tier.contains_many([key(5)], 0.05) == [False]
             slow += time.monotonic() - started > 0.04
         assert slow < 20  # the breaker opens: most calls cost nothing
         assert not tier.available
@@ -159,7 +159,7 @@ def test_a_stopped_server_is_an_absent_tier_and_comes_back(s3, proxy):
     finally:
         s3.send(signal.SIGCONT)
     wait_for(lambda: opened(tier, 1, 5) == payload(1, SIZE), "it is used again", timeout=30)
-    wait_for(lambda: copy_block(local, store, key(3)) is True or store.has(key(3)), "copied", timeout=30)
+    wait_for(lambda: copy_block(local, store, key(3)) is True or store.contains(key(3)), "copied", timeout=30)
     assert read(store, 3) == payload(3, SIZE)
     local.close()
     tier.close()
@@ -182,7 +182,7 @@ def test_a_server_that_is_killed_mid_read_and_mid_write_leaves_nothing_half_done
         proxy.heal()
         with pytest.raises(OSError, match="s3://kvpool"):
             copy_block(local, store, key(2))
-        assert tier.has_many([key(2)], 5) == [False]
+        assert tier.contains_many([key(2)], 5) == [False]
         assert tier.problem
         server.start()  # empty: it keeps its objects in memory
         with pytest.raises(OSError, match="NoSuchBucket"):
@@ -203,10 +203,10 @@ def test_a_server_that_is_killed_mid_read_and_mid_write_leaves_nothing_half_done
 def test_a_bucket_that_is_missing_is_told_and_used_when_it_is_made(s3):
     store = ObjectStore(s3_bucket(s3.url, "s3://not-there/x"), pool_uid="u", max_payload=MAX)
     tier = SharedTier(store, cooldown_s=0.1)
-    assert tier.has_many([key(1)], 10) == [False]
+    assert tier.contains_many([key(1)], 10) == [False]
     assert "bucket" in tier.problem.lower()
     s3.make_bucket("not-there")
-    wait_for(lambda: tier.has_many([key(1)], 10) == [False] and not tier.problem, "it is used")
+    wait_for(lambda: tier.contains_many([key(1)], 10) == [False] and not tier.problem, "it is used")
     tier.close()
     store.close()
 
@@ -283,7 +283,7 @@ def test_requests_are_signed_as_aws_describes_it(monkeypatch, endpoint, host, pa
         asked.append((method, target, headers))
         return HttpResponse(200, 5)
 
-    monkeypatch.setattr(bucket._connections, "exchange", exchange)
+    monkeypatch.setattr(bucket._connections, "request", exchange)
     bucket.size("x")
     bucket.put("x", 0, 7)
     for method, target, headers in asked:
@@ -304,7 +304,7 @@ def test_an_object_that_drips_is_given_up(proxy, s3, monkeypatch):
     monkeypatch.setattr("kvpool_sidecar.storage.buckets.s3._CALL_S", 0.3)
     proxy.drip = True
     with pytest.raises(OSError, match="too slow"):
-        bucket.fetch("x", fd, 100_000)
+        bucket.get_to_fd("x", fd, 100_000)
     os.close(fd)
     bucket.close()
 

@@ -20,7 +20,7 @@ class DirectoryModel(StoreModel):
 
     def open(self):
         self.real = ObjectStore(self.bucket(), pool_uid="r", max_payload=1 << 20, capacity_bytes=CAPACITY, recount_s=0)
-        self.real.housekeep()
+        self.real.maintain()
         self.store = FaultyStore(self.real)
 
     def bucket(self):
@@ -33,12 +33,12 @@ class DirectoryModel(StoreModel):
         if size is None:
             return
         fd = os.memfd_create("rot")
-        bucket.fetch(name, fd, size)
+        bucket.get_to_fd(name, fd, size)
         os.pwrite(fd, b"rot", 20_000)
-        bucket.remove(name)
+        bucket.delete(name)
         assert bucket.put(name, fd, size)
         os.close(fd)
-        assert not self.store.check(key(n))
+        assert not self.store.verify(key(n))
         self.stored.discard(n)
         assert read(self.store, n) is None
 
@@ -57,10 +57,10 @@ class DirectoryModel(StoreModel):
         for pending in self.pending.values():
             self.store.abort(pending)
         self.pending.clear()
-        before = {n for n in self.stored if self.store.has(key(n))}
+        before = {n for n in self.stored if self.store.contains(key(n))}
         self.real.close()
         self.open()
-        assert {n for n in range(8) if self.store.has(key(n))} == before
+        assert {n for n in range(8) if self.store.contains(key(n))} == before
 
     @invariant()
     def the_table_the_drive_and_the_limits_agree(self):
@@ -69,7 +69,7 @@ class DirectoryModel(StoreModel):
         assert {k for k, _ in self.store.keys()} <= {key(n) for n in self.stored}  # noqa: SIM118
         promised = sum(p.reserved for p in self.pending.values())
         assert self.real._promised == self.real._in_hand == promised
-        self.real.housekeep()
+        self.real.maintain()
         assert self.real.usage().used_bytes + promised <= CAPACITY
 
 

@@ -47,7 +47,7 @@ class ObjectContract(StoreContract):
         bucket, name = self.bucket(), object_name(one)
         size = bucket.size(name)
         fd = os.memfd_create("content")
-        bucket.fetch(name, fd, size)
+        bucket.get_to_fd(name, fd, size)
         data = os.pread(fd, size, 0)
         os.close(fd)
         bucket.close()
@@ -55,7 +55,7 @@ class ObjectContract(StoreContract):
 
     def replace(self, name: str, data: bytes) -> None:
         bucket = self.bucket()
-        bucket.remove(name)
+        bucket.delete(name)
         fd = os.memfd_create("content")
         os.write(fd, data)
         assert bucket.put(name, fd, len(data))
@@ -85,7 +85,7 @@ class ObjectContract(StoreContract):
         self.replace(object_name(key(5)), b"y" * (HEADER_BYTES + MAX + 1))
         self.replace(object_name(key(6)), b"z" * 5000)
         assert set(dict(store.keys())) == {key(1), key(6)}
-        assert not store.has(key(5))
+        assert not store.contains(key(5))
         assert store.open(key(5)) is None
         assert store.open(key(6)) is None
 
@@ -104,7 +104,7 @@ class ObjectContract(StoreContract):
     def test_pools_in_one_bucket_do_not_meet(self, store):
         put(store, 1)
         other = make_store(self.bucket(), pool_uid="uid-2")
-        assert not other.has(key(1))
+        assert not other.contains(key(1))
         assert other.open(key(1)) is None
         assert list(other.keys()) == []
         put(other, 1, 999)
@@ -117,7 +117,7 @@ class ObjectContract(StoreContract):
         self.replace("uid-1/POOL", b'{"format": 2, "pool_uid": "uid-1"}')
         later = make_store(self.bucket())
         with pytest.raises(ConfigError, match="format"):
-            later.has(key(1))
+            later.contains(key(1))
         later.close()
 
     def test_a_block_that_is_brought_here_is_kept_here(self, store):
@@ -128,7 +128,7 @@ class ObjectContract(StoreContract):
         assert read(local, 1) == payload(1)
         assert told == [(key(1), 20_000)]
         self.replace(object_name(key(1)), b"x" * 24_096)
-        assert not near.check(key(1))  # the object itself is looked at, not what is here
+        assert not near.verify(key(1))  # the object itself is looked at, not what is here
         near.close()
         local.close()
 
@@ -155,18 +155,18 @@ class ObjectContract(StoreContract):
         os.pwrite(pending.writer, b"rot", 20_000)
         with pytest.raises(Exception, match="checksum"):
             store.commit(pending)
-        assert not store.has(key(1))
+        assert not store.contains(key(1))
 
     def test_capacity_counts_what_others_stored(self, store):
         for n in range(4):
             put(store, n)
         small = make_store(self.bucket(), capacity_bytes=120_000, recount_s=0)
-        small.housekeep()
+        small.maintain()
         assert small.usage()[1:] == (4 * 24_096, 4)
         with pytest.raises(TierFullError):
             small.begin(key(9), 30_000)
-        store.remove(key(0))
-        small.housekeep()
+        store.delete(key(0))
+        small.maintain()
         assert put(small, 9) == 1
         small.close()
 
@@ -235,16 +235,16 @@ def test_the_same_bucket_through_fsspec_alone(s3):
     pendings = [store.begin(key(1), len(data)) for store in (one, other)]
     for pending in pendings:
         write(pending, header(1, data), data)
-    assert not one.has(key(1))
+    assert not one.contains(key(1))
     assert other.commit(pendings[1]) == 1
     assert one.commit(pendings[0]) == 2
     put(one, 2, 999)
     assert read(one, 1) == read(other, 1) == data
     assert dict(one.keys()) == dict(other.keys()) == {key(1): 20_000, key(2): 999}
     assert one.quarantine(key(2))
-    assert not other.has(key(2))
-    assert one.remove(key(1))
-    assert not one.remove(key(1))
+    assert not other.contains(key(2))
+    assert one.delete(key(1))
+    assert not one.delete(key(1))
     assert one.open(key(1)) is None
     assert one.wipe() == 2
     one.close()

@@ -154,11 +154,11 @@ def test_what_is_stored_after_a_purge_is_kept_and_the_bar_ends():
     now = [0.0]
     bars = PurgeTombstones(lambda: now[0])
     bars.add(PurgeFilter(fingerprint=FINGERPRINT.hex()).fits, 1000)
-    assert bars.forbid(made(created_ms=999))
-    assert not bars.forbid(made(created_ms=1000))
-    assert not bars.forbid(made(created_ms=999, fingerprint=bytes(32)))
+    assert bars.rejects(made(created_ms=999))
+    assert not bars.rejects(made(created_ms=1000))
+    assert not bars.rejects(made(created_ms=999, fingerprint=bytes(32)))
     now[0] = LIFE_S + 1
-    assert not bars.forbid(made(created_ms=999))
+    assert not bars.rejects(made(created_ms=999))
     for n in range(200):
         bars.add(PurgeFilter().fits, n)
     assert len(bars._bars) == 64
@@ -188,16 +188,16 @@ def test_a_bad_spot_of_a_drive_costs_its_block_and_the_rest_is_looked_at(drive, 
     context = Context()
     Verify(drive, None)({"bytes_per_s": 1 << 30, **LOCAL}, context)
     assert (context.counts["blocks"], context.counts["corrupt"]) == (4, 1)
-    assert [drive.has(key(n)) for n in range(4)] == [True, True, False, True]
-    monkeypatch.setattr(drive.roots[0], "look", lambda one: (_ for _ in ()).throw(OSError(errno.EIO, "bad")))
+    assert [drive.contains(key(n)) for n in range(4)] == [True, True, False, True]
+    monkeypatch.setattr(drive.drives[0], "peek", lambda one: (_ for _ in ()).throw(OSError(errno.EIO, "bad")))
     Purge(SECRET, drive, None)({"tenant": "nobody", **LOCAL}, context)
     assert drive.usage().blocks == 0  # what cannot be read is of no use, and might be the tenant's
 
 
 def test_a_drive_that_is_fenced_is_not_said_to_be_whole(drive):
     for _ in range(20):
-        drive.roots[0].fence.strike(OSError(errno.EIO, "bad"))
-    assert drive.roots[0].fence.fenced
+        drive.drives[0].health.record_error(OSError(errno.EIO, "bad"))
+    assert drive.drives[0].health.fenced
     with pytest.raises(PoolUnavailableError):
         Verify(drive, None)({"bytes_per_s": 1 << 30, **LOCAL}, Context())
 

@@ -220,24 +220,24 @@ def tier(tmp_path, name: str = "nvme"):
 def test_the_drives_are_free_when_nobody_has_any_of_them(tmp_path):
     one, two = tier(tmp_path, "one"), tier(tmp_path, "two")
     with DriveOwnership([str(one), str(two)]) as turns, (two / "POOL_ID").open() as held:
-        assert turns.free
+        assert turns.available
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert not turns.free
+        assert not turns.available
     with DriveOwnership([str(tmp_path / "not there")]) as turns:
-        assert turns.free
-        turns.ask()
-        assert not turns.wanted
+        assert turns.available
+        turns.request()
+        assert not turns.requested
 
 
 def test_a_wish_is_seen_by_others_and_ends_with_who_has_it(tmp_path):
     paths = [str(tier(tmp_path))]
     with DriveOwnership(paths) as mine, DriveOwnership(paths) as theirs:
-        assert not mine.wanted
-        theirs.ask()
-        assert mine.wanted
-        assert not theirs.wanted  # its own does not count
+        assert not mine.requested
+        theirs.request()
+        assert mine.requested
+        assert not theirs.requested  # its own does not count
         theirs.close()
-        assert not mine.wanted
+        assert not mine.requested
 
 
 def settings(tmp_path, folder):
@@ -281,7 +281,7 @@ def test_who_handed_over_waits_for_the_wish_to_end_too(tmp_path, monkeypatch):
     folder, done = tier(tmp_path), threading.Event()
     found = []
     with DriveOwnership([str(folder)]) as wish:
-        wish.ask()
+        wish.request()
         thread = threading.Thread(
             target=lambda: found.append(overlap.wait_for_turn(settings(tmp_path, folder), done, back=True))
         )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvpool.errors import DeadlineExceededError, PoolUnavailableError
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.eviction import SAVE_EVERY_S, Entry, Lru
+from kvpool_sidecar.eviction import PERSIST_EVERY_S, Entry, Lru
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_sidecar.storage.local import placement
 from kvpool_sidecar.tenancy import limits as quota
@@ -30,31 +30,31 @@ def lru(*sizes: int) -> Lru:
 def test_the_least_recently_opened_goes_first():
     table = lru(10, 10, 10)
     table.touch(key(0), 1)
-    assert [k for k, _ in table.take_victims(20, 99)] == [key(1), key(2)]
+    assert [k for k, _ in table.pop_victims(20, 99)] == [key(1), key(2)]
     assert table.total_bytes == 10
     assert list(table) == [key(0)]
 
 
 def test_no_more_go_than_needed_nor_than_allowed():
-    assert len(lru(10, 10, 10).take_victims(11, 99)) == 2
-    assert len(lru(10, 10, 10).take_victims(999, 2)) == 2
-    assert len(lru(10, 10, 10).take_victims(0, 99)) == 0
-    assert len(lru(10, 10, 10).take_victims(0, 99, at_least=2)) == 2
+    assert len(lru(10, 10, 10).pop_victims(11, 99)) == 2
+    assert len(lru(10, 10, 10).pop_victims(999, 2)) == 2
+    assert len(lru(10, 10, 10).pop_victims(0, 99)) == 0
+    assert len(lru(10, 10, 10).pop_victims(0, 99, at_least=2)) == 2
 
 
 def test_a_victim_that_could_not_go_is_first_again():
     table = lru(10, 10)
-    (first, entry), *_ = table.take_victims(1, 1)
-    table.put_back(first, entry)
+    (first, entry), *_ = table.pop_victims(1, 1)
+    table.reinsert(first, entry)
     assert list(table) == [key(0), key(1)]
     assert table.total_bytes == 20
 
 
 def test_recency_is_saved_now_and_then_only():
     table = lru(10)
-    assert not table.touch(key(0), SAVE_EVERY_S - 1)
-    assert table.touch(key(0), SAVE_EVERY_S + 1)
-    assert not table.touch(key(0), SAVE_EVERY_S + 2)
+    assert not table.touch(key(0), PERSIST_EVERY_S - 1)
+    assert table.touch(key(0), PERSIST_EVERY_S + 1)
+    assert not table.touch(key(0), PERSIST_EVERY_S + 2)
     assert not table.touch(key(9), 0)
 
 
@@ -62,7 +62,7 @@ def test_after_a_scan_the_order_is_that_of_the_saved_times():
     table = Lru()
     for n, when in enumerate([30, 10, 20]):
         table.add(key(n), Entry(1, 1, when))
-    table.sort_by_saved()
+    table.sort_by_last_use()
     assert list(table) == [key(1), key(2), key(0)]
 
 
@@ -84,19 +84,19 @@ LIMITS = quota.CapacityLimits(1000, 85, 75, 100, reserve_bytes=50, reserve_perce
     ("used", "pending", "need", "over"), [(0, 0, 1000, 0), (500, 300, 200, 0), (500, 300, 201, 1), (0, 0, 1001, 1)]
 )
 def test_what_is_promised_counts_against_the_capacity(used, pending, need, over):
-    assert quota.excess(used, pending, need, LIMITS) == over
+    assert quota.bytes_over_capacity(used, pending, need, LIMITS) == over
 
 
 @pytest.mark.parametrize(("used", "pending", "over"), [(850, 0, 0), (851, 0, 101), (700, 200, 150)])
 def test_eviction_starts_above_the_high_and_ends_at_the_low_watermark(used, pending, over):
-    assert quota.overshoot(used, pending, LIMITS) == over
+    assert quota.bytes_over_watermark(used, pending, LIMITS) == over
 
 
 @pytest.mark.parametrize(
     ("free", "total", "need", "short"), [(200, 1000, 100, 0), (199, 1000, 100, 1), (60, 100, 0, 0)]
 )
 def test_the_larger_of_both_reserves_stays_free(free, total, need, short):
-    assert quota.shortage(free, total, need, LIMITS) == short
+    assert quota.fs_shortfall(free, total, need, LIMITS) == short
 
 
 def test_blocks_spread_over_drives_by_their_capacity():

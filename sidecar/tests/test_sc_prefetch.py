@@ -80,7 +80,7 @@ class Namer:
     def __init__(self, tag: bytes) -> None:
         self.tag = tag
 
-    def key(self, block_id: bytes) -> bytes:
+    def block_key(self, block_id: bytes) -> bytes:
         return key(int.from_bytes(block_id, "little"))
 
 
@@ -89,10 +89,10 @@ class Drives:
 
     def __init__(self, directory, limit: int, **kw) -> None:
         limits = quota.CapacityLimits(1 << 30, 85, 75, MAX_BLOCKS, 0, 0)
-        self.roots = [Drive(n, str(directory / n), limits, pool_uid="uid") for n in ("one", "two")]
-        for root in self.roots:
+        self.drives = [Drive(n, str(directory / n), limits, pool_uid="uid") for n in ("one", "two")]
+        for root in self.drives:
             root.scan()
-        self.store = LocalStore(self.roots)
+        self.store = LocalStore(self.drives)
         self.stats = Stats()
         self.read: list[int] = []
         self.numbers = {}
@@ -108,12 +108,12 @@ class Drives:
     def put(self, *numbers: int) -> None:
         for n in numbers:
             put(self.store, n, SIZE)
-            fd = self.store.root_of(key(n)).peek(key(n))
+            fd = self.store.drive_of(key(n)).peek_fd(key(n))
             self.numbers[os.fstat(fd).st_ino] = n
             os.close(fd)
 
     def drive_of(self, n: int) -> str:
-        return self.store.root_of(key(n)).name
+        return self.store.drive_of(key(n)).name
 
     def look_up(self, *numbers: int, tenant: bytes = A, tiers: bytes | None = None) -> None:
         given = tiers or bytes([wire.Tier.LOCAL]) * len(numbers)
@@ -227,11 +227,11 @@ def test_what_waited_too_long_is_not_read(drives):
 def test_reading_ahead_does_not_count_as_use(drives):
     d = drives()
     d.put(*range(8))
-    order = {root.name: list(root._table) for root in d.roots}
+    order = {root.name: list(root._table) for root in d.drives}
     d.start()
     d.look_up(*range(8))
     wait_for(lambda: len(d.read) == 8, "all read ahead")
-    assert {root.name: list(root._table) for root in d.roots} == order
+    assert {root.name: list(root._table) for root in d.drives} == order
 
 
 # -- with real sidecars

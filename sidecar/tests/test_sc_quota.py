@@ -66,10 +66,10 @@ def test_a_noisy_neighbour_that_writes_ten_times_its_quota_costs_others_no_block
     for n in range(100, 180):
         assert put(root, n, LOUD) == CommitStatus.STORED
         if n % 10 == 0:
-            root.housekeep()
+            root.maintain()
     assert all(read(root, n) == payload(n, MIB - 4096) for n in range(8))
     assert root.usage().used_bytes == 16 * MIB
-    assert root.has(key(179))
+    assert root.contains(key(179))
     assert log.counts["over_quota"] == 72
     assert not {key(n) for n in range(8)} & set(log.gone_keys)
 
@@ -84,8 +84,8 @@ def test_the_account_of_a_tenant_survives_a_restart(make):
     for n in range(200, 204):
         put(again, n, LOUD)
     assert again.usage().blocks == 16
-    assert all(again.has(key(n)) for n in range(8))
-    assert sum(again.has(key(100 + n)) for n in range(8)) == 4
+    assert all(again.contains(key(n)) for n in range(8))
+    assert sum(again.contains(key(100 + n)) for n in range(8)) == 4
 
 
 def test_a_smaller_quota_than_before_holds_from_the_next_store_on(make):
@@ -104,8 +104,8 @@ def test_a_full_drive_takes_from_whoever_has_the_most(make):
         put(root, n, QUIET)
     for n in range(100, 130):
         put(root, n, LOUD)
-        root.housekeep()
-    assert all(root.has(key(n)) for n in range(4))
+        root.maintain()
+    assert all(root.contains(key(n)) for n in range(4))
     assert root.usage().used_bytes <= 16 * MIB
 
 
@@ -120,8 +120,8 @@ def test_what_nobody_uses_goes_and_what_is_used_stays(make):
         now[0] += 40
         read(root, 0)
         root._expire_at = 0
-        root.housekeep()
-    assert [n for n in range(4) if root.has(key(n))] == [0]
+        root.maintain()
+    assert [n for n in range(4) if root.contains(key(n))] == [0]
     assert log.counts["expired"] == 3
     assert sorted(log.gone_keys) == sorted(key(n) for n in (1, 2, 3))
 
@@ -130,24 +130,24 @@ def test_what_is_old_goes_however_often_it_is_used_also_after_a_restart(make):
     now = [header(0, payload(0)).created_ms / 1000 + 10]
     root = make(max_age_s=100.0, clock=lambda: now[0])
     put(root, 0, QUIET)
-    root.housekeep()
-    assert root.has(key(0))
+    root.maintain()
+    assert root.contains(key(0))
     root.close()
     now[0] += 60
     again = make(max_age_s=100.0, clock=lambda: now[0])
-    again.housekeep()
+    again.maintain()
     assert read(again, 0) is not None
     now[0] += 60
     again._expire_at = 0
-    again.housekeep()
-    assert not again.has(key(0))
+    again.maintain()
+    assert not again.contains(key(0))
 
 
 def test_without_limits_nothing_expires(make):
     root = make(clock=lambda: 10_000_000_000.0)
     put(root, 0, QUIET)
-    root.housekeep()
-    assert root.has(key(0))
+    root.maintain()
+    assert root.contains(key(0))
 
 
 def test_a_tier_on_the_nodes_own_file_system_is_refused_if_it_must_have_its_own(make, tmp_path, caplog):
@@ -177,10 +177,10 @@ def test_what_the_pool_says_reaches_every_drive_by_its_share(tmp_path):
     cache = CacheConfig(tenant_quota_bytes=8 * MIB, idle_ttl_s=100, max_age_s=200, eviction_policy="LFU")
     store = open_local(tiers, cache, "u")
     try:
-        limits = [root._limits for root in store.roots]
+        limits = [root._limits for root in store.drives]
         assert [one.tenant_bytes for one in limits] == [6 * MIB, 2 * MIB]
         assert {(one.idle_s, one.max_age_s) for one in limits} == {(100, 200)}
-        for root in store.roots:
+        for root in store.drives:
             root.scan()
         for n in range(60):
             put(store, n, LOUD, MIB // 2 - 4096)
@@ -193,16 +193,16 @@ def test_drives_that_share_a_prompt_each_let_its_end_go_first(tmp_path):
     tiers = [LocalTier(name, str(tmp_path / name), 64 * MIB) for name in ("a", "b")]
     store = open_local(tiers, CacheConfig(), "u")
     try:
-        for root in store.roots:
+        for root in store.drives:
             root.scan()
-        store.learn([key(n) for n in range(40)], LOUD)
+        store.observe_sequence([key(n) for n in range(40)], LOUD)
         for n in range(40):
             put(store, n, LOUD, 4096)
-        for root in store.roots:
-            there = [n for n in range(40) if root.has(key(n))]
+        for root in store.drives:
+            there = [n for n in range(40) if root.contains(key(n))]
             assert len(there) > 4
             root._evict(0, at_least=4)
-            assert [n for n in range(40) if root.has(key(n))] == there[:-4]
+            assert [n for n in range(40) if root.contains(key(n))] == there[:-4]
     finally:
         store.close()
 
@@ -229,16 +229,16 @@ def test_a_file_system_that_fills_up_is_evicted_from_then_refused_then_used_agai
             put(root, n, QUIET)
         assert free(small) >= 6 * MIB
         assert 15 <= root.usage().blocks <= 18
-        last = [n for n in range(40) if root.has(key(n))]
+        last = [n for n in range(40) if root.contains(key(n))]
         with (small / "foreign").open("ab", buffering=0) as foreign:
             foreign.write(bytes(free(small)))
             assert free(small) == 0
             assert all(read(root, n) is not None for n in last)
-            root.housekeep()
+            root.maintain()
             assert free(small) >= 6 * MIB
             for _ in range(20):
                 foreign.write(bytes(free(small)))
-                root.housekeep()
+                root.maintain()
             assert root.usage().blocks == 0
             foreign.write(bytes(free(small)))
         with pytest.raises(TierFullError):

@@ -25,7 +25,7 @@ from kvpool_sidecar.replication.write_back import WriteBack, copy_block
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_sidecar.serving.block_service import BlockService, PeerStreams, close_files
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy.identity import Tenant
 from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
@@ -38,7 +38,7 @@ class PlainTenant(Tenant):
     def __init__(self):
         self.tag = b"t" * 16
 
-    def key(self, block_id):
+    def block_key(self, block_id):
         return key(int.from_bytes(block_id, "little"))
 
 
@@ -118,7 +118,7 @@ def test_what_was_seen_is_not_asked_again_and_what_has_gone_is_noticed(setup):
     for _ in range(5):
         assert setup.tiers(1) == [Tier.SHARED]
     assert setup.far.calls["has"] == 1
-    setup.far.remove(key(1))
+    setup.far.delete(key(1))
     assert setup.opened(1) == [MISS]
     assert setup.tiers(1) == [Tier.MISS]
 
@@ -181,7 +181,7 @@ def test_copies_are_made_in_the_background_and_stop_nobody_while_the_mount_hangs
 
 def test_while_the_shared_tier_is_absent_copies_wait_and_the_queue_is_bounded(setup, monkeypatch):
     for _ in range(3):
-        setup.shared.guard.breaker.failure()
+        setup.shared.bulkhead.breaker.failure()
     assert not setup.shared.available
     setup.copier._dirty = DirtySet(max_blocks=3)
     for n in range(6):
@@ -208,7 +208,7 @@ def test_a_corrupt_header_is_not_copied(setup):
     setup.local._files[key(1)] = fd
     with pytest.raises(Exception, match="header"):
         copy_block(setup.local, setup.far, key(1))
-    assert not setup.far.has(key(1))
+    assert not setup.far.contains(key(1))
 
 
 # -- the directory itself
@@ -219,7 +219,7 @@ def directory(tmp_path):
     made = []
 
     def make(**kw):
-        made.append(SharedStore(str(tmp_path), **{"pool_uid": "u", **kw}))
+        made.append(FilesystemStore(str(tmp_path), **{"pool_uid": "u", **kw}))
         return made[-1]
 
     yield make
@@ -239,16 +239,16 @@ def test_where_there_are_no_links_blocks_are_renamed_into_place(directory, monke
 
 
 def test_a_directory_that_appears_later_is_used_then(tmp_path):
-    store = SharedStore(str(tmp_path / "later"), pool_uid="u")
+    store = FilesystemStore(str(tmp_path / "later"), pool_uid="u")
     with pytest.raises(FileNotFoundError):
-        store.has(key(1))
+        store.contains(key(1))
     (tmp_path / "later").mkdir()
     put(store, 1)
     assert read(store, 1) == payload(1)
     store.close()
 
 
-class Disowned(SharedStore):
+class Disowned(FilesystemStore):
     """Its handles have gone stale."""
 
     stale = True
@@ -263,7 +263,7 @@ class Disowned(SharedStore):
         self.stale = False
 
 
-@pytest.mark.parametrize("ask", [lambda store: store.has(key(1)), lambda store: read(store, 1) == payload(1)])
+@pytest.mark.parametrize("ask", [lambda store: store.contains(key(1)), lambda store: read(store, 1) == payload(1)])
 def test_stale_handles_are_opened_anew(tmp_path, ask):
     store = Disowned(str(tmp_path), pool_uid="u")
     store.stale = False
@@ -291,11 +291,11 @@ def test_what_others_stored_counts_against_the_capacity_once_it_is_told(director
     for n in range(4):
         put(one, n)
     assert put(two, 10) == 1
-    two.tell_usage(5 * 24_096, 5)
+    two.set_usage(5 * 24_096, 5)
     assert two.usage().blocks == 5
     with pytest.raises(TierFullError):
         two.begin(key(11), 20_000)
-    two.tell_usage(24_096, 1)
+    two.set_usage(24_096, 1)
     assert put(two, 11) == 1
     assert two.stored == (2 * 24_096, 2)
 
@@ -337,6 +337,6 @@ def test_a_corrupt_local_block_is_quarantined_and_not_copied(setup, at):
     setup.copier.offer(key(2), 20_000)
     wait_for(lambda: sum(setup.stats.whole("copies").values()) == 2, "both are dealt with")
     assert setup.stats.whole("copies") == {"corrupt": 1, "copied": 1}
-    assert not setup.far.has(key(1))
-    assert not setup.local.has(key(1))
+    assert not setup.far.contains(key(1))
+    assert not setup.local.contains(key(1))
     assert setup.shared.available

@@ -251,8 +251,8 @@ class World:
     def __init__(self) -> None:
         self.local, self.far, self.index = MemoryStore(1 << 28), MemoryStore(1 << 28), MemoryIndex(lease_s=600)
         self.shared = SharedTier(self.far)
-        self.guard = Bulkhead("index", 1, 8, CircuitBreaker(3, 1, time.monotonic))
-        self.directory = BlockResolver(self.index, self.guard, lambda: 0, lease_s=600, lookup_s=PATIENCE_S)
+        self.bulkhead = Bulkhead("index", 1, 8, CircuitBreaker(3, 1, time.monotonic))
+        self.directory = BlockResolver(self.index, self.bulkhead, lambda: 0, lease_s=600, lookup_s=PATIENCE_S)
         self.peer = self.index.join(NodeInfo("peer", "127.0.0.1", 1, 1))
         self.heard: list[tuple] = []
         self.learned: list[tuple] = []
@@ -267,7 +267,7 @@ class World:
     def stop(self) -> None:
         self.after.stop()
         self.shared.close()
-        self.guard.close()
+        self.bulkhead.close()
 
     def put(self, owner: str, n: int, tier: int) -> None:
         key, data = keys.block_key(SECRET, owner, block_id(n)), f"{owner} {n}".encode()
@@ -294,7 +294,7 @@ class World:
 
 def session_tenants(namespace: str, tenancy: Tenancy) -> tuple[Tenant, ...]:
     """As the server makes them of a configuration."""
-    return tuple(Tenant(SECRET, name) for name in (tenancy.id_of(namespace), *tenancy.reads_from(namespace)))
+    return tuple(Tenant(SECRET, name) for name in (tenancy.tenant_id(namespace), *tenancy.reads_from(namespace)))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -350,7 +350,7 @@ def test_one_that_may_read_nobody_asks_what_it_always_asked_and_a_foreign_block_
     try:
         world.put(FOUR[1], 1, Tier.LOCAL)
         world.put(FOUR[1], 2, Tier.SHARED)
-        for holder, name in ((world.local, "has"), (world.shared, "has_many"), (world.directory, "reach")):
+        for holder, name in ((world.local, "contains"), (world.shared, "contains_many"), (world.directory, "reach")):
             setattr(holder, name, Counting(name, getattr(holder, name)))
         locator, own = BlockLocator(world.local, world.shared, world.directory), Tenant(SECRET, FOUR[0])
         told = []
@@ -358,7 +358,7 @@ def test_one_that_may_read_nobody_asks_what_it_always_asked_and_a_foreign_block_
             asked.clear()
             found = locator.locate((own,), [block_id(n) for n in names], PATIENCE_S, every=False)
             told.append((list(found.tiers), dict(asked)))
-        assert told[0] == told[1] == ([0, 0, 0], {"has": [1, 1, 1], "reach": [3], "has_many": [1]})
+        assert told[0] == told[1] == ([0, 0, 0], {"contains": [1, 1, 1], "reach": [3], "contains_many": [1]})
         granted = (own, Tenant(SECRET, FOUR[1]))
         asked.clear()
         block_ids = [block_id(1), block_id(2), block_id(3)]
@@ -378,8 +378,8 @@ def test_what_follows_a_lookup_is_told_of_the_owners_blocks_but_learns_the_reade
         world.node.looked_up(mine, names, world.node.locate((mine, granted), names, PATIENCE_S, every=False))
         wait_for(lambda: world.learned, "heard of")
         ((tag, found, tiers, _at),) = world.heard
-        assert (tag, found, list(tiers)) == (mine.tag, [granted.key(names[0]), mine.key(names[1])], [1, 1])
-        assert world.learned == [([mine.key(name) for name in names], mine.tag)]
+        assert (tag, found, list(tiers)) == (mine.tag, [granted.block_key(names[0]), mine.block_key(names[1])], [1, 1])
+        assert world.learned == [([mine.block_key(name) for name in names], mine.tag)]
     finally:
         world.stop()
 
@@ -388,10 +388,10 @@ def test_names_of_others_do_not_use_up_the_time_for_ones_own():
     named = []
 
     class Slow(Tenant):
-        def key(self, block_id: bytes) -> bytes:
+        def block_key(self, block_id: bytes) -> bytes:
             named.append(block_id)
             time.sleep(0.02)
-            return super().key(block_id)
+            return super().block_key(block_id)
 
     world = World()
     try:
@@ -415,7 +415,7 @@ def test_long_prompts_are_followed_over_all_tenants_at_a_peer():
         names = [block_id(n) for n in range(700)]
         found = world.node.locate(tenants, names, PATIENCE_S, every=False)
         assert list(found.tiers) == [Tier.PEER] * 600 + [0] * 100
-        assert all(found.keys[n] == tenants[n // 150 % 2].key(names[n]) for n in range(600))
+        assert all(found.keys[n] == tenants[n // 150 % 2].block_key(names[n]) for n in range(600))
         alone = world.node.locate(tenants[:1], names, PATIENCE_S, every=False)
         assert alone.tiers.index(0) == 150
     finally:

@@ -12,7 +12,7 @@ from kvpool_sidecar.storage.layout import block_path
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.testing.blocks import key, put
 from kvpool_sidecar.testing.faulty_store import FaultyStore
@@ -81,7 +81,7 @@ class TestLocalOfThreeDrives(FileContract):
         self.directory = tmp_path
         tiers = [LocalTier(f"nvme{n}", str(tmp_path / f"r{n}"), CAPACITY, reserve_free_percent=0) for n in range(3)]
         store = open_local(tiers, CacheConfig(), "u")
-        for root in store.roots:
+        for root in store.drives:
             root.scan()
         yield store
         store.close()
@@ -93,7 +93,7 @@ class TestShared(FileContract):
     @pytest.fixture
     def store(self, tmp_path):
         self.directory = tmp_path
-        store = SharedStore(str(tmp_path), pool_uid="u")
+        store = FilesystemStore(str(tmp_path), pool_uid="u")
         yield store
         store.close()
 

@@ -43,7 +43,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(n=BLOCKS)
     def put(self, n):
-        if self.store.has(key(n)):
+        if self.store.contains(key(n)):
             assert n in self.stored
             return
         try:
@@ -82,7 +82,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(n=BLOCKS)
     def remove(self, n):
-        self.store.remove(key(n))
+        self.store.delete(key(n))
         self.stored.discard(n)
         assert read(self.store, n) is None
 
@@ -94,7 +94,7 @@ class StoreModel(RuleBasedStateMachine):
             with open(path, "r+b") as file:
                 file.seek(20_000)
                 file.write(b"rot")
-            assert not self.store.check(key(n))
+            assert not self.store.verify(key(n))
             self.stored.discard(n)
             assert read(self.store, n) is None
 
@@ -107,22 +107,22 @@ class StoreModel(RuleBasedStateMachine):
         except (OSError, AssertionError, TierFullError):
             pass
         self.store._errors.clear()
-        if self.store.has(key(n)):
+        if self.store.contains(key(n)):
             self.stored.add(n)
 
     @rule()
     def housekeep(self):
-        self.store.housekeep()
+        self.store.maintain()
 
     @rule()
     def restart(self):
         for pending in self.pending.values():
             self.store.abort(pending)
         self.pending.clear()
-        before = {n for n in self.stored if self.store.has(key(n))}
+        before = {n for n in self.stored if self.store.contains(key(n))}
         self.real.close()
         self.open()
-        assert {n for n in range(8) if self.store.has(key(n))} == before
+        assert {n for n in range(8) if self.store.contains(key(n))} == before
 
     @invariant()
     def the_table_the_drive_and_the_limits_agree(self):

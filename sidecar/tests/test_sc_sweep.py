@@ -25,7 +25,7 @@ from kvpool_sidecar.shared_gc.filesystem_collector import FilesystemCollector, S
 from kvpool_sidecar.shared_gc.metadata import TierMetadata
 from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, Model, level, make_plan, superseded
 from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageEstimator, UsageReport
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.testing.blocks import TAG, header, key, payload, put, read, write
 
@@ -43,18 +43,18 @@ class Shared:
         self.path = path
         self.uid = uid
         path.mkdir()
-        self.store = SharedStore(str(path), pool_uid=uid)
+        self.store = FilesystemStore(str(path), pool_uid=uid)
         self.stats = Stats()
         self.swept = []
         self.stores = [self.store]
 
     def claim(self):
         """As the first use does."""
-        self.store.has(key(0))
+        self.store.contains(key(0))
 
     def sweeper(self, *, timing=FAST, own_store=False, **kw):
         limits = CollectionLimits(**{k: kw.pop(k) for k in list(kw) if k in CollectionLimits._fields})
-        store = SharedStore(str(self.path), pool_uid=self.uid) if own_store else self.store
+        store = FilesystemStore(str(self.path), pool_uid=self.uid) if own_store else self.store
         self.stores.append(store)
         return FilesystemCollector(
             str(self.path), self.uid, limits, store, self.stats, timing=timing, removed=self.swept.append, **kw
@@ -77,13 +77,13 @@ class Shared:
         return self.path / "blocks" / name[:2] / name[2:4] / name
 
     def left(self, numbers):
-        return [n for n in numbers if self.store.has(key(n))]
+        return [n for n in numbers if self.store.contains(key(n))]
 
 
 def again(sweeper):
     """It is time for the next sweep."""
-    sweeper._not_before, sweeper._summary = 0.0, UsageReport()
-    sweeper.turn()
+    sweeper._not_before, sweeper._report = 0.0, UsageReport()
+    sweeper.step()
 
 
 @pytest.fixture
@@ -260,8 +260,8 @@ def test_a_cut_takes_the_oldest_and_no_more_than_one_block_too_many():
         for age, size in blocks:
             ages.add(age, size)
         need = rng.randrange(1, ages.total)
-        cut = ages.cut(need)
-        gone = [(age, size) for age, size in blocks if cut.takes(age, size)]
+        cut = ages.cutoff(need)
+        gone = [(age, size) for age, size in blocks if cut.selects(age, size)]
         assert need <= sum(size for _, size in gone) < need + 1000
         kept = [age for age, size in blocks if (age, size) not in gone]
         assert min(age for age, _ in gone) >= max(kept, default=0) * 0.85
@@ -389,16 +389,16 @@ def test_the_census_is_bounded_whatever_the_headers_say():
 
 def test_the_ledger_follows_what_the_sidecars_tell_also_of_one_that_left():
     ledger = UsageEstimator()
-    ledger.rebase(StoredUsage(1000, 10), {"a": StoredUsage(500, 5)})
+    ledger.reset(StoredUsage(1000, 10), {"a": StoredUsage(500, 5)})
     ledger.update({"a": StoredUsage(700, 7), "b": StoredUsage(50, 1)})
     assert ledger.used() == StoredUsage(1250, 13)
     ledger.update({"a": StoredUsage(800, 8)})
     assert ledger.used() == StoredUsage(1350, 14)
-    ledger.take(100)
+    ledger.subtract(100)
     assert ledger.used() == StoredUsage(1250, 13)
     marks = {"a": StoredUsage(600, 6), "b": StoredUsage(50, 1)}
-    assert ledger.met_since(marks) == StoredUsage(100, 1)
-    ledger.rebase(StoredUsage(2000, 20), marks, StoredUsage(100, 1))
+    assert ledger.seen_during_walk(marks) == StoredUsage(100, 1)
+    ledger.reset(StoredUsage(2000, 20), marks, StoredUsage(100, 1))
     ledger.update({"a": StoredUsage(800, 8)})
     assert ledger.used() == StoredUsage(2100, 21)
     assert UsageReport.from_json(
@@ -418,7 +418,7 @@ def test_capacity_holds_and_the_least_recently_used_go(shared):
     for n in range(20):
         shared.put(n, idle=n * HOUR)
     sweeper = shared.sweeper(capacity=20 * FILE, high_percent=80, low_percent=50)
-    sweeper.turn()
+    sweeper.step()
     assert shared.left(range(20)) == list(range(10))
     assert sorted(shared.swept) == sorted(key(n) for n in range(10, 20))
     assert shared.stats.whole("swept") == {"capacity": 10}
@@ -442,21 +442,21 @@ def test_a_sweep_that_takes_long_takes_no_more_for_it(shared, monkeypatch):
     monkeypatch.setattr(sweep, "make_plan", slow_plan)
     sweeper = shared.sweeper(capacity=20 * FILE, high_percent=80, low_percent=50)
     monkeypatch.setattr(sweeper, "_now", lambda: time.time() + sum(later))
-    sweeper.turn()
+    sweeper.step()
     assert shared.left(range(20)) == list(range(10))
 
 
 def test_what_was_stored_since_the_count_makes_the_holder_sweep_again(shared):
     shared.claim()
     sweeper = shared.sweeper(capacity=20 * FILE, high_percent=80, low_percent=50)
-    sweeper.turn()
+    sweeper.step()
     for n in range(16):
         shared.put(n, idle=n * HOUR)
-    sweeper.turn()
+    sweeper.step()
     assert len(shared.left(range(99))) == 16
     shared.put(16, idle=16 * HOUR)
     sweeper._not_before = 0.0
-    sweeper.turn()
+    sweeper.step()
     assert shared.left(range(99)) == list(range(10))
 
 
@@ -464,15 +464,15 @@ def test_what_another_sidecar_stored_counts_too(shared):
     shared.claim()
     one = shared.sweeper(own_store=True, capacity=20 * FILE, high_percent=80, low_percent=50)
     two = shared.sweeper(capacity=20 * FILE, high_percent=80, low_percent=50)
-    one.turn()
+    one.step()
     for n in range(17):
         shared.put(n, idle=n * HOUR)
-    two.turn()
+    two.step()
     assert not two.status()["holder"]
     one._not_before = 0.0
-    one.turn()
+    one.step()
     assert len(shared.left(range(99))) == 10
-    two.turn()
+    two.step()
     assert two.status()["used_bytes"] == 10 * FILE
     assert shared.store.usage().used_bytes == 10 * FILE
 
@@ -485,10 +485,10 @@ def test_only_the_holder_reads_what_the_others_tell(shared, monkeypatch):
     for _ in range(2):
         for sweeper in sweepers:
             read.clear()
-            sweeper.turn()
+            sweeper.step()
             if not sweeper.status()["holder"]:
                 assert read == ["summary"]
-    sweepers[0].turn()
+    sweepers[0].step()
     assert len([name for name in read if name.startswith("node-")]) >= 5
 
 
@@ -499,7 +499,7 @@ def test_quota_of_a_tenant(shared):
     for n in range(10, 14):
         shared.put(n, idle=100 * HOUR, tenant=other)
     sweeper = shared.sweeper(capacity=100 * FILE, high_percent=80, low_percent=64, tenant_bytes=5 * FILE)
-    sweeper.turn()
+    sweeper.step()
     assert shared.left(range(14)) == [0, 1, 2, 3, 10, 11, 12, 13]
     assert shared.stats.whole("swept") == {"quota": 6}
     assert sweeper.status()["tenants"] == {TAG.hex(): 4 * FILE, other.hex(): 4 * FILE}
@@ -511,7 +511,7 @@ def test_idle_and_age(shared):
     shared.put(3, idle=0.1 * HOUR, made=9 * HOUR)
     shared.put(4, idle=0.1 * HOUR, made=11 * HOUR)
     shared.put(5, idle=0.1 * HOUR, made=-400 * HOUR)  # by a clock that is ahead
-    shared.sweeper(idle_s=HOUR, max_age_s=10 * HOUR, grace_s=60.0).turn()
+    shared.sweeper(idle_s=HOUR, max_age_s=10 * HOUR, grace_s=60.0).step()
     assert shared.left(range(9)) == [1, 3, 5]
     assert shared.stats.whole("swept") == {"idle": 1, "age": 1}
 
@@ -519,7 +519,7 @@ def test_idle_and_age(shared):
 def test_a_maker_whose_clock_is_ahead_makes_no_block_immortal(shared):
     shared.put(1, idle=11 * HOUR, made=-400 * HOUR)
     shared.put(2, idle=9 * HOUR, made=-400 * HOUR)
-    shared.sweeper(max_age_s=10 * HOUR).turn()
+    shared.sweeper(max_age_s=10 * HOUR).step()
     assert shared.left([1, 2]) == [2]
 
 
@@ -531,7 +531,7 @@ def test_fault_26_a_node_whose_clock_jumps_finds_no_block_too_old(shared, monkey
     wall = time.time()
     monkeypatch.setattr(time, "time", lambda: wall + jump)
     sweeper = shared.sweeper(idle_s=HOUR, max_age_s=3 * HOUR)
-    sweeper.turn()
+    sweeper.step()
     assert shared.left([1, 2]) == [1]
     assert not shared.store.touch(key(1), HOUR)
     assert shared.store.touch(key(1), 60.0)
@@ -541,13 +541,13 @@ def test_a_use_is_noted_so_what_is_in_use_stays(shared):
     shared.put(1, idle=2 * HOUR)
     shared.put(2, idle=2 * HOUR)
     touches = AccessTimes(shared.store.touch, shared.stats, every_s=600.0)
-    shared.store.on_use = lambda key, used_at: touches.offer(key)
+    shared.store.on_use = lambda key, used_at: touches.record(key)
     touches.start()
     assert read(shared.store, 1) == payload(1)
     wait_for(lambda: shared.stats.whole("touches") == {"touched": 1}, "the use is noted")
     touches.stop()
     assert not shared.store.touch(key(1), 600.0)  # not again so soon
-    shared.sweeper(idle_s=HOUR).turn()
+    shared.sweeper(idle_s=HOUR).step()
     assert shared.left([1, 2]) == [1]
 
 
@@ -555,12 +555,12 @@ def test_a_lookup_that_found_a_block_on_a_node_is_a_use_of_its_copy(shared):
     for n in range(4):
         shared.put(n, idle=2 * HOUR)
     touches = AccessTimes(shared.store.touch, shared.stats, every_s=600.0)
-    touches.looked_up(TAG, [key(n) for n in range(4)] + [key(9)], bytes([1, 2, 3, 0, 1]), 0.0)
+    touches.on_lookup(TAG, [key(n) for n in range(4)] + [key(9)], bytes([1, 2, 3, 0, 1]), 0.0)
     touches.start()
     wait_for(lambda: not touches._queue, "all are dealt with")
     wait_for(lambda: shared.stats.whole("touches") == {"touched": 2}, "of those that are there")
     touches.stop()
-    shared.sweeper(idle_s=HOUR).turn()
+    shared.sweeper(idle_s=HOUR).step()
     assert shared.left(range(4)) == [0, 1]
 
 
@@ -574,10 +574,10 @@ def test_a_superseded_fingerprint_goes_first(shared):
         capacity=20 * FILE, high_percent=80, low_percent=60, models=lambda: [(old, "model"), (new, "model")]
     )
     with TierMetadata(str(shared.path), shared.uid) as tier:
-        sweeper._say(tier)
+        sweeper._publish_usage(tier)
         sweeper._note_models(tier)
     os.utime(shared.path / "sweep" / f"model-{old.hex()}", (time.time() - 8 * DAY,) * 2)
-    sweeper.turn()
+    sweeper.step()
     assert shared.stats.whole("swept") == {"superseded": 8}
     assert shared.left(range(20)) == list(range(8, 20))
 
@@ -589,7 +589,7 @@ def aged(path, age):
 def test_files_that_writers_left_go_after_an_hour_and_not_before(shared):
     shared.claim()
     sweeper = shared.sweeper()
-    sweeper.turn()
+    sweeper.step()
     places = {
         "tmp": "ab" * 16,
         "sweep": f"node-{'0' * 16}",
@@ -613,7 +613,7 @@ def test_of_quarantined_blocks_a_few_stay(shared):
         shared.put(n)
         shared.store.quarantine(key(n))
     sweeper = shared.sweeper()
-    sweeper.turn()
+    sweeper.step()
     assert len(os.listdir(shared.path / "quarantine")) == 12  # none is old
     sweep._SAFE_AGE_S, before = -1.0, sweep._SAFE_AGE_S
     try:
@@ -657,7 +657,7 @@ def test_nothing_is_touched_that_is_not_called_as_we_call_things(shared, tmp_pat
     (victim.parent / (victim.name[:4] + "e" * 60)).mkdir()
     for link in links:
         aged(link, 100 * DAY)
-    shared.sweeper(capacity=1, idle_s=1.0, max_age_s=1.0).turn()
+    shared.sweeper(capacity=1, idle_s=1.0, max_age_s=1.0).step()
     assert shared.left(range(3)) == []
     assert [file for file in strange if file.read_bytes() != b"precious" * 1000] == []
     assert all(link.is_symlink() for link in links)
@@ -669,20 +669,20 @@ def test_another_pools_directory_is_never_swept(tmp_path):
     for n in range(4):
         one.put(n, idle=DAY)
         two.put(n, idle=DAY)
-    one.sweeper(idle_s=1.0).turn()
+    one.sweeper(idle_s=1.0).step()
     assert one.left(range(4)) == []
     assert two.left(range(4)) == list(range(4))
     mistaken = FilesystemCollector(str(two.path), "uid-1", CollectionLimits(idle_s=1.0), two.store, Stats())
     with pytest.raises(ConfigError, match="not the directory of this pool"):
-        mistaken.turn()
+        mistaken.step()
     (two.path / "POOL_ID").unlink()
     with pytest.raises(ConfigError):
-        two.sweeper(idle_s=1.0).turn()
+        two.sweeper(idle_s=1.0).step()
     assert two.left(range(4)) == list(range(4))
     os.rename(one.path, tmp_path / "moved")
     os.symlink(two.path, one.path)
     with pytest.raises(OSError, match=r"symbolic links|Not a directory") as told:
-        one.sweeper(idle_s=1.0).turn()
+        one.sweeper(idle_s=1.0).step()
     assert told.value.errno in (errno.ELOOP, errno.ENOTDIR)
     for pool in (one, two):
         pool.store.close()
@@ -701,7 +701,7 @@ def test_empty_directories_go_once_they_are_old(shared):
     for n in range(3):
         shared.put(n, idle=DAY)
     sweeper = shared.sweeper(idle_s=HOUR)
-    sweeper.turn()
+    sweeper.step()
     blocks = shared.path / "blocks"
     assert len(list(blocks.iterdir())) == 3
     aged(shared.file(0).parent, DAY)
@@ -731,11 +731,11 @@ def test_a_block_that_is_read_while_it_is_swept_is_whole_or_a_miss(shared):
         deadline = time.monotonic() + 60
         while (min(seen.values()) < 50) and time.monotonic() < deadline:
             for n in numbers:
-                if not shared.store.has(key(n)):
+                if not shared.store.contains(key(n)):
                     shared.put(n, idle=DAY)
             sweeper = shared.sweeper(idle_s=HOUR)
-            sweeper.turn()
-            sweeper.give_up()
+            sweeper.step()
+            sweeper.resign()
     finally:
         stop.set()
         reader.join()
@@ -757,16 +757,16 @@ def test_a_sweeper_that_lost_the_lease_removes_nothing_more(shared):
         if len(shared.swept) == 10:  # `one` is stopped here for longer than the lease
             for file in (shared.path / "sweep").glob("term-*"):
                 aged(file, 31)
-            two.turn()
+            two.step()
             assert two.status()["holder"]
             one._lease._asked_at -= 31
 
     one._removed = overtaken
-    one.turn()
+    one.step()
     assert len(shared.swept) == 10
     assert len(shared.left(range(200))) == 190
     assert not one.status()["holder"]
-    one.turn()
+    one.step()
     assert len(shared.swept) == 10
 
 
@@ -779,7 +779,7 @@ def test_a_sweep_that_is_cut_short_by_the_end_of_the_process_gives_the_lease_bac
     one.stop(30.0)
     assert len(shared.left(range(50))) > 0
     two = shared.sweeper(own_store=True, idle_s=HOUR)
-    two.turn()
+    two.step()
     assert two.status()["holder"]
     assert shared.left(range(50)) == []
 
@@ -807,11 +807,11 @@ def test_a_long_sweep_keeps_the_lease_and_tells_meanwhile(shared):
         shared.put(n)
     one = shared.sweeper(timing=Schedule(lease_s=0.4, every_s=1e9, entries_per_s=30.0))
     two = shared.sweeper(own_store=True, timing=Schedule(lease_s=0.4, every_s=1e9, entries_per_s=1e9))
-    thread = threading.Thread(target=one.turn)
+    thread = threading.Thread(target=one.step)
     thread.start()
     wait_for(lambda: one.status()["sweeping"], "it sweeps")
     while thread.is_alive():
-        two.turn()
+        two.step()
         thread.join(0.1)
     assert one.status()["holder"]
     assert one.status()["term"] == 1
@@ -837,7 +837,7 @@ def test_memory_does_not_grow_with_the_number_of_blocks(shared, monkeypatch):
 
     monkeypatch.setattr(walk.LeafDirectory, "blocks", watched)
     sweeper = shared.sweeper(capacity=10 * FILE)
-    sweeper.turn()
+    sweeper.step()
     assert shared.stats.whole("swept")["capacity"] >= 40
 
 
@@ -846,14 +846,14 @@ def test_of_very_many_blocks_a_part_of_the_headers_tells_of_all(shared, monkeypa
     for n in range(300):
         put(shared.store, n, 100)
     sweeper = shared.sweeper()
-    sweeper._summary = UsageReport(finished=0.0, used=StoredUsage(1, 300))
+    sweeper._report = UsageReport(finished=0.0, used=StoredUsage(1, 300))
     with TierMetadata(str(shared.path), shared.uid) as tier:
-        folder.write_note(tier.sweep, folder.SUMMARY, sweeper._summary.to_json())
+        folder.write_note(tier.sweep, folder.SUMMARY, sweeper._report.to_json())
     opened, true = [], safefs.open_beneath
     monkeypatch.setattr(
         safefs, "open_beneath", lambda fd, path, *a, **k: opened.append(path) or true(fd, path, *a, **k)
     )
-    sweeper.turn()
+    sweeper.step()
     headers = sum(len(path) == 64 for path in opened)
     assert 10 < headers < 80
     told = sweeper.status()["tenants"][TAG.hex()]
@@ -863,16 +863,16 @@ def test_of_very_many_blocks_a_part_of_the_headers_tells_of_all(shared, monkeypa
 
 def test_a_mount_that_fails_is_told_and_tried_again(shared):
     sweeper = shared.sweeper()
-    sweeper._attempt(sweeper.turn)  # nobody has stored anything yet
+    sweeper._attempt(sweeper.step)  # nobody has stored anything yet
     assert sweeper.status()["problem"] == ""
     assert not sweeper.status()["holder"]
     shared.put(1)
     moved = shared.path.with_name("away")
     os.rename(shared.path, moved)
-    sweeper._attempt(sweeper.turn)
+    sweeper._attempt(sweeper.step)
     assert "No such file" in sweeper.status()["problem"]
     os.rename(moved, shared.path)
-    sweeper._attempt(sweeper.turn)
+    sweeper._attempt(sweeper.step)
     assert sweeper.status()["problem"] == ""
     assert sweeper.status()["holder"]
 

@@ -12,7 +12,7 @@ from sc_raw import FINGERPRINT, SECRET, block_id, payload
 
 from kvpool import config
 from kvpool.protocol import block, keys
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 
 SIZE = 16 * 1024
 FILE = SIZE + block.HEADER_BYTES
@@ -118,8 +118,8 @@ def test_a_sweeper_that_was_stopped_notices_when_it_comes_back(cluster):
 def test_a_sidecar_that_ends_gives_the_lease_back(cluster):
     c = cluster(index=False, shared=True)
     pool = settings(c, sweep_lease_s=600)
-    pool_of_before = SharedStore(str(c.shared), pool_uid="pool-uid")
-    pool_of_before.has(bytes(32))
+    pool_of_before = FilesystemStore(str(c.shared), pool_uid="pool-uid")
+    pool_of_before.contains(bytes(32))
     pool_of_before.close()
     a = c.node("a", **pool)
     wait_for(lambda: list((c.shared / "sweep").glob("term-*")) or None, "a term has begun")

@@ -17,7 +17,7 @@ from kvpool.protocol import block
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.shared_gc import object_lease
 from kvpool_sidecar.shared_gc.collection import LeaseLostError
-from kvpool_sidecar.shared_gc.controller import make_keeper
+from kvpool_sidecar.shared_gc.controller import create_controller
 from kvpool_sidecar.shared_gc.loop import Schedule
 from kvpool_sidecar.shared_gc.object_collector import ObjectCollector
 from kvpool_sidecar.shared_gc.object_lease import ObjectLease
@@ -75,7 +75,7 @@ class Pool:
         return self.directory / "blocks" / key(n).hex()[:2] / key(n).hex()
 
     def left(self, numbers):
-        return [n for n in numbers if self.store.has(key(n))]
+        return [n for n in numbers if self.store.contains(key(n))]
 
     def notes(self):
         return sorted(os.listdir(self.directory / "sweep"))
@@ -97,7 +97,7 @@ def test_capacity_holds_and_the_oldest_go(pool):
     for n in range(20):
         pool.put(n, idle=n * HOUR)
     sweeper = pool.sweeper(capacity=20 * FILE, high_percent=80, low_percent=50)
-    sweeper.turn()
+    sweeper.step()
     assert pool.left(range(20)) == list(range(10))
     assert sorted(pool.swept) == sorted(key(n) for n in range(10, 20))
     assert pool.stats.whole("swept") == {"capacity": 10}
@@ -111,18 +111,18 @@ def test_idle_and_age_and_a_touch(pool):
         pool.put(n, idle=5 * HOUR)
     assert pool.store.touch(key(0), 0.0)
     assert not pool.store.touch(key(99), 0.0)
-    pool.sweeper(idle_s=4 * HOUR, grace_s=2 * HOUR).turn()
+    pool.sweeper(idle_s=4 * HOUR, grace_s=2 * HOUR).step()
     assert pool.left(range(4)) == list(range(4))
     sweeper = pool.sweeper(idle_s=4 * HOUR, timing=FAST._replace(every_s=0.0))
     pool.age_notes(31)
-    sweeper.turn()
+    sweeper.step()
     assert pool.left(range(4)) == [0]
     assert pool.stats.whole("swept") == {"idle": 3}
     pool.put(5, idle=5 * HOUR)
     pool.file(0).touch()
     sweeper._limits = CollectionLimits(max_age_s=4 * HOUR)
-    sweeper._not_before, sweeper._summary = 0.0, UsageReport()
-    sweeper.turn()
+    sweeper._not_before, sweeper._report = 0.0, UsageReport()
+    sweeper.step()
     assert pool.stats.whole("swept") == {"idle": 3, "age": 1}
 
 
@@ -130,15 +130,15 @@ def test_what_is_stored_between_two_counts_is_told_by_each_sidecar(pool):
     other = pool.open()
     one = pool.sweeper(store=other, capacity=20 * FILE, high_percent=80, low_percent=50)
     two = pool.sweeper(capacity=20 * FILE, high_percent=80, low_percent=50)
-    one.turn()
+    one.step()
     for n in range(17):
         pool.put(n, idle=n * HOUR)
-    two.turn()
+    two.step()
     assert not two.status()["holder"]
     one._not_before = 0.0
-    one.turn()
+    one.step()
     assert pool.left(range(99)) == list(range(10))
-    two.turn()
+    two.step()
     assert pool.store.usage().used_bytes == 10 * FILE
     assert two.status()["blocks"] == 10
 
@@ -158,7 +158,7 @@ def test_other_objects_and_other_pools_stay(tmp_path):
         file.parent.mkdir(exist_ok=True, parents=True)
         file.write_bytes(b"x" * 9000)
         os.utime(file, (1, 1))
-    one.sweeper(capacity=1, idle_s=1.0).turn()
+    one.sweeper(capacity=1, idle_s=1.0).step()
     assert one.left(range(3)) == []
     assert two.left(range(3)) == [0, 1, 2]
     assert all(file.exists() for file in strange)
@@ -176,30 +176,30 @@ def test_the_lease_of_a_sweeper_that_is_gone_is_taken_and_the_former_holder_noti
         pool.swept.append(_key)
         if len(pool.swept) == 10:  # `one` is stopped here for longer than the lease
             pool.age_notes(31)
-            two.turn()
+            two.step()
             assert two.status()["holder"]
             one._lease._asked_at -= 31
 
     one._removed = overtaken
-    one.turn()
+    one.step()
     assert len(pool.swept) == 32  # the batch that was under way
     assert len(pool.left(range(100))) == 68
     assert not one.status()["holder"]
-    one.turn()
+    one.step()
     assert len(pool.swept) == 32
     assert two.status()["term"] == 2
-    two.give_up()
-    one.turn()
+    two.resign()
+    one.step()
     assert one.status()["term"] == 3  # at once
 
 
 def test_a_former_holder_that_takes_its_next_turn_sees_the_higher_term(pool):
     one, two = pool.sweeper(), pool.sweeper(store=pool.open())
     pool.put(1)
-    one.turn()
+    one.step()
     pool.age_notes(31)
-    two.turn()
-    one.turn()
+    two.step()
+    one.step()
     assert not one.status()["holder"]
     assert two.status()["term"] == 2
 
@@ -208,37 +208,35 @@ def test_notes_do_not_heap_up_and_those_of_dead_sidecars_go(pool):
     sweepers = [pool.sweeper(store=pool.open()) for _ in range(3)]
     for _ in range(4):
         for sweeper in sweepers:
-            sweeper.turn()
+            sweeper.step()
     names = pool.notes()
     assert len([name for name in names if name.startswith("beat-")]) == 3
     assert len([name for name in names if name.startswith("term-")]) == 1
     assert len([name for name in names if name.startswith("count-")]) == 1
     dead = next(name for name in names if name.startswith(f"beat-{sweepers[2]._owner}"))
     os.utime(pool.directory / "sweep" / dead, (time.time() - 7200,) * 2)
-    sweepers[0].turn()
+    sweepers[0].step()
     assert dead not in pool.notes()
 
 
 def test_a_store_that_does_not_tell_times_is_not_swept(pool, monkeypatch):
     pool.put(1, idle=HOUR)
-    true = FsspecBucket.listed
-    monkeypatch.setattr(
-        FsspecBucket, "listed", lambda self, f: (ObjectInfo(o.name, o.size, None) for o in true(self, f))
-    )
+    true = FsspecBucket.list
+    monkeypatch.setattr(FsspecBucket, "list", lambda self, f: (ObjectInfo(o.name, o.size, None) for o in true(self, f)))
     sweeper = pool.sweeper(idle_s=1.0)
-    sweeper._attempt(sweeper.turn)
+    sweeper._attempt(sweeper.step)
     assert "does not tell" in sweeper.status()["problem"]
     assert pool.left([1]) == [1]
 
 
 def test_too_many_notes_are_told_and_cost_no_memory(pool, monkeypatch):
     monkeypatch.setattr(object_lease, "_MOST_OBJECTS", 5)
-    pool.store.has(key(1))
+    pool.store.contains(key(1))
     (pool.directory / "sweep").mkdir()
     for n in range(9):
         (pool.directory / "sweep" / f"junk{n}").touch()
     sweeper = pool.sweeper()
-    sweeper._attempt(sweeper.turn)
+    sweeper._attempt(sweeper.step)
     assert "too many notes" in sweeper.status()["problem"]
 
 
@@ -256,7 +254,7 @@ def test_on_s3_of_many_that_try_for_a_term_exactly_one_has_it(far):
     held = []
 
     def contend(lease):
-        view = lease.say(far, "p/sweep", StoredUsage())
+        view = lease.heartbeat(far, "p/sweep", StoredUsage())
         start.wait()
         held.append(lease.hold(far, "p/sweep", view))
 
@@ -267,12 +265,12 @@ def test_on_s3_of_many_that_try_for_a_term_exactly_one_has_it(far):
         thread.join()
     assert sum(held) == 1
     holder = leases[[lease.term for lease in leases].index(1)]
-    assert holder.hold(far, "p/sweep", holder.say(far, "p/sweep", StoredUsage()))
+    assert holder.hold(far, "p/sweep", holder.heartbeat(far, "p/sweep", StoredUsage()))
     holder.release(far, "p/sweep")
     other = next(lease for lease in leases if lease is not holder)
-    assert other.hold(far, "p/sweep", other.say(far, "p/sweep", StoredUsage()))
+    assert other.hold(far, "p/sweep", other.heartbeat(far, "p/sweep", StoredUsage()))
     assert other.term == 2
-    assert not holder.hold(far, "p/sweep", holder.say(far, "p/sweep", StoredUsage()))
+    assert not holder.hold(far, "p/sweep", holder.heartbeat(far, "p/sweep", StoredUsage()))
     far.close()
 
 
@@ -281,7 +279,7 @@ def test_on_s3_a_touch_makes_a_block_young_and_changes_none_of_its_bytes(far):
     put(store, 1)
 
     def stored_at():
-        ((_, size, at),) = far.listed(f"uid-1/blocks/{key(1).hex()[:2]}")
+        ((_, size, at),) = far.list(f"uid-1/blocks/{key(1).hex()[:2]}")
         assert size == FILE
         return at
 
@@ -338,11 +336,11 @@ def test_idle_counts_only_where_uses_can_be_noted(pool, url, max_age, idle):
         cache=config.CacheConfig(idle_ttl_s=8, max_age_s=max_age, tenant_quota_bytes=5),
     )  # fmt: skip
     tenancy = Tenancy(b"a secret of this test", made)
-    keeper = make_keeper(made, tenancy, "a", SharedTier(pool.store), Stats(), list)
-    assert keeper.sweeper._limits == CollectionLimits(7, 85, 75, 0, idle, max_age)
+    keeper = create_controller(made, tenancy, "a", SharedTier(pool.store), Stats(), list)
+    assert keeper.collector._limits == CollectionLimits(7, 85, 75, 0, idle, max_age)
     touched = []
     pool.store.touch = lambda key, every_s: touched.append(key) or True
-    assert keeper.touches._touch(b"k", 1.0) is bool(idle)
+    assert keeper.access_times._touch(b"k", 1.0) is bool(idle)
     assert touched == ([b"k"] if idle else [])
 
 

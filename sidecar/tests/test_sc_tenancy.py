@@ -22,11 +22,11 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.eviction import EvictionConfig
 from kvpool_sidecar.serving.socket_handoff import Handoff
 from kvpool_sidecar.settings import ConfigFile
-from kvpool_sidecar.shared_gc.controller import make_keeper
+from kvpool_sidecar.shared_gc.controller import create_controller
 from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, make_plan
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.tenancy.limits import TenantLimits
@@ -65,7 +65,7 @@ def put(root: Drive, n: int, tenant: bytes, size: int = MIB - 4096, **fields) ->
 
 
 def those_of(root: Drive, *numbers: int) -> int:
-    return sum(root.has(key(n)) for n in numbers)
+    return sum(root.contains(key(n)) for n in numbers)
 
 
 def test_each_tenant_has_its_own_quota(make):
@@ -86,7 +86,7 @@ def test_on_a_full_drive_the_tenant_of_the_lowest_priority_makes_room(make):
         put(root, n, LEAD)
     for n in range(200, 207):
         put(root, n, GOLD)
-        root.housekeep()
+        root.maintain()
     assert those_of(root, *range(10), *range(200, 207)) == 15
     assert those_of(root, *range(100, 104)) == 0
 
@@ -100,7 +100,7 @@ def test_each_tenant_has_its_own_ages(make):
         read(root, n)  # the files are of today, the clock is not
         read(root, 100 + n)
     now[0] += 300
-    root.housekeep()
+    root.maintain()
     assert those_of(root, *range(4)) == 4
     assert those_of(root, *range(100, 104)) == 0
 
@@ -112,8 +112,8 @@ def test_a_smaller_drive_is_emptied_by_housekeeping_in_its_order(make):
     root.reconfigure(limits(8 * MIB), EvictionConfig("LRU"))
     assert root.usage().capacity_bytes == 8 * MIB
     assert those_of(root, *range(20)) == 20  # nothing is waited for
-    root.housekeep()
-    assert [n for n in range(20) if root.has(key(n))] == list(range(14, 20))
+    root.maintain()
+    assert [n for n in range(20) if root.contains(key(n))] == list(range(14, 20))
 
 
 @pytest.mark.parametrize("policy", ["LRU", "FIFO"])
@@ -123,12 +123,12 @@ def test_another_order_holds_after_the_next_housekeeping(make, policy):
         put(root, n, LEAD)
     root.reconfigure(limits(), EvictionConfig(policy))
     assert not root.settled
-    root.housekeep()
+    root.maintain()
     assert root.settled
     assert read(root, 0) == payload(0, MIB - 4096)
     root.reconfigure(limits(6 * MIB), EvictionConfig(policy))
-    root.housekeep()
-    assert root.has(key(0)) == (policy == "LRU")
+    root.maintain()
+    assert root.contains(key(0)) == (policy == "LRU")
 
 
 def test_what_comes_and_goes_while_the_table_is_made_anew_is_not_forgotten(make, monkeypatch):
@@ -137,22 +137,22 @@ def test_what_comes_and_goes_while_the_table_is_made_anew_is_not_forgotten(make,
     for n in range(20):
         put(root, n, LEAD)
     arrived, go_on = threading.Event(), threading.Event()
-    plain = evict.make_tables
+    plain = evict.create
 
     def slow(order, its_limits):
         arrived.set()
         assert go_on.wait(10)
         return plain(order, its_limits)
 
-    monkeypatch.setattr(evict, "make_tables", slow)
+    monkeypatch.setattr(evict, "create", slow)
     root.reconfigure(limits(64 * MIB, tenants={GOLD: TenantLimits(4 * MIB)}), EvictionConfig("LRU"))
-    thread = threading.Thread(target=root.housekeep)
+    thread = threading.Thread(target=root.maintain)
     thread.start()
     assert arrived.wait(10)
     for n in range(100, 110):
         put(root, n, GOLD)
     for n in range(5):
-        assert root.remove(key(n))
+        assert root.delete(key(n))
     assert read(root, 6) == payload(6, MIB - 4096)
     go_on.set()
     thread.join(10)
@@ -169,7 +169,7 @@ def test_quotas_of_before_a_restart_are_known_again_when_they_are_asked_for_late
     root.close()
     again = make(limits())  # it reads no headers
     again.reconfigure(limits(tenant_bytes=4 * MIB), EvictionConfig())
-    again.housekeep()
+    again.maintain()
     assert those_of(again, *range(6)) == 4
     assert those_of(again, *range(100, 106)) == 4
 
@@ -181,9 +181,9 @@ def test_an_age_that_is_asked_for_later_counts_from_when_blocks_were_made(make):
     root.close()
     again = make(limits())
     again.reconfigure(limits(max_age_s=1000.0), EvictionConfig())
-    again.housekeep()
-    assert not again.has(key(1))
-    assert again.has(key(2))
+    again.maintain()
+    assert not again.contains(key(1))
+    assert again.contains(key(2))
 
 
 def test_a_shorter_idle_time_spares_what_was_in_use_but_not_noted(make):
@@ -194,8 +194,8 @@ def test_a_shorter_idle_time_spares_what_was_in_use_but_not_noted(make):
     now[0] += 500
     read(root, 1)  # within ten minutes of the last note: not noted
     root.reconfigure(limits(idle_s=100.0), EvictionConfig())
-    root.housekeep()
-    assert root.has(key(1))
+    root.maintain()
+    assert root.contains(key(1))
 
 
 def test_pins_follow_their_share(make):
@@ -209,7 +209,7 @@ def test_pins_follow_their_share(make):
     root.reconfigure(limits(), EvictionConfig("LRU", 10, 2))
     assert root.pinned_bytes == 3 * MIB
     root.reconfigure(limits(8 * MIB), EvictionConfig("LRU", 0, 2))
-    root.housekeep()
+    root.maintain()
     assert root.pinned_bytes == 0
     assert those_of(root, *range(16)) == 6
     assert root.usage().used_bytes == 6 * MIB
@@ -221,7 +221,7 @@ def test_a_table_and_its_journal_agree_whatever_happens(policy):
     rng = random.Random(7)
     lim = limits(1 << 40, tenants={GOLD: TenantLimits(priority=1)} if policy == "PerTenant" else {})
     order = EvictionConfig("PrefixAware" if policy == "PerTenant" else policy, 20, 3)
-    table = evict.make_tables(order, lim)
+    table = evict.create(order, lim)
     for n in range(200):
         table.add(key(n), evict.Entry(4096, 10, float(n), 0, rng.choice([GOLD, LEAD])))
     copy = {k: table.get(k) for k in list(table)}
@@ -234,13 +234,13 @@ def test_a_table_and_its_journal_agree_whatever_happens(policy):
             case 1:
                 table.discard(key(n))
             case 2 if len(table) > 50:
-                table.take_victims(5000, 3)
+                table.pop_victims(5000, 3)
             case 3 if isinstance(table, evict.PerTenant):
-                table.take_from(LEAD, 5000, 3)
+                table.pop_victims_of(LEAD, 5000, 3)
             case _:
                 table.touch(key(n), 2.0)
         if step == 1000:
-            evict.adjust(table, order._replace(pinned_percent=1), lim)
+            evict.reconfigure(table, order._replace(pinned_percent=1), lim)
     for k in table.journal:
         copy.pop(k, None)
         if k in table:
@@ -262,18 +262,18 @@ ACME = TenantConfig("acme", "kvt:acme:1", ("acme-dev", "acme-prod"), 400, 800, 6
 
 def test_who_is_whose():
     tenancy = Tenancy(SECRET, config(tenants=(ACME,)))
-    assert {tenancy.id_of("acme-dev"), tenancy.id_of("acme-prod")} == {"kvt:acme:1"}
-    assert (tenancy.id_of("acme"), tenancy.name_of("acme")) == ("acme", "acme")
-    assert tenancy.name_of("acme-dev") == "kvt/acme"
+    assert {tenancy.tenant_id("acme-dev"), tenancy.tenant_id("acme-prod")} == {"kvt:acme:1"}
+    assert (tenancy.tenant_id("acme"), tenancy.display_name("acme")) == ("acme", "acme")
+    assert tenancy.display_name("acme-dev") == "kvt/acme"
     tag = keys.tenant_tag(SECRET, "kvt:acme:1")
-    assert tenancy.local(0.25) == {tag: TenantLimits(100, 60, 600, 3)}
-    assert tenancy.shared() == {tag: TenantLimits(800, 60, 600, 3)}
+    assert tenancy.local_limits(0.25) == {tag: TenantLimits(100, 60, 600, 3)}
+    assert tenancy.shared_limits() == {tag: TenantLimits(800, 60, 600, 3)}
 
 
 def test_a_drive_that_grows_takes_more_of_the_blocks_and_what_is_being_written_arrives_where_it_began(tmp_path):
     tiers = [LocalTier(n, str(tmp_path / n), 32 * MIB, 0, 0) for n in ("a", "b")]
     store = open_local(tiers, CacheConfig(), "u")
-    for root in store.roots:
+    for root in store.drives:
         root.scan()
     begun = []
     for n in range(24):
@@ -287,8 +287,8 @@ def test_a_drive_that_grows_takes_more_of_the_blocks_and_what_is_being_written_a
     for n, pending in enumerate(begun):
         assert store.commit(pending) == CommitStatus.STORED
         assert read(store, n) == payload(n, 4096)
-    assert [root._pending_bytes for root in store.roots] == [0, 0]
-    assert all(root.usage().blocks for root in store.roots)
+    assert [root._pending_bytes for root in store.drives] == [0, 0]
+    assert all(root.usage().blocks for root in store.drives)
     store.close()
 
 
@@ -308,7 +308,7 @@ def test_a_full_shared_tier_is_paid_for_by_the_lowest_priority_first():
     its = CollectionLimits(100, 90, 60, tenants={b"gold": TenantLimits(priority=2), b"lead": TenantLimits(priority=-1)})
     plan = make_plan(census(gold=50, lead=10, other=40), its, [])
     assert set(plan.tenants) == {b"lead", b"other"}
-    taken = {name: sum(cut.takes(10.0 + n, 1) for n in range(40)) for name, cut in plan.tenants.items()}
+    taken = {name: sum(cut.selects(10.0 + n, 1) for n in range(40)) for name, cut in plan.tenants.items()}
     assert taken == {b"lead": 40, b"other": 30}  # all of lead's
 
 
@@ -328,25 +328,25 @@ def test_a_quota_in_the_shared_directory_changes_with_the_next_turn(tmp_path):
         tenants = (dataclasses.replace(ACME, shared_quota_bytes=quota_bytes, idle_ttl_s=0, max_age_s=0),)
         return config(tenants=tenants, shared=SharedTierConfig("cold", str(shared), 1 << 40))
 
-    store = SharedStore(str(shared), pool_uid="u")
-    keeper = make_keeper(asked(0), Tenancy(SECRET, asked(0)), "a", SharedTier(store), Stats(), list)
+    store = FilesystemStore(str(shared), pool_uid="u")
+    keeper = create_controller(asked(0), Tenancy(SECRET, asked(0)), "a", SharedTier(store), Stats(), list)
     for n in range(8):
         data = payload(n, 100_000 - 4096)
         for number, tenant in ((n, tag), (100 + n, LEAD)):
             pending = store.begin(key(number), len(data))
             write(pending, dataclasses.replace(header(number, data), tenant_tag=tenant), data)
             assert store.commit(pending) == CommitStatus.STORED
-    keeper.sweeper.turn()
+    keeper.collector.step()
     assert keeper.status()["tenants"] == {tag.hex(): 800_000, LEAD.hex(): 800_000}
     keeper.reconfigure(asked(400_000), Tenancy(SECRET, asked(400_000)))
 
     def left() -> dict[str, int]:
-        keeper.sweeper.turn()  # it rests for as long as the last sweep took
+        keeper.collector.step()  # it rests for as long as the last sweep took
         return keeper.status()["tenants"]
 
     wait_for(lambda: 0 < left()[tag.hex()] <= 400_000, "the quota holds")
     assert left()[LEAD.hex()] == 800_000
-    keeper.sweeper.give_up()
+    keeper.collector.resign()
     store.close()
 
 

@@ -43,31 +43,31 @@ FAST = 1 << 30
 
 def test_what_is_found_more_often_is_hotter():
     heat = Popularity()
-    heat.found([key(1), key(2)], 0)
-    heat.found([key(1), key(3)], 0)
-    heat.found([key(3)], 0)
-    heat.found([key(3)], 0)
+    heat.record_hits([key(1), key(2)], 0)
+    heat.record_hits([key(1), key(3)], 0)
+    heat.record_hits([key(3)], 0)
+    heat.record_hits([key(3)], 0)
     assert [one.key for one in heat.hottest(9, 0)] == [key(1), key(3), key(2)]  # 1 precedes 3, which is hotter
-    assert [one.heat for one in heat.hottest(9, 0)] == [2, 3, 1]
+    assert [one.score for one in heat.hottest(9, 0)] == [2, 3, 1]
     assert [one.key for one in heat.hottest(2, 0)] == [key(1), key(3)]
 
 
 def test_heat_halves_with_time_also_over_years():
     heat = Popularity()
     for _ in range(8):
-        heat.found([key(1)], 0)
-    heat.found([key(2)], 3 * HALF_LIFE_S)
-    assert [round(one.heat, 6) for one in heat.hottest(9, 3 * HALF_LIFE_S)] == [1, 1]
+        heat.record_hits([key(1)], 0)
+    heat.record_hits([key(2)], 3 * HALF_LIFE_S)
+    assert [round(one.score, 6) for one in heat.hottest(9, 3 * HALF_LIFE_S)] == [1, 1]
     for hour in range(3, 500):
-        heat.found([key(3)], hour * HALF_LIFE_S)
+        heat.record_hits([key(3)], hour * HALF_LIFE_S)
     assert heat.hottest(1, 500 * HALF_LIFE_S)[0].key == key(3)
-    heat.found([key(4)], 1e9)
+    heat.record_hits([key(4)], 1e9)
     assert heat.hottest(1, 1e9)[0] == (key(4), 1.0, None)
 
 
 def test_heat_is_kept_of_the_latest_blocks_only():
     heat = Popularity(max_blocks=3)
-    heat.found([key(n) for n in range(5)], 0)
+    heat.record_hits([key(n) for n in range(5)], 0)
     assert len(heat) == 3
     assert {one.key for one in heat.hottest(9, 0)} == {key(2), key(3), key(4)}
 
@@ -116,7 +116,7 @@ def test_a_hostile_list_is_a_protocol_error_and_nothing_else(body):
     except ProtocolError:
         return
     assert len(found.rows) <= 5
-    assert all(row.heat >= 0 for row in found.rows)
+    assert all(row.score >= 0 for row in found.rows)
 
 
 def test_a_peer_cannot_send_more_than_was_asked_for():
@@ -224,7 +224,7 @@ def fast() -> ByteRateLimiter:
 
 
 def test_a_peer_tells_its_hottest_blocks_to_who_can_prove(peer):
-    peer.heat.found([key(1), key(2)], time.monotonic())
+    peer.heat.record_hits([key(1), key(2)], time.monotonic())
     put(peer.store, 1, SIZE)
     link = peer.dial()
     found = hottest.ask(link, 10, time.monotonic() + 5)
@@ -245,7 +245,7 @@ def test_a_block_is_verified_before_it_has_a_name(peer, drive):
     link = peer.dial()
     with pytest.raises(CorruptBlockError):
         fetch_block(link, key(1), SIZE, local, fast())
-    assert not local.has(key(1))
+    assert not local.contains(key(1))
     assert fetch_block(link, key(2), SIZE, local, fast()) == wire.CommitStatus.STORED  # the link is in order
     assert fetch_block(link, key(2), SIZE, local, fast()) == wire.CommitStatus.HAVE
     assert fetch_block(link, key(3), SIZE, local, fast()) is None
@@ -281,7 +281,7 @@ def test_nothing_is_evicted_for_it(peer, drive):
     put(local, 100, SIZE)
     one, _, stored, _ = replicator(local, peer)
     assert one.copy([CopyRequest(key(n), SIZE, (peer.info,)) for n in range(40)], fast()) == CopyResult.FULL
-    assert local.has(key(100))
+    assert local.contains(key(100))
     room = (SIZE + HEADER_BYTES + 4095) // 4096 * 4096
     assert local.usage().used_bytes <= 2 * MIB * 75 // 100 < local.usage().used_bytes + room
     assert stored == [key(n) for n in range(len(stored))]
@@ -310,7 +310,7 @@ def test_what_one_peer_does_not_deliver_comes_from_another(peer, drive):
         put(peer.store, n, SIZE)
         put(other.store, n, SIZE)
     peer.spoil(1)
-    peer.store.remove(key(2))
+    peer.store.delete(key(2))
     one, _, stored, _ = replicator(local, peer)
     one.copy([CopyRequest(key(n), SIZE, (peer.info, other.info._replace(node="other"))) for n in range(3)], fast())
     other.close()

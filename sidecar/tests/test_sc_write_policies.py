@@ -156,7 +156,7 @@ class Setup:
             self.copier.offer(key(n), 20_000)
 
     def far_has(self, *numbers):
-        return [self.far.inner.has(key(n)) for n in numbers]
+        return [self.far.inner.contains(key(n)) for n in numbers]
 
 
 @pytest.fixture

@@ -46,11 +46,11 @@ class Purge:
         self._local = local
         self._shared = shared
         self._bars = PurgeTombstones()
-        local.bars = self._bars
+        local.tombstones = self._bars
         if shared is not None:
-            shared.store.bars = self._bars
+            shared.store.tombstones = self._bars
             if isinstance(shared.store, CompressedStore):
-                shared.store.inner.bars = self._bars
+                shared.store.inner.tombstones = self._bars
 
     def __call__(self, params: Mapping[str, object], context: Context) -> None:
         wish = PurgeFilter.parse(params, self._secret)
@@ -67,7 +67,7 @@ class Purge:
                 raise ProtocolError("this pool has no shared tier")
             if not self._shared.available:
                 raise PoolUnavailableError(f"the shared tier is not available: {self._shared.problem or 'no answer'}")
-            self._purge(wish, self._shared.store, context, self._shared.gone)
+            self._purge(wish, self._shared.store, context, self._shared.mark_deleted)
         else:
             raise ProtocolError("purge: tier is Local or Shared")
 

@@ -56,14 +56,14 @@ class Verify:
 
     def _verify_local(self, context: Context, pace: ByteRateLimiter) -> None:
         total, seen = self._local.usage().blocks, 0
-        for root in self._local.roots:
+        for root in self._local.drives:
             for key, size in root.keys():  # noqa: SIM118 - not a dictionary
                 context.check()
-                if root.fence.fenced:
+                if root.health.fenced:
                     raise PoolUnavailableError("the drive returned errors or did not answer", where=root.name)
                 seen += 1
                 pace.settle()
-                found = root.look(key)
+                found = root.peek(key)
                 if found is not None:
                     pace.spend(HEADER_BYTES + size, 0.0)
                     self._note(context, size, is_good=_is_good(root, key, found))
@@ -75,10 +75,10 @@ class Verify:
             if not shared.available:
                 raise PoolUnavailableError(f"the shared tier is not available: {shared.problem or 'no answer'}")
             pace.settle()
-            if shared.store.has(key):  # else it was swept meanwhile
+            if shared.store.contains(key):  # else it was swept meanwhile
                 pace.spend(HEADER_BYTES + size, 0.0)
-                is_good = shared.check(key)
-                if not is_good and shared.store.has(key):
+                is_good = shared.verify(key)
+                if not is_good and shared.store.contains(key):
                     raise PoolUnavailableError("the shared tier: a block could not be read", key=key.hex())
                 self._note(context, size, is_good=is_good)
             context.progress(seen, max(seen, shared.store.usage().blocks), "blocks")

@@ -56,7 +56,7 @@ from kvpool_sidecar.serving.listener import PodListeners
 from kvpool_sidecar.serving.pod import Pod
 from kvpool_sidecar.serving.session import Session
 from kvpool_sidecar.serving.socket_handoff import Handoff
-from kvpool_sidecar.shared_gc.controller import SharedGcController, make_keeper
+from kvpool_sidecar.shared_gc.controller import SharedGcController, create_controller
 from kvpool_sidecar.storage.local.drive import DriveEvents
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.shared.factory import open_shared
@@ -105,7 +105,7 @@ class _StoreEvents(DriveEvents):
     def stored(self, key: bytes, header: BlockHeader) -> None:
         if self.feed is not None:
             self.feed.stored(key, header)
-            if self.local is not None and not self.local.has(key):  # it went while it was told
+            if self.local is not None and not self.local.contains(key):  # it went while it was told
                 self.feed.gone([key], Place.LOCAL)
 
     def shared(self, key: bytes) -> None:
@@ -171,7 +171,7 @@ class SidecarApp:
             config.local,
             config.cache,
             config.uid,
-            tenants=self._tenancy.local,
+            tenants=self._tenancy.local_limits,
             read_paths=read_paths,
             events=self._events,
             read_headers=self._feed is not None,
@@ -187,7 +187,7 @@ class SidecarApp:
             if (feed := self._feed) is not None:
                 self._shared.on_absent = lambda keys: feed.gone(keys, Place.SHARED)
             made.callback(self._shared.close)
-            self._keeper = make_keeper(
+            self._keeper = create_controller(
                 config, self._tenancy, settings.node, self._shared, self._stats, self._fingerprints.known
             )
             if self._keeper is not None:
@@ -246,7 +246,7 @@ class SidecarApp:
         if config.index.url:
             self._breakers["index"] = guard.breaker
         if self._shared is not None:
-            self._breakers["shared"] = self._shared.guard.breaker
+            self._breakers["shared"] = self._shared.bulkhead.breaker
         self._peers = BlockResolver(
             index,
             guard,
@@ -354,7 +354,7 @@ class SidecarApp:
         if self._config.cache.prefetch_bytes:
             self._prefetcher = Prefetcher(self._local, self._shared, self._config.cache.prefetch_bytes, self._stats)
             made.callback(self._prefetcher.stop)
-        self._after_lookup = LookupEvents(self._lookup_listeners(), self._stats, self._local.learn)
+        self._after_lookup = LookupEvents(self._lookup_listeners(), self._stats, self._local.observe_sequence)
         made.callback(self._after_lookup.stop)
         if self._warm_up is not None:
             made.callback(self._warm_up.stop)
@@ -471,7 +471,7 @@ class SidecarApp:
             self._peers,
             self._shared,
             self._stats,
-            lambda namespace: (self._tenancy.id_of(namespace), *self._tenancy.reads_from(namespace)),
+            lambda namespace: (self._tenancy.tenant_id(namespace), *self._tenancy.reads_from(namespace)),
         )
 
     def _lookup_listeners(self) -> list[Listener]:
@@ -479,9 +479,9 @@ class SidecarApp:
         if self._prefetcher is not None:
             listeners.append(self._prefetcher.promised)
         if (heat := self._heat) is not None:
-            listeners.append(lambda _tenant, keys, _tiers, asked_at: heat.found(keys, asked_at))
+            listeners.append(lambda _tenant, keys, _tiers, asked_at: heat.record_hits(keys, asked_at))
         if self._keeper is not None:
-            listeners.append(self._keeper.touches.looked_up)
+            listeners.append(self._keeper.access_times.on_lookup)
         return listeners
 
     def start(self) -> None:
@@ -501,7 +501,7 @@ class SidecarApp:
         self._after_lookup.start()
         if self._warm_up is not None:
             self._warm_up.start()
-        for root in self._local.roots:  # each by itself: one that hangs keeps nobody
+        for root in self._local.drives:  # each by itself: one that hangs keeps nobody
             threading.Thread(
                 target=self._housekeep, args=(root,), name=f"housekeeping-{root.name}", daemon=True
             ).start()
@@ -555,9 +555,9 @@ class SidecarApp:
         log.info("serving pod %s/%s", identity.namespace, identity.pod)
 
     def _pod(self, identity: Identity) -> Pod:
-        tenant = Tenant(self._settings.secret, self._tenancy.id_of(identity.namespace))
+        tenant = Tenant(self._settings.secret, self._tenancy.tenant_id(identity.namespace))
         if self._feed is not None:
-            self._feed.tenant(tenant.tag, self._tenancy.name_of(identity.namespace))
+            self._feed.tenant(tenant.tag, self._tenancy.display_name(identity.namespace))
         readable = tuple(map(self._granted, self._tenancy.reads_from(identity.namespace)))
         return Pod(identity, tenant, self._local.usage().capacity_bytes // _POD_SHARE, readable)
 
@@ -572,7 +572,7 @@ class SidecarApp:
         """Has it the tenant, and may it read the tenants, that the configuration says now?"""
         namespace = pod.identity.namespace
         may_read = tuple(tenant.name for tenant in pod.readable)
-        return pod.tenant.name == self._tenancy.id_of(namespace) and may_read == self._tenancy.reads_from(namespace)
+        return pod.tenant.name == self._tenancy.tenant_id(namespace) and may_read == self._tenancy.reads_from(namespace)
 
     def _know_tenants(self) -> None:
         """Routers are told whose a block is by name."""
@@ -582,8 +582,8 @@ class SidecarApp:
         namespaces = [*config.allowed_namespaces, *(n for tenant in config.tenants for n in tenant.namespaces)]
         for namespace in namespaces:
             if namespace != "*":
-                tenant = Tenant(self._settings.secret, self._tenancy.id_of(namespace))
-                self._feed.tenant(tenant.tag, self._tenancy.name_of(namespace))
+                tenant = Tenant(self._settings.secret, self._tenancy.tenant_id(namespace))
+                self._feed.tenant(tenant.tag, self._tenancy.display_name(namespace))
 
     def _reconfigure(self, config: PoolConfig) -> None:
         """Take the live fields of another configuration. Pods of another tenant or with other grants connect anew."""
@@ -596,7 +596,7 @@ class SidecarApp:
                     self._listeners.replace(identity.uid, None)
                 elif not self._is_as_before(pod):
                     self._listeners.replace(identity.uid, self._pod(identity))
-        self._local.reconfigure(config.local, config.cache, tenancy.local)
+        self._local.reconfigure(config.local, config.cache, tenancy.local_limits)
         if self._keeper is not None:
             self._keeper.reconfigure(config, tenancy)
         for pod in self._listeners.pods():
@@ -620,14 +620,14 @@ class SidecarApp:
             if self._stopping.is_set():
                 return
             try:
-                root.housekeep()
+                root.maintain()
             except Exception:
                 log.exception("housekeeping of %s", root.name)
 
     def _watch_drives(self) -> None:
         while not self._stopping.wait(_WATCH_DRIVES_S):
-            for root in self._local.roots:
-                root.fence.tend()
+            for root in self._local.drives:
+                root.health.tick()
 
     def _housekeep_shared(self) -> None:
         """In a thread of its own: it may hang with the mount."""
@@ -636,7 +636,7 @@ class SidecarApp:
             if not self._shared.available:
                 continue
             try:
-                self._shared.store.housekeep()
+                self._shared.store.maintain()
                 if self._feed is not None and self._config.fsspec is None:  # looking costs money in an object store
                     self._look_again(self._shared, self._feed.some_shared(_SHARED_LOOKS))
             except Exception as e:
@@ -646,8 +646,8 @@ class SidecarApp:
     def _look_again(shared: SharedTier, keys: list[bytes]) -> None:
         """Tell routers what another node's sweep has removed (SharedTier.on_absent)."""
         for key in keys:
-            shared.forget(key)
-        shared.has_many(keys, _HOUSEKEEPING_S)
+            shared.mark_absent(key)
+        shared.contains_many(keys, _HOUSEKEEPING_S)
 
 
 def serve(read_settings: Callable[[], ServeSettings]) -> int:

@@ -40,8 +40,8 @@ def wait_for_turn(settings: ServeSettings, done: threading.Event, *, back: bool)
     phase = Phase.HANDED_OVER if back else Phase.STANDING_BY
     turns = DriveOwnership([tier.path for tier in settings.config.local])
     if not back:
-        turns.ask()
-        if turns.free:
+        turns.request()
+        if turns.available:
             return turns
     log.info("another sidecar has this node's drives: %s", phase.value)
     began = time.monotonic()
@@ -56,13 +56,13 @@ def wait_for_turn(settings: ServeSettings, done: threading.Event, *, back: bool)
     try:
         free_since: float | None = None
         while not done.wait(LOOK_S if back else _LOOK_SOON_S):
-            if not turns.free or (back and turns.wanted):
+            if not turns.available or (back and turns.requested):
                 free_since = None
                 continue
             free_since = free_since or time.monotonic()
             if not back or time.monotonic() - free_since > _ABANDONED_S:
                 log.info("the drives are free")
-                turns.ask()
+                turns.request()
                 return turns
     finally:
         stand_in.stop()
@@ -78,7 +78,7 @@ class TakeoverWatch:
 
     @property
     def is_waiting(self) -> bool:
-        return self._turns is not None and self._turns.wanted
+        return self._turns is not None and self._turns.requested
 
     def close(self) -> None:
         if self._turns is not None:

@@ -15,13 +15,13 @@ from kvpool.protocol import block
 __all__ = [
     "ANYTHING",
     "Expect",
-    "allow_writers",
+    "acquire_read_lease",
     "copy",
     "fill_checksum",
-    "forbid_writers",
     "header_of",
     "payload_checksum",
     "read_header",
+    "release_read_lease",
     "verify",
 ]
 
@@ -114,7 +114,7 @@ def verify(fd: int, key: bytes, payload_len: int) -> block.BlockHeader:
     return header
 
 
-def forbid_writers(fd: int) -> None:
+def acquire_read_lease(fd: int) -> None:
     """Take a read lease on `fd`: the kernel refuses it while anybody can still write (fcntl(2), F_SETLEASE).
 
     RefusedError if somebody can. The lease lasts until `fd` is closed.
@@ -127,7 +127,7 @@ def forbid_writers(fd: int) -> None:
         raise RefusedError("somebody can still write this file") from None
 
 
-def allow_writers(fd: int) -> None:
+def release_read_lease(fd: int) -> None:
     """Give the lease up."""
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 

@@ -25,7 +25,7 @@ class PopularBlock(NamedTuple):
     """`parent` comes before `key` in some prompt; None: not known."""
 
     key: bytes
-    heat: float
+    score: float
     parent: bytes | None
 
 
@@ -41,10 +41,10 @@ class Popularity:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def found(self, keys: Sequence[bytes], now: float) -> None:
+    def record_hits(self, keys: Sequence[bytes], now: float) -> None:
         """A lookup found these, in the prompt's order."""
         with self._lock:
-            worth = self._worth(now)
+            worth = self._decay_weight(now)
             before: bytes | None = None
             for key in keys:
                 weight, parent = self._blocks.pop(key, (0.0, None))
@@ -56,12 +56,12 @@ class Popularity:
     def hottest(self, count: int, now: float) -> list[PopularBlock]:
         """At most `count`, the hottest first, but none before what precedes it in a prompt."""
         with self._lock:
-            worth = self._worth(now)
+            worth = self._decay_weight(now)
             blocks = dict(self._blocks)
         order = roots_first({key: weight for key, (weight, _) in blocks.items()}, _parents(blocks), count)
         return [PopularBlock(key, blocks[key][0] / worth, blocks[key][1]) for key in order]
 
-    def _worth(self, now: float) -> float:
+    def _decay_weight(self, now: float) -> float:
         """What one lookup at `now` weighs; weights of before are made smaller when it grows too large."""
         worth = 2.0 ** ((now - self._epoch) / HALF_LIFE_S) if now - self._epoch < 60 * HALF_LIFE_S else _RESCALE_AT
         if worth < _RESCALE_AT:
@@ -77,7 +77,7 @@ def _parents(blocks: Mapping[bytes, tuple[float, bytes | None]]) -> dict[bytes, 
 
 
 def roots_first(heat: Mapping[bytes, float], parents: Mapping[bytes, bytes], count: int) -> list[bytes]:
-    """The `count` hottest of `heat`, the hottest first, except that a block's known ancestors come before it.
+    """The `count` hottest of `score`, the hottest first, except that a block's known ancestors come before it.
 
     `parents` may be anything, also circles: each block comes once.
     """
@@ -93,7 +93,7 @@ def roots_first(heat: Mapping[bytes, float], parents: Mapping[bytes, bytes], cou
 def _ancestry(
     key: bytes, heat: Mapping[bytes, float], parents: Mapping[bytes, bytes], done: set[bytes]
 ) -> Iterable[bytes]:
-    """`key` and its ancestors, as far as they are in `heat` and not `done`; now they are."""
+    """`key` and its ancestors, as far as they are in `score` and not `done`; now they are."""
     at: bytes | None = key
     while at is not None and at in heat and at not in done:
         done.add(at)

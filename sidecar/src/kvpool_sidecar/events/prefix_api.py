@@ -124,7 +124,9 @@ class Prefixes:
         nodes = self._peers_reach(wanted, deadline)
         complete = nodes is not None
         names = list(zip(*wanted, strict=True))  # of each block
-        reach = {self._node: next((n for n, its in enumerate(names) if not any(map(self._local.has, its))), len(names))}
+        reach = {
+            self._node: next((n for n, its in enumerate(names) if not any(map(self._local.contains, its))), len(names))
+        }
         reach.update(nodes or {})
         self._stats.add("prefix_queries", "answered" if complete else "without-index")
         return 200, {
@@ -160,7 +162,7 @@ class Prefixes:
             missing = list(range(reach, min(reach + size, count)))
             for its in wanted:
                 left = deadline - time.monotonic()
-                there = self._shared.has_many([its[n] for n in missing], left) if missing and left > 0 else ()
+                there = self._shared.contains_many([its[n] for n in missing], left) if missing and left > 0 else ()
                 missing = [n for n, is_there in itertools.zip_longest(missing, there) if not is_there]
             if missing:
                 return missing[0]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from kvpool_sidecar.eviction.factory import EvictionConfig, adjust, expired, make_table, make_tables, must_rebuild
+from kvpool_sidecar.eviction.factory import (
+    EvictionConfig,
+    create,
+    create_policy,
+    expired,
+    reconfigure,
+    requires_rebuild,
+)
 from kvpool_sidecar.eviction.lru_lfu_fifo import Fifo, Lfu, Lru
 from kvpool_sidecar.eviction.per_tenant import PerTenant
 from kvpool_sidecar.eviction.pinning import PinSet
-from kvpool_sidecar.eviction.policy import SAVE_EVERY_S, Entry, EvictionPolicy, saved_ns, saved_uses
+from kvpool_sidecar.eviction.policy import PERSIST_EVERY_S, Entry, EvictionPolicy, decode_uses, encode_mtime_ns
 from kvpool_sidecar.eviction.prefix_aware import PrefixAware
 from kvpool_sidecar.eviction.s3fifo import S3Fifo
 
 __all__ = [
+    "PERSIST_EVERY_S",
     "POLICIES",
-    "SAVE_EVERY_S",
     "Entry",
     "EvictionConfig",
     "EvictionPolicy",
@@ -23,13 +30,13 @@ __all__ = [
     "PinSet",
     "PrefixAware",
     "S3Fifo",
-    "adjust",
+    "create",
+    "create_policy",
+    "decode_uses",
+    "encode_mtime_ns",
     "expired",
-    "make_table",
-    "make_tables",
-    "must_rebuild",
-    "saved_ns",
-    "saved_uses",
+    "reconfigure",
+    "requires_rebuild",
 ]
 
 POLICIES = ("PrefixAware", "LRU", "LFU", "FIFO", "S3FIFO")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool_sidecar.eviction.lru_lfu_fifo import Fifo, Lfu, Lru
 from kvpool_sidecar.eviction.per_tenant import PerTenant
-from kvpool_sidecar.eviction.policy import SAVE_EVERY_S, EvictionPolicy
+from kvpool_sidecar.eviction.policy import PERSIST_EVERY_S, EvictionPolicy
 from kvpool_sidecar.eviction.prefix_aware import PrefixAware
 from kvpool_sidecar.eviction.s3fifo import S3Fifo
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.eviction.pinning import PinSet
     from kvpool_sidecar.tenancy.limits import CapacityLimits, TenantLimits
 
-__all__ = ["EvictionConfig", "adjust", "expired", "make_table", "make_tables", "must_rebuild"]
+__all__ = ["EvictionConfig", "create", "create_policy", "expired", "reconfigure", "requires_rebuild"]
 
 
 class EvictionConfig(NamedTuple):
@@ -27,22 +27,22 @@ class EvictionConfig(NamedTuple):
     pinned_min_uses: int = 16
 
 
-def make_table(policy: str, capacity_bytes: int, pins: PinSet | None = None) -> EvictionPolicy:
+def create_policy(policy: str, capacity_bytes: int, pins: PinSet | None = None) -> EvictionPolicy:
     """An empty table by the policy's name in the pool's spec; what `pins` holds goes last. KeyError: no such name."""
     table = _plain_table(policy, capacity_bytes)
     if pins is not None:
-        table.pin_by(pins)
+        table.set_pins(pins)
     return table
 
 
-def make_tables(order: EvictionConfig, limits: CapacityLimits) -> EvictionPolicy:
+def create(order: EvictionConfig, limits: CapacityLimits) -> EvictionPolicy:
     """An empty table for a drive with these limits: one for each tenant where it matters whose a block is."""
     if limits.by_tenant:
         return PerTenant(*_rules(order, limits))
     return _one(order, limits, limits.of(b""))
 
 
-def must_rebuild(
+def requires_rebuild(
     order: EvictionConfig, limits: CapacityLimits, before: EvictionConfig, limits_before: CapacityLimits
 ) -> bool:
     """Is another table needed, or is what the present one knows of its blocks too little?"""
@@ -50,13 +50,13 @@ def must_rebuild(
     return order.policy != before.policy or limits.by_tenant != limits_before.by_tenant or more
 
 
-def adjust(table: EvictionPolicy, order: EvictionConfig, limits: CapacityLimits) -> None:
+def reconfigure(table: EvictionPolicy, order: EvictionConfig, limits: CapacityLimits) -> None:
     """Have a table follow limits for which it need not be another."""
     if not isinstance(table, PerTenant):
         _fit(table, order, limits, limits.of(b""))
         return
-    table.rule_by(*_rules(order, limits))
-    for tenant, one in table.tables().items():
+    table.configure(*_rules(order, limits))
+    for tenant, one in table.policies().items():
         _fit(one, order, limits, limits.of(tenant))
 
 
@@ -69,14 +69,14 @@ def expired(table: EvictionPolicy, limits: CapacityLimits, wall: float, settled_
     if not isinstance(table, PerTenant):
         return _expired(table, limits.of(b""), wall, settled_s)
     found = []
-    for tenant, one in table.tables().items():
+    for tenant, one in table.policies().items():
         found += _expired(one, limits.of(tenant), wall, settled_s)
     return found
 
 
 def _expired(table: EvictionPolicy, limits: TenantLimits, wall: float, settled_s: float) -> list[bytes]:
     never = float("-inf")
-    counts = limits.idle_s and settled_s >= min(SAVE_EVERY_S, limits.idle_s)
+    counts = limits.idle_s and settled_s >= min(PERSIST_EVERY_S, limits.idle_s)
     idle_since = wall - limits.idle_s if counts else never
     created_before = wall - limits.max_age_s if limits.max_age_s else never
     return table.expired(idle_since, created_before) if max(idle_since, created_before) > never else []
@@ -95,8 +95,8 @@ def _one(order: EvictionConfig, limits: CapacityLimits, tenant: TenantLimits) ->
 
 
 def _fit(table: EvictionPolicy, order: EvictionConfig, limits: CapacityLimits, tenant: TenantLimits) -> None:
-    table.limit_pins((tenant.bytes or limits.capacity) * order.pinned_percent // 100, order.pinned_min_uses)
-    table.save_every_s = min(SAVE_EVERY_S, tenant.idle_s / 4) if tenant.idle_s else SAVE_EVERY_S
+    table.configure_pins((tenant.bytes or limits.capacity) * order.pinned_percent // 100, order.pinned_min_uses)
+    table.persist_every_s = min(PERSIST_EVERY_S, tenant.idle_s / 4) if tenant.idle_s else PERSIST_EVERY_S
 
 
 def _plain_table(policy: str, capacity_bytes: int) -> EvictionPolicy:

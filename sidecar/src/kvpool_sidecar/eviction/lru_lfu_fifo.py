@@ -18,7 +18,7 @@ __all__ = ["Fifo", "Lfu", "Lru"]
 class Fifo(EvictionPolicy):
     """What was stored first goes first; uses change nothing."""
 
-    saves_uses = False
+    persists_uses = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +42,14 @@ class Fifo(EvictionPolicy):
     def _reset(self) -> None:
         self._order.clear()
 
-    def _first(self, key: bytes) -> None:
+    def _demote(self, key: bytes) -> None:
         self._order.move_to_end(key, last=False)
 
 
 class Lru(Fifo):
     """What was not used for the longest time goes first."""
 
-    saves_uses = True
+    persists_uses = True
 
     def _use(self, key: bytes) -> None:
         self._order.move_to_end(key)
@@ -98,7 +98,7 @@ class Lfu(EvictionPolicy):
         self._count[key] = count
         self._order.setdefault(count, OrderedDict())[key] = None
 
-    def _first(self, key: bytes) -> None:
+    def _demote(self, key: bytes) -> None:
         self._forget(key)
         self._put(key, 0)
         self._order[0].move_to_end(key, last=False)

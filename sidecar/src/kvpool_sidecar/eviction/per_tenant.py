@@ -29,39 +29,39 @@ class PerTenant(EvictionPolicy):
         self, make: Callable[[bytes], EvictionPolicy], priority: Callable[[bytes], int] = lambda _tenant: 0
     ) -> None:
         super().__init__()
-        self._make = make
+        self._create = make
         self._priority = priority
-        self._tables: dict[bytes, EvictionPolicy] = {}
+        self._policies: dict[bytes, EvictionPolicy] = {}
 
-    def rule_by(self, make: Callable[[bytes], EvictionPolicy], priority: Callable[[bytes], int]) -> None:
+    def configure(self, make: Callable[[bytes], EvictionPolicy], priority: Callable[[bytes], int]) -> None:
         """From now on; the tables that there are stay."""
-        self._make, self._priority = make, priority
+        self._create, self._priority = make, priority
 
-    def tables(self) -> dict[bytes, EvictionPolicy]:
+    def policies(self) -> dict[bytes, EvictionPolicy]:
         """Each tenant's, to be read and limited, not to be changed otherwise."""
-        return dict(self._tables)
+        return dict(self._policies)
 
     def __iter__(self) -> Iterator[bytes]:
-        for table in self._tables.values():
+        for table in self._policies.values():
             yield from table
 
     def bytes_of(self, tenant: bytes) -> int:
         """Bytes that the tenant's blocks take."""
-        table = self._tables.get(tenant)
+        table = self._policies.get(tenant)
         return 0 if table is None else table.total_bytes
 
     @property
     def pinned_bytes(self) -> int:
-        return sum(table.pinned_bytes for table in self._tables.values())
+        return sum(table.pinned_bytes for table in self._policies.values())
 
     def tenants(self) -> dict[bytes, int]:
         """Bytes of each tenant that has blocks."""
-        return {tenant: table.total_bytes for tenant, table in self._tables.items() if len(table)}
+        return {tenant: table.total_bytes for tenant, table in self._policies.items() if len(table)}
 
-    def take_from(self, tenant: bytes, need_bytes: int, max_count: int) -> list[tuple[bytes, Entry]]:
+    def pop_victims_of(self, tenant: bytes, need_bytes: int, max_count: int) -> list[tuple[bytes, Entry]]:
         """Like `take_victims`, of one tenant's blocks."""
-        table = self._tables.get(tenant)
-        taken = [] if table is None or need_bytes <= 0 else table.take_victims(need_bytes, max_count)
+        table = self._policies.get(tenant)
+        taken = [] if table is None or need_bytes <= 0 else table.pop_victims(need_bytes, max_count)
         for key, entry in taken:
             del self._entries[key]
             self.total_bytes -= entry.size
@@ -72,41 +72,41 @@ class PerTenant(EvictionPolicy):
         entry = self._entries.get(key)
         if entry is None:
             return False
-        table = self._tables[entry.tenant]
+        table = self._policies[entry.tenant]
         save = table.touch(key, now)
         saved = table.get(key)
         if saved is not None and saved is not entry:
             self._entries[key] = saved
         return save
 
-    def learn(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
-        self._table_of(tenant).learn(keys, tenant)
+    def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
+        self._policy_of(tenant).observe_sequence(keys, tenant)
 
     def uses(self, key: bytes) -> int:
         entry = self._entries.get(key)
-        return 0 if entry is None else self._tables[entry.tenant].uses(key)
+        return 0 if entry is None else self._policies[entry.tenant].uses(key)
 
     def _admit(self, key: bytes, entry: Entry) -> None:
-        self._table_of(entry.tenant).add(key, entry)
+        self._policy_of(entry.tenant).add(key, entry)
 
     def discard(self, key: bytes) -> bool:
         entry = self._entries.get(key)
         if entry is not None:
-            self._tables[entry.tenant].discard(key)
+            self._policies[entry.tenant].discard(key)
         return super().discard(key)
 
-    def sort_by_saved(self) -> None:
-        for table in self._tables.values():
-            table.sort_by_saved()
+    def sort_by_last_use(self) -> None:
+        for table in self._policies.values():
+            table.sort_by_last_use()
 
-    def put_back(self, key: bytes, entry: Entry) -> None:
+    def reinsert(self, key: bytes, entry: Entry) -> None:
         self.add(key, entry)
-        self._tables[entry.tenant].put_back(key, entry)
+        self._policies[entry.tenant].reinsert(key, entry)
 
     def _evict(self) -> bytes:
-        some = (tenant for tenant, table in self._tables.items() if len(table))
-        tenant = min(some, key=lambda one: (self._priority(one), -self._tables[one].total_bytes))
-        (key, _), *_ = self._tables[tenant].take_victims(0, 1, at_least=1)
+        some = (tenant for tenant, table in self._policies.items() if len(table))
+        tenant = min(some, key=lambda one: (self._priority(one), -self._policies[one].total_bytes))
+        (key, _), *_ = self._policies[tenant].pop_victims(0, 1, at_least=1)
         return key
 
     def _use(self, key: bytes) -> None:
@@ -116,10 +116,10 @@ class PerTenant(EvictionPolicy):
         """`discard` has told the tenant's table."""
 
     def _reset(self) -> None:
-        self._tables.clear()
+        self._policies.clear()
 
-    def _table_of(self, tenant: bytes) -> EvictionPolicy:
-        table = self._tables.get(tenant)
+    def _policy_of(self, tenant: bytes) -> EvictionPolicy:
+        table = self._policies.get(tenant)
         if table is None:
-            table = self._tables[tenant] = self._make(tenant)
+            table = self._policies[tenant] = self._create(tenant)
         return table

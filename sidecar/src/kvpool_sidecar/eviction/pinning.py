@@ -36,7 +36,7 @@ class PinSet:
         """How often a block was used of late."""
         return self._uses.get(key, 0)
 
-    def used(self, key: bytes, size: int) -> bool:
+    def record_use(self, key: bytes, size: int) -> bool:
         """One use of a block of `size` bytes. True if it is pinned from now on."""
         self._seen += 1
         count = self._uses[key] = self._uses.pop(key, 0) + 1
@@ -48,7 +48,7 @@ class PinSet:
         self.total_bytes += size
         return True
 
-    def faded(self) -> list[bytes]:
+    def expired(self) -> list[bytes]:
         """Blocks that are pinned no more; to be asked now and then."""
         if self._seen < self._halve_after:
             return []
@@ -59,12 +59,12 @@ class PinSet:
             self.discard(key)
         return gone
 
-    def limit(self, budget_bytes: int, min_uses: int) -> list[bytes]:
+    def resize(self, budget_bytes: int, min_uses: int) -> list[bytes]:
         """Another budget, another number of uses. Blocks that are pinned no more: those pinned last."""
         self._budget, self._min_uses = budget_bytes, min_uses
         gone = []
         while self.total_bytes > budget_bytes:
-            gone.append(self.give_up())
+            gone.append(self.pop_last())
         return gone
 
     def discard(self, key: bytes) -> bool:
@@ -75,7 +75,7 @@ class PinSet:
         self.total_bytes -= size
         return True
 
-    def give_up(self) -> bytes:
+    def pop_last(self) -> bytes:
         """The block that was pinned last, which is pinned no more: there is nothing else left to go."""
         key, size = self._pinned.popitem()
         self.total_bytes -= size

@@ -1,7 +1,7 @@
-"""A table of blocks and the order in which they go. Policies are subclasses; all pure; the owner locks.
+"""Eviction policies: a table of blocks and the order in which they are evicted. Pure; the owner locks.
 
-What survives a restart is the block's modification time: when the last use was saved, to within `SAVE_EVERY_S`, and in
-its nanoseconds the number of uses.
+A block's modification time persists its last use across restarts, to within `PERSIST_EVERY_S`. Its nanoseconds encode
+the number of uses.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from kvpool_sidecar.eviction.pinning import PinSet
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["SAVE_EVERY_S", "Entry", "EvictionPolicy", "saved_ns", "saved_uses"]
+__all__ = ["PERSIST_EVERY_S", "Entry", "EvictionPolicy", "decode_uses", "encode_mtime_ns"]
 
-SAVE_EVERY_S = 600
+PERSIST_EVERY_S = 600
 _MARK_NS = 777_000_000  # uses are kept above it; a time that the kernel set is there once in four million
 _MAX_USES = 255
 
@@ -24,33 +24,33 @@ _MAX_USES = 255
 class Entry(NamedTuple):
     size: int  # bytes as allocated on the drive
     payload_len: int
-    saved_at: float  # Unix seconds
+    persisted_at: float  # Unix seconds
     uses: int = 0  # as saved; a table counts further itself
     tenant: bytes = b""  # tag
     created: float = 0.0  # Unix seconds
 
 
-def saved_ns(now: float, uses: int) -> int:
+def encode_mtime_ns(now: float, uses: int) -> int:
     """The modification time, in nanoseconds, that says both."""
     return int(now) * 1_000_000_000 + _MARK_NS + min(uses, _MAX_USES)
 
 
-def saved_uses(mtime_ns: int) -> int:
+def decode_uses(mtime_ns: int) -> int:
     """How many uses a modification time tells of; 0 if it is not one of ours."""
     uses = mtime_ns % 1_000_000_000 - _MARK_NS
     return uses if 0 <= uses <= _MAX_USES else 0
 
 
 class EvictionPolicy(abc.ABC):
-    """Blocks, their bytes, and what goes first. Not thread-safe. All calls but `take_victims` take constant time."""
+    """Blocks, their bytes, and what goes first. Not thread-safe. All calls but `pop_victims` take constant time."""
 
-    saves_uses = True  # does a use change what a restart must know?
+    persists_uses = True  # does a use change what a restart must know?
 
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
         self._pins: PinSet | None = None
         self.total_bytes = 0
-        self.save_every_s: float = SAVE_EVERY_S
+        self.persist_every_s: float = PERSIST_EVERY_S
         self.journal: dict[bytes, None] | None = None  # blocks that came or went since it was set, in order
 
     def __len__(self) -> int:
@@ -62,17 +62,17 @@ class EvictionPolicy(abc.ABC):
     def __iter__(self) -> Iterator[bytes]:
         return self._in_order() if self._pins is None else iter(self._entries)
 
-    def pin_by(self, pins: PinSet) -> None:
+    def set_pins(self, pins: PinSet) -> None:
         """What `pins` holds goes last; it holds nothing yet."""
         self._pins = pins
 
-    def limit_pins(self, budget_bytes: int, min_uses: int) -> None:
+    def configure_pins(self, budget_bytes: int, min_uses: int) -> None:
         """So many bytes of blocks that were used so often go last from now on; 0: none."""
         if self._pins is None:
             if budget_bytes:
-                self.pin_by(PinSet(budget_bytes, min_uses))
+                self.set_pins(PinSet(budget_bytes, min_uses))
             return
-        for key in self._pins.limit(budget_bytes, min_uses):
+        for key in self._pins.resize(budget_bytes, min_uses):
             self._admit(key, self._entries[key])
         if not budget_bytes:
             self._pins = None
@@ -103,28 +103,28 @@ class EvictionPolicy(abc.ABC):
             self._use(key)
         else:
             self._use_or_pin(key, entry, self._pins)
-        if now - entry.saved_at < self.save_every_s:
+        if now - entry.persisted_at < self.persist_every_s:
             return False
-        self._entries[key] = entry._replace(saved_at=now, uses=self.uses(key))
-        return self.saves_uses
+        self._entries[key] = entry._replace(persisted_at=now, uses=self.uses(key))
+        return self.persists_uses
 
     def expired(self, idle_since: float, created_before: float) -> list[bytes]:
         """Blocks whose last use is older than `idle_since`, or that were made before `created_before` (Unix seconds).
 
-        A use counts as of when it was noted, up to `save_every_s` too early. Takes time for every block."""
-        late = idle_since - self.save_every_s
-        return [k for k, e in self._entries.items() if e.saved_at < late or 0 < e.created < created_before]
+        A use counts as of when it was noted, up to `persist_every_s` too early. Takes time for every block."""
+        late = idle_since - self.persist_every_s
+        return [k for k, e in self._entries.items() if e.persisted_at < late or 0 < e.created < created_before]
 
     def used_since(self, when: float) -> list[tuple[bytes, int, float]]:
         """Key, payload length and last use (Unix seconds) of the blocks used after `when`, noted as for `expired`.
 
         Takes time for every block."""
-        since = when - self.save_every_s
-        return [(k, e.payload_len, e.saved_at) for k, e in self._entries.items() if e.saved_at >= since]
+        since = when - self.persist_every_s
+        return [(k, e.payload_len, e.persisted_at) for k, e in self._entries.items() if e.persisted_at >= since]
 
     def last_uses(self) -> list[float]:
         """When each block was last used, in no order. Takes time for every block."""
-        return [entry.saved_at for entry in self._entries.values()]
+        return [entry.persisted_at for entry in self._entries.values()]
 
     def discard(self, key: bytes) -> bool:
         """Take a block out. False if it was not here."""
@@ -137,7 +137,7 @@ class EvictionPolicy(abc.ABC):
             self._forget(key)
         return True
 
-    def take_victims(self, need_bytes: int, max_count: int, *, at_least: int = 0) -> list[tuple[bytes, Entry]]:
+    def pop_victims(self, need_bytes: int, max_count: int, *, at_least: int = 0) -> list[tuple[bytes, Entry]]:
         """Take out what goes first until `need_bytes` and `at_least` so many are gone, `max_count` at most."""
         taken: list[tuple[bytes, Entry]] = []
         freed = 0
@@ -158,32 +158,32 @@ class EvictionPolicy(abc.ABC):
 
     def _next_victim(self) -> bytes:
         if self._pins is not None and len(self._pins) == len(self._entries):
-            return self._pins.give_up()
+            return self._pins.pop_last()
         return self._evict()
 
     def _use_or_pin(self, key: bytes, entry: Entry, pins: PinSet) -> None:
         if key not in pins:
             self._use(key)
-        if pins.used(key, entry.size):
+        if pins.record_use(key, entry.size):
             self._forget(key)
-        for faded in pins.faded():
+        for faded in pins.expired():
             self._admit(faded, self._entries[faded])
 
-    def put_back(self, key: bytes, entry: Entry) -> None:
+    def reinsert(self, key: bytes, entry: Entry) -> None:
         """A victim that could not be removed."""
         self.add(key, entry)
-        self._first(key)
+        self._demote(key)
 
-    def sort_by_saved(self) -> None:
-        """Once after a scan, which meets files in no order; later uses have a later `saved_at` or none was due."""
-        found = sorted(self._entries.items(), key=lambda item: item[1].saved_at)
+    def sort_by_last_use(self) -> None:
+        """Once after a scan, which meets files in no order; later uses have a later `persisted_at` or none was due."""
+        found = sorted(self._entries.items(), key=lambda item: item[1].persisted_at)
         self._reset()
         self._entries = dict(found)
         for key, entry in found:
             if self._pins is None or key not in self._pins:
                 self._admit(key, entry)
 
-    def learn(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:  # noqa: B027 - most orders have no use for it
+    def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:  # noqa: B027 - most orders have no use for it
         """A prompt's blocks in order, from its first on: each is worth nothing without those before it."""
 
     def uses(self, key: bytes) -> int:
@@ -217,5 +217,5 @@ class EvictionPolicy(abc.ABC):
     def _reset(self) -> None:
         """Forget all blocks."""
 
-    def _first(self, key: bytes) -> None:  # noqa: B027 - where there is no first place the block takes its chance
+    def _demote(self, key: bytes) -> None:  # noqa: B027 - where there is no first place the block takes its chance
         """Put a block where it goes first."""

@@ -66,7 +66,7 @@ class SequenceHints:
         if len(hints) > self._per_tenant:
             hints.popitem(last=False)
 
-    def take(self, tenant: bytes, key: bytes) -> tuple[bytes, int] | None:
+    def pop(self, tenant: bytes, key: bytes) -> tuple[bytes, int] | None:
         """What `key` builds on and how deep it is, once."""
         hints = self._by_tenant.get(tenant)
         return None if hints is None else hints.pop(key, None)
@@ -77,7 +77,7 @@ class PrefixAware(EvictionPolicy):
 
     def __init__(self, capacity_bytes: int, seed: int = 1) -> None:
         super().__init__()
-        self._ages = ReuseModel(capacity_bytes)
+        self._model = ReuseModel(capacity_bytes)
         self._nodes: dict[bytes, _Node] = {}
         self._leaves: list[_Node] = []
         self._hints = SequenceHints()
@@ -88,7 +88,7 @@ class PrefixAware(EvictionPolicy):
         node = self._nodes.get(key)
         return 0 if node is None else node.uses
 
-    def learn(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
+    def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
         before: _Node | None = None
         key_before = b""
         for depth, key in enumerate(keys):
@@ -103,20 +103,20 @@ class PrefixAware(EvictionPolicy):
             before, key_before = node, key
 
     def _admit(self, key: bytes, entry: Entry) -> None:
-        ages = self._ages
+        ages = self._model
         ages.clock += entry.size
-        node = _Node(key, ages.seen(key, min(entry.uses, CLASSES - 1)), ages.clock)
+        node = _Node(key, ages.record(key, min(entry.uses, CLASSES - 1)), ages.clock)
         self._nodes[key] = node
         self._to_leaves(node)
-        if (hint := self._hints.take(entry.tenant, key)) is not None:
+        if (hint := self._hints.pop(entry.tenant, key)) is not None:
             before, node.depth = hint
             if (parent := self._nodes.get(before)) is not None:
                 self._link(node, parent)
 
     def _use(self, key: bytes) -> None:
         node = self._nodes[key]
-        node.uses = self._ages.seen(key, node.uses + 1)
-        node.last = self._ages.clock
+        node.uses = self._model.record(key, node.uses + 1)
+        node.last = self._model.clock
 
     def _forget(self, key: bytes) -> None:
         node = self._nodes.pop(key)
@@ -132,16 +132,16 @@ class PrefixAware(EvictionPolicy):
     def _evict(self) -> bytes:
         node = self._next
         if node is None or not node.alive or node.place < 0:
-            node = self._least()
+            node = self._least_valuable_leaf()
         parent = node.parent
         self._next = parent if parent is not None and parent.uses == node.uses else None
         self._forget(node.key)
         return node.key
 
-    def _least(self) -> _Node:
+    def _least_valuable_leaf(self) -> _Node:
         """The least promising of a sample of leaves; the one that waits for longest among equals."""
-        self._ages.renew()
-        leaves, index = self._leaves, self._ages.index
+        self._model.refit()
+        leaves, index = self._leaves, self._model.index
         count = len(leaves)
         some = leaves if count <= _SAMPLE else [leaves[int(self._random() * count)] for _ in range(_SAMPLE)]
         return min(some, key=lambda node: (index(node.uses, node.last), node.last))

@@ -51,7 +51,7 @@ class ReuseModel:
         self.clock = 0
         self._index = [self._gittins(c) for c in range(CLASSES)]
 
-    def seen(self, key: bytes, uses: int) -> int:
+    def record(self, key: bytes, uses: int) -> int:
         """A block was stored or used. Its class, which remembers uses of before it was evicted."""
         waited = self._waiting.pop(key, None)
         if waited is not None:
@@ -70,7 +70,7 @@ class ReuseModel:
         """Of a block of this class that was used when the clock was `last`: the higher, the better kept."""
         return self._index[uses][_bucket((self.clock - last) // self._grain)]
 
-    def renew(self) -> None:
+    def refit(self) -> None:
         """Take in what was seen, if it is worth it. A few milliseconds."""
         if self._seen - self._renewed < _RENEW_AFTER:
             return

@@ -90,6 +90,6 @@ class S3Fifo(EvictionPolicy):
         self._uses.clear()
         self._small_bytes = 0
 
-    def _first(self, key: bytes) -> None:
+    def _demote(self, key: bytes) -> None:
         self._uses[key] = 0
         (self._small if key in self._small else self._main).move_to_end(key, last=False)

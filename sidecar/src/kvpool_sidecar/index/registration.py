@@ -240,7 +240,7 @@ class IndexRegistration:
             [
                 (key, Record(self.number, length, generation))
                 for key, length in news.items()
-                if length is not None and length < _MAX_PAYLOAD and self._store.has(key)
+                if length is not None and length < _MAX_PAYLOAD and self._store.contains(key)
             ]
         )
 

@@ -65,7 +65,7 @@ def answer(
     (wanted,) = _WANTED.unpack(request)
     hot = hottest(min(wanted, MAX_ROWS), time.monotonic())
     used = usage()
-    rows = [HotRow(one.key, payload_len(one.key), one.heat, one.parent) for one in hot]
+    rows = [HotRow(one.key, payload_len(one.key), one.score, one.parent) for one in hot]
     return pack(HotList(used.used_bytes, used.capacity_bytes, rows))
 
 

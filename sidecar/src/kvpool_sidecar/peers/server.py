@@ -207,7 +207,7 @@ class PeerServer:
                 self._answer(sock, host, wanted)
                 wanted = []
                 if op == wire.Op.OPEN:
-                    self._store.check(key)
+                    self._store.verify(key)
                     self._answer(sock, host, [key])
                 elif op in self._others:
                     self._tell(sock, self._others[op](key, flags))

@@ -170,9 +170,9 @@ def look_at_objects(
         started = time.monotonic()
         bucket.put(name, here, len(data))
         try:
-            bucket.fetch(name, back, len(data))
+            bucket.get_to_fd(name, back, len(data))
         finally:
-            bucket.remove(name)
+            bucket.delete(name)
         ms = (time.monotonic() - started) * 1000
         if os.pread(back, _PAGE, 0) != data:
             yield failed("ObjectStore", "other bytes came back than were put", "do not use it", tier=tier.name)

@@ -246,7 +246,7 @@ class DrainSource:
         """Those that neither the shared tier nor a peer that stays has, as far as one can tell."""
         rest = list(moves)
         if rest and self._shared is not None and self._shared.available:
-            there = self._shared.has_many([move.key for move in rest], _ELSEWHERE_S)
+            there = self._shared.contains_many([move.key for move in rest], _ELSEWHERE_S)
             rest = [move for move, is_there in zip(rest, there, strict=True) if not is_there]
         if rest:
             held = self._holders([move.key for move in rest], _ELSEWHERE_S)
@@ -265,7 +265,7 @@ class DrainSource:
                 if stop.is_set():
                     break
                 pace.spend(move.size, time.monotonic() + _ADOPT_S)
-                where = "gone" if not self._local.has(move.key) else ""
+                where = "gone" if not self._local.contains(move.key) else ""
                 if not where and to_shared:
                     to_shared, where = self._to_shared(move)
                 if not where:
@@ -293,15 +293,15 @@ class DrainSource:
             self._fail(str(e))
             return False, ""
         except (KVPoolError, OSError) as e:
-            self._shared.guard.breaker.failure()
+            self._shared.bulkhead.breaker.failure()
             self._fail(str(e))
             log.warning("copying %s to the shared tier: %s", move.key.hex()[:16], e)
             return self._shared.available, ""
         if copied is None:
             return True, "gone"
-        self._shared.guard.breaker.success()
-        self._shared.remember(move.key)
-        self._local.note_shared(move.key)
+        self._shared.bulkhead.breaker.success()
+        self._shared.mark_present(move.key)
+        self._local.mark_shared(move.key)
         return True, "shared"
 
     def _to_peer(self, move: Migration, peers: PeerSelector) -> str:

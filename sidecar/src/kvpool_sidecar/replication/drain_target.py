@@ -67,11 +67,11 @@ class DrainTarget:
 
     def room(self, _request: bytes, _flags: int) -> bytes:
         """Answer to ROOM."""
-        return Headroom(self._local.spare_bytes, self._local.idle_of_coldest(), self._leaving()).pack()
+        return Headroom(self._local.headroom_bytes, self._local.coldest_idle_s(), self._leaving()).pack()
 
     def adopt(self, key: bytes, flags: int) -> bytes:
         """Answer to ADOPT; returns when the block is there, or is not to be."""
-        if self._local.has(key):
+        if self._local.contains(key):
             return bytes([ReceiveResult.HAVE])
         if self._leaving() or self._stop.is_set():
             return bytes([ReceiveResult.REFUSED])
@@ -102,7 +102,7 @@ class DrainTarget:
             return ReceiveResult.ABSENT
         if not 0 < found.payload_len <= self._max_block_bytes:
             return ReceiveResult.REFUSED
-        if not evict and self._local.spare_for(key) < HEADER_BYTES + found.payload_len:
+        if not evict and self._local.headroom_for(key) < HEADER_BYTES + found.payload_len:
             return ReceiveResult.FULL
         link = self._link(found.peer)
         try:

@@ -107,6 +107,6 @@ class LookupEvents:
                     for listener in self._listeners:
                         listener(answer.tenant.tag, answer.found, answer.tiers, answer.at)
                 if self._learn is not None:  # its own alone: nobody says in which order another tenant's blocks go
-                    self._learn([answer.tenant.key(block_id) for block_id in answer.block_ids], answer.tenant.tag)
+                    self._learn([answer.tenant.block_key(block_id) for block_id in answer.block_ids], answer.tenant.tag)
             except Exception:
                 log.exception("after a lookup")

@@ -80,9 +80,9 @@ class Replicator:
             for one in wanted:
                 if self._stop.is_set():
                     return CopyResult.CUT
-                if self._local.has(one.key) or not 0 < one.payload_len <= self._max_block_bytes:
+                if self._local.contains(one.key) or not 0 < one.payload_len <= self._max_block_bytes:
                     continue
-                if self._local.spare_for(one.key) < HEADER_BYTES + one.payload_len:
+                if self._local.headroom_for(one.key) < HEADER_BYTES + one.payload_len:
                     return CopyResult.FULL
                 self._copy_one(one, links, lost, pace)
         finally:

@@ -111,7 +111,7 @@ class Prefetcher:
         self._lock = threading.Lock()
         self._window = Window(limit_bytes, _KEEP_S)
         self._stopping = threading.Event()
-        self._lanes = {root.name: _Lane(root.name, root.peek) for root in local.roots}
+        self._lanes = {root.name: _Lane(root.name, root.peek_fd) for root in local.drives}
         self._shared_lane = None if shared is None else _Lane("shared", lambda key: _open_shared(shared, key))
 
     def start(self) -> None:
@@ -168,7 +168,7 @@ class Prefetcher:
     def _lane_of(self, key: bytes, tier: int) -> _Lane | None:
         if tier == Tier.SHARED:
             return self._shared_lane
-        root = self._local.root_of(key) if tier == Tier.LOCAL else None
+        root = self._local.drive_of(key) if tier == Tier.LOCAL else None
         return None if root is None else self._lanes[root.name]
 
     def _serve(self, lane: _Lane) -> None:

@@ -79,9 +79,9 @@ class BlockVerifier:
 
     def _look(self, key: bytes) -> None:
         self._stats.add("reports", "checked")
-        if self._local.has(key) and not self._local.check(key):
+        if self._local.contains(key) and not self._local.verify(key):
             self._stats.add("reports", "corrupt")
-        if self._shared is not None and self._shared.has_many([key], 1.0)[0] and not self._shared.check(key):
+        if self._shared is not None and self._shared.contains_many([key], 1.0)[0] and not self._shared.verify(key):
             self._stats.add("reports", "corrupt")
         found = self._peers.locate([key], 1.0)[0]
         if found is None:

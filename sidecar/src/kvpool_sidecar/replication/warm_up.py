@@ -154,7 +154,7 @@ class WarmUp:
             stored(payload_len)
 
         peers = [node for node in self._members() if node.node != self._own.node]
-        wanted = [one for one in plan(self._ask(peers), self._locate_all) if not self._local.has(one.key)]
+        wanted = [one for one in plan(self._ask(peers), self._locate_all) if not self._local.contains(one.key)]
 
         def counted() -> Iterator[CopyRequest]:
             for done, one in enumerate(wanted):
@@ -202,7 +202,7 @@ class WarmUp:
         if not is_cold(self._local.usage().used_bytes, [found.used_bytes for found in lists.values()]):
             self._state = "done" if self._state == "copying" else "unneeded"
             return True
-        wanted = [one for one in plan(lists, self._locate_all) if not self._local.has(one.key)]
+        wanted = [one for one in plan(lists, self._locate_all) if not self._local.contains(one.key)]
         before = self._stats.whole(FAMILY).get("blocks", 0)
         self._state = "copying"
         outcome = self._replicator.copy(wanted, ByteRateLimiter(lambda: self._rate(self._bytes_per_s), self._stop))

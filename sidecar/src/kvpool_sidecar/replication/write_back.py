@@ -120,7 +120,7 @@ class WriteBack:
 
     def _copy(self, key: bytes) -> bool:
         """False if it should be tried again."""
-        breaker = self._shared.guard.breaker
+        breaker = self._shared.bulkhead.breaker
         try:
             copied = copy_block(self._local, self._shared.store, key)
         except RefusedError:  # it was purged while it was copied
@@ -131,7 +131,7 @@ class WriteBack:
             self.problem = str(e)
             return False
         except (KVPoolError, OSError) as e:
-            if isinstance(e, CorruptBlockError) and not self._local.check(key):
+            if isinstance(e, CorruptBlockError) and not self._local.verify(key):
                 self._stats.add("copies", "corrupt")
                 log.warning("not copied to the shared tier, and quarantined: %s", e)
                 return True
@@ -145,9 +145,9 @@ class WriteBack:
             return True
         breaker.success()
         self.problem = ""
-        self._shared.remember(key)
+        self._shared.mark_present(key)
         self._stats.add("copies", "copied" if copied else "there")
-        self._local.note_shared(key)
+        self._local.mark_shared(key)
         return True
 
 

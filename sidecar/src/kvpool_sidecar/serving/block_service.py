@@ -188,7 +188,7 @@ class BlockService:
             opened.append(OpenResult(OpenStatus.MISS, key=key) if block is None else _file(key, Tier.LOCAL, block))
 
     def _is_whole(self, key: bytes) -> bool:
-        return not self.local.has(key) or self.local.check(key)
+        return not self.local.contains(key) or self.local.verify(key)
 
     def _open_peers(
         self,
@@ -207,7 +207,7 @@ class BlockService:
             left = deadline - time.monotonic()
             if not rest or left <= 0:
                 break
-            its = [tenant.key(block_ids[n]) for n in rest]
+            its = [tenant.block_key(block_ids[n]) for n in rest]
             answers = self.peers.locate(its, left / 2)
             for n, key, found in zip(rest, its, answers, strict=True):
                 if found is not None:
@@ -294,12 +294,15 @@ class BlockService:
         rest = [n for n, entry in enumerate(opened) if entry.status == OpenStatus.MISS]
         if len(tenants) > 1:
             seen = {
-                n: key for n in rest for t in reversed(tenants) if self.shared.remembers(key := t.key(block_ids[n]))
+                n: key
+                for n in rest
+                for t in reversed(tenants)
+                if self.shared.is_known_present(key := t.block_key(block_ids[n]))
             }
             self._open_seen(seen, keys, opened, deadline, verify=verify)
         for tenant in tenants:
             rest = [n for n in rest if opened[n].status == OpenStatus.MISS]
-            self._open_seen({n: tenant.key(block_ids[n]) for n in rest}, keys, opened, deadline, verify=verify)
+            self._open_seen({n: tenant.block_key(block_ids[n]) for n in rest}, keys, opened, deadline, verify=verify)
 
     def _open_seen(
         self, wanted: dict[int, bytes], keys: list[bytes], opened: list[OpenResult], deadline: float, *, verify: bool
@@ -309,7 +312,7 @@ class BlockService:
         if self.shared is None or not wanted or left <= 0:
             return
         if verify:
-            wanted = {n: key for n, key in wanted.items() if self.shared.check(key)}
+            wanted = {n: key for n, key in wanted.items() if self.shared.verify(key)}
         if self._prefetcher is not None and (others := [key for n, key in wanted.items() if keys[n] != key]):
             self._prefetcher.opened(others)
         found = self.shared.open_many(list(wanted.values()), left)
@@ -322,7 +325,7 @@ class BlockService:
         self, tenant: Tenant, block_id: bytes, payload_len: int
     ) -> tuple[BeginStatus, bytes, WriteTransaction | None]:
         """Status, key, and for WRITE a file for a block of `payload_len`."""
-        key = tenant.key(block_id)
+        key = tenant.block_key(block_id)
         if not 0 < payload_len <= self.config.cache.max_block_bytes:
             self.stats.add("refused", "too-large")
             return BeginStatus.REFUSED, key, None
@@ -352,7 +355,7 @@ class BlockService:
     def report(self, tenants: Sequence[Tenant], corrupt: Sequence[bytes]) -> None:
         """A client found these blocks corrupt: have a look at them, whose ever of `tenants` they were."""
         for tenant, block_id in itertools.product(tenants, corrupt):
-            key = tenant.key(block_id)
+            key = tenant.block_key(block_id)
             self.peers.forget(key)
             self._inspector.offer(key)
 

@@ -37,10 +37,10 @@ class Located(NamedTuple):
 
 def nearest(local: Store, tenants: Sequence[Tenant], block_id: bytes) -> bytes:
     """The first of its keys that is on this node; the own one if none is."""
-    own = tenants[0].key(block_id)
-    if len(tenants) == 1 or local.has(own):
+    own = tenants[0].block_key(block_id)
+    if len(tenants) == 1 or local.contains(own):
         return own
-    return next((key for other in tenants[1:] if local.has(key := other.key(block_id))), own)
+    return next((key for other in tenants[1:] if local.contains(key := other.block_key(block_id))), own)
 
 
 class BlockLocator:
@@ -71,7 +71,7 @@ class BlockLocator:
 
     def _part(self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], deadline: float, *, every: bool) -> Located:
         keys = self._nearest(tenants, block_ids, deadline)
-        tiers = bytearray(Tier.LOCAL if self._local.has(key) else Tier.MISS for key in keys)
+        tiers = bytearray(Tier.LOCAL if self._local.contains(key) else Tier.MISS for key in keys)
         rest = [n for n, tier in enumerate(tiers) if tier == Tier.MISS]
         has_shared = self._shared is not None and self._shared.available
         if rest and (left := deadline - time.monotonic()) > 0:
@@ -87,7 +87,7 @@ class BlockLocator:
     def _nearest(self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], deadline: float) -> list[bytes]:
         """`nearest` of each; of the asker alone when half of the time is gone, for naming blocks takes time, too."""
         if len(tenants) == 1:
-            return [tenants[0].key(block_id) for block_id in block_ids]
+            return [tenants[0].block_key(block_id) for block_id in block_ids]
         until = (time.monotonic() + deadline) / 2
         return [nearest(self._local, tenants if time.monotonic() < until else tenants[:1], i) for i in block_ids]
 
@@ -104,7 +104,7 @@ class BlockLocator:
         missing, in_vain = list(rest), 0
         turns = tenants if every or len(tenants) == 1 else itertools.chain.from_iterable([tenants] * _TURNS)
         for tenant in turns:
-            keys = [tenant.key(block_ids[n]) for n in missing if tenant is tenants[0] or time.monotonic() < until]
+            keys = [tenant.block_key(block_ids[n]) for n in missing if tenant is tenants[0] or time.monotonic() < until]
             left = until - time.monotonic()
             if not keys or left <= 0:
                 break
@@ -152,11 +152,11 @@ class BlockLocator:
     ) -> list[int]:
         """Those of `chunk` that are not there under this tenant's names."""
         assert self._shared is not None  # noqa: S101
-        its = [tenant.key(block_ids[n]) for n in chunk if time.monotonic() < deadline]
+        its = [tenant.block_key(block_ids[n]) for n in chunk if time.monotonic() < deadline]
         left = deadline - time.monotonic()
         if not its or left <= 0:
             return chunk
-        for n, key, is_there in zip(chunk, its, self._shared.has_many(its, left), strict=False):
+        for n, key, is_there in zip(chunk, its, self._shared.contains_many(its, left), strict=False):
             if is_there:
                 tiers[n], keys[n] = Tier.SHARED, key
         return [n for n in chunk if tiers[n] == Tier.MISS]

@@ -60,7 +60,7 @@ class AccessTimes:
         with self._ready:
             self._ready.notify_all()
 
-    def offer(self, key: bytes) -> None:
+    def record(self, key: bytes) -> None:
         """This block was used just now. Returns at once."""
         now = self._clock()
         with self._ready:
@@ -73,11 +73,11 @@ class AccessTimes:
             self._queue.append(key)
             self._ready.notify()
 
-    def looked_up(self, _tenant: bytes, keys: Sequence[bytes], tiers: bytes, _asked_at: float) -> None:
+    def on_lookup(self, _tenant: bytes, keys: Sequence[bytes], tiers: bytes, _asked_at: float) -> None:
         """A listener of AfterLookup: what a node has is in use; what is read from the shared tier tells of itself."""
         for key, tier in zip(keys, tiers, strict=True):
             if tier in (Tier.LOCAL, Tier.PEER):
-                self.offer(key)
+                self.record(key)
 
     def _run(self) -> None:
         while True:

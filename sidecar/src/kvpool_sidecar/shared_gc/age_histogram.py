@@ -25,7 +25,7 @@ class AgeCutoff:
         self.age_class = age_class
         self.bytes_left = bytes_left
 
-    def takes(self, age_s: float, size: int) -> bool:
+    def selects(self, age_s: float, size: int) -> bool:
         """Does this block go? Counts it."""
         found = class_of(age_s)
         if found != self.age_class:
@@ -53,7 +53,7 @@ class AgeHistogram:
             self._bytes[number] = self._bytes.get(number, 0) + size
         self.total += other.total
 
-    def cut(self, need: int) -> AgeCutoff:
+    def cutoff(self, need: int) -> AgeCutoff:
         """So that the oldest `need` bytes go, or all if there are fewer."""
         last = 0
         for number in sorted(self._bytes, reverse=True):

@@ -14,9 +14,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool_sidecar.shared_gc import metadata as folder
-from kvpool_sidecar.shared_gc.orphans import remove_junk
+from kvpool_sidecar.shared_gc.orphans import remove_orphans
 from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, Model, make_plan, superseded
-from kvpool_sidecar.shared_gc.walk import LeafDirectory, WalkResult, leaves, whose
+from kvpool_sidecar.shared_gc.walk import LeafDirectory, WalkResult, leaves, read_owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,12 +94,12 @@ class Collection:
         self._tier = tier
         self._limits = limits
         self._now = now
-        self._may = may
-        self._pace = pace
-        self._gone = gone
+        self._is_lease_held = may
+        self._rate_limit = pace
+        self._on_removed = gone
         self._grace_s = grace_s
         self._mask = 0 if limits.by_tenant or limits.max_age_s else _mask(expected)
-        self._at = now()  # ages are counted up to here, in both walks
+        self._as_of = now()  # ages are counted up to here, in both walks
         self._first = secrets.randbelow(256)  # sweeps that are cut short do not always begin with the same blocks
         self._removed_blocks = 0
         self._removed_bytes = 0
@@ -110,11 +110,11 @@ class Collection:
         LeaseLostError, CollectionStoppedError, OSError.
         """
         census = self._count()
-        for reason, size in remove_junk(
-            self._tier, self._now(), safe_age_s=_SAFE_AGE_S, model_age_s=4 * _SUPERSEDED_S, may=self._may
+        for reason, size in remove_orphans(
+            self._tier, self._now(), safe_age_s=_SAFE_AGE_S, model_age_s=4 * _SUPERSEDED_S, may=self._is_lease_held
         ):
-            self._gone(reason, size, None)
-            self._pace(1)
+            self._on_removed(reason, size, None)
+            self._rate_limit(1)
         plan = make_plan(census, self._limits, self._superseded(census), coming=coming())
         size, blocks, tenants = census.bytes, census.blocks, census.tenants()
         if plan:
@@ -131,17 +131,17 @@ class Collection:
             entries = 0
             for found in leaf.blocks():
                 entries += 1
-                self._look(leaf, found, census)
+                self._visit(leaf, found, census)
             if not entries:
                 self._remove_empty(leaf)
-            self._pace(max(1, entries))
+            self._rate_limit(max(1, entries))
         return census
 
-    def _look(self, leaf: LeafDirectory, found: WalkResult, census: Inventory) -> None:
-        now = self._at
+    def _visit(self, leaf: LeafDirectory, found: WalkResult, census: Inventory) -> None:
+        now = self._as_of
         age = now - found.used_at
         is_read = self._is_read(found)
-        known = whose(leaf, found) if is_read else None
+        known = read_owner(leaf, found) if is_read else None
         limits = self._limits.of(known.group.tenant if known is not None else b"")
         if limits.idle_s and age > limits.idle_s + self._grace_s:
             self._remove(leaf, found, "idle")
@@ -174,16 +174,16 @@ class Collection:
             for found in leaf.blocks():
                 entries += 1
                 is_read = self._is_read(found)
-                known = whose(leaf, found) if plan.reads_headers or is_read else None
+                known = read_owner(leaf, found) if plan.reads_headers or is_read else None
                 group = known.group if known is not None else Group()
-                reason = plan.reason(group, found.size, self._at - found.used_at)
+                reason = plan.reason(group, found.size, self._as_of - found.used_at)
                 if reason and self._remove(leaf, found, reason) and is_read:
                     left = tenants.get(group.tenant, 0) - found.size * (self._mask + 1)
                     tenants[group.tenant] = max(0, left)
-            self._pace(max(1, entries))
+            self._rate_limit(max(1, entries))
 
     def _remove(self, leaf: LeafDirectory, found: WalkResult, reason: str) -> bool:
-        if not self._may():
+        if not self._is_lease_held():
             raise LeaseLostError
         try:
             os.unlink(found.name, dir_fd=leaf.fd)
@@ -191,14 +191,14 @@ class Collection:
             return False
         self._removed_blocks += 1
         self._removed_bytes += found.size
-        self._gone(reason, found.size, found.key)
+        self._on_removed(reason, found.size, found.key)
         return True
 
     def _remove_empty(self, leaf: LeafDirectory) -> None:
         """The kernel refuses it unless it is empty; a writer that was about to use it makes it again."""
         if self._now() - os.fstat(leaf.fd).st_mtime < _EMPTY_AGE_S:
             return
-        if not self._may():
+        if not self._is_lease_held():
             raise LeaseLostError
         with contextlib.suppress(OSError):
             os.rmdir(leaf.inner, dir_fd=leaf.parent)

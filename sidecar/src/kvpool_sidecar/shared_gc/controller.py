@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvpool_sidecar.eviction import SAVE_EVERY_S
+from kvpool_sidecar.eviction import PERSIST_EVERY_S
 from kvpool_sidecar.shared_gc.access_times import AccessTimes
 from kvpool_sidecar.shared_gc.filesystem_collector import FilesystemCollector, Schedule
 from kvpool_sidecar.shared_gc.object_collector import ObjectCollector
 from kvpool_sidecar.shared_gc.plan import CollectionLimits
 from kvpool_sidecar.storage.buckets.fsspec import TOUCHES, split_url
 from kvpool_sidecar.storage.shared.compressed import CompressedStore
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.tenancy.mapping import Tenancy
 
-__all__ = ["GcConfig", "SharedGcController", "make_keeper", "rules_of"]
+__all__ = ["GcConfig", "SharedGcController", "create_controller", "gc_config"]
 
 _OBJECT_EVERY_S = 6 * 3600.0  # noting a use costs a request that is paid for
 _COPIES_PER_S = 20.0
@@ -34,8 +34,8 @@ class GcConfig(NamedTuple):
     """What a configuration says of a shared tier."""
 
     limits: CollectionLimits
-    every_s: float  # a note of the last use may be as old
-    touched: bool = True  # are uses noted at all?
+    access_time_precision_s: float  # a note of the last use may be as old
+    tracks_access: bool = True  # are uses noted at all?
 
 
 class SharedGcController:
@@ -45,49 +45,49 @@ class SharedGcController:
         self,
         rules: GcConfig,
         make_sweeper: Callable[[GcConfig], LeasedLoop],
-        store: SharedStore | ObjectStore,
+        store: FilesystemStore | ObjectStore,
         stats: Stats,
         *,
         per_s: float = 500.0,
     ) -> None:
-        self._rules = rules
+        self._config = rules
         self._store = store
-        self.sweeper = make_sweeper(rules)
-        self.touches = AccessTimes(self._touch, stats, every_s=rules.every_s, per_s=per_s)
+        self.collector = make_sweeper(rules)
+        self.access_times = AccessTimes(self._touch, stats, every_s=rules.access_time_precision_s, per_s=per_s)
         store.on_use = self._used
 
     def start(self) -> None:
-        self.sweeper.start()
-        self.touches.start()
+        self.collector.start()
+        self.access_times.start()
 
     def stop(self) -> None:
         """Give the lease back. Waits two seconds at most."""
-        self.touches.stop()
-        self.sweeper.stop()
+        self.access_times.stop()
+        self.collector.stop()
 
     def reconfigure(self, config: PoolConfig, tenancy: Tenancy) -> None:
         """Another capacity, other quotas and ages. Whichever sidecar sweeps follows them with its next turn."""
-        rules = rules_of(config, tenancy)
+        rules = gc_config(config, tenancy)
         if rules is None:
             return
-        self._rules = rules
-        self._store.limit(rules.limits.capacity)
-        self.touches.every_s = rules.every_s
-        self.sweeper.limit(rules.limits, rules.every_s)
+        self._config = rules
+        self._store.set_capacity(rules.limits.capacity)
+        self.access_times.every_s = rules.access_time_precision_s
+        self.collector.reconfigure(rules.limits, rules.access_time_precision_s)
 
     def status(self) -> dict[str, Any]:
         """For /status."""
-        return self.sweeper.status()
+        return self.collector.status()
 
     def _used(self, key: bytes, used_at: float) -> None:
-        if self._store.now - used_at >= self._rules.every_s:
-            self.touches.offer(key)
+        if self._store.now - used_at >= self._config.access_time_precision_s:
+            self.access_times.record(key)
 
     def _touch(self, key: bytes, every_s: float) -> bool:
-        return self._rules.touched and self._store.touch(key, every_s)
+        return self._config.tracks_access and self._store.touch(key, every_s)
 
 
-def make_keeper(
+def create_controller(
     config: PoolConfig,
     tenancy: Tenancy,
     node: str,
@@ -97,10 +97,10 @@ def make_keeper(
 ) -> SharedGcController | None:
     """None where there is nothing to keep. `models()` gives fingerprints that engines named, with the model."""
     store = tier.store.inner if isinstance(tier.store, CompressedStore) else tier.store
-    rules = rules_of(config, tenancy)
+    rules = gc_config(config, tenancy)
     if rules is None:
         return None
-    if config.shared is not None and isinstance(store, SharedStore):
+    if config.shared is not None and isinstance(store, FilesystemStore):
         shared = config.shared
 
         def sweeper(rules: GcConfig) -> LeasedLoop:
@@ -112,10 +112,10 @@ def make_keeper(
                 stats,
                 node=node,
                 timing=Schedule(shared.sweep_lease_s, shared.sweep_every_s, shared.sweep_entries_per_s),
-                grace_s=rules.every_s,
+                grace_s=rules.access_time_precision_s,
                 available=lambda: tier.available,
                 models=models,
-                removed=tier.forget,
+                removed=tier.mark_absent,
             )
 
         return SharedGcController(rules, sweeper, store, stats)
@@ -129,16 +129,16 @@ def make_keeper(
                 stats,
                 node=node,
                 timing=Schedule(bucket.sweep_lease_s, bucket.sweep_every_s, _LISTED_PER_S),
-                grace_s=rules.every_s,
+                grace_s=rules.access_time_precision_s,
                 available=lambda: tier.available,
-                removed=tier.forget,
+                removed=tier.mark_absent,
             )
 
         return SharedGcController(rules, object_sweeper, store, stats, per_s=_COPIES_PER_S)
     return None
 
 
-def rules_of(config: PoolConfig, tenancy: Tenancy) -> GcConfig | None:
+def gc_config(config: PoolConfig, tenancy: Tenancy) -> GcConfig | None:
     """None without a shared tier."""
     cache = config.cache
     limits = CollectionLimits(
@@ -149,9 +149,11 @@ def rules_of(config: PoolConfig, tenancy: Tenancy) -> GcConfig | None:
     )
     if config.shared is not None:
         limits = limits._replace(
-            capacity=config.shared.capacity_bytes, tenant_bytes=cache.tenant_quota_bytes, tenants=tenancy.shared()
+            capacity=config.shared.capacity_bytes,
+            tenant_bytes=cache.tenant_quota_bytes,
+            tenants=tenancy.shared_limits(),
         )
-        return GcConfig(limits, _every_s(limits, SAVE_EVERY_S))
+        return GcConfig(limits, _every_s(limits, PERSIST_EVERY_S))
     if config.fsspec is not None:
         # an object has one time only: where its age since it was made counts, nothing is touched, and nothing is idle
         touched = not limits.max_age_s and split_url(config.fsspec.url)[0] in TOUCHES

@@ -62,9 +62,9 @@ class FilesystemCollector(LeasedLoop):
     def term(self) -> int:
         return self._lease.term if self._lease.held else 0
 
-    def turn(self) -> None:
+    def step(self) -> None:
         with TierMetadata(self._path, self._pool_uid) as tier:
-            self._say(tier)
+            self._publish_usage(tier)
             self._note_models(tier)
             was_held = self._lease.held
             held = self._lease.hold(tier.sweep, self._now())
@@ -73,31 +73,31 @@ class FilesystemCollector(LeasedLoop):
             if not held:
                 if was_held:
                     log.info("another sidecar sweeps the shared tier now")
-                self._take_over(UsageReport.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
+                self._apply_report(UsageReport.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
                 return
             if not was_held:
                 log.info("this sidecar sweeps the shared tier from now on (term %d)", self._lease.term)
-                self._take_over(UsageReport.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
-                self._ledger.rebase(self._summary.used, self._summary.marks)
-            told = self._hear(tier)
-            self._ledger.update(told)
+                self._apply_report(UsageReport.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
+                self._usage.reset(self._report.used, self._report.baselines)
+            told = self._read_usages(tier)
+            self._usage.update(told)
             if self._is_due():
-                self._sweep(tier, told)
+                self._collect(tier, told)
             self._publish(tier)
 
-    def give_up(self) -> None:
+    def resign(self) -> None:
         with TierMetadata(self._path, self._pool_uid) as tier:
             self._lease.release(tier.sweep)
             folder.remove_note(tier.sweep, f"node-{self._owner}")
 
-    def _say(self, tier: TierMetadata) -> None:
+    def _publish_usage(self, tier: TierMetadata) -> None:
         """Tell the holder what was stored here, and learn the time."""
         name = f"node-{self._owner}"
         now = folder.write_note(tier.sweep, name, {"stored": self._store.stored, "node": self._node})
         self._ahead_s = now - time.monotonic()
-        self._store.tell_time(self._ahead_s)
+        self._store.set_clock_offset(self._ahead_s)
 
-    def _hear(self, tier: TierMetadata) -> dict[str, StoredUsage]:
+    def _read_usages(self, tier: TierMetadata) -> dict[str, StoredUsage]:
         """What the sidecars told: for the holder, who alone reads so many files."""
         told: dict[str, StoredUsage] = {}
         for name, owner, _ in folder.notes(tier.sweep, folder.NODE):
@@ -119,25 +119,25 @@ class FilesystemCollector(LeasedLoop):
                 folder.write_note(tier.sweep, name, {"model": hashlib.sha256(model.encode()).hexdigest()})
             self._noted[fingerprint] = now
 
-    def _sweep(self, tier: TierMetadata, marks: dict[str, StoredUsage]) -> None:
-        started, self._sweeping = time.monotonic(), True
+    def _collect(self, tier: TierMetadata, marks: dict[str, StoredUsage]) -> None:
+        started, self._collecting = time.monotonic(), True
         sweep = Collection(
             tier,
             self._limits,
             now=self._now,
             may=lambda: self._lease.still_held(tier.sweep),
-            pace=EntryRateLimiter(self._timing.entries_per_s, lambda seconds: self._keep(tier, seconds)),
-            gone=self._gone,
-            expected=self._summary.used.blocks,
+            pace=EntryRateLimiter(self._timing.entries_per_s, lambda seconds: self._wait_and_renew(tier, seconds)),
+            gone=self._on_removed,
+            expected=self._report.used.blocks,
             grace_s=self._grace_s,
         )
         met = StoredUsage()
 
         def coming() -> int:
             nonlocal met
-            self._say(tier)
-            self._ledger.update(self._hear(tier))
-            met = self._ledger.met_since(marks)
+            self._publish_usage(tier)
+            self._usage.update(self._read_usages(tier))
+            met = self._usage.seen_during_walk(marks)
             return met.bytes
 
         try:
@@ -148,7 +148,7 @@ class FilesystemCollector(LeasedLoop):
         except CollectionStoppedError:
             return
         finally:
-            self._sweeping = False
+            self._collecting = False
         seconds = time.monotonic() - started
         self._not_before = time.monotonic() + min(seconds, self._timing.every_s)
         if done.removed_blocks:
@@ -156,29 +156,29 @@ class FilesystemCollector(LeasedLoop):
                 "swept the shared tier in %.1f s: %d blocks, %d bytes went; %d blocks, %d bytes are left",
                 *(seconds, done.removed_blocks, done.removed_bytes, done.blocks, done.used),
             )
-        self._ledger.rebase(StoredUsage(done.used, done.blocks), marks, met)
-        self._summary = UsageReport(
+        self._usage.reset(StoredUsage(done.used, done.blocks), marks, met)
+        self._report = UsageReport(
             finished=self._now(),
             seconds=seconds,
             tenants={tenant.hex(): size for tenant, size in done.tenants.items() if tenant},
         )
 
-    def _keep(self, tier: TierMetadata, seconds: float) -> bool:
+    def _wait_and_renew(self, tier: TierMetadata, seconds: float) -> bool:
         """Wait; keep the lease meanwhile. LeaseLostError."""
         if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
             return True
-        if time.monotonic() - self._renewed_at > self._timing.turn_s:
+        if time.monotonic() - self._renewed_at > self._timing.step_s:
             if not self._lease.still_held(tier.sweep):
                 raise LeaseLostError
             self._renewed_at = time.monotonic()
-            self._say(tier)
-            self._ledger.update(self._hear(tier))
+            self._publish_usage(tier)
+            self._usage.update(self._read_usages(tier))
             self._publish(tier)
         return False
 
     def _publish(self, tier: TierMetadata) -> None:
         if not self._lease.still_held(tier.sweep):
             return
-        self._summary = self._summary._replace(used=self._ledger.used(), marks=self._ledger.latest, node=self._node)
-        folder.write_note(tier.sweep, folder.SUMMARY, self._summary.to_json())
-        self._store.tell_usage(*self._summary.used)
+        self._report = self._report._replace(used=self._usage.used(), baselines=self._usage.latest, node=self._node)
+        folder.write_note(tier.sweep, folder.SUMMARY, self._report.to_json())
+        self._store.set_usage(*self._report.used)

@@ -35,7 +35,7 @@ class Schedule(NamedTuple):
     entries_per_s: float = 2000.0
 
     @property
-    def turn_s(self) -> float:
+    def step_s(self) -> float:
         return self.lease_s / 4
 
 
@@ -46,10 +46,10 @@ class SweepTarget(Protocol):
     def stored(self) -> tuple[int, int]:
         """Bytes and blocks stored since the process started."""
 
-    def tell_usage(self, used_bytes: int, blocks: int) -> None:
+    def set_usage(self, used_bytes: int, blocks: int) -> None:
         """What lies there, this process' own included."""
 
-    def tell_time(self, ahead_s: float) -> None:
+    def set_clock_offset(self, ahead_s: float) -> None:
         """How far the mount's clock is ahead of the monotonic one."""
 
 
@@ -77,12 +77,12 @@ class LeasedLoop(abc.ABC):
         self._available = available
         self._removed = removed
         self._owner = os.urandom(8).hex()
-        self._ledger = UsageEstimator()
-        self._summary = UsageReport()
+        self._usage = UsageEstimator()
+        self._report = UsageReport()
         self._ahead_s = 0.0
         self._not_before = 0.0
-        self._sweeping = False
-        self._hurry = False
+        self._collecting = False
+        self._run_now = False
         self._problem = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shared-sweep", daemon=True)
@@ -96,7 +96,7 @@ class LeasedLoop(abc.ABC):
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def limit(self, limits: CollectionLimits, grace_s: float) -> None:
+    def reconfigure(self, limits: CollectionLimits, grace_s: float) -> None:
         """From the next sweep on, which is due with the next turn. `grace_s`: uses may be noted as much too early.
 
         Where uses are noted more often from now on, what is in use must have the time to be noted before it is swept.
@@ -104,15 +104,15 @@ class LeasedLoop(abc.ABC):
         if grace_s < self._grace_s:
             self._not_before = time.monotonic() + min(self._grace_s, 4 * grace_s + _OTHERS_FOLLOW_S)
         self._limits, self._grace_s = limits, grace_s
-        self._hurry = True
+        self._run_now = True
 
     def status(self) -> dict[str, Any]:
         """For /status: JSON values; tenants by the tag of their blocks."""
-        summary = self._summary
+        summary = self._report
         return {
             "holder": self.term > 0,
             "term": self.term,
-            "sweeping": self._sweeping,
+            "sweeping": self._collecting,
             "problem": self._problem,
             "swept_by": summary.node,
             "last_seconds": round(summary.seconds, 3),
@@ -132,19 +132,19 @@ class LeasedLoop(abc.ABC):
         """Of the lease, while this sidecar holds it; else 0."""
 
     @abc.abstractmethod
-    def turn(self) -> None:
+    def step(self) -> None:
         """One turn, as the thread takes it. OSError, KVPoolError."""
 
     @abc.abstractmethod
-    def give_up(self) -> None:
+    def resign(self) -> None:
         """Leave: the next sidecar need not wait for the lease to run out. OSError, KVPoolError."""
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            done = self._available() and self._attempt(self.turn)
-            self._stop.wait(self._timing.turn_s if done else min(_RETRY_S, self._timing.turn_s))
+            done = self._available() and self._attempt(self.step)
+            self._stop.wait(self._timing.step_s if done else min(_RETRY_S, self._timing.step_s))
         if self._available():
-            self._attempt(self.give_up)
+            self._attempt(self.resign)
 
     def _attempt(self, work: Callable[[], None]) -> bool:
         try:
@@ -165,28 +165,28 @@ class LeasedLoop(abc.ABC):
         """The mount's time."""
         return time.monotonic() + self._ahead_s
 
-    def _take_over(self, summary: UsageReport) -> None:
+    def _apply_report(self, summary: UsageReport) -> None:
         """Believe what the holder tells, and add what was stored here since."""
-        self._summary = summary
-        own, seen = StoredUsage(*self._store.stored), summary.marks.get(self._owner, StoredUsage())
-        self._store.tell_usage(
+        self._report = summary
+        own, seen = StoredUsage(*self._store.stored), summary.baselines.get(self._owner, StoredUsage())
+        self._store.set_usage(
             summary.used.bytes + max(0, own.bytes - seen.bytes), summary.used.blocks + max(0, own.blocks - seen.blocks)
         )
 
     def _is_due(self) -> bool:
         if time.monotonic() < self._not_before:
             return False
-        if self._hurry:
-            self._hurry = False
+        if self._run_now:
+            self._run_now = False
             return True
-        since = self._now() - self._summary.finished
-        if since < 0 or since >= max(self._timing.every_s, 2 * self._summary.seconds):
+        since = self._now() - self._report.finished
+        if since < 0 or since >= max(self._timing.every_s, 2 * self._report.seconds):
             return True
-        return bool(self._limits.capacity) and self._ledger.used().bytes > self._limits.high
+        return bool(self._limits.capacity) and self._usage.used().bytes > self._limits.high
 
-    def _gone(self, reason: str, size: int, key: bytes | None) -> None:
+    def _on_removed(self, reason: str, size: int, key: bytes | None) -> None:
         self._stats.add("swept", reason)
         self._stats.add("swept_bytes", reason, size)
         if key is not None:
-            self._ledger.take(size)
+            self._usage.subtract(size)
             self._removed(key)

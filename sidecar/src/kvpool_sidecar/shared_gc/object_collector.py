@@ -69,51 +69,53 @@ class ObjectCollector(LeasedLoop):
     def term(self) -> int:
         return self._lease.term
 
-    def turn(self) -> None:
+    def step(self) -> None:
         bucket, folder = self._objects.folder("sweep")
         was_held = self.term > 0
-        view = self._say(bucket, folder)
+        view = self._heartbeat(bucket, folder)
         held = self._lease.hold(bucket, folder, view)
         self._problem = ""
         told = {owner: beat.stored for owner, beat in view.beats.items()}
         if not held or not was_held:
             if was_held:
                 log.info("another sidecar sweeps the object store now")
-            self._believe(view)
+            self._apply_view(view)
         if not held:
             return
         if not was_held:
             log.info("this sidecar sweeps the object store from now on (term %d)", self.term)
-            self._ledger.rebase(self._summary.used, told)
-        self._ledger.update(told)
+            self._usage.reset(self._report.used, told)
+        self._usage.update(told)
         if self._is_due():
-            self._sweep(bucket, folder, told)
-            view = self._say(bucket, folder)
+            self._collect(bucket, folder, told)
+            view = self._heartbeat(bucket, folder)
         self._publish(bucket, folder, view)
 
-    def give_up(self) -> None:
+    def resign(self) -> None:
         self._lease.release(*self._objects.folder("sweep"))
 
-    def _say(self, bucket: Bucket, folder: str) -> LeaseView:
-        view = self._lease.say(bucket, folder, StoredUsage(*self._store.stored))
+    def _heartbeat(self, bucket: Bucket, folder: str) -> LeaseView:
+        view = self._lease.heartbeat(bucket, folder, StoredUsage(*self._store.stored))
         self._ahead_s = view.now - time.monotonic()
         self._renewed_at = time.monotonic()
         return view
 
-    def _believe(self, view: LeaseView) -> None:
+    def _apply_view(self, view: LeaseView) -> None:
         if view.counted is not None:
             marks = {owner: beat.stored for owner, beat in view.beats.items()}
-            self._take_over(UsageReport(finished=view.counted.finished, used=view.counted.used, marks=marks))
+            self._apply_report(UsageReport(finished=view.counted.finished, used=view.counted.used, baselines=marks))
 
     def _publish(self, bucket: Bucket, folder: str, view: LeaseView) -> None:
         if self._lease.still_held(bucket, folder):
-            self._summary = self._summary._replace(used=self._ledger.used(), node=self._node)
-            self._lease.publish(bucket, folder, view, self._summary.finished, self._summary.used)
-            self._store.tell_usage(*self._summary.used)
+            self._report = self._report._replace(used=self._usage.used(), node=self._node)
+            self._lease.publish(bucket, folder, view, self._report.finished, self._report.used)
+            self._store.set_usage(*self._report.used)
 
-    def _sweep(self, bucket: Bucket, folder: str, marks: dict[str, StoredUsage]) -> None:
-        started, self._sweeping = time.monotonic(), True
-        pace = EntryRateLimiter(self._timing.entries_per_s, lambda seconds: self._keep(bucket, folder, seconds))
+    def _collect(self, bucket: Bucket, folder: str, marks: dict[str, StoredUsage]) -> None:
+        started, self._collecting = time.monotonic(), True
+        pace = EntryRateLimiter(
+            self._timing.entries_per_s, lambda seconds: self._wait_and_renew(bucket, folder, seconds)
+        )
         removed = 0
         at = self._now()  # ages are counted up to here, in both walks
 
@@ -123,18 +125,18 @@ class ObjectCollector(LeasedLoop):
                 while batch := list(itertools.islice(found, _BATCH)):
                     if not self._lease.still_held(bucket, folder):
                         raise LeaseLostError
-                    gone = pool.map(lambda one: bucket.remove(self._objects.object_name(one[0].key)), batch)
+                    gone = pool.map(lambda one: bucket.delete(self._objects.object_name(one[0].key)), batch)
                     for (one, reason), did in zip(batch, gone, strict=True):
                         if did:
                             removed += 1
-                            self._gone(reason, one.size, one.key)
+                            self._on_removed(reason, one.size, one.key)
                             yield one
 
         try:
             census = Inventory()
             for _ in remove(self._count(census, pace, at)):
                 pass
-            met = self._ledger.met_since(marks)
+            met = self._usage.seen_during_walk(marks)
             plan = make_plan(census, self._limits, [], coming=met.bytes)
             used, blocks = census.bytes, census.blocks
             if plan:
@@ -149,13 +151,13 @@ class ObjectCollector(LeasedLoop):
         except CollectionStoppedError:
             return
         finally:
-            self._sweeping = False
+            self._collecting = False
         seconds = time.monotonic() - started
         self._not_before = time.monotonic() + min(seconds, self._timing.every_s)
         if removed:
             log.info("swept the object store in %.1f s: %d blocks went, %d are left", seconds, removed, blocks)
-        self._ledger.rebase(StoredUsage(used, blocks), marks, met)
-        self._summary = UsageReport(finished=self._now(), seconds=seconds)
+        self._usage.reset(StoredUsage(used, blocks), marks, met)
+        self._report = UsageReport(finished=self._now(), seconds=seconds)
 
     def _count(self, census: Inventory, pace: EntryRateLimiter, at: float) -> Iterator[tuple[_Object, str]]:
         """What is too old; the rest is counted."""
@@ -174,19 +176,19 @@ class ObjectCollector(LeasedLoop):
             outer = f"{number:02x}"
             bucket, folder = self._objects.folder(f"blocks/{outer}")
             seen = 0
-            for name, size, at in bucket.listed(folder):
+            for name, size, at in bucket.list(folder):
                 seen += 1
                 if _NAME.fullmatch(name) and name.startswith(outer) and size > HEADER_BYTES:
                     yield _Object(name, bytes.fromhex(name), size, 0.0 if at is None else now - at)
             pace(max(1, seen))
 
-    def _keep(self, bucket: Bucket, folder: str, seconds: float) -> bool:
+    def _wait_and_renew(self, bucket: Bucket, folder: str, seconds: float) -> bool:
         if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
             return True
-        if time.monotonic() - self._renewed_at > self._timing.turn_s:
-            view = self._say(bucket, folder)
+        if time.monotonic() - self._renewed_at > self._timing.step_s:
+            view = self._heartbeat(bucket, folder)
             if max(view.terms, default=0) != self.term:
                 raise LeaseLostError
-            self._ledger.update({owner: beat.stored for owner, beat in view.beats.items()})
+            self._usage.update({owner: beat.stored for owner, beat in view.beats.items()})
             self._publish(bucket, folder, view)
         return False

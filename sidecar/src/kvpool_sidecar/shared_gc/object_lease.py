@@ -82,12 +82,12 @@ class ObjectLease:
         self._number = 0
         self._asked_at = float("-inf")
 
-    def say(self, bucket: Bucket, folder: str, stored: StoredUsage) -> LeaseView:
+    def heartbeat(self, bucket: Bucket, folder: str, stored: StoredUsage) -> LeaseView:
         """Leave a beat, look around, tidy up one's own. OSError."""
         self._number += 1
         name = f"beat-{self._owner}-{self._number:09d}-{stored.bytes}-{stored.blocks}"
         put(bucket, f"{folder}/{name}", b"\n")
-        view = look(bucket, folder, name)
+        view = read_view(bucket, folder, name)
         _remove(bucket, folder, view.old)
         return view
 
@@ -105,7 +105,7 @@ class ObjectLease:
         name = f"{folder}/term-{top + 1:012d}"
         if not put(bucket, name, self._owner.encode()) or _content(bucket, name) != self._owner:
             return False
-        if max(look(bucket, folder, "").terms, default=0) != top + 1:
+        if max(read_view(bucket, folder, "").terms, default=0) != top + 1:
             return False
         _remove(bucket, folder, (f"term-{term:012d}" for term in view.terms))
         self.term = top + 1
@@ -114,7 +114,7 @@ class ObjectLease:
     def still_held(self, bucket: Bucket, folder: str) -> bool:
         """Ask before each few removals. False for good once somebody else has it. OSError."""
         if self.term and self._clock() - self._asked_at > self._trust_s:
-            if max(look(bucket, folder, "").terms, default=0) != self.term:
+            if max(read_view(bucket, folder, "").terms, default=0) != self.term:
                 self.term = 0
             self._asked_at = self._clock()
         return self.term > 0
@@ -128,7 +128,7 @@ class ObjectLease:
 
     def release(self, bucket: Bucket, folder: str) -> None:
         """Without a beat the term is nobody's. OSError."""
-        view = look(bucket, folder, "")
+        view = read_view(bucket, folder, "")
         own = view.beats.get(self._owner)
         self.term = 0
         _remove(bucket, folder, [own.name] if own is not None else [])
@@ -144,7 +144,7 @@ def put(bucket: Bucket, name: str, data: bytes) -> bool:
         os.close(fd)
 
 
-def look(bucket: Bucket, folder: str, own: str) -> LeaseView:
+def read_view(bucket: Bucket, folder: str, own: str) -> LeaseView:
     """What is there; `own` names the object whose time is now, else it is the latest of all."""
     now: float | None = None
     terms: list[int] = []
@@ -152,11 +152,11 @@ def look(bucket: Bucket, folder: str, own: str) -> LeaseView:
     counts: list[Count] = []
     old: list[str] = []
     latest = 0.0
-    for seen, (name, _, at) in enumerate(bucket.listed(folder)):
+    for seen, (name, _, at) in enumerate(bucket.list(folder)):
         if seen > _MOST_OBJECTS:
-            raise OSError(errno.EFBIG, "too many notes in the folder `sweep`", bucket.where)
+            raise OSError(errno.EFBIG, "too many notes in the folder `sweep`", bucket.url)
         if at is None:
-            raise OSError(errno.ENOTSUP, "this store does not tell when an object was stored", bucket.where)
+            raise OSError(errno.ENOTSUP, "this store does not tell when an object was stored", bucket.url)
         latest = max(latest, at)
         now = at if name == own else now
         if found := _TERM.fullmatch(name):
@@ -180,7 +180,7 @@ def _content(bucket: Bucket, name: str) -> str:
     """Of a term: its owner; empty if there is none."""
     fd = os.memfd_create("kvpool-note", os.MFD_CLOEXEC)
     try:
-        bucket.fetch(name, fd, _OWNER_BYTES)
+        bucket.get_to_fd(name, fd, _OWNER_BYTES)
         return os.pread(fd, _OWNER_BYTES, 0).decode("ascii", "replace")
     except FileNotFoundError:
         return ""
@@ -191,4 +191,4 @@ def _content(bucket: Bucket, name: str) -> str:
 def _remove(bucket: Bucket, folder: str, names: Iterable[str]) -> None:
     for name in names:
         with contextlib.suppress(FileNotFoundError):
-            bucket.remove(f"{folder}/{name}")
+            bucket.delete(f"{folder}/{name}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.shared_gc.metadata import TierMetadata
 
-__all__ = ["remove_junk"]
+__all__ = ["remove_orphans"]
 
 _TEMPORARY = re.compile(r"[0-9a-f]{32}")
 _POOL_ID = re.compile(rf"\.{names.POOL_ID}\.[0-9a-f]{{16}}")
@@ -28,7 +28,7 @@ _QUARANTINED = re.compile(r"[0-9a-f]{64}")
 _KEPT_IN_QUARANTINE = 8
 
 
-def remove_junk(
+def remove_orphans(
     tier: TierMetadata, now: float, *, safe_age_s: float, model_age_s: float, may: Callable[[], bool]
 ) -> Iterator[tuple[str, int]]:
     """Remove, and tell the reason and the bytes of each. Ends early when `may()` says no."""

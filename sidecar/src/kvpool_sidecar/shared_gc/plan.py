@@ -22,7 +22,7 @@ __all__ = ["CollectionLimits", "CollectionPlan", "Group", "Inventory", "Model", 
 MAX_GROUPS = 1024
 
 
-_NOBODY: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
+_NO_OVERRIDES: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
 
 
 class CollectionLimits(NamedTuple):
@@ -34,7 +34,7 @@ class CollectionLimits(NamedTuple):
     tenant_bytes: int = 0
     idle_s: float = 0.0
     max_age_s: float = 0.0
-    tenants: Mapping[bytes, TenantLimits] = _NOBODY
+    tenants: Mapping[bytes, TenantLimits] = _NO_OVERRIDES
 
     def of(self, tenant: bytes) -> TenantLimits:
         """What holds for this tenant."""
@@ -135,7 +135,7 @@ class CollectionPlan:
             ("capacity", self.tenants.get(group.tenant)),
             ("capacity", self.everyone),
         ):
-            if cut is not None and cut.takes(age_s, size):
+            if cut is not None and cut.selects(age_s, size):
                 return reason
         return ""
 
@@ -194,7 +194,7 @@ def make_plan(census: Inventory, limits: CollectionLimits, old: list[Group], *, 
     need = gives.take_old(max(0, need), None)
     if need and not limits.by_tenant:
         # where nothing is superseded the exact ages of all are known, headers read or not
-        plan.everyone = (gives.rest(None) if gives.from_old else census.all).cut(need)
+        plan.everyone = (gives.rest(None) if gives.from_old else census.all).cutoff(need)
     elif need:
         have = {tenant: gives.rest(tenant).total - gives.by_tenant.get(tenant, 0) for tenant in census.tenants()}
         for priority in sorted({limits.of(tenant).priority for tenant in have}):
@@ -202,10 +202,10 @@ def make_plan(census: Inventory, limits: CollectionLimits, old: list[Group], *, 
             for tenant, size in (level(some, need) if need > 0 else {}).items():
                 gives.by_tenant[tenant] = gives.by_tenant.get(tenant, 0) + size
                 need -= size
-    plan.groups = {group: census.groups[group].ages.cut(size) for group, size in gives.from_old.items()}
+    plan.groups = {group: census.groups[group].ages.cutoff(size) for group, size in gives.from_old.items()}
     for tenant, size in gives.by_tenant.items():
         if size:
-            (plan.quota if tenant in over else plan.tenants)[tenant] = gives.rest(tenant).cut(size)
+            (plan.quota if tenant in over else plan.tenants)[tenant] = gives.rest(tenant).cutoff(size)
     return plan
 
 

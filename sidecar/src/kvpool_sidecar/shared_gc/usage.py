@@ -30,7 +30,7 @@ class UsageReport(NamedTuple):
     seconds: float = 0.0
     used: StoredUsage = StoredUsage()
     tenants: dict[str, int] = {}  # noqa: RUF012 - never changed
-    marks: dict[str, StoredUsage] = {}  # noqa: RUF012
+    baselines: dict[str, StoredUsage] = {}  # noqa: RUF012
     node: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class UsageReport(NamedTuple):
             "seconds": self.seconds,
             "used": self.used,
             "tenants": dict(sorted(self.tenants.items(), key=lambda item: -item[1])[:_MOST_TENANTS]),
-            "marks": dict(list(self.marks.items())[:_MOST_MARKS]),
+            "marks": dict(list(self.baselines.items())[:_MOST_MARKS]),
             "node": self.node,
         }
 
@@ -52,7 +52,7 @@ class UsageReport(NamedTuple):
                 seconds=float(value["seconds"]),
                 used=stored(value["used"]),
                 tenants={str(k): int(n) for k, n in list(value["tenants"].items())[:_MOST_TENANTS]},
-                marks={str(k): stored(n) for k, n in list(value["marks"].items())[:_MOST_MARKS]},
+                baselines={str(k): stored(n) for k, n in list(value["marks"].items())[:_MOST_MARKS]},
                 node=str(value["node"])[:253],
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -70,7 +70,7 @@ class UsageEstimator:
 
     def __init__(self) -> None:
         self._base = StoredUsage()
-        self._marks: dict[str, StoredUsage] = {}
+        self._baselines: dict[str, StoredUsage] = {}
         self._latest: dict[str, StoredUsage] = {}
 
     @property
@@ -82,23 +82,29 @@ class UsageEstimator:
         """What the sidecars say now; what one said that has ended stays true."""
         self._latest.update(told)
 
-    def rebase(self, counted: StoredUsage, marks: Mapping[str, StoredUsage], met: StoredUsage = StoredUsage()) -> None:  # noqa: B008
-        """This was counted after the sidecars had said `marks`; `met`, stored since then, is in the count already."""
-        self._base, self._marks = StoredUsage(counted.bytes - met.bytes, counted.blocks - met.blocks), dict(marks)
-        self._latest = {owner: n for owner, n in self._latest.items() if owner in marks}
+    def reset(
+        self,
+        counted: StoredUsage,
+        baselines: Mapping[str, StoredUsage],
+        seen: StoredUsage = StoredUsage(),  # noqa: B008 - immutable
+    ) -> None:
+        """Start from a count that began after the sidecars had reported `baselines` and already includes `seen`."""
+        self._base = StoredUsage(counted.bytes - seen.bytes, counted.blocks - seen.blocks)
+        self._baselines = dict(baselines)
+        self._latest = {owner: n for owner, n in self._latest.items() if owner in baselines}
 
-    def take(self, size: int) -> None:
+    def subtract(self, size: int) -> None:
         """A block of what was counted has gone."""
         self._base = StoredUsage(self._base.bytes - size, self._base.blocks - 1)
 
-    def met_since(self, marks: Mapping[str, StoredUsage]) -> StoredUsage:
-        """Of what was stored since the sidecars had said `marks`, a walk that began then has met about a half."""
+    def seen_during_walk(self, marks: Mapping[str, StoredUsage]) -> StoredUsage:
+        """Of what was stored since the sidecars had said `baselines`, a walk that began then has met about a half."""
         size, blocks = self._since(marks)
         return StoredUsage(size // 2, blocks // 2)
 
     def used(self) -> StoredUsage:
         """What lies there now, as far as told."""
-        size, blocks = self._since(self._marks)
+        size, blocks = self._since(self._baselines)
         return StoredUsage(max(0, self._base.bytes + size), max(0, self._base.blocks + blocks))
 
     def _since(self, marks: Mapping[str, StoredUsage]) -> StoredUsage:

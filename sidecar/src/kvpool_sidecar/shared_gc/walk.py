@@ -21,7 +21,7 @@ from kvpool_sidecar.system import safe_open as safefs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LeafDirectory", "Owner", "WalkResult", "leaves", "whose"]
+__all__ = ["LeafDirectory", "Owner", "WalkResult", "leaves", "read_owner"]
 
 _HEX = frozenset("0123456789abcdef")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
@@ -56,7 +56,7 @@ class LeafDirectory(NamedTuple):
         """As they are met; those that come and go meanwhile may be missed."""
         with os.scandir(self.fd) as entries:
             for entry in entries:
-                key = names.key_of(entry.name, self.outer, self.inner)
+                key = names.parse_block_key(entry.name, self.outer, self.inner)
                 if key is None:
                     continue
                 with contextlib.suppress(FileNotFoundError):
@@ -79,7 +79,7 @@ def leaves(blocks: int, device: int, first: int = 0) -> Iterator[LeafDirectory]:
                         yield LeafDirectory(parent, fd, outer, inner)
 
 
-def whose(leaf: LeafDirectory, found: WalkResult) -> Owner | None:
+def read_owner(leaf: LeafDirectory, found: WalkResult) -> Owner | None:
     """None if the file has gone, or its header is not that of this block."""
     try:
         fd = safefs.open_beneath(leaf.fd, found.name, os.O_RDONLY | os.O_NONBLOCK)

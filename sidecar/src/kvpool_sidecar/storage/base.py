@@ -61,7 +61,7 @@ class WriteTransaction:
         self.reserved = reserved  # bytes promised to it
         self.name = name  # of a temporary file; empty while the file has none
         self.drive = 0  # which it is on, in a store that has several
-        self.born = time.monotonic()
+        self.created_at = time.monotonic()
         self._claimed = False
         self._lock = threading.Lock()
 
@@ -87,10 +87,10 @@ class Store(abc.ABC):
     """Keys are 32 bytes; lengths are of the payload. OSError comes through where the medium fails."""
 
     name: str
-    bars: PurgeTombstones | None = None  # of purged blocks, which are not to come back
+    tombstones: PurgeTombstones | None = None  # of purged blocks, which are not to come back
 
     @abc.abstractmethod
-    def has(self, key: bytes) -> bool:
+    def contains(self, key: bytes) -> bool:
         """Is the block here? Cheap, and only a hint: it may be gone a moment later."""
 
     @abc.abstractmethod
@@ -111,7 +111,7 @@ class Store(abc.ABC):
 
     def begin(self, key: bytes, payload_len: int) -> WriteTransaction | None:
         """A file of full length to write into; None if the block is here. TierFullError if there is no space."""
-        return None if self.has(key) else self._create(key, payload_len)
+        return None if self.contains(key) else self._create(key, payload_len)
 
     def commit(
         self, pending: WriteTransaction, expect: Expect = blockfile.ANYTHING, *, fill: bool = False
@@ -128,7 +128,7 @@ class Store(abc.ABC):
             pending.close_writer()
             self._seal(pending)
             header = blockfile.read_header(pending.reader, pending.key, pending.payload_len, expect)
-            if self.bars is not None and self.bars.forbid(header):
+            if self.tombstones is not None and self.tombstones.rejects(header):
                 raise RefusedError("a copy of a block that was purged", key=pending.key.hex())
             if fill:
                 header = self._fill(pending, header)
@@ -147,9 +147,9 @@ class Store(abc.ABC):
         self._release(pending)
         return True
 
-    def check(self, key: bytes) -> bool:
+    def verify(self, key: bytes) -> bool:
         """Read the block and compare its checksum; a bad one is quarantined. False if it is bad or not here."""
-        found = self.look(key)
+        found = self.peek(key)
         if found is None:
             return False
         try:
@@ -161,13 +161,13 @@ class Store(abc.ABC):
             os.close(found.fd)
         return True
 
-    def look(self, key: bytes) -> Block | None:
+    def peek(self, key: bytes) -> Block | None:
         """Like `open`, but it does not count as a use, where that can be told apart."""
         return self.open(key)
 
     def header(self, key: bytes) -> BlockHeader | None:
         """What a block says of itself; None if it is not here. CorruptBlockError if that cannot be read."""
-        found = self.look(key)
+        found = self.peek(key)
         return None if found is None else blockfile.header_of(found.fd, key)
 
     @abc.abstractmethod
@@ -175,12 +175,12 @@ class Store(abc.ABC):
         """Take a bad block out of service, keep it for a look. False if it was not here."""
 
     @abc.abstractmethod
-    def remove(self, key: bytes) -> bool:
+    def delete(self, key: bytes) -> bool:
         """Remove a block. False if it was not here."""
 
     def purge(self, keys: Sequence[bytes]) -> int:
         """Remove blocks because somebody wants them gone, and tell whom it concerns; how many were here."""
-        return sum(self.remove(key) for key in keys)
+        return sum(self.delete(key) for key in keys)
 
     def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
         """The same for bad blocks that are kept for a look, by what they say of themselves (None: nothing)."""
@@ -198,10 +198,10 @@ class Store(abc.ABC):
         """Of a block, as far as it can be told without asking the medium; 0 if it is not here."""
         return 0
 
-    def note_shared(self, key: bytes) -> None:  # noqa: B027 - what forgets its blocks need not remember this
+    def mark_shared(self, key: bytes) -> None:  # noqa: B027 - what forgets its blocks need not remember this
         """The shared tier has a copy of this block, which should be known after a restart."""
 
-    def housekeep(self) -> None:  # noqa: B027 - nothing to do is a fine default
+    def maintain(self) -> None:  # noqa: B027 - nothing to do is a fine default
         """Called every few seconds: watermarks, forgotten writers. Must end in bounded time."""
 
     def close(self) -> None:  # noqa: B027

@@ -32,8 +32,8 @@ __all__ = [
     "block_path",
     "claim_directory",
     "foreign_entry",
-    "key_of",
-    "open_again_read_only",
+    "open_read_only",
+    "parse_block_key",
     "read_pool_id",
 ]
 
@@ -55,7 +55,7 @@ def block_path(key: bytes) -> str:
     return f"{name[:2]}/{name[2:4]}/{name}"
 
 
-def key_of(name: str, outer: str, inner: str) -> bytes | None:
+def parse_block_key(name: str, outer: str, inner: str) -> bytes | None:
     """The key of a file `blocks/<outer>/<inner>/<name>`; None if no block is called so there."""
     if _NAME.fullmatch(name) and name[:2] == outer and name[2:4] == inner:
         return bytes.fromhex(name)
@@ -112,7 +112,7 @@ def foreign_entry(dir_fd: int) -> str:
         )
 
 
-def open_again_read_only(blocks: int, read_path: str, where: str) -> int:
+def open_read_only(blocks: int, read_path: str, where: str) -> int:
     """The directory `blocks` as seen through the tier's second mount at `read_path`. ConfigError if it is another."""
     try:
         fd = os.open(f"{read_path}/{BLOCKS}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -33,7 +33,7 @@ class MemoryStore(Store):
         self._lru = Lru()
         self.quarantined: list[bytes] = []
 
-    def has(self, key: bytes) -> bool:
+    def contains(self, key: bytes) -> bool:
         with self._lock:
             return key in self._files
 
@@ -46,12 +46,12 @@ class MemoryStore(Store):
         return Block(fd, os.fstat(fd).st_size - HEADER_BYTES)
 
     def quarantine(self, key: bytes) -> bool:
-        found = self.remove(key)
+        found = self.delete(key)
         if found:
             self.quarantined.append(key)
         return found
 
-    def remove(self, key: bytes) -> bool:
+    def delete(self, key: bytes) -> bool:
         with self._lock:
             return self._drop(key)
 
@@ -78,7 +78,7 @@ class MemoryStore(Store):
     def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         with self._lock:
-            for victim, _ in self._lru.take_victims(self._lru.total_bytes + total - self._capacity, len(self._lru)):
+            for victim, _ in self._lru.pop_victims(self._lru.total_bytes + total - self._capacity, len(self._lru)):
                 self._drop(victim)
             if self._lru.total_bytes + total > self._capacity:
                 raise TierFullError("over capacity", key=key.hex(), where=self.name)

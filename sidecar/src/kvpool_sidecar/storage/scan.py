@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.block import BlockHeader
 
-__all__ = ["prune", "purge", "remove_junk", "scan"]
+__all__ = ["prune", "purge", "remove_orphan", "scan"]
 
 _HEX = frozenset("0123456789abcdef")
 
@@ -32,7 +32,7 @@ def scan(
     """Walk `blocks` (a directory descriptor). Memory is that of one fan-out directory; ends early when `stop()`."""
 
     def junk(fd: int, name: str) -> None:
-        if remove_junk(fd, name):
+        if remove_orphan(fd, name):
             on_junk()
 
     for outer in _fan_out(blocks, junk):
@@ -50,7 +50,7 @@ def scan(
             os.close(outer_fd)
 
 
-def remove_junk(dir_fd: int, name: str) -> bool:
+def remove_orphan(dir_fd: int, name: str) -> bool:
     """Remove what is no block. A directory only if it is empty: what somebody else filled is not ours to remove."""
     try:
         os.unlink(name, dir_fd=dir_fd)
@@ -73,7 +73,7 @@ def prune(dir_fd: int, keep: int) -> int:
             found.append((info.st_ctime, info.st_blocks * 512, name))
     found.sort(reverse=True)
     for _, _, name in found[keep:]:
-        remove_junk(dir_fd, name)
+        remove_orphan(dir_fd, name)
     return sum(size for _, size, _ in found[:keep])
 
 
@@ -85,7 +85,7 @@ def purge(dir_fd: int, doomed: Callable[[BlockHeader | None], bool]) -> int:
         with contextlib.suppress(OSError, CorruptBlockError):
             header = blockfile.header_of(safefs.open_beneath(dir_fd, name, os.O_RDONLY | os.O_NONBLOCK))
         if doomed(header):
-            removed += remove_junk(dir_fd, name)
+            removed += remove_orphan(dir_fd, name)
     return removed
 
 
@@ -98,7 +98,7 @@ def _files(
 ) -> None:
     with os.scandir(fd) as entries:
         for entry in entries:
-            key = names.key_of(entry.name, outer, inner)
+            key = names.parse_block_key(entry.name, outer, inner)
             try:
                 info = entry.stat(follow_symlinks=False)
             except FileNotFoundError:

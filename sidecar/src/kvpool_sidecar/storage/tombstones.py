@@ -21,8 +21,8 @@ _MAX = 64
 
 
 class _Tombstone(NamedTuple):
-    fits: Callable[[BlockHeader], bool]
-    made_before_ms: int
+    matches: Callable[[BlockHeader], bool]
+    created_before_ms: int
     until: float
 
 
@@ -41,10 +41,12 @@ class PurgeTombstones:
             kept = [bar for bar in self._bars if bar.until > now][1 - _MAX :]
             self._bars = (*kept, _Tombstone(fits, made_before_ms, now + LIFE_S))
 
-    def forbid(self, header: BlockHeader) -> bool:
+    def rejects(self, header: BlockHeader) -> bool:
         """Was this block purged?"""
         bars = self._bars
         if not bars:
             return False
         now = self._clock()
-        return any(bar.until > now and header.created_ms < bar.made_before_ms and bar.fits(header) for bar in bars)
+        return any(
+            bar.until > now and header.created_ms < bar.created_before_ms and bar.matches(header) for bar in bars
+        )

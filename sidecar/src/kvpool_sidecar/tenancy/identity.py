@@ -52,7 +52,7 @@ class Tenant:
         self.salt_key = keys.salt_key(secret, self.tag)
         self._remembered = functools.lru_cache(_REMEMBERED)(self._key)
 
-    def key(self, block_id: bytes) -> bytes:
+    def block_key(self, block_id: bytes) -> bytes:
         """The block's key in the pool."""
         return self._remembered(block_id)
 

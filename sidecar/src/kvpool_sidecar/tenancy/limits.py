@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 __all__ = [
     "CapacityLimits",
     "TenantLimits",
-    "excess",
-    "overshoot",
-    "part",
+    "bytes_over_capacity",
+    "bytes_over_watermark",
+    "fs_shortfall",
+    "headroom",
     "pending_limit",
     "reserve",
-    "shortage",
-    "spare",
+    "share_of",
 ]
 
 
@@ -30,7 +30,7 @@ class TenantLimits(NamedTuple):
     priority: int = 0  # where room is short the tenants with the lowest number lose blocks first
 
 
-_NOBODY: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
+_NO_OVERRIDES: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
 
 
 class CapacityLimits(NamedTuple):
@@ -45,7 +45,7 @@ class CapacityLimits(NamedTuple):
     tenant_bytes: int = 0  # that one tenant may take; 0: no such limit
     idle_s: float = 0.0  # without a use a block goes; 0: never
     max_age_s: float = 0.0  # after its making a block goes; 0: never
-    tenants: Mapping[bytes, TenantLimits] = _NOBODY  # by tag: those for which something else holds
+    tenants: Mapping[bytes, TenantLimits] = _NO_OVERRIDES  # by tag: those for which something else holds
 
     def of(self, tenant: bytes) -> TenantLimits:
         """What holds for this tenant."""
@@ -62,17 +62,17 @@ class CapacityLimits(NamedTuple):
         return bool(self.max_age_s or any(one.max_age_s for one in self.tenants.values()))
 
 
-def part(quota_bytes: int, share: float) -> int:
+def share_of(quota_bytes: int, share: float) -> int:
     """Of a tenant's quota, for a drive with this share of the room. At least a byte, for 0 would be no quota."""
     return max(1, int(quota_bytes * share)) if quota_bytes else 0
 
 
-def excess(used: int, pending: int, need: int, limits: CapacityLimits) -> int:
+def bytes_over_capacity(used: int, pending: int, need: int, limits: CapacityLimits) -> int:
     """Bytes to evict so that `need` more fit the capacity; 0 if they fit, more than `used` if they never will."""
     return max(0, used + pending + need - limits.capacity)
 
 
-def overshoot(used: int, pending: int, limits: CapacityLimits) -> int:
+def bytes_over_watermark(used: int, pending: int, limits: CapacityLimits) -> int:
     """Bytes to evict to come down to the low watermark; 0 while the high watermark is not passed."""
     if used + pending <= limits.capacity * limits.high_percent // 100:
         return 0
@@ -84,12 +84,12 @@ def reserve(fs_total: int, limits: CapacityLimits) -> int:
     return max(limits.reserve_bytes, fs_total * limits.reserve_percent // 100)
 
 
-def shortage(fs_free: int, fs_total: int, need: int, limits: CapacityLimits) -> int:
+def fs_shortfall(fs_free: int, fs_total: int, need: int, limits: CapacityLimits) -> int:
     """Bytes to evict so that the reserve is still free after `need` more."""
     return max(0, need + reserve(fs_total, limits) - fs_free)
 
 
-def spare(used: int, fs_free: int, fs_total: int, limits: CapacityLimits) -> int:
+def headroom(used: int, fs_free: int, fs_total: int, limits: CapacityLimits) -> int:
     """Bytes that may come, and nothing need go for long; below 0: too much is there. `used`: with what is promised."""
     return min(limits.capacity * limits.low_percent // 100 - used, fs_free - reserve(fs_total, limits))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvpool.protocol import keys
-from kvpool_sidecar.tenancy.limits import TenantLimits, part
+from kvpool_sidecar.tenancy.limits import TenantLimits, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,12 +27,12 @@ class Tenancy:
         self._ids = {tenant.id for tenant in config.tenants}
         self._by_tag = {keys.tenant_tag(secret, tenant.id): tenant for tenant in config.tenants}
 
-    def id_of(self, namespace: str) -> str:
+    def tenant_id(self, namespace: str) -> str:
         """What names of the blocks of this namespace's pods are made with."""
         tenant = self._by_namespace.get(namespace)
         return namespace if tenant is None else tenant.id
 
-    def name_of(self, namespace: str) -> str:
+    def display_name(self, namespace: str) -> str:
         """What people and routers are told: the namespace, or `kvt/NAME` of its tenant."""
         tenant = self._by_namespace.get(namespace)
         return namespace if tenant is None else f"kvt/{tenant.name}"
@@ -47,11 +47,11 @@ class Tenancy:
         """Tags of the configured tenants."""
         return list(self._by_tag)
 
-    def local(self, share: float) -> Mapping[bytes, TenantLimits]:
+    def local_limits(self, share: float) -> Mapping[bytes, TenantLimits]:
         """What they may take on a drive that holds this part of a node's room; by tag."""
-        return {tag: _limits(tenant, part(tenant.quota_bytes, share)) for tag, tenant in self._by_tag.items()}
+        return {tag: _limits(tenant, share_of(tenant.quota_bytes, share)) for tag, tenant in self._by_tag.items()}
 
-    def shared(self) -> Mapping[bytes, TenantLimits]:
+    def shared_limits(self) -> Mapping[bytes, TenantLimits]:
         """What they may take in a shared directory; by tag."""
         return {tag: _limits(tenant, tenant.shared_quota_bytes) for tag, tenant in self._by_tag.items()}
 

@@ -41,9 +41,9 @@ class FaultyStore(Store):
         if (error := self._errors.pop((operation, self.calls[operation]), None)) is not None:
             raise error
 
-    def has(self, key: bytes) -> bool:
+    def contains(self, key: bytes) -> bool:
         self._trip("has")
-        return self.inner.has(key)
+        return self.inner.contains(key)
 
     def open(self, key: bytes) -> Block | None:
         self._trip("open")
@@ -53,9 +53,9 @@ class FaultyStore(Store):
         self._trip("quarantine")
         return self.inner.quarantine(key)
 
-    def remove(self, key: bytes) -> bool:
+    def delete(self, key: bytes) -> bool:
         self._trip("remove")
-        return self.inner.remove(key)
+        return self.inner.delete(key)
 
     def usage(self) -> Usage:
         return self.inner.usage()
@@ -63,8 +63,8 @@ class FaultyStore(Store):
     def keys(self) -> Iterator[tuple[bytes, int]]:
         return self.inner.keys()
 
-    def housekeep(self) -> None:
-        self.inner.housekeep()
+    def maintain(self) -> None:
+        self.inner.maintain()
 
     def close(self) -> None:
         self.inner.close()

@@ -40,10 +40,10 @@ class StoreContract(abc.ABC):
         """Cut the block's file to `size`, behind the store's back."""
 
     def test_what_was_stored_comes_back(self, store: Store) -> None:
-        assert not store.has(key(1))
+        assert not store.contains(key(1))
         assert read(store, 1) is None
         assert put(store, 1) == CommitStatus.STORED
-        assert store.has(key(1))
+        assert store.contains(key(1))
         assert read(store, 1) == payload(1)
 
     @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 300_001])
@@ -70,11 +70,11 @@ class StoreContract(abc.ABC):
         pending = store.begin(key(1), 20_000)
         assert pending is not None
         write(pending, header(1, payload(1)), payload(1))
-        assert not store.has(key(1))
+        assert not store.contains(key(1))
         assert store.open(key(1)) is None
         assert store.abort(pending)
         assert not store.abort(pending)
-        assert not store.has(key(1))
+        assert not store.contains(key(1))
         with pytest.raises(RefusedError):
             store.commit(pending)
 
@@ -98,7 +98,7 @@ class StoreContract(abc.ABC):
         try:
             store.commit(pending)
         except RefusedError:
-            assert not store.has(key(1))
+            assert not store.contains(key(1))
         else:  # published: then the descriptor must be worth nothing
             with pytest.raises(PermissionError):
                 os.pwrite(kept, b"x", block.HEADER_BYTES)
@@ -125,7 +125,7 @@ class StoreContract(abc.ABC):
             os.pwrite(pending.writer, b"?", 100)
         with pytest.raises(CorruptBlockError):
             store.commit(pending, Expect(block_id(1), TAG))
-        assert not store.has(key(1))
+        assert not store.contains(key(1))
 
     @pytest.mark.parametrize("change", [-1, 1, 5000])
     def test_a_file_of_another_length_is_not_published(self, store: Store, change: int) -> None:
@@ -136,7 +136,7 @@ class StoreContract(abc.ABC):
         os.ftruncate(pending.writer, block.HEADER_BYTES + len(data) + change)
         with pytest.raises(CorruptBlockError):
             store.commit(pending)
-        assert not store.has(key(1))
+        assert not store.contains(key(1))
 
     def test_the_store_fills_in_the_checksum_on_request(self, store: Store) -> None:
         data = payload(1, 3_000_000)
@@ -158,15 +158,15 @@ class StoreContract(abc.ABC):
     @pytest.mark.parametrize("offset", [0, 40, 4095, 4096, 24_095])
     def test_a_flipped_bit_is_found_and_the_block_quarantined(self, store: Store, offset: int) -> None:
         put(store, 1)
-        assert store.check(key(1))
+        assert store.verify(key(1))
         self.corrupt(store, key(1), offset)
         if self.verifies:
             assert read(store, 1) is None
         else:
             with pytest.raises(CorruptBlockError):
                 read(store, 1)
-        assert not store.check(key(1))
-        assert not store.has(key(1))
+        assert not store.verify(key(1))
+        assert not store.contains(key(1))
         assert read(store, 1) is None
         assert put(store, 1) == CommitStatus.STORED
         assert read(store, 1) == payload(1)
@@ -175,16 +175,16 @@ class StoreContract(abc.ABC):
     def test_a_truncated_block_is_a_miss_or_found_corrupt(self, store: Store, size: int) -> None:
         put(store, 1)
         self.truncate(store, key(1), size)
-        assert not store.check(key(1))
+        assert not store.verify(key(1))
         assert store.open(key(1)) is None
 
     def test_a_removed_block_is_gone_and_open_descriptors_live_on(self, store: Store) -> None:
         put(store, 1)
         found = store.open(key(1))
         assert found is not None
-        assert store.remove(key(1))
-        assert not store.remove(key(1))
-        assert not store.has(key(1))
+        assert store.delete(key(1))
+        assert not store.delete(key(1))
+        assert not store.contains(key(1))
         assert os.pread(found.fd, found.payload_len, block.HEADER_BYTES) == payload(1)
         os.close(found.fd)
 
@@ -203,7 +203,7 @@ class StoreContract(abc.ABC):
             put(store, n)
         assert store.purge([key(0), key(1), key(9)]) == 2
         assert store.purge([key(0)]) == 0
-        assert [store.has(key(n)) for n in range(3)] == [False, False, True]
+        assert [store.contains(key(n)) for n in range(3)] == [False, False, True]
         assert read(store, 2) == payload(2)
 
     def test_bad_blocks_that_were_kept_go_by_what_they_say(self, store: Store) -> None:
@@ -227,12 +227,12 @@ class StoreContract(abc.ABC):
         put(store, 1)
         self.vanish(store, key(1))
         assert store.open(key(1)) is None
-        assert not store.has(key(1))
+        assert not store.contains(key(1))
         assert put(store, 1) == CommitStatus.STORED
 
     def vanish(self, store: Store, key: bytes) -> None:
         """Take the block away behind the store's back; override where `remove` keeps no table to mislead."""
-        store.remove(key)
+        store.delete(key)
 
     def test_keys_tells_every_block_and_its_length(self, store: Store) -> None:
         for n in range(5):
@@ -251,7 +251,7 @@ class StoreContract(abc.ABC):
 
         def work(worker: int) -> None:
             for n in range(12):
-                if n % 3 == worker % 3 and not store.has(key(n)):
+                if n % 3 == worker % 3 and not store.contains(key(n)):
                     pending = store.begin(key(n), 20_000)
                     if pending is not None:
                         write(pending, header(n, payload(n)), payload(n))

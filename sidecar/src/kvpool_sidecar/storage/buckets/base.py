@@ -30,18 +30,18 @@ class ObjectInfo(NamedTuple):
 class Bucket(abc.ABC):
     """Thread-safe. OSError where the other side fails, its text free of secrets; every call ends in bounded time."""
 
-    where: str  # for messages
+    url: str  # for messages
 
     @abc.abstractmethod
     def size(self, name: str) -> int | None:
         """Bytes of the object; None if there is none."""
 
     @abc.abstractmethod
-    def fetch(self, name: str, fd: int, size: int) -> None:
+    def get_to_fd(self, name: str, fd: int, size: int) -> None:
         """Write the object's `size` bytes to `fd` from its start. FileNotFoundError; OSError if it is cut short."""
 
     @abc.abstractmethod
-    def fetch_start(self, name: str, fd: int, size: int) -> None:
+    def get_prefix(self, name: str, fd: int, size: int) -> None:
         """Write the object's first `size` bytes to `fd`. FileNotFoundError; OSError if it has fewer."""
 
     @abc.abstractmethod
@@ -53,16 +53,16 @@ class Bucket(abc.ABC):
         """Copy an object, without its bytes coming here where that can be had."""
 
     @abc.abstractmethod
-    def remove(self, name: str) -> bool:
+    def delete(self, name: str) -> bool:
         """False if there was none."""
 
     @abc.abstractmethod
-    def listed(self, folder: str) -> Iterator[ObjectInfo]:
+    def list(self, folder: str) -> Iterator[ObjectInfo]:
         """Each object below `folder` (`ab/abcd`), there and one folder further down, in no order."""
 
     def names(self, folder: str) -> Iterator[tuple[str, int]]:
         """Name and size of the same."""
-        for found in self.listed(folder):
+        for found in self.list(folder):
             yield found.name, found.size
 
     def touch(self, name: str) -> bool:

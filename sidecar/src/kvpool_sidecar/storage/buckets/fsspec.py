@@ -75,7 +75,7 @@ class FsspecBucket(Bucket):
         self._scheme = scheme
         self._hidden = hidden
         self._lock = threading.Lock()
-        self.where = url
+        self.url = url
 
     def size(self, name: str) -> int | None:
         try:
@@ -85,19 +85,19 @@ class FsspecBucket(Bucket):
         size = info.get("size")
         return size if info.get("type") == "file" and isinstance(size, int) and size >= 0 else None
 
-    def fetch(self, name: str, fd: int, size: int) -> None:
+    def get_to_fd(self, name: str, fd: int, size: int) -> None:
         path = self._path(name)
         at = 0
         while at < size:
             end = min(at + PIECE, size)
             data = self._call("cat_file", path, start=at, end=end)
             if len(data) != end - at:
-                raise OSError(errno.EIO, f"the object ended {end - at - len(data)} bytes early", self.where)
+                raise OSError(errno.EIO, f"the object ended {end - at - len(data)} bytes early", self.url)
             _write(fd, data, at)
             at = end
 
-    def fetch_start(self, name: str, fd: int, size: int) -> None:
-        self.fetch(name, fd, size)  # which asks for ranges
+    def get_prefix(self, name: str, fd: int, size: int) -> None:
+        self.get_to_fd(name, fd, size)  # which asks for ranges
 
     def put(self, name: str, fd: int, size: int) -> bool:
         path = self._path(name)
@@ -126,7 +126,7 @@ class FsspecBucket(Bucket):
     def copy(self, name: str, to: str) -> None:
         self._call("cp_file", self._path(name), self._path(to))
 
-    def remove(self, name: str) -> bool:
+    def delete(self, name: str) -> bool:
         if self.size(name) is None:  # object stores answer alike whether there was one or not
             return False
         try:
@@ -135,7 +135,7 @@ class FsspecBucket(Bucket):
             return False
         return True
 
-    def listed(self, folder: str) -> Iterator[ObjectInfo]:
+    def list(self, folder: str) -> Iterator[ObjectInfo]:
         for inner in self._list(folder):
             if isinstance(inner, ObjectInfo):
                 yield inner
@@ -225,7 +225,7 @@ class FsspecBucket(Bucket):
         except Exception as e:
             text = _without(str(e) or type(e).__name__, self._hidden)
             number = (e.errno if isinstance(e, OSError) else None) or errno.EIO
-            raise OSError(number, text, self.where) from None
+            raise OSError(number, text, self.url) from None
 
 
 def _stored_at(info: Mapping[str, Any]) -> float | None:

@@ -44,7 +44,7 @@ class HttpPool:
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
 
-    def exchange(
+    def request(
         self,
         method: str,
         target: str,

@@ -30,7 +30,7 @@ class RotatingBucket(Bucket, Generic[T]):
     def __init__(
         self, where: str, read: Callable[[], T], make: Callable[[T], Bucket], *, look_every_s: float = _LOOK_EVERY_S
     ) -> None:
-        self.where = where
+        self.url = where
         self._read = read
         self._make = make
         self._look_every_s = look_every_s
@@ -42,11 +42,11 @@ class RotatingBucket(Bucket, Generic[T]):
     def size(self, name: str) -> int | None:
         return self._now().size(name)
 
-    def fetch(self, name: str, fd: int, size: int) -> None:
-        self._now().fetch(name, fd, size)
+    def get_to_fd(self, name: str, fd: int, size: int) -> None:
+        self._now().get_to_fd(name, fd, size)
 
-    def fetch_start(self, name: str, fd: int, size: int) -> None:
-        self._now().fetch_start(name, fd, size)
+    def get_prefix(self, name: str, fd: int, size: int) -> None:
+        self._now().get_prefix(name, fd, size)
 
     def put(self, name: str, fd: int, size: int) -> bool:
         return self._now().put(name, fd, size)
@@ -54,11 +54,11 @@ class RotatingBucket(Bucket, Generic[T]):
     def copy(self, name: str, to: str) -> None:
         self._now().copy(name, to)
 
-    def remove(self, name: str) -> bool:
-        return self._now().remove(name)
+    def delete(self, name: str) -> bool:
+        return self._now().delete(name)
 
-    def listed(self, folder: str) -> Iterator[ObjectInfo]:
-        return self._now().listed(folder)
+    def list(self, folder: str) -> Iterator[ObjectInfo]:
+        return self._now().list(folder)
 
     def touch(self, name: str) -> bool:
         return self._now().touch(name)
@@ -75,7 +75,7 @@ class RotatingBucket(Bucket, Generic[T]):
                 read = self._read()
                 if read != self._known:
                     self._known, self._bucket = read, self._make(read)  # the old one ends with its last call
-                    log.info("the credentials of %s have changed: used from now on", self.where)
+                    log.info("the credentials of %s have changed: used from now on", self.url)
             except (ConfigError, OSError) as e:
-                log.warning("the new credentials of %s cannot be used: %s", self.where, e)
+                log.warning("the new credentials of %s cannot be used: %s", self.url, e)
             return self._bucket

@@ -74,17 +74,17 @@ class S3Bucket(FsspecBucket):
             raise self._error(answer)
         return answer.length
 
-    def fetch(self, name: str, fd: int, size: int) -> None:
+    def get_to_fd(self, name: str, fd: int, size: int) -> None:
         answer = self._ask("GET", name, receive=(fd, size))
         if answer.status == 404 and _code(answer) == "NoSuchKey":
-            raise FileNotFoundError(errno.ENOENT, "no such object", self.where)
+            raise FileNotFoundError(errno.ENOENT, "no such object", self.url)
         if answer.status != 200:
             raise self._error(answer)
 
-    def fetch_start(self, name: str, fd: int, size: int) -> None:
+    def get_prefix(self, name: str, fd: int, size: int) -> None:
         answer = self._ask("GET", name, {"Range": f"bytes=0-{size - 1}"}, receive=(fd, size))
         if answer.status == 404 and _code(answer) == "NoSuchKey":
-            raise FileNotFoundError(errno.ENOENT, "no such object", self.where)
+            raise FileNotFoundError(errno.ENOENT, "no such object", self.url)
         if answer.status not in (200, 206):
             raise self._error(answer)
 
@@ -100,7 +100,7 @@ class S3Bucket(FsspecBucket):
             raise self._error(answer)
         return True
 
-    def remove(self, name: str) -> bool:
+    def delete(self, name: str) -> bool:
         if self.size(name) is None:  # the answer is alike whether there was one or not
             return False
         answer = self._ask("DELETE", name)
@@ -123,7 +123,7 @@ class S3Bucket(FsspecBucket):
     ) -> HttpResponse:
         if self._credentials is None:  # a Secret that is made later is found then
             raise PermissionError(
-                errno.EACCES, "no credentials: is there a Secret, and does secretRef name it", self.where
+                errno.EACCES, "no credentials: is there a Secret, and does secretRef name it", self.url
             )
         moved = (send or receive or (0, 0))[1]
         with self._told():
@@ -132,14 +132,14 @@ class S3Bucket(FsspecBucket):
             self._auth(self._credentials.get_frozen_credentials(), "s3", self._region).add_auth(request)
             target = urlsplit(path)
             fields = {"Host": target.netloc, **dict(request.headers.items())}
-            return self._connections.exchange(
+            return self._connections.request(
                 method, target.path, fields, time.monotonic() + _CALL_S + moved / _SLOWEST, send=send, receive=receive
             )
 
     def _error(self, answer: HttpResponse) -> OSError:
         code = _code(answer) or "no reason given"
         number = errno.EACCES if answer.status in (401, 403) else errno.EIO
-        return OSError(number, f"the object store answered {answer.status}: {code}", self.where)
+        return OSError(number, f"the object store answered {answer.status}: {code}", self.url)
 
 
 def _endpoint(endpoint: str, bucket: str, region: str) -> tuple[str, str, int, bool]:

@@ -48,7 +48,7 @@ class TierDirectory:
             self.close()
             raise
 
-    def new_file(self) -> tuple[int, str]:
+    def create_temporary(self) -> tuple[int, str]:
         """A file to write, and its temporary name where the file system cannot make one without."""
         flags = os.O_WRONLY | os.O_CLOEXEC
         if self._use_tmpfile:
@@ -72,7 +72,7 @@ class TierDirectory:
         safefs.make_directories(self.blocks, path.rpartition("/")[0])
         return self._link(source, path, source_dir, follow=not name)
 
-    def try_out(self) -> None:
+    def probe(self) -> None:
         """Write a small file, bring it to the drive, read it back, remove it. OSError if the drive does not do that.
 
         A drive that is full works: what is there can be read.
@@ -144,14 +144,14 @@ class TierDirectory:
     def _open_for_readers(self, read_path: str | None) -> int:
         if read_path is None:
             return self.blocks
-        fd = self._keep(names.open_again_read_only(self.blocks, read_path, self.path))
+        fd = self._keep(names.open_read_only(self.blocks, read_path, self.path))
         if not os.fstatvfs(fd).f_flag & os.ST_RDONLY:
             log.warning("tier %s: %s is not mounted read-only", self.name, read_path)
         return fd
 
     def _probe_leases(self) -> None:
         """Without leases nothing tells whether a writer is still there, so such a file system will not do."""
-        fd, name = self.new_file()
+        fd, name = self.create_temporary()
         try:
             reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         finally:

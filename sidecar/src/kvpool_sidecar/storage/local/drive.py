@@ -18,12 +18,12 @@ from kvpool.protocol import block
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.eviction import Entry, EvictionConfig, PerTenant, saved_ns, saved_uses
+from kvpool_sidecar.eviction import Entry, EvictionConfig, PerTenant, decode_uses, encode_mtime_ns
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
 from kvpool_sidecar.storage.local.directory import TierDirectory
 from kvpool_sidecar.storage.local.health import DriveHealth
-from kvpool_sidecar.storage.scan import prune, purge, remove_junk, scan
+from kvpool_sidecar.storage.scan import prune, purge, remove_orphan, scan
 from kvpool_sidecar.system import filesystem
 from kvpool_sidecar.system import safe_open as safefs
 from kvpool_sidecar.tenancy import limits as quota
@@ -112,9 +112,9 @@ class Drive(Store):
         self._lock = threading.Lock()
 
         self._order = order or EvictionConfig(policy)
-        self._table = evict.make_tables(self._order, limits)
+        self._table = evict.create(self._order, limits)
         self._rebuild = False
-        self.due = threading.Event()  # there is something to do for `housekeep`
+        self.due = threading.Event()  # there is something to do for `maintain`
         self._always_reads_headers = read_headers
         self._clock = clock
         self._settled_at = float("-inf")
@@ -127,7 +127,7 @@ class Drive(Store):
         self._scanned = threading.Event()
         self._closed = False
         self._dir = TierDirectory(name, path, pool_uid, read_path=read_path, use_tmpfile=use_tmpfile)
-        self.fence = DriveHealth(name, self._dir.try_out)
+        self.health = DriveHealth(name, self._dir.probe)
         self.generation = self._dir.pool_id.generation
         self.shares_filesystem = filesystem.is_shared(self._dir.blocks, node_files)
         if self.shares_filesystem and dedicated != "Ignore":
@@ -143,13 +143,13 @@ class Drive(Store):
         return self._scanned.is_set()
 
     def reconfigure(self, limits: quota.CapacityLimits, order: EvictionConfig) -> None:
-        """Other limits, another order. Returns at once; `housekeep` does what follows from it, and is due now."""
+        """Other limits, another order. Returns at once; `maintain` does what follows from it, and is due now."""
         with self._lock:
-            self._rebuild |= evict.must_rebuild(order, limits, self._order, self._limits)
+            self._rebuild |= evict.requires_rebuild(order, limits, self._order, self._limits)
             self._limits, self._order = limits, order
             self._settled_at, self._expire_at = time.monotonic(), 0.0
             if not self._rebuild:
-                evict.adjust(self._table, order, limits)
+                evict.reconfigure(self._table, order, limits)
         self.due.set()
 
     @property
@@ -159,11 +159,11 @@ class Drive(Store):
 
     # -- reading
 
-    def has(self, key: bytes) -> bool:
+    def contains(self, key: bytes) -> bool:
         with self._lock:
             known = key in self._table
         if known or self.scanned:
-            return known and not self.fence.fenced
+            return known and not self.health.fenced
         try:
             os.stat(names.block_path(key), dir_fd=self._dir.blocks, follow_symlinks=False)
         except OSError:
@@ -174,13 +174,13 @@ class Drive(Store):
         return self.open_many((key,))[0]
 
     def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
-        if self.fence.fenced:
+        if self.health.fenced:
             return [None] * len(keys)
         with self._lock:  # after the scan what is not in the table is not there: no need to ask the drive
             unknown = {key for key in keys if key not in self._table} if self.scanned else frozenset[bytes]()
         if len(unknown) == len(keys):
             return [None] * len(keys)
-        with self.fence:
+        with self.health:
             files = [(-1, 0) if key in unknown else self._open_file(key) for key in keys]
             now = self._wall()
             found: list[Block | None] = []
@@ -203,7 +203,7 @@ class Drive(Store):
                 os.close(fd)
                 self.quarantine(key)  # blocks never change: this one was cut short, or something put in its place
             for key, uses in due:
-                when = saved_ns(now, uses)
+                when = encode_mtime_ns(now, uses)
                 with contextlib.suppress(OSError):
                     os.utime(names.block_path(key), ns=(when, when), dir_fd=self._dir.blocks, follow_symlinks=False)
         return found
@@ -228,33 +228,33 @@ class Drive(Store):
             self._found(key, info)
         return fd, info.st_size - HEADER_BYTES
 
-    def peek(self, key: bytes) -> int:
+    def peek_fd(self, key: bytes) -> int:
         """A descriptor of the block's file, or -1. Unlike `open` this does not mark the block as used."""
-        if self.fence.fenced:
+        if self.health.fenced:
             return -1
         try:
             return safefs.open_beneath(self._dir.blocks, names.block_path(key), os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return -1
 
-    def look(self, key: bytes) -> Block | None:
-        fd = self.peek(key)
+    def peek(self, key: bytes) -> Block | None:
+        fd = self.peek_fd(key)
         return None if fd < 0 else Block(fd, max(0, os.fstat(fd).st_size - HEADER_BYTES))
 
     def payload_len(self, key: bytes) -> int:
         """As the table knows it; 0 if the block is not here."""
         with self._lock:
             entry = self._table.get(key)
-        return 0 if entry is None or self.fence.fenced else entry.payload_len
+        return 0 if entry is None or self.health.fenced else entry.payload_len
 
-    def spare_bytes(self) -> int:
+    def headroom_bytes(self) -> int:
         """Bytes that fit below the low watermark and beside the file system's reserve; 0 or less: none."""
-        if self.fence.fenced or not self.scanned:
+        if self.health.fenced or not self.scanned:
             return 0
         info = os.fstatvfs(self._dir.blocks)
         with self._lock:
             used = self._used_bytes() + self._pending_bytes
-        return quota.spare(used, info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, self._limits)
+        return quota.headroom(used, info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, self._limits)
 
     def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
         """Key, payload length and idle seconds of the blocks that were used within the last `idle_s`."""
@@ -263,7 +263,7 @@ class Drive(Store):
             found = self._table.used_since(now - idle_s)
         return [(key, payload_len, max(0.0, now - when)) for key, payload_len, when in found]
 
-    def idle_of_coldest(self) -> float:
+    def coldest_idle_s(self) -> float:
         """Seconds for which the coldest tenth of the blocks has not been used; 0: nothing is here."""
         now = self._wall()
         with self._lock:
@@ -283,7 +283,7 @@ class Drive(Store):
     def tenants(self) -> dict[bytes, TenantUsage]:
         """By tag, where it matters whose a block is; else nothing."""
         with self._lock:
-            tables = self._table.tables() if isinstance(self._table, PerTenant) else {}
+            tables = self._table.policies() if isinstance(self._table, PerTenant) else {}
             return {
                 tag: TenantUsage(table.total_bytes, len(table), self._over_quota[tag]) for tag, table in tables.items()
             }
@@ -297,14 +297,14 @@ class Drive(Store):
             if entry is not None:
                 yield key, entry.payload_len
 
-    def learn(self, keys: Sequence[bytes], tenant: bytes) -> None:
+    def observe_sequence(self, keys: Sequence[bytes], tenant: bytes) -> None:
         """A prompt's blocks in order, as far as this drive is their place."""
         with self._lock:
-            self._table.learn(keys, tenant)
+            self._table.observe_sequence(keys, tenant)
 
-    def note_shared(self, key: bytes) -> None:
+    def mark_shared(self, key: bytes) -> None:
         """The file says so itself, by its sticky bit, which means nothing else for a file."""
-        fd = self.peek(key)
+        fd = self.peek_fd(key)
         if fd < 0:
             return
         try:
@@ -317,13 +317,13 @@ class Drive(Store):
 
     # -- removing
 
-    def remove(self, key: bytes) -> bool:
+    def delete(self, key: bytes) -> bool:
         with self._lock:
             known = self._table.discard(key)
         return self._unlink(key) or known
 
     def purge(self, keys: Sequence[bytes]) -> int:
-        gone = [key for key in keys if self.remove(key)]
+        gone = [key for key in keys if self.delete(key)]
         if gone:
             self._events.count("purged", len(gone))
             self._events.gone(gone)
@@ -385,12 +385,12 @@ class Drive(Store):
     def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         if not self._scanned.wait(_SCAN_WAIT_S):
             raise TierFullError("the drive is still being scanned", where=self.name)
-        if self.fence.fenced:
+        if self.health.fenced:
             raise TierFullError("the drive is fenced: it returned errors or did not answer", where=self.name)
         total = HEADER_BYTES + payload_len
         need = -(-total // _PAGE) * _PAGE
         try:
-            with self.fence:
+            with self.health:
                 self._make_room(need)
                 pending = self._new_pending(key, payload_len, need)
         except OSError as e:
@@ -406,7 +406,7 @@ class Drive(Store):
         fds: list[int] = []
         name = ""
         try:
-            fd, name = self._dir.new_file()
+            fd, name = self._dir.create_temporary()
             fds.append(fd)
             os.posix_fallocate(fd, 0, HEADER_BYTES + payload_len)
             fds.append(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
@@ -421,16 +421,16 @@ class Drive(Store):
         return WriteTransaction(key, payload_len, fds[0], fds[1], reserved=need, name=name)
 
     def _seal(self, pending: WriteTransaction) -> None:
-        blockfile.forbid_writers(pending.reader)
+        blockfile.acquire_read_lease(pending.reader)
 
     def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
-        blockfile.allow_writers(pending.reader)  # our own writing would break the lease
+        blockfile.release_read_lease(pending.reader)  # our own writing would break the lease
         done = super()._fill(pending, header)
-        blockfile.forbid_writers(pending.reader)
+        blockfile.acquire_read_lease(pending.reader)
         return done
 
     def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
-        with self.fence:
+        with self.health:
             try:
                 os.fchmod(pending.reader, _MODE)
                 if not self._dir.link(pending.reader, pending.name, names.block_path(pending.key)):
@@ -461,7 +461,7 @@ class Drive(Store):
         """Promise `need` bytes, evicting once for the quota and once for the file system. TierFullError if in vain."""
         with self._lock:
             used = self._used_bytes()
-            over = quota.excess(used, self._pending_bytes, need, self._limits)
+            over = quota.bytes_over_capacity(used, self._pending_bytes, need, self._limits)
             if over > used or need + self._pending_bytes > quota.pending_limit(self._limits.capacity):
                 raise TierFullError("too much is being written for this capacity", where=self.name)
             if len(self._pending) >= _MAX_PENDING:
@@ -472,16 +472,16 @@ class Drive(Store):
             if self._shortage(need):
                 raise TierFullError("the file system has no space to spare", where=self.name)
         with self._lock:
-            if quota.excess(self._used_bytes(), self._pending_bytes, need, self._limits):
+            if quota.bytes_over_capacity(self._used_bytes(), self._pending_bytes, need, self._limits):
                 raise TierFullError("over capacity", where=self.name)
             self._pending_bytes += need
 
-    def housekeep(self) -> None:
+    def maintain(self) -> None:
         """Bring the tier down to its low watermark, leave the file system its reserve, give up forgotten writers."""
         self.due.clear()
         now = time.monotonic()
         with self._lock:
-            late = [p for p in self._pending if now - p.born > self._pending_max_age_s or _overgrown(p)]
+            late = [p for p in self._pending if now - p.created_at > self._pending_max_age_s or _overgrown(p)]
         for pending in late:
             if self.abort(pending):
                 self._events.count("writers_given_up", 1)
@@ -494,7 +494,7 @@ class Drive(Store):
         self._evict(self._shortage(0), "space")
         for _ in range(MAX_BLOCKS // _EVICT_BATCH):
             with self._lock:
-                over = quota.overshoot(self._used_bytes(), self._pending_bytes, self._limits)
+                over = quota.bytes_over_watermark(self._used_bytes(), self._pending_bytes, self._limits)
                 too_many = len(self._table) - self._limits.max_blocks
             if self._closed or not self._evict(over, at_least=too_many, may_wait=True):
                 return
@@ -504,14 +504,14 @@ class Drive(Store):
 
     def _shortage(self, need: int) -> int:
         info = os.fstatvfs(self._dir.blocks)
-        return quota.shortage(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, need, self._limits)
+        return quota.fs_shortfall(info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, need, self._limits)
 
     def _evict(self, need: int, cause: str = "capacity", *, at_least: int = 0, may_wait: bool = False) -> int:
         """One batch, in the policy's order; how many blocks went. `may_wait`: for copies of those that have none."""
         if need <= 0 and at_least <= 0:
             return 0
         with self._lock:
-            victims = self._table.take_victims(need, _EVICT_BATCH, at_least=at_least)
+            victims = self._table.pop_victims(need, _EVICT_BATCH, at_least=at_least)
         if dirty := self._events.dirty([key for key, _ in victims]):
             victims = self._spare(victims, dirty, need, at_least, may_wait=may_wait)
         return self._remove_all(victims, cause)
@@ -531,7 +531,7 @@ class Drive(Store):
             if short <= 0 and few <= 0:
                 break
             with self._lock:
-                more = self._table.take_victims(short, _EVICT_BATCH, at_least=few)
+                more = self._table.pop_victims(short, _EVICT_BATCH, at_least=few)
             dirty = self._events.dirty([key for key, _ in more])
             clean += [(key, entry) for key, entry in more if key not in dirty]
             spared += [(key, entry) for key, entry in more if key in dirty]
@@ -541,7 +541,7 @@ class Drive(Store):
             clean.append(spared.pop(0))
         with self._lock:
             for key, entry in reversed(spared):
-                self._table.put_back(key, entry)
+                self._table.reinsert(key, entry)
         self._events.hurry([key for key, _ in spared])
         return clean
 
@@ -551,7 +551,7 @@ class Drive(Store):
             room = self._limits.of(tenant).bytes
             if not isinstance(self._table, PerTenant) or not room:
                 return 0
-            victims = self._table.take_from(tenant, self._table.bytes_of(tenant) - room, _EVICT_BATCH)
+            victims = self._table.pop_victims_of(tenant, self._table.bytes_of(tenant) - room, _EVICT_BATCH)
         if removed := self._remove_all(victims, "quota"):
             self._events.count("over_quota", removed)
             with self._lock:
@@ -601,8 +601,8 @@ class Drive(Store):
             found += [(k, self._attributed(k, e)._replace(uses=uses)) for k, e, uses in some]
             if self._closed:
                 return
-        found.sort(key=lambda item: item[1].saved_at)
-        table = evict.make_tables(order, limits)
+        found.sort(key=lambda item: item[1].persisted_at)
+        table = evict.create(order, limits)
         for key, entry in found:
             table.add(key, entry)
         with self._lock:
@@ -616,14 +616,14 @@ class Drive(Store):
                     )
             self._table = table
             if not self._rebuild:
-                evict.adjust(table, self._order, self._limits)
+                evict.reconfigure(table, self._order, self._limits)
         log.info("tier %s: %d blocks in the order of %s from now on", self.name, len(table), order.policy)
 
     def _attributed(self, key: bytes, entry: Entry) -> Entry:
         """With what the block says of itself, if that is not known yet and matters."""
         if entry.tenant or not self._reads_headers or (header := self._header_of(key)) is None:
             return entry
-        return entry._replace(tenant=header.tenant_tag, created=min(header.created_ms / 1000, entry.saved_at))
+        return entry._replace(tenant=header.tenant_tag, created=min(header.created_ms / 1000, entry.persisted_at))
 
     @property
     def _reads_headers(self) -> bool:
@@ -638,14 +638,14 @@ class Drive(Store):
         gone: list[bytes] = []
         for key, entry in victims:
             try:
-                with self.fence:
+                with self.health:
                     os.unlink(names.block_path(key), dir_fd=self._dir.blocks)
             except FileNotFoundError:
                 pass
             except OSError as e:
                 self._note(e)
                 with self._lock:
-                    self._table.put_back(key, entry)
+                    self._table.reinsert(key, entry)
                 continue
             gone.append(key)
         if gone:
@@ -660,12 +660,12 @@ class Drive(Store):
         """Learn what is there; remove what is no block. Reads are served meanwhile, writes wait."""
         started = time.monotonic()
         for name in os.listdir(self._dir.tmp):
-            if remove_junk(self._dir.tmp, name):
+            if remove_orphan(self._dir.tmp, name):
                 self._events.count("junk", 1)
         self._prune_quarantine()
         scan(self._dir.blocks, self._found, lambda: self._events.count("junk", 1), lambda: self._closed)
         with self._lock:
-            self._table.sort_by_saved()
+            self._table.sort_by_last_use()
         self._scanned.set()
         usage = self.usage()
         seconds = time.monotonic() - started
@@ -716,14 +716,14 @@ class Drive(Store):
             return
         self._events.count("io_error", 1)
         log.warning("tier %s: %s", self.name, error.strerror)
-        self.fence.strike(error)
+        self.health.record_error(error)
 
 
 def _entry(info: os.stat_result, header: BlockHeader | None = None) -> Entry:
     tenant = header.tenant_tag if header is not None else b""
     size = max(info.st_blocks * 512, _PAGE)
     created = min(header.created_ms / 1000, info.st_mtime) if header is not None else 0.0
-    return Entry(size, info.st_size - HEADER_BYTES, info.st_mtime, saved_uses(info.st_mtime_ns), tenant, created)
+    return Entry(size, info.st_size - HEADER_BYTES, info.st_mtime, decode_uses(info.st_mtime_ns), tenant, created)
 
 
 def _overgrown(pending: WriteTransaction) -> bool:

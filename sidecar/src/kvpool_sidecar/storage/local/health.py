@@ -28,7 +28,7 @@ _LONGEST_RETRY_S = 60.0
 
 
 class DriveHealth:
-    """Thread-safe. `with fence:` around calls of the drive; `tend` must be called about once a second.
+    """Thread-safe. `with fence:` around calls of the drive; `tick` must be called about once a second.
 
     `canary` raises OSError if the drive does not work. `strikes` errors within `window_s` seconds fence, and so does a
     call that takes longer than `hung_s`. After a failed canary the next waits twice as long.
@@ -64,7 +64,7 @@ class DriveHealth:
     def __exit__(self, *_: object) -> None:
         self._under_way.pop(threading.get_ident(), None)
 
-    def strike(self, error: OSError) -> None:
+    def record_error(self, error: OSError) -> None:
         """An error of the drive itself."""
         now = self._clock()
         with self._lock:
@@ -72,7 +72,7 @@ class DriveHealth:
             if len(self._errors) == self._errors.maxlen and now - self._errors[0] <= self._window_s:
                 self._close(f"{len(self._errors)} errors, the last: {error.strerror or error}")
 
-    def tend(self) -> None:
+    def tick(self) -> None:
         """Look for calls that do not return, and try a fenced drive when it is time. Never waits for the drive."""
         now = self._clock()
         oldest = min(list(self._under_way.values()), default=now)

@@ -48,7 +48,7 @@ class DriveOwnership:
                 os.close(root)
 
     @property
-    def free(self) -> bool:
+    def available(self) -> bool:
         """True if nobody serves from any of them."""
         for file in self._files:
             try:
@@ -58,13 +58,13 @@ class DriveOwnership:
             fcntl.flock(file, fcntl.LOCK_UN)
         return True
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Say that we want them, until `close`."""
         for file in self._files:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
 
     @property
-    def wanted(self) -> bool:
+    def requested(self) -> bool:
         """True if somebody else has said so."""
         wish = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         return any(_FLOCK.unpack(fcntl.fcntl(f, fcntl.F_OFD_GETLK, wish))[0] != fcntl.F_UNLCK for f in self._files)

@@ -29,114 +29,114 @@ class LocalStore(Store):
     name = "local"
 
     def __init__(self, roots: Sequence[Drive]) -> None:
-        self.roots = tuple(roots)
+        self.drives = tuple(roots)
         self.on_used: Callable[[Sequence[bytes]], None] | None = None  # told of what engines and peers read
         self._names = [root.name for root in roots]
         self._weights = [root.usage().capacity_bytes for root in roots]
 
     def reconfigure(self, tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) -> None:
         """Other capacities, orders, quotas and ages of the same drives. Returns at once; housekeeping follows."""
-        for root, limits in zip(self.roots, _limits(tiers, cache, tenants), strict=True):
+        for root, limits in zip(self.drives, _limits(tiers, cache, tenants), strict=True):
             root.reconfigure(limits, _order(cache))
         self._weights = [tier.capacity_bytes for tier in tiers]
 
     def start(self) -> None:
         """Scan each drive in a thread of its own; reads are served meanwhile."""
-        for root in self.roots:
+        for root in self.drives:
             threading.Thread(target=root.scan, name=f"scan-{root.name}", daemon=True).start()
 
     @property
     def scanned(self) -> bool:
-        return all(root.scanned for root in self.roots)
+        return all(root.scanned for root in self.drives)
 
     @property
     def generation(self) -> int:
         """Changes when the first drive's directory is made anew: what the index says of older ones is void."""
-        return self.roots[0].generation
+        return self.drives[0].generation
 
-    def has(self, key: bytes) -> bool:
-        return any(root.has(key) for root in self.roots)
+    def contains(self, key: bytes) -> bool:
+        return any(root.contains(key) for root in self.drives)
 
     def open(self, key: bytes) -> Block | None:
         home = self._home(key)
         if (found := home.open(key)) is not None:
             return found
-        for root in self.roots:
-            if root is not home and root.has(key) and (found := root.open(key)) is not None:
+        for root in self.drives:
+            if root is not home and root.contains(key) and (found := root.open(key)) is not None:
                 return found
         return None
 
     def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
-        found = self.roots[0].open_many(keys) if len(self.roots) == 1 else super().open_many(keys)
+        found = self.drives[0].open_many(keys) if len(self.drives) == 1 else super().open_many(keys)
         if self.on_used is not None:
             self.on_used([key for key, block in zip(keys, found, strict=True) if block is not None])
         return found
 
-    def learn(self, keys: Sequence[bytes], tenant: bytes) -> None:
+    def observe_sequence(self, keys: Sequence[bytes], tenant: bytes) -> None:
         """A prompt's blocks in order, from its first on: what a drive should know when it must let some go."""
-        if len(self.roots) == 1:
-            self.roots[0].learn(keys, tenant)
+        if len(self.drives) == 1:
+            self.drives[0].observe_sequence(keys, tenant)
             return
         by_place: dict[Drive, list[bytes]] = {}
         for key in keys:
             by_place.setdefault(self._home(key), []).append(key)
         for root, part in by_place.items():
-            root.learn(part, tenant)
+            root.observe_sequence(part, tenant)
 
-    def root_of(self, key: bytes) -> Drive | None:
+    def drive_of(self, key: bytes) -> Drive | None:
         """The drive that has the block, as far as the tables know."""
         home = self._home(key)
-        return next((root for root in (home, *self.roots) if root.has(key)), None)
+        return next((root for root in (home, *self.drives) if root.contains(key)), None)
 
     def payload_len(self, key: bytes) -> int:
         """Of a block whose drive has been scanned; 0 if it is not here."""
-        return next((n for root in self.roots if (n := root.payload_len(key))), 0)
+        return next((n for root in self.drives if (n := root.payload_len(key))), 0)
 
     def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
         """Key, payload length and idle seconds of the blocks that were used within the last `idle_s`, in no order."""
-        return [found for root in self.roots for found in root.used_since(idle_s)]
+        return [found for root in self.drives for found in root.used_since(idle_s)]
 
-    def idle_of_coldest(self) -> float:
+    def coldest_idle_s(self) -> float:
         """Idle seconds of the coldest tenth of the blocks, on the drive where that is the least."""
-        return min((root.idle_of_coldest() for root in self.roots), default=0.0)
+        return min((root.coldest_idle_s() for root in self.drives), default=0.0)
 
     @property
-    def spare_bytes(self) -> int:
+    def headroom_bytes(self) -> int:
         """Bytes that the drives can take before anything must go."""
-        return sum(max(0, root.spare_bytes()) for root in self.roots)
+        return sum(max(0, root.headroom_bytes()) for root in self.drives)
 
-    def spare_for(self, key: bytes) -> int:
+    def headroom_for(self, key: bytes) -> int:
         """Bytes that the block's drive can take before anything must go."""
-        return self._home(key).spare_bytes()
+        return self._home(key).headroom_bytes()
 
-    def note_shared(self, key: bytes) -> None:
-        if (root := self.root_of(key)) is not None:
-            root.note_shared(key)
+    def mark_shared(self, key: bytes) -> None:
+        if (root := self.drive_of(key)) is not None:
+            root.mark_shared(key)
 
     def quarantine(self, key: bytes) -> bool:
-        return sum(root.quarantine(key) for root in self.roots) > 0  # all of them, not any
+        return sum(root.quarantine(key) for root in self.drives) > 0  # all of them, not any
 
-    def remove(self, key: bytes) -> bool:
-        return sum(root.remove(key) for root in self.roots) > 0
+    def delete(self, key: bytes) -> bool:
+        return sum(root.delete(key) for root in self.drives) > 0
 
-    def look(self, key: bytes) -> Block | None:
+    def peek(self, key: bytes) -> Block | None:
         home = self._home(key)
-        return next((found for root in (home, *self.roots) if (found := root.look(key)) is not None), None)
+        return next((found for root in (home, *self.drives) if (found := root.peek(key)) is not None), None)
 
     def purge(self, keys: Sequence[bytes]) -> int:
-        return sum(root.purge(keys) for root in self.roots)
+        return sum(root.purge(keys) for root in self.drives)
 
     def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
-        return sum(root.purge_quarantine(doomed) for root in self.roots)
+        return sum(root.purge_quarantine(doomed) for root in self.drives)
 
     def usage(self) -> Usage:
-        each = [root.usage() for root in self.roots]
+        each = [root.usage() for root in self.drives]
         return Usage(*(sum(column) for column in zip(*each, strict=True)))
 
     def tenants(self) -> dict[bytes, TenantUsage]:
         """By tag, where it matters whose a block is; else nothing."""
         found: dict[bytes, list[TenantUsage]] = {}
-        for root in self.roots:
+        for root in self.drives:
             for tag, usage in root.tenants().items():
                 found.setdefault(tag, []).append(usage)
         return {tag: TenantUsage(*(sum(n) for n in zip(*each, strict=True))) for tag, each in found.items()}
@@ -144,45 +144,45 @@ class LocalStore(Store):
     @property
     def settled(self) -> bool:
         """False while a drive does not follow the last `reconfigure` yet."""
-        return all(root.settled for root in self.roots)
+        return all(root.settled for root in self.drives)
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of blocks that go last, because they are used so often."""
-        return sum(root.pinned_bytes for root in self.roots)
+        return sum(root.pinned_bytes for root in self.drives)
 
     def keys(self) -> Iterator[tuple[bytes, int]]:
-        for root in self.roots:
+        for root in self.drives:
             yield from root.keys()
 
-    def housekeep(self) -> None:
-        for root in self.roots:
-            root.housekeep()
+    def maintain(self) -> None:
+        for root in self.drives:
+            root.maintain()
 
     def close(self) -> None:
-        for root in self.roots:
+        for root in self.drives:
             root.close()
 
     def _home(self, key: bytes) -> Drive:
-        return self.roots[placement.choose(key, self._names, self._weights)]
+        return self.drives[placement.choose(key, self._names, self._weights)]
 
     def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
         drive = placement.choose(key, self._names, self._weights)
-        pending = self.roots[drive]._create(key, payload_len)
+        pending = self.drives[drive]._create(key, payload_len)
         pending.drive = drive  # the key's place may be another by the time it is written
         return pending
 
     def _seal(self, pending: WriteTransaction) -> None:
-        self.roots[pending.drive]._seal(pending)
+        self.drives[pending.drive]._seal(pending)
 
     def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
-        return self.roots[pending.drive]._fill(pending, header)
+        return self.drives[pending.drive]._fill(pending, header)
 
     def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
-        return self.roots[pending.drive]._publish(pending, header)
+        return self.drives[pending.drive]._publish(pending, header)
 
     def _release(self, pending: WriteTransaction) -> None:
-        self.roots[pending.drive]._release(pending)
+        self.drives[pending.drive]._release(pending)
 
 
 def open_local(
@@ -239,7 +239,7 @@ def _limits(tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) 
             MAX_BLOCKS,
             tier.reserve_free_bytes,
             tier.reserve_free_percent,
-            tenant_bytes=quota.part(cache.tenant_quota_bytes, tier.capacity_bytes / total),
+            tenant_bytes=quota.share_of(cache.tenant_quota_bytes, tier.capacity_bytes / total),
             idle_s=cache.idle_ttl_s,
             max_age_s=cache.max_age_s,
             tenants=tenants(tier.capacity_bytes / total),

@@ -59,10 +59,10 @@ class CompressedStore(Store):
     ) -> None:
         self.name = inner.name
         self._inner = inner
-        self._keep = keep
+        self._local = keep
         self._codec = codec
         self._max_payload = max_payload
-        self._kept = kept
+        self._on_promoted = kept
         self._count = count
         self._lock = threading.Lock()
         self._coming: dict[bytes, threading.Event] = {}
@@ -74,8 +74,8 @@ class CompressedStore(Store):
 
     # -- reading
 
-    def has(self, key: bytes) -> bool:
-        return self._inner.has(key)
+    def contains(self, key: bytes) -> bool:
+        return self._inner.contains(key)
 
     def open(self, key: bytes) -> Block | None:
         """None also for a compressed block that is corrupt, which quarantines it, or that the local tier has no room
@@ -87,7 +87,7 @@ class CompressedStore(Store):
         if kind == CODEC_NONE:
             return found
         try:
-            return self._brought(key, found) if kind in (CODEC_ZSTD, CODEC_LZ4) else None
+            return self._open_promoted(key, found) if kind in (CODEC_ZSTD, CODEC_LZ4) else None
         except CorruptBlockError as e:
             log.warning("a compressed block of the shared tier: %s", e)
             self.quarantine(key)
@@ -98,8 +98,8 @@ class CompressedStore(Store):
         finally:
             os.close(found.fd)
 
-    def check(self, key: bytes) -> bool:
-        found = self._inner.look(key)
+    def verify(self, key: bytes) -> bool:
+        found = self._inner.peek(key)
         if found is None:
             return False
         try:
@@ -114,7 +114,7 @@ class CompressedStore(Store):
             return False
         finally:
             os.close(found.fd)
-        return self._inner.check(key)
+        return self._inner.verify(key)
 
     def _header(self, key: bytes, found: Block) -> BlockHeader:
         header = blockfile.read_header(found.fd, key, found.payload_len, _PACKED)
@@ -122,23 +122,23 @@ class CompressedStore(Store):
             raise CorruptBlockError(f"a payload of {header.payload_len} bytes is too large", key=key.hex())
         return header
 
-    def _brought(self, key: bytes, found: Block) -> Block | None:
+    def _open_promoted(self, key: bytes, found: Block) -> Block | None:
         with self._lock:
             coming = self._coming.get(key)
             if coming is None:
                 mine = self._coming[key] = threading.Event()
         if coming is not None:
             coming.wait(_WAIT_S)  # for somebody who gave up waiting, or who reads ahead
-            return self._keep.open(key)
+            return self._local.open(key)
         try:
-            self._bring(key, found)
+            self._promote(key, found)
         finally:
             with self._lock:
                 del self._coming[key]
             mine.set()
-        return self._keep.open(key)
+        return self._local.open(key)
 
-    def _bring(self, key: bytes, found: Block) -> None:
+    def _promote(self, key: bytes, found: Block) -> None:
         header = self._header(key, found)
         pending = self._keep_room(header)
         if pending is None:
@@ -147,17 +147,17 @@ class CompressedStore(Store):
             codec.decompress(found.fd, header, lambda piece, offset: _write(pending.writer, piece, offset))
             plain = replace(header, codec=CODEC_NONE, stored_len=header.payload_len)
             os.pwrite(pending.writer, encode_header(plain), 0)
-            status = self._keep.commit(pending)
+            status = self._local.commit(pending)
         except BaseException:
-            self._keep.abort(pending)
+            self._local.abort(pending)
             raise
         self._count("decompressed", 1)
         if status == CommitStatus.STORED:
-            self._kept(key, header.payload_len)
+            self._on_promoted(key, header.payload_len)
 
     def _keep_room(self, header: BlockHeader) -> WriteTransaction | None:
         try:
-            return self._keep.begin(header.key, header.payload_len)
+            return self._local.begin(header.key, header.payload_len)
         except OSError as e:  # the local drive's trouble is not the shared tier's
             raise TierFullError(f"the local tier: {e.strerror}", key=header.key.hex()) from None
 
@@ -228,8 +228,8 @@ class CompressedStore(Store):
     def quarantine(self, key: bytes) -> bool:
         return self._inner.quarantine(key)
 
-    def remove(self, key: bytes) -> bool:
-        return self._inner.remove(key)
+    def delete(self, key: bytes) -> bool:
+        return self._inner.delete(key)
 
     def usage(self) -> Usage:
         return self._inner.usage()
@@ -237,8 +237,8 @@ class CompressedStore(Store):
     def keys(self) -> Iterator[tuple[bytes, int]]:
         return self._inner.keys()
 
-    def housekeep(self) -> None:
-        self._inner.housekeep()
+    def maintain(self) -> None:
+        self._inner.maintain()
 
     def close(self) -> None:
         self._inner.close()

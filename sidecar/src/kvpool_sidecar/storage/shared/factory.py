@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvpool_sidecar.blocks.compression import CODECS
 from kvpool_sidecar.storage.buckets.options import open_bucket
 from kvpool_sidecar.storage.shared.compressed import CompressedStore
-from kvpool_sidecar.storage.shared.filesystem import SharedStore
+from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def open_shared(
         )
     if config.shared is None:
         return None
-    directory = SharedStore(
+    directory = FilesystemStore(
         config.shared.path,
         pool_uid=config.uid,
         capacity_bytes=config.shared.capacity_bytes,

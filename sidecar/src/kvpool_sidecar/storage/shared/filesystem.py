@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.block import BlockHeader
 
-__all__ = ["SharedStore"]
+__all__ = ["FilesystemStore"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,10 +39,10 @@ _TRIALS = 3
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
-class SharedStore(Store):
+class FilesystemStore(Store):
     """See Store. The directory is opened at the first use, so a mount that is not there yet costs nothing.
 
-    `capacity_bytes`: 0 for no limit of ours; else copying stops there, by what `tell_usage` told and was stored since.
+    `capacity_bytes`: 0 for no limit of ours; else copying stops there, by what `set_usage` told and was stored since.
     `on_use(key, used_at)` is told of each block that is opened, with its time of last use so far: the mount's clock.
     """
 
@@ -71,17 +71,17 @@ class SharedStore(Store):
         self._count = 0
         self._stored = (0, 0)
 
-    def has(self, key: bytes) -> bool:
-        return self._anew_if_stale(lambda: self._has(self._dir(names.BLOCKS), names.block_path(key)))
+    def contains(self, key: bytes) -> bool:
+        return self._retry_if_stale(lambda: self._contains(self._dir(names.BLOCKS), names.block_path(key)))
 
     def open(self, key: bytes) -> Block | None:
-        found = self.look(key)
+        found = self.peek(key)
         if found is not None:
             self.on_use(key, os.fstat(found.fd).st_mtime)
         return found
 
-    def look(self, key: bytes) -> Block | None:
-        fd = self._anew_if_stale(lambda: self._open(self._dir("read"), names.block_path(key)))
+    def peek(self, key: bytes) -> Block | None:
+        fd = self._retry_if_stale(lambda: self._open(self._dir("read"), names.block_path(key)))
         if fd is None:
             return None
         info = os.fstat(fd)
@@ -102,7 +102,7 @@ class SharedStore(Store):
         log.warning("block %s of the shared tier is corrupt: quarantined", key.hex()[:16])
         return True
 
-    def remove(self, key: bytes) -> bool:
+    def delete(self, key: bytes) -> bool:
         blocks = self._dir(names.BLOCKS)
         try:
             os.unlink(names.block_path(key), dir_fd=blocks)
@@ -120,7 +120,7 @@ class SharedStore(Store):
             for inner in self._list(blocks, outer):
                 folder = f"{outer}/{inner}"
                 for name in self._list(blocks, folder):
-                    key = names.key_of(name, outer, inner)
+                    key = names.parse_block_key(name, outer, inner)
                     if key is None:
                         continue
                     with contextlib.suppress(FileNotFoundError):
@@ -129,7 +129,7 @@ class SharedStore(Store):
 
     @property
     def now(self) -> float:
-        """The mount's time in Unix seconds, as far as `tell_time` told."""
+        """The mount's time in Unix seconds, as far as `set_clock_offset` told."""
         return time.monotonic() + self._ahead_s
 
     @property
@@ -138,17 +138,17 @@ class SharedStore(Store):
         with self._lock:
             return self._stored
 
-    def limit(self, capacity_bytes: int) -> None:
+    def set_capacity(self, capacity_bytes: int) -> None:
         """Another capacity; what is there above it is swept."""
         with self._lock:
             self._capacity = capacity_bytes
 
-    def tell_usage(self, used_bytes: int, blocks: int) -> None:
+    def set_usage(self, used_bytes: int, blocks: int) -> None:
         """So much lies there, all sidecars together."""
         with self._lock:
             self._used, self._count = used_bytes, blocks
 
-    def tell_time(self, ahead_s: float) -> None:
+    def set_clock_offset(self, ahead_s: float) -> None:
         """The mount's clock is so many seconds ahead of the monotonic one."""
         self._ahead_s = ahead_s
 
@@ -171,7 +171,7 @@ class SharedStore(Store):
             os.close(fd)
 
     @staticmethod
-    def _has(dir_fd: int, path: str) -> bool:
+    def _contains(dir_fd: int, path: str) -> bool:
         try:
             info = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -187,7 +187,7 @@ class SharedStore(Store):
                 return None
             raise
 
-    def _anew_if_stale(self, work: Callable[[], T]) -> T:
+    def _retry_if_stale(self, work: Callable[[], T]) -> T:
         """Network file systems may disown a handle (ESTALE): open the directories anew, once."""
         try:
             return work()
@@ -303,7 +303,7 @@ class SharedStore(Store):
             if self._read_path is None:
                 opened["read"] = os.dup(opened[names.BLOCKS])
             else:
-                opened["read"] = names.open_again_read_only(opened[names.BLOCKS], self._read_path, self._path)
+                opened["read"] = names.open_read_only(opened[names.BLOCKS], self._read_path, self._path)
         except BaseException:
             for fd in opened.values():
                 os.close(fd)

@@ -52,7 +52,7 @@ class ObjectStore(Store):
 
     `keep` is the local store that a block is brought to; None: into memory only. `kept(key, payload_len)` is told then.
     `staging` is a directory for unnamed files on their way there; empty: memory. `capacity_bytes`: 0 for no limit of
-    ours; else storing stops there, by a count that `housekeep` renews every `recount_s` (infinite: others tell it).
+    ours; else storing stops there, by a count that `maintain` renews every `recount_s` (infinite: others tell it).
     `in_hand_bytes` bounds what is on its way.
     """
 
@@ -76,8 +76,8 @@ class ObjectStore(Store):
         self._bucket = bucket
         self._prefix = pool_uid
         self._max_payload = max_payload
-        self._keep = keep
-        self._kept = kept
+        self._local = keep
+        self._on_promoted = kept
         self._staging = staging
         self._capacity = capacity_bytes
         self._recount_s = recount_s
@@ -94,7 +94,7 @@ class ObjectStore(Store):
         self._stored = (0, 0)
         self.on_use: Callable[[bytes, float], None] = lambda _key, _used_at: None
 
-    def has(self, key: bytes) -> bool:
+    def contains(self, key: bytes) -> bool:
         return self._payload_len(self._bucket_of_this_pool().size(self._name(key))) is not None
 
     def open(self, key: bytes) -> Block | None:
@@ -108,12 +108,12 @@ class ObjectStore(Store):
                     self._coming[key] = threading.Event()
                     break
             coming.wait(_WAIT_S)  # it is on its way already: for somebody who gave up waiting, or read ahead
-            if self._keep is not None and (found := self._keep.open(key)) is not None:
+            if self._local is not None and (found := self._local.open(key)) is not None:
                 return found
         try:
             for trial in (1, 2):
                 try:
-                    return self._bring(bucket, key)
+                    return self._promote(bucket, key)
                 except FileNotFoundError:
                     return None
                 except CorruptBlockError as e:
@@ -124,7 +124,7 @@ class ObjectStore(Store):
             with self._lock:
                 self._coming.pop(key).set()
 
-    def check(self, key: bytes) -> bool:
+    def verify(self, key: bytes) -> bool:
         bucket = self._bucket_of_this_pool()
         size = bucket.size(self._name(key))
         payload_len = self._payload_len(size)
@@ -134,7 +134,7 @@ class ObjectStore(Store):
             for trial in (1, 2):  # what the network did to it is no reason to take it away
                 fd = self._unnamed()
                 try:
-                    bucket.fetch(self._name(key), fd, HEADER_BYTES + payload_len)
+                    bucket.get_to_fd(self._name(key), fd, HEADER_BYTES + payload_len)
                     blockfile.verify(fd, key, payload_len)
                     return True
                 except FileNotFoundError:
@@ -157,13 +157,13 @@ class ObjectStore(Store):
             with contextlib.suppress(OSError, CorruptBlockError):
                 header = self._header_of(f"{folder}/{name}", None)
             if doomed(header):
-                removed += bucket.remove(f"{folder}/{name}")
+                removed += bucket.delete(f"{folder}/{name}")
         return removed
 
     def _header_of(self, name: str, key: bytes | None) -> BlockHeader | None:
         fd = os.memfd_create("header", os.MFD_CLOEXEC)
         try:
-            self._bucket_of_this_pool().fetch_start(name, fd, HEADER_BYTES)
+            self._bucket_of_this_pool().get_prefix(name, fd, HEADER_BYTES)
         except BaseException as e:
             os.close(fd)
             if isinstance(e, FileNotFoundError):
@@ -175,10 +175,10 @@ class ObjectStore(Store):
         bucket, name = self._bucket_of_this_pool(), self._name(key)
         with contextlib.suppress(OSError):  # a look at it is worth less than its being gone
             bucket.copy(name, f"{self._prefix}/quarantine/{key[0] % _QUARANTINED}")
-        return bucket.remove(name)
+        return bucket.delete(name)
 
-    def remove(self, key: bytes) -> bool:
-        return self._bucket_of_this_pool().remove(self._name(key))
+    def delete(self, key: bytes) -> bool:
+        return self._bucket_of_this_pool().delete(self._name(key))
 
     def usage(self) -> Usage:
         with self._lock:
@@ -191,7 +191,7 @@ class ObjectStore(Store):
             if found is not None and payload_len is not None:
                 yield bytes.fromhex(found[2]), payload_len
 
-    def housekeep(self) -> None:
+    def maintain(self) -> None:
         """Now and then, where there is a limit: count what is there."""
         now = time.monotonic()
         if not self._capacity or now - self._counted_at <= self._recount_s:
@@ -214,17 +214,17 @@ class ObjectStore(Store):
         with self._lock:
             return self._stored
 
-    def limit(self, capacity_bytes: int) -> None:
+    def set_capacity(self, capacity_bytes: int) -> None:
         """Another capacity; what is there above it is swept."""
         with self._lock:
             self._capacity = capacity_bytes
 
-    def tell_usage(self, used_bytes: int, blocks: int) -> None:
+    def set_usage(self, used_bytes: int, blocks: int) -> None:
         """So much lies there, all sidecars together."""
         with self._lock:
             self._used, self._count = used_bytes, blocks
 
-    def tell_time(self, ahead_s: float) -> None:
+    def set_clock_offset(self, ahead_s: float) -> None:
         """Nothing here counts by the store's clock."""
 
     def touch(self, key: bytes, _every_s: float) -> bool:
@@ -246,7 +246,7 @@ class ObjectStore(Store):
             with ThreadPoolExecutor(_WIPERS) as pool:
                 found = (f"{folder}/{name}" for name, _ in bucket.names(folder))
                 while some := list(itertools.islice(found, 1000)):
-                    removed += sum(pool.map(bucket.remove, some))
+                    removed += sum(pool.map(bucket.delete, some))
         self._claimed = False
         return removed
 
@@ -256,33 +256,33 @@ class ObjectStore(Store):
 
     # -- reading
 
-    def _bring(self, bucket: Bucket, key: bytes) -> Block | None:
+    def _promote(self, bucket: Bucket, key: bytes) -> Block | None:
         """CorruptBlockError if it is not the block; FileNotFoundError, OSError."""
         payload_len = self._payload_len(bucket.size(self._name(key)))
         if payload_len is None:
             return None
-        if self._keep is not None:
+        if self._local is not None:
             with contextlib.suppress(TierFullError, RefusedError):
-                return self._bring_to(self._keep, bucket, key, payload_len, stays=True)
+                return self._promote_to(self._local, bucket, key, payload_len, stays=True)
         with self._room(HEADER_BYTES + payload_len):
             try:
-                return self._bring_to(self._memory, bucket, key, payload_len, stays=False)
+                return self._promote_to(self._memory, bucket, key, payload_len, stays=False)
             finally:
-                self._memory.remove(key)
+                self._memory.delete(key)
 
-    def _bring_to(self, store: Store, bucket: Bucket, key: bytes, payload_len: int, *, stays: bool) -> Block | None:
+    def _promote_to(self, store: Store, bucket: Bucket, key: bytes, payload_len: int, *, stays: bool) -> Block | None:
         pending = store.begin(key, payload_len)
         if pending is None:
             return store.open(key)
         try:
-            bucket.fetch(self._name(key), pending.writer, pending.file_bytes)
+            bucket.get_to_fd(self._name(key), pending.writer, pending.file_bytes)
             blockfile.verify(pending.reader, key, payload_len)
         except BaseException:
             store.abort(pending)
             raise
         store.commit(pending)
-        if stays and self._kept is not None:
-            self._kept(key, payload_len)
+        if stays and self._on_promoted is not None:
+            self._on_promoted(key, payload_len)
         return store.open(key)
 
     # -- writing
@@ -346,10 +346,10 @@ class ObjectStore(Store):
                 os.write(fd, text)
                 self._bucket.put(name, fd, len(text))
             elif 0 < size <= _MAX_MARKER:
-                self._bucket.fetch(name, fd, size)
+                self._bucket.get_to_fd(name, fd, size)
                 self._require_format(os.pread(fd, size, 0))
             else:
-                raise ConfigError(f"{name} is not ours: give the pool its own prefix", where=self._bucket.where)
+                raise ConfigError(f"{name} is not ours: give the pool its own prefix", where=self._bucket.url)
         finally:
             os.close(fd)
         self._claimed = True
@@ -362,7 +362,7 @@ class ObjectStore(Store):
         except (ValueError, KeyError, TypeError):
             known = False
         if not known:
-            raise ConfigError("blocks there have a format that this build does not read", where=self._bucket.where)
+            raise ConfigError("blocks there have a format that this build does not read", where=self._bucket.url)
 
     def _name(self, key: bytes) -> str:
         name = key.hex()

@@ -33,7 +33,7 @@ class SharedTier:
     def __init__(self, store: Store, *, failures: int = 3, cooldown_s: float = 1.0) -> None:
         self.store = store
         breaker = CircuitBreaker(failures, cooldown_s, max_cooldown_s=cooldown_s * 16)
-        self.guard = Bulkhead("shared tier", _THREADS, _BACKLOG, breaker)
+        self.bulkhead = Bulkhead("shared tier", _THREADS, _BACKLOG, breaker)
         self.problem = ""
         self.on_absent: Callable[[Sequence[bytes]], None] = lambda _keys: None  # told of what is surely not there
         self._lock = threading.Lock()
@@ -41,25 +41,25 @@ class SharedTier:
 
     @property
     def available(self) -> bool:
-        return self.guard.available
+        return self.bulkhead.available
 
-    def has_many(self, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
+    def contains_many(self, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
         """Which are there, in order. False also for those that nobody could tell in time."""
         now = time.monotonic()
         with self._lock:
             known = [self._seen.get(key, 0.0) > now for key in keys]
         asked = [key for key, is_known in zip(keys, known, strict=True) if not is_known]
-        results = self.guard.call_all([functools.partial(self.store.has, key) for key in asked], timeout_s)
+        results = self.bulkhead.call_all([functools.partial(self.store.contains, key) for key in asked], timeout_s)
         self._note(results)
         self.on_absent([key for key, result in zip(asked, results, strict=True) if result is False])
         answers = iter(results)
         found = [is_known or next(answers) is True for is_known in known]
         for key, is_found in zip(keys, found, strict=True):
             if is_found:
-                self.remember(key)
+                self.mark_present(key)
         return found
 
-    def remembers(self, key: bytes) -> bool:
+    def is_known_present(self, key: bytes) -> bool:
         """Was it there of late? Asks nobody."""
         with self._lock:
             return self._seen.get(key, 0.0) > time.monotonic()
@@ -67,24 +67,24 @@ class SharedTier:
     def open_many(self, keys: Sequence[bytes], timeout_s: float) -> list[Block | None]:
         """Open blocks, in order; None for those that are not there or did not open in time."""
         jobs = [functools.partial(self.store.open, key) for key in keys]
-        results = self.guard.call_all(jobs, timeout_s, discard=_close)
+        results = self.bulkhead.call_all(jobs, timeout_s, discard=_close)
         self._note(results)
         self.on_absent([key for key, result in zip(keys, results, strict=True) if result is None])
         blocks = [None if isinstance(r, Exception) else r for r in results]
         for key, block in zip(keys, blocks, strict=True):
             if block is None:
-                self.forget(key)
+                self.mark_absent(key)
         return blocks
 
-    def check(self, key: bytes) -> bool:
+    def verify(self, key: bytes) -> bool:
         """See Store.check. Slow: for the background."""
-        self.forget(key)
+        self.mark_absent(key)
         try:
-            return self.guard.call(lambda: self.store.check(key), _CHECK_TIMEOUT_S)
+            return self.bulkhead.call(lambda: self.store.verify(key), _CHECK_TIMEOUT_S)
         except (KVPoolError, OSError):
             return False
 
-    def remember(self, key: bytes) -> None:
+    def mark_present(self, key: bytes) -> None:
         """It is there."""
         with self._lock:
             self._seen[key] = time.monotonic() + _REMEMBER_S
@@ -92,20 +92,20 @@ class SharedTier:
             if len(self._seen) > _REMEMBERED:
                 self._seen.popitem(last=False)
 
-    def forget(self, key: bytes) -> None:
+    def mark_absent(self, key: bytes) -> None:
         """It was not there after all."""
         with self._lock:
             self._seen.pop(key, None)
 
-    def gone(self, keys: Sequence[bytes]) -> None:
+    def mark_deleted(self, keys: Sequence[bytes]) -> None:
         """They are surely not there any more."""
         for key in keys:
-            self.forget(key)
+            self.mark_absent(key)
         self.on_absent(keys)
 
     def close(self) -> None:
         """Take no more calls. Descriptors stay: a thread may hang on one."""
-        self.guard.close()
+        self.bulkhead.close()
 
     def _note(self, results: Sequence[object]) -> None:
         """Remember why the tier cannot be used. That it is not even tried is no news."""
