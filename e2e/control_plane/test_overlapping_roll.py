@@ -12,7 +12,7 @@ from api import POOLS, until
 from conftest import NODES, SYSTEM, Pools
 from kubelet import SidecarDouble, address
 
-from kvpool_operator.desired.rollout import RESYNC_ANNOTATION
+from kvpool_operator.api.annotations import ANNOTATION_RESYNC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,7 +132,7 @@ def test_old_sidecars_go_also_where_the_daemonset_controller_has_lost_a_wake_up(
     until("everything is replaced", lambda: pools.condition("chat", "Progressing")["reason"] == "UpToDate", 120)
     assert sorted(map(len, pods(pools).values())) == [1, 1]
     until(
-        "nothing is overdue", lambda: RESYNC_ANNOTATION not in pools.api.get(DAEMONSET)["metadata"]["annotations"], 60
+        "nothing is overdue", lambda: ANNOTATION_RESYNC not in pools.api.get(DAEMONSET)["metadata"]["annotations"], 60
     )
 
 

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from op_samples import inputs
 
+from kvpool_operator.api.annotations import LABEL_POOL
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired.daemonset import sidecar_daemonset
 from kvpool_operator.desired.inputs import InstallationConfig
-from kvpool_operator.desired.labels import POOL
 from kvpool_operator.injection.annotations import opted_in, parse_annotations
 from kvpool_operator.injection.mutator import InjectionSettings, inject
 from kvpool_operator.k8s.client import KINDS
@@ -480,7 +480,7 @@ def test_monitors_find_the_pods_and_their_ports():
     assert port["containerPort"] == HTTP_PORT
     sources = [r["sourceLabels"][0] for r in endpoint["relabelings"]]
     assert sources == ["__meta_kubernetes_pod_label_kvpool_dev_pool", "__meta_kubernetes_pod_node_name"]
-    assert POOL.translate(str.maketrans("./", "__")) in sources[0]
+    assert LABEL_POOL.translate(str.maketrans("./", "__")) in sources[0]
     assert "kvpool-webhook" not in {
         o["metadata"]["name"] for o in render("monitoring.podMonitors.enabled=true", "webhook.enabled=false")
     }

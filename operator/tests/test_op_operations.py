@@ -10,11 +10,12 @@ import pytest
 from op_samples import SECRET, MemoryCluster, pool_manifest
 from test_op_reconcile import Reports
 
+from kvpool_operator.api.annotations import FINALIZER_OPERATION
 from kvpool_operator.api.operation import KVCacheOperation
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.errors import ApiUnavailableError, InvalidPoolError, SidecarRejectedError, SidecarUnavailableError
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.operations.reconciler import CANCEL_TIMEOUT_S, FINALIZER, OperationReconciler
+from kvpool_operator.operations.reconciler import CANCEL_TIMEOUT_S, OperationReconciler
 from kvpool_operator.operations.steps import steps_of
 from kvpool_operator.sidecars.operation import OperationProgress, SidecarAddress
 
@@ -353,7 +354,7 @@ async def test_a_sidecar_that_does_not_know_salts_is_named():
 async def test_nothing_is_asked_before_the_finalizer_is_there_and_it_goes_with_the_end():
     world = World()
     await world.look()
-    assert world.meta["finalizers"] == [FINALIZER]
+    assert world.meta["finalizers"] == [FINALIZER_OPERATION]
     assert world.nodes.heard == []
     await world.run()
     await world.look()
@@ -567,7 +568,7 @@ async def test_a_deleted_one_does_not_wait_for_ever_for_a_node_that_is_silent():
     world.meta["deletionTimestamp"] = world.now.strftime("%Y-%m-%dT%H:%M:%SZ")
     result = await world.look()
     assert result.requeue_after_s is not None
-    assert world.meta["finalizers"] == [FINALIZER]
+    assert world.meta["finalizers"] == [FINALIZER_OPERATION]
     await world.look(CANCEL_TIMEOUT_S)
     assert world.meta["finalizers"] == []
 

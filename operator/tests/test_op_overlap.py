@@ -13,8 +13,9 @@ from test_op_operations import World as Operations
 from test_op_reconcile import GOOD, NS, Reports, World
 from test_op_status import message, observed, status, told
 
+from kvpool_operator.api.annotations import ANNOTATION_RESYNC
 from kvpool_operator.desired import build
-from kvpool_operator.desired.rollout import RESYNC_ANNOTATION, drives_of, surge_of
+from kvpool_operator.desired.rollout import drives_of, surge_of
 from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe import sidecar_poll as asking
 from kvpool_operator.observe.active_sidecar import active_sidecars, in_handover, stalled_rollover
@@ -286,8 +287,8 @@ def test_pods_that_have_lasted_while_the_ones_before_them_stay_are_overdue(pods:
 
 def test_a_daemonset_is_changed_and_not_its_pods_while_pods_are_overdue():
     plain, late, later = (daemonset(replace(inputs(), resync_token=o)) for o in ("", "chat-x,1", "chat-x,2"))
-    assert RESYNC_ANNOTATION not in plain["metadata"].get("annotations", {})
-    assert late["metadata"]["annotations"][RESYNC_ANNOTATION] != later["metadata"]["annotations"][RESYNC_ANNOTATION]
+    assert ANNOTATION_RESYNC not in plain["metadata"].get("annotations", {})
+    assert late["metadata"]["annotations"][ANNOTATION_RESYNC] != later["metadata"]["annotations"][ANNOTATION_RESYNC]
     assert plain["spec"] == late["spec"] == later["spec"]
 
 

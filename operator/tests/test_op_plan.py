@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from op_samples import ENV, SECRET, inputs, pool_manifest
 
+from kvpool_operator.api.annotations import ANNOTATION_APPLIED_HASH, ANNOTATION_WIPED, FINALIZER_CLEANUP
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import Inputs, build
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.k8s.client import ObjectRef, ref
-from kvpool_operator.k8s.diff import APPLIED_HASH, is_subset, is_up_to_date, with_applied_hash
+from kvpool_operator.k8s.diff import is_subset, is_up_to_date, with_applied_hash
 from kvpool_operator.observe.snapshot import Snapshot
 from kvpool_operator.pools.plan import (
-    FINALIZER,
-    WIPED,
     Apply,
     EmitEvent,
     PatchMetadata,
@@ -62,7 +61,9 @@ def kinds(steps: Plan) -> list[str]:
 
 def test_nothing_is_made_before_the_finalizer_is_there():
     bare = META.model_copy(update={"finalizers": ["somebody/else"]})
-    assert plan(bare, WANTED, observed()).actions == (PatchMetadata({"finalizers": ["somebody/else", FINALIZER]}),)
+    assert plan(bare, WANTED, observed()).actions == (
+        PatchMetadata({"finalizers": ["somebody/else", FINALIZER_CLEANUP]}),
+    )
 
 
 def test_a_new_pool_gets_everything_in_order():
@@ -155,8 +156,8 @@ def test_the_stamp_does_not_depend_on_the_order_of_keys():
     a = {"kind": "X", "metadata": {"name": "n"}, "data": {"a": "1", "b": "2"}}
     b = {"data": {"b": "2", "a": "1"}, "metadata": {"name": "n"}, "kind": "X"}
     assert (
-        with_applied_hash(a)["metadata"]["annotations"][APPLIED_HASH]
-        == with_applied_hash(b)["metadata"]["annotations"][APPLIED_HASH]
+        with_applied_hash(a)["metadata"]["annotations"][ANNOTATION_APPLIED_HASH]
+        == with_applied_hash(b)["metadata"]["annotations"][ANNOTATION_APPLIED_HASH]
     )
     assert "annotations" not in a["metadata"]
 
@@ -233,13 +234,13 @@ def test_then_it_wipes():
 def test_every_node_must_have_been_wiped(status: dict[str, int], waits: bool):
     there = [live(m, **(status if ref(m) == WIPER else {})) for m in WIPE]
     steps = cleanup("Delete", observed(*there))
-    assert steps.actions == (() if waits else (PatchMetadata({"annotations": {WIPED: "true"}}),))
+    assert steps.actions == (() if waits else (PatchMetadata({"annotations": {ANNOTATION_WIPED: "true"}}),))
     assert ("of 3 nodes" in steps.waiting) == (status.get("desiredNumberScheduled") == 3 and waits)
 
 
 def test_after_the_wipe_everything_goes_with_the_secret():
     seen = observed(*map(live, WIPE), live(next(m for m in WANTED if m["kind"] == "Secret")))
-    seen.raw["metadata"]["annotations"] = {WIPED: "true"}
+    seen.raw["metadata"]["annotations"] = {ANNOTATION_WIPED: "true"}
     steps = cleanup("Delete", seen)
     assert {a.target for a in steps.actions if isinstance(a, Prune)} == set(seen.objects)
     empty = replace(seen, objects={})
@@ -261,7 +262,7 @@ def test_what_cannot_be_wiped_is_said_and_does_not_hold_the_deletion(wipe: Any, 
     seen = observed(*map(live, WANTED), namespace_terminating=terminating)
     steps = cleanup("Delete", seen, wipe=wipe)
     assert kinds(steps) == ["EmitEvent", "PatchMetadata"]
-    assert steps.actions[1] == PatchMetadata({"annotations": {WIPED: "true"}})
+    assert steps.actions[1] == PatchMetadata({"annotations": {ANNOTATION_WIPED: "true"}})
 
 
 def test_a_namespace_on_its_way_out_keeps_nothing():

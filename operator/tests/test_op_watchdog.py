@@ -9,6 +9,7 @@ import pytest
 from op_samples import ENV, MemoryCluster, pool, pool_manifest
 
 from kvpool.config import ClientConfig
+from kvpool_operator.api.annotations import ENGINE_KINDS
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired.config import to_client_config
 from kvpool_operator.errors import (
@@ -23,7 +24,7 @@ from kvpool_operator.injection.annotations import parse_annotations
 from kvpool_operator.injection.connector import client_config
 from kvpool_operator.injection.engines import FAMILIES as WEBHOOK_FAMILIES
 from kvpool_operator.injection.mutator import InjectionSettings, inject, mark_skipped
-from kvpool_operator.injection.revision import FAMILIES, revisions
+from kvpool_operator.injection.revision import revisions
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.observe.engine_pods import EnginePod, EnginePods, Owner, count
 from kvpool_operator.observe.snapshot import Snapshot, Webhook
@@ -199,7 +200,7 @@ def test_a_pod_that_was_copied_and_then_skipped_carries_no_word():
 
 
 def test_every_family_of_the_webhook_has_its_word():
-    assert set(FAMILIES) == set(WEBHOOK_FAMILIES) == set(revisions(pool()))
+    assert set(ENGINE_KINDS) == set(WEBHOOK_FAMILIES) == set(revisions(pool()))
 
 
 def test_pods_that_leave_count_for_nothing_but_their_owner():

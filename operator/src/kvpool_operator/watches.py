@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import kopf
 
+from kvpool_operator.api.annotations import LABEL_POOL, LABEL_POOL_NAMESPACE
 from kvpool_operator.api.operation import PLURAL as OPERATIONS
 from kvpool_operator.api.tenant import TENANT_PLURAL
 from kvpool_operator.api.v1alpha1 import GROUP, PLURAL, VERSION
-from kvpool_operator.desired.labels import MANAGED_BY_SELECTOR, NAMESPACE, POOL
+from kvpool_operator.desired.labels import MANAGED_BY_SELECTOR
 from kvpool_operator.k8s.client import KINDS, NamespacedName
 from kvpool_operator.observe.observer import WATCHED_KINDS
 
@@ -100,9 +101,9 @@ async def run(
             (hears.enqueue if type is not None else hears.enqueue_background)(namespace or "", str(name))
 
     async def owned(namespace: str | None, labels: Any, type: str | None, **_: Any) -> None:  # noqa: A002
-        if POOL in labels:
+        if LABEL_POOL in labels:
             tell = hears.enqueue_debounced if type is not None else hears.enqueue_background
-            tell(namespace or labels.get(NAMESPACE, ""), labels[POOL])
+            tell(namespace or labels.get(LABEL_POOL_NAMESPACE, ""), labels[LABEL_POOL])
 
     async def namespace_changed(type: str | None, name: str | None, labels: Any, meta: Any, **_: Any) -> None:  # noqa: A002
         if namespaces.changed(type, name or "", labels, "deletionTimestamp" in meta):

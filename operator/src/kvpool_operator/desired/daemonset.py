@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.annotations import ANNOTATION_CONFIG_DIGEST
 from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.inputs import Inputs, InstallationConfig, Manifest
 
-__all__ = ["DIGEST", "sidecar_daemonset"]
+__all__ = ["sidecar_daemonset"]
 
-DIGEST: Final = "kvpool.dev/config-digest"
 _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
 _HANDOFF: Final = "/run/handoff"
 _PODS_DIR: Final = "/var/lib/kubelet/pods"
@@ -53,7 +53,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
             "template": {
                 "metadata": {
                     "labels": labels(pool.metadata.name, "sidecar"),
-                    "annotations": {DIGEST: config_digest(inputs)},
+                    "annotations": {ANNOTATION_CONFIG_DIGEST: config_digest(inputs)},
                 },
                 "spec": {
                     **placement(pool),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.annotations import ANNOTATION_INDEX_MEMORY
 from kvpool_operator.api.quantity import exact_bytes, to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.index_sizing import index_memory
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["index_claim", "index_statefulset", "memory_of"]
 
-_MEMORY: Final = "kvpool.dev/index-memory"
-
 _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
 _MIB: Final = 2**20
 
@@ -37,7 +36,7 @@ def index_statefulset(inputs: Inputs) -> Manifest | None:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata(pool, name, "index") | {"annotations": {_MEMORY: str(_memory(inputs))}},
+        "metadata": metadata(pool, name, "index") | {"annotations": {ANNOTATION_INDEX_MEMORY: str(_memory(inputs))}},
         "spec": {
             "replicas": 1,
             "serviceName": name,
@@ -96,7 +95,7 @@ def index_claim(inputs: Inputs) -> Manifest | None:
 def memory_of(statefulset: Manifest | None) -> int:
     """Bytes for entries that a living index has; 0 if there is none, or if it does not say."""
     notes = (statefulset or {}).get("metadata", {}).get("annotations") or {}
-    text = str(notes.get(_MEMORY, ""))
+    text = str(notes.get(ANNOTATION_INDEX_MEMORY, ""))
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from kvpool_operator.api.annotations import LABEL_POOL, LABEL_POOL_NAMESPACE
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
 
 if TYPE_CHECKING:
@@ -13,25 +14,17 @@ if TYPE_CHECKING:
 __all__ = [
     "MANAGED_BY",
     "MANAGED_BY_SELECTOR",
-    "NAMESPACE",
-    "POOL",
-    "RETAINED",
+    "cluster_scoped_metadata",
     "is_ours",
     "labels",
     "metadata",
     "pool_selector",
     "selector",
-    "wide_metadata",
 ]
 
 MANAGED_BY: Final = "kvpool-operator"
-POOL: Final = "kvpool.dev/pool"
-NAMESPACE: Final = "kvpool.dev/pool-namespace"
-"""On cluster-scoped objects, which two pools of one name would share otherwise."""
 MANAGED_BY_SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
 """Label selector of every object that this operator creates."""
-RETAINED: Final = "kvpool.dev/retained"
-"""On what a deleted pool left behind on purpose."""
 
 
 def labels(pool: str, component: str) -> dict[str, str]:
@@ -41,24 +34,24 @@ def labels(pool: str, component: str) -> dict[str, str]:
         "app.kubernetes.io/instance": pool,
         "app.kubernetes.io/component": component,
         "app.kubernetes.io/managed-by": MANAGED_BY,
-        POOL: pool,
+        LABEL_POOL: pool,
     }
 
 
 def pool_selector(pool: str) -> str:
     """Label selector of the objects of the pool of that name."""
-    return f"{MANAGED_BY_SELECTOR},{POOL}={pool}"
+    return f"{MANAGED_BY_SELECTOR},{LABEL_POOL}={pool}"
 
 
 def is_ours(manifest: Manifest, pool: str) -> bool:
     """Whether an object was made by this operator for a pool of that name."""
     found = (manifest.get("metadata") or {}).get("labels") or {}
-    return found.get("app.kubernetes.io/managed-by") == MANAGED_BY and found.get(POOL) == pool
+    return found.get("app.kubernetes.io/managed-by") == MANAGED_BY and found.get(LABEL_POOL) == pool
 
 
 def selector(pool: KVCachePool, component: str) -> dict[str, str]:
     """What selects the pods of one component. It can never change, so it is as small as it can be."""
-    return {POOL: pool.metadata.name, "app.kubernetes.io/component": component}
+    return {LABEL_POOL: pool.metadata.name, "app.kubernetes.io/component": component}
 
 
 def metadata(pool: KVCachePool, name: str, component: str) -> dict[str, Any]:
@@ -79,6 +72,12 @@ def metadata(pool: KVCachePool, name: str, component: str) -> dict[str, Any]:
     }
 
 
-def wide_metadata(pool: KVCachePool, name: str, component: str) -> dict[str, Any]:
-    """Metadata of a cluster-scoped object, which cannot have an owner in a namespace: the finalizer removes it."""
-    return {"name": name, "labels": labels(pool.metadata.name, component) | {NAMESPACE: pool.metadata.namespace}}
+def cluster_scoped_metadata(pool: KVCachePool, name: str, component: str) -> dict[str, Any]:
+    """Metadata of a cluster-scoped object. It has no owner reference, because an owner in a namespace is not allowed.
+
+    The finalizer of the pool deletes it.
+    """
+    return {
+        "name": name,
+        "labels": labels(pool.metadata.name, component) | {LABEL_POOL_NAMESPACE: pool.metadata.namespace},
+    }

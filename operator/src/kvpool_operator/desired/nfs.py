@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.desired import names
-from kvpool_operator.desired.labels import metadata, wide_metadata
+from kvpool_operator.desired.labels import cluster_scoped_metadata, metadata
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -24,7 +24,7 @@ def nfs_volumes(pool: KVCachePool) -> list[Manifest]:
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
-            "metadata": wide_metadata(pool, names.volume(ns, name, tier.name), "sidecar"),
+            "metadata": cluster_scoped_metadata(pool, names.volume(ns, name, tier.name), "sidecar"),
             "spec": {
                 "capacity": {"storage": _NOMINAL},
                 "accessModes": ["ReadWriteMany"],

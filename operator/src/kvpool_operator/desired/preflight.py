@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool.config import IndexConfig, dumps
+from kvpool_operator.api.annotations import ANNOTATION_PREFLIGHT, ANNOTATION_PREFLIGHT_SPEC
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired import names
 from kvpool_operator.desired.configmap import pool_config
@@ -39,13 +40,9 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.inputs import Inputs, InstallationConfig, Manifest
 
-__all__ = ["AGAIN", "COMPONENT", "SPEC", "build_preflight", "preflight_spec"]
+__all__ = ["COMPONENT", "build_preflight", "preflight_spec"]
 
 COMPONENT: Final = "preflight"
-SPEC: Final = "kvpool.dev/preflight-spec"
-"""Annotation of its pods: what they looked at."""
-AGAIN: Final = "kvpool.dev/preflight"
-"""Annotation of a pool: another value has the nodes looked at again."""
 _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
 
 
@@ -68,7 +65,7 @@ def preflight_spec(inputs: Inputs) -> str:
         "tiers": [t.model_dump(exclude=_SIZES, exclude_defaults=True) for t in spec.tiers],
         "transport": spec.transport.model_dump(include={"protocol", "rdma", "encryption"}, exclude_defaults=True),
         "index": [spec.index.external is not None, _url(inputs)],
-        "again": inputs.pool.metadata.annotations.get(AGAIN, "")[:253],
+        "again": inputs.pool.metadata.annotations.get(ANNOTATION_PREFLIGHT, "")[:253],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -125,7 +122,7 @@ def _daemonset(inputs: Inputs) -> Manifest:
             "template": {
                 "metadata": {
                     "labels": labels(pool.metadata.name, COMPONENT),
-                    "annotations": {SPEC: preflight_spec(inputs)},
+                    "annotations": {ANNOTATION_PREFLIGHT_SPEC: preflight_spec(inputs)},
                 },
                 "spec": {
                     **placement(pool),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvpool_operator.desired import names
-from kvpool_operator.desired.labels import wide_metadata
+from kvpool_operator.desired.labels import cluster_scoped_metadata
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -20,7 +20,7 @@ def cluster_binding(pool: KVCachePool, env: InstallationConfig) -> Manifest:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
-        "metadata": wide_metadata(pool, names.cluster_binding(ns, name), "sidecar"),
+        "metadata": cluster_scoped_metadata(pool, names.cluster_binding(ns, name), "sidecar"),
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": env.rendezvous_role},
         "subjects": [{"kind": "ServiceAccount", "name": names.sidecar(name), "namespace": ns}],
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.annotations import ANNOTATION_RESYNC
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -11,7 +13,6 @@ if TYPE_CHECKING:
     from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = [
-    "RESYNC_ANNOTATION",
     "asks_for_devices",
     "drives_of",
     "may_surge",
@@ -19,11 +20,6 @@ __all__ = [
     "rolling_update",
     "surge_of",
 ]
-
-RESYNC_ANNOTATION: Final = "kvpool.dev/resync"
-"""Annotation of a DaemonSet. Its controller wakes `minReadySeconds` after a pod became ready, but of several such
-wake-ups that are due it keeps the first alone (client-go's delaying queue), and with surge nothing else makes it look
-again: old pods would stay until something happens. A change of the DaemonSet is something."""
 
 _MADE: Final = "DirectoryOrCreate"
 
@@ -40,8 +36,14 @@ def rolling_update(inputs: Inputs) -> Manifest:
 
 
 def resync_metadata(inputs: Inputs) -> dict[str, Manifest]:
-    """Of the DaemonSet's metadata; the annotation comes, changes and goes, and each time its controller looks."""
-    return {"annotations": {RESYNC_ANNOTATION: inputs.resync_token}} if inputs.resync_token else {}
+    """Annotation of the DaemonSet that changes while a rollover is stalled.
+
+    The DaemonSet controller requeues a pod `minReadySeconds` after it became ready, but client-go's delaying queue
+    keeps only the first of several such requeues, and with surge no other event follows: old pods would stay. Any
+    change of
+    the DaemonSet triggers a sync.
+    """
+    return {"annotations": {ANNOTATION_RESYNC: inputs.resync_token}} if inputs.resync_token else {}
 
 
 def may_surge(pool: KVCachePool) -> bool:

@@ -7,34 +7,23 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvpool_operator.api.annotations import (
+    ANNOTATION_CONNECTOR,
+    ANNOTATION_CONTAINER,
+    ANNOTATION_ENGINE,
+    ANNOTATION_POOL,
+    ENGINE_KINDS,
+    LABEL_INJECT,
+)
 from kvpool_operator.injection.skip import Skip, SkipReason
 
 __all__ = [
-    "ANNOTATION_CONNECTOR",
-    "ANNOTATION_CONTAINER",
-    "ANNOTATION_ENGINE",
-    "ANNOTATION_FAMILY",
-    "ANNOTATION_INJECTED",
-    "ANNOTATION_POOL",
-    "ANNOTATION_REVISION",
-    "ANNOTATION_SKIP",
-    "LABEL_INJECT",
     "InjectionRequest",
     "opted_in",
     "parse_annotations",
 ]
 
-LABEL_INJECT: Final = "kvpool.dev/inject"
-ANNOTATION_POOL: Final = "kvpool.dev/pool"
-ANNOTATION_CONTAINER: Final = "kvpool.dev/container"
-ANNOTATION_ENGINE: Final = "kvpool.dev/engine"
-ANNOTATION_CONNECTOR: Final = "kvpool.dev/connector-config"
-ANNOTATION_INJECTED: Final = "kvpool.dev/injected"
-ANNOTATION_FAMILY: Final = "kvpool.dev/injected-engine"
-ANNOTATION_REVISION: Final = "kvpool.dev/injected-revision"
-ANNOTATION_SKIP: Final = "kvpool.dev/skip-reason"
-
-ENGINES: Final = ("auto", "vllm", "vllm-pd", "lmcache", "sglang", "dynamo", "none")
+ENGINES: Final = ("auto", *ENGINE_KINDS)
 _POOL = re.compile(r"(?:([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)/)?([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)\Z")
 
 

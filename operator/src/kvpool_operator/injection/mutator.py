@@ -9,19 +9,19 @@ from __future__ import annotations
 import copy
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from kvpool_operator.injection import client_volume as client_parts
-from kvpool_operator.injection.annotations import (
+from kvpool_operator.api.annotations import (
     ANNOTATION_CONTAINER,
     ANNOTATION_ENGINE,
-    ANNOTATION_FAMILY,
     ANNOTATION_INJECTED,
+    ANNOTATION_INJECTED_ENGINE,
+    ANNOTATION_INJECTED_REVISION,
     ANNOTATION_POOL,
-    ANNOTATION_REVISION,
-    ANNOTATION_SKIP,
-    InjectionRequest,
+    ANNOTATION_SKIP_REASON,
+    CLIENTLESS_ENGINES,
 )
+from kvpool_operator.injection import client_volume as client_parts
 from kvpool_operator.injection.command_line import ContainerInfo, read_container
 from kvpool_operator.injection.connector import compact
 from kvpool_operator.injection.context import InjectionContext, InjectionSettings
@@ -33,10 +33,11 @@ from kvpool_operator.injection.pod import Pod, named, notes_of, spec
 from kvpool_operator.injection.revision import revision
 from kvpool_operator.injection.skip import Skip, SkipReason
 
+if TYPE_CHECKING:
+    from kvpool_operator.injection.annotations import InjectionRequest
+
 __all__ = ["Injected", "InjectionSettings", "inject", "is_injected", "mark_skipped"]
 
-NO_CLIENT: Final = frozenset({"dynamo"})
-"""Families that cannot use the client."""
 _BY_FLAGS: Final = frozenset({"sglang", "lmcache"})
 """Families without a plug-in that could look at the engine's version before anything else."""
 _FLAGS: Final = ("--kv-transfer-config", "--l2-adapter", "--hicache-storage-backend-extra-config")
@@ -68,15 +69,15 @@ def inject(pod: Pod, wishes: InjectionRequest, injection: InjectionSettings) -> 
             f"know and which might not start; set {ANNOTATION_ENGINE}: {family} to have it tried",
         )
     target = InjectionContext(pod, container, reading, wishes, injection, again)
-    if family not in NO_CLIENT:
+    if family not in CLIENTLESS_ENGINES:
         client_parts.add(target)
     warnings = FAMILIES[family](target)
     notes = notes_of(pod)
-    notes.pop(ANNOTATION_SKIP, None)
+    notes.pop(ANNOTATION_SKIP_REASON, None)
     notes[ANNOTATION_POOL] = injection.pool
-    notes[ANNOTATION_FAMILY] = family
+    notes[ANNOTATION_INJECTED_ENGINE] = family
     if not again:  # what an earlier pass told it stays
-        notes[ANNOTATION_REVISION] = revision(
+        notes[ANNOTATION_INJECTED_REVISION] = revision(
             family,
             client_config=injection.client_config,
             block_tokens=injection.block_tokens,
@@ -95,9 +96,9 @@ def mark_skipped(pod: Pod, skip: Skip) -> Pod:
     pod = copy.deepcopy(pod)
     notes = notes_of(pod)
     notes.pop(ANNOTATION_INJECTED, None)
-    notes.pop(ANNOTATION_FAMILY, None)
-    notes.pop(ANNOTATION_REVISION, None)
-    notes[ANNOTATION_SKIP] = str(skip)
+    notes.pop(ANNOTATION_INJECTED_ENGINE, None)
+    notes.pop(ANNOTATION_INJECTED_REVISION, None)
+    notes[ANNOTATION_SKIP_REASON] = str(skip)
     return pod
 
 
@@ -106,7 +107,7 @@ def is_injected(pod: Pod) -> bool:
     notes = (pod.get("metadata") or {}).get("annotations") or {}
     if ANNOTATION_INJECTED not in notes:
         return False
-    if notes.get(ANNOTATION_FAMILY) in NO_CLIENT:
+    if notes.get(ANNOTATION_INJECTED_ENGINE) in CLIENTLESS_ENGINES:
         return _has_kvbm(pod)
     return named(spec(pod).get("initContainers"), client_parts.INIT_CONTAINER) is not None
 
@@ -163,7 +164,7 @@ def _digest(pod: Pod, container: dict[str, Any]) -> str:
     notes = notes_of(pod)
     carried = {
         "pool": notes[ANNOTATION_POOL],
-        "family": notes[ANNOTATION_FAMILY],
+        "family": notes[ANNOTATION_INJECTED_ENGINE],
         "container": container.get("name"),
         "image": init.get("image"),
         "env": {n: v for n, v in env.items() if n in _ENV or n.startswith(_ENV_PREFIXES)},

@@ -10,18 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from kvpool_operator.api.annotations import CLIENTLESS_ENGINES, ENGINE_KINDS
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired.config import to_client_config
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
 
-__all__ = ["FAMILIES", "revision", "revisions"]
-
-FAMILIES: Final = ("vllm", "vllm-pd", "lmcache", "sglang", "dynamo", "none")
-"""Those of kvpool_operator.injection.engines."""
+__all__ = ["revision", "revisions"]
 
 
 def revision(
@@ -37,7 +35,7 @@ def revision(
     told: dict[str, Any] = {"client": client_config}
     if family in ("vllm", "vllm-pd"):
         told |= {"blockTokens": block_tokens, "hostMemory": host_memory_bytes}
-    elif family == "dynamo":  # it has no client
+    elif family in CLIENTLESS_ENGINES:
         told = {"kvbmHost": kvbm_host_bytes, "kvbmDisk": kvbm_disk_bytes}
     return hashlib.sha256(_compact(told).encode()).hexdigest()[:8]
 
@@ -54,7 +52,7 @@ def revisions(pool: KVCachePool) -> dict[str, str]:
             kvbm_host_bytes=to_bytes(injection.dynamo.host_memory),
             kvbm_disk_bytes=to_bytes(injection.dynamo.disk_cache),
         )
-        for family in FAMILIES
+        for family in ENGINE_KINDS
     }
 
 

@@ -13,12 +13,13 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from kvpool_operator.api.annotations import ANNOTATION_APPLIED_HASH
+
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
 
-__all__ = ["APPLIED_HASH", "is_subset", "is_up_to_date", "with_applied_hash"]
+__all__ = ["ANNOTATION_APPLIED_HASH", "is_subset", "is_up_to_date", "with_applied_hash"]
 
-APPLIED_HASH: Final = "kvpool.dev/applied-digest"
 
 _KEYS: Final = ("name", "mountPath", "containerPort", "key")
 """What tells the entries of a list apart, by the merge keys that Kubernetes documents for pods."""
@@ -29,7 +30,7 @@ def with_applied_hash(manifest: Manifest) -> Manifest:
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     out = copy.deepcopy(manifest)
     notes = out["metadata"].setdefault("annotations", {})
-    notes[APPLIED_HASH] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    notes[ANNOTATION_APPLIED_HASH] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return out
 
 

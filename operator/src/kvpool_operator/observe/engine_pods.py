@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from kvpool_operator.api.annotations import (
+    ANNOTATION_INJECTED,
+    ANNOTATION_INJECTED_ENGINE,
+    ANNOTATION_INJECTED_REVISION,
+    ANNOTATION_POOL,
+    ANNOTATION_SKIP_REASON,
+    CLIENTLESS_ENGINES,
+    LABEL_INJECT,
+)
+from kvpool_operator.injection.client_volume import INIT_CONTAINER
 from kvpool_operator.k8s.pods import is_ready
 
 if TYPE_CHECKING:
@@ -12,14 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTED_IN", "EnginePod", "EnginePods", "Owner", "count"]
 
-OPTED_IN: Final = "kvpool.dev/inject=true"
-_POOL: Final = "kvpool.dev/pool"
-_INJECTED: Final = "kvpool.dev/injected"
-_FAMILY: Final = "kvpool.dev/injected-engine"
-_REVISION: Final = "kvpool.dev/injected-revision"
-_ALONE: Final = frozenset({"dynamo"})  # kvpool_operator.injection.mutator.NO_CLIENT
-_SKIPPED: Final = "kvpool.dev/skip-reason"
-_INIT_CONTAINER: Final = "kvpool-client"
+OPTED_IN: Final = f"{LABEL_INJECT}=true"
+"""Label selector of opted-in pods."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,9 @@ def count(
 ) -> EnginePods:
     """The pods (opted in, of any namespace) that ask for the pool `namespace/name`.
 
-    A pod that was injected says so by `namespace/name`. Others say what their owner wrote: that, the bare name, or
-    nothing, which is taken to mean a pool of their own namespace. `revisions`: what a pod would be told now, by family.
+    An injected pod names its pool as `namespace/name`. The annotation of other pods is that, a bare name, or absent,
+    which
+    selects a pool of their own namespace. `revisions`: current revision by engine kind.
     """
     found = []
     alone = []
@@ -89,11 +94,15 @@ def count(
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             continue
         notes = metadata.get("annotations") or {}
-        asked, own = notes.get(_POOL, ""), metadata.get("namespace") == namespace
+        asked, own = notes.get(ANNOTATION_POOL, ""), metadata.get("namespace") == namespace
         if not (asked == f"{namespace}/{name}" or asked == name or (not asked and own)):
             continue
         found.append(_engine_pod(pod, metadata, notes, sidecar_image, revisions))
-        if found[-1].state == "injected" and not found[-1].leaving and notes.get(_FAMILY) in _ALONE:
+        if (
+            found[-1].state == "injected"
+            and not found[-1].leaving
+            and notes.get(ANNOTATION_INJECTED_ENGINE) in CLIENTLESS_ENGINES
+        ):
             alone.append(found[-1].full_name)
     found.sort(key=lambda p: (p.namespace, p.name))
     staying = [p for p in found if not p.leaving]
@@ -118,12 +127,12 @@ def _engine_pod(
     sidecar_image: str,
     revisions: Mapping[str, str],
 ) -> EnginePod:
-    injected = _INJECTED in notes
+    injected = ANNOTATION_INJECTED in notes
     return EnginePod(
         namespace=str(metadata.get("namespace", "")),
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
-        state="injected" if injected else "skipped" if _SKIPPED in notes else "not_injected",
+        state="injected" if injected else "skipped" if ANNOTATION_SKIP_REASON in notes else "not_injected",
         outdated=_outdated(pod, notes, sidecar_image, revisions) if injected else "",
         owner=_owner(metadata),
         ready=is_ready(pod),
@@ -135,7 +144,7 @@ def _outdated(pod: dict[str, Any], notes: dict[str, str], image: str, revisions:
     if _client_image(pod) not in ("", image):
         return "client"
     # pods of before the annotation carry none: their image tells
-    told, now = notes.get(_REVISION), revisions.get(notes.get(_FAMILY, ""))
+    told, now = notes.get(ANNOTATION_INJECTED_REVISION), revisions.get(notes.get(ANNOTATION_INJECTED_ENGINE, ""))
     return "configuration" if told and now and told != now else ""
 
 
@@ -148,4 +157,4 @@ def _owner(metadata: dict[str, Any]) -> Owner | None:
 
 def _client_image(pod: dict[str, Any]) -> str:
     inits = (pod.get("spec") or {}).get("initContainers") or []
-    return next((str(c.get("image", "")) for c in inits if c.get("name") == _INIT_CONTAINER), "")
+    return next((str(c.get("image", "")) for c in inits if c.get("name") == INIT_CONTAINER), "")

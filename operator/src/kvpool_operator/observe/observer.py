@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from kvpool_operator.api.annotations import LABEL_POOL_NAMESPACE
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.desired import labels, names
 from kvpool_operator.desired.rollout import drives_of, surge_of
@@ -126,7 +127,7 @@ class Observer:
         return {ref(o): o for o in found}
 
     async def _unwatched(self, meta: Metadata, *, fresh: bool) -> list[Manifest]:
-        wide = f"{labels.pool_selector(meta.name)},{labels.NAMESPACE}={meta.namespace}"
+        wide = f"{labels.pool_selector(meta.name)},{LABEL_POOL_NAMESPACE}={meta.namespace}"
         secrets, *lists = await asyncio.gather(
             self._secrets(meta, names.events(meta.name), names.preflight(meta.name)),
             *(self._owned(k, meta, fresh=fresh) for k in UNWATCHED_KINDS),

@@ -6,9 +6,10 @@ import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.annotations import ANNOTATION_PREFLIGHT_SPEC
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired import labels
-from kvpool_operator.desired.preflight import COMPONENT, SPEC
+from kvpool_operator.desired.preflight import COMPONENT
 from kvpool_operator.k8s import pods as podview
 from kvpool_operator.preflight.gate import Finding, NodePreflight, PreflightRun, parse
 
@@ -51,7 +52,7 @@ async def observe_preflight(
 
 
 def _spec(pod: Manifest) -> str:
-    return str((pod["metadata"].get("annotations") or {}).get(SPEC, ""))
+    return str((pod["metadata"].get("annotations") or {}).get(ANNOTATION_PREFLIGHT_SPEC, ""))
 
 
 def _look(pod: Manifest, answer: object) -> NodePreflight:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.annotations import FINALIZER_OPERATION
 from kvpool_operator.api.conditions import Condition, set_condition
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.operation import KIND, KVCacheOperation, OperationStatus
@@ -40,11 +41,10 @@ if TYPE_CHECKING:
     from kvpool_operator.sidecars.admin_client import SidecarAdminClient
     from kvpool_operator.sidecars.status_client import StatusClient
 
-__all__ = ["FINALIZER", "OperationReconciler"]
+__all__ = ["FINALIZER_OPERATION", "OperationReconciler"]
 
 log = logging.getLogger(__name__)
 
-FINALIZER: Final = "kvpool.dev/operation"
 MIN_REQUEUE_S: Final = 1.0
 MAX_REQUEUE_S: Final = 5.0
 """A long operation is looked at less often: a twentieth of the time that it has run, at most this."""
@@ -95,8 +95,8 @@ class OperationReconciler:
             operation = KVCacheOperation.parse(raw)
         except InvalidPoolError as e:
             return await self._end(raw, meta, OperationStatus(phase="Failed", message=str(e)[:1024]))
-        if FINALIZER not in meta.finalizers:
-            await self._edit(meta, [*meta.finalizers, FINALIZER])
+        if FINALIZER_OPERATION not in meta.finalizers:
+            await self._edit(meta, [*meta.finalizers, FINALIZER_OPERATION])
             return Result(requeue_after_s=0.0)
         return await self._go_on(raw, operation)
 
@@ -168,8 +168,8 @@ class OperationReconciler:
 
     async def _finished(self, raw: Manifest, meta: Metadata) -> Result:
         """Let it go when it is deleted, and delete it when its time has come."""
-        if FINALIZER in meta.finalizers:
-            await self._edit(meta, [name for name in meta.finalizers if name != FINALIZER])
+        if FINALIZER_OPERATION in meta.finalizers:
+            await self._edit(meta, [name for name in meta.finalizers if name != FINALIZER_OPERATION])
         kept_s = float((raw.get("spec") or {}).get("ttlSecondsAfterFinished", 604_800))
         left = kept_s - self._age(str(raw["status"].get("completionTime") or meta.creation_timestamp))
         if left > 0:
@@ -179,7 +179,7 @@ class OperationReconciler:
 
     async def _cancel(self, raw: Manifest, meta: Metadata) -> Result:
         """It was deleted: have the nodes end what runs, and let it go, after a while whatever they say."""
-        if FINALIZER not in meta.finalizers:
+        if FINALIZER_OPERATION not in meta.finalizers:
             return Result()
         running = (raw.get("status") or {}).get("phase") == "Running"
         overdue = self._age(str(meta.deletion_timestamp)) > CANCEL_TIMEOUT_S
@@ -193,7 +193,7 @@ class OperationReconciler:
         fresh = await self._cluster.get(ObjectRef(KIND, meta.namespace, meta.name))
         if fresh is not None:
             meta = Metadata.model_validate(fresh["metadata"])
-            await self._edit(meta, [name for name in meta.finalizers if name != FINALIZER])
+            await self._edit(meta, [name for name in meta.finalizers if name != FINALIZER_OPERATION])
         self._forget((meta.namespace, meta.name))
         return Result()
 

@@ -7,9 +7,10 @@ what is there now, so they can be asked again at any moment and after any interr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from kvpool_operator.desired import labels, names
+from kvpool_operator.api.annotations import ANNOTATION_WIPED, FINALIZER_CLEANUP, LABEL_RETAINED
+from kvpool_operator.desired import names
 from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.diff import is_up_to_date
 from kvpool_operator.text import summarize
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from kvpool_operator.observe.snapshot import Snapshot
 
 __all__ = [
-    "FINALIZER",
-    "WIPED",
     "Action",
     "Apply",
     "EmitEvent",
@@ -38,10 +37,6 @@ __all__ = [
     "plan_during_preflight",
     "summarize_changes",
 ]
-
-FINALIZER: Final = "kvpool.dev/cleanup"
-WIPED: Final = "kvpool.dev/wiped"
-"""Annotation of a deleted pool whose nodes have been wiped."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +102,13 @@ def affected_kinds(plan: Plan) -> set[str]:
 
 def plan(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) -> Plan:
     """Keep a living pool as its spec says. Empty when everything is as it should be."""
-    if FINALIZER not in meta.finalizers:
+    if FINALIZER_CLEANUP not in meta.finalizers:
         # first of all: nothing is made that would not be cleaned up
         return _with_finalizer(meta)
     refs = {ref(m) for m in wanted}
     kept = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
     surplus = [r for r in observed.objects if r not in refs and r != kept]
-    adopted = [SetLabel(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
+    adopted = [SetLabel(r, LABEL_RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
     used = [] if _has_rolled(meta, wanted, observed) else [r for r in surplus if r.name == names.index(meta.name)]
     surplus = [r for r in surplus if r not in used]
     return Plan(
@@ -142,7 +137,7 @@ def plan_during_preflight(
     Sidecars that run keep the configuration and the passwords they run with: one that restarts must not find others,
     nor one that reads them anew.
     """
-    if FINALIZER not in meta.finalizers:
+    if FINALIZER_CLEANUP not in meta.finalizers:
         return _with_finalizer(meta)
     sidecars = ObjectRef("DaemonSet", meta.namespace, names.sidecar(meta.name))
     left = {sidecars}
@@ -154,7 +149,7 @@ def plan_during_preflight(
         left |= read & observed.objects.keys()
     refs = {ref(m) for m in wanted}
     now = [m for m in wanted if ref(m) not in left] + [m for m in looks if ref(m) not in refs]
-    adopted = [SetLabel(r, labels.RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
+    adopted = [SetLabel(r, LABEL_RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
     return Plan((*adopted, *_applies(now, observed)), waiting=waiting)
 
 
@@ -162,7 +157,7 @@ def plan_dry_run(
     meta: Metadata, shown: Manifest, looks: Sequence[Manifest] | None, observed: Snapshot, waiting: str
 ) -> Plan:
     """Only `shown`, which says what would be done, and what looks at the nodes; that goes when it has (None)."""
-    if FINALIZER not in meta.finalizers:
+    if FINALIZER_CLEANUP not in meta.finalizers:
         return _with_finalizer(meta)
     actions = _applies([*(looks or ()), shown], observed)
     if looks is None:
@@ -197,9 +192,9 @@ def plan_cleanup(
     `wipe`: what removes the blocks from the nodes (None: it cannot be made). `overdue`: the deadline has passed, so
     nothing is waited for any longer. Where the blocks stay, the Secret that names them stays, with a label.
     """
-    if FINALIZER not in meta.finalizers:
+    if FINALIZER_CLEANUP not in meta.finalizers:
         return Plan(done=True)
-    wiping = policy == "Delete" and WIPED not in (observed.raw["metadata"].get("annotations") or {})
+    wiping = policy == "Delete" and ANNOTATION_WIPED not in (observed.raw["metadata"].get("annotations") or {})
     if wiping and not overdue:
         return _wipe(meta, wipe, observed)
     secret_ref = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
@@ -208,7 +203,7 @@ def plan_cleanup(
     if wiping:
         actions.append(EmitEvent("CleanupTimedOut", _left_behind(meta, observed), warning=True))
     if keeps and secret_ref in observed.objects and not _is_kept(observed.objects[secret_ref]):
-        actions.append(SetLabel(secret_ref, labels.RETAINED, "true"))
+        actions.append(SetLabel(secret_ref, LABEL_RETAINED, "true"))
     rest = [r for r in observed.objects if not (keeps and r == secret_ref)]
     actions += _prunes(rest, observed)
     if rest and not overdue:
@@ -281,20 +276,20 @@ def _is_look(target: ObjectRef, observed: Snapshot) -> bool:
 
 
 def _with_finalizer(meta: Metadata) -> Plan:
-    return Plan((PatchMetadata({"finalizers": [*meta.finalizers, FINALIZER]}),), waiting="the finalizer")
+    return Plan((PatchMetadata({"finalizers": [*meta.finalizers, FINALIZER_CLEANUP]}),), waiting="the finalizer")
 
 
 def _is_kept(manifest: Manifest) -> bool:
     """Whether a deleted pool left it behind."""
-    return labels.RETAINED in (manifest["metadata"].get("labels") or {})
+    return LABEL_RETAINED in (manifest["metadata"].get("labels") or {})
 
 
 def _marked() -> Manifest:
-    return {"annotations": {WIPED: "true"}}
+    return {"annotations": {ANNOTATION_WIPED: "true"}}
 
 
 def _without_finalizer(meta: Metadata) -> PatchMetadata:
-    return PatchMetadata({"finalizers": [f for f in meta.finalizers if f != FINALIZER]})
+    return PatchMetadata({"finalizers": [f for f in meta.finalizers if f != FINALIZER_CLEANUP]})
 
 
 def _left_behind(meta: Metadata, observed: Snapshot) -> str:

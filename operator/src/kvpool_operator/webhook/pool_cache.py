@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from kvpool_operator.api.annotations import ANNOTATION_POOL
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired.config import to_client_config
 from kvpool_operator.errors import InvalidPoolError
-from kvpool_operator.injection.annotations import ANNOTATION_POOL, InjectionRequest
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.selectors import matches
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvpool.config import ClientConfig
+    from kvpool_operator.injection.annotations import InjectionRequest
 
 __all__ = ["PoolCache", "PoolReader", "PoolView", "choose"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpool_operator.injection.annotations import ANNOTATION_ENGINE
+from kvpool_operator.api.annotations import ANNOTATION_ENGINE
 from kvpool_operator.injection.command_line import Channel
 from kvpool_operator.injection.connector import compact, literal, vllm_connector
 from kvpool_operator.injection.engine_versions import is_known

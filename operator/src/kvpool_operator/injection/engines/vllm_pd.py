@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpool_operator.injection.annotations import ANNOTATION_ENGINE
+from kvpool_operator.api.annotations import ANNOTATION_ENGINE
 from kvpool_operator.injection.command_line import Channel
 from kvpool_operator.injection.connector import compact, literal
 from kvpool_operator.injection.engines import vllm
