@@ -211,7 +211,7 @@ def whole_lookup(server: Server) -> Callable[[Sequence[bytes]], int]:
     directory.refresh()
 
     def ask(keys: Sequence[bytes]) -> int:
-        first_missing = directory.reach(keys, 10).find(0)
+        first_missing = directory.longest_prefix(keys, 10).find(0)
         return first_missing if first_missing >= 0 else len(keys)
 
     ask.forget = directory._blocks.clear  # an answer that is remembered would not be asked for again
@@ -294,7 +294,7 @@ def writing(server: Server, batches: int) -> dict[str, float]:
         return looked < 200_000
 
     before = server.cpu_us()
-    server.index.sweep(server.number, pace)
+    server.index.expire(server.number, pace)
     costs["sweep server_us"] = round((server.cpu_us() - before) / looked, 2)
     return costs
 

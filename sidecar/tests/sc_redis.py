@@ -171,7 +171,7 @@ def _raw(server: Server, *command: str) -> str:
     """An answer as the server gives it: the library would take it apart."""
     link = RedisConnection((server.address, server.port), Login(), 5.0)
     try:
-        return link.ask([command])[0].decode()
+        return link.execute([command])[0].decode()
     finally:
         link.close()
 

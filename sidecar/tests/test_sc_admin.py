@@ -22,7 +22,7 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.peers import ca as authority
 from kvpool_sidecar.peers.certificate import NodeIdentity
-from kvpool_sidecar.peers.security import Security
+from kvpool_sidecar.peers.security import PeerSecurity
 
 TOLD = (ssl.SSLError, ConnectionError, http.client.HTTPException, TimeoutError)
 
@@ -293,25 +293,25 @@ def test_the_operators_certificate_opens_nothing_at_the_port_for_peers(cluster):
     c = cluster(index=False)
     a = c.node("a")
     peer = NodeInfo("a", a.address, a.pool.peer.port, 1)
-    as_peer = Security(NodeIdentity(lambda: authority.TrustBundle(ca()), UID, "b"))
+    as_peer = PeerSecurity(NodeIdentity(lambda: authority.TrustBundle(ca()), UID, "b"))
     assert is_answered(as_peer, peer)
     as_peer.close()
     for encryption in ("ControlOnly", "Always"):
-        as_operator = Security(AsOperator(), encryption)
+        as_operator = PeerSecurity(AsOperator(), encryption)
         assert not is_answered(as_operator, peer)
         as_operator.close()
     assert 'kvpool_sidecar_refused_total{reason="peer-proof"}' in a.get("/metrics").decode()
 
 
-def is_answered(security: Security, peer: NodeInfo) -> bool:
+def is_answered(security: PeerSecurity, peer: NodeInfo) -> bool:
     """Does the peer say anything about a block, if only that it has it not?"""
     try:
         link = security.dial(peer, 10)
     except KVPoolError:
         return False
     try:
-        link.ask([bytes(32)])
-        link.answer(time.monotonic() + 10)
+        link.request([bytes(32)])
+        link.response_size(time.monotonic() + 10)
     except KVPoolError:
         return False
     finally:

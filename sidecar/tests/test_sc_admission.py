@@ -54,7 +54,7 @@ class Crowd:
         before = self.lane.waiting
 
         def run():
-            grant = self.lane.take(tenant, size, deadline)
+            grant = self.lane.acquire(tenant, size, deadline)
             if grant is None:
                 self.refused.append(tenant)
                 return
@@ -68,7 +68,7 @@ class Crowd:
     def next(self) -> str:
         """One grant ends; who is let in for it."""
         known = len(self.served)
-        self.lane.give(self.grants.pop(0))
+        self.lane.release(self.grants.pop(0))
         wait_for(lambda: len(self.served) > known or not self.lane.waiting, "the next is let in")
         return self.served[-1]
 
@@ -80,20 +80,20 @@ def frozen(clock):
 
 
 def test_an_empty_lane_lets_everybody_in_at_once(frozen):
-    grants = [frozen.take("a", 100, 0.0) for _ in range(3)]
+    grants = [frozen.acquire("a", 100, 0.0) for _ in range(3)]
     assert all(grants)
     assert (frozen.held_bytes, frozen.waiting) == (300, 0)
     for grant in grants * 2:  # twice does no harm
-        frozen.give(grant)
+        frozen.release(grant)
     assert frozen.held_bytes == 0
     assert not frozen._accounts
 
 
 def test_one_tenant_never_holds_the_whole_lane(frozen):
     for _ in range(3):
-        assert frozen.take("greedy", 100, 0.0)
-    assert frozen.take("greedy", 100, 0.0) is None
-    assert frozen.take("other", 100, 0.0)
+        assert frozen.acquire("greedy", 100, 0.0)
+    assert frozen.acquire("greedy", 100, 0.0) is None
+    assert frozen.acquire("other", 100, 0.0)
 
 
 def test_a_tenant_that_floods_does_not_delay_the_other_by_more_than_one_request(frozen):
@@ -164,41 +164,41 @@ def test_a_request_whose_turn_would_come_too_late_is_turned_away_at_once(clock):
 
 def test_who_waits_until_the_deadline_is_turned_away(clock):
     lane = FairQueue(400)
-    held = [lane.take("a", 100, FAR) for _ in range(3)]
+    held = [lane.acquire("a", 100, FAR) for _ in range(3)]
     assert all(held)
-    assert lane.take("a", 100, time.monotonic() + 0.02) is None
+    assert lane.acquire("a", 100, time.monotonic() + 0.02) is None
     assert lane.waiting == 0
 
 
 def test_a_grant_that_nobody_gives_back_runs_out(clock):
     lane = FairQueue(400, clock=clock)
-    held = [lane.take("a", 100, 0.0) for _ in range(3)]
-    assert lane.take("a", 100, 0.0) is None
+    held = [lane.acquire("a", 100, 0.0) for _ in range(3)]
+    assert lane.acquire("a", 100, 0.0) is None
     clock.now += module._GRACE_S + 1
-    assert lane.take("a", 100, 0.0)
+    assert lane.acquire("a", 100, 0.0)
     assert lane.held_bytes == 100
     for grant in held:
-        lane.give(grant)  # late, and counted once
+        lane.release(grant)  # late, and counted once
     assert lane.held_bytes == 100
 
 
 def test_who_waits_is_let_in_when_grants_run_out():
     lane = FairQueue(400)
-    assert all(lane.take("a", 100, FAR) for _ in range(3))
-    assert lane.take("a", 100, time.monotonic() + 30) is not None
+    assert all(lane.acquire("a", 100, FAR) for _ in range(3))
+    assert lane.acquire("a", 100, time.monotonic() + 30) is not None
 
 
 def test_a_grant_is_corrected_when_the_size_is_known(frozen):
-    one = frozen.take("a", 100, 0.0)
-    two = frozen.take("a", 100, 0.0)
+    one = frozen.acquire("a", 100, 0.0)
+    two = frozen.acquire("a", 100, 0.0)
     frozen.resize(one, 5, told=True)
     assert frozen.held_bytes == 105
     assert not frozen.is_busy
     frozen.resize(two, 1000, told=False)
     assert frozen.held_bytes == 105  # a quarter of the lane
-    frozen.give(one)
+    frozen.release(one)
     frozen.resize(one, 50, told=True)  # too late
-    frozen.give(two)
+    frozen.release(two)
     assert frozen.held_bytes == 0
 
 
@@ -208,11 +208,11 @@ def test_many_threads_leave_nothing_behind():
 
     def run(tenant):
         for n in range(30):
-            grant = lane.take(tenant, 40 + n, time.monotonic() + 30)
+            grant = lane.acquire(tenant, 40 + n, time.monotonic() + 30)
             if grant is not None:
                 got.append(tenant)
                 lane.resize(grant, 70, told=True)
-                lane.give(grant)
+                lane.release(grant)
 
     threads = [threading.Thread(target=run, args=(f"t{i % 3}",)) for i in range(9)]
     for thread in threads:

@@ -37,12 +37,12 @@ class CountingIndex(MemoryIndex):
         if self.away:
             raise RetryableError("away")
 
-    def ask(self, keys, numbers):
+    def query(self, keys, numbers):
         self._check()
         self.asked += 1
         self.located += bool(keys)
         self.questions.append(len(keys))
-        return super().ask(keys, numbers)
+        return super().query(keys, numbers)
 
     def renew(self, number, info):
         self._check()
@@ -157,7 +157,7 @@ def test_what_was_not_told_while_all_was_announced_is_told_later(index, store, a
     wait_for(lambda: found(index, *range(30)) == [True] * 30, "all announced")
     index.away = True
     with one._changed:
-        one._announce_all_again()
+        one._restart_full_announcement()
         one._changed.notify_all()
     wait_for(lambda: not one.status().connected, "it notices")
     index.away = False
@@ -255,7 +255,7 @@ def test_a_living_peer_is_found_and_remembered(index, directory):
     asked = index.located
     assert directory.locate([key(1)], 1)[0].number == number
     assert index.located == asked
-    directory.forget(key(1))
+    directory.invalidate(key(1))
     directory.locate([key(1)], 1)
     assert index.located == asked + 1
 
@@ -275,19 +275,19 @@ def test_a_peer_that_leaves_is_asked_only_if_nobody_else_has_the_block(index, di
     leaving, staying = index.join(B._replace(leaving=True)), index.join(A)
     index.announce([(key(1), Record(leaving, 777, 22))])
     assert directory.locate([key(1)], 1)[0].number == leaving
-    assert directory.holders([key(1)], 1) == [{"b"}]
-    assert directory.holders([key(1)], 1, staying=True) == [set()]
+    assert directory.replicas([key(1)], 1) == [{"b"}]
+    assert directory.replicas([key(1)], 1, staying=True) == [set()]
     index.announce([(key(1), Record(staying, 777, 11))])
     assert directory.locate([key(1)], 1)[0].number == staying  # though the other one was remembered
-    assert directory.holders([key(1)], 1, staying=True) == [{"a"}]
+    assert directory.replicas([key(1)], 1, staying=True) == [{"a"}]
 
 
 def test_a_node_that_is_drained_says_so_at_once_and_takes_it_back(index, store):
     announcer = IndexRegistration(index, A, store, scanned=lambda: True, lease_s=300)
     announcer.start()
-    assert announcer.leave_soon(leaving=True, timeout_s=10)
+    assert announcer.set_draining(leaving=True, timeout_s=10)
     assert [node.leaving for node in index.members()] == [True]
-    assert announcer.leave_soon(leaving=False, timeout_s=10)
+    assert announcer.set_draining(leaving=False, timeout_s=10)
     assert [node.leaving for node in index.members()] == [False]
     announcer.stop()
 
@@ -309,7 +309,7 @@ def test_entries_that_lead_nowhere_are_ignored(index, directory, clock, why):
         found = directory.locate([key(1)], 1)[0]
         directory.mark_down(found.peer)
     if why == "shunned":
-        directory.shun(key(1), number)
+        directory.blacklist(key(1), number)
     assert directory.locate([key(1)], 1) == [None]
     if why == "down":
         clock.now += 3
@@ -361,7 +361,7 @@ def test_while_the_index_is_away_what_is_remembered_is_used_and_the_rest_is_a_mi
 def test_a_slow_index_costs_its_own_timeout_and_not_the_callers(index):
     guard = Bulkhead("index", 2, 8, CircuitBreaker(3, 60, time.monotonic))
     peers = BlockResolver(index, guard, lambda: 9, lease_s=5, lookup_s=0.05)
-    index.ask = lambda keys, numbers: time.sleep(1)
+    index.query = lambda keys, numbers: time.sleep(1)
     started = time.monotonic()
     assert peers.locate([key(1)], 30) == [None]
     assert time.monotonic() - started < 0.9
@@ -370,15 +370,15 @@ def test_a_slow_index_costs_its_own_timeout_and_not_the_callers(index):
 def test_how_many_peers_are_alive_follows_the_index(index, directory, clock):
     own, other = 9, index.join(B)
     index.announce([(key(1), Record(other, 777, 22)), (key(2), Record(own, 777, 11))])
-    assert directory.alive == 0
+    assert directory.live_peers == 0
     directory.locate([key(1), key(2)], 1)
-    assert directory.alive == 1
+    assert directory.live_peers == 1
     index.leave(other, B)
     directory.refresh()
-    assert directory.alive == 0
+    assert directory.live_peers == 0
     index._leases[other] = (B, clock.now + 60)
     directory.refresh()
-    assert directory.alive == 1
+    assert directory.live_peers == 1
 
 
 def test_random_values_in_the_index_lead_nowhere(index, directory):

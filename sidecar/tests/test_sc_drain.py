@@ -61,10 +61,10 @@ def test_who_has_room_is_asked_first_and_who_is_colder_then():
 @given(st.integers(0, 1 << 60), st.floats(0, 1e9), st.booleans())
 def test_a_room_survives_the_wire(spare, idle, leaving):
     class Link:
-        def request(self, op, keys, flags=0):
+        def send_request(self, op, keys, flags=0):
             assert (op, len(keys[0])) == (wire.Op.HEADROOM, 32)
 
-        def small_answer(self, limit, deadline):
+        def response_body(self, limit, deadline):
             return Headroom(spare, idle, leaving).pack()
 
     assert request_headroom(Link(), 0) == Headroom(spare, idle, leaving)
@@ -76,10 +76,10 @@ def test_a_room_survives_the_wire(spare, idle, leaving):
 )
 def test_a_hostile_answer_is_a_protocol_error(body):
     class Link:
-        def request(self, op, keys, flags=0):
+        def send_request(self, op, keys, flags=0):
             pass
 
-        def small_answer(self, limit, deadline):
+        def response_body(self, limit, deadline):
             return body
 
     with pytest.raises(ProtocolError):

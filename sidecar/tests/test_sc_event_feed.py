@@ -19,8 +19,8 @@ from sc_router import Subscriber
 
 from kvpool.protocol import block, keys
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.events.feed import Event, Feed, Kind, Place, _Known
-from kvpool_sidecar.events.publisher import Publisher, batch_of
+from kvpool_sidecar.events.feed import Event, EventFeed, EventKind, Locality, _TrackedBlock
+from kvpool_sidecar.events.publisher import EventPublisher, encode_batch
 
 FINGERPRINT = b"f" * 32
 TAGS = {b"a" * 16: "team-a", b"b" * 16: "team-b"}
@@ -41,9 +41,9 @@ def header(n: int, tag: bytes = b"a" * 16, **changes) -> block.BlockHeader:
     return replace(made, engine_block=name(n), **changes)
 
 
-def known_feed(**bounds) -> tuple[Feed, Stats]:
+def known_feed(**bounds) -> tuple[EventFeed, Stats]:
     stats = Stats()
-    feed = Feed(stats, **bounds)
+    feed = EventFeed(stats, **bounds)
     for tag, tenant in TAGS.items():
         feed.tenant(tag, tenant)
     return feed, stats
@@ -51,18 +51,18 @@ def known_feed(**bounds) -> tuple[Feed, Stats]:
 
 def apply(view: set, events: list[Event]) -> None:
     for event in events:
-        if event.kind is Kind.CLEARED:
+        if event.kind is EventKind.CLEARED:
             view.clear()
         else:
             assert event.name is not None
-            change = view.add if event.kind is Kind.STORED else view.discard
+            change = view.add if event.kind is EventKind.STORED else view.discard
             change((event.name.engine_hash, event.place, event.tenant))
 
 
-def drain(feed: Feed, view: set, limit: int = 7) -> None:
+def drain(feed: EventFeed, view: set, limit: int = 7) -> None:
     while True:
-        events, gap = feed.take(limit)
-        if not events and not gap and not feed.waiting:
+        events, gap = feed.pop_batch(limit)
+        if not events and not gap and not feed.queued:
             return
         apply(view, events)
 
@@ -82,27 +82,27 @@ STEPS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.integers(1, 30))
 def test_who_takes_every_event_in_order_knows_what_is_there(steps, max_queued):
-    feed = Feed(Stats(), max_queued=max_queued)
+    feed = EventFeed(Stats(), max_queued=max_queued)
     tags = list(TAGS)
-    places: dict[int, set[Place]] = {}
+    places: dict[int, set[Locality]] = {}
     named: set[bytes] = set()
     view: set = set()
     for what, n in steps:
         if what == "stored":
             feed.stored(key(n), header(n, tags[n % 2]))
-            places.setdefault(n, set()).add(Place.LOCAL)
+            places.setdefault(n, set()).add(Locality.LOCAL)
         elif what == "shared":
             feed.shared(key(n))
             if places.get(n):
-                places[n].add(Place.SHARED)
+                places[n].add(Locality.SHARED)
         elif what == "tenant":
             feed.tenant(tags[n], TAGS[tags[n]])
             named.add(tags[n])
         elif what == "take":
-            apply(view, feed.take(n)[0])
+            apply(view, feed.pop_batch(n)[0])
         else:
-            place = Place.LOCAL if what == "gone" else Place.SHARED
-            feed.gone([key(n)], place)
+            place = Locality.LOCAL if what == "gone" else Locality.SHARED
+            feed.removed([key(n)], place)
             places.get(n, set()).discard(place)
     drain(feed, view)
     expected = {
@@ -112,16 +112,16 @@ def test_who_takes_every_event_in_order_knows_what_is_there(steps, max_queued):
         if tags[n % 2] in named
     }
     assert view == expected
-    assert feed.known == sum(1 for some in places.values() if some)
+    assert feed.tracked_blocks == sum(1 for some in places.values() if some)
 
 
 def test_what_finds_no_room_is_told_again_from_the_beginning():
     feed, stats = known_feed(max_queued=10)
     for n in range(100):
         feed.stored(key(n), header(n))
-    events, gap = feed.take(1000)
+    events, gap = feed.pop_batch(1000)
     assert gap
-    assert events[0].kind is Kind.CLEARED
+    assert events[0].kind is EventKind.CLEARED
     assert stats.whole("kv_events_lost")["dropped"] > 0
     view: set = set()
     apply(view, events)
@@ -137,11 +137,11 @@ def test_names_are_bounded_and_what_is_only_shared_gives_way():
     feed.stored(key(10), header(10))
     assert stats.whole("kv_events_lost") == {"too-many": 1}
     feed.shared(key(3))
-    feed.gone([key(3)], Place.LOCAL)
-    assert feed.some_shared(5) == [key(3)]
+    feed.removed([key(3)], Locality.LOCAL)
+    assert feed.sample_shared(5) == [key(3)]
     feed.stored(key(11), header(11))
     drain(feed, view)
-    assert feed.known == 10
+    assert feed.tracked_blocks == 10
     assert {h for h, _, _ in view} == {name(n).engine_hash for n in (0, 1, 2, 4, 5, 6, 7, 8, 9, 11)}
 
 
@@ -150,8 +150,8 @@ def test_shared_blocks_are_looked_at_in_turn():
     for n in range(7):
         feed.stored(key(n), header(n))
         feed.shared(key(n))
-        feed.gone([key(n)], Place.LOCAL)
-    looked = [feed.some_shared(3) for _ in range(7)]
+        feed.removed([key(n)], Locality.LOCAL)
+    looked = [feed.sample_shared(3) for _ in range(7)]
     assert {k for some in looked[:3] for k in some} == {key(n) for n in range(7)}
     assert all(len(some) == 3 for some in looked)
 
@@ -162,16 +162,18 @@ def test_a_false_name_is_not_told(wrong):
     feed.stored(key(1), replace(header(1), **wrong))
     feed.stored(key(2), replace(header(2), engine_block=None))
     assert stats.whole("kv_events_lost") == {"false-name": 1, "unnamed": 1}
-    assert feed.known == 0
+    assert feed.tracked_blocks == 0
 
 
 def test_hashes_can_be_their_low_64_bits_and_chains_are_one_event():
     chain = [hashlib.sha256(b"%d" % n).digest() for n in range(3)]
     names = [block.EngineBlock(h, chain[n - 1] if n else b"before", b"", 16, 2) for n, h in enumerate(chain)]
-    events = [Event(Kind.STORED, one, Place.LOCAL, "t", FINGERPRINT) for one in names]
-    alone = Event(Kind.STORED, replace(names[2], parent_hash=b""), Place.LOCAL, "t", FINGERPRINT)
-    removed = [event._replace(kind=Kind.REMOVED) for event in events]
-    told = msgspec.msgpack.decode(batch_of([*events, alone, *removed], 1.5, int_hashes=True, models={FINGERPRINT: "m"}))
+    events = [Event(EventKind.STORED, one, Locality.LOCAL, "t", FINGERPRINT) for one in names]
+    alone = Event(EventKind.STORED, replace(names[2], parent_hash=b""), Locality.LOCAL, "t", FINGERPRINT)
+    removed = [event._replace(kind=EventKind.REMOVED) for event in events]
+    told = msgspec.msgpack.decode(
+        encode_batch([*events, alone, *removed], 1.5, int_hashes=True, models={FINGERPRINT: "m"})
+    )
     low = [int.from_bytes(h[-8:], "big") for h in chain]
     assert told[0::2] == [1.5, None]
     first, second, third = told[1]
@@ -182,8 +184,8 @@ def test_hashes_can_be_their_low_64_bits_and_chains_are_one_event():
 
 
 @contextlib.contextmanager
-def publishing(feed: Feed, stats: Stats, **more):
-    publisher = Publisher(fresh_address(), port=0, replay_port=0, topic="kv@n@m", feed=feed, stats=stats, **more)
+def publishing(feed: EventFeed, stats: Stats, **more):
+    publisher = EventPublisher(fresh_address(), port=0, replay_port=0, topic="kv@n@m", feed=feed, stats=stats, **more)
     try:
         publisher.start()
         yield publisher
@@ -191,7 +193,7 @@ def publishing(feed: Feed, stats: Stats, **more):
         publisher.stop()
 
 
-def address_of(publisher: Publisher) -> str:
+def address_of(publisher: EventPublisher) -> str:
     endpoint: str = publisher._pub.getsockopt_string(32)  # LAST_ENDPOINT
     return endpoint.removeprefix("tcp://").rpartition(":")[0]
 
@@ -208,7 +210,7 @@ def test_a_slow_subscriber_keeps_nobody_waiting_and_finds_what_it_missed():
             for first in range(rounds, rounds + 12_000, 60):
                 for n in range(first, first + 60):
                     feed.stored(key(n), header(n))
-                while feed.waiting:  # until it is published, as a batch of its own
+                while feed.queued:  # until it is published, as a batch of its own
                     time.sleep(0.0005)
             rounds += 12_000
             wait_for(lambda: stats.whole("kv_events").get("stored", 0) == rounds, "all is published", 60)
@@ -232,10 +234,10 @@ def test_what_was_lost_shows_in_the_numbers():
         wait_for(lambda: publisher.status()["next"] == 1, "the first batch")
         with feed._lock:  # the publisher waits meanwhile
             for n in range(5):
-                known = feed._blocks.setdefault(key(n), _Known(name(n), b"a" * 16, FINGERPRINT))
-                feed._add(known, Place.LOCAL)
+                known = feed._blocks.setdefault(key(n), _TrackedBlock(name(n), b"a" * 16, FINGERPRINT))
+                feed._add(known, Locality.LOCAL)
         feed.wake()
-        wait_for(lambda: feed.waiting == 0, "all is told")
+        wait_for(lambda: feed.queued == 0, "all is told")
         with Subscriber(*where) as s:
             wait_for(
                 lambda: len({h for m in s.replay() for e in m.events for h in e.get("block_hashes", ())}) == 5, "told"
@@ -252,7 +254,7 @@ def test_who_comes_too_late_for_a_replay_is_told_everything_once():
     with publishing(feed, stats, remembered=5) as publisher:
         for n in range(12):
             feed.stored(key(n), header(n))
-            wait_for(lambda: feed.waiting == 0, "published")
+            wait_for(lambda: feed.queued == 0, "published")
         wait_for(lambda: stats.whole("kv_events").get("stored") == 12, "published")
         with Subscriber(address_of(publisher), publisher.port, publisher.replay_port) as late:
             assert late.replay(0)[0].number > 0  # the beginning is not remembered
@@ -310,7 +312,7 @@ def test_what_is_too_large_is_never_taken_in(kind):
 def test_a_port_that_is_taken_is_an_error_at_the_start():
     feed, stats = known_feed()
     with publishing(feed, stats) as publisher, pytest.raises(OSError, match="cannot be published"):
-        Publisher(address_of(publisher), port=publisher.port, replay_port=0, topic="t", feed=feed, stats=stats)
+        EventPublisher(address_of(publisher), port=publisher.port, replay_port=0, topic="t", feed=feed, stats=stats)
 
 
 def test_stopping_ends_the_thread_and_frees_the_ports():
@@ -319,6 +321,6 @@ def test_stopping_ends_the_thread_and_frees_the_ports():
         where = address_of(publisher), publisher.port, publisher.replay_port
         assert any(t.name == "kv-events" for t in threading.enumerate())
     wait_for(lambda: not any(t.name == "kv-events" for t in threading.enumerate()), "the thread ends")
-    again = Publisher(where[0], port=where[1], replay_port=where[2], topic="t", feed=feed, stats=stats)
+    again = EventPublisher(where[0], port=where[1], replay_port=where[2], topic="t", feed=feed, stats=stats)
     again.stop()
     feed.stored(key(1), header(1))  # wakes nobody

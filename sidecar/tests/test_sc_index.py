@@ -136,7 +136,7 @@ def test_a_number_whose_holder_is_another_node_is_not_taken(server, empty):
     empty()
     index = connect(server)
     a = index.join(A)
-    index._servers.run([("SET", f"n:{a}", B.dumps())])  # as after an index that came back with older data
+    index._topology.execute([("SET", f"n:{a}", B.dumps())])  # as after an index that came back with older data
     assert index.renew(a, A) is None
     assert index.join(A) != a
     index.close()
@@ -217,10 +217,10 @@ def test_an_answer_that_comes_late_leaves_the_connection_whole(server, empty, mo
     server.send(signal.SIGSTOP)
     try:
         with pytest.raises(RetryableError):
-            guard.call(lambda: index.locate([key(0)]), 0.05)
+            guard.run(lambda: index.locate([key(0)]), 0.05)
     finally:
         server.send(signal.SIGCONT)
-    assert guard.call(lambda: index.locate([key(0)]), 30) == [()]
+    assert guard.run(lambda: index.locate([key(0)]), 30) == [()]
     guard.close()
     monkeypatch.undo()
     index.close()
@@ -269,7 +269,7 @@ def test_a_full_index_refuses_news_and_still_answers(tmp_path):
         # what is left is for the nodes themselves: one that starts now is known to the others
         a, b = index.join(A), index.join(B)
         assert index.renew(a, A) == index.renew(b, B)
-        assert index.roster().nodes == {a: A, b: B}
+        assert index.live_nodes().nodes == {a: A, b: B}
         index.withdraw(1, [key(0)])
         assert index.locate([key(0)]) == [()]
     finally:

@@ -154,7 +154,7 @@ def test_fault_25_calls_that_time_out_or_are_given_up_never_get_anothers_answer(
                 numbers = [rng.randrange(2000) for _ in range(rng.choice((1, 5, 80)))]
                 try:
                     if seed % 2:  # these stop waiting, while the connection goes on
-                        found = guard.call(lambda ns=numbers: index.locate([key(n) for n in ns]), rng.random() * 0.004)
+                        found = guard.run(lambda ns=numbers: index.locate([key(n) for n in ns]), rng.random() * 0.004)
                     else:  # these give the connection up
                         found = index.locate([key(n) for n in numbers])
                 except RetryableError:
@@ -218,14 +218,14 @@ def test_fault_26_a_clock_that_jumps_expires_nothing_and_sticks_nothing(tmp_path
         monkeypatch.setattr(time, "time", lambda: wall + jump)
         monkeypatch.setattr(time, "time_ns", lambda: int((wall + jump) * 1e9))
         assert all(directory.locate([key(n) for n in range(20)], 10))
-        assert all(directory.reach([key(n) for n in range(200)], 10))
+        assert all(directory.longest_prefix([key(n) for n in range(200)], 10))
         assert index.renew(a, A) == epoch
         assert index.nodes([a]) == {a: A}
         # the breaker that a failure opens closes again
         server.send(signal.SIGSTOP)
         for n in range(5):
             with contextlib.suppress(RetryableError):
-                guard.call(lambda n=n: index.locate([key(n)]), 0.01)
+                guard.run(lambda n=n: index.locate([key(n)]), 0.01)
         assert not guard.available
         server.send(signal.SIGCONT)
         wait_for(lambda: all(directory.locate([key(150)], 10)), "the breaker has closed")

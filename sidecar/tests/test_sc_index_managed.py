@@ -145,7 +145,7 @@ def test_a_node_that_has_the_new_password_first_is_let_in_with_the_old_one(index
     wait_for(lambda: index.is_good("first"), "and the first again")
     number = found.join(A)
     assert passwords.accepted == "first"
-    assert not passwords.settled()
+    assert not passwords.is_rotated()
     index.put("third", "first")
     wait_for(lambda: found.renew(number, A) and passwords.accepted == "third", "the new one is shown at a heartbeat")
     found.close()

@@ -59,7 +59,7 @@ def link(server):
 
 
 def read(link: PeerConnection) -> bytes | None:
-    size = link.answer(time.monotonic() + 5)
+    size = link.response_size(time.monotonic() + 5)
     return tcp.receive(link._socket, size, time.monotonic() + 5) if size else None
 
 
@@ -71,8 +71,8 @@ def test_blocks_come_in_the_order_they_were_asked_for(link, store):
     for n in range(4):
         put(store, n, 100_000 + n)
     one = link()
-    one.ask([key(2), key(0), key(9), key(3)])
-    one.ask([key(1)])
+    one.request([key(2), key(0), key(9), key(3)])
+    one.request([key(1)])
     assert [read(one) for _ in range(5)] == [
         file_of(2, 100_002),
         file_of(0, 100_000),
@@ -86,15 +86,15 @@ def test_a_large_block_comes_whole_while_others_are_served(link, store):
     put(store, 1, 24 << 20)
     put(store, 2)
     slow, quick = link(), link()
-    slow.ask([key(1)])
-    quick.ask([key(2)])
+    slow.request([key(1)])
+    quick.request([key(2)])
     assert read(quick) == file_of(2)
     assert read(slow) == file_of(1, 24 << 20)
 
 
 def test_a_block_that_is_not_here_is_withdrawn_from_the_index(link, absent):
     one = link()
-    one.ask([key(5)])
+    one.request([key(5)])
     assert read(one) is None
     assert absent == [key(5)]
 
@@ -107,7 +107,7 @@ def test_a_block_to_be_verified_is_read_first_and_a_bad_one_quarantined(link, st
     os.close(store._files[key(1)])
     store._files[key(1)] = fd
     one = link()
-    one.ask([key(1), key(2)], verify=True)
+    one.request([key(1), key(2)], verify=True)
     assert [read(one), read(one)] == [None, file_of(2)]
     assert store.quarantined == [key(1)]
 
@@ -239,7 +239,7 @@ def test_unproven_connections_are_bounded_and_end_by_themselves(server, link, st
             one = link()
         except KVPoolError:
             return False
-        one.ask([key(1)])
+        one.request([key(1)])
         return read(one) == file_of(1)
 
     wait_for(served, "served again when the silent ones are gone")
@@ -251,7 +251,7 @@ def test_a_reader_that_does_not_read_is_given_up(server, link, store, monkeypatc
     monkeypatch.setattr(peer_server, "_SEND_S", 0.3)
     put(store, 1, 24 << 20)
     one = link()
-    one.ask([key(1)] * 4)
+    one.request([key(1)] * 4)
     wait_for(lambda: server.connections == 0, "the connection was ended")
     assert not one.alive
 
@@ -270,7 +270,7 @@ def test_a_block_that_shrinks_under_way_ends_the_connection():
     server = PeerServer(fresh_address(), 0, secret=SECRET, store=store, stats=Stats())
     server.start()
     one = dial(*server._listener.getsockname(), secret=SECRET, timeout_s=5)
-    one.ask([key(1)])
+    one.request([key(1)])
     with pytest.raises(ProtocolError):
         read(one)
     one.close()

@@ -63,8 +63,8 @@ def served(server, store) -> bool:
     """Is an honest peer still served?"""
     with contextlib.suppress(KVPoolError):
         one = dial(*server._listener.getsockname(), secret=SECRET, timeout_s=5)
-        one.ask([key(1)])
-        size = one.answer(time.monotonic() + 5)
+        one.request([key(1)])
+        size = one.response_size(time.monotonic() + 5)
         one.close()
         return size > 0
     return False
@@ -203,7 +203,7 @@ class LyingPeer:
                 return
             self.held.append(sock)
             with contextlib.suppress(OSError, KVPoolError):
-                tcp.prove_as_server(sock, SECRET, tcp.greet(sock, time.monotonic() + 5))
+                tcp.prove_as_server(sock, SECRET, tcp.receive_peer_request(sock, time.monotonic() + 5))
                 tcp.receive(sock, peer_wire.PEER_REQUEST.size, time.monotonic() + 5)
                 sock.sendall(answer)
 
@@ -230,9 +230,9 @@ def test_a_peer_that_lies_about_lengths_is_not_believed():
     outcomes = []
     for _ in lies:
         one = dial(*address, secret=SECRET, timeout_s=5)
-        one.ask([key(1)])
+        one.request([key(1)])
         try:
-            outcomes.append(one.small_answer(4096, time.monotonic() + 5))
+            outcomes.append(one.response_body(4096, time.monotonic() + 5))
         except ProtocolError:
             outcomes.append("refused")
         one.close()

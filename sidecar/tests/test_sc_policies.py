@@ -155,11 +155,11 @@ def guard(threads=2, backlog=2, failures=99) -> Bulkhead:
 
 def test_a_guarded_call_gives_its_result_or_its_error():
     g = guard()
-    assert g.call(lambda: 5, 1) == 5
-    assert g.call(lambda: None, 1) is None
+    assert g.run(lambda: 5, 1) == 5
+    assert g.run(lambda: None, 1) is None
     with pytest.raises(KeyError):
-        g.call(lambda: {}["x"], 1)
-    assert g.call_all([], 1) == []
+        g.run(lambda: {}["x"], 1)
+    assert g.run_all([], 1) == []
 
 
 def test_nobody_waits_longer_than_asked_for_a_call_that_hangs_and_its_late_result_is_discarded():
@@ -171,9 +171,9 @@ def test_nobody_waits_longer_than_asked_for_a_call_that_hangs_and_its_late_resul
 
     started = time.monotonic()
     with pytest.raises(DeadlineExceededError):
-        g.call(hang, 0.05, discard=late.append)
+        g.run(hang, 0.05, discard=late.append)
     assert time.monotonic() - started < 1
-    assert g.call(lambda: 1, 1) == 1
+    assert g.run(lambda: 1, 1) == 1
     gate.set()
     for _ in range(200):
         if late:
@@ -187,13 +187,13 @@ def test_hanging_calls_hold_a_bounded_number_of_threads_and_then_all_are_refused
     before = threading.active_count()
     for _ in range(4):
         with pytest.raises((DeadlineExceededError, PoolUnavailableError)):
-            g.call(gate.wait, 0.02)
+            g.run(gate.wait, 0.02)
     assert threading.active_count() - before <= 2
-    answers = g.call_all([lambda: 1] * 3, 0.5)
+    answers = g.run_all([lambda: 1] * 3, 0.5)
     assert all(isinstance(a, PoolUnavailableError) for a in answers)
     gate.set()
     for _ in range(200):
-        if g.call_all([lambda: 1], 1) == [1]:
+        if g.run_all([lambda: 1], 1) == [1]:
             return
         time.sleep(0.01)
     pytest.fail("it did not recover")
@@ -208,7 +208,7 @@ def test_after_repeated_failures_calls_are_refused_without_being_made():
 
     for _ in range(10):
         with pytest.raises((OSError, PoolUnavailableError)):
-            g.call(fail, 1)
+            g.run(fail, 1)
     assert len(calls) == 2
     assert not g.available
 

@@ -19,7 +19,7 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.replication import prefetch
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
-from kvpool_sidecar.replication.prefetch_window import Verdict, Window
+from kvpool_sidecar.replication.prefetch_window import PrefetchWindow, ReadDecision
 from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Drive
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.tenancy import limits as quota
@@ -34,27 +34,27 @@ def block_ids(*numbers: int) -> list[bytes]:
 
 
 def test_what_is_read_ahead_is_bounded_and_opening_makes_room():
-    window = Window(100, keep_s=5)
-    assert window.take(A, key(1), 40, 0, 0) == Verdict.READ
-    assert window.take(A, key(2), 40, 0, 0) == Verdict.WAIT  # half of it is for one tenant
-    assert window.take(B, key(3), 50, 0, 0) == Verdict.READ
-    assert window.take(b"c", key(4), 20, 0, 0) == Verdict.WAIT
-    assert window.take(A, key(5), 101, 0, 0) == Verdict.SKIP
-    assert window.opened(key(1), 1)
-    assert window.take(A, key(2), 40, 0, 1) == Verdict.READ
+    window = PrefetchWindow(100, keep_s=5)
+    assert window.reserve(A, key(1), 40, 0, 0) == ReadDecision.READ
+    assert window.reserve(A, key(2), 40, 0, 0) == ReadDecision.WAIT  # half of it is for one tenant
+    assert window.reserve(B, key(3), 50, 0, 0) == ReadDecision.READ
+    assert window.reserve(b"c", key(4), 20, 0, 0) == ReadDecision.WAIT
+    assert window.reserve(A, key(5), 101, 0, 0) == ReadDecision.SKIP
+    assert window.consume(key(1), 1)
+    assert window.reserve(A, key(2), 40, 0, 1) == ReadDecision.READ
 
 
 def test_a_block_that_was_opened_since_the_lookup_is_not_read_ahead():
-    window = Window(100, keep_s=5)
-    assert not window.opened(key(1), 3)
-    assert window.take(A, key(1), 10, 2, 4) == Verdict.SKIP
-    assert window.take(A, key(1), 10, 4, 4) == Verdict.READ
-    assert window.take(B, key(1), 10, 4, 4) == Verdict.SKIP  # held already
+    window = PrefetchWindow(100, keep_s=5)
+    assert not window.consume(key(1), 3)
+    assert window.reserve(A, key(1), 10, 2, 4) == ReadDecision.SKIP
+    assert window.reserve(A, key(1), 10, 4, 4) == ReadDecision.READ
+    assert window.reserve(B, key(1), 10, 4, 4) == ReadDecision.SKIP  # held already
 
 
 def test_what_nobody_opens_makes_room_after_a_while():
-    window = Window(100, keep_s=5)
-    window.take(A, key(1), 100, 0, 0)
+    window = PrefetchWindow(100, keep_s=5)
+    window.reserve(A, key(1), 100, 0, 0)
     assert window.expire(4.9) == 0
     assert window.expire(5) == 1
     assert window.held_bytes == 0
@@ -62,14 +62,14 @@ def test_what_nobody_opens_makes_room_after_a_while():
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(1, 60), st.booleans()), max_size=80))
 def test_never_more_than_the_limit_whatever_happens(steps):
-    window = Window(100, keep_s=10)
+    window = PrefetchWindow(100, keep_s=10)
     held: dict[bytes, tuple[int, int]] = {}
     for now, (tenant, n, size, opens) in enumerate(steps):
         window.expire(now)
         held = {k: v for k, v in held.items() if v[1] > now}
         if opens:
-            assert window.opened(key(n), now) == (held.pop(key(n), None) is not None)
-        elif window.take(bytes([tenant]) * 16, key(n), size, now, now) == Verdict.READ:
+            assert window.consume(key(n), now) == (held.pop(key(n), None) is not None)
+        elif window.reserve(bytes([tenant]) * 16, key(n), size, now, now) == ReadDecision.READ:
             held[key(n)] = (size, now + 10)
         assert window.held_bytes == sum(size for size, _ in held.values()) <= 100
 
@@ -99,7 +99,7 @@ class Drives:
         self.pause = threading.Event()
         self.pause.set()
         self.prefetcher = Prefetcher(self.store, None, limit, self.stats, **{"read": self._note, **kw})
-        self.after = LookupEvents([self.prefetcher.promised], self.stats)
+        self.after = LookupEvents([self.prefetcher.enqueue], self.stats)
 
     def start(self) -> None:
         self.prefetcher.start()
@@ -117,10 +117,10 @@ class Drives:
 
     def look_up(self, *numbers: int, tenant: bytes = A, tiers: bytes | None = None) -> None:
         given = tiers or bytes([wire.Tier.LOCAL]) * len(numbers)
-        self.after.offer(Namer(tenant), block_ids(*numbers), given, [key(n) for n in numbers])
+        self.after.publish(Namer(tenant), block_ids(*numbers), given, [key(n) for n in numbers])
 
     def promise(self, *numbers: int) -> None:
-        self.prefetcher.promised(A, [key(n) for n in numbers], bytes([wire.Tier.LOCAL]) * len(numbers), 0.0)
+        self.prefetcher.enqueue(A, [key(n) for n in numbers], bytes([wire.Tier.LOCAL]) * len(numbers), 0.0)
 
     def counted(self, what: str) -> int:
         return self.stats.whole("prefetch").get(what, 0)
@@ -180,7 +180,7 @@ def test_over_the_limit_it_waits_for_the_load(drives):
     wait_for(lambda: len(d.read) == 2, "room for another tenant")
     assert d.prefetcher.held_bytes <= 4 * SIZE
     first = d.read[0]
-    d.prefetcher.opened([key(first)])
+    d.prefetcher.consumed([key(first)])
     wait_for(lambda: len(d.read) == 3, "a load makes room")
     assert d.counted("used") == 1
 
@@ -193,7 +193,7 @@ def test_a_lookup_never_waits_however_much_is_queued(drives):
     for _ in range(500):
         d.look_up(1, 2)
     wait_for(lambda: d.counted("dropped"), "the rest is dropped")
-    assert all(len(lane.prompts) <= 64 for lane in d.prefetcher._lanes.values())
+    assert all(len(lane.prompts) <= 64 for lane in d.prefetcher._drive_queues.values())
     assert d.after.queued <= 64
 
 
@@ -207,9 +207,9 @@ def test_a_slow_drive_is_left_alone(drives):
     d = drives(read=slow, clock=lambda: now[0])
     d.put(*range(16))
     d.promise(*range(16))
-    d.prefetcher._serve(d.prefetcher._lanes["one"])
+    d.prefetcher._serve(d.prefetcher._drive_queues["one"])
     assert len(d.read) == 1
-    assert not d.prefetcher._lanes["one"].prompts
+    assert not d.prefetcher._drive_queues["one"].prompts
     assert d.counted("busy") == len([n for n in range(16) if d.drive_of(n) == "one"]) - 1
 
 
@@ -219,7 +219,7 @@ def test_what_waited_too_long_is_not_read(drives):
     d.put(1)
     d.promise(1)
     now[0] = 3.0
-    d.prefetcher._serve(d.prefetcher._lanes[d.drive_of(1)])
+    d.prefetcher._serve(d.prefetcher._drive_queues[d.drive_of(1)])
     assert d.read == []
     assert d.counted("late") == 1
 
@@ -305,8 +305,8 @@ def test_a_lookup_tells_the_drives_the_order_of_all_its_blocks_found_or_not():
     after = LookupEvents([], Stats(), lambda keys, tenant: heard.append((list(keys), tenant)))
     after.start()
     try:
-        after.offer(Namer(A), block_ids(1, 2, 3), bytes([wire.Tier.LOCAL, wire.Tier.MISS, wire.Tier.MISS]), [key(1)])
-        after.offer(Namer(A), block_ids(7, 8), bytes([wire.Tier.MISS, wire.Tier.MISS]), [])
+        after.publish(Namer(A), block_ids(1, 2, 3), bytes([wire.Tier.LOCAL, wire.Tier.MISS, wire.Tier.MISS]), [key(1)])
+        after.publish(Namer(A), block_ids(7, 8), bytes([wire.Tier.MISS, wire.Tier.MISS]), [])
         wait_for(lambda: len(heard) == 2, "both lookups are heard of")
     finally:
         after.stop()

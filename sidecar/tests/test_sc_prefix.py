@@ -24,9 +24,9 @@ LONG = 1250
 
 def search(count, truth, doubtful=()):
     """What the search says of each block, and how many were asked for."""
-    found = {n: truth(n) for n in prefix.first_question(count, doubtful)}
+    found = {n: truth(n) for n in prefix.first_query(count, doubtful)}
     if count > prefix.EXACT:
-        found.update((n, truth(n)) for n in prefix.second_question(found))
+        found.update((n, truth(n)) for n in prefix.second_query(found))
         found = dict(sorted(found.items()))
     said = {n for n, there in found.items() if there}
     return said.union(*prefix.presumed(found)), len(found)
@@ -60,8 +60,8 @@ def test_with_holes_only_what_lies_between_two_that_are_there_is_presumed(count,
 
 
 def test_few_blocks_are_asked_for_one_by_one():
-    assert prefix.first_question(prefix.EXACT, []) == list(range(prefix.EXACT))
-    assert len(prefix.first_question(prefix.EXACT + 1, range(100))) <= prefix.PROBES + 32
+    assert prefix.first_query(prefix.EXACT, []) == list(range(prefix.EXACT))
+    assert len(prefix.first_query(prefix.EXACT + 1, range(100))) <= prefix.PROBES + 32
 
 
 # -- the directory asks like that
@@ -72,9 +72,9 @@ class Counting(MemoryIndex):
         super().__init__(lease_s=60)
         self.asked: list[tuple[int, int]] = []
 
-    def ask(self, keys, numbers):
+    def query(self, keys, numbers):
         self.asked.append((len(keys), len(numbers)))
-        return super().ask(keys, numbers)
+        return super().query(keys, numbers)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def index():
 
 
 def reach(directory, keys) -> list[bool]:
-    return [bool(there) for there in directory.reach(keys, 10)]
+    return [bool(there) for there in directory.longest_prefix(keys, 10)]
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_without_an_answer_nothing_is_presumed_between_what_is_remembered(index,
     def away(*_):
         raise RetryableError("away")
 
-    monkeypatch.setattr(index, "ask", away)
+    monkeypatch.setattr(index, "query", away)
     said = reach(directory, keys)
     assert (said[0], said[1], said[600], said[-1]) == (True, False, False, True)
 

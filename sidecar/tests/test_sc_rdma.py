@@ -21,10 +21,10 @@ from kvpool.errors import PoolUnavailableError, ProtocolError
 from kvpool.protocol import peer_wire, wire
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.peers.rdma.agent import Agent, wait_all
+from kvpool_sidecar.peers.rdma.agent import NixlAgent, wait_all
 from kvpool_sidecar.peers.rdma.arena import ALIGNMENT, Arena
-from kvpool_sidecar.peers.rdma.fetch import Fetcher, ReadRequest
-from kvpool_sidecar.peers.rdma.selection import choose
+from kvpool_sidecar.peers.rdma.fetch import RdmaFetcher, ReadRequest
+from kvpool_sidecar.peers.rdma.selection import select_transport
 from kvpool_sidecar.peers.rdma.slots import SlotPool
 from kvpool_sidecar.peers.rdma.staging import LONGEST_S, Staged, Staging
 from kvpool_sidecar.storage.memory import MemoryStore
@@ -53,7 +53,7 @@ A_TENANT, B_TENANT = b"a" * 16, b"b" * 16
 def test_tcp_is_chosen_with_a_reason_and_rdma_where_both_package_and_device_are(
     protocol, package, devices, rdma, reason
 ):
-    choice = choose(protocol, package=package, devices=devices)
+    choice = select_transport(protocol, package=package, devices=devices)
     assert choice.rdma == rdma
     assert reason in choice.reason
     assert bool(choice.reason) != rdma
@@ -65,7 +65,7 @@ def test_ranges_never_overlap_and_all_room_comes_back(steps):
     taken: dict[int, int] = {}
     for is_take, n in steps:
         if is_take:
-            offset = arena.take(n)
+            offset = arena.allocate(n)
             if offset is not None:
                 assert offset % ALIGNMENT == 0
                 assert offset + n <= arena.size
@@ -74,13 +74,13 @@ def test_ranges_never_overlap_and_all_room_comes_back(steps):
         elif taken:
             offset = sorted(taken)[n % len(taken)]
             del taken[offset]
-            arena.give(offset)
+            arena.free(offset)
             with pytest.raises(KeyError):
-                arena.give(offset)
+                arena.free(offset)
     for offset in taken:
-        arena.give(offset)
+        arena.free(offset)
     assert arena.free_bytes == arena.size
-    assert arena.take(arena.size) == 0
+    assert arena.allocate(arena.size) == 0
 
 
 # -- two agents in this process
@@ -92,7 +92,7 @@ def agents():
         for name, value in LOOPBACK.items():
             patch.setenv(name, value)
         patch.setenv("UCX_TLS", "")  # the agent sets it: taken back, so that the sidecars of other tests do not see it
-        return Agent("one"), Agent("two")
+        return NixlAgent("one"), NixlAgent("two")
 
 
 def test_bytes_are_read_from_the_other_agents_memory(agents):
@@ -100,7 +100,7 @@ def test_bytes_are_read_from_the_other_agents_memory(agents):
     here, there = mmap.mmap(-1, MIB), mmap.mmap(-1, MIB)
     there[:] = os.urandom(MIB)
     (local, mine), (remote, its) = one.register(here), two.register(there)
-    name = one.learn(two.metadata())
+    name = one.add_peer(two.metadata())
     transfers = [one.read(name, local + n * 4096, remote + n * 4096, 4096) for n in range(256)]
     wait_all(transfers, time.monotonic() + 60)
     assert here[:] == there[:]
@@ -120,7 +120,7 @@ def test_memory_that_is_not_registered_cannot_be_read(agents):
     here, secret, other = mmap.mmap(-1, 4096), mmap.mmap(-1, 4096), mmap.mmap(-1, 4096)
     secret[:6] = b"secret"
     (local, _), (_, _) = one.register(here), two.register(other)
-    name = one.learn(two.metadata())
+    name = one.add_peer(two.metadata())
     address = ctypes.addressof(ctypes.c_char.from_buffer(secret))
     with pytest.raises(PoolUnavailableError):
         wait_all([one.read(name, local, address, 4096)], time.monotonic() + 60)
@@ -129,7 +129,7 @@ def test_memory_that_is_not_registered_cannot_be_read(agents):
 
 def test_a_client_can_only_read_its_slot_and_no_tenant_gets_anothers(agents):
     pool = SlotPool(agents[0], 8 * MIB)
-    slot = pool.take(A_TENANT, 100_000)
+    slot = pool.acquire(A_TENANT, 100_000)
     slot.memory[:5] = b"first"
     held = os.dup(slot.descriptor)
     assert os.pread(held, 5, 0) == b"first"
@@ -142,27 +142,27 @@ def test_a_client_can_only_read_its_slot_and_no_tenant_gets_anothers(agents):
         mmap.mmap(writable, 4096)
     with pytest.raises(PermissionError):
         os.ftruncate(writable, 0)
-    pool.give(slot)
-    other = pool.take(B_TENANT, 100_000)
+    pool.release(slot)
+    other = pool.acquire(B_TENANT, 100_000)
     assert other is not slot
     other.memory[:6] = b"second"
     assert os.pread(held, 5, 0) == b"first"
-    assert pool.take(A_TENANT, 100_000) is slot
+    assert pool.acquire(A_TENANT, 100_000) is slot
     for fd in (held, writable):
         os.close(fd)
 
 
 def test_slots_are_bounded_and_idle_ones_make_room(agents):
     pool = SlotPool(agents[0], 4 * MIB)
-    first = [pool.take(A_TENANT, MIB) for _ in range(4)]
+    first = [pool.acquire(A_TENANT, MIB) for _ in range(4)]
     assert all(first)
-    assert pool.take(A_TENANT, 1) is None
+    assert pool.acquire(A_TENANT, 1) is None
     for slot in first:
-        pool.give(slot)
-    assert pool.take(B_TENANT, 3 * MIB) is not None
+        pool.release(slot)
+    assert pool.acquire(B_TENANT, 3 * MIB) is not None
     assert pool.used_bytes <= 4 * MIB
-    pool.drop(first_left := pool.take(A_TENANT, MIB))
-    assert pool.take(A_TENANT, MIB) is not first_left
+    pool.discard(first_left := pool.acquire(A_TENANT, MIB))
+    assert pool.acquire(A_TENANT, MIB) is not first_left
 
 
 def test_what_is_staged_is_bounded_and_goes_by_release_or_with_time(agents):
@@ -199,10 +199,10 @@ class Link:
         self.asked = []
         self.closed = False
 
-    def request(self, op, keys, flags=0):
+    def send_request(self, op, keys, flags=0):
         self.asked.append((op, list(keys)))
 
-    def small_answer(self, limit, deadline):
+    def response_body(self, limit, deadline):
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -230,7 +230,7 @@ def test_a_peer_that_says_nonsense_costs_its_blocks_and_is_left_alone_for_a_whil
     now = [100.0]
     pool = SlotPool(one, 8 * MIB)
     stats = Stats()
-    fetcher = Fetcher(one, pool, lambda peer, timeout: link, stats, clock=lambda: now[0])
+    fetcher = RdmaFetcher(one, pool, lambda peer, timeout: link, stats, clock=lambda: now[0])
     peer = NodeInfo("p", "127.0.0.1", 1, 1)
     assert fetcher.fetch(peer, [ReadRequest(key(1), 1000)], A_TENANT, time.monotonic() + 30) == [None]
     assert link.closed
@@ -249,11 +249,11 @@ def test_another_block_in_the_place_of_the_one_that_was_asked_for_is_not_handed_
     staged = staging.stage(key(1))
     link = Link([two.metadata(), peer_wire.PEER_STAGED.pack(*staged)])
     pool = SlotPool(one, 8 * MIB)
-    fetcher = Fetcher(one, pool, lambda peer, timeout: link, Stats())
+    fetcher = RdmaFetcher(one, pool, lambda peer, timeout: link, Stats())
     peer = NodeInfo("p", "127.0.0.1", 1, 1)
     assert fetcher.fetch(peer, [ReadRequest(key(2), 1000)], A_TENANT, time.monotonic() + 30) == [None]
     link = Link([two.metadata(), peer_wire.PEER_STAGED.pack(*staged)])
-    other = Fetcher(one, pool, lambda peer, timeout: link, Stats())
+    other = RdmaFetcher(one, pool, lambda peer, timeout: link, Stats())
     (slot,) = other.fetch(peer, [ReadRequest(key(1), 1000)], A_TENANT, time.monotonic() + 30)
     assert slot is not None
     assert link.asked[-1][0] == wire.Op.RELEASE
@@ -297,7 +297,7 @@ def test_a_process_that_used_an_agent_ends_with_its_own_exit_code(tmp_path):
         assert a.status()["transport"] == "RDMA"
         assert a.stop() == 0
     program = (
-        "import atexit, sys; from kvpool_sidecar.peers.rdma.agent import Agent; agent = Agent('x');"
+        "import atexit, sys; from kvpool_sidecar.peers.rdma.agent import NixlAgent; agent = NixlAgent('x');"
         "atexit.register(print, 'at exit'); sys.exit(7)"
     )
     ended = subprocess.run(

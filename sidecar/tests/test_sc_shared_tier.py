@@ -172,7 +172,7 @@ def test_copies_are_made_in_the_background_and_stop_nobody_while_the_mount_hangs
     gate = setup.far.hang("create")
     for n in range(10):
         put(setup.local, n)
-        setup.copier.offer(key(n), 20_000)
+        setup.copier.enqueue(key(n), 20_000)
     assert setup.opened(*range(10)) == [LOCAL] * 10
     gate.set()
     wait_for(lambda: setup.stats.whole("copies").get("copied") == 10, "copied")
@@ -186,7 +186,7 @@ def test_while_the_shared_tier_is_absent_copies_wait_and_the_queue_is_bounded(se
     setup.copier._dirty = DirtySet(max_blocks=3)
     for n in range(6):
         put(setup.local, n)
-        setup.copier.offer(key(n), 20_000)
+        setup.copier.enqueue(key(n), 20_000)
     assert setup.copier.waiting == 3
     assert setup.stats.whole("copies") == {"dropped": 3}
     setup.copier.start()
@@ -333,8 +333,8 @@ def test_a_corrupt_local_block_is_quarantined_and_not_copied(setup, at):
     setup.local._files[key(1)] = fd
     put(setup.local, 2)
     setup.copier.start()
-    setup.copier.offer(key(1), 20_000)
-    setup.copier.offer(key(2), 20_000)
+    setup.copier.enqueue(key(1), 20_000)
+    setup.copier.enqueue(key(2), 20_000)
     wait_for(lambda: sum(setup.stats.whole("copies").values()) == 2, "both are dealt with")
     assert setup.stats.whole("copies") == {"corrupt": 1, "copied": 1}
     assert not setup.far.contains(key(1))

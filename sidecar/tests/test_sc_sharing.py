@@ -350,7 +350,11 @@ def test_one_that_may_read_nobody_asks_what_it_always_asked_and_a_foreign_block_
     try:
         world.put(FOUR[1], 1, Tier.LOCAL)
         world.put(FOUR[1], 2, Tier.SHARED)
-        for holder, name in ((world.local, "contains"), (world.shared, "contains_many"), (world.directory, "reach")):
+        for holder, name in (
+            (world.local, "contains"),
+            (world.shared, "contains_many"),
+            (world.directory, "longest_prefix"),
+        ):
             setattr(holder, name, Counting(name, getattr(holder, name)))
         locator, own = BlockLocator(world.local, world.shared, world.directory), Tenant(SECRET, FOUR[0])
         told = []
@@ -358,12 +362,12 @@ def test_one_that_may_read_nobody_asks_what_it_always_asked_and_a_foreign_block_
             asked.clear()
             found = locator.locate((own,), [block_id(n) for n in names], PATIENCE_S, every=False)
             told.append((list(found.tiers), dict(asked)))
-        assert told[0] == told[1] == ([0, 0, 0], {"contains": [1, 1, 1], "reach": [3], "contains_many": [1]})
+        assert told[0] == told[1] == ([0, 0, 0], {"contains": [1, 1, 1], "longest_prefix": [3], "contains_many": [1]})
         granted = (own, Tenant(SECRET, FOUR[1]))
         asked.clear()
         block_ids = [block_id(1), block_id(2), block_id(3)]
         assert list(locator.locate(granted, block_ids, PATIENCE_S, every=False).tiers) == [1, 3, 0]
-        assert asked["reach"] == [2, 2]
+        assert asked["longest_prefix"] == [2, 2]
     finally:
         world.stop()
 

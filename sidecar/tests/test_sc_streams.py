@@ -183,8 +183,8 @@ def test_a_client_that_gives_up_costs_the_peer_no_more_than_what_is_on_the_way(s
     for n in range(40):
         put(store, n, 8 * MIB)
     one = connect(server)
-    one.ask([key(n) for n in range(40)])
-    size = one.answer(time.monotonic() + 5)
+    one.request([key(n) for n in range(40)])
+    size = one.response_size(time.monotonic() + 5)
     tcp.receive(one._socket, size, time.monotonic() + 5)
     one.close()
     wait_for(lambda: server.connections == 0, "the peer has noticed")
@@ -197,11 +197,11 @@ def test_what_goes_to_peers_is_bounded_and_in_turn(serving, store):
     put(store, 1, 16 * MIB)
     readers = [connect(server) for _ in range(5)]
     for reader in readers:
-        reader.ask([key(1)])  # and nobody reads
+        reader.request([key(1)])  # and nobody reads
     wait_for(lambda: lane.waiting == 2, "three are served, two wait")
     assert lane.held_bytes == 48 * MIB
     for reader in readers:  # whoever reads makes room; a grant that runs out does, too
-        size = reader.answer(time.monotonic() + 10)
+        size = reader.response_size(time.monotonic() + 10)
         if size:
             tcp.receive(reader._socket, size, time.monotonic() + 10)
         reader.close()
@@ -215,15 +215,15 @@ def test_a_peer_whose_turn_does_not_come_gets_a_miss_and_the_index_is_not_told(s
     lane = FairQueue(64 * MIB)
     server = serving(lane=lane, on_absent=absent.append)
     put(store, 1, 16 * MIB)
-    held = [lane.take("another", 16 * MIB, 0.0) for _ in range(3)]
+    held = [lane.acquire("another", 16 * MIB, 0.0) for _ in range(3)]
     assert all(held)
-    assert lane.take("a third", 16 * MIB, 0.0)
+    assert lane.acquire("a third", 16 * MIB, 0.0)
     one = connect(server)
-    one.ask([key(1)])
-    assert one.answer(time.monotonic() + 5) == 0
+    one.request([key(1)])
+    assert one.response_size(time.monotonic() + 5) == 0
     assert absent == []
-    lane.give(held[0])
-    one.ask([key(1)])
-    assert one.answer(time.monotonic() + 5) > 16 * MIB
+    lane.release(held[0])
+    one.request([key(1)])
+    assert one.response_size(time.monotonic() + 5) > 16 * MIB
     assert server._stats.whole("refused") == {"busy-peers": 1}
     one.close()

@@ -63,13 +63,13 @@ def test_the_rate_is_bounded(index, sweeper):
 
 def test_an_index_that_fails_is_swept_later(index, sweeper, monkeypatch):
     failing = [RetryableError("away"), RuntimeError("a mistake of ours")]
-    sweep = index.sweep
+    sweep = index.expire
 
     def flaky(number, pace):
         if failing:
             raise failing.pop()
         return sweep(number, pace)
 
-    monkeypatch.setattr(index, "sweep", flaky)
+    monkeypatch.setattr(index, "expire", flaky)
     one = sweeper(lambda: 1)
     wait_for(lambda: one.removed == 300, "swept")

@@ -26,7 +26,7 @@ from kvpool_sidecar.peers import tcp, tickets
 from kvpool_sidecar.peers.certificate import NodeIdentity
 from kvpool_sidecar.peers.connection import dial
 from kvpool_sidecar.peers.control import connect_tls
-from kvpool_sidecar.peers.security import Security
+from kvpool_sidecar.peers.security import PeerSecurity
 from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.peers.tickets import TicketIssuer
 from kvpool_sidecar.storage.memory import MemoryStore
@@ -67,7 +67,7 @@ def store():
 class Far:
     """A serving node named `b`, and how to ask it."""
 
-    def __init__(self, store, security: Security) -> None:
+    def __init__(self, store, security: PeerSecurity) -> None:
         self.security = security
         self.stats = Stats()
         self.server = PeerServer(fresh_address(), 0, security=security, store=store, stats=self.stats)
@@ -85,7 +85,7 @@ def far(store):
     made = []
 
     def make(encryption: str = "ControlOnly", **kw) -> Far:
-        made.append(Far(store, Security(identity("b", **kw), encryption)))
+        made.append(Far(store, PeerSecurity(identity("b", **kw), encryption)))
         return made[-1]
 
     yield make
@@ -97,8 +97,8 @@ def far(store):
 def near():
     made = []
 
-    def make(encryption: str = "ControlOnly", node: str = "a", **kw) -> Security:
-        made.append(Security(identity(node, **kw), encryption))
+    def make(encryption: str = "ControlOnly", node: str = "a", **kw) -> PeerSecurity:
+        made.append(PeerSecurity(identity(node, **kw), encryption))
         return made[-1]
 
     yield make
@@ -106,11 +106,11 @@ def near():
         one.close()
 
 
-def fetched(security: Security, peer: NodeInfo, n: int = 1, timeout_s: float = 10.0) -> bytes | None:
+def fetched(security: PeerSecurity, peer: NodeInfo, n: int = 1, timeout_s: float = 10.0) -> bytes | None:
     link = security.dial(peer, timeout_s)
     try:
-        link.ask([key(n)])
-        size = link.answer(time.monotonic() + 10)
+        link.request([key(n)])
+        size = link.response_size(time.monotonic() + 10)
         return tcp.receive(link._socket, size, time.monotonic() + 10) if size else None
     finally:
         link.close()
@@ -125,7 +125,7 @@ def test_a_node_that_was_replaced_at_its_address_is_asked_at_once(far, near, sto
     peer, security = far(), near()
     expected = file_of(1, 300_000)
     assert fetched(security, peer.info) == expected
-    peer.security.office = TicketIssuer()  # of another process, which knows none of those given out
+    peer.security.ticket_issuer = TicketIssuer()  # of another process, which knows none of those given out
     assert fetched(security, peer.info) == expected
     assert fetched(security, peer.info) == expected
     assert peer.stats.whole("refused") == {"peer-proof": 1}
@@ -136,11 +136,11 @@ def test_blocks_come_by_either_way(far, near, store, encryption):
     there, here = far(encryption), near(encryption)
     put(store, 2, 9 * MIB + 123)
     link = here.dial(there.info, 10)
-    link.ask([key(1), key(2), key(9)])
-    link.ask([key(1)])
+    link.request([key(1), key(2), key(9)])
+    link.request([key(1)])
     got = []
     for _ in range(4):
-        size = link.answer(time.monotonic() + 10)
+        size = link.response_size(time.monotonic() + 10)
         got.append(tcp.receive(link._socket, size, time.monotonic() + 10) if size else None)
     assert got == [file_of(1, 300_000), file_of(2, 9 * MIB + 123), None, file_of(1, 300_000)]
     assert link.alive
@@ -183,7 +183,7 @@ def test_who_has_no_ticket_gets_no_data(far, near):
             dial(*address, timeout_s=5, **kw)
         with pytest.raises(KVPoolError):
             dial(*address, timeout_s=5, ticket=os.urandom(16), **kw)
-    ticket = near()._controls.ticket(there.info, time.monotonic() + 5)
+    ticket = near()._control_channels.ticket(there.info, time.monotonic() + 5)
     with pytest.raises(KVPoolError):
         dial(*address, secret=bytes(32), ticket=ticket.name, timeout_s=5)  # its name, not its key
     with pytest.raises(KVPoolError):
@@ -214,7 +214,7 @@ def test_a_stranger_is_refused_by_both_sides(far, near, encryption):
 def test_a_connection_without_a_certificate_is_refused(far):
     there = far()
     sock = tcp.connect(there.info.host, there.info.port, time.monotonic() + 5)
-    tcp.ask_for(sock, peer_wire.PeerKind.CONTROL, time.monotonic() + 5)
+    tcp.send_connection_kind(sock, peer_wire.PeerKind.CONTROL, time.monotonic() + 5)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     answer = b""
@@ -241,7 +241,7 @@ def test_a_node_of_another_pool_is_a_stranger(far, near):
 def test_old_tls_is_not_spoken(far):
     there = far()
     sock = tcp.connect(there.info.host, there.info.port, time.monotonic() + 5)
-    tcp.ask_for(sock, peer_wire.PeerKind.CONTROL, time.monotonic() + 5)
+    tcp.send_connection_kind(sock, peer_wire.PeerKind.CONTROL, time.monotonic() + 5)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -346,10 +346,10 @@ def test_a_clock_that_jumps_leaves_the_node_with_a_certificate_of_the_new_time(f
     assert abs(here.identity.seconds_left - DAY.total_seconds()) < 3600
 
 
-def connect_and_ask(there: Far, here: Security) -> None:
+def connect_and_ask(there: Far, here: PeerSecurity) -> None:
     """A control channel of its own, and a ticket over it."""
-    here._controls.close()
-    here._controls.ticket(there.info, time.monotonic() + 10)
+    here._control_channels.close()
+    here._control_channels.ticket(there.info, time.monotonic() + 10)
 
 
 def test_an_expired_certificate_is_refused_and_that_shows(far, near):
@@ -365,7 +365,7 @@ def test_an_expired_certificate_is_refused_and_that_shows(far, near):
 
 def test_a_control_channel_does_not_outlive_the_certificate_that_opened_it(far, near):
     there, here = far(), near(life=timedelta(seconds=1.5))
-    here._controls.ticket(there.info, time.monotonic() + 10)
+    here._control_channels.ticket(there.info, time.monotonic() + 10)
     wait_for(lambda: there.server.connections == 0, "ended with the certificate")
 
 
@@ -374,7 +374,7 @@ def test_a_channel_that_the_peer_ended_is_made_anew(far, near):
     for _ in range(3):
         for _ in range(8):
             assert fetched(here, there.info) == file_of(1, 300_000)
-        (control,) = here._controls._controls.values()
+        (control,) = here._control_channels._channels.values()
         socket.socket.shutdown(control.tls, socket.SHUT_RDWR)
 
 
@@ -459,7 +459,7 @@ def test_a_control_channel_that_asks_for_too_much_is_ended(far, near):
         tls.sendall(peer_wire.PEER_TICKETS.pack(wire.MAGIC, count))
         assert tls.recv(100) == b""
         tls.close()
-    assert not there.security.office._issued
+    assert not there.security.ticket_issuer._issued
 
 
 def test_a_client_that_does_not_read_an_encrypted_stream_stops_the_peer(far, near, store):
@@ -467,7 +467,7 @@ def test_a_client_that_does_not_read_an_encrypted_stream_stops_the_peer(far, nea
     for n in range(10, 20):
         put(store, n, 8 * MIB)
     link = here.dial(there.info, 10)
-    link.ask([key(n) for n in range(10, 20)])
+    link.request([key(n) for n in range(10, 20)])
     wait_for(lambda: there.stats.whole("peer_served").get("blocks", 0) >= 0 and link.received() > 0, "it has begun")
     link.close()
     wait_for(lambda: there.server.connections == 0, "the peer has noticed")
@@ -506,11 +506,11 @@ def test_a_sidecar_takes_the_authority_of_its_secret(cluster):
     (c.secret / "peer-ca.key").write_bytes(_pem(one))
     a = c.node("a")
     info = NodeInfo("a", a.address, PEER_PORT, 1)
-    ours = Security(NodeIdentity(lambda: authority.TrustBundle(one), "pool-uid", "x"))
-    assert ours._controls.ticket(info, time.monotonic() + 10)
+    ours = PeerSecurity(NodeIdentity(lambda: authority.TrustBundle(one), "pool-uid", "x"))
+    assert ours._control_channels.ticket(info, time.monotonic() + 10)
     derived = authority.derived(keys.peer_secret(POOL_SECRET, "pool-uid"))
-    theirs = Security(NodeIdentity(lambda: authority.TrustBundle(derived), "pool-uid", "x"))
+    theirs = PeerSecurity(NodeIdentity(lambda: authority.TrustBundle(derived), "pool-uid", "x"))
     with pytest.raises((RefusedError, PoolUnavailableError)):
-        theirs._controls.ticket(info, time.monotonic() + 10)
+        theirs._control_channels.ticket(info, time.monotonic() + 10)
     ours.close()
     theirs.close()

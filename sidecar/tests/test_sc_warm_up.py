@@ -19,7 +19,7 @@ from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks.popularity import HALF_LIFE_S, Popularity, roots_first
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.index.resolver import ResolvedPrefix
+from kvpool_sidecar.index.resolver import ReplicaLocation
 from kvpool_sidecar.peers import hottest
 from kvpool_sidecar.peers.connection import dial
 from kvpool_sidecar.peers.fetch import ByteRateLimiter, fetch_block
@@ -146,7 +146,7 @@ def test_the_plan_adds_up_what_the_peers_say():
 
     def locate(keys):
         asked.extend(keys)
-        return [ResolvedPrefix(3, C, 90)]
+        return [ReplicaLocation(3, C, 90)]
 
     wanted = plan(lists, locate)
     assert asked == [key(9)]
@@ -170,9 +170,15 @@ class Peer:
         self.store = MemoryStore(1 << 30)
         self.heat = Popularity()
         self.server = PeerServer(
-            fresh_address(), 0, secret=SECRET, store=self.store, stats=Stats(),
-            hottest=lambda request: hottest.answer(self.heat.hottest, lambda _k: SIZE, self.store.usage, request),
-        )  # fmt: skip
+            fresh_address(),
+            0,
+            secret=SECRET,
+            store=self.store,
+            stats=Stats(),
+            hottest=lambda request: hottest.build_response(
+                self.heat.hottest, lambda _k: SIZE, self.store.usage, request
+            ),
+        )
         self.server.start()
         host, port = self.server._listener.getsockname()
         self.info = NodeInfo("peer", host, port, 1)
@@ -227,13 +233,13 @@ def test_a_peer_tells_its_hottest_blocks_to_who_can_prove(peer):
     peer.heat.record_hits([key(1), key(2)], time.monotonic())
     put(peer.store, 1, SIZE)
     link = peer.dial()
-    found = hottest.ask(link, 10, time.monotonic() + 5)
+    found = hottest.request_hot_list(link, 10, time.monotonic() + 5)
     assert [(row.key, row.payload_len, row.parent) for row in found.rows] == [
         (key(1), SIZE, None),
         (key(2), SIZE, key(1)),
     ]
     assert found.used_bytes == peer.store.usage().used_bytes > SIZE
-    assert len(hottest.ask(link, 1, time.monotonic() + 5).rows) == 1
+    assert len(hottest.request_hot_list(link, 1, time.monotonic() + 5).rows) == 1
     link.close()
 
 

@@ -13,7 +13,7 @@ from sc_raw import block_id, payload
 from kvpool import config
 from kvpool.protocol.wire import CommitStatus, Tier
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.replication.dirty_set import DirtySet, Hits
+from kvpool_sidecar.replication.dirty_set import DirtySet, HitCounter
 from kvpool_sidecar.replication.write_back import WriteBack
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -153,7 +153,7 @@ class Setup:
     def store(self, *numbers):
         for n in numbers:
             put(self.local, n)
-            self.copier.offer(key(n), 20_000)
+            self.copier.enqueue(key(n), 20_000)
 
     def far_has(self, *numbers):
         return [self.far.inner.contains(key(n)) for n in numbers]
@@ -199,7 +199,7 @@ def test_what_is_to_be_evicted_is_copied_though_nothing_else_is_due(setup):
     one.copier.start()
     one.store(1, 2, 3)
     assert one.copier.dirty([key(2), key(9)]) == {key(2)}
-    one.copier.hurry([key(2)])
+    one.copier.expedite([key(2)])
     wait_for(lambda: one.copier.waiting == 2, "it is copied")
     assert one.far_has(1, 2, 3) == [False, True, False]
 
@@ -216,12 +216,12 @@ def test_a_flush_ends_with_its_time_when_the_shared_tier_hangs(setup):
 
 
 def test_hits_count_the_blocks_used_last():
-    hits = Hits(2, max_counted=2)
-    assert hits.used([key(1)]) == []
-    assert hits.used([key(1), key(2)]) == [key(1)]
-    assert hits.used([key(1)]) == []
-    assert hits.used([key(3), key(4)]) == []
-    assert hits.used([key(2)]) == []  # forgotten meanwhile
+    hits = HitCounter(2, max_counted=2)
+    assert hits.record([key(1)]) == []
+    assert hits.record([key(1), key(2)]) == [key(1)]
+    assert hits.record([key(1)]) == []
+    assert hits.record([key(3), key(4)]) == []
+    assert hits.record([key(2)]) == []  # forgotten meanwhile
 
 
 @given(st.lists(st.tuples(st.sampled_from("atdrgh"), st.integers(0, 9), st.integers(1, 50)), max_size=60))
@@ -240,7 +240,7 @@ def test_dirty_blocks_add_up_whatever_happens_to_them(steps):
                 waiting[one] = size
         elif what == "t":
             due = bool(urgent) or sum(waiting.values()) > 100
-            taken = dirty.take(0.0)
+            taken = dirty.pop(0.0)
             assert (taken is not None) == bool(due)
             if taken is not None:
                 assert taken in urgent if urgent else taken == next(iter(waiting))
@@ -250,18 +250,18 @@ def test_dirty_blocks_add_up_whatever_happens_to_them(steps):
             dirty.done(one)
             going.pop(one, None)
         elif what == "r" and one in going:
-            if dirty.again(one):
+            if dirty.retry(one):
                 waiting[one] = going.pop(one)
             else:
                 del going[one]
         elif what == "g":
-            assert dirty.gone([one]) == (one in waiting or one in going)
+            assert dirty.discard([one]) == (one in waiting or one in going)
             waiting.pop(one, None)
             going.pop(one, None)
             urgent.discard(one)
         elif what == "h":
-            dirty.hurry([one])
+            dirty.expedite([one])
             urgent.update({one} & waiting.keys())
         assert len(dirty) == len(waiting) + len(going)
         assert dirty.total_bytes == sum(waiting.values()) + sum(going.values())
-        assert dirty.those_of([key(n) for n in range(10)]) == waiting.keys() | going.keys()
+        assert dirty.intersection([key(n) for n in range(10)]) == waiting.keys() | going.keys()

@@ -114,7 +114,7 @@ class Flag(enum.IntFlag):
     VERIFY = 2  # OPEN: the sidecar checks payloads first; COMMIT: the sidecar computes the payload checksum
     LOCAL_ONLY = 4  # OPEN: no STREAM entries, for a client that cannot verify streams
     WANTS_DONE = 8  # reply to OPEN: send DONE after reading
-    EVICT = 16  # ADOPT: colder blocks may be evicted for it
+    EVICT = 16  # RECEIVE: colder blocks may be evicted for it
 
 
 class Tier(enum.IntEnum):

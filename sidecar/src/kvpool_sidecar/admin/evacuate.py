@@ -37,16 +37,16 @@ class Evacuate:
         if params.keys() - {"bandwidth", "wait_s"} or not rate:
             raise ProtocolError("evacuate: give bandwidth in bytes per second, and wait_s or not")
         if not wait_s:
-            self._evacuator.leave(rate)
+            self._evacuator.start(rate)
             return {}
-        self._evacuator.leave(rate, OPERATION)
+        self._evacuator.start(rate, OPERATION)
         try:
             self._wait(time.monotonic() + wait_s, context)
         finally:
             told = self._evacuator.status()
             context.count("blocks", told["moved_blocks"])
             context.count("bytes", told["moved_bytes"])
-            self._evacuator.stay(OPERATION)
+            self._evacuator.cancel(OPERATION)
         return {}
 
     def _wait(self, deadline: float, context: Context) -> None:
@@ -68,7 +68,7 @@ class Remain:
     def __call__(self, params: Mapping[str, object], _context: Context) -> None:
         if params:
             raise ProtocolError("remain: it has no parameters")
-        self._evacuator.stay(NODE)
+        self._evacuator.cancel(NODE)
 
 
 def _number(params: Mapping[str, object], name: str, most: int, default: int | None = None) -> int:

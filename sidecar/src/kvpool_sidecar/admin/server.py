@@ -117,4 +117,4 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
             self._json(200, report)
 
     def _json(self, code: int, value: dict[str, Any]) -> None:
-        self.answer(code, "application/json", json.dumps(value).encode() + b"\n")
+        self.respond(code, "application/json", json.dumps(value).encode() + b"\n")

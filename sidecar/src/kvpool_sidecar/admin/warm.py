@@ -38,7 +38,7 @@ class Warm:
             context.count("blocks")
             context.count("bytes", HEADER_BYTES + payload_len)
 
-        was_full = self._warm_up.once(
+        was_full = self._warm_up.run_once(
             rate, context.cancelled, stored, lambda done, total: context.progress(done, total, "blocks")
         )
         return {"full": 1} if was_full else {}

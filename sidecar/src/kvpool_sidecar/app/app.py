@@ -21,8 +21,8 @@ from kvpool_sidecar.app.config_reload import ConfigReloader
 from kvpool_sidecar.app.takeover import LOOK_S, TakeoverWatch, wait_for_turn
 from kvpool_sidecar.blocks.popularity import Popularity
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.events.feed import Feed, Place
-from kvpool_sidecar.events.prefix_api import Prefixes
+from kvpool_sidecar.events.feed import EventFeed, Locality
+from kvpool_sidecar.events.prefix_api import PrefixApi
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.credentials import Passwords
 from kvpool_sidecar.index.expiry import IndexExpiry
@@ -38,12 +38,12 @@ from kvpool_sidecar.peers import hottest
 from kvpool_sidecar.peers.certificate import NodeIdentity
 from kvpool_sidecar.peers.preconnect import Preconnector
 from kvpool_sidecar.peers.rdma import factory as rdma
-from kvpool_sidecar.peers.security import Security
+from kvpool_sidecar.peers.security import PeerSecurity
 from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.preflight.run import PreflightSettings
 from kvpool_sidecar.replication.drain_source import DrainSource
 from kvpool_sidecar.replication.drain_target import DrainTarget
-from kvpool_sidecar.replication.lookup_events import Listener, LookupEvents
+from kvpool_sidecar.replication.lookup_events import LookupEvents, LookupListener
 from kvpool_sidecar.replication.prefetch import Prefetcher
 from kvpool_sidecar.replication.verifier import BlockVerifier
 from kvpool_sidecar.replication.warm_up import WarmUp
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from kvpool.config import PoolConfig
     from kvpool.protocol.block import BlockHeader
     from kvpool_sidecar.blocks.popularity import PopularBlock
-    from kvpool_sidecar.events.publisher import Publisher
+    from kvpool_sidecar.events.publisher import EventPublisher
     from kvpool_sidecar.index.base import Index
     from kvpool_sidecar.settings import ServeSettings
     from kvpool_sidecar.storage.local.drive import Drive
@@ -98,7 +98,7 @@ class _StoreEvents(DriveEvents):
     def __init__(self, stats: Stats) -> None:
         self.announcer: IndexRegistration | None = None
         self.copier: WriteBack | None = None
-        self.feed: Feed | None = None
+        self.feed: EventFeed | None = None
         self.local: LocalStore | None = None
         self._stats = stats
 
@@ -106,7 +106,7 @@ class _StoreEvents(DriveEvents):
         if self.feed is not None:
             self.feed.stored(key, header)
             if self.local is not None and not self.local.contains(key):  # it went while it was told
-                self.feed.gone([key], Place.LOCAL)
+                self.feed.removed([key], Locality.LOCAL)
 
     def shared(self, key: bytes) -> None:
         if self.feed is not None:
@@ -114,22 +114,22 @@ class _StoreEvents(DriveEvents):
 
     def gone(self, keys: list[bytes]) -> None:
         if self.feed is not None:
-            self.feed.gone(keys, Place.LOCAL)
+            self.feed.removed(keys, Locality.LOCAL)
         if self.announcer is not None:
             self.announcer.withdraw(keys)
         if self.copier is not None:
-            self.copier.gone(keys)
+            self.copier.discard(keys)
 
     def not_shared(self, key: bytes, payload_len: int) -> None:
         if self.copier is not None:
-            self.copier.offer(key, payload_len)
+            self.copier.enqueue(key, payload_len)
 
     def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
         return self.copier.dirty(keys) if self.copier is not None else set()
 
     def hurry(self, keys: Sequence[bytes]) -> None:
         if self.copier is not None:
-            self.copier.hurry(keys)
+            self.copier.expedite(keys)
 
     def count(self, what: str, n: int) -> None:
         self._stats.add("events", what, n)
@@ -164,7 +164,7 @@ class SidecarApp:
     def _open_tiers(self, made: contextlib.ExitStack) -> None:
         config, settings = self._config, self._settings
         self._events = _StoreEvents(self._stats)
-        self._feed = self._events.feed = Feed(self._stats) if config.events.enabled else None
+        self._feed = self._events.feed = EventFeed(self._stats) if config.events.enabled else None
         self._know_tenants()
         read_paths = {tier.path: ro for tier in config.local if (ro := settings.read_path(tier.path)) is not None}
         self._local = open_local(
@@ -185,7 +185,7 @@ class SidecarApp:
         if shared is not None:
             self._shared = SharedTier(shared)
             if (feed := self._feed) is not None:
-                self._shared.on_absent = lambda keys: feed.gone(keys, Place.SHARED)
+                self._shared.on_absent = lambda keys: feed.removed(keys, Locality.SHARED)
             made.callback(self._shared.close)
             self._keeper = create_controller(
                 config, self._tenancy, settings.node, self._shared, self._stats, self._fingerprints.known
@@ -204,14 +204,14 @@ class SidecarApp:
                 made.callback(self._copier.stop)
                 self._events.copier = self._copier
                 if config.cache.write_policy == "WriteThroughSelective":
-                    self._local.on_used = self._copier.used
+                    self._local.on_used = self._copier.record_hits
 
     def _open_network(self, made: contextlib.ExitStack) -> None:
         config, settings = self._config, self._settings
         secret = keys.peer_secret(settings.secret, config.uid)
         cc = config.peer.congestion_control
         identity = NodeIdentity(lambda: authority.read(settings.secret_file, secret), config.uid, settings.node)
-        self._security = Security(identity, config.peer.encryption, cc)
+        self._security = PeerSecurity(identity, config.peer.encryption, cc)
         made.callback(self._security.close)
         self._dial = Preconnector(self._security.dial, config.peer.streams)
         made.callback(self._dial.close)
@@ -230,7 +230,7 @@ class SidecarApp:
             lane=self._admission.peers,
             staging=self._rdma.staging,
             hottest=self._tell_hottest,
-            others={wire.Op.HEADROOM: self._adopter.room, wire.Op.RECEIVE: self._adopter.adopt},
+            others={wire.Op.HEADROOM: self._adopter.headroom, wire.Op.RECEIVE: self._adopter.receive},
             on_absent=lambda key: self._announcer.withdraw([key]),
         )
         made.callback(self._peer_server.stop)
@@ -261,7 +261,7 @@ class SidecarApp:
             scanned=lambda: self._local.scanned,
             lease_s=lease_s,
             keys_per_s=config.index.rebuild_per_s,
-            nodes=lambda: self._peers.alive + 1,
+            nodes=lambda: self._peers.live_peers + 1,
             on_renewed=self._peers.refresh,
         )
         made.callback(self._announcer.stop)
@@ -274,7 +274,7 @@ class SidecarApp:
         made.callback(self._sweeper.stop)
         self._warm_up = self._make_warm_up(index, info)
         self._evacuator = self._make_evacuator(index)
-        made.callback(self._evacuator.stay)
+        made.callback(self._evacuator.cancel)
         self._events.announcer = self._announcer
 
     def _make_warm_up(self, index: Index, own: NodeInfo) -> WarmUp | None:
@@ -293,7 +293,7 @@ class SidecarApp:
             requests=lambda: sum(n for op, n in self._stats.family("requests").items() if op in _DATA_REQUESTS),
             stats=self._stats,
             on_stored=self._announcer.announce,
-            on_corrupt=lambda key: self._inspector.offer(key),
+            on_corrupt=lambda key: self._inspector.report(key),
         )
 
     def _make_adopter(self) -> DrainTarget:
@@ -302,10 +302,10 @@ class SidecarApp:
             lambda keys, timeout_s: self._peers.locate(keys, timeout_s),
             self._dial,
             max_block_bytes=self._config.cache.max_block_bytes,
-            leaving=lambda: self._evacuator.leaving,
+            leaving=lambda: self._evacuator.is_draining,
             stats=self._stats,
             on_stored=lambda key, payload_len: self._announcer.announce(key, payload_len),
-            on_corrupt=lambda key: self._inspector.offer(key),
+            on_corrupt=lambda key: self._inspector.report(key),
         )
 
     def _make_evacuator(self, index: Index) -> DrainSource:
@@ -315,9 +315,9 @@ class SidecarApp:
             self._settings.node,
             hottest=self._hottest,
             members=index.members,
-            holders=lambda keys, timeout_s: self._peers.holders(keys, timeout_s, staying=True),
+            holders=lambda keys, timeout_s: self._peers.replicas(keys, timeout_s, staying=True),
             dial=self._dial,
-            tell=lambda leaving, timeout_s: self._announcer.leave_soon(leaving=leaving, timeout_s=timeout_s),
+            tell=lambda leaving, timeout_s: self._announcer.set_draining(leaving=leaving, timeout_s=timeout_s),
             stats=self._stats,
         )
 
@@ -325,7 +325,7 @@ class SidecarApp:
         return self._heat.hottest(count, now) if self._heat is not None else []
 
     def _tell_hottest(self, request: bytes) -> bytes:
-        return hottest.answer(self._hottest, self._local.payload_len, self._local.usage, request)
+        return hottest.build_response(self._hottest, self._local.payload_len, self._local.usage, request)
 
     def _make_index(self) -> Index:
         config = self._config.index
@@ -370,7 +370,7 @@ class SidecarApp:
             self._rdma.fetcher,
             self._prefetcher,
             self._after_lookup,
-            on_stored=self._evacuator.stored,
+            on_stored=self._evacuator.on_stored,
         )
         self._listeners = PodListeners(self._new_session, self._stats)
         made.callback(self._listeners.stop, _DRAIN_S)
@@ -439,17 +439,17 @@ class SidecarApp:
     def _metrics(self, report: StatusReport) -> Metrics:
         return Metrics(report, per_tenant=self._settings.metrics_per_tenant)
 
-    def _make_publisher(self) -> Publisher | None:
+    def _make_publisher(self) -> EventPublisher | None:
         if self._feed is None:
             return None
-        from kvpool_sidecar.events.publisher import Publisher  # the only part that needs ZeroMQ
+        from kvpool_sidecar.events.publisher import EventPublisher  # the only part that needs ZeroMQ
 
         config, events = self._config, self._config.events
         names = {"{node}": self._settings.node, "{pool}": config.pool, "{namespace}": config.namespace}
         topic = events.topic
         for place, name in names.items():
             topic = topic.replace(place, name)
-        return Publisher(
+        return EventPublisher(
             self._settings.address,
             port=events.port,
             replay_port=events.replay_port,
@@ -460,10 +460,10 @@ class SidecarApp:
             models=lambda: dict(self._fingerprints.known()),
         )
 
-    def _make_prefixes(self) -> Prefixes:
+    def _make_prefixes(self) -> PrefixApi:
         settings, config = self._settings, self._config
         token = keys.events_token(settings.secret, config.uid, config.events.token_revision)
-        return Prefixes(
+        return PrefixApi(
             token,
             settings.secret,
             settings.node,
@@ -474,10 +474,10 @@ class SidecarApp:
             lambda namespace: (self._tenancy.tenant_id(namespace), *self._tenancy.reads_from(namespace)),
         )
 
-    def _lookup_listeners(self) -> list[Listener]:
-        listeners: list[Listener] = []
+    def _lookup_listeners(self) -> list[LookupListener]:
+        listeners: list[LookupListener] = []
         if self._prefetcher is not None:
-            listeners.append(self._prefetcher.promised)
+            listeners.append(self._prefetcher.enqueue)
         if (heat := self._heat) is not None:
             listeners.append(lambda _tenant, keys, _tiers, asked_at: heat.record_hits(keys, asked_at))
         if self._keeper is not None:
@@ -638,7 +638,7 @@ class SidecarApp:
             try:
                 self._shared.store.maintain()
                 if self._feed is not None and self._config.fsspec is None:  # looking costs money in an object store
-                    self._look_again(self._shared, self._feed.some_shared(_SHARED_LOOKS))
+                    self._look_again(self._shared, self._feed.sample_shared(_SHARED_LOOKS))
             except Exception as e:
                 log.warning("the shared tier: %s", e)
 

@@ -33,13 +33,13 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/healthz":
-            self.answer(200, "text/plain", b"ok\n")
+            self.respond(200, "text/plain", b"ok\n")
         elif path == "/readyz":
             ready = self.server.is_ready()
-            self.answer(200 if ready else 503, "text/plain", f"{self.server.report['phase']}\n".encode())
+            self.respond(200 if ready else 503, "text/plain", f"{self.server.report['phase']}\n".encode())
         elif path == "/status":
-            self.answer(200, "application/json", json.dumps(self.server.report).encode() + b"\n")
+            self.respond(200, "application/json", json.dumps(self.server.report).encode() + b"\n")
         elif path == "/metrics":
-            self.answer(200, "text/plain; version=0.0.4; charset=utf-8", b"# another sidecar of this node serves\n")
+            self.respond(200, "text/plain; version=0.0.4; charset=utf-8", b"# another sidecar of this node serves\n")
         else:
-            self.answer(404, "text/plain", b"/healthz /readyz /metrics /status\n")
+            self.respond(404, "text/plain", b"/healthz /readyz /metrics /status\n")

@@ -56,7 +56,7 @@ class RedisServerProcess:
         if current == self._known or not current:
             return False
         embedded.write_acl(self._home, current)
-        embedded.tell_passwords(self._home, current, show_out=not set(self._known) <= set(current))
+        embedded.load_passwords(self._home, current, show_out=not set(self._known) <= set(current))
         log.info("updated the passwords of the index: %d are valid", len(current))
         self._known = current
         return True
@@ -125,9 +125,9 @@ def _handler(process: RedisServerProcess) -> type[BoundedHandler]:
         def do_GET(self) -> None:  # noqa: N802 - name fixed by the base class
             accepted = {"/healthz": ("PONG", "LOADING"), "/readyz": ("PONG",)}.get(self.path)
             if accepted is None:
-                self.answer(404, "text/plain", b"/healthz /readyz\n")
+                self.respond(404, "text/plain", b"/healthz /readyz\n")
                 return
             state = process.state()
-            self.answer(200 if state in accepted else 503, "text/plain", f"{state or 'no answer'}\n".encode())
+            self.respond(200 if state in accepted else 503, "text/plain", f"{state or 'no answer'}\n".encode())
 
     return Handler

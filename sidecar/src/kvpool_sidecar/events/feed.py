@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvpool.protocol.block import BlockHeader, EngineBlock
     from kvpool_sidecar.counters import Stats
 
-__all__ = ["Event", "Feed", "Kind", "Place"]
+__all__ = ["Event", "EventFeed", "EventKind", "Locality"]
 
 _MAX_BLOCKS = 1 << 18
 _MAX_QUEUED = 1 << 16
@@ -29,13 +29,13 @@ _MAX_FEW = 1 << 10
 _AGAIN_S = 60.0
 
 
-class Place(enum.IntFlag):
+class Locality(enum.IntFlag):
     NOWHERE = 0
     LOCAL = 1  # this node's drives
     SHARED = 2  # the shared tier
 
 
-class Kind(enum.Enum):
+class EventKind(enum.Enum):
     STORED = "stored"
     REMOVED = "removed"
     CLEARED = "cleared"
@@ -44,24 +44,24 @@ class Kind(enum.Enum):
 class Event(NamedTuple):
     """`name` is None for CLEARED. `place`: one."""
 
-    kind: Kind
+    kind: EventKind
     name: EngineBlock | None = None
-    place: Place = Place.NOWHERE
+    place: Locality = Locality.NOWHERE
     tenant: str = ""
     fingerprint: bytes = b""
 
 
-class _Known:
+class _TrackedBlock:
     __slots__ = ("fingerprint", "name", "place", "tag")
 
     def __init__(self, name: EngineBlock, tag: bytes, fingerprint: bytes) -> None:
         self.name = name
         self.tag = tag
         self.fingerprint = fingerprint
-        self.place = Place.NOWHERE
+        self.place = Locality.NOWHERE
 
 
-class Feed:
+class EventFeed:
     """Thread-safe; nothing here blocks. `wake` is called when there is something to take."""
 
     def __init__(
@@ -78,12 +78,12 @@ class Feed:
         self._max_queued = max_queued
         self._clock = clock
         self._lock = threading.Lock()
-        self._blocks: dict[bytes, _Known] = {}
-        self._elsewhere: OrderedDict[bytes, None] = OrderedDict()  # of these, what is on the shared tier alone
+        self._blocks: dict[bytes, _TrackedBlock] = {}
+        self._shared_only: OrderedDict[bytes, None] = OrderedDict()  # of these, what is on the shared tier alone
         self._tenants: dict[bytes, str] = {}  # name by tag
-        self._queue: deque[Event] = deque([Event(Kind.CLEARED)])
-        self._due: dict[bytes, None] = {}  # to be told as they are when their turn comes
-        self._few: dict[bytes, bytes] = {}
+        self._queue: deque[Event] = deque([Event(EventKind.CLEARED)])
+        self._pending: dict[bytes, None] = {}  # to be told as they are when their turn comes
+        self._interned: dict[bytes, bytes] = {}
         self._gap = False
         self._again_at = 0.0
 
@@ -93,7 +93,7 @@ class Feed:
             if tag in self._tenants or len(self._tenants) >= _MAX_TENANTS:
                 return
             self._tenants[tag] = name
-            self._due.update((key, None) for key, known in self._blocks.items() if known.tag == tag)
+            self._pending.update((key, None) for key, known in self._blocks.items() if known.tag == tag)
         self.wake()
 
     def stored(self, key: bytes, header: BlockHeader) -> None:
@@ -111,10 +111,10 @@ class Feed:
                 return
             known = self._blocks.get(key)
             if known is None:
-                tag, fingerprint = self._one(header.tenant_tag), self._one(header.fingerprint)
-                known = self._blocks[key] = _Known(name, tag, fingerprint)
-            self._elsewhere.pop(key, None)
-            self._add(known, Place.LOCAL)
+                tag, fingerprint = self._intern(header.tenant_tag), self._intern(header.fingerprint)
+                known = self._blocks[key] = _TrackedBlock(name, tag, fingerprint)
+            self._shared_only.pop(key, None)
+            self._add(known, Locality.LOCAL)
         self.wake()
 
     def shared(self, key: bytes) -> None:
@@ -123,94 +123,94 @@ class Feed:
             known = self._blocks.get(key)
             if known is None:
                 return
-            self._add(known, Place.SHARED)
+            self._add(known, Locality.SHARED)
         self.wake()
 
-    def gone(self, keys: Iterable[bytes], place: Place) -> None:
+    def removed(self, keys: Iterable[bytes], place: Locality) -> None:
         """They are no longer there."""
         with self._lock:
             found = [(key, known) for key in keys if (known := self._blocks.get(key)) is not None]
             for key, known in found:
-                self._take_away(key, known, place)
+                self._remove(key, known, place)
         if found:
             self.wake()
 
-    def some_shared(self, count: int) -> list[bytes]:
+    def sample_shared(self, count: int) -> list[bytes]:
         """Blocks that were told to be on the shared tier and nowhere else, other ones at each call."""
         with self._lock:
-            return list(self._elsewhere) if len(self._elsewhere) <= count else self._rotate(count)
+            return list(self._shared_only) if len(self._shared_only) <= count else self._rotate(count)
 
-    def tell_all_again(self) -> None:
+    def resend_all(self) -> None:
         """Somebody missed more than can be replayed; done once a minute at most."""
         with self._lock:
             if self._clock() < self._again_at:
                 return
-            self._start_again()
+            self._restart()
         self.wake()
 
-    def take(self, limit: int) -> tuple[list[Event], bool]:
+    def pop_batch(self, limit: int) -> tuple[list[Event], bool]:
         """The next events, at most about `limit`; True if events before them were lost."""
         events: list[Event] = []
         with self._lock:
             gap, self._gap = self._gap, False
             while self._queue and len(events) < limit:
                 events.append(self._queue.popleft())
-            while self._due and not self._queue and len(events) < limit:
-                key = next(iter(self._due))
-                del self._due[key]
+            while self._pending and not self._queue and len(events) < limit:
+                key = next(iter(self._pending))
+                del self._pending[key]
                 if (known := self._blocks.get(key)) is not None:
-                    events += [self._event(Kind.STORED, known, place) for place in known.place]
-        return [event for event in events if event.kind is Kind.CLEARED or event.tenant], gap
+                    events += [self._event(EventKind.STORED, known, place) for place in known.place]
+        return [event for event in events if event.kind is EventKind.CLEARED or event.tenant], gap
 
     @property
-    def waiting(self) -> int:
+    def queued(self) -> int:
         """Events and blocks that are still to be told."""
-        return len(self._queue) + len(self._due)
+        return len(self._queue) + len(self._pending)
 
     @property
-    def known(self) -> int:
+    def tracked_blocks(self) -> int:
         """Blocks whose names are known."""
         return len(self._blocks)
 
-    def _one(self, text: bytes) -> bytes:
+    def _intern(self, text: bytes) -> bytes:
         """The same object for the same bytes, of which there are few."""
-        if len(self._few) >= _MAX_FEW:
-            self._few.clear()
-        return self._few.setdefault(text, text)
+        if len(self._interned) >= _MAX_FEW:
+            self._interned.clear()
+        return self._interned.setdefault(text, text)
 
-    def _add(self, known: _Known, place: Place) -> None:
+    def _add(self, known: _TrackedBlock, place: Locality) -> None:
         if not known.place & place:
             known.place |= place
-            self._put(self._event(Kind.STORED, known, place))
+            self._put(self._event(EventKind.STORED, known, place))
 
-    def _take_away(self, key: bytes, known: _Known, place: Place) -> None:
+    def _remove(self, key: bytes, known: _TrackedBlock, place: Locality) -> None:
         if not known.place & place:
             return
         known.place &= ~place
-        if known.place == Place.SHARED:
-            self._elsewhere[key] = None
+        if known.place == Locality.SHARED:
+            self._shared_only[key] = None
         elif not known.place:
             del self._blocks[key]
-            self._elsewhere.pop(key, None)
-            self._due.pop(key, None)
-        self._put(self._event(Kind.REMOVED, known, place))
+            self._shared_only.pop(key, None)
+            self._pending.pop(key, None)
+        self._put(self._event(EventKind.REMOVED, known, place))
 
     def _make_room(self) -> bool:
         """What is on the shared tier alone gives way: it is found by lookups all the same."""
         if len(self._blocks) < self._max_blocks:
             return True
-        if not self._elsewhere:
+        if not self._shared_only:
             return False
-        key = next(iter(self._elsewhere))
-        self._take_away(key, self._blocks[key], Place.SHARED)
+        key = next(iter(self._shared_only))
+        self._remove(key, self._blocks[key], Locality.SHARED)
         return True
 
     def _rotate(self, count: int) -> list[bytes]:
-        some = [self._elsewhere.popitem(last=False)[0] for _ in range(count)]
-        self._elsewhere.update(dict.fromkeys(some))
+        some = [self._shared_only.popitem(last=False)[0] for _ in range(count)]
+        self._shared_only.update(dict.fromkeys(some))
         return some
 
-    def _event(self, kind: Kind, known: _Known, place: Place) -> Event:
+    def _event(self, kind: EventKind, known: _TrackedBlock, place: Locality) -> Event:
         return Event(kind, known.name, place, self._tenants.get(known.tag, ""), known.fingerprint)
 
     def _put(self, event: Event) -> None:
@@ -218,13 +218,13 @@ class Feed:
             return  # told when the tenant's name is known
         if len(self._queue) >= self._max_queued:
             self._stats.add("kv_events_lost", "dropped", len(self._queue) + 1)
-            self._start_again()
+            self._restart()
             return
         self._queue.append(event)
 
-    def _start_again(self) -> None:
+    def _restart(self) -> None:
         self._gap = True
         self._again_at = self._clock() + _AGAIN_S
         self._queue.clear()
-        self._queue.append(Event(Kind.CLEARED))
-        self._due = dict.fromkeys(self._blocks)
+        self._queue.append(Event(EventKind.CLEARED))
+        self._pending = dict.fromkeys(self._blocks)

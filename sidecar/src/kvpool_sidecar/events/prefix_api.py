@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.base import Store
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
-__all__ = ["MAX_BODY", "Prefixes", "Question", "read_question"]
+__all__ = ["MAX_BODY", "PrefixApi", "PrefixQuery", "parse_query"]
 
 MAX_BODY = 512 << 10
 _TIMEOUT_S = 1.0
@@ -36,7 +36,7 @@ _FIRST_GROUP = bytes(4)  # the part of vLLM's first cache group
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
-class Question(NamedTuple):
+class PrefixQuery(NamedTuple):
     """`hashes` are those of the engine's blocks, in order; `part` is that of kvpool.protocol.keys.block_id."""
 
     tenant: str
@@ -45,7 +45,7 @@ class Question(NamedTuple):
     part: bytes = _FIRST_GROUP
 
 
-def read_question(body: bytes) -> Question:
+def parse_query(body: bytes) -> PrefixQuery:
     """ProtocolError for anything that is not one."""
     try:
         value = json.loads(body) if len(body) <= MAX_BODY else None
@@ -58,7 +58,7 @@ def read_question(body: bytes) -> Question:
         raise ProtocolError("tenant is the name of a namespace")
     if not isinstance(hashes, list) or not 0 < len(hashes) <= MAX_LOOKUP:
         raise ProtocolError(f"hashes is a list of 1 to {MAX_LOOKUP} block hashes in hex")
-    return Question(
+    return PrefixQuery(
         tenant,
         _hex(value.get("fingerprint"), "fingerprint", keys.FINGERPRINT_BYTES, keys.FINGERPRINT_BYTES),
         [_hex(one, "each of hashes", 1, MAX_ENGINE_HASH) for one in hashes],
@@ -76,7 +76,7 @@ def _hex(text: object, what: str, least: int, most: int) -> bytes:
     return data
 
 
-class Prefixes:
+class PrefixApi:
     """Thread-safe. `token` is what a router must show; `secret` is the pool's.
 
     `tenants_of`: the ids of a namespace's tenant and of those it may read.
@@ -102,7 +102,7 @@ class Prefixes:
         self._shared = shared
         self._stats = stats
 
-    def is_allowed(self, authorization: str) -> bool:
+    def is_authorized(self, authorization: str) -> bool:
         """Does it show the token? Takes as long for a wrong one."""
         scheme, _, shown = authorization.partition(" ")
         ok = scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), self._token)
@@ -110,10 +110,10 @@ class Prefixes:
             self._stats.add("prefix_queries", "refused")
         return ok
 
-    def answer(self, body: bytes) -> tuple[int, dict[str, Any]]:
+    def respond(self, body: bytes) -> tuple[int, dict[str, Any]]:
         """HTTP status and JSON: `{"nodes": {node: blocks}, "shared": blocks, "complete": the index answered}`."""
         try:
-            question = read_question(body)
+            question = parse_query(body)
         except ProtocolError as e:
             self._stats.add("prefix_queries", "malformed")
             return 400, {"error": str(e)}
@@ -121,7 +121,7 @@ class Prefixes:
         block_ids = [keys.block_id(question.fingerprint, one, question.part) for one in question.hashes]
         tenants = self._tenants_of(question.tenant)
         wanted = [[keys.block_key(self._secret, tenant, block_id) for block_id in block_ids] for tenant in tenants]
-        nodes = self._peers_reach(wanted, deadline)
+        nodes = self._peer_prefixes(wanted, deadline)
         complete = nodes is not None
         names = list(zip(*wanted, strict=True))  # of each block
         reach = {
@@ -131,15 +131,15 @@ class Prefixes:
         self._stats.add("prefix_queries", "answered" if complete else "without-index")
         return 200, {
             "nodes": {node: n for node, n in reach.items() if n},
-            "shared": self._shared_reach(wanted, deadline),
+            "shared": self._shared_prefix(wanted, deadline),
             "complete": complete,
         }
 
-    def _peers_reach(self, wanted: Sequence[Sequence[bytes]], deadline: float) -> dict[str, int] | None:
+    def _peer_prefixes(self, wanted: Sequence[Sequence[bytes]], deadline: float) -> dict[str, int] | None:
         """`wanted`: the blocks' names under each tenant."""
         there: list[set[str]] = [set() for _ in wanted[0]]
         for its in wanted:
-            holders = self._peers.holders(its, deadline - time.monotonic())
+            holders = self._peers.replicas(its, deadline - time.monotonic())
             if holders is None:
                 return None
             there = [one | other for one, other in zip(there, holders, strict=True)]
@@ -152,7 +152,7 @@ class Prefixes:
             reach.update(dict.fromkeys(still, n + 1))
         return reach
 
-    def _shared_reach(self, wanted: Sequence[Sequence[bytes]], deadline: float) -> int:
+    def _shared_prefix(self, wanted: Sequence[Sequence[bytes]], deadline: float) -> int:
         """As far as the time goes."""
         if self._shared is None or not self._shared.available:
             return 0

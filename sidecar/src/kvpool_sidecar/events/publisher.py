@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
-from kvpool_sidecar.events.feed import Event, Kind, Place
+from kvpool_sidecar.events.feed import Event, EventKind, Locality
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.events.feed import Feed
+    from kvpool_sidecar.events.feed import EventFeed
 
-__all__ = ["Publisher", "batch_of"]
+__all__ = ["EventPublisher", "encode_batch"]
 
 log = logging.getLogger(__name__)
 
 _MEDIUM = "STORAGE"
 _OWNER = "kvpool"
-_LOCALITY = {Place.LOCAL: "LOCAL", Place.SHARED: "REMOTE"}
+_LOCALITY = {Locality.LOCAL: "LOCAL", Locality.SHARED: "REMOTE"}
 _BATCH = 256
 _REMEMBERED, _REMEMBERED_BYTES = 10_000, 64 << 20
 _HIGH_WATER = 1000  # batches that wait for one slow subscriber
@@ -78,7 +78,7 @@ class _Cleared(msgspec.Struct, tag="AllBlocksCleared"):
     pass
 
 
-def batch_of(
+def encode_batch(
     events: Iterable[Event],
     now: float,
     *,
@@ -107,7 +107,7 @@ def batch_of(
                 whose["model"] = model
             group = name.group or None
             where = _LOCALITY[event.place]
-            if event.kind is Kind.STORED:
+            if event.kind is EventKind.STORED:
                 parent = form(name.parent_hash) if name.parent_hash else None
                 told.append(
                     _Stored(
@@ -141,10 +141,10 @@ def _go_together(a: Event, b: Event) -> bool:
         b.name.group,
     ):
         return False
-    return a.kind is Kind.REMOVED or (a.name.tokens == b.name.tokens and b.name.parent_hash == a.name.engine_hash)
+    return a.kind is EventKind.REMOVED or (a.name.tokens == b.name.tokens and b.name.parent_hash == a.name.engine_hash)
 
 
-class Publisher:
+class EventPublisher:
     """Binds at once (OSError if an address is taken; port 0: any); publishes from `start` to `stop`."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Publisher:
         port: int,
         replay_port: int,
         topic: str,
-        feed: Feed,
+        feed: EventFeed,
         stats: Stats,
         int_hashes: bool = False,
         models: Callable[[], Mapping[bytes, str]] = dict,
@@ -167,13 +167,13 @@ class Publisher:
         self._int_hashes = int_hashes
         self._models = models
         self._next = 0
-        self._remembered: deque[tuple[int, bytes]] = deque()
-        self._remembered_bytes = 0
-        self._max_remembered = remembered
+        self._replay_buffer: deque[tuple[int, bytes]] = deque()
+        self._replay_buffer_bytes = 0
+        self._max_replay_batches = remembered
         self._replays: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # next number, until when
         self._stopping = threading.Event()
         self._is_awake = False
-        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context(io_threads=1)
         try:
             self._pub = self._socket(zmq.PUB, address, port, {zmq.SNDHWM: high_water, zmq.SNDBUF: _SEND_BUFFER})
@@ -218,9 +218,9 @@ class Publisher:
         """For /status."""
         return {
             "next": self._next,
-            "remembered": len(self._remembered),
-            "waiting": self._feed.waiting,
-            "known": self._feed.known,
+            "remembered": len(self._replay_buffer),
+            "waiting": self._feed.queued,
+            "known": self._feed.tracked_blocks,
         }
 
     def _wake(self) -> None:
@@ -228,30 +228,30 @@ class Publisher:
             return
         self._is_awake = True
         with contextlib.suppress(OSError):  # closed, or told often enough
-            os.eventfd_write(self._news, 1)
+            os.eventfd_write(self._wakeup_fd, 1)
 
     def _close(self) -> None:
         self._feed.wake = lambda: None
         self._context.destroy(linger=0)
-        news, self._news = self._news, -1
+        news, self._wakeup_fd = self._wakeup_fd, -1
         if news >= 0:
             os.close(news)
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
-        poller.register(self._news, zmq.POLLIN)
+        poller.register(self._wakeup_fd, zmq.POLLIN)
         more = True
         while not self._stopping.is_set():
             try:
                 ready = dict(poller.poll(0 if more else _BUSY_MS if self._replays else _IDLE_MS))
-                if self._news in ready:
+                if self._wakeup_fd in ready:
                     self._stopping.wait(_GATHER_S)
                     with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(self._news)
+                        os.eventfd_read(self._wakeup_fd)
                     self._is_awake = False  # who comes before this is heard below, who comes later wakes us again
                 if self._router in ready:
-                    self._hear()
+                    self._receive_requests()
                 more = self._publish()
                 self._replay()
             except Exception:
@@ -260,25 +260,25 @@ class Publisher:
 
     def _publish(self) -> bool:
         """One batch; True if there was one."""
-        events, gap = self._feed.take(_BATCH)
+        events, gap = self._feed.pop_batch(_BATCH)
         if gap:
             self._next += 1  # what subscribers see of what was lost
         if not events:
             return gap
-        payload = batch_of(events, time.time(), int_hashes=self._int_hashes, models=self._models())
+        payload = encode_batch(events, time.time(), int_hashes=self._int_hashes, models=self._models())
         number, self._next = self._next, self._next + 1
-        self._remembered.append((number, payload))
-        self._remembered_bytes += len(payload)
-        while len(self._remembered) > self._max_remembered or self._remembered_bytes > _REMEMBERED_BYTES:
-            self._remembered_bytes -= len(self._remembered.popleft()[1])
+        self._replay_buffer.append((number, payload))
+        self._replay_buffer_bytes += len(payload)
+        while len(self._replay_buffer) > self._max_replay_batches or self._replay_buffer_bytes > _REMEMBERED_BYTES:
+            self._replay_buffer_bytes -= len(self._replay_buffer.popleft()[1])
         self._pub.send_multipart([self._topic, number.to_bytes(8, "big"), payload], zmq.DONTWAIT)
         self._stats.add("kv_events", "batches")
-        for kind in Kind:
+        for kind in EventKind:
             if count := sum(1 for event in events if event.kind is kind):
                 self._stats.add("kv_events", kind.value, count)
         return True
 
-    def _hear(self) -> None:
+    def _receive_requests(self) -> None:
         for _ in range(_MAX_REPLAYS):
             try:
                 frames = self._router.recv_multipart(zmq.DONTWAIT)
@@ -289,9 +289,9 @@ class Publisher:
                 continue
             who, _, first = frames
             start = max(0, int.from_bytes(first, "big", signed=True))
-            oldest = self._remembered[0][0] if self._remembered else self._next
+            oldest = self._replay_buffer[0][0] if self._replay_buffer else self._next
             if start < oldest:
-                self._feed.tell_all_again()  # it cannot be told what it missed; what is here is told to all
+                self._feed.resend_all()  # it cannot be told what it missed; what is here is told to all
             self._replays[who] = (max(start, oldest), time.monotonic() + _REPLAY_S)
             while len(self._replays) > _MAX_REPLAYS:
                 self._replays.popitem(last=False)
@@ -313,11 +313,11 @@ class Publisher:
 
     def _send_from(self, who: bytes, at: int) -> int:
         """The number to go on with; -1 when all is told. zmq.Again if nothing could be sent."""
-        oldest = self._remembered[0][0] if self._remembered else self._next
+        oldest = self._replay_buffer[0][0] if self._replay_buffer else self._next
         sent = 0
         index = self._index_of(max(at, oldest))
-        while index < len(self._remembered):
-            number, payload = self._remembered[index]
+        while index < len(self._replay_buffer):
+            number, payload = self._replay_buffer[index]
             if sent == _REPLAY_TURN:
                 return number
             try:
@@ -334,10 +334,10 @@ class Publisher:
 
     def _index_of(self, number: int) -> int:
         """Of the first remembered batch with at least this number: numbers ascend, with a gap now and then."""
-        low, high = 0, len(self._remembered)
+        low, high = 0, len(self._replay_buffer)
         while low < high:
             middle = (low + high) // 2
-            if self._remembered[middle][0] < number:
+            if self._replay_buffer[middle][0] < number:
                 low = middle + 1
             else:
                 high = middle

@@ -55,11 +55,11 @@ class IndexFullError(RetryableError):
 
 
 class IndexAnswer(NamedTuple):
-    """To Index.ask. `untold`: nodes of which nobody could tell just now whether their lease holds."""
+    """To Index.ask. `unknown`: nodes of which nobody could tell just now whether their lease holds."""
 
     records: list[tuple[Record, ...]]
     nodes: Mapping[int, NodeInfo]
-    untold: frozenset[int] = frozenset()
+    unknown: frozenset[int] = frozenset()
 
 
 class Index(abc.ABC):
@@ -86,7 +86,7 @@ class Index(abc.ABC):
         """Node `number` no longer has these. Best effort: a reader finds out by itself."""
 
     @abc.abstractmethod
-    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
+    def query(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
         """Where each block is said to be, in the order of `keys`, and those of the nodes whose lease holds.
 
         One round trip for all of it.
@@ -94,18 +94,18 @@ class Index(abc.ABC):
 
     def locate(self, keys: Sequence[bytes]) -> list[tuple[Record, ...]]:
         """Where each block is said to be, in the order of `keys`. One round trip."""
-        return self.ask(keys, ()).records
+        return self.query(keys, ()).records
 
     def nodes(self, numbers: Sequence[int]) -> Mapping[int, NodeInfo]:
         """Those of the nodes whose lease holds. One round trip."""
-        return self.ask((), numbers).nodes
+        return self.query((), numbers).nodes
 
     @abc.abstractmethod
-    def roster(self) -> IndexAnswer:
+    def live_nodes(self) -> IndexAnswer:
         """All nodes whose lease holds; not for the path of requests."""
 
     @abc.abstractmethod
-    def sweep(self, number: int, pace: Callable[[int], bool]) -> int:
+    def expire(self, number: int, pace: Callable[[int], bool]) -> int:
         """Remove the entries of nodes that have not been heard of for `forget_s`; how many were removed.
 
         One node at a time does it, and it is done once in `forget_s`; else 0. `pace(n)` is called after every n entries
@@ -114,7 +114,7 @@ class Index(abc.ABC):
 
     def members(self) -> list[NodeInfo]:
         """The nodes whose lease holds, this one too. Slow: for the background."""
-        return list(self.roster().nodes.values())
+        return list(self.live_nodes().nodes.values())
 
     def warm(self, connections: int) -> None:  # noqa: B027 - nothing to do is a fine default
         """Have so many connections ready, so that no lookup pays for making one."""

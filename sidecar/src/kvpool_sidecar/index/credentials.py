@@ -43,7 +43,7 @@ class Passwords:
             self._known = tuple(p for p in found if p) or (("",) if found else self._known)
             return self._known
 
-    def took(self, password: str) -> None:
+    def accept(self, password: str) -> None:
         """The server let us in with it."""
         with self._lock:
             self._accepted = password
@@ -54,7 +54,7 @@ class Passwords:
         with self._lock:
             return self._accepted or ""
 
-    def settled(self) -> bool:
+    def is_rotated(self) -> bool:
         """Whether the server was last shown the newest, and took it."""
         newest = self.candidates()[0]
         with self._lock:

@@ -29,7 +29,7 @@ class IndexExpiry:
         self._index = index
         self._number = number
         self._keys_per_s = keys_per_s
-        self._look_s = look_s
+        self._interval_s = look_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
 
@@ -44,13 +44,13 @@ class IndexExpiry:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._look_s):
+        while not self._stop.wait(self._interval_s):
             if self._number():
-                self._sweep()
+                self._expire()
 
-    def _sweep(self) -> None:
+    def _expire(self) -> None:
         try:
-            removed = self._index.sweep(self._number(), self._pace)
+            removed = self._index.expire(self._number(), self._pace)
         except KVPoolError as e:
             log.info("sweeping the index: %s", e)
             return

@@ -41,7 +41,7 @@ class MemoryIndex(Index):
     def join(self, info: NodeInfo) -> int:
         with self._lock:
             number = self._numbers.get(info.node)
-            while number is None or self._other(number, info):
+            while number is None or self._is_other_node(number, info):
                 number = secrets.randbelow(MAX_NODE) + 1
             self._numbers[info.node] = number
             self._leases[number] = (info, self._clock() + self._lease_s)
@@ -50,7 +50,7 @@ class MemoryIndex(Index):
 
     def renew(self, number: int, info: NodeInfo) -> str | None:
         with self._lock:
-            if self._other(number, info):
+            if self._is_other_node(number, info):
                 return None
             self._numbers[info.node] = number
             self._leases[number] = (info, self._clock() + self._lease_s)
@@ -60,7 +60,7 @@ class MemoryIndex(Index):
 
     def leave(self, number: int, info: NodeInfo) -> None:
         with self._lock:
-            if not self._other(number, info):
+            if not self._is_other_node(number, info):
                 self._leases.pop(number, None)
 
     def announce(self, blocks: Sequence[tuple[bytes, Record]]) -> None:
@@ -78,19 +78,19 @@ class MemoryIndex(Index):
                 else:
                     self._blocks.pop(entry_name(key), None)
 
-    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
+    def query(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
         now = self._clock()
         with self._lock:
             records = [tuple(self._blocks.get(entry_name(key), ())) for key in keys]
             held = {n: self._leases[n] for n in numbers if n in self._leases}
         return IndexAnswer(records, {number: info for number, (info, until) in held.items() if until > now})
 
-    def roster(self) -> IndexAnswer:
+    def live_nodes(self) -> IndexAnswer:
         with self._lock:
             numbers = list(self._leases)
-        return self.ask((), numbers)
+        return self.query((), numbers)
 
-    def sweep(self, number: int, pace: Callable[[int], bool]) -> int:
+    def expire(self, number: int, pace: Callable[[int], bool]) -> int:
         with self._lock:
             now = self._clock()
             if now < self._sweep_at:
@@ -112,6 +112,6 @@ class MemoryIndex(Index):
                 break
         return removed
 
-    def _other(self, number: int, info: NodeInfo) -> bool:
+    def _is_other_node(self, number: int, info: NodeInfo) -> bool:
         holder = self._leases.get(number)
         return holder is not None and holder[0].node != info.node and holder[1] > self._clock()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["EXACT", "PROBES", "first_question", "presumed", "second_question"]
+__all__ = ["EXACT", "PROBES", "first_query", "presumed", "second_query"]
 
 EXACT = 128
 """A prompt of so many blocks is asked for one by one: the answer costs less than a second round trip."""
@@ -22,7 +22,7 @@ PROBES = 16
 _MAX_DOUBTFUL = 32
 
 
-def first_question(count: int, doubtful: Sequence[int]) -> list[int]:
+def first_query(count: int, doubtful: Sequence[int]) -> list[int]:
     """Positions to ask for in a chain of `count` blocks: PROBES with both ends, and the first of the doubtful."""
     if count <= EXACT:
         return list(range(count))
@@ -30,7 +30,7 @@ def first_question(count: int, doubtful: Sequence[int]) -> list[int]:
     return sorted(evenly.union(doubtful[:_MAX_DOUBTFUL]))
 
 
-def second_question(found: Mapping[int, bool]) -> range:
+def second_query(found: Mapping[int, bool]) -> range:
     """Where the chain ends, given the answers to the first question in ascending order; empty if that is clear."""
     lower = -1
     for upper, is_found in found.items():

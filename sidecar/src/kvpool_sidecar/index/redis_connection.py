@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = [
-    "Broken",
     "Command",
+    "ConnectionFailure",
+    "ErrorReply",
     "Login",
     "Redirect",
     "RedisConnection",
-    "Refusal",
     "Reply",
     "Target",
-    "command",
-    "exchange",
+    "execute_all",
+    "execute_once",
 ]
 
 Command = tuple[bytes | str | int, ...]
@@ -60,7 +60,7 @@ class Login(NamedTuple):
         return f"Login({self.username!r}, tls={self.tls})"
 
 
-class Refusal(NamedTuple):
+class ErrorReply(NamedTuple):
     """An error that the server answered: its code, such as OOM, READONLY, NOPERM or ERR."""
 
     code: str
@@ -74,14 +74,14 @@ class Redirect(NamedTuple):
     asking: bool
 
 
-class Broken(NamedTuple):
+class ConnectionFailure(NamedTuple):
     """No answers: what went wrong on the way. `ended`: the server closed the connection, which may have been old."""
 
     reason: str
     ended: bool = False
 
 
-class _Entry(CredentialProvider):
+class _Credentials(CredentialProvider):
     """What a connection that this thread makes shows; the library asks for it when it makes one."""
 
     def __init__(self, login: Login) -> None:
@@ -100,7 +100,7 @@ class _Entry(CredentialProvider):
                 refused = e
                 continue
             if self._turn.is_shown:
-                self._passwords.took(password)
+                self._passwords.accept(password)
             return connection
         raise refused or redis.AuthenticationError
 
@@ -125,7 +125,7 @@ class RedisConnection:
             "protocol": 2,
             "driver_info": None,
         }
-        self._entry = _Entry(login)
+        self._entry = _Credentials(login)
         options["credential_provider"] = self._entry
         kind: type[Any]
         if target[1] == 0:
@@ -153,18 +153,18 @@ class RedisConnection:
         """One connection for several exchanges; for `with`. Broken as an exception: RetryableError."""
         return Exchange(self._pool, self._entry, self.name)
 
-    def ask(self, commands: Sequence[Command]) -> list[Reply] | Broken:
+    def execute(self, commands: Sequence[Command]) -> list[Reply] | ConnectionFailure:
         """One round trip."""
-        return exchange([(self, commands)])[0]
+        return execute_all([(self, commands)])[0]
 
-    def warm(self, connections: int) -> Broken | None:
+    def warm(self, connections: int) -> ConnectionFailure | None:
         """Have so many connections ready."""
         held: list[Exchange] = []
         try:
             for _ in range(connections):
                 held.append(self.open())  # noqa: PERF401 - those made before a failure are given back
         except RetryableError as e:
-            return Broken(str(e))
+            return ConnectionFailure(str(e))
         finally:
             for talk in held:
                 talk.close()
@@ -178,7 +178,7 @@ class RedisConnection:
 class Exchange:
     """One borrowed connection. Given back whole, or closed. Not thread-safe."""
 
-    def __init__(self, pool: ConnectionPool, entry: _Entry, name: str) -> None:
+    def __init__(self, pool: ConnectionPool, entry: _Credentials, name: str) -> None:
         self._pool = pool
         self._name = name
         self._waiting = 0
@@ -198,7 +198,7 @@ class Exchange:
             self._waiting -= 1
         return replies
 
-    def ask(self, commands: Sequence[Command]) -> list[Reply]:
+    def execute(self, commands: Sequence[Command]) -> list[Reply]:
         """One round trip."""
         self.send(commands)
         return self.receive()
@@ -210,7 +210,7 @@ class Exchange:
             moved = isinstance(e, redis.exceptions.MovedError)
             return Redirect(int(e.slot_id), (e.host or self._name.rpartition(":")[0], int(e.port)), asking=not moved)
         except redis.ResponseError as e:
-            return Refusal(_code(e))
+            return ErrorReply(_code(e))
 
     def _try(self, work: Callable[[], Any]) -> Any:
         try:
@@ -240,46 +240,46 @@ def _is_end(error: Exception) -> bool:
     return type(error) is redis.ConnectionError and not isinstance(error.__cause__, ConnectionRefusedError)
 
 
-def exchange(work: Sequence[tuple[RedisConnection, Sequence[Command]]]) -> list[list[Reply] | Broken]:
+def execute_all(work: Sequence[tuple[RedisConnection, Sequence[Command]]]) -> list[list[Reply] | ConnectionFailure]:
     """The same round trip for all: every server is asked before the first answer is awaited."""
-    talks: list[Exchange | Broken] = []
+    talks: list[Exchange | ConnectionFailure] = []
     try:
         talks.extend(_begin(link, commands) for link, commands in work)
-        return [talk if isinstance(talk, Broken) else _end(talk) for talk in talks]
+        return [talk if isinstance(talk, ConnectionFailure) else _end(talk) for talk in talks]
     finally:
         for talk in talks:
-            if not isinstance(talk, Broken):
+            if not isinstance(talk, ConnectionFailure):
                 talk.close()
 
 
-def _begin(link: RedisConnection, commands: Sequence[Command]) -> Exchange | Broken:
+def _begin(link: RedisConnection, commands: Sequence[Command]) -> Exchange | ConnectionFailure:
     try:
         talk = link.open()
     except RetryableError as e:
-        return Broken(str(e))
+        return ConnectionFailure(str(e))
     try:
         talk.send(commands)
     except RetryableError as e:
         talk.close()
-        return Broken(str(e), isinstance(e, _EndedError))
+        return ConnectionFailure(str(e), isinstance(e, _EndedError))
     return talk
 
 
-def _end(talk: Exchange) -> list[Reply] | Broken:
+def _end(talk: Exchange) -> list[Reply] | ConnectionFailure:
     try:
         return talk.receive()
     except RetryableError as e:
-        return Broken(str(e), isinstance(e, _EndedError))
+        return ConnectionFailure(str(e), isinstance(e, _EndedError))
 
 
-def command(unix_socket: str, username: str, password: str, *commands: Command) -> list[Reply]:
+def execute_once(unix_socket: str, username: str, password: str, *commands: Command) -> list[Reply]:
     """Ask the Redis behind `unix_socket` once. RetryableError if it does not answer or refuses one of them."""
     link = RedisConnection((unix_socket, 0), Login(username, Passwords.fixed(password)), _CONNECT_S)
     try:
-        answer = link.ask(commands)
-        if isinstance(answer, Broken):
+        answer = link.execute(commands)
+        if isinstance(answer, ConnectionFailure):
             raise RetryableError(answer.reason)
-        for refusal in (a for a in answer if isinstance(a, Refusal)):
+        for refusal in (a for a in answer if isinstance(a, ErrorReply)):
             raise RetryableError(f"index: {refusal.code}", where=unix_socket)
         return answer
     finally:

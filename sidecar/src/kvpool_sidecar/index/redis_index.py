@@ -28,7 +28,7 @@ from kvpool.protocol import index_url
 from kvpool_sidecar.index.base import MAX_NODE, Index, IndexAnswer, NodeInfo
 from kvpool_sidecar.index.credentials import Passwords
 from kvpool_sidecar.index.record import Record, entry_name, is_entry_name, pack, unpack
-from kvpool_sidecar.index.redis_connection import Broken, Login, Refusal
+from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, Login
 from kvpool_sidecar.index.redis_topology import RedisTopology
 
 if TYPE_CHECKING:
@@ -76,118 +76,118 @@ class RedisIndex(Index):
         login = Login(username or parsed.username, passwords, parsed.db, parsed.tls, ca, cert, key)
         self._lease_ms = max(1, int(lease_s * 1000))
         self._forget_ms = max(1, int(forget_s * 1000))
-        self._servers = RedisTopology(parsed, login, timeout_s, slow_timeout_s)
-        self._heard: dict[Target, str] = {}  # what tells a server's data apart
-        self._untold: set[Target] = set()  # servers that missed announcements
+        self._topology = RedisTopology(parsed, login, timeout_s, slow_timeout_s)
+        self._epochs: dict[Target, str] = {}  # what tells a server's data apart
+        self._missed: set[Target] = set()  # servers that missed announcements
         self._returns = 0
 
     def join(self, info: NodeInfo) -> int:
         name = f"N:{info.node}"
-        (known,) = self._servers.run([(b"GET", name)])
+        (known,) = self._topology.execute([(b"GET", name)])
         number = int(known) if known is not None and known.isdigit() else 0
         for _ in range(_MAX_TRIES):
             if not 0 < number <= MAX_NODE:
-                (count,) = self._servers.run([(b"INCRBY", b"nodes", 1)])
+                (count,) = self._topology.execute([(b"INCRBY", b"nodes", 1)])
                 number = int(count) % MAX_NODE + 1
-            if self._take(number, info):
+            if self._claim(number, info):
                 if known != b"%d" % number:
-                    self._servers.run([(b"SET", name, number, b"PX", _NAME_TTL_MS)])
-                self._servers.run([(b"SET", b"s:%d" % number, b"", b"PX", self._forget_ms)])
+                    self._topology.execute([(b"SET", name, number, b"PX", _NAME_TTL_MS)])
+                self._topology.execute([(b"SET", b"s:%d" % number, b"", b"PX", self._forget_ms)])
                 return number
             number = 0
-        raise RetryableError("no free node number", where=self._servers.where)
+        raise RetryableError("no free node number", where=self._topology.address)
 
-    def _take(self, number: int, info: NodeInfo) -> bool:
+    def _claim(self, number: int, info: NodeInfo) -> bool:
         """Hold the lease of `number`, unless another node does."""
         lease, text = b"n:%d" % number, info.dumps()
-        if self._servers.run([(b"SET", lease, text, b"NX", b"PX", self._lease_ms)])[0] is not None:
+        if self._topology.execute([(b"SET", lease, text, b"NX", b"PX", self._lease_ms)])[0] is not None:
             return True
-        (value,) = self._servers.run([(b"GET", lease)])
+        (value,) = self._topology.execute([(b"GET", lease)])
         holder = NodeInfo.loads(value or b"")
         if holder is not None and holder.node != info.node:
             return False
-        self._servers.run([(b"SET", lease, text, b"PX", self._lease_ms)])
+        self._topology.execute([(b"SET", lease, text, b"PX", self._lease_ms)])
         return True
 
     def renew(self, number: int, info: NodeInfo) -> str | None:
-        self._servers.show_new_password()
+        self._topology.rotate_password()
         lease, name = b"n:%d" % number, f"N:{info.node}"
-        value, known, count = self._servers.run([(b"GET", lease), (b"GET", name), (b"GET", b"nodes")])
+        value, known, count = self._topology.execute([(b"GET", lease), (b"GET", name), (b"GET", b"nodes")])
         behind = number - 1 - (int(count) if count is not None and count.isdigit() else 0)
         if behind > 0:  # the index was emptied: who counts the nodes would not come as far as this one
-            self._servers.run([(b"INCRBY", b"nodes", behind)])
+            self._topology.execute([(b"INCRBY", b"nodes", behind)])
         if value != info.dumps().encode():
-            if not self._take(number, info):
+            if not self._claim(number, info):
                 return None
-        elif not self._servers.run([(b"PEXPIRE", lease, self._lease_ms)])[0]:
-            raise RetryableError("the lease ended just now", where=self._servers.where)
+        elif not self._topology.execute([(b"PEXPIRE", lease, self._lease_ms)])[0]:
+            raise RetryableError("the lease ended just now", where=self._topology.address)
         if known != b"%d" % number:
-            self._servers.run([(b"SET", name, number, b"PX", _NAME_TTL_MS)])
-        _, is_seen = self._servers.run(
+            self._topology.execute([(b"SET", name, number, b"PX", _NAME_TTL_MS)])
+        _, is_seen = self._topology.execute(
             [(b"PEXPIRE", name, _NAME_TTL_MS), (b"PEXPIRE", b"s:%d" % number, self._forget_ms)]
         )
         if not is_seen:
-            self._servers.run([(b"SET", b"s:%d" % number, b"", b"PX", self._forget_ms)])
+            self._topology.execute([(b"SET", b"s:%d" % number, b"", b"PX", self._forget_ms)])
         return self._epoch()
 
     def _epoch(self) -> str:
         """Of all servers; one that is away counts as it was, until it is back."""
-        servers = self._servers.servers()
+        servers = self._topology.servers()
         names = [f"epoch{tag}" for _, tag in servers]
-        values = self._servers.run([(b"GET", name) for name in names], partly=True)
+        values = self._topology.execute([(b"GET", name) for name in names], partly=True)
         missing = [name for name, value in zip(names, values, strict=True) if value is None]
         if missing:
-            self._servers.run([(b"SET", name, secrets.token_hex(8), b"NX") for name in missing])
-            values = self._servers.run([(b"GET", name) for name in names], partly=True)
+            self._topology.execute([(b"SET", name, secrets.token_hex(8), b"NX") for name in missing])
+            values = self._topology.execute([(b"GET", name) for name in names], partly=True)
         if None in values:
-            raise RetryableError("the index was emptied just now", where=self._servers.where)
+            raise RetryableError("the index was emptied just now", where=self._topology.address)
         for (server, _), value in zip(servers, values, strict=True):
-            self._hear(server, value)
-        texts = sorted(self._heard.get(server.target, "away") for server, _ in servers)
+            self._note_epoch(server, value)
+        texts = sorted(self._epochs.get(server.target, "away") for server, _ in servers)
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
-    def _hear(self, server: RedisServer, epoch: Reply) -> None:
+    def _note_epoch(self, server: RedisServer, epoch: Reply) -> None:
         """Note what tells apart the data that this server has now from any that it had or will have."""
-        life = self._life(server) if isinstance(epoch, bytes) else None
+        life = self._run_id(server) if isinstance(epoch, bytes) else None
         if life is None:
             return
-        if server.target in self._untold:  # back again: what it was not told meanwhile is told now
-            self._untold.discard(server.target)
+        if server.target in self._missed:  # back again: what it was not told meanwhile is told now
+            self._missed.discard(server.target)
             self._returns += 1
-            self._heard.pop(server.target, None)
-        before, _, times = self._heard.get(server.target, "").rpartition("~")
+            self._epochs.pop(server.target, None)
+        before, _, times = self._epochs.get(server.target, "").rpartition("~")
         now = epoch.decode("ascii", "replace") + life
-        self._heard[server.target] = f"{now}~{times if now == before else self._returns}"
+        self._epochs[server.target] = f"{now}~{times if now == before else self._returns}"
 
-    def _life(self, server: RedisServer) -> str | None:
+    def _run_id(self, server: RedisServer) -> str | None:
         """What changes with the process behind an address, where we may ask. None: it does not answer."""
-        if not server.may_info:
+        if not server.allows_info:
             return server.slow.name
-        answer = server.slow.ask([(b"INFO", b"server")])
-        if isinstance(answer, Broken):
+        answer = server.slow.execute([(b"INFO", b"server")])
+        if isinstance(answer, ConnectionFailure):
             return None
-        if isinstance(answer[0], Refusal):
-            server.may_info = False
+        if isinstance(answer[0], ErrorReply):
+            server.allows_info = False
             return server.slow.name
         line = next((line for line in bytes(answer[0]).split(b"\r\n") if line.startswith(b"run_id:")), b"")
         return server.slow.name + line.decode("ascii", "replace")
 
     def leave(self, number: int, info: NodeInfo) -> None:
-        (value,) = self._servers.run([(b"GET", b"n:%d" % number)])
+        (value,) = self._topology.execute([(b"GET", b"n:%d" % number)])
         holder = NodeInfo.loads(value or b"")
         if holder is not None and holder.node == info.node:
-            self._servers.run([(b"DEL", b"n:%d" % number)])
+            self._topology.execute([(b"DEL", b"n:%d" % number)])
 
     def announce(self, blocks: Sequence[tuple[bytes, Record]]) -> None:
         if not blocks:
             return
         wanted = {entry_name(key): record for key, record in blocks}
-        values = self._servers.run([(b"GET", name) for name in wanted], partly=True)
+        values = self._topology.execute([(b"GET", name) for name in wanted], partly=True)
         append: dict[bytes, Command] = {}
         stale: dict[int, list[bytes]] = {}
         for (name, record), value in zip(wanted.items(), values, strict=True):
-            if isinstance(value, Broken):
-                self._leave_untold(name)
+            if isinstance(value, ConnectionFailure):
+                self._note_missed(name)
                 continue
             own = [r for r in unpack(value) if r.node == record.node]
             if own == [record]:
@@ -196,93 +196,95 @@ class RedisIndex(Index):
                 stale.setdefault(record.node, []).append(name)
             append[name] = (b"APPEND", name, pack(record))
         for node, names in stale.items():
-            self._take_out(node, names)
+            self._remove_records(node, names)
         if append:
-            self._servers.want_room(append)
-            for name, reply in zip(append, self._servers.run(list(append.values()), partly=True), strict=True):
-                if isinstance(reply, Broken):
-                    self._leave_untold(name)
+            self._topology.require_memory(append)
+            for name, reply in zip(append, self._topology.execute(list(append.values()), partly=True), strict=True):
+                if isinstance(reply, ConnectionFailure):
+                    self._note_missed(name)
 
-    def _leave_untold(self, name: bytes) -> None:
+    def _note_missed(self, name: bytes) -> None:
         """The server that this entry belongs to is away. When it is back, the epoch changes and all is told again."""
-        target = self._servers.target_of(name)
+        target = self._topology.target_of(name)
         if target is not None:
-            self._untold.add(target)
+            self._missed.add(target)
 
     def withdraw(self, number: int, keys: Sequence[bytes]) -> None:
         if keys:
-            self._take_out(number, [entry_name(key) for key in dict.fromkeys(keys)])
+            self._remove_records(number, [entry_name(key) for key in dict.fromkeys(keys)])
 
-    def _take_out(self, number: int, names: Sequence[bytes]) -> None:
+    def _remove_records(self, number: int, names: Sequence[bytes]) -> None:
         """What a server that is away is not told, a reader finds out by itself."""
-        self._servers.change(names, functools.partial(_without, {number}))
+        self._topology.update(names, functools.partial(_without, {number}))
 
-    def ask(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
+    def query(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
         names = [entry_name(key) for key in keys] + [b"n:%d" % number for number in numbers]
         if not names:
             return IndexAnswer([], {})
-        values = self._servers.read(names)
-        records = [() if isinstance(value, Broken) else unpack(value) for value in values[: len(keys)]]
-        nodes, untold = {}, set()
+        values = self._topology.read(names)
+        records = [() if isinstance(value, ConnectionFailure) else unpack(value) for value in values[: len(keys)]]
+        nodes, unknown = {}, set()
         for number, value in zip(numbers, values[len(keys) :], strict=True):
-            if isinstance(value, Broken):
-                untold.add(number)
+            if isinstance(value, ConnectionFailure):
+                unknown.add(number)
             elif value is not None and (info := NodeInfo.loads(value)) is not None:
                 nodes[number] = info
-        return IndexAnswer(records, nodes, frozenset(untold))
+        return IndexAnswer(records, nodes, frozenset(unknown))
 
-    def roster(self) -> IndexAnswer:
-        (count,) = self._servers.run([(b"GET", b"nodes")])
+    def live_nodes(self) -> IndexAnswer:
+        (count,) = self._topology.execute([(b"GET", b"nodes")])
         last = int(count) if count is not None and count.isdigit() else 0
         numbers = sorted({n % MAX_NODE + 1 for n in range(max(0, last - _MAX_ROSTER), last + 1)})
-        return self.ask((), numbers)
+        return self.query((), numbers)
 
-    def sweep(self, number: int, pace: Callable[[int], bool]) -> int:
+    def expire(self, number: int, pace: Callable[[int], bool]) -> int:
         removed = 0
-        for server, tag in self._servers.servers():
+        for server, tag in self._topology.servers():
             lease, done = f"s:sweeper{tag}", f"s:swept{tag}"
-            if self._servers.run([(b"GET", done)])[0] is not None:
+            if self._topology.execute([(b"GET", done)])[0] is not None:
                 continue
-            if self._servers.run([(b"SET", lease, number, b"NX", b"PX", _SWEEPER_MS)])[0] is None:
+            if self._topology.execute([(b"SET", lease, number, b"NX", b"PX", _SWEEPER_MS)])[0] is None:
                 continue
-            count, is_whole = self._sweep(server, lease, number, pace)
+            count, is_whole = self._expire_server(server, lease, number, pace)
             removed += count
             if is_whole:
-                self._servers.run([(b"SET", done, b"", b"PX", self._forget_ms)])
-            self._servers.run([(b"DEL", lease)])
+                self._topology.execute([(b"SET", done, b"", b"PX", self._forget_ms)])
+            self._topology.execute([(b"DEL", lease)])
         return removed
 
-    def _sweep(self, server: RedisServer, lease: str, number: int, pace: Callable[[int], bool]) -> tuple[int, bool]:
+    def _expire_server(
+        self, server: RedisServer, lease: str, number: int, pace: Callable[[int], bool]
+    ) -> tuple[int, bool]:
         removed, cursor = 0, b"0"
         while True:
-            cursor, names = self._servers.scan(server, cursor, _SWEEP_BATCH)
+            cursor, names = self._topology.scan(server, cursor, _SWEEP_BATCH)
             entries = [name for name in names if is_entry_name(name)]
-            values = self._servers.run([(b"GET", name) for name in entries]) if entries else []
+            values = self._topology.execute([(b"GET", name) for name in entries]) if entries else []
             numbers = {r.node for value in values for r in unpack(value)}
-            gone = self._gone(numbers)
+            gone = self._expired_nodes(numbers)
             if gone:
                 hit = [n for n, v in zip(entries, values, strict=True) if any(r.node in gone for r in unpack(v))]
                 removed += sum(r.node in gone for v in values for r in unpack(v))
-                self._servers.change(hit, functools.partial(_without, gone))
-            holder, _ = self._servers.run([(b"GET", lease), (b"PEXPIRE", lease, _SWEEPER_MS)])
+                self._topology.update(hit, functools.partial(_without, gone))
+            holder, _ = self._topology.execute([(b"GET", lease), (b"PEXPIRE", lease, _SWEEPER_MS)])
             if holder != b"%d" % number or not pace(len(names)):
                 return removed, False
             if cursor == b"0":
                 return removed, True
 
-    def _gone(self, numbers: Collection[int]) -> set[int]:
+    def _expired_nodes(self, numbers: Collection[int]) -> set[int]:
         """Those that neither have a lease nor were heard of."""
         asked = list(numbers)
         if not asked:
             return set()
-        replies = self._servers.run([(b"GET", name % n) for n in asked for name in (b"n:%d", b"s:%d")])
+        replies = self._topology.execute([(b"GET", name % n) for n in asked for name in (b"n:%d", b"s:%d")])
         return {n for at, n in enumerate(asked) if replies[2 * at] is None and replies[2 * at + 1] is None}
 
     def warm(self, connections: int) -> None:
-        self._servers.warm(connections)
+        self._topology.warm(connections)
 
     def close(self) -> None:
-        self._servers.close()
+        self._topology.close()
 
 
 def _without(numbers: Collection[int], value: bytes) -> bytes:

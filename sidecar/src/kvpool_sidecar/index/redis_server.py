@@ -32,12 +32,12 @@ __all__ = [
     "USER",
     "acl",
     "flush_index",
+    "load_passwords",
     "ping",
     "prepare",
     "server_binary",
     "server_command",
     "server_environment",
-    "tell_passwords",
     "write_acl",
 ]
 
@@ -70,7 +70,7 @@ def server_binary() -> str:
 
 def acl(passwords: Sequence[bytes], admin_password: str) -> str:
     """The ACL file. No `passwords` let everybody in, with the same few rights: for loopback only."""
-    rights = f"resetchannels {_KEYS} -@all " + " ".join(f"+{command}" for command in _COMMANDS)
+    rights = f"resetchannels {_KEYS} -@all " + " ".join(f"+{execute_once}" for execute_once in _COMMANDS)
     if passwords:
         first = f"user default off\nuser {USER} on {' '.join(_hashes(passwords))} {rights}\n"
     else:
@@ -137,7 +137,7 @@ def write_acl(home: Path, passwords: Sequence[bytes]) -> None:
     _write(home / _ACL_FILE, acl(passwords, (home / _ADMIN_PASSWORD).read_text()))
 
 
-def tell_passwords(home: Path, passwords: Sequence[bytes], *, show_out: bool) -> None:
+def load_passwords(home: Path, passwords: Sequence[bytes], *, show_out: bool) -> None:
     """These and no others are good from now on; connections stay, unless `show_out`. RetryableError."""
     commands: list[Command] = [(b"ACL", b"SETUSER", USER, b"resetpass", *_hashes(passwords))]
     if show_out:
@@ -168,12 +168,12 @@ def flush_index(directory: str) -> None:
 
 
 def _admin(home: Path, *commands: Command) -> None:
-    from kvpool_sidecar.index.redis_connection import command
+    from kvpool_sidecar.index.redis_connection import execute_once
 
     try:
         password = (home / _ADMIN_PASSWORD).read_text()
         with _near(home) as path:
-            command(path, ADMIN, password, *commands)
+            execute_once(path, ADMIN, password, *commands)
     except OSError as e:
         raise ConfigError(f"no index runs here: {e.strerror}", where=str(home)) from None
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import IndexFullError
 from kvpool_sidecar.index.credentials import Passwords
-from kvpool_sidecar.index.redis_connection import Broken, Redirect, RedisConnection, Refusal, exchange
+from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, Redirect, RedisConnection, execute_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +52,7 @@ class RedisServer:
         self.fast = RedisConnection(target, login, fast_s)
         self.slow = RedisConnection(target, login, slow_s)
         self.down = False
-        self.may_info = True
+        self.allows_info = True
         self.free = 1.0  # part of its memory, when last measured
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class RedisServer:
         self.slow.close()
 
 
-class _Map(NamedTuple):
+class _SlotMap(NamedTuple):
     servers: tuple[RedisServer, ...]
     owners: list[int]  # of each slot; empty: the first server has them all
     tags: tuple[str, ...]  # for each server something that makes `name + tag` one of its keys
@@ -74,14 +74,14 @@ class RedisTopology:
         self._login = login
         self._times = (fast_s, slow_s)
         self._lock = threading.Lock()
-        self._looking = threading.Lock()
+        self._discovery_lock = threading.Lock()
         self._known: dict[Target, RedisServer] = {}
-        self._map: _Map | None = None
-        self._looked_at = float("-inf")
+        self._map: _SlotMap | None = None
+        self._discovered_at = float("-inf")
         self._stale = False
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         return self._url.public
 
     @property
@@ -89,86 +89,86 @@ class RedisTopology:
         """One server whose address never changes."""
         return self._url.kind in ("single", "unix")
 
-    def read(self, names: Sequence[bytes]) -> list[bytes | Broken | None]:
+    def read(self, names: Sequence[bytes]) -> list[bytes | ConnectionFailure | None]:
         """The values; Broken for those of a server that did not answer. RetryableError if none did."""
-        known = self._map or self._look()
+        known = self._map or self._discover()
         if not known.owners:
             question = [(known.servers[0].fast, [(b"MGET", *names)])]
-            (answer,) = exchange(question)
-            if isinstance(answer, Broken) and answer.ended:
-                (answer,) = exchange(question)  # whoever shows us out may let us in again: a password was changed
-            if isinstance(answer, Broken):
-                self._note(known.servers[0], is_down=True)
+            (answer,) = execute_all(question)
+            if isinstance(answer, ConnectionFailure) and answer.ended:
+                (answer,) = execute_all(question)  # whoever shows us out may let us in again: a password was changed
+            if isinstance(answer, ConnectionFailure):
+                self._mark(known.servers[0], is_down=True)
                 raise RetryableError(answer.reason)
             self._check(answer)
-            values: list[bytes | Broken | None] = answer[0]
+            values: list[bytes | ConnectionFailure | None] = answer[0]
             return values
-        values = self._spread(known, [(b"GET", name) for name in names], fast=True)
+        values = self._route(known, [(b"GET", name) for name in names], fast=True)
         self._check(values)
-        if all(isinstance(value, Broken) for value in values):
-            raise RetryableError("index: no server answers", where=self.where)
+        if all(isinstance(value, ConnectionFailure) for value in values):
+            raise RetryableError("index: no server answers", where=self.address)
         return values
 
-    def run(self, commands: Sequence[Command], *, partly: bool = False) -> list[Reply]:
+    def execute(self, commands: Sequence[Command], *, partly: bool = False) -> list[Reply]:
         """Each command, sent to the server of its first key, all at once; the answers in order.
 
         All or an error; with `partly` Broken for those of a server that does not answer, unless none does.
         """
-        replies = self._spread(self._current(), commands, fast=False)
-        broken = [r for r in replies if isinstance(r, Broken)]
+        replies = self._route(self._current_map(), commands, fast=False)
+        broken = [r for r in replies if isinstance(r, ConnectionFailure)]
         if broken and (not partly or len(broken) == len(replies)):
             raise RetryableError(broken[0].reason)
         self._check(replies)
         return replies
 
-    def change(self, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> list[RedisServer]:
+    def update(self, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> list[RedisServer]:
         """Replace values by what `edit` makes of them, b"" being no value. Best effort against other writers.
 
         The servers that did not answer; RetryableError if none did.
         """
-        groups = self._groups(self._current(), names)
+        groups = self._groups(self._current_map(), names)
         away: dict[RedisServer, RetryableError] = {}
         for server, group in groups:
             if server in away:
                 continue
             try:
-                if not self._change(server, group, edit) and len(group) > 1:
+                if not self._update(server, group, edit) and len(group) > 1:
                     for name in group:  # somebody wrote one of them meanwhile: one by one, once
-                        self._change(server, [name], edit)
+                        self._update(server, [name], edit)
             except IndexFullError:
                 raise
             except RetryableError as e:
-                self._note(server, is_down=True)
+                self._mark(server, is_down=True)
                 away[server] = e
         if away and all(server in away for server, _ in groups):
             raise next(iter(away.values()))
         return list(away)
 
-    def want_room(self, names: Iterable[bytes]) -> None:
+    def require_memory(self, names: Iterable[bytes]) -> None:
         """IndexFullError if a server of these keys has little memory left: that is for leases, not for entries."""
-        known = self._current()
+        known = self._current_map()
         servers = {_owner(known, (b"", name)) for name in names} if known.owners else {known.servers[0]}
-        asked = [s for s in servers if s is not None and s.may_info]
-        for server, answer in zip(asked, exchange([(s.slow, [(b"INFO", b"memory")]) for s in asked]), strict=True):
-            if isinstance(answer, Broken):
+        asked = [s for s in servers if s is not None and s.allows_info]
+        for server, answer in zip(asked, execute_all([(s.slow, [(b"INFO", b"memory")]) for s in asked]), strict=True):
+            if isinstance(answer, ConnectionFailure):
                 continue
-            server.may_info = not isinstance(answer[0], Refusal)
-            server.free = _free(answer[0]) if server.may_info else 1.0
+            server.allows_info = not isinstance(answer[0], ErrorReply)
+            server.free = _free(answer[0]) if server.allows_info else 1.0
         if any(s is not None and s.free < _HEADROOM for s in servers):
-            raise IndexFullError("index: its memory is nearly full", where=self.where)
+            raise IndexFullError("index: its memory is nearly full", where=self.address)
 
     def scan(self, server: RedisServer, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
         """The next cursor and about so many keys of one server. RetryableError."""
-        answer = server.slow.ask([(b"SCAN", cursor, b"COUNT", count)])
-        if isinstance(answer, Broken):
-            self._note(server, is_down=True)
+        answer = server.slow.execute([(b"SCAN", cursor, b"COUNT", count)])
+        if isinstance(answer, ConnectionFailure):
+            self._mark(server, is_down=True)
             raise RetryableError(answer.reason)
         self._check(answer)
         return answer[0][0], answer[0][1]
 
     def servers(self) -> list[tuple[RedisServer, str]]:
         """Every server, with something that makes `name + tag` a key of its own."""
-        known = self._current()
+        known = self._current_map()
         return list(zip(known.servers, known.tags, strict=True))
 
     def target_of(self, name: bytes) -> Target | None:
@@ -178,24 +178,24 @@ class RedisTopology:
 
     def warm(self, connections: int) -> None:
         """Have connections for reads ready. RetryableError if no server takes one."""
-        known = self._current()
+        known = self._current_map()
         failed = ""
         for server in known.servers:
             broken = server.fast.warm(connections)
-            self._note(server, is_down=broken is not None)
+            self._mark(server, is_down=broken is not None)
             failed = broken.reason if broken is not None else failed
         if failed and all(server.down for server in known.servers):
             raise RetryableError(failed)
 
-    def show_new_password(self) -> None:
+    def rotate_password(self) -> None:
         """Where the servers have not taken the newest password yet, knock anew; resting connections follow then."""
         passwords = self._login.passwords
-        if passwords.settled() or self._map is None:
+        if passwords.is_rotated() or self._map is None:
             return
         for server in self._map.servers:
             server.slow.close()
             server.slow.warm(1)
-        if passwords.settled():
+        if passwords.is_rotated():
             for server in self._map.servers:
                 server.fast.close()
 
@@ -206,8 +206,8 @@ class RedisTopology:
 
     # -- asking
 
-    def _spread(self, known: _Map, commands: Sequence[Command], *, fast: bool) -> list[Reply]:
-        replies: list[Reply] = [Broken("index: nobody has that slot")] * len(commands)
+    def _route(self, known: _SlotMap, commands: Sequence[Command], *, fast: bool) -> list[Reply]:
+        replies: list[Reply] = [ConnectionFailure("index: nobody has that slot")] * len(commands)
         parts: dict[RedisServer, list[int]] = {}
         for at, command in enumerate(commands):
             server = _owner(known, command)
@@ -215,19 +215,19 @@ class RedisTopology:
                 parts.setdefault(server, []).append(at)
         if fast and any(not server.down for server in parts):
             parts = {server: part for server, part in parts.items() if not server.down}
-        self._exchange(parts, commands, replies, fast=fast)
+        self._round_trip(parts, commands, replies, fast=fast)
         elsewhere: dict[RedisServer, list[int]] = {}
         asking: set[int] = set()
         for at, reply in enumerate(replies):
-            if isinstance(reply, Redirect) and (server := self._follow(known, reply)) is not None:
+            if isinstance(reply, Redirect) and (server := self._follow_redirect(known, reply)) is not None:
                 elsewhere.setdefault(server, []).append(at)
                 if reply.asking:
                     asking.add(at)
         if elsewhere:
-            self._exchange(elsewhere, commands, replies, fast=fast, asking=asking)
-        return [Broken("index: sent in circles") if isinstance(r, Redirect) else r for r in replies]
+            self._round_trip(elsewhere, commands, replies, fast=fast, asking=asking)
+        return [ConnectionFailure("index: sent in circles") if isinstance(r, Redirect) else r for r in replies]
 
-    def _exchange(
+    def _round_trip(
         self,
         parts: dict[RedisServer, list[int]],
         commands: Sequence[Command],
@@ -244,21 +244,21 @@ class RedisTopology:
             )
             for server, part in parts.items()
         ]
-        for (server, part), answer in zip(parts.items(), exchange(work), strict=True):
-            if isinstance(answer, Broken):
-                self._note(server, is_down=True)
+        for (server, part), answer in zip(parts.items(), execute_all(work), strict=True):
+            if isinstance(answer, ConnectionFailure):
+                self._mark(server, is_down=True)
                 for at in part:
                     replies[at] = answer
                 continue
             if not fast:
-                self._note(server, is_down=False)
+                self._mark(server, is_down=False)
             rest = iter(answer)
             for at in part:
                 if at in first:
                     next(rest)
                 replies[at] = next(rest)
 
-    def _follow(self, known: _Map, redirect: Redirect) -> RedisServer | None:
+    def _follow_redirect(self, known: _SlotMap, redirect: Redirect) -> RedisServer | None:
         server = self._server(redirect.target)
         if server is None:
             return None
@@ -268,7 +268,7 @@ class RedisTopology:
                 known.owners[redirect.slot] = known.servers.index(server)
         return server
 
-    def _groups(self, known: _Map, names: Sequence[bytes]) -> list[tuple[RedisServer, list[bytes]]]:
+    def _groups(self, known: _SlotMap, names: Sequence[bytes]) -> list[tuple[RedisServer, list[bytes]]]:
         if not known.owners:
             return [(known.servers[0], list(names))]
         slots: dict[int, list[bytes]] = {}
@@ -276,76 +276,76 @@ class RedisTopology:
             slots.setdefault(key_slot(name), []).append(name)
         return [(known.servers[known.owners[slot]], group) for slot, group in slots.items() if known.owners[slot] >= 0]
 
-    def _change(self, server: RedisServer, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> bool:
+    def _update(self, server: RedisServer, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> bool:
         """False if somebody else changed one of them meanwhile."""
         with server.slow.open() as talk:
-            replies = talk.ask([(b"WATCH", *names), (b"MGET", *names)])
+            replies = talk.execute([(b"WATCH", *names), (b"MGET", *names)])
             self._check(replies)
             new = {name: edit(value) for name, value in zip(names, replies[1], strict=True) if value is not None}
             old = {name: value for name, value in zip(names, replies[1], strict=True) if value is not None}
             changed = [name for name in new if new[name] != old[name]]
             if not changed:
-                self._check(talk.ask([(b"UNWATCH",)]))
+                self._check(talk.execute([(b"UNWATCH",)]))
                 return True
             writes = [(b"SET", name, new[name]) if new[name] else (b"DEL", name) for name in changed]
-            replies = talk.ask([(b"MULTI",), *writes, (b"EXEC",)])
-            if any(isinstance(r, Refusal) and r.code == "OOM" for r in replies):
+            replies = talk.execute([(b"MULTI",), *writes, (b"EXEC",)])
+            if any(isinstance(r, ErrorReply) and r.code == "OOM" for r in replies):
                 # no memory to write even less: what others have there is forgotten with it
-                replies = talk.ask([(b"DEL", name) for name in changed])
+                replies = talk.execute([(b"DEL", name) for name in changed])
             self._check(replies)
             return replies[-1] is not None
 
     def _check(self, replies: Iterable[Reply]) -> None:
         """Raise what the servers refused."""
-        refusals = [r for r in replies if isinstance(r, (Refusal, Redirect))]
+        refusals = [r for r in replies if isinstance(r, (ErrorReply, Redirect))]
         for r in refusals:
-            code = r.code if isinstance(r, Refusal) else "MOVED"
+            code = r.code if isinstance(r, ErrorReply) else "MOVED"
             if code in _MOVING:
                 self._stale = True
             if code == "OOM":
-                raise IndexFullError("index: OOM, its memory is full", where=self.where)
+                raise IndexFullError("index: OOM, its memory is full", where=self.address)
             hint = ": this is a Redis Cluster, give its URL as redis+cluster://" if code in _CLUSTERED else ""
-            raise RetryableError(f"index: {code}{hint}", where=self.where)
+            raise RetryableError(f"index: {code}{hint}", where=self.address)
 
-    def _note(self, server: RedisServer, *, is_down: bool) -> None:
+    def _mark(self, server: RedisServer, *, is_down: bool) -> None:
         server.down = is_down
         if is_down:
             self._stale = True
 
     # -- where they are
 
-    def _current(self) -> _Map:
-        is_old = self._stale or time.monotonic() - self._looked_at > _LOOK_AGAIN_S
+    def _current_map(self) -> _SlotMap:
+        is_old = self._stale or time.monotonic() - self._discovered_at > _LOOK_AGAIN_S
         if self._map is None or (is_old and not self.is_fixed):
-            return self._look()
+            return self._discover()
         return self._map
 
-    def _look(self) -> _Map:
+    def _discover(self) -> _SlotMap:
         """Find out where the servers are. RetryableError if nobody can tell."""
-        with self._looking:
+        with self._discovery_lock:
             self._stale = False
             if self._url.kind == "unix":
                 owned: list[tuple[Target, list[range]]] = [((self._url.path, 0), [])]
             elif self._url.kind == "single":
                 owned = [(self._url.endpoints[0], [])]
             elif self._url.kind == "sentinel":
-                owned = [(self._ask_sentinels(), [])]
+                owned = [(self._query_sentinels(), [])]
             else:
-                owned = self._ask_cluster()
-            fresh = self._make_map(owned)
-            self._map, self._looked_at = fresh, time.monotonic()
+                owned = self._query_cluster()
+            fresh = self._build_map(owned)
+            self._map, self._discovered_at = fresh, time.monotonic()
             with self._lock:
                 gone = [self._known.pop(t) for t, s in list(self._known.items()) if s not in fresh.servers]
             for server in gone:
                 server.close()
             return fresh
 
-    def _make_map(self, owned: Sequence[tuple[Target, list[range]]]) -> _Map:
+    def _build_map(self, owned: Sequence[tuple[Target, list[range]]]) -> _SlotMap:
         servers = [self._server(target) for target, _ in owned]
         if any(server is None for server in servers):
-            raise RetryableError("index: too many servers", where=self.where)
+            raise RetryableError("index: too many servers", where=self.address)
         if self._url.kind != "cluster":
-            return _Map(tuple(s for s in servers if s), [], ("",))
+            return _SlotMap(tuple(s for s in servers if s), [], ("",))
         owners = [-1] * SLOTS
         for number, (_, ranges) in enumerate(owned):
             for slots in ranges:
@@ -358,8 +358,8 @@ class RedisTopology:
             if len(tags) == len(owned):
                 break
         if len(tags) < len(owned):
-            raise RetryableError("index: a server has next to no slots", where=self.where)
-        return _Map(tuple(s for s in servers if s), owners, tuple(tags[n] for n in range(len(owned))))
+            raise RetryableError("index: a server has next to no slots", where=self.address)
+        return _SlotMap(tuple(s for s in servers if s), owners, tuple(tags[n] for n in range(len(owned))))
 
     def _server(self, target: Target) -> RedisServer | None:
         with self._lock:
@@ -368,44 +368,46 @@ class RedisTopology:
                 server = self._known[target] = RedisServer(target, self._login, *self._times)
             return server
 
-    def _ask_sentinels(self) -> Target:
+    def _query_sentinels(self) -> Target:
         reason = "no Sentinel answers"
         for endpoint in self._url.endpoints:
             # Sentinels have their own users or none; where they want a password it is the same one
             stranger = self._login._replace(username="", passwords=Passwords.fixed(""), db=0)
             for login in (stranger, self._login._replace(db=0)):
-                answer = self._once(endpoint, login, (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._url.service))
+                answer = self._execute_once(
+                    endpoint, login, (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._url.service)
+                )
                 if isinstance(answer, list) and len(answer) == 2:
                     target = (_text(answer[0]), int(answer[1]))
-                    role = self._once(target, self._login, (b"ROLE",))
-                    if (isinstance(role, list) and role and role[0] == b"master") or role == Refusal("NOPERM"):
+                    role = self._execute_once(target, self._login, (b"ROLE",))
+                    if (isinstance(role, list) and role and role[0] == b"master") or role == ErrorReply("NOPERM"):
                         return target
                     reason = "the master that the Sentinels name is none, or does not answer"
                 elif answer is None:
                     reason = "the Sentinels know no master of that name"
-                if not isinstance(answer, Refusal):
+                if not isinstance(answer, ErrorReply):
                     break
-        raise RetryableError(f"index: {reason}", where=self.where)
+        raise RetryableError(f"index: {reason}", where=self.address)
 
-    def _ask_cluster(self) -> list[tuple[Target, list[range]]]:
+    def _query_cluster(self) -> list[tuple[Target, list[range]]]:
         known = [server.target for server in (self._map.servers if self._map else ())]
         for target in [*known, *(t for t in self._url.endpoints if t not in known)]:
-            answer = self._once(target, self._login, (b"CLUSTER", b"SLOTS"))
+            answer = self._execute_once(target, self._login, (b"CLUSTER", b"SLOTS"))
             found = _read_slots(answer, target[0]) if isinstance(answer, list) else {}
             if found:
                 return sorted(found.items())
-        raise RetryableError("index: no server of the cluster can tell who has which slots", where=self.where)
+        raise RetryableError("index: no server of the cluster can tell who has which slots", where=self.address)
 
-    def _once(self, target: Target, login: Login, command: Command) -> Reply:
+    def _execute_once(self, target: Target, login: Login, command: Command) -> Reply:
         link = RedisConnection(target, login, self._times[1])
         try:
-            answer = link.ask([command])
+            answer = link.execute([command])
         finally:
             link.close()
-        return answer if isinstance(answer, Broken) else answer[0]
+        return answer if isinstance(answer, ConnectionFailure) else answer[0]
 
 
-def _owner(known: _Map, command: Command) -> RedisServer | None:
+def _owner(known: _SlotMap, command: Command) -> RedisServer | None:
     if not known.owners:
         return known.servers[0]
     name = command[1]

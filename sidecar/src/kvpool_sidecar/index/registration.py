@@ -61,19 +61,19 @@ class IndexRegistration:
         self._info = info
         self._store = store
         self._scanned = scanned
-        self._beat_s = lease_s / 3
+        self._heartbeat_s = lease_s / 3
         self._keys_per_s = keys_per_s  # of all nodes together
         self._nodes = nodes
         self._full_until = 0.0
         self._on_renewed = on_renewed
         self._changed = threading.Condition()
         self._queue: dict[bytes, int | None] = {}  # payload length; None: withdraw
-        self._all: Iterator[tuple[bytes, int]] | None = None
-        self._all_done = 0
+        self._remaining: Iterator[tuple[bytes, int]] | None = None
+        self._announced = 0
         self._complete = False
         self._connected = False
-        self._beat_due = False
-        self._told: NodeInfo | None = None  # what the index was told last
+        self._heartbeat_due = False
+        self._published_info: NodeInfo | None = None  # what the index was told last
         self._epoch = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="announcer", daemon=True)
@@ -90,16 +90,16 @@ class IndexRegistration:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def leave_soon(self, *, leaving: bool, timeout_s: float = 0.0) -> bool:
+    def set_draining(self, *, leaving: bool, timeout_s: float = 0.0) -> bool:
         """Tell the others that this node is drained, or is not any more, by a heartbeat that is due now.
 
         True if the index has been told within `timeout_s`.
         """
         with self._changed:
             self._info = self._info._replace(leaving=leaving)
-            self._beat_due = self._told != self._info
+            self._heartbeat_due = self._published_info != self._info
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._told == self._info or self._stop.is_set(), timeout_s)
+            return self._changed.wait_for(lambda: self._published_info == self._info or self._stop.is_set(), timeout_s)
 
     def announce(self, key: bytes, payload_len: int) -> None:
         """This node has the block now."""
@@ -114,7 +114,7 @@ class IndexRegistration:
         """For /status."""
         with self._changed:
             coming = sum(1 for length in self._queue.values() if length is not None)
-            connected, epoch, complete, done = self._connected, self._epoch, self._complete, self._all_done
+            connected, epoch, complete, done = self._connected, self._epoch, self._complete, self._announced
             full = self._full_until > 0
         announced = max(0, self._store.usage().blocks - coming) if complete else done
         return IndexStatus(connected, epoch, announced, full)
@@ -126,23 +126,23 @@ class IndexRegistration:
                 self._queue[key] = length
             if len(self._queue) > _MAX_QUEUED:
                 self._queue.clear()
-                self._announce_all_again()
+                self._restart_full_announcement()
             self._changed.notify_all()
 
-    def _announce_all_again(self) -> None:
-        self._all = None
-        self._all_done = 0
+    def _restart_full_announcement(self) -> None:
+        self._remaining = None
+        self._announced = 0
         self._complete = False
 
     def _run(self) -> None:
         beat_at = 0.0
         while not self._stop.is_set():
             try:
-                if time.monotonic() >= beat_at or self._beat_due:
-                    self._beat_due = False
-                    self._beat()
-                    beat_at = time.monotonic() + self._beat_s
-                worked = self._work()
+                if time.monotonic() >= beat_at or self._heartbeat_due:
+                    self._heartbeat_due = False
+                    self._heartbeat()
+                    beat_at = time.monotonic() + self._heartbeat_s
+                worked = self._process()
             except KVPoolError as e:
                 if self._connected:
                     log.warning("the index does not answer; peers' blocks are not found until it does: %s", e)
@@ -157,33 +157,33 @@ class IndexRegistration:
             if worked:
                 self._stop.wait(_BATCH * max(1, self._nodes()) / self._keys_per_s)
             else:
-                self._wait_for_news(beat_at - time.monotonic() if self._complete else _SCAN_POLL_S)
+                self._wait_for_changes(beat_at - time.monotonic() if self._complete else _SCAN_POLL_S)
         self._leave()
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         info = self._info
         epoch = self._index.renew(self.number, info) if self.number else None
         if epoch is None:
             self.number = self._index.join(info)
             epoch = self._index.renew(self.number, info)
             with self._changed:
-                self._announce_all_again()
+                self._restart_full_announcement()
         with self._changed:
             if epoch is None:
                 epoch = ""
             if epoch != self._epoch:
                 log.info("index epoch %s: announcing all blocks as node %d", epoch, self.number)
                 self._epoch = epoch
-                self._announce_all_again()
+                self._restart_full_announcement()
             self._connected = True
-            self._told = info
+            self._published_info = info
             self._changed.notify_all()
         self._on_renewed()
 
-    def _work(self) -> bool:
+    def _process(self) -> bool:
         """One batch of news, else one of everything. False if there was nothing to do."""
         try:
-            worked = self._work_on(only_withdrawals=time.monotonic() < self._full_until)
+            worked = self._publish_batch(only_withdrawals=time.monotonic() < self._full_until)
         except IndexFullError as e:
             if not self._full_until:
                 log.warning("new blocks are not announced until there is room: %s", e)
@@ -193,16 +193,16 @@ class IndexRegistration:
             log.info("the index has room again: announcing all blocks")
             self._full_until = 0.0
             with self._changed:
-                self._announce_all_again()
+                self._restart_full_announcement()
         return worked
 
-    def _work_on(self, *, only_withdrawals: bool) -> bool:
+    def _publish_batch(self, *, only_withdrawals: bool) -> bool:
         with self._changed:
             queued = self._queue.items()
             wanted = (item for item in queued if item[1] is None) if only_withdrawals else iter(queued)
             news = dict(itertools.islice(wanted, _BATCH))
         if news:
-            self._tell(news)
+            self._publish(news)
             with self._changed:
                 for key, length in news.items():
                     if self._queue.get(key, -1) == length:
@@ -213,27 +213,27 @@ class IndexRegistration:
         if self._complete or not self._scanned():
             return False
         with self._changed:
-            if self._all is None:
-                self._all = self._store.keys()
-                self._all_done = 0
-            rest = self._all
+            if self._remaining is None:
+                self._remaining = self._store.keys()
+                self._announced = 0
+            rest = self._remaining
         batch = dict(itertools.islice(rest, _BATCH))
         try:
-            self._tell(dict(batch))
+            self._publish(dict(batch))
         except Exception:
             with self._changed:
-                if self._all is rest:  # it was not told: first of all next time
-                    self._all = itertools.chain(batch.items(), rest)
+                if self._remaining is rest:  # it was not told: first of all next time
+                    self._remaining = itertools.chain(batch.items(), rest)
             raise
         with self._changed:
-            if self._all is rest:
-                self._all_done += len(batch)
+            if self._remaining is rest:
+                self._announced += len(batch)
                 self._complete = len(batch) < _BATCH
                 if self._complete:
-                    self._all = None
+                    self._remaining = None
         return True
 
-    def _tell(self, news: dict[bytes, int | None]) -> None:
+    def _publish(self, news: dict[bytes, int | None]) -> None:
         generation = self._info.generation
         self._index.withdraw(self.number, [key for key, length in news.items() if length is None])
         self._index.announce(
@@ -244,13 +244,13 @@ class IndexRegistration:
             ]
         )
 
-    def _wait_for_news(self, seconds: float) -> None:
+    def _wait_for_changes(self, seconds: float) -> None:
         with self._changed:
             if self._stop.is_set():
                 return
             if self._full_until:
                 seconds = min(seconds, max(_SCAN_POLL_S, self._full_until - time.monotonic()))
-            if (not self._queue or self._full_until) and not self._beat_due:
+            if (not self._queue or self._full_until) and not self._heartbeat_due:
                 self._changed.wait(max(0.0, seconds))
 
     def _leave(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.index.record import Record
     from kvpool_sidecar.resilience.bulkhead import Bulkhead
 
-__all__ = ["BlockResolver", "ResolvedPrefix"]
+__all__ = ["BlockResolver", "ReplicaLocation"]
 
 _T = TypeVar("_T")
 
@@ -37,7 +37,7 @@ _MAX_DOUBTS = 1 << 13
 _WARM = 4  # connections
 
 
-class ResolvedPrefix(NamedTuple):
+class ReplicaLocation(NamedTuple):
     """A block at a peer."""
 
     number: int
@@ -68,8 +68,8 @@ class BlockResolver:
         self._blocks: OrderedDict[bytes, tuple[Record, float]] = OrderedDict()
         self._nodes: dict[int, tuple[NodeInfo | None, float]] = {}  # until when; None: known to be dead
         self._down: dict[NodeInfo, float] = {}  # by address: its successor on that node is another one
-        self._shunned: OrderedDict[tuple[bytes, int], float] = OrderedDict()
-        self._doubts: OrderedDict[bytes, float] = OrderedDict()  # asked for and not found, until when it matters
+        self._blacklisted: OrderedDict[tuple[bytes, int], float] = OrderedDict()
+        self._misses: OrderedDict[bytes, float] = OrderedDict()  # asked for and not found, until when it matters
 
     @property
     def available(self) -> bool:
@@ -77,21 +77,21 @@ class BlockResolver:
         return self._guard.available
 
     @property
-    def alive(self) -> int:
+    def live_peers(self) -> int:
         """How many other nodes are known to be alive."""
         now, own = self._clock(), self._own_number()
         with self._lock:
             return sum(1 for n, (info, until) in self._nodes.items() if info is not None and until > now and n != own)
 
-    def locate(self, keys: Sequence[bytes], timeout_s: float) -> list[ResolvedPrefix | None]:
+    def locate(self, keys: Sequence[bytes], timeout_s: float) -> list[ReplicaLocation | None]:
         """A living peer for each block, in order; None if there is none or nobody could tell in time."""
         deadline = self._clock() + min(timeout_s, self._lookup_s)
         answers = self._locate(keys, deadline)
-        if None in answers or self._doubts:
-            self._note_doubts(keys, answers)
+        if None in answers or self._misses:
+            self._note_misses(keys, answers)
         return answers
 
-    def reach(self, keys: Sequence[bytes], timeout_s: float) -> bytearray:
+    def longest_prefix(self, keys: Sequence[bytes], timeout_s: float) -> bytearray:
         """For the blocks of a prompt, in order: 1 if the block is said to be at a living peer, else 0.
 
         1 also for a block that nobody asked for because those around it are there (kvpool_sidecar.index.prefix):
@@ -100,11 +100,11 @@ class BlockResolver:
         deadline = self._clock() + min(timeout_s, self._lookup_s)
         if len(keys) <= prefix.EXACT:
             return bytearray(found is not None for found in self._locate(keys, deadline))
-        first = prefix.first_question(len(keys), self._doubtful(keys))
-        known = self._known(keys, first)
+        first = prefix.first_query(len(keys), self._recent_misses(keys))
+        known = self._cached_positions(keys, first)
         found = known
         if not all(known.values()):
-            found = self._in_time(lambda: self._search(keys, known, deadline), deadline) or known
+            found = self._call_index(lambda: self._search(keys, known, deadline), deadline) or known
         answers = bytearray(len(keys))
         for n, is_found in found.items():
             answers[n] = is_found
@@ -112,41 +112,41 @@ class BlockResolver:
             answers[span.start : span.stop] = b"\1" * len(span)
         return answers
 
-    def holders(self, keys: Sequence[bytes], timeout_s: float, *, staying: bool = False) -> list[set[str]] | None:
+    def replicas(self, keys: Sequence[bytes], timeout_s: float, *, staying: bool = False) -> list[set[str]] | None:
         """Names of the living peers that are said to have each block, in order; None if nobody could tell in time.
 
         `staying`: leave out peers that are being drained.
         """
         deadline = self._clock() + min(timeout_s, self._lookup_s)
-        told = self._in_time(lambda: dict(enumerate(self._all_records(keys, deadline))), deadline)
+        told = self._call_index(lambda: dict(enumerate(self._all_records(keys, deadline))), deadline)
         if len(told) != len(keys):
             return None
         now = self._clock()
         with self._lock:
-            found = [[self._alive(key, r, now) for r in told[n]] for n, key in enumerate(keys)]
+            found = [[self._live_location(key, r, now) for r in told[n]] for n, key in enumerate(keys)]
         return [
             {one.peer.node for one in some if one is not None and not (staying and one.peer.leaving)} for some in found
         ]
 
     def _all_records(self, keys: Sequence[bytes], deadline: float) -> list[tuple[Record, ...]]:
         records = self._index.locate(keys)
-        strangers = self._strangers(records)
+        strangers = self._unknown_nodes(records)
         if strangers and self._clock() < deadline:
-            self._note_nodes(strangers, self._index.ask((), strangers))
+            self._note_nodes(strangers, self._index.query((), strangers))
         return records
 
-    def forget(self, key: bytes) -> None:
+    def invalidate(self, key: bytes) -> None:
         """What we believed of `key` was wrong."""
         with self._lock:
             self._blocks.pop(key, None)
 
-    def shun(self, key: bytes, number: int) -> None:
+    def blacklist(self, key: bytes, number: int) -> None:
         """That copy is corrupt: do not ask that peer for it for a while."""
         with self._lock:
             self._blocks.pop(key, None)
-            self._shunned[key, number] = self._clock() + _SHUNNED_S
-            if len(self._shunned) > _MAX_SHUNNED:
-                self._shunned.popitem(last=False)
+            self._blacklisted[key, number] = self._clock() + _SHUNNED_S
+            if len(self._blacklisted) > _MAX_SHUNNED:
+                self._blacklisted.popitem(last=False)
 
     def mark_down(self, peer: NodeInfo) -> None:
         """That peer could not be reached, or said nothing though connected. Its address may be an old one."""
@@ -167,56 +167,56 @@ class BlockResolver:
         """Ask anew which nodes are alive; called at each heartbeat, off the path of requests."""
         try:
             self._index.warm(_WARM)
-            answer = self._index.roster()
+            answer = self._index.live_nodes()
             with self._lock:
                 others = [n for n in self._nodes if n not in answer.nodes]
-            rest = self._index.ask((), others)
+            rest = self._index.query((), others)
         except KVPoolError:
             return
         self._note_nodes(list(answer.nodes), answer)
         self._note_nodes(others, rest)
 
-    def _in_time(self, work: Callable[[], dict[int, _T]], deadline: float) -> dict[int, _T]:
+    def _call_index(self, work: Callable[[], dict[int, _T]], deadline: float) -> dict[int, _T]:
         try:
-            return self._guard.call(work, deadline - self._clock())
+            return self._guard.run(work, deadline - self._clock())
         except KVPoolError:
             return {}
 
-    def _locate(self, keys: Sequence[bytes], deadline: float) -> list[ResolvedPrefix | None]:
-        answers = self._remembered(keys)
+    def _locate(self, keys: Sequence[bytes], deadline: float) -> list[ReplicaLocation | None]:
+        answers = self._cached(keys)
         rest = [n for n, answer in enumerate(answers) if answer is None]
         if rest:
-            for n, found in self._in_time(lambda: self._ask(keys, rest, deadline), deadline).items():
+            for n, found in self._call_index(lambda: self._query(keys, rest, deadline), deadline).items():
                 answers[n] = found
         return answers
 
-    def _ask(self, keys: Sequence[bytes], rest: Sequence[int], deadline: float) -> dict[int, ResolvedPrefix | None]:
+    def _query(self, keys: Sequence[bytes], rest: Sequence[int], deadline: float) -> dict[int, ReplicaLocation | None]:
         """Exactly these, in ascending order."""
         records = dict(zip(rest, self._index.locate([keys[n] for n in rest]), strict=True))
-        strangers = self._strangers(records.values())
+        strangers = self._unknown_nodes(records.values())
         if strangers and self._clock() < deadline:
-            self._note_nodes(strangers, self._index.ask((), strangers))
-        return self._choose(keys, records)
+            self._note_nodes(strangers, self._index.query((), strangers))
+        return self._select(keys, records)
 
     def _search(self, keys: Sequence[bytes], known: Mapping[int, bool], deadline: float) -> dict[int, bool]:
         """What it takes to know how far the chain reaches, in ascending order. `known`: what is remembered of it."""
         first = [n for n, is_known in known.items() if not is_known]
         records = dict(zip(first, self._index.locate([keys[n] for n in first]), strict=True))
-        strangers = self._strangers(records.values())
+        strangers = self._unknown_nodes(records.values())
         # a node that nobody has asked after yet may well be alive: the second question says so
-        hopeful = self._hopeful(keys, known, records, strangers)
-        window = self._known(keys, prefix.second_question(hopeful))
+        hopeful = self._possible(keys, known, records, strangers)
+        window = self._cached_positions(keys, prefix.second_query(hopeful))
         second = [n for n, is_known in window.items() if not is_known]
         if (second or strangers) and self._clock() < deadline:
-            answer = self._index.ask([keys[n] for n in second], strangers)
+            answer = self._index.query([keys[n] for n in second], strangers)
             self._note_nodes(strangers, answer)
             records.update(zip(second, answer.records, strict=True))
-            self._note_strangers(answer.records)
+            self._note_unknown_nodes(answer.records)
             known = {**known, **window}
-        chosen = self._choose(keys, records)
+        chosen = self._select(keys, records)
         return dict(sorted({**known, **{n: found is not None for n, found in chosen.items()}}.items()))
 
-    def _hopeful(
+    def _possible(
         self,
         keys: Sequence[bytes],
         known: Mapping[int, bool],
@@ -228,50 +228,50 @@ class BlockResolver:
         hopeful = dict(known)
         with self._lock:
             for n, candidates in records.items():
-                verdict = None if self._shunned else same.get(id(candidates))
+                verdict = None if self._blacklisted else same.get(id(candidates))
                 if verdict is None:
                     verdict = same[id(candidates)] = any(
-                        r.node in strangers or self._alive(keys[n], r, now) is not None for r in candidates
+                        r.node in strangers or self._live_location(keys[n], r, now) is not None for r in candidates
                     )
                 hopeful[n] = verdict
         return hopeful
 
-    def _strangers(self, records: Iterable[tuple[Record, ...]]) -> list[int]:
+    def _unknown_nodes(self, records: Iterable[tuple[Record, ...]]) -> list[int]:
         """Nodes among `records` of which it is not known whether they are alive."""
         now = self._clock()
         numbers = {r.node for rs in _distinct(records) for r in rs}
         with self._lock:
             return [n for n in numbers if n not in self._nodes or self._nodes[n][1] <= now]
 
-    def _note_strangers(self, records: Iterable[tuple[Record, ...]]) -> None:
+    def _note_unknown_nodes(self, records: Iterable[tuple[Record, ...]]) -> None:
         """Ask after them at the next heartbeat; until then they count as dead."""
-        strangers = self._strangers(records)
+        strangers = self._unknown_nodes(records)
         with self._lock:
             for number in strangers:
                 self._nodes.setdefault(number, (None, self._clock()))
 
-    def _note_doubts(self, keys: Sequence[bytes], answers: Sequence[ResolvedPrefix | None]) -> None:
+    def _note_misses(self, keys: Sequence[bytes], answers: Sequence[ReplicaLocation | None]) -> None:
         until = self._clock() + _REMEMBER_S
         with self._lock:
             for key, answer in zip(keys, answers, strict=True):
-                self._doubts.pop(key, None)
+                self._misses.pop(key, None)
                 if answer is None:
-                    self._doubts[key] = until
-            while len(self._doubts) > _MAX_DOUBTS:
-                self._doubts.popitem(last=False)
+                    self._misses[key] = until
+            while len(self._misses) > _MAX_DOUBTS:
+                self._misses.popitem(last=False)
 
-    def _doubtful(self, keys: Sequence[bytes]) -> list[int]:
-        if not self._doubts:
+    def _recent_misses(self, keys: Sequence[bytes]) -> list[int]:
+        if not self._misses:
             return []
         now = self._clock()
         with self._lock:
-            return [n for n, key in enumerate(keys) if self._doubts.get(key, 0.0) > now]
+            return [n for n, key in enumerate(keys) if self._misses.get(key, 0.0) > now]
 
     def _note_nodes(self, numbers: Sequence[int], answer: IndexAnswer) -> None:
         now = self._clock()
         with self._lock:
             for number in numbers:
-                if number in answer.untold:
+                if number in answer.unknown:
                     continue
                 info = answer.nodes.get(number)
                 # a dead node is asked after again soon: it may be on its way back
@@ -280,39 +280,41 @@ class BlockResolver:
             for number in dead:
                 del self._nodes[number]
 
-    def _known(self, keys: Sequence[bytes], positions: Sequence[int]) -> dict[int, bool]:
+    def _cached_positions(self, keys: Sequence[bytes], positions: Sequence[int]) -> dict[int, bool]:
         """Which of these are remembered."""
-        found = self._remembered([keys[n] for n in positions])
+        found = self._cached([keys[n] for n in positions])
         return {n: one is not None for n, one in zip(positions, found, strict=True)}
 
-    def _remembered(self, keys: Sequence[bytes]) -> list[ResolvedPrefix | None]:
+    def _cached(self, keys: Sequence[bytes]) -> list[ReplicaLocation | None]:
         now = self._clock()
         with self._lock:
             if not self._blocks:
                 return [None] * len(keys)
-            return [self._recall(key, *entry, now) if (entry := self._blocks.get(key)) else None for key in keys]
+            return [
+                self._cached_location(key, *entry, now) if (entry := self._blocks.get(key)) else None for key in keys
+            ]
 
-    def _recall(self, key: bytes, record: Record, until: float, now: float) -> ResolvedPrefix | None:
-        found = self._alive(key, record, now) if until > now else None
+    def _cached_location(self, key: bytes, record: Record, until: float, now: float) -> ReplicaLocation | None:
+        found = self._live_location(key, record, now) if until > now else None
         if found is None or found.peer.leaving:  # somebody who stays may have it by now
             del self._blocks[key]
             return None
         return found
 
-    def _choose(
+    def _select(
         self, keys: Sequence[bytes], records: Mapping[int, tuple[Record, ...]]
-    ) -> dict[int, ResolvedPrefix | None]:
+    ) -> dict[int, ReplicaLocation | None]:
         now = self._clock()
         until = now + _REMEMBER_S
-        chosen: dict[int, ResolvedPrefix | None] = {}
-        same: dict[int, tuple[ResolvedPrefix | None, tuple[Record, float] | None]] = {}  # by identity, as in _distinct
+        chosen: dict[int, ReplicaLocation | None] = {}
+        same: dict[int, tuple[ReplicaLocation | None, tuple[Record, float] | None]] = {}  # by identity, as in _distinct
         with self._lock:
-            is_any_shunned = bool(self._shunned)
+            is_any_shunned = bool(self._blacklisted)
             for n, candidates in records.items():
                 key = keys[n]
                 verdict = None if is_any_shunned else same.get(id(candidates))
                 if verdict is None:
-                    verdict = same[id(candidates)] = self._first_alive(key, candidates, now, until)
+                    verdict = same[id(candidates)] = self._first_live(key, candidates, now, until)
                 chosen[n], entry = verdict
                 if entry is not None:
                     self._blocks[key] = entry
@@ -320,25 +322,25 @@ class BlockResolver:
                 self._blocks.popitem(last=False)
         return chosen
 
-    def _first_alive(
+    def _first_live(
         self, key: bytes, candidates: Sequence[Record], now: float, until: float
-    ) -> tuple[ResolvedPrefix | None, tuple[Record, float] | None]:
-        last_choice: tuple[ResolvedPrefix | None, tuple[Record, float] | None] = (None, None)
+    ) -> tuple[ReplicaLocation | None, tuple[Record, float] | None]:
+        last_choice: tuple[ReplicaLocation | None, tuple[Record, float] | None] = (None, None)
         for record in candidates:
-            found = self._alive(key, record, now)
+            found = self._live_location(key, record, now)
             if found is not None and not found.peer.leaving:
                 return found, (record, until)
             if found is not None and last_choice[0] is None:
                 last_choice = found, (record, until)
         return last_choice
 
-    def _alive(self, key: bytes, record: Record, now: float) -> ResolvedPrefix | None:
+    def _live_location(self, key: bytes, record: Record, now: float) -> ReplicaLocation | None:
         info, until = self._nodes.get(record.node, (None, 0.0))
         if info is None or until <= now or info.generation != record.generation or record.node == self._own_number():
             return None
-        if self._down.get(info, 0.0) > now or self._shunned.get((key, record.node), 0.0) > now:
+        if self._down.get(info, 0.0) > now or self._blacklisted.get((key, record.node), 0.0) > now:
             return None
-        return ResolvedPrefix(record.node, info, record.payload_len)
+        return ReplicaLocation(record.node, info, record.payload_len)
 
 
 def _distinct(records: Iterable[tuple[Record, ...]]) -> Iterable[tuple[Record, ...]]:

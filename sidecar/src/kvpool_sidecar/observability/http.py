@@ -14,7 +14,7 @@ from kvpool_sidecar.system.http_server import BoundedHandler, BoundedHttpServer,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_sidecar.events.prefix_api import Prefixes
+    from kvpool_sidecar.events.prefix_api import PrefixApi
 
 __all__ = ["HealthServer"]
 
@@ -41,7 +41,7 @@ class HealthServer(BoundedHttpServer):
     """Binds at once (OSError if the address is taken); serves from `start` to `stop`."""
 
     def __init__(
-        self, host: str, port: int, report: _Reporting, metrics: _Text, prefixes: Prefixes | None = None
+        self, host: str, port: int, report: _Reporting, metrics: _Text, prefixes: PrefixApi | None = None
     ) -> None:
         self.report = report
         self.metrics = metrics
@@ -55,30 +55,30 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/healthz":
-            self.answer(200, "text/plain", b"ok\n")
+            self.respond(200, "text/plain", b"ok\n")
         elif path == "/readyz":
             ready = self.server.report.ready()
-            self.answer(200 if ready else 503, "text/plain", b"ready\n" if ready else b"not ready\n")
+            self.respond(200 if ready else 503, "text/plain", b"ready\n" if ready else b"not ready\n")
         elif path == "/metrics":
-            self.answer(200, "text/plain; version=0.0.4; charset=utf-8", self.server.metrics.text())
+            self.respond(200, "text/plain; version=0.0.4; charset=utf-8", self.server.metrics.text())
         elif path == "/status":
-            self.answer(200, "application/json", json.dumps(self.server.report()).encode() + b"\n")
+            self.respond(200, "application/json", json.dumps(self.server.report()).encode() + b"\n")
         else:
-            self.answer(404, "text/plain", b"/healthz /readyz /metrics /status\n")
+            self.respond(404, "text/plain", b"/healthz /readyz /metrics /status\n")
 
     def do_POST(self) -> None:
         prefixes = self.server.prefixes
         self.close_connection = True
         length = body_length(self.headers.get("Content-Length", ""), _MAX_BODY)
         if not length:
-            self.answer(413, "text/plain", b"give a Content-Length of at most 512 KiB\n")
+            self.respond(413, "text/plain", b"give a Content-Length of at most 512 KiB\n")
             return
         body = self.rfile.read(length)  # in any case: an answer to a body that nobody reads may get lost
         if prefixes is None or self.path.partition("?")[0] != "/prefixes":
-            self.answer(404, "text/plain", b"there is nothing to ask\n")
+            self.respond(404, "text/plain", b"there is nothing to ask\n")
             return
-        if not prefixes.is_allowed(self.headers.get("Authorization", "")):
-            self.answer(401, "text/plain", b"show the pool's token for events: Authorization: Bearer ...\n")
+        if not prefixes.is_authorized(self.headers.get("Authorization", "")):
+            self.respond(401, "text/plain", b"show the pool's token for events: Authorization: Bearer ...\n")
             return
-        code, told = prefixes.answer(body)
-        self.answer(code, "application/json", json.dumps(told).encode() + b"\n")
+        code, told = prefixes.respond(body)
+        self.respond(code, "application/json", json.dumps(told).encode() + b"\n")

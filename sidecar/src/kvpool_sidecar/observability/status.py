@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.index.registration import IndexRegistration
     from kvpool_sidecar.index.resolver import BlockResolver
     from kvpool_sidecar.peers.rdma.factory import RdmaStack
-    from kvpool_sidecar.peers.security import Security
+    from kvpool_sidecar.peers.security import PeerSecurity
     from kvpool_sidecar.replication.write_back import WriteBack
     from kvpool_sidecar.resilience.fair_queue import FairQueues
     from kvpool_sidecar.serving.fingerprints import Fingerprints
@@ -56,7 +56,7 @@ class StatusReport:
         admission: FairQueues,
         warm_up: Callable[[], dict[str, Any]],
         drain: Callable[[], dict[str, Any]],
-        security: Security,
+        security: PeerSecurity,
         breakers: Mapping[str, CircuitBreaker],
         kv_events: Callable[[], dict[str, Any]] | None = None,
         stats: Stats,
@@ -111,7 +111,7 @@ class StatusReport:
                 "login": self._index_login(),
                 "node_number": self._announcer.number,
                 "node_generation": self._local.generation,
-                "peers": self._peers.alive,
+                "peers": self._peers.live_peers,
             },
             "shared": {
                 "configured": self._shared is not None,

@@ -60,7 +60,7 @@ class NodeIdentity:
         self.refresh()
 
     def start(self) -> None:
-        threading.Thread(target=self._keep, name="peer-identity", daemon=True).start()
+        threading.Thread(target=self._renew, name="peer-identity", daemon=True).start()
 
     def stop(self) -> None:
         """The contexts stay as they are."""
@@ -118,7 +118,7 @@ class NodeIdentity:
         with self._lock:
             self._leaf, self._trusted, self._server, self._client = leaf, trusted, server, client
 
-    def _keep(self) -> None:
+    def _renew(self) -> None:
         pause = min(self._look_s, self._life.total_seconds() / 12)
         while not self._stopped.wait(pause):
             try:

@@ -28,7 +28,7 @@ class PeerConnection:
         self._socket = sock
         self._session_key = session_key
         self._sequence = 0
-        self._asked: tuple[float, int] | None = None  # when last, and what had been received by then
+        self._last_request: tuple[float, int] | None = None  # when last, and what had been received by then
 
     def fileno(self) -> int:
         """To be handed to the client, who reads from it and must not change its mode."""
@@ -44,22 +44,22 @@ class PeerConnection:
     @property
     def is_silent(self) -> bool:
         """True if the peer was asked a while ago and has not sent a byte since."""
-        if self._asked is None or self._socket.fileno() < 0:
+        if self._last_request is None or self._socket.fileno() < 0:
             return False
-        at, received = self._asked
+        at, received = self._last_request
         return time.monotonic() - at >= _SILENT_S and self.received() <= received
 
     def received(self) -> int:
         """Bytes that have come in."""
-        return tcp.received(self._socket)
+        return tcp.bytes_received(self._socket)
 
-    def ask(self, keys: Sequence[bytes], *, verify: bool = False) -> None:
+    def request(self, keys: Sequence[bytes], *, verify: bool = False) -> None:
         """Send requests; the answers come in the same order. PoolUnavailableError if they do not go out at once."""
-        self.request(wire.Op.OPEN, keys, wire.Flag.VERIFY if verify else wire.Flag.NONE)
+        self.send_request(wire.Op.OPEN, keys, wire.Flag.VERIFY if verify else wire.Flag.NONE)
 
-    def request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
+    def send_request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
         """Send one request of a kind for each of `keys` (32 bytes). PoolUnavailableError as for `ask`."""
-        packet = self._packed(op, keys, flags)
+        packet = self._pack_requests(op, keys, flags)
         try:
             sent = self._socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as e:
@@ -67,8 +67,8 @@ class PeerConnection:
         if sent != len(packet):
             raise PoolUnavailableError("peer takes no requests")
 
-    def _packed(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag) -> bytes:
-        self._asked = (time.monotonic(), self.received())
+    def _pack_requests(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag) -> bytes:
+        self._last_request = (time.monotonic(), self.received())
         packet = bytearray()
         for key in keys:
             mac = peer_wire.peer_request_mac(self._session_key, self._sequence, key)
@@ -76,16 +76,16 @@ class PeerConnection:
             self._sequence += 1
         return bytes(packet)
 
-    def answer(self, deadline: float) -> int:
+    def response_size(self, deadline: float) -> int:
         """Bytes of the block file that come next, 0 for a miss; for who reads by itself."""
         magic, status, _, _, size = peer_wire.PEER_RESPONSE.unpack(
             tcp.receive(self._socket, peer_wire.PEER_RESPONSE.size, deadline)
         )
         return int(size) if magic == wire.MAGIC and status == peer_wire.PeerStatus.OK else 0
 
-    def small_answer(self, limit: int, deadline: float) -> bytes | None:
+    def response_body(self, limit: int, deadline: float) -> bytes | None:
         """The whole answer to RDMA or STAGE, None for anything but OK. ProtocolError if it is longer than `limit`."""
-        size = self.answer(deadline)
+        size = self.response_size(deadline)
         if size > limit:
             raise ProtocolError("the peer says too much")
         return tcp.receive(self._socket, size, deadline) if size else None

@@ -36,7 +36,7 @@ def connect_tls(
     """
     sock = tcp.connect(peer.host, peer.port, deadline, congestion_control)
     try:
-        tcp.ask_for(sock, kind, deadline)
+        tcp.send_connection_kind(sock, kind, deadline)
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         return identity.client.wrap_socket(sock, server_hostname=identity.name_of(peer.node))
     except ssl.SSLCertVerificationError as e:
@@ -51,7 +51,7 @@ def connect_tls(
         raise
 
 
-class _Control:
+class _ControlChannel:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.tls: ssl.SSLSocket | None = None
@@ -71,11 +71,11 @@ class ControlChannels:
         self._identity = identity
         self._clock = clock
         self._lock = threading.Lock()
-        self._controls: collections.OrderedDict[NodeInfo, _Control] = collections.OrderedDict()
+        self._channels: collections.OrderedDict[NodeInfo, _ControlChannel] = collections.OrderedDict()
 
     def ticket(self, peer: NodeInfo, deadline: float) -> Ticket:
         """One that has not been used. KVPoolError if the peer gives none by `deadline`."""
-        control = self._of(peer)
+        control = self._channel(peer)
         if not control.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise PoolUnavailableError("peer: its control channel is busy", where=peer.host)
         try:
@@ -85,19 +85,19 @@ class ControlChannels:
                     return ticket
             if control.tls is not None:
                 with contextlib.suppress(KVPoolError, OSError):  # it may have ended since: once more with a new one
-                    return self._ask(control, peer, deadline)
+                    return self._request_tickets(control, peer, deadline)
             control.close()
             try:
-                return self._ask(control, peer, deadline)
+                return self._request_tickets(control, peer, deadline)
             except BaseException:
                 control.close()
                 raise
         finally:
             control.lock.release()
 
-    def forget(self, peer: NodeInfo, deadline: float) -> None:
+    def reset(self, peer: NodeInfo, deadline: float) -> None:
         """The tickets of this peer are of no use: the next one is asked for on a new channel."""
-        control = self._of(peer)
+        control = self._channel(peer)
         if control.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             try:
                 control.close()
@@ -107,24 +107,24 @@ class ControlChannels:
     def close(self) -> None:
         """Close all."""
         with self._lock:
-            controls = list(self._controls.values())
-            self._controls.clear()
+            controls = list(self._channels.values())
+            self._channels.clear()
         for control in controls:
             with control.lock:
                 control.close()
 
-    def _of(self, peer: NodeInfo) -> _Control:
+    def _channel(self, peer: NodeInfo) -> _ControlChannel:
         doomed = None
         with self._lock:
-            control = self._controls.setdefault(peer, _Control())
-            self._controls.move_to_end(peer)
-            if len(self._controls) > MAX_PEERS:
-                _, doomed = self._controls.popitem(last=False)
+            control = self._channels.setdefault(peer, _ControlChannel())
+            self._channels.move_to_end(peer)
+            if len(self._channels) > MAX_PEERS:
+                _, doomed = self._channels.popitem(last=False)
         if doomed is not None:
             doomed.close()
         return control
 
-    def _ask(self, control: _Control, peer: NodeInfo, deadline: float) -> Ticket:
+    def _request_tickets(self, control: _ControlChannel, peer: NodeInfo, deadline: float) -> Ticket:
         if control.tls is None:
             control.tls = connect_tls(peer, self._identity, peer_wire.PeerKind.CONTROL, deadline)
         tls = control.tls

@@ -65,8 +65,8 @@ def fetch_block(
     if pending is None:
         return wire.CommitStatus.HAVE
     try:
-        link.ask([key])
-        size = link.answer(time.monotonic() + _PATIENCE_S)
+        link.request([key])
+        size = link.response_size(time.monotonic() + _PATIENCE_S)
         if size == 0:
             store.abort(pending)
             return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.storage.base import Usage
 
-__all__ = ["MAX_ROWS", "HotList", "HotRow", "answer", "ask", "pack", "unpack"]
+__all__ = ["MAX_ROWS", "HotList", "HotRow", "build_response", "pack", "request_hot_list", "unpack"]
 
 MAX_ROWS = 1 << 14
 _WANTED = struct.Struct("<I28x")
@@ -46,16 +46,16 @@ class HotList(NamedTuple):
     rows: list[HotRow]
 
 
-def ask(link: PeerConnection, count: int, deadline: float) -> HotList:
+def request_hot_list(link: PeerConnection, count: int, deadline: float) -> HotList:
     """The peer's list, at most `count` rows. ProtocolError, PoolUnavailableError or DeadlineExceededError."""
-    link.request(wire.Op.HOTTEST, [_WANTED.pack(count)])
-    body = link.small_answer(_MAX_BYTES, deadline)
+    link.send_request(wire.Op.HOTTEST, [_WANTED.pack(count)])
+    body = link.response_body(_MAX_BYTES, deadline)
     if body is None:
         raise ProtocolError("the peer tells nothing of its blocks")
     return unpack(body, count)
 
 
-def answer(
+def build_response(
     hottest: Callable[[int, float], Sequence[PopularBlock]],
     payload_len: Callable[[bytes], int],
     usage: Callable[[], Usage],

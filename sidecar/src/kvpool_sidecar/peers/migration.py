@@ -1,7 +1,7 @@
 """Two peer operations by which a node that is drained finds a place for its blocks.
 
-ROOM: "what can you take?" The request's 32 bytes are zeros; the answer is `Headroom`.
-ADOPT: "take a copy of this block, from whoever has it." The request names the block's key; with Flag.EVICT colder
+HEADROOM: "what can you take?" The request's 32 bytes are zeros; the answer is `Headroom`.
+RECEIVE: "take a copy of this block, from whoever has it." The request names the block's key; with Flag.EVICT colder
 blocks may go for it. The answer is one byte, `ReceiveResult`, once the copy is there and verified, or is not to be.
 
 A node that knows neither (a sidecar of before) ends the connection, which is an answer, too.
@@ -47,8 +47,8 @@ class ReceiveResult(enum.IntEnum):
 
 def request_headroom(link: PeerConnection, deadline: float) -> Headroom:
     """ProtocolError, PoolUnavailableError, DeadlineExceededError or OSError."""
-    link.request(wire.Op.HEADROOM, [bytes(32)])
-    body = link.small_answer(_ROOM.size, deadline)
+    link.send_request(wire.Op.HEADROOM, [bytes(32)])
+    body = link.response_body(_ROOM.size, deadline)
     if body is None or len(body) != _ROOM.size:
         raise ProtocolError("the peer does not tell what it can take")
     spare, idle, leaving = _ROOM.unpack(body)
@@ -59,8 +59,8 @@ def request_headroom(link: PeerConnection, deadline: float) -> Headroom:
 
 def request_receive(link: PeerConnection, key: bytes, deadline: float, *, evict: bool) -> ReceiveResult:
     """As `request_headroom`."""
-    link.request(wire.Op.RECEIVE, [key], wire.Flag.EVICT if evict else wire.Flag.NONE)
-    body = link.small_answer(1, deadline)
+    link.send_request(wire.Op.RECEIVE, [key], wire.Flag.EVICT if evict else wire.Flag.NONE)
+    body = link.response_body(1, deadline)
     if body is None:
         raise ProtocolError("the peer does not say whether it took the block")
     try:

@@ -48,16 +48,16 @@ class Preconnector:
             collections.OrderedDict()
         )
         self._wanted: queue.SimpleQueue[NodeInfo | None] = queue.SimpleQueue()
-        self._asked: set[NodeInfo] = set()
+        self._scheduled: set[NodeInfo] = set()
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def __call__(self, peer: NodeInfo, timeout_s: float) -> PeerConnection:
         """A proven connection that nobody has used. KVPoolError if there is none within `timeout_s`."""
-        link = self._take(peer)
+        link = self._pop_ready(peer)
         if link is None:
             link = self._dial(peer, timeout_s)
-        self._want(peer)
+        self._schedule(peer)
         return link
 
     def ready(self, peer: NodeInfo) -> int:
@@ -75,7 +75,7 @@ class Preconnector:
             link.close()
         self._wanted.put(None)
 
-    def _take(self, peer: NodeInfo) -> PeerConnection | None:
+    def _pop_ready(self, peer: NodeInfo) -> PeerConnection | None:
         while True:
             with self._lock:
                 links = self._ready.get(peer)
@@ -86,27 +86,27 @@ class Preconnector:
                 return link
             link.close()
 
-    def _want(self, peer: NodeInfo) -> None:
+    def _schedule(self, peer: NodeInfo) -> None:
         with self._lock:
-            if self._closed or self._count <= 0 or peer in self._asked:
+            if self._closed or self._count <= 0 or peer in self._scheduled:
                 return
-            self._asked.add(peer)
+            self._scheduled.add(peer)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._dial_ahead, name="peer-dial", daemon=True)
+                self._thread = threading.Thread(target=self._preconnect, name="peer-dial", daemon=True)
                 self._thread.start()
         self._wanted.put(peer)
 
-    def _dial_ahead(self) -> None:
+    def _preconnect(self) -> None:
         while (peer := self._wanted.get()) is not None:
             with self._lock:
-                self._asked.discard(peer)
+                self._scheduled.discard(peer)
             try:
                 while not self._closed and self.ready(peer) < self._count:
-                    self._keep(peer, self._dial(peer, _DIAL_S))
+                    self._add_ready(peer, self._dial(peer, _DIAL_S))
             except (KVPoolError, OSError) as e:
                 log.debug("peer %s: %s", peer.node, e)
 
-    def _keep(self, peer: NodeInfo, link: PeerConnection) -> None:
+    def _add_ready(self, peer: NodeInfo, link: PeerConnection) -> None:
         now = self._clock()
         doomed = []
         with self._lock:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.peers.rdma.staging import Staging
-    from kvpool_sidecar.peers.security import Security
+    from kvpool_sidecar.peers.security import PeerSecurity
     from kvpool_sidecar.storage.base import Block, Store
 
 __all__ = ["PeerServer"]
@@ -57,7 +57,7 @@ class PeerServer:
         secret: bytes = b"",
         store: Store,
         stats: Stats,
-        security: Security | None = None,
+        security: PeerSecurity | None = None,
         congestion_control: str = "",
         staging: Staging | None = None,
         lane: FairQueue | None = None,
@@ -72,11 +72,11 @@ class PeerServer:
         self._security = security
         self._store = store
         self._stats = stats
-        self._wanted_cc = congestion_control
+        self._congestion_control = congestion_control
         self._on_absent = on_absent
-        self._lane = lane if lane is not None else FairQueue(PEER_BYTES)
+        self._queue = lane if lane is not None else FairQueue(PEER_BYTES)
         self._staging = staging
-        self._others: dict[int, Callable[[bytes, int], bytes]] = {
+        self._handlers: dict[int, Callable[[bytes, int], bytes]] = {
             wire.Op.HOTTEST: lambda request, _flags: hottest(request),
             **(others or {}),
         }
@@ -129,23 +129,23 @@ class PeerServer:
     def _serve(self, sock: socket.socket, host: str) -> None:
         unproven = True
         try:
-            tcp.configure(sock, self._wanted_cc)
+            tcp.configure(sock, self._congestion_control)
             tcp.set_send_timeout(sock, _SEND_S)
             deadline = time.monotonic() + _HANDSHAKE_S
-            asked = tcp.greet(sock, deadline)
+            asked = tcp.receive_peer_request(sock, deadline)
             if asked.kind == peer_wire.PeerKind.DATA:
-                session_key = tcp.prove_as_server(sock, self._key_of(asked.ticket, host), asked)
+                session_key = tcp.prove_as_server(sock, self._ticket_secret(asked.ticket, host), asked)
             else:
-                sock = self._wrapped(sock, asked.kind)
+                sock = self._start_tls(sock, asked.kind)
                 self._handshake(sock, deadline)
                 session_key = tcp.receive(sock, 32, deadline) if asked.kind == peer_wire.PeerKind.TLS_DATA else b""
             with self._lock:
                 self._unproven -= 1
                 unproven = False
             if self._security is not None and isinstance(sock, ssl.SSLSocket) and not session_key:
-                self._security.give_tickets(sock, host)
+                self._security.serve_tickets(sock, host)
             else:
-                self._answer_all(sock, host, session_key, PeerRdma(self._staging, self._stats))
+                self._serve_requests(sock, host, session_key, PeerRdma(self._staging, self._stats))
         except (KVPoolError, OSError) as e:
             if unproven:
                 bad_certificate = isinstance(e, ssl.SSLCertVerificationError)
@@ -163,16 +163,16 @@ class PeerServer:
                 self._unproven -= unproven
             sock.close()
 
-    def _key_of(self, ticket: bytes, host: str) -> bytes:
+    def _ticket_secret(self, ticket: bytes, host: str) -> bytes:
         """What opens a connection for plain data."""
         if self._security is None:
             return self._secret
-        key = None if self._security.always else self._security.office.redeem(ticket, host)
+        key = None if self._security.encrypts_data else self._security.ticket_issuer.redeem(ticket, host)
         if key is None:
             raise RefusedError("no such ticket")
         return key
 
-    def _wrapped(self, sock: socket.socket, kind: int) -> ssl.SSLSocket:
+    def _start_tls(self, sock: socket.socket, kind: int) -> ssl.SSLSocket:
         if self._security is None or kind not in (peer_wire.PeerKind.CONTROL, peer_wire.PeerKind.TLS_DATA):
             raise ProtocolError(f"a connection of kind {kind}")
         with self._lock:
@@ -188,54 +188,54 @@ class PeerServer:
         if self._security is not None and self._security.identity.is_operator(tls.getpeercert()):
             raise RefusedError("the operator reads no blocks")
 
-    def _answer_all(self, sock: socket.socket, host: str, session_key: bytes, rdma: PeerRdma) -> None:
+    def _serve_requests(self, sock: socket.socket, host: str, session_key: bytes, rdma: PeerRdma) -> None:
         sequence = 0
         requests = _Requests(sock)
         while not self._stopped.is_set():
             wanted: list[bytes] = []  # blocks that were asked for one after the other
-            for request in requests.take(time.monotonic() + _IDLE_S):
+            for request in requests.receive(time.monotonic() + _IDLE_S):
                 magic, op, flags, _, number, key, mac = peer_wire.PEER_REQUEST.unpack(request)
                 expected = peer_wire.peer_request_mac(session_key, sequence, key)
                 genuine = number == sequence and hmac.compare_digest(mac, expected)
-                if magic != wire.MAGIC or op not in (wire.Op.OPEN, *self._others, *rdma.OPERATIONS) or not genuine:
+                if magic != wire.MAGIC or op not in (wire.Op.OPEN, *self._handlers, *rdma.OPERATIONS) or not genuine:
                     self._stats.add("refused", "peer-request")
                     return
                 sequence += 1
                 if op == wire.Op.OPEN and not flags & wire.Flag.VERIFY:
                     wanted.append(key)
                     continue
-                self._answer(sock, host, wanted)
+                self._send_blocks(sock, host, wanted)
                 wanted = []
                 if op == wire.Op.OPEN:
                     self._store.verify(key)
-                    self._answer(sock, host, [key])
-                elif op in self._others:
-                    self._tell(sock, self._others[op](key, flags))
-                elif answer := rdma.answer(op, key):
+                    self._send_blocks(sock, host, [key])
+                elif op in self._handlers:
+                    self._send_response(sock, self._handlers[op](key, flags))
+                elif answer := rdma.response(op, key):
                     sock.sendall(answer)
-            self._answer(sock, host, wanted)
+            self._send_blocks(sock, host, wanted)
 
-    def _tell(self, sock: socket.socket, body: bytes) -> None:
+    def _send_response(self, sock: socket.socket, body: bytes) -> None:
         status = peer_wire.PeerStatus.OK if body else peer_wire.PeerStatus.MISS
         sock.sendall(peer_wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body)
 
-    def _answer(self, sock: socket.socket, host: str, keys: Sequence[bytes]) -> None:
+    def _send_blocks(self, sock: socket.socket, host: str, keys: Sequence[bytes]) -> None:
         """Send these blocks in their order, some of them at a time under one grant."""
         for start in range(0, len(keys), _OPEN_AT_ONCE):
             some = keys[start : start + _OPEN_AT_ONCE]
             found = list(zip(some, self._store.open_many(some), strict=True))
             try:
                 while found:
-                    self._send_some(sock, host, found)
+                    self._send_batch(sock, host, found)
             finally:
                 for _, block in found:
                     if block is not None:
                         os.close(block.fd)
 
-    def _send_some(self, sock: socket.socket, host: str, found: list[tuple[bytes, Block | None]]) -> None:
+    def _send_batch(self, sock: socket.socket, host: str, found: list[tuple[bytes, Block | None]]) -> None:
         """Take from the front of `found` what one grant is for, and send it."""
         count, size = _share(found)
-        grant = self._lane.take(host, size, time.monotonic() + _PATIENCE_S) if size else None
+        grant = self._queue.acquire(host, size, time.monotonic() + _PATIENCE_S) if size else None
         send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else _send_file
         served = served_bytes = 0
         try:
@@ -259,7 +259,7 @@ class PeerServer:
                     os.close(block.fd)
         finally:
             if grant is not None:
-                self._lane.give(grant)
+                self._queue.release(grant)
             elif size:
                 self._stats.add("refused", "busy-peers")
             if served:
@@ -275,7 +275,7 @@ class _Requests:
         self._buffer = memoryview(bytearray(wire.MAX_BATCH * peer_wire.PEER_REQUEST.size))
         self._have = 0
 
-    def take(self, deadline: float) -> list[bytes]:
+    def receive(self, deadline: float) -> list[bytes]:
         """At least one by `deadline` (monotonic); then the socket blocks, as sendfile needs it.
 
         DeadlineExceededError, ProtocolError if the other side has gone.

@@ -22,17 +22,17 @@ __all__ = [
     "NO_TICKET",
     "PROOF_BYTES",
     "PeerRequest",
-    "ask_for",
+    "bytes_received",
     "configure",
     "congestion_control",
     "connect",
-    "greet",
     "listen",
     "prove_as_client",
     "prove_as_server",
     "receive",
     "receive_into",
-    "received",
+    "receive_peer_request",
+    "send_connection_kind",
     "set_send_timeout",
 ]
 
@@ -69,7 +69,7 @@ def congestion_control(sock: socket.socket) -> str:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
 
 
-def received(sock: socket.socket) -> int:
+def bytes_received(sock: socket.socket) -> int:
     """Bytes that have come in on this connection, read or not; 0 if that cannot be told (struct tcp_info)."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
@@ -143,7 +143,7 @@ def _greeting(sock: socket.socket, deadline: float) -> bytes:
     return hello[len(peer_wire.PEER_MAGIC) :]
 
 
-def ask_for(sock: socket.socket, kind: peer_wire.PeerKind, deadline: float) -> None:
+def send_connection_kind(sock: socket.socket, kind: peer_wire.PeerKind, deadline: float) -> None:
     """The asking side, before TLS on this connection."""
     _greeting(sock, deadline)
     sock.sendall(peer_wire.PEER_CLIENT.pack(kind, bytes(peer_wire.PEER_TICKET_BYTES), bytes(32), bytes(32)))
@@ -170,7 +170,7 @@ class PeerRequest(NamedTuple):
     proof: bytes
 
 
-def greet(sock: socket.socket, deadline: float) -> PeerRequest:
+def receive_peer_request(sock: socket.socket, deadline: float) -> PeerRequest:
     """Run the serving side up to the point where it knows what is wanted."""
     nonce_s = secrets.token_bytes(peer_wire.PEER_NONCE_BYTES)
     sock.settimeout(max(0.001, deadline - time.monotonic()))

@@ -59,11 +59,11 @@ class TlsConnection(PeerConnection):
 
     def received(self) -> int:
         """Bytes that have come in, encrypted."""
-        return tcp.received(self._tls) if self._tls.fileno() >= 0 else 0
+        return tcp.bytes_received(self._tls) if self._tls.fileno() >= 0 else 0
 
-    def request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
+    def send_request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
         """Have the thread send it."""
-        self._work.put((self._packed(op, keys, flags), 0 if op == wire.Op.RELEASE else len(keys)))
+        self._work.put((self._pack_requests(op, keys, flags), 0 if op == wire.Op.RELEASE else len(keys)))
 
     def close(self) -> None:
         """End the connection for both who hold it; the thread sees it and closes the rest."""
@@ -79,14 +79,14 @@ class TlsConnection(PeerConnection):
                 packet, answers = work
                 self._tls.sendall(packet)
                 for _ in range(answers):
-                    self._bring(buffer)
+                    self._relay(buffer)
         except (KVPoolError, OSError):
             pass  # the client sees the end of its stream
         finally:
             self._far.close()
             self._tls.close()
 
-    def _bring(self, buffer: memoryview) -> None:
+    def _relay(self, buffer: memoryview) -> None:
         response = buffer[: peer_wire.PEER_RESPONSE.size]
         self._fill(response)
         magic, _, _, _, left = peer_wire.PEER_RESPONSE.unpack(response)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import KVPoolError
 from kvpool.protocol import index_url
 from kvpool_sidecar.index.credentials import Passwords
-from kvpool_sidecar.index.redis_connection import Broken, Login, Refusal
+from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, Login
 from kvpool_sidecar.index.redis_topology import RedisTopology
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 
@@ -57,9 +57,9 @@ def look_at_index(
     try:
         name, value = f"s:preflight-{secrets.token_hex(8)}".encode(), secrets.token_bytes(16)
         started = time.monotonic()
-        servers.run([(b"SET", name, value, b"PX", 10_000)])
-        (got,) = servers.run([(b"GET", name)])
-        servers.run([(b"DEL", name)])
+        servers.execute([(b"SET", name, value, b"PX", 10_000)])
+        (got,) = servers.execute([(b"GET", name)])
+        servers.execute([(b"DEL", name)])
         ms = (time.monotonic() - started) * 1000 / 3
         if got != value:
             yield failed("Index", "it gives other bytes than it was told", "do not use it")
@@ -84,8 +84,8 @@ def version_of(info: bytes) -> tuple[int, ...]:
 
 def _versions(servers: list[RedisServer]) -> Iterator[Finding]:
     for server in servers:
-        answer = server.slow.ask([(b"INFO", b"server")])
-        if isinstance(answer, Broken) or isinstance(answer[0], Refusal):
+        answer = server.slow.execute([(b"INFO", b"server")])
+        if isinstance(answer, ConnectionFailure) or isinstance(answer[0], ErrorReply):
             yield warned(
                 "IndexVersion",
                 f"{server.slow.name} does not tell its version",

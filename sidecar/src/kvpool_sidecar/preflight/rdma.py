@@ -12,7 +12,7 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool_sidecar.peers.rdma.selection import what_is_here
+from kvpool_sidecar.peers.rdma.selection import detect_rdma
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def look_at_rdma(
     """`here`: is NIXL's package there, is a device there. What the pool does not ask for is no failure."""
     if peer.protocol == "TCP" or peer.encryption == "Always":
         return
-    package, devices = what_is_here() if here is None else here
+    package, devices = detect_rdma() if here is None else here
     wanted = peer.protocol == "RDMA"
     missing = failed if wanted else warned
     if not devices:

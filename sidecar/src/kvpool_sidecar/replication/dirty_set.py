@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["DirtySet", "Hits"]
+__all__ = ["DirtySet", "HitCounter"]
 
 _MAX_BLOCKS = 1 << 17  # about 30 MB; beyond it the newest wait for the next start
 _MAX_COUNTED = 1 << 16
@@ -53,26 +53,26 @@ class DirtySet:
             self._condition.notify()
             return True
 
-    def those_of(self, keys: Iterable[bytes]) -> set[bytes]:
+    def intersection(self, keys: Iterable[bytes]) -> set[bytes]:
         """Which of `keys` the shared tier does not have yet."""
         if not self._total:
             return set()
         with self._condition:
             return {key for key in keys if key in self._waiting or key in self._under_way}
 
-    def hurry(self, keys: Iterable[bytes]) -> None:
+    def expedite(self, keys: Iterable[bytes]) -> None:
         """These are wanted out of the way: they are due now."""
         with self._condition:
             self._urgent.update((key, None) for key in keys if key in self._waiting)
             self._condition.notify_all()
 
-    def hurry_all(self) -> None:
+    def expedite_all(self) -> None:
         """Everything is due from now on."""
         with self._condition:
             self.limit = 0
             self._condition.notify_all()
 
-    def take(self, timeout_s: float) -> bytes | None:
+    def pop(self, timeout_s: float) -> bytes | None:
         """The next that is due, which is under way then; None if none is within `timeout_s`."""
         with self._condition:
             if not self._is_due():
@@ -94,7 +94,7 @@ class DirtySet:
             self._tries.pop(key, None)
             self._condition.notify_all()
 
-    def again(self, key: bytes) -> bool:
+    def retry(self, key: bytes) -> bool:
         """The copy failed: later again, as the newest. False if it failed too often and is given up."""
         with self._condition:
             size = self._under_way.pop(key, None)
@@ -109,7 +109,7 @@ class DirtySet:
             self._waiting[key] = size
             return True
 
-    def gone(self, keys: Iterable[bytes]) -> int:
+    def discard(self, keys: Iterable[bytes]) -> int:
         """These are no longer on this node; how many of them were dirty."""
         if not self._total:
             return 0
@@ -136,7 +136,7 @@ class DirtySet:
         return bool(self._urgent) or (bool(self._waiting) and waiting > self.limit)
 
 
-class Hits:
+class HitCounter:
     """How often blocks were used, of those used last. Thread-safe."""
 
     def __init__(self, enough: int, *, max_counted: int = _MAX_COUNTED) -> None:
@@ -145,7 +145,7 @@ class Hits:
         self._lock = threading.Lock()
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
-    def used(self, keys: Sequence[bytes]) -> list[bytes]:
+    def record(self, keys: Sequence[bytes]) -> list[bytes]:
         """One use of each; those for which it was the one that makes it enough."""
         reached = []
         with self._lock:

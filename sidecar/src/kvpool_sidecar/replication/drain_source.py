@@ -108,7 +108,7 @@ class DrainSource:
         self._members = members
         self._holders = holders
         self._dial = dial
-        self._tell = tell
+        self._set_draining = tell
         self._stats = stats
         self._hot_s = hot_s
         self._changed = threading.Condition()
@@ -119,23 +119,23 @@ class DrainSource:
         self._remaining = (0, 0)  # blocks, bytes
         self._moved = (0, 0)
         self._problem = ""
-        self._for: set[str] = set()
+        self._requesters: set[str] = set()
         self._new = False
         self._copied: dict[bytes, float] = {}
 
     @property
-    def leaving(self) -> bool:
+    def is_draining(self) -> bool:
         """Is this node drained?"""
         return self._thread is not None
 
-    def leave(self, bytes_per_s: int, holder: str = NODE) -> None:
+    def start(self, bytes_per_s: int, holder: str = NODE) -> None:
         """This node is to be drained, at so many bytes per second, until `holder` says `stay`.
 
         Called again, only the bandwidth changes.
         """
         with self._changed:
             self._bytes_per_s = max(1, bytes_per_s)
-            self._for.add(holder)
+            self._requesters.add(holder)
             if self._thread is not None:
                 return
             self._clean, self._problem, self._remaining = False, "", (0, 0)
@@ -146,20 +146,20 @@ class DrainSource:
             self._thread.start()
         log.info("this node leaves: its hot blocks are moved")
 
-    def stay(self, holder: str = "") -> None:
+    def cancel(self, holder: str = "") -> None:
         """As far as `holder` goes it is not drained (any more); none is named: whoever said so. Copies stay."""
         with self._changed:
-            self._for -= {holder} if holder else set(self._for)
-            if self._for:
+            self._requesters -= {holder} if holder else set(self._requesters)
+            if self._requesters:
                 return
             thread, self._thread = self._thread, None
             self._stop.set()
             self._changed.notify_all()
         if thread is not None:
             log.info("this node stays: %s", self.status())
-            self._tell(False, 0.0)
+            self._set_draining(False, 0.0)
 
-    def stored(self) -> None:
+    def on_stored(self) -> None:
         """A block was stored on this node: while it leaves, it must not be here alone."""
         if self._thread is not None:
             with self._changed:
@@ -173,7 +173,7 @@ class DrainSource:
             blocks, size = self._remaining
             return {
                 "leaving": self._thread is not None,
-                "leaving_for": sorted(self._for),
+                "leaving_for": sorted(self._requesters),
                 "clean": self._clean,
                 "moved_blocks": self._moved[0],
                 "moved_bytes": self._moved[1],
@@ -191,8 +191,8 @@ class DrainSource:
     def _run(self, stop: threading.Event) -> None:
         pace = ByteRateLimiter(lambda: float(self._bytes_per_s), stop)
         # told before looking, so that of two nodes that leave at once one at least sees it of the other
-        while not stop.is_set() and not self._tell(True, _TELL_S):
-            self._fail("the index does not answer")
+        while not stop.is_set() and not self._set_draining(True, _TELL_S):
+            self._set_problem("the index does not answer")
             if self._shared is not None:
                 break
         while not stop.is_set():
@@ -200,19 +200,19 @@ class DrainSource:
             with self._changed:
                 self._new = False
             try:
-                wanted = self._wanted()
-                self._note(stop, len(wanted), sum(move.size for move in wanted))
-                moved = self._move(wanted, pace, stop)
+                wanted = self._pending()
+                self._update_progress(stop, len(wanted), sum(move.size for move in wanted))
+                moved = self._migrate(wanted, pace, stop)
             except KVPoolError as e:
-                self._fail(str(e))
+                self._set_problem(str(e))
             except Exception as e:
-                self._fail(type(e).__name__)
+                self._set_problem(type(e).__name__)
                 log.exception("moving blocks")
             with self._changed:
                 if not self._new and not stop.is_set() and not (moved and not self._clean):
                     self._changed.wait(_LOOK_S if self._clean else _PAUSE_S)
 
-    def _note(self, stop: threading.Event, blocks: int, size: int) -> None:
+    def _update_progress(self, stop: threading.Event, blocks: int, size: int) -> None:
         with self._changed:
             if stop.is_set():
                 return
@@ -222,11 +222,11 @@ class DrainSource:
                 self._problem = ""
             self._changed.notify_all()
 
-    def _fail(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         with self._changed:
             self._problem = problem[:200]
 
-    def _wanted(self) -> list[Migration]:
+    def _pending(self) -> list[Migration]:
         """What is hot, here, and nowhere else."""
         if not self._local.scanned:
             raise KVPoolError("the drives are still being scanned")
@@ -239,10 +239,10 @@ class DrainSource:
         found: list[Migration] = []
         for at in range(0, len(moves), _BATCH):
             some = [move for move in moves[at : at + _BATCH] if move.key not in self._copied]
-            found += self._alone(some, leaving)
+            found += self._without_replica(some, leaving)
         return found
 
-    def _alone(self, moves: Sequence[Migration], leaving: set[str]) -> list[Migration]:
+    def _without_replica(self, moves: Sequence[Migration], leaving: set[str]) -> list[Migration]:
         """Those that neither the shared tier nor a peer that stays has, as far as one can tell."""
         rest = list(moves)
         if rest and self._shared is not None and self._shared.available:
@@ -254,7 +254,7 @@ class DrainSource:
                 rest = [move for move, names in zip(rest, held, strict=True) if not names - leaving]
         return rest
 
-    def _move(self, wanted: Sequence[Migration], pace: ByteRateLimiter, stop: threading.Event) -> int:
+    def _migrate(self, wanted: Sequence[Migration], pace: ByteRateLimiter, stop: threading.Event) -> int:
         """Move these, as far as it goes; how many got a copy."""
         peers = PeerSelector(self._own, self._members, self._dial)
         moved = 0
@@ -279,7 +279,7 @@ class DrainSource:
                         self._moved = (self._moved[0] + 1, self._moved[1] + move.size)
                     self._stats.add(FAMILY, where)
                     self._stats.add(FAMILY, "bytes", move.size)
-                self._note(stop, left, left_bytes)
+                self._update_progress(stop, left, left_bytes)
         finally:
             peers.close()
         return moved
@@ -290,11 +290,11 @@ class DrainSource:
         try:
             copied = copy_block(self._local, self._shared.store, move.key)
         except TierFullError as e:
-            self._fail(str(e))
+            self._set_problem(str(e))
             return False, ""
         except (KVPoolError, OSError) as e:
             self._shared.bulkhead.breaker.failure()
-            self._fail(str(e))
+            self._set_problem(str(e))
             log.warning("copying %s to the shared tier: %s", move.key.hex()[:16], e)
             return self._shared.available, ""
         if copied is None:
@@ -305,10 +305,10 @@ class DrainSource:
         return True, "shared"
 
     def _to_peer(self, move: Migration, peers: PeerSelector) -> str:
-        result = peers.give(move)
+        result = peers.place(move)
         if result in (ReceiveResult.STORED, ReceiveResult.HAVE):
             return "peers"
-        self._fail(peers.problem)
+        self._set_problem(peers.problem)
         self._stats.add(FAMILY, "failed")
         return ""
 
@@ -322,70 +322,70 @@ class PeerSelector:
         self._own = own
         self._members = members
         self._dial = dial
-        self._links: dict[NodeInfo, PeerConnection] = {}
-        self._rooms: dict[NodeInfo, moving.Headroom] = {}
-        self._given: int | None = None
+        self._connections: dict[NodeInfo, PeerConnection] = {}
+        self._headroom: dict[NodeInfo, moving.Headroom] = {}
+        self._placed: int | None = None
         self.problem = ""
 
     def close(self) -> None:
-        for link in self._links.values():
+        for link in self._connections.values():
             link.close()
-        self._links.clear()
+        self._connections.clear()
 
-    def give(self, move: Migration) -> ReceiveResult | None:
+    def place(self, move: Migration) -> ReceiveResult | None:
         """Have the peer with the most room take it; None if nobody does."""
-        if self._given is None or self._given >= _ASK_AGAIN:
-            self._ask()
-        for peer, evict in _choices(self._rooms, move):
-            result = self._adopt(peer, move, evict=evict)
+        if self._placed is None or self._placed >= _ASK_AGAIN:
+            self._poll_headroom()
+        for peer, evict in _choices(self._headroom, move):
+            result = self._request_receive(peer, move, evict=evict)
             if result in (ReceiveResult.STORED, ReceiveResult.HAVE):
-                self._given = (self._given or 0) + 1
-                room = self._rooms[peer]
-                self._rooms[peer] = room._replace(spare_bytes=max(0, room.spare_bytes - move.size))
+                self._placed = (self._placed or 0) + 1
+                room = self._headroom[peer]
+                self._headroom[peer] = room._replace(spare_bytes=max(0, room.spare_bytes - move.size))
                 return result
             if result == ReceiveResult.ABSENT:
                 self.problem = "a peer did not find the block: the index may not know it yet"
                 return result
             if result == ReceiveResult.FULL:
-                self._rooms[peer] = self._rooms[peer]._replace(spare_bytes=0, coldest_idle_s=0.0)
+                self._headroom[peer] = self._headroom[peer]._replace(spare_bytes=0, coldest_idle_s=0.0)
             elif result != ReceiveResult.BUSY:
-                self._rooms.pop(peer, None)
-        self.problem = self.problem or ("no peer has room" if self._rooms else "there is no peer that stays")
+                self._headroom.pop(peer, None)
+        self.problem = self.problem or ("no peer has room" if self._headroom else "there is no peer that stays")
         return None
 
-    def _ask(self) -> None:
-        self._given = 0
+    def _poll_headroom(self) -> None:
+        self._placed = 0
         self.problem = ""
         peers = [node for node in self._members() if node.node != self._own and not node.leaving]
         chosen = secrets.SystemRandom().sample(peers, min(_MAX_PEERS, len(peers)))
-        chosen += [peer for peer in self._links if peer in peers and peer not in chosen]
-        self._rooms.clear()
+        chosen += [peer for peer in self._connections if peer in peers and peer not in chosen]
+        self._headroom.clear()
         for peer in chosen[: 2 * _MAX_PEERS]:
             try:
-                room = moving.request_headroom(self._link(peer), time.monotonic() + _ROOM_S)
+                room = moving.request_headroom(self._connection(peer), time.monotonic() + _ROOM_S)
             except (KVPoolError, OSError) as e:
-                self._drop(peer, e)
+                self._disconnect(peer, e)
             else:
                 if not room.leaving:
-                    self._rooms[peer] = room
+                    self._headroom[peer] = room
 
-    def _adopt(self, peer: NodeInfo, move: Migration, *, evict: bool) -> ReceiveResult | None:
+    def _request_receive(self, peer: NodeInfo, move: Migration, *, evict: bool) -> ReceiveResult | None:
         try:
-            return moving.request_receive(self._link(peer), move.key, time.monotonic() + _ADOPT_S, evict=evict)
+            return moving.request_receive(self._connection(peer), move.key, time.monotonic() + _ADOPT_S, evict=evict)
         except (KVPoolError, OSError) as e:
-            self._drop(peer, e)
+            self._disconnect(peer, e)
             return None
 
-    def _link(self, peer: NodeInfo) -> PeerConnection:
-        link = self._links.get(peer)
+    def _connection(self, peer: NodeInfo) -> PeerConnection:
+        link = self._connections.get(peer)
         if link is None:
-            link = self._links[peer] = self._dial(peer, _ROOM_S)
+            link = self._connections[peer] = self._dial(peer, _ROOM_S)
         return link
 
-    def _drop(self, peer: NodeInfo, error: Exception) -> None:
+    def _disconnect(self, peer: NodeInfo, error: Exception) -> None:
         self.problem = f"node {peer.node}: {error}"
         log.info("moving blocks to node %s: %s", peer.node, error)
-        if (link := self._links.pop(peer, None)) is not None:
+        if (link := self._connections.pop(peer, None)) is not None:
             link.close()
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.index.resolver import ResolvedPrefix
+    from kvpool_sidecar.index.resolver import ReplicaLocation
     from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.storage.local.store import LocalStore
 
@@ -43,7 +43,7 @@ class DrainTarget:
     def __init__(
         self,
         local: LocalStore,
-        locate: Callable[[Sequence[bytes], float], list[ResolvedPrefix | None]],
+        locate: Callable[[Sequence[bytes], float], list[ReplicaLocation | None]],
         dial: Callable[[NodeInfo, float], PeerConnection],
         *,
         max_block_bytes: int,
@@ -56,26 +56,26 @@ class DrainTarget:
         self._locate = locate
         self._dial = dial
         self._max_block_bytes = max_block_bytes
-        self._leaving = leaving
+        self._is_draining = leaving
         self._stats = stats
         self._on_stored = on_stored
         self._on_corrupt = on_corrupt
-        self._turns = threading.Semaphore(_AT_ONCE)
+        self._slots = threading.Semaphore(_AT_ONCE)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._links: defaultdict[NodeInfo, list[PeerConnection]] = defaultdict(list)
+        self._connections: defaultdict[NodeInfo, list[PeerConnection]] = defaultdict(list)
 
-    def room(self, _request: bytes, _flags: int) -> bytes:
-        """Answer to ROOM."""
-        return Headroom(self._local.headroom_bytes, self._local.coldest_idle_s(), self._leaving()).pack()
+    def headroom(self, _request: bytes, _flags: int) -> bytes:
+        """Answer to HEADROOM."""
+        return Headroom(self._local.headroom_bytes, self._local.coldest_idle_s(), self._is_draining()).pack()
 
-    def adopt(self, key: bytes, flags: int) -> bytes:
-        """Answer to ADOPT; returns when the block is there, or is not to be."""
+    def receive(self, key: bytes, flags: int) -> bytes:
+        """Answer to RECEIVE; returns when the block is there, or is not to be."""
         if self._local.contains(key):
             return bytes([ReceiveResult.HAVE])
-        if self._leaving() or self._stop.is_set():
+        if self._is_draining() or self._stop.is_set():
             return bytes([ReceiveResult.REFUSED])
-        if not self._turns.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             return bytes([ReceiveResult.BUSY])
         try:
             result = self._copy(key, evict=bool(flags & wire.Flag.EVICT))
@@ -83,7 +83,7 @@ class DrainTarget:
             log.info("taking over %s: %s", key.hex()[:16], e)
             result = ReceiveResult.FULL if isinstance(e, TierFullError) else ReceiveResult.ABSENT
         finally:
-            self._turns.release()
+            self._slots.release()
         self._stats.add(FAMILY, "blocks" if result == ReceiveResult.STORED else result.name.lower())
         return bytes([result])
 
@@ -91,8 +91,8 @@ class DrainTarget:
         """Take nothing more."""
         self._stop.set()
         with self._lock:
-            links = [link for some in self._links.values() for link in some]
-            self._links.clear()
+            links = [link for some in self._connections.values() for link in some]
+            self._connections.clear()
         for link in links:
             link.close()
 
@@ -104,13 +104,13 @@ class DrainTarget:
             return ReceiveResult.REFUSED
         if not evict and self._local.headroom_for(key) < HEADER_BYTES + found.payload_len:
             return ReceiveResult.FULL
-        link = self._link(found.peer)
+        link = self._connection(found.peer)
         try:
             status = fetch_block(
                 link, key, found.payload_len, self._local, ByteRateLimiter(lambda: _UNBOUNDED, self._stop)
             )
         except (CorruptBlockError, TierFullError) as e:  # the link is in order
-            self._give(found.peer, link)
+            self._release(found.peer, link)
             if isinstance(e, CorruptBlockError):
                 log.warning("node %s gave a block that is not right: %s", found.peer.node, e)
                 self._on_corrupt(key)
@@ -118,7 +118,7 @@ class DrainTarget:
         except BaseException:
             link.close()
             raise
-        self._give(found.peer, link)
+        self._release(found.peer, link)
         if status is None:
             return ReceiveResult.ABSENT
         if status == wire.CommitStatus.HAVE:
@@ -127,10 +127,10 @@ class DrainTarget:
         self._on_stored(key, found.payload_len)
         return ReceiveResult.STORED
 
-    def _link(self, peer: NodeInfo) -> PeerConnection:
+    def _connection(self, peer: NodeInfo) -> PeerConnection:
         while True:
             with self._lock:
-                links = self._links.get(peer)
+                links = self._connections.get(peer)
                 link = links.pop() if links else None
             if link is None:
                 return self._dial(peer, _DIAL_S)
@@ -138,9 +138,9 @@ class DrainTarget:
                 return link
             link.close()
 
-    def _give(self, peer: NodeInfo, link: PeerConnection) -> None:
+    def _release(self, peer: NodeInfo, link: PeerConnection) -> None:
         with self._lock:
             if not self._stop.is_set():
-                self._links[peer].append(link)
+                self._connections[peer].append(link)
                 return
         link.close()

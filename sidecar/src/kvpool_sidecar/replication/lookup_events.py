@@ -1,7 +1,7 @@
 """What follows a lookup, off its path: a thread that tells others which blocks of a prompt were found.
 
 The queue is short; what does not fit is left out. For listeners only the blocks before the first miss count, and of a
-long prompt the first `MAX_BLOCKS`; what learns the order of blocks hears of `MAX_LEARNED`, found or not.
+long prompt the first `MAX_BLOCKS`; what learns the order of blocks hears of `MAX_SEQUENCE`, found or not.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.tenancy.identity import Tenant
 
-__all__ = ["MAX_BLOCKS", "MAX_LEARNED", "Listener", "LookupEvents"]
+__all__ = ["MAX_BLOCKS", "MAX_SEQUENCE", "LookupEvents", "LookupListener"]
 
 log = logging.getLogger(__name__)
 
 MAX_BLOCKS = 256
-MAX_LEARNED = 1280
+MAX_SEQUENCE = 1280
 _MAX_QUEUED = 64
 
 
-class Listener(Protocol):
+class LookupListener(Protocol):
     """`tenant` that asked, `keys` in the prompt's order, the tier of each, when the answer went out (monotonic).
 
     Keys may be another tenant's that this one may read. Must not block.
@@ -38,7 +38,7 @@ class Listener(Protocol):
     def __call__(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float, /) -> None: ...
 
 
-class _Answer(NamedTuple):
+class _Lookup(NamedTuple):
     tenant: Tenant
     block_ids: list[bytes]
     found: list[bytes]  # keys, as many as tiers
@@ -51,14 +51,14 @@ class LookupEvents:
 
     def __init__(
         self,
-        listeners: Sequence[Listener],
+        listeners: Sequence[LookupListener],
         stats: Stats,
         learn: Callable[[Sequence[bytes], bytes], None] | None = None,
     ) -> None:
-        self._learn = learn
+        self._observe_sequence = learn
         self._listeners = listeners
         self._stats = stats
-        self._queue: collections.deque[_Answer] = collections.deque()
+        self._queue: collections.deque[_Lookup] = collections.deque()
         self._ready = threading.Condition()
         self._stopping = False
 
@@ -76,20 +76,20 @@ class LookupEvents:
         with self._ready:
             return len(self._queue)
 
-    def offer(self, tenant: Tenant, block_ids: Sequence[bytes], tiers: bytes, keys: Sequence[bytes]) -> None:
+    def publish(self, tenant: Tenant, block_ids: Sequence[bytes], tiers: bytes, keys: Sequence[bytes]) -> None:
         """These were just looked up, `tiers` was the answer, found under `keys` (at least up to the first miss).
 
         Returns at once.
         """
         promised = tiers.find(Tier.MISS)
         count = min(len(tiers) if promised < 0 else promised, MAX_BLOCKS)
-        kept = count if self._learn is None else min(len(block_ids), MAX_LEARNED)
+        kept = count if self._observe_sequence is None else min(len(block_ids), MAX_SEQUENCE)
         if not kept:
             return
         with self._ready:
             if len(self._queue) < _MAX_QUEUED:
                 found = list(keys[:count])
-                self._queue.append(_Answer(tenant, list(block_ids[:kept]), found, tiers[:count], time.monotonic()))
+                self._queue.append(_Lookup(tenant, list(block_ids[:kept]), found, tiers[:count], time.monotonic()))
                 self._ready.notify()
                 return
         self._stats.add("prefetch", "dropped", count)
@@ -106,7 +106,11 @@ class LookupEvents:
                 if answer.tiers:
                     for listener in self._listeners:
                         listener(answer.tenant.tag, answer.found, answer.tiers, answer.at)
-                if self._learn is not None:  # its own alone: nobody says in which order another tenant's blocks go
-                    self._learn([answer.tenant.block_key(block_id) for block_id in answer.block_ids], answer.tenant.tag)
+                if (
+                    self._observe_sequence is not None
+                ):  # its own alone: nobody says in which order another tenant's blocks go
+                    self._observe_sequence(
+                        [answer.tenant.block_key(block_id) for block_id in answer.block_ids], answer.tenant.tag
+                    )
             except Exception:
                 log.exception("after a lookup")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError
 from kvpool.protocol.wire import Tier
-from kvpool_sidecar.replication.prefetch_window import Verdict, Window
+from kvpool_sidecar.replication.prefetch_window import PrefetchWindow, ReadDecision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ class _Prompt:
         self.asked_at = asked_at
 
 
-class _Lane:
+class _DriveQueue:
     """One drive: `open_block(key)` is a descriptor or -1. `ready` guards everything."""
 
     def __init__(self, name: str, open_block: Callable[[bytes], int]) -> None:
@@ -109,19 +109,19 @@ class Prefetcher:
         self._read = read
         self._clock = clock
         self._lock = threading.Lock()
-        self._window = Window(limit_bytes, _KEEP_S)
+        self._window = PrefetchWindow(limit_bytes, _KEEP_S)
         self._stopping = threading.Event()
-        self._lanes = {root.name: _Lane(root.name, root.peek_fd) for root in local.drives}
-        self._shared_lane = None if shared is None else _Lane("shared", lambda key: _open_shared(shared, key))
+        self._drive_queues = {root.name: _DriveQueue(root.name, root.peek_fd) for root in local.drives}
+        self._shared_queue = None if shared is None else _DriveQueue("shared", lambda key: _open_shared(shared, key))
 
     def start(self) -> None:
-        for lane in self._all_lanes():
+        for lane in self._all_queues():
             threading.Thread(target=self._run, args=(lane,), name=f"prefetch-{lane.name}", daemon=True).start()
 
     def stop(self) -> None:
         """Read no more. A thread may hang on a shared tier that hangs."""
         self._stopping.set()
-        for lane in self._all_lanes():
+        for lane in self._all_queues():
             with lane.ready:
                 lane.ready.notify_all()
 
@@ -131,11 +131,11 @@ class Prefetcher:
         with self._lock:
             return self._window.held_bytes
 
-    def promised(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float) -> None:
+    def enqueue(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float) -> None:
         """These will be asked for next, in this order; `tiers` says where they are. See AfterLookup.Listener."""
-        by_lane: dict[str, tuple[_Lane, list[bytes]]] = {}
+        by_lane: dict[str, tuple[_DriveQueue, list[bytes]]] = {}
         for key, tier in zip(keys, tiers, strict=True):
-            lane = self._lane_of(key, tier)
+            lane = self._queue_of(key, tier)
             if lane is not None:
                 by_lane.setdefault(lane.name, (lane, []))[1].append(key)
         for lane, there in by_lane.values():
@@ -146,18 +146,18 @@ class Prefetcher:
                 lane.prompts.append(_Prompt(tenant, there, asked_at))
                 lane.ready.notify()
 
-    def opened(self, keys: Sequence[bytes]) -> None:
+    def consumed(self, keys: Sequence[bytes]) -> None:
         """These are being loaded now: what waits of them is not read ahead any more."""
         now = self._clock()
         with self._lock:
-            used = sum(self._window.opened(key, now) for key in keys)
+            used = sum(self._window.consume(key, now) for key in keys)
         if used:
             self._stats.add("prefetch", "used", used)
 
-    def _all_lanes(self) -> list[_Lane]:
-        return [*self._lanes.values(), *([self._shared_lane] if self._shared_lane else [])]
+    def _all_queues(self) -> list[_DriveQueue]:
+        return [*self._drive_queues.values(), *([self._shared_queue] if self._shared_queue else [])]
 
-    def _run(self, lane: _Lane) -> None:
+    def _run(self, lane: _DriveQueue) -> None:
         while not self._stopping.is_set():
             try:
                 self._serve(lane)
@@ -165,13 +165,13 @@ class Prefetcher:
                 log.exception("reading ahead")
                 self._stopping.wait(1.0)
 
-    def _lane_of(self, key: bytes, tier: int) -> _Lane | None:
+    def _queue_of(self, key: bytes, tier: int) -> _DriveQueue | None:
         if tier == Tier.SHARED:
-            return self._shared_lane
+            return self._shared_queue
         root = self._local.drive_of(key) if tier == Tier.LOCAL else None
-        return None if root is None else self._lanes[root.name]
+        return None if root is None else self._drive_queues[root.name]
 
-    def _serve(self, lane: _Lane) -> None:
+    def _serve(self, lane: _DriveQueue) -> None:
         """Read the next block, or wait."""
         with lane.ready:
             while not lane.prompts and not self._stopping.is_set():
@@ -182,18 +182,18 @@ class Prefetcher:
         if self._clock() - prompt.asked_at > _STALE_S:
             self._stats.add("prefetch", "late", len(prompt.keys))
             return
-        waits = not self._next(lane, prompt)
+        waits = not self._read_next(lane, prompt)
         if prompt.keys:
             with lane.ready:
                 lane.prompts.append(prompt)  # prompts take turns
         if waits:
             self._stopping.wait(_WAIT_S)
 
-    def _next(self, lane: _Lane, prompt: _Prompt) -> bool:
+    def _read_next(self, lane: _DriveQueue, prompt: _Prompt) -> bool:
         """Read the prompt's next block ahead, or pass over it; False if there is no room for it now."""
         key = prompt.keys[0]
         with self._lock:
-            wanted = self._window.wanted(key, prompt.asked_at, self._clock())
+            wanted = self._window.is_wanted(key, prompt.asked_at, self._clock())
         if not wanted:
             prompt.keys.popleft()
             return True
@@ -207,39 +207,39 @@ class Prefetcher:
                 now = self._clock()
                 if unused := self._window.expire(now):
                     self._stats.add("prefetch", "unused", unused)
-                verdict = self._window.take(prompt.tenant, key, size, prompt.asked_at, now)
-            if verdict == Verdict.WAIT:
+                verdict = self._window.reserve(prompt.tenant, key, size, prompt.asked_at, now)
+            if verdict == ReadDecision.WAIT:
                 return False
             prompt.keys.popleft()
-            if verdict == Verdict.READ:
+            if verdict == ReadDecision.READ:
                 self._read_block(lane, prompt, key, fd, size)
         finally:
             if fd >= 0:
                 os.close(fd)
         return True
 
-    def _read_block(self, lane: _Lane, prompt: _Prompt, key: bytes, fd: int, size: int) -> None:
+    def _read_block(self, lane: _DriveQueue, prompt: _Prompt, key: bytes, fd: int, size: int) -> None:
         if in_memory(fd, size):
             with self._lock:
-                self._window.in_memory(key, self._clock())
+                self._window.mark_cached(key, self._clock())
             self._stats.add("prefetch", "cached")
             return
         for at in range(0, size, STRIDE_BYTES):
-            if self._stopping.is_set() or self._overtaken(key, prompt.asked_at):
+            if self._stopping.is_set() or self._is_consumed(key, prompt.asked_at):
                 break
             began = self._clock()
             self._read(fd, at, min(STRIDE_BYTES, size - at))
             self._stats.add("prefetch", "bytes", min(STRIDE_BYTES, size - at))
             if self._clock() - began > _BUSY_S:
-                self._give_way(lane, prompt)
+                self._yield_to_readers(lane, prompt)
                 break
         self._stats.add("prefetch", "blocks")
 
-    def _overtaken(self, key: bytes, asked_at: float) -> bool:
+    def _is_consumed(self, key: bytes, asked_at: float) -> bool:
         with self._lock:
-            return self._window.overtaken(key, asked_at)
+            return self._window.is_consumed(key, asked_at)
 
-    def _give_way(self, lane: _Lane, prompt: _Prompt) -> None:
+    def _yield_to_readers(self, lane: _DriveQueue, prompt: _Prompt) -> None:
         """The drive is busy with what is really asked for: forget what waits here."""
         with lane.ready:
             dropped = sum(len(p.keys) for p in lane.prompts) + len(prompt.keys)

@@ -10,14 +10,14 @@ import enum
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
-__all__ = ["Verdict", "Window"]
+__all__ = ["PrefetchWindow", "ReadDecision"]
 
 _REMEMBERED = 1 << 13
 _SHARE = 2
 _FRESH_S = 2.0
 
 
-class Verdict(enum.Enum):
+class ReadDecision(enum.Enum):
     READ = "read"
     WAIT = "wait"  # no room now
     SKIP = "skip"  # read ahead already, opened already, or never fits
@@ -29,59 +29,61 @@ class _Held(NamedTuple):
     until: float
 
 
-class Window:
+class PrefetchWindow:
     """Not thread-safe. `now` is monotonic seconds."""
 
     def __init__(self, limit_bytes: int, keep_s: float) -> None:
         self._limit = limit_bytes
         self._keep_s = keep_s
-        self._held: OrderedDict[bytes, _Held] = OrderedDict()
+        self._reserved: OrderedDict[bytes, _Held] = OrderedDict()
         self._of_tenant: Counter[bytes] = Counter()
-        self._opened: OrderedDict[bytes, float] = OrderedDict()
+        self._consumed: OrderedDict[bytes, float] = OrderedDict()
         self._in_memory: OrderedDict[bytes, float] = OrderedDict()
 
     @property
     def held_bytes(self) -> int:
         return self._of_tenant.total()
 
-    def take(self, tenant: bytes, key: bytes, size: int, asked_at: float, now: float) -> Verdict:
+    def reserve(self, tenant: bytes, key: bytes, size: int, asked_at: float, now: float) -> ReadDecision:
         """May this block, promised at `asked_at`, be read ahead? READ counts it."""
-        if size > self._limit or not self.wanted(key, asked_at, now):
-            return Verdict.SKIP
+        if size > self._limit or not self.is_wanted(key, asked_at, now):
+            return ReadDecision.SKIP
         mine = self._of_tenant[tenant]
         if self.held_bytes + size > self._limit or (mine and mine + size > self._limit // _SHARE):
-            return Verdict.WAIT
-        self._held[key] = _Held(tenant, size, now + self._keep_s)
+            return ReadDecision.WAIT
+        self._reserved[key] = _Held(tenant, size, now + self._keep_s)
         self._of_tenant[tenant] += size
-        return Verdict.READ
+        return ReadDecision.READ
 
-    def wanted(self, key: bytes, asked_at: float, now: float) -> bool:
+    def is_wanted(self, key: bytes, asked_at: float, now: float) -> bool:
         """Is there anything to read of a block that was promised at `asked_at`?"""
-        return key not in self._held and self._in_memory.get(key, now) <= now and not self.overtaken(key, asked_at)
+        return (
+            key not in self._reserved and self._in_memory.get(key, now) <= now and not self.is_consumed(key, asked_at)
+        )
 
-    def overtaken(self, key: bytes, asked_at: float) -> bool:
+    def is_consumed(self, key: bytes, asked_at: float) -> bool:
         """Has the block been opened since? Then its reader reads by itself."""
-        return self._opened.get(key, float("-inf")) >= asked_at
+        return self._consumed.get(key, float("-inf")) >= asked_at
 
-    def opened(self, key: bytes, now: float) -> bool:
+    def consume(self, key: bytes, now: float) -> bool:
         """Somebody loads this block. True if it was read ahead."""
-        _remember(self._opened, key, now)
+        _remember(self._consumed, key, now)
         return self._release(key)
 
-    def in_memory(self, key: bytes, now: float) -> None:
+    def mark_cached(self, key: bytes, now: float) -> None:
         """There was nothing to read; for a moment nobody need look again."""
         _remember(self._in_memory, key, now + _FRESH_S)
         self._release(key)
 
     def expire(self, now: float) -> int:
         """Make room of what nobody opened; how many blocks that were."""
-        late = [key for key, held in self._held.items() if held.until <= now]
+        late = [key for key, held in self._reserved.items() if held.until <= now]
         for key in late:
             self._release(key)
         return len(late)
 
     def _release(self, key: bytes) -> bool:
-        held = self._held.pop(key, None)
+        held = self._reserved.pop(key, None)
         if held is None:
             return False
         self._of_tenant[held.tenant] -= held.size

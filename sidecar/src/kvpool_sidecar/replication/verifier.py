@@ -48,7 +48,7 @@ class BlockVerifier:
         self._dial = dial
         self._stats = stats
         self._queue: queue.Queue[bytes | None] = queue.Queue(_MAX_QUEUED)
-        self._checked: OrderedDict[bytes, float] = OrderedDict()
+        self._verified: OrderedDict[bytes, float] = OrderedDict()
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="inspector", daemon=True).start()
@@ -57,7 +57,7 @@ class BlockVerifier:
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)
 
-    def offer(self, key: bytes) -> None:
+    def report(self, key: bytes) -> None:
         """Somebody says that this block is corrupt."""
         try:
             self._queue.put_nowait(key)
@@ -67,17 +67,17 @@ class BlockVerifier:
     def _run(self) -> None:
         while (key := self._queue.get()) is not None:
             now = time.monotonic()
-            if self._checked.get(key, 0.0) > now:
+            if self._verified.get(key, 0.0) > now:
                 continue
-            self._checked[key] = now + _FOUND_GOOD_S
-            if len(self._checked) > _MAX_QUEUED:
-                self._checked.popitem(last=False)
+            self._verified[key] = now + _FOUND_GOOD_S
+            if len(self._verified) > _MAX_QUEUED:
+                self._verified.popitem(last=False)
             try:
-                self._look(key)
+                self._verify(key)
             except Exception:
                 log.exception("looking at a reported block")
 
-    def _look(self, key: bytes) -> None:
+    def _verify(self, key: bytes) -> None:
         self._stats.add("reports", "checked")
         if self._local.contains(key) and not self._local.verify(key):
             self._stats.add("reports", "corrupt")
@@ -91,11 +91,11 @@ class BlockVerifier:
         except (KVPoolError, OSError):
             return
         try:
-            link.ask([key], verify=True)  # the peer checks its own copy, and quarantines it
-            if link.answer(time.monotonic() + _PEER_TIMEOUT_S) == 0:
+            link.request([key], verify=True)  # the peer checks its own copy, and quarantines it
+            if link.response_size(time.monotonic() + _PEER_TIMEOUT_S) == 0:
                 self._stats.add("reports", "corrupt")
-                self._peers.shun(key, found.number)
+                self._peers.blacklist(key, found.number)
         except (KVPoolError, OSError):
-            self._peers.shun(key, found.number)
+            self._peers.blacklist(key, found.number)
         finally:
             link.close()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.index.resolver import ResolvedPrefix
+    from kvpool_sidecar.index.resolver import ReplicaLocation
     from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.peers.hottest import HotList
     from kvpool_sidecar.storage.local.store import LocalStore
@@ -54,7 +54,7 @@ def is_cold(used_bytes: int, peers_used: Sequence[int]) -> bool:
 
 
 def plan(
-    lists: Mapping[NodeInfo, HotList], locate: Callable[[list[bytes]], list[ResolvedPrefix | None]]
+    lists: Mapping[NodeInfo, HotList], locate: Callable[[list[bytes]], list[ReplicaLocation | None]]
 ) -> list[CopyRequest]:
     """What to copy, in order: the heat of all lists together, roots first. `locate` finds blocks no list's peer has."""
     heat: defaultdict[bytes, float] = defaultdict(float)
@@ -99,7 +99,7 @@ class WarmUp:
         local: LocalStore,
         own: NodeInfo,
         members: Callable[[], Sequence[NodeInfo]],
-        locate: Callable[[list[bytes], float], list[ResolvedPrefix | None]],
+        locate: Callable[[list[bytes], float], list[ReplicaLocation | None]],
         dial: Callable[[NodeInfo, float], PeerConnection],
         *,
         bytes_per_s: int,
@@ -136,7 +136,7 @@ class WarmUp:
         """Copy no more; a block under way is given up."""
         self._stop.set()
 
-    def once(
+    def run_once(
         self,
         bytes_per_s: int,
         stop: threading.Event,
@@ -154,7 +154,9 @@ class WarmUp:
             stored(payload_len)
 
         peers = [node for node in self._members() if node.node != self._own.node]
-        wanted = [one for one in plan(self._ask(peers), self._locate_all) if not self._local.contains(one.key)]
+        wanted = [
+            one for one in plan(self._request_lists(peers), self._locate_all) if not self._local.contains(one.key)
+        ]
 
         def counted() -> Iterator[CopyRequest]:
             for done, one in enumerate(wanted):
@@ -196,7 +198,7 @@ class WarmUp:
         if not peers:
             self._state = "alone"
             return False
-        lists = self._ask(peers)
+        lists = self._request_lists(peers)
         if not lists:
             return False
         if not is_cold(self._local.usage().used_bytes, [found.used_bytes for found in lists.values()]):
@@ -215,7 +217,7 @@ class WarmUp:
             return True
         return False
 
-    def _ask(self, peers: Sequence[NodeInfo]) -> dict[NodeInfo, HotList]:
+    def _request_lists(self, peers: Sequence[NodeInfo]) -> dict[NodeInfo, HotList]:
         """The lists of a few peers, whichever; those that do not answer are left out."""
         chosen = secrets.SystemRandom().sample(peers, min(_MAX_PEERS, len(peers)))
         lists: dict[NodeInfo, HotList] = {}
@@ -225,15 +227,15 @@ class WarmUp:
             try:
                 link = self._dial(peer, _LIST_S)
                 try:
-                    lists[peer] = hottest.ask(link, hottest.MAX_ROWS, time.monotonic() + _LIST_S)
+                    lists[peer] = hottest.request_hot_list(link, hottest.MAX_ROWS, time.monotonic() + _LIST_S)
                 finally:
                     link.close()
             except (KVPoolError, OSError) as e:
                 log.info("warm-up: node %s: %s", peer.node, e)
         return lists
 
-    def _locate_all(self, keys: list[bytes]) -> list[ResolvedPrefix | None]:
-        found: list[ResolvedPrefix | None] = []
+    def _locate_all(self, keys: list[bytes]) -> list[ReplicaLocation | None]:
+        found: list[ReplicaLocation | None] = []
         for at in range(0, len(keys), 256):
             found += self._locate(keys[at : at + 256], _LOCATE_S)
         return found

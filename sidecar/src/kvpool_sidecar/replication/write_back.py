@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
 from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.replication.dirty_set import DirtySet, Hits
+from kvpool_sidecar.replication.dirty_set import DirtySet, HitCounter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ class WriteBack:
         self._stats = stats
         self._policy = policy
         self._dirty = DirtySet(max_dirty if policy == "WriteBack" else 0)
-        self._hits = Hits(min_hits) if policy == "WriteThroughSelective" else None
+        self._hits = HitCounter(min_hits) if policy == "WriteThroughSelective" else None
         self._stop = threading.Event()
         self.problem = ""  # why the last copy failed; empty once one works
 
@@ -65,32 +65,32 @@ class WriteBack:
         if self._policy != "WriteBack" or not self._shared.available or not len(self._dirty):
             return
         log.info("%d blocks, %d bytes go to the shared tier before the end", len(self._dirty), self._dirty.total_bytes)
-        self._dirty.hurry_all()
+        self._dirty.expedite_all()
         if not self._dirty.wait_clean(timeout_s):
             log.warning("%d blocks wait on this node for its next start", len(self._dirty))
 
-    def offer(self, key: bytes, size: int) -> None:
+    def enqueue(self, key: bytes, size: int) -> None:
         """A block of `size` bytes was stored on this node, or a scan found that it was never copied."""
         if self._hits is None and not self._dirty.add(key, size):
             self._stats.add("copies", "dropped")
 
-    def used(self, keys: Sequence[bytes]) -> None:
+    def record_hits(self, keys: Sequence[bytes]) -> None:
         """These were read from this node's drives."""
         if self._hits is not None:
-            for key in self._hits.used(keys):
+            for key in self._hits.record(keys):
                 self._dirty.add(key, self._local.payload_len(key))
 
     def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
         """Which of these are to be copied and are not yet."""
-        return self._dirty.those_of(keys)
+        return self._dirty.intersection(keys)
 
-    def hurry(self, keys: Sequence[bytes]) -> None:
+    def expedite(self, keys: Sequence[bytes]) -> None:
         """These are to be evicted: copy them now."""
-        self._dirty.hurry(keys)
+        self._dirty.expedite(keys)
 
-    def gone(self, keys: Sequence[bytes]) -> None:
+    def discard(self, keys: Sequence[bytes]) -> None:
         """These are no longer on this node."""
-        if lost := self._dirty.gone(keys):
+        if lost := self._dirty.discard(keys):
             self._stats.add("copies", "lost", lost)
 
     @property
@@ -108,12 +108,12 @@ class WriteBack:
             if not self._shared.available:
                 self._stop.wait(_RETRY_S)
                 continue
-            key = self._dirty.take(_RETRY_S)
+            key = self._dirty.pop(_RETRY_S)
             if key is None:
                 continue
             if self._copy(key):
                 self._dirty.done(key)
-            elif not self._dirty.again(key):
+            elif not self._dirty.retry(key):
                 self._stats.add("copies", "given-up")
             else:
                 self._stop.wait(_RETRY_S)

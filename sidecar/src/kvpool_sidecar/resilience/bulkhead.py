@@ -79,18 +79,18 @@ class Bulkhead:
         """False while the breaker is open: treat the guarded thing as absent."""
         return not self.breaker.is_open
 
-    def call(self, work: Callable[[], T], timeout_s: float, *, discard: Callable[[T], None] | None = None) -> T:
+    def run(self, work: Callable[[], T], timeout_s: float, *, discard: Callable[[T], None] | None = None) -> T:
         """`work()`, but no longer than `timeout_s`.
 
         `discard` gets a result that nobody waits for any more (close a descriptor there). Raises
         DeadlineExceededError, PoolUnavailableError (breaker open, or too many wait) or what `work` raised.
         """
-        result = self.call_all([work], timeout_s, discard=discard)[0]
+        result = self.run_all([work], timeout_s, discard=discard)[0]
         if isinstance(result, Exception):
             raise result
         return result
 
-    def call_all(
+    def run_all(
         self, works: Sequence[Callable[[], T]], timeout_s: float, *, discard: Callable[[T], None] | None = None
     ) -> list[T | Exception]:
         """Side by side with one deadline; an exception in the place of a result that there is not."""

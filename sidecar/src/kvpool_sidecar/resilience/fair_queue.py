@@ -92,8 +92,8 @@ class FairQueue:
         self._grants: set[Grant] = set()
         self._waiters: list[_Waiter] = []
         self._held = 0
-        self._turn = 0.0  # tag of the request that was let in last
-        self._jam: list[float] = [0.0, 0.0, 0.0]  # since when somebody waits; grants and bytes that ended since
+        self._virtual_time = 0.0  # tag of the request that was let in last
+        self._congestion: list[float] = [0.0, 0.0, 0.0]  # since when somebody waits; grants and bytes that ended since
 
     @property
     def waiting(self) -> int:
@@ -105,10 +105,10 @@ class FairQueue:
         """Bytes of the grants in force; a large request counts as a quarter of the lane."""
         return self._held
 
-    def take(self, tenant: Hashable, size: int, deadline: float) -> Grant | None:
+    def acquire(self, tenant: Hashable, size: int, deadline: float) -> Grant | None:
         """A grant, at once or after a wait until `deadline`; None if the request is turned away."""
         with self._lock:
-            waiter = self._enter(tenant, size, deadline)
+            waiter = self._enqueue(tenant, size, deadline)
             if not isinstance(waiter, _Waiter):
                 return waiter
         while True:
@@ -118,42 +118,42 @@ class FairQueue:
             if waiter.woken.wait(max(0.0, min(pause, 1.0)) + 0.001):
                 return waiter.grant
             with self._lock:
-                self._let_in(self._clock())
+                self._admit(self._clock())
                 if waiter.grant is not None:
                     return waiter.grant
                 if self._clock() >= deadline:
-                    self._leave(waiter)
+                    self._dequeue(waiter)
                     return None
 
-    def _enter(self, tenant: Hashable, size: int, deadline: float) -> Grant | _Waiter | None:
+    def _enqueue(self, tenant: Hashable, size: int, deadline: float) -> Grant | _Waiter | None:
         account = self._accounts.get(tenant)
         if account is None:
-            account = self._accounts[tenant] = _Account(self._turn)
-        tag = max(self._turn, account.tag)
+            account = self._accounts[tenant] = _Account(self._virtual_time)
+        tag = max(self._virtual_time, account.tag)
         cost = min(size, self.limit // _LARGEST)
         now = self._clock()
         if not self._fits(account, cost):
             self._expire(now)
         if not self._waiters and self._fits(account, cost):
             account.tag = tag + cost
-            self._turn = tag
+            self._virtual_time = tag
             return self._grant(tenant, account, size, cost, now)
-        if self._turned_away(account, cost, deadline - now):
-            self._forget(tenant, account)
+        if self._is_rejected(account, cost, deadline - now):
+            self._drop_idle(tenant, account)
             return None
         waiter = _Waiter(tenant, size, tag)
         account.tag = tag + cost
         account.waiting += 1
         if not self._waiters:
-            self._jam = [now, 0.0, 0.0]
+            self._congestion = [now, 0.0, 0.0]
         self._waiters.append(waiter)
-        self._let_in(now)  # a tenant below its share need not wait for one that is not
+        self._admit(now)  # a tenant below its share need not wait for one that is not
         return waiter
 
-    def _turned_away(self, account: _Account, cost: int, patience: float) -> bool:
+    def _is_rejected(self, account: _Account, cost: int, patience: float) -> bool:
         if len(self._waiters) >= self._max_waiting or account.waiting >= self._max_waiting_per_tenant or patience <= 0:
             return True
-        since, grants, ended = self._jam
+        since, grants, ended = self._congestion
         if not self._waiters or grants < _SAMPLES:
             return False
         pace = ended / max(self._clock() - since, 1e-6)
@@ -175,16 +175,16 @@ class FairQueue:
             grace, slowest = (_GRACE_S, _SLOWEST) if told else (_SHORT_GRACE_S, _SHORT_SLOWEST)
             grant.until = grant.since + grace + cost / slowest
             if more < 0 and self._waiters:
-                self._let_in(self._clock())
+                self._admit(self._clock())
 
-    def give(self, grant: Grant) -> None:
+    def release(self, grant: Grant) -> None:
         """The request is over. Safe to call twice."""
         with self._lock:
             if grant.ended:
                 return
             self._end(grant)
             if self._waiters:
-                self._let_in(self._clock())
+                self._admit(self._clock())
 
     @property
     def is_busy(self) -> bool:
@@ -207,15 +207,15 @@ class FairQueue:
         self._held -= grant.cost
         account = self._accounts[grant.tenant]
         account.held -= grant.cost
-        self._jam[1] += 1
-        self._jam[2] += grant.cost
-        self._forget(grant.tenant, account)
+        self._congestion[1] += 1
+        self._congestion[2] += grant.cost
+        self._drop_idle(grant.tenant, account)
 
     def _expire(self, now: float) -> None:
         for grant in [grant for grant in self._grants if grant.until <= now]:
             self._end(grant)
 
-    def _let_in(self, now: float) -> None:
+    def _admit(self, now: float) -> None:
         self._expire(now)
         while self._waiters:
             turn = [w for w in self._waiters if self._below_share(w)]
@@ -228,7 +228,7 @@ class FairQueue:
             self._waiters.remove(first)
             account = self._accounts[first.tenant]
             account.waiting -= 1
-            self._turn = max(self._turn, first.tag)
+            self._virtual_time = max(self._virtual_time, first.tag)
             first.grant = self._grant(first.tenant, account, first.size, cost, now)
             first.woken.set()
 
@@ -236,17 +236,17 @@ class FairQueue:
         cost = min(waiter.size, self.limit // _LARGEST)
         return self._accounts[waiter.tenant].held + cost <= self.limit * _TENANT_SHARE
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _dequeue(self, waiter: _Waiter) -> None:
         self._waiters.remove(waiter)
         account = self._accounts[waiter.tenant]
         account.waiting -= 1
-        self._forget(waiter.tenant, account)
+        self._drop_idle(waiter.tenant, account)
 
-    def _forget(self, tenant: Hashable, account: _Account) -> None:
+    def _drop_idle(self, tenant: Hashable, account: _Account) -> None:
         if not self._grants and not self._waiters:
             self._accounts.clear()
-            self._turn = 0.0
-        elif not account.held and not account.waiting and account.tag <= self._turn:
+            self._virtual_time = 0.0
+        elif not account.held and not account.waiting and account.tag <= self._virtual_time:
             del self._accounts[tenant]
 
 

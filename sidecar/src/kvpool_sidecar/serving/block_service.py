@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.index.registration import IndexRegistration
-    from kvpool_sidecar.index.resolver import BlockResolver, ResolvedPrefix
+    from kvpool_sidecar.index.resolver import BlockResolver, ReplicaLocation
     from kvpool_sidecar.peers.connection import PeerConnection
-    from kvpool_sidecar.peers.rdma.fetch import Fetcher
+    from kvpool_sidecar.peers.rdma.fetch import RdmaFetcher
     from kvpool_sidecar.peers.rdma.slots import Slot
     from kvpool_sidecar.replication.lookup_events import LookupEvents
     from kvpool_sidecar.replication.prefetch import Prefetcher
@@ -125,7 +125,7 @@ class BlockService:
         copier: WriteBack | None,
         inspector: BlockVerifier,
         stats: Stats,
-        fetcher: Fetcher | None = None,
+        fetcher: RdmaFetcher | None = None,
         prefetcher: Prefetcher | None = None,
         after_lookup: LookupEvents | None = None,
         on_stored: Callable[[], None] = lambda: None,
@@ -153,7 +153,7 @@ class BlockService:
     def looked_up(self, tenant: Tenant, block_ids: Sequence[bytes], located: Located) -> None:
         """The answer of a lookup is out: its blocks will be asked for next. Returns at once."""
         if self._after_lookup is not None:
-            self._after_lookup.offer(tenant, block_ids, located.tiers, located.keys)
+            self._after_lookup.publish(tenant, block_ids, located.tiers, located.keys)
 
     def open(
         self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], flags: int, timeout_s: float, streams: PeerStreams
@@ -164,7 +164,7 @@ class BlockService:
         keys = [nearest(self.local, tenants, block_id) for block_id in block_ids]
         opened: list[OpenResult] = []
         if self._prefetcher is not None:
-            self._prefetcher.opened(keys)
+            self._prefetcher.consumed(keys)
         try:
             self._open_local(keys, opened, deadline, verify=bool(flags & Flag.VERIFY))
             if not flags & Flag.LOCAL_ONLY:
@@ -201,8 +201,8 @@ class BlockService:
     ) -> None:
         """`keys` are those of `tenants` under which the blocks are there, afterwards."""
         rest = [n for n, entry in enumerate(opened) if entry.status == OpenStatus.MISS]
-        there: dict[int, ResolvedPrefix] = {}
-        by_peer: dict[NodeInfo, list[tuple[int, ResolvedPrefix]]] = {}
+        there: dict[int, ReplicaLocation] = {}
+        by_peer: dict[NodeInfo, list[tuple[int, ReplicaLocation]]] = {}
         for tenant in tenants:
             left = deadline - time.monotonic()
             if not rest or left <= 0:
@@ -229,7 +229,7 @@ class BlockService:
         self,
         peer: NodeInfo,
         lane: int,
-        wanted: list[tuple[int, ResolvedPrefix]],
+        wanted: list[tuple[int, ReplicaLocation]],
         keys: Sequence[bytes],
         opened: list[OpenResult],
         deadline: float,
@@ -240,7 +240,7 @@ class BlockService:
         stream = 0
         try:
             stream, link, is_new = streams.get(peer, max(timeout, 0.001), lane)
-            link.ask([keys[n] for n, _ in wanted])
+            link.request([keys[n] for n, _ in wanted])
         except (KVPoolError, OSError) as e:
             streams.drop(stream)
             self.peers.mark_down(peer)
@@ -256,12 +256,12 @@ class BlockService:
         self,
         tenant: Tenant,
         peer: NodeInfo,
-        wanted: list[tuple[int, ResolvedPrefix]],
+        wanted: list[tuple[int, ReplicaLocation]],
         keys: Sequence[bytes],
         opened: list[OpenResult],
         deadline: float,
         streams: PeerStreams,
-    ) -> list[tuple[int, ResolvedPrefix]]:
+    ) -> list[tuple[int, ReplicaLocation]]:
         """Read what RDMA can bring; the rest, for a stream."""
         if self.fetcher is None:
             return wanted
@@ -314,7 +314,7 @@ class BlockService:
         if verify:
             wanted = {n: key for n, key in wanted.items() if self.shared.verify(key)}
         if self._prefetcher is not None and (others := [key for n, key in wanted.items() if keys[n] != key]):
-            self._prefetcher.opened(others)
+            self._prefetcher.consumed(others)
         found = self.shared.open_many(list(wanted.values()), left)
         for (n, key), block in zip(wanted.items(), found, strict=True):
             if block is not None:
@@ -348,7 +348,7 @@ class BlockService:
             self.stats.add("stored", "bytes", pending.payload_len)
             self._announcer.announce(pending.key, pending.payload_len)
             if self._copier is not None:
-                self._copier.offer(pending.key, pending.payload_len)
+                self._copier.enqueue(pending.key, pending.payload_len)
             self._on_stored()
         return status
 
@@ -356,8 +356,8 @@ class BlockService:
         """A client found these blocks corrupt: have a look at them, whose ever of `tenants` they were."""
         for tenant, block_id in itertools.product(tenants, corrupt):
             key = tenant.block_key(block_id)
-            self.peers.forget(key)
-            self._inspector.offer(key)
+            self.peers.invalidate(key)
+            self._inspector.report(key)
 
 
 def close_files(opened: Sequence[OpenResult]) -> None:

@@ -98,7 +98,7 @@ class BlockLocator:
 
         Without `every` tenants take turns at what is missing until none of them has the first block that is.
         """
-        ask = self._peers.locate if every else self._peers.reach
+        ask = self._peers.locate if every else self._peers.longest_prefix
         until = time.monotonic() + budget
         found: dict[int, bytes] = {}
         missing, in_vain = list(rest), 0

@@ -87,7 +87,7 @@ class Session:
         self._stopped = False
         self._writes: dict[int, _Write] = {}
         self._next_token = 1
-        give_back = node.fetcher.give if node.fetcher is not None else lambda _slot: None
+        give_back = node.fetcher.release if node.fetcher is not None else lambda _slot: None
         self._streams = PeerStreams(dial, give_back, node.peers.mark_down)
 
     def run(self) -> None:
@@ -245,7 +245,7 @@ class Session:
 
     def _may_read(self, count: int, deadline: float) -> bool:
         """Take a grant for as many blocks, by the size of this client's last ones."""
-        self._reading = self._admission.reads.take(self._pod.tenant.tag, count * self._typical_bytes, deadline)
+        self._reading = self._admission.reads.acquire(self._pod.tenant.tag, count * self._typical_bytes, deadline)
         return self._reading is not None
 
     def _opened(self, opened: list[OpenResult]) -> wire.Flag:
@@ -263,7 +263,7 @@ class Session:
 
     def _end_read(self) -> None:
         if self._reading is not None:
-            self._admission.reads.give(self._reading)
+            self._admission.reads.release(self._reading)
             self._reading = None
 
     def _why_not_write(self, body: memoryview) -> str:
@@ -273,12 +273,12 @@ class Session:
         self._end_write()
         wanted = sum(length for _, length in wire.BEGIN_REQUEST.iter_unpack(body))
         until = time.monotonic() + _WRITE_PATIENCE_S
-        self._writing = self._admission.writes.take(self._pod.tenant.tag, wanted, until)
+        self._writing = self._admission.writes.acquire(self._pod.tenant.tag, wanted, until)
         return "" if self._writing is not None else "busy-writes"
 
     def _end_write(self) -> None:
         if self._writing is not None:
-            self._admission.writes.give(self._writing)
+            self._admission.writes.release(self._writing)
             self._writing = None
 
     def _done(self, _head: wire.Head, _body: memoryview) -> None:

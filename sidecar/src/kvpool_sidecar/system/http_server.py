@@ -106,7 +106,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = TIMEOUT_S
 
-    def answer(self, code: int, kind: str, body: bytes) -> None:
+    def respond(self, code: int, kind: str, body: bytes) -> None:
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

@@ -94,7 +94,7 @@ class IndexContract:
     def test_one_question_may_be_about_blocks_and_nodes(self, index: Index) -> None:
         a, b = index.join(A), index.join(B)
         index.announce([(key(1), Record(a, 1000, 7))])
-        answer = index.ask([key(1), key(2)], [b, 4711, a])
+        answer = index.query([key(1), key(2)], [b, 4711, a])
         assert answer.records == [(Record(a, 1000, 7),), ()]
         assert answer.nodes == {a: A, b: B}
 
@@ -132,11 +132,11 @@ class IndexContract:
         assert index.nodes([5, 6]) == {}
 
     def test_the_roster_has_all_living_nodes(self, index: Index) -> None:
-        assert index.roster().nodes == {}
+        assert index.live_nodes().nodes == {}
         a, b = index.join(A), index.join(B)
-        assert index.roster().nodes == {a: A, b: B}
+        assert index.live_nodes().nodes == {a: A, b: B}
         index.leave(a, A)
-        assert index.roster().nodes == {b: B}
+        assert index.live_nodes().nodes == {b: B}
 
     def test_entries_of_a_node_that_never_returns_are_swept_once(self, forgetting: Index) -> None:
         index = forgetting
@@ -149,31 +149,31 @@ class IndexContract:
 
         for node, numbers in ((a, range(700)), (b, range(650, 720))):
             index.announce([(key(n), Record(node, 1000, 7)) for n in numbers])
-        assert index.sweep(b, pace) == 0  # everybody is alive
+        assert index.expire(b, pace) == 0  # everybody is alive
         assert sum(looked) >= 720
         removed = 0
         until = time.monotonic() + 20
         while not removed and time.monotonic() < until:
             if index.renew(b, B) is None:
                 b = index.join(B)
-            removed = index.sweep(b, pace)
+            removed = index.expire(b, pace)
             time.sleep(0.05)
         assert removed == 700
         assert index.locate([key(n) for n in range(720)]) == [()] * 650 + [(Record(b, 1000, 7),)] * 70
         looked.clear()
-        assert index.sweep(b, pace) == 0
+        assert index.expire(b, pace) == 0
         assert looked == []  # not again so soon
 
     def test_a_sweep_can_be_ended_and_is_taken_up_by_another_node(self, forgetting: Index) -> None:
         index = forgetting
         b = index.join(B)
         index.announce([(key(n), Record(4711, 1000, 7)) for n in range(2000)])  # of a node that never was
-        first = index.sweep(b, lambda _: False)
+        first = index.expire(b, lambda _: False)
         assert 0 < first < 2000
         removed = first
         until = time.monotonic() + 20
         while removed < 2000 and time.monotonic() < until:
-            removed += index.sweep(b, lambda _: True)
+            removed += index.expire(b, lambda _: True)
             time.sleep(0.05)
         assert removed == 2000
         assert index.locate([key(0), key(1999)]) == [(), ()]

@@ -19,7 +19,7 @@ from kvpool.errors import DeadlineExceededError, PoolUnavailableError
 if TYPE_CHECKING:
     import mmap
 
-__all__ = ["MAX_METADATA", "Agent", "Transfer", "wait_all"]
+__all__ = ["MAX_METADATA", "NixlAgent", "Transfer", "wait_all"]
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.00005, 0.001
 class Transfer:
     """One read under way."""
 
-    def __init__(self, agent: Agent, handle: Any) -> None:
+    def __init__(self, agent: NixlAgent, handle: Any) -> None:
         self._agent = agent
         self._handle = handle
         self._over = False
@@ -62,7 +62,7 @@ class Transfer:
             log.debug("%s", e)
 
 
-class Agent:
+class NixlAgent:
     """This process's end. Thread-safe. PoolUnavailableError if the package or the backend cannot be had."""
 
     def __init__(self, name: str) -> None:
@@ -103,12 +103,12 @@ class Agent:
         found: bytes = self.call("get_agent_metadata")
         return found
 
-    def learn(self, metadata: bytes) -> str:
+    def add_peer(self, metadata: bytes) -> str:
         """The name under which reads find the peer that said this of itself over its proven connection."""
         name = self.call("add_remote_agent", metadata)
         return name.decode() if isinstance(name, bytes) else str(name)
 
-    def forget(self, name: str) -> None:
+    def remove_peer(self, name: str) -> None:
         """That peer is gone."""
         try:
             self.call("remove_remote_agent", name)

@@ -22,7 +22,7 @@ class Arena:
         """Bytes in all gaps together."""
         return sum(end - first for first, end in self._gaps)
 
-    def take(self, count: int) -> int | None:
+    def allocate(self, count: int) -> int | None:
         """Offset of `count` bytes that nobody else has; None if no gap is large enough."""
         need = -(-count // ALIGNMENT) * ALIGNMENT
         if need <= 0:
@@ -37,7 +37,7 @@ class Arena:
                 return first
         return None
 
-    def give(self, offset: int) -> None:
+    def free(self, offset: int) -> None:
         """Give back what `take` returned. KeyError for anything else, also for the same offset twice."""
         first, end = offset, self._taken.pop(offset)
         at = bisect_left(self._gaps, (first, end))

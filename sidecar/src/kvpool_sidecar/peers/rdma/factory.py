@@ -6,9 +6,9 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import PoolUnavailableError
-from kvpool_sidecar.peers.rdma.agent import Agent
-from kvpool_sidecar.peers.rdma.fetch import Fetcher
-from kvpool_sidecar.peers.rdma.selection import choose, what_is_here
+from kvpool_sidecar.peers.rdma.agent import NixlAgent
+from kvpool_sidecar.peers.rdma.fetch import RdmaFetcher
+from kvpool_sidecar.peers.rdma.selection import detect_rdma, select_transport
 from kvpool_sidecar.peers.rdma.slots import SlotPool
 from kvpool_sidecar.peers.rdma.staging import Staging
 
@@ -30,7 +30,7 @@ class RdmaStack(NamedTuple):
     """Both sides of RDMA on this node, or none and the reason."""
 
     staging: Staging | None = None
-    fetcher: Fetcher | None = None
+    fetcher: RdmaFetcher | None = None
     reason: str = ""
 
     def close(self) -> None:
@@ -45,16 +45,16 @@ def make(
     """Try what the pool asks for. Takes some seconds where NIXL is used; never raises for what is missing."""
     if config.encryption == "Always":
         return RdmaStack(reason="TCP: encryption is Always, which RDMA cannot do")
-    package, devices = what_is_here()
-    choice = choose(config.protocol, package=package, devices=devices)
+    package, devices = detect_rdma()
+    choice = select_transport(config.protocol, package=package, devices=devices)
     if not choice.rdma:
         if config.protocol == "RDMA":
             log.warning("TCP is used between nodes: %s", choice.reason)
         return RdmaStack(reason=choice.reason)
     try:
-        agent = Agent(f"kvpool/{node}")
+        agent = NixlAgent(f"kvpool/{node}")
         staging = Staging(agent, store, config.rdma_bytes // 2)
     except (PoolUnavailableError, OSError) as e:
         log.warning("TCP is used between nodes: %s", e)
         return RdmaStack(reason=str(e))
-    return RdmaStack(staging, Fetcher(agent, SlotPool(agent, config.rdma_bytes // 2), dial, stats))
+    return RdmaStack(staging, RdmaFetcher(agent, SlotPool(agent, config.rdma_bytes // 2), dial, stats))

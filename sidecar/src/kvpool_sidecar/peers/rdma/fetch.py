@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.peers.connection import PeerConnection
-    from kvpool_sidecar.peers.rdma.agent import Agent, Transfer
+    from kvpool_sidecar.peers.rdma.agent import NixlAgent, Transfer
     from kvpool_sidecar.peers.rdma.slots import Slot, SlotPool
 
-__all__ = ["Fetcher", "ReadRequest"]
+__all__ = ["RdmaFetcher", "ReadRequest"]
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +51,12 @@ class _Read(NamedTuple):
     transfer: Transfer
 
 
-class Fetcher:
+class RdmaFetcher:
     """Thread-safe. `dial(peer, timeout_s)` gives a proven connection."""
 
     def __init__(
         self,
-        agent: Agent,
+        agent: NixlAgent,
         slots: SlotPool,
         dial: Callable[[NodeInfo, float], PeerConnection],
         stats: Stats,
@@ -84,24 +84,24 @@ class Fetcher:
                 return slots
         link: PeerConnection | None = None
         try:
-            link = self._link(peer, deadline)
-            name = self._name(peer, link, deadline)
+            link = self._connection(peer, deadline)
+            name = self._peer_name(peer, link, deadline)
             if name is not None:
                 self._fetch(name, link, wanted, tenant, deadline, slots)
-                self._put_back(peer, link)
+                self._release_connection(peer, link)
                 link = None
         except (KVPoolError, OSError) as e:
             log.warning("reading from %s by RDMA: %s; TCP is used for a while", peer.node, e)
             self._stats.add("rdma", "failed")
-            self._forget(peer)
+            self._remove_peer(peer)
         finally:
             if link is not None:
                 link.close()
         return slots
 
-    def give(self, slot: Slot) -> None:
+    def release(self, slot: Slot) -> None:
         """The client has read it."""
-        self._slots.give(slot)
+        self._slots.release(slot)
 
     def close(self) -> None:
         """Close connections and idle slots."""
@@ -125,16 +125,16 @@ class Fetcher:
         reads: list[_Read] = []
         try:
             for at, (_, payload_len) in enumerate(wanted):
-                slot = self._slots.take(tenant, HEADER_BYTES + payload_len)
+                slot = self._slots.acquire(tenant, HEADER_BYTES + payload_len)
                 if slot is None:
                     self._stats.add("rdma", "no-room")
                     break
                 room.append((at, slot))
             if not room:
                 return
-            link.request(wire.Op.STAGE, [wanted[at].key for at, _ in room])
+            link.send_request(wire.Op.STAGE, [wanted[at].key for at, _ in room])
             for at, slot in list(room):
-                answer = link.small_answer(peer_wire.PEER_STAGED.size, deadline)
+                answer = link.response_body(peer_wire.PEER_STAGED.size, deadline)
                 if answer is None:
                     self._stats.add("rdma", "not-staged")
                     continue
@@ -143,7 +143,7 @@ class Fetcher:
                 try:
                     transfer = self._agent.read(name, slot.address, address, size)
                 except BaseException:
-                    self._slots.drop(slot)
+                    self._slots.discard(slot)
                     raise
                 reads.append(_Read(at, slot, token, transfer))
             wait_all([read.transfer for read in reads], deadline)
@@ -151,19 +151,19 @@ class Fetcher:
                 require(decode_header(read.slot.memory[:HEADER_BYTES]), key=wanted[read.at].key)
             for read in reads:
                 slots[read.at] = read.slot
-            link.request(wire.Op.RELEASE, [peer_wire.PEER_TOKEN.pack(read.token) for read in reads])
+            link.send_request(wire.Op.RELEASE, [peer_wire.PEER_TOKEN.pack(read.token) for read in reads])
             self._stats.add("rdma", "blocks", len(reads))
         except BaseException:
             for read in reads:
                 if slots[read.at] is None:
                     read.transfer.abandon()
-                    self._slots.drop(read.slot)  # whatever it holds, no client may see it
+                    self._slots.discard(read.slot)  # whatever it holds, no client may see it
             raise
         finally:
             for _, slot in room:
-                self._slots.give(slot)
+                self._slots.release(slot)
 
-    def _link(self, peer: NodeInfo, deadline: float) -> PeerConnection:
+    def _connection(self, peer: NodeInfo, deadline: float) -> PeerConnection:
         while True:
             with self._lock:
                 idle = self._links.get(peer)
@@ -174,7 +174,7 @@ class Fetcher:
                 return link
             link.close()
 
-    def _put_back(self, peer: NodeInfo, link: PeerConnection) -> None:
+    def _release_connection(self, peer: NodeInfo, link: PeerConnection) -> None:
         with self._lock:
             idle = self._links.setdefault(peer, [])
             if len(idle) < _IDLE_LINKS:
@@ -182,24 +182,24 @@ class Fetcher:
                 return
         link.close()
 
-    def _name(self, peer: NodeInfo, link: PeerConnection, deadline: float) -> str | None:
+    def _peer_name(self, peer: NodeInfo, link: PeerConnection, deadline: float) -> str | None:
         """The peer's agent; None, and not asked again for a while, if it has none."""
         with self._lock:
             name = self._names.get(peer)
         if name is None:
-            link.request(wire.Op.RDMA, [_NOTHING])
-            metadata = link.small_answer(MAX_METADATA, deadline)
+            link.send_request(wire.Op.RDMA, [_NOTHING])
+            metadata = link.response_body(MAX_METADATA, deadline)
             if metadata is None:
                 with self._lock:
                     self._down[peer] = self._clock() + _DOWN_S
                 self._stats.add("rdma", "peer-has-none")
                 return None
-            name = self._agent.learn(metadata)
+            name = self._agent.add_peer(metadata)
             with self._lock:
                 self._names[peer] = name
         return name
 
-    def _forget(self, peer: NodeInfo) -> None:
+    def _remove_peer(self, peer: NodeInfo) -> None:
         with self._lock:
             self._down[peer] = self._clock() + _DOWN_S
             name = self._names.pop(peer, None)
@@ -208,7 +208,7 @@ class Fetcher:
             link.close()
         if name is not None:
             with contextlib.suppress(KVPoolError):
-                self._agent.forget(name)
+                self._agent.remove_peer(name)
 
 
 def _staged(answer: bytes, expected: int) -> tuple[int, int, int]:

@@ -6,30 +6,30 @@ import importlib.util
 import os
 from typing import NamedTuple
 
-__all__ = ["Choice", "choose", "what_is_here"]
+__all__ = ["TransportChoice", "detect_rdma", "select_transport"]
 
 _DEVICES = "/dev/infiniband"
 
 
-class Choice(NamedTuple):
+class TransportChoice(NamedTuple):
     """`rdma`: try it. `reason` says why not, empty otherwise."""
 
     rdma: bool
     reason: str = ""
 
 
-def choose(protocol: str, *, package: bool, devices: bool) -> Choice:
+def select_transport(protocol: str, *, package: bool, devices: bool) -> TransportChoice:
     """Pure. `protocol`: Auto, TCP or RDMA, as the pool asks."""
     if protocol == "TCP":
-        return Choice(False, "the pool asks for TCP")
+        return TransportChoice(False, "the pool asks for TCP")
     if not devices:
-        return Choice(False, f"no RDMA device in this pod ({_DEVICES}/uverbs* is not there)")
+        return TransportChoice(False, f"no RDMA device in this pod ({_DEVICES}/uverbs* is not there)")
     if not package:
-        return Choice(False, "this image has no NIXL: build it with RDMA=1")
-    return Choice(True)
+        return TransportChoice(False, "this image has no NIXL: build it with RDMA=1")
+    return TransportChoice(True)
 
 
-def what_is_here() -> tuple[bool, bool]:
+def detect_rdma() -> tuple[bool, bool]:
     """Is the package here, is a device here (or what tests use in its place)."""
     package = importlib.util.find_spec("nixl_cu12") is not None
     if os.environ.get("KVPOOL_UCX_TLS"):

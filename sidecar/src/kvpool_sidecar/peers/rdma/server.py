@@ -23,7 +23,7 @@ class PeerRdma:
         self._lease = staging.lease() if staging is not None else None
         self._stats = stats
 
-    def answer(self, op: int, key: bytes) -> bytes:
+    def response(self, op: int, key: bytes) -> bytes:
         """What to send; empty for RELEASE."""
         if op == wire.Op.RELEASE:
             if self._lease is not None:

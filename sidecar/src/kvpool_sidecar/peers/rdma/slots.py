@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.peers.rdma.agent import Agent
+    from kvpool_sidecar.peers.rdma.agent import NixlAgent
 
 __all__ = ["Slot", "SlotPool"]
 
@@ -29,7 +29,7 @@ _SEALS = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.
 class Slot:
     """Room for one block file. `descriptor` is read-only."""
 
-    def __init__(self, agent: Agent, tenant: bytes, capacity: int) -> None:
+    def __init__(self, agent: NixlAgent, tenant: bytes, capacity: int) -> None:
         self.tenant = tenant
         self.capacity = capacity
         self._agent = agent
@@ -60,7 +60,7 @@ class Slot:
 class SlotPool:
     """At most `capacity` bytes of slots. Thread-safe."""
 
-    def __init__(self, agent: Agent, capacity: int) -> None:
+    def __init__(self, agent: NixlAgent, capacity: int) -> None:
         self._agent = agent
         self._capacity = capacity
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class SlotPool:
         self._graves: list[tuple[float, Slot]] = []
         self.used_bytes = 0
 
-    def take(self, tenant: bytes, size: int) -> Slot | None:
+    def acquire(self, tenant: bytes, size: int) -> Slot | None:
         """A slot of at least `size` bytes for a block of this tenant; None if there is no room now."""
         capacity = -(-size // _GRAIN) * _GRAIN
         doomed = []
@@ -95,12 +95,12 @@ class SlotPool:
                 self.used_bytes -= capacity
             raise
 
-    def give(self, slot: Slot) -> None:
+    def release(self, slot: Slot) -> None:
         """To be used again, for its tenant."""
         with self._lock:
             self._idle.append(slot)
 
-    def drop(self, slot: Slot) -> None:
+    def discard(self, slot: Slot) -> None:
         """Not to be used again: bytes may still arrive in it. Its room counts until that cannot happen any more."""
         with self._lock:
             self._graves.append((time.monotonic() + _GRAVE_S, slot))

@@ -20,7 +20,7 @@ from kvpool_sidecar.peers.rdma.arena import Arena
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_sidecar.peers.rdma.agent import Agent
+    from kvpool_sidecar.peers.rdma.agent import NixlAgent
     from kvpool_sidecar.storage.base import Store
 
 __all__ = ["LONGEST_S", "Staged", "Staging", "StagingLease"]
@@ -40,7 +40,9 @@ class Staged(NamedTuple):
 class Staging:
     """Thread-safe. `capacity` bytes are registered once, at the first use."""
 
-    def __init__(self, agent: Agent, store: Store, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, agent: NixlAgent, store: Store, capacity: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._agent = agent
         self._store = store
         self._clock = clock
@@ -67,7 +69,7 @@ class Staging:
             return PeerStatus.MISS
         size = HEADER_BYTES + found.payload_len
         try:
-            offset = self._take(size)
+            offset = self._allocate(size)
             if offset is None:
                 return PeerStatus.BUSY
             done = 0
@@ -80,7 +82,7 @@ class Staging:
             os.close(found.fd)
         with self._lock:
             if done < size:  # shorter than it says: not a block any more
-                self._arena.give(offset)
+                self._arena.free(offset)
                 return PeerStatus.MISS
             self._last += 1
             self._staged[self._last] = offset, self._clock() + LONGEST_S
@@ -91,21 +93,21 @@ class Staging:
         with self._lock:
             offset, _ = self._staged.pop(token, (None, 0.0))
             if offset is not None:
-                self._arena.give(offset)
+                self._arena.free(offset)
 
     @property
     def staged(self) -> int:
         """How many blocks are staged."""
         return len(self._staged)
 
-    def _take(self, size: int) -> int | None:
+    def _allocate(self, size: int) -> int | None:
         with self._lock:
-            offset = self._arena.take(size) if len(self._staged) < _MAX_STAGED else None
+            offset = self._arena.allocate(size) if len(self._staged) < _MAX_STAGED else None
             if offset is None:
                 now = self._clock()
                 for token in [t for t, (_, until) in self._staged.items() if until <= now]:
-                    self._arena.give(self._staged.pop(token)[0])
-                offset = self._arena.take(size) if len(self._staged) < _MAX_STAGED else None
+                    self._arena.free(self._staged.pop(token)[0])
+                offset = self._arena.allocate(size) if len(self._staged) < _MAX_STAGED else None
             return offset
 
 

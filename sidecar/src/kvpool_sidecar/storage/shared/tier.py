@@ -49,7 +49,7 @@ class SharedTier:
         with self._lock:
             known = [self._seen.get(key, 0.0) > now for key in keys]
         asked = [key for key, is_known in zip(keys, known, strict=True) if not is_known]
-        results = self.bulkhead.call_all([functools.partial(self.store.contains, key) for key in asked], timeout_s)
+        results = self.bulkhead.run_all([functools.partial(self.store.contains, key) for key in asked], timeout_s)
         self._note(results)
         self.on_absent([key for key, result in zip(asked, results, strict=True) if result is False])
         answers = iter(results)
@@ -67,7 +67,7 @@ class SharedTier:
     def open_many(self, keys: Sequence[bytes], timeout_s: float) -> list[Block | None]:
         """Open blocks, in order; None for those that are not there or did not open in time."""
         jobs = [functools.partial(self.store.open, key) for key in keys]
-        results = self.bulkhead.call_all(jobs, timeout_s, discard=_close)
+        results = self.bulkhead.run_all(jobs, timeout_s, discard=_close)
         self._note(results)
         self.on_absent([key for key, result in zip(keys, results, strict=True) if result is None])
         blocks = [None if isinstance(r, Exception) else r for r in results]
@@ -80,7 +80,7 @@ class SharedTier:
         """See Store.check. Slow: for the background."""
         self.mark_absent(key)
         try:
-            return self.bulkhead.call(lambda: self.store.verify(key), _CHECK_TIMEOUT_S)
+            return self.bulkhead.run(lambda: self.store.verify(key), _CHECK_TIMEOUT_S)
         except (KVPoolError, OSError):
             return False
 
