@@ -10,7 +10,8 @@ from kvpool.protocol.wire import ClientHello
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.observe.engine_pods import EnginePods
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot
-from kvpool_operator.pools.status import ReconcileOutcome, make_status
+from kvpool_operator.pools.conditions import ReconcileOutcome
+from kvpool_operator.pools.status import make_status
 from kvpool_operator.sidecars.status import SidecarStatus
 from kvpool_sidecar.serving.fingerprints import Fingerprints
 

@@ -88,16 +88,14 @@ def test_each_node_has_one_sidecar_while_the_next_one_takes_over(
 
     kubelet.failing |= {address(node, 1): "no such image" for node in NODES}
     pools.apply("chat", nodes=QUICKLY, transport={"streams": 3})
-    pools.until_condition(
-        "chat", "Progressing", "RolloutStuck", "its new sidecar: container server failed: no such image"
-    )
+    pools.until_condition("chat", "Progressing", "RolloutStuck", "new sidecar: container server failed: no such image")
     assert sorted(map(len, pods(pools).values())) == [1, 2]
     assert flips(pools) == before
     kubelet.failing.clear()
     for step in (1, 2):
         now = until("a new one stands by", lambda: [n for n, a in pods(pools).items() if a == both(n)])
         (node,) = now
-        pools.until_condition("chat", "Progressing", "RollingOut", f"{step - 1} of 2 nodes run the present spec")
+        pools.until_condition("chat", "Progressing", "RollingOut", f"{step - 1} of 2 nodes run the current spec")
         serving = dict(sidecars[node].status)
         sidecars[node].status = idle("HandedOver", node)
         time.sleep(0.5)

@@ -175,7 +175,7 @@ def test_a_resize_reaches_the_sidecars_without_making_them_anew(
     cache = {"eviction": {"policy": "LRU", "highWatermark": 90}, "ttl": {"idle": "24h"}}
     pools.apply("chat", tiers=tiers, cache=cache)
     until("the sidecars are told", lambda: configuration(api)[0].local[0].capacity_bytes == 3 << 30)
-    pools.until_condition("chat", "Progressing", "RollingOut", "0 of 2 nodes run the present spec")
+    pools.until_condition("chat", "Progressing", "RollingOut", "0 of 2 nodes run the current spec")
     sidecars_run(sidecars, configuration(api)[1])
     pools.until_condition("chat", "Progressing", "UpToDate")
     assert {k: o["metadata"]["uid"] for k, o in pools.owned("chat").items() if k.startswith("pods/")} == before

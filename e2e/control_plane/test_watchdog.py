@@ -62,7 +62,7 @@ def test_pods_that_were_missed_are_made_again_one_after_the_other(
     pools.until_condition("chat", "InjectionReady", "PodsNotInjected", "3 opted-in pods")
     team.until_injecting()
     before = {p["metadata"]["uid"] for p in api.items(PODS)}
-    pools.until_condition("chat", "InjectionReady", "PodsNotInjected", "make them again")
+    pools.until_condition("chat", "InjectionReady", "PodsNotInjected", "recreate them")
     assert {p["metadata"]["uid"] for p in api.items(PODS)} == before, "nothing is evicted unless it is asked for"
 
     pools.apply("chat", injection={"watchdog": "Restart", "restartEvery": "10s"})
@@ -95,7 +95,7 @@ def test_pods_that_were_missed_are_made_again_one_after_the_other(
         # a change of what they are told makes them outdated, and they are made again, too
         young = {p["metadata"]["uid"] for p in api.items(PODS)}
         pools.apply("chat", injection={"watchdog": "Report", "vllm": {"hostMemory": "1Gi"}})
-        words = "3 of them carry an older client or configuration"
+        words = "3 of them have an older client or configuration"
         pools.until_condition("chat", "InjectionReady", "Injecting", words)
         assert pools.get("chat")["status"]["pods"]["outdated"] == 3
         assert {p["metadata"]["uid"] for p in api.items(PODS)} == young

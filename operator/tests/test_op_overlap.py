@@ -368,14 +368,14 @@ def test_trouble_of_a_successor_is_told_while_the_old_one_serves():
     assert told(made, "StorageReady") == ("True", "AllNodesReady")
     assert told(made, "Progressing") == ("True", "RolloutStuck")
     words = message(made, "Progressing")
-    assert words.startswith("1 of 2 nodes run the present spec; node-1: its new sidecar: cannot be scheduled: Insuff")
+    assert words.startswith("1 of 2 nodes run the current spec; node-1: new sidecar: cannot be scheduled: Insuff")
     assert "surge: false" in words
     assert made["phase"] == "Updating"
     assert told(status(observed(updated=1, sidecars=two())), "Progressing") == ("True", "RollingOut")
     refused = status(observed(updated=1, sidecars=two(), successor_rejection="exceeded quota: compute"))
     assert told(refused, "StorageReady") == ("True", "AllNodesReady")
     assert told(refused, "Progressing") == ("True", "RolloutStuck")
-    assert "new sidecars' pods are refused: exceeded quota: compute" in message(refused, "Progressing")
+    assert "rejects the new sidecars' pods: exceeded quota: compute" in message(refused, "Progressing")
 
 
 @pytest.mark.parametrize(

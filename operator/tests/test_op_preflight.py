@@ -18,22 +18,17 @@ from op_samples import ENV, LOCAL, SECRET, inputs, pool
 from test_op_reconcile import NS, World
 
 from kvpool.config import PoolConfig, loads
-from kvpool_operator.api.pool.status import PoolStatus
+from kvpool_operator.api.conditions import first_verdict
+from kvpool_operator.api.pool.status import NodesStatus, PoolStatus
 from kvpool_operator.desired import ExternalIndexUrl, Inputs
 from kvpool_operator.desired.dry_run import HIDDEN, rendered_configmap
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.preflight.gate import (
-    GRACE_S,
-    WAIT_S,
-    Finding,
-    NodePreflight,
-    PreflightRun,
-    evaluate,
-    from_status,
-    parse,
-)
-from kvpool_operator.preflight.status import preflight_status, preflight_verdict
+from kvpool_operator.observe.snapshot import Snapshot
+from kvpool_operator.pools.conditions import ConditionInput, ReconcileOutcome
+from kvpool_operator.pools.conditions.preflight import PREFLIGHT_PASSED
+from kvpool_operator.preflight.gate import GRACE_S, WAIT_S, PreflightResult
+from kvpool_operator.preflight.results import Finding, NodePreflight, PreflightRun, parse
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 LOOK = ObjectRef("DaemonSet", NS, "chat-preflight")
@@ -66,7 +61,7 @@ def looks(*passed: bool | None, desired: int | None = -1) -> PreflightRun:
 
 def told(gate: Any) -> dict[str, Any]:
     """What status.preflight holds after a pass."""
-    status = preflight_status(gate)
+    status = gate.to_status()
     return status.model_dump(by_alias=True) if status is not None else {}
 
 
@@ -90,7 +85,7 @@ def told(gate: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_rolled_out(policy: str, passed: list[bool | None], state: str, is_open: bool):
-    gate = evaluate(policy, "s", looks(*passed), {}, NOW)
+    gate = PreflightResult.evaluate(policy, "s", looks(*passed), {}, NOW)
     assert (gate.state, gate.is_open) == (state, is_open)
 
 
@@ -108,44 +103,49 @@ def test_what_is_rolled_out(policy: str, passed: list[bool | None], state: str, 
 def test_nodes_that_do_not_answer_are_waited_for_so_long(
     policy: str, passed: list[bool | None], after: float, state: str, is_open: bool
 ):
-    first = evaluate(policy, "s", looks(*passed), {}, NOW)
-    later = evaluate(policy, "s", looks(*passed), told(first), NOW + timedelta(seconds=after))
+    first = PreflightResult.evaluate(policy, "s", looks(*passed), {}, NOW)
+    later = PreflightResult.evaluate(policy, "s", looks(*passed), told(first), NOW + timedelta(seconds=after))
     assert (later.state, later.is_open) == (state, is_open)
 
 
 def test_a_look_is_not_over_before_it_is_known_how_many_nodes_there_are():
-    assert evaluate("Warn", "s", looks(True, desired=None), {}, NOW).state == "Checking"
+    assert PreflightResult.evaluate("Warn", "s", looks(True, desired=None), {}, NOW).state == "Checking"
 
 
 def test_a_verdict_is_remembered_until_something_else_is_asked():
-    done = told(evaluate("Warn", "s", looks(True, False), {}, NOW))
-    again = evaluate("Warn", "s", PreflightRun(), done, NOW)
+    done = told(PreflightResult.evaluate("Warn", "s", looks(True, False), {}, NOW))
+    again = PreflightResult.evaluate("Warn", "s", PreflightRun(), done, NOW)
     assert (again.state, again.is_open, again.passed, again.failed) == ("Done", True, 1, 1)
     assert again.findings[0].message == "it is full"
     assert told(again) == done
-    assert evaluate("Warn", "other", PreflightRun(), done, NOW).state == "Checking"
-    assert evaluate("Require", "s", PreflightRun(), done, NOW).state == "Checking"  # was good enough for Warn alone
+    assert PreflightResult.evaluate("Warn", "other", PreflightRun(), done, NOW).state == "Checking"
+    assert (
+        PreflightResult.evaluate("Require", "s", PreflightRun(), done, NOW).state == "Checking"
+    )  # was good enough for Warn alone
 
 
 def test_a_dry_run_ends_also_when_nothing_would_be_rolled_out():
-    gate = evaluate("Warn", "s", looks(False), {}, NOW, dry_run=True)
+    gate = PreflightResult.evaluate("Warn", "s", looks(False), {}, NOW, dry_run=True)
     assert (gate.state, gate.is_open) == ("Done", False)
-    assert evaluate("Warn", "s", PreflightRun(), told(gate), NOW, dry_run=True).state == "Done"
-    assert evaluate("Warn", "s", PreflightRun(), told(gate), NOW).state == "Checking"  # in earnest it is looked at anew
+    assert PreflightResult.evaluate("Warn", "s", PreflightRun(), told(gate), NOW, dry_run=True).state == "Done"
+    assert PreflightResult.evaluate("Warn", "s", PreflightRun(), told(gate), NOW).state == "Checking"
 
 
 def test_what_is_held_goes_on_when_it_is_mended_however_late():
-    held = told(evaluate("Warn", "s", looks(False), {}, NOW))
+    held = told(PreflightResult.evaluate("Warn", "s", looks(False), {}, NOW))
     later = NOW + timedelta(days=2)
-    assert evaluate("Warn", "s", looks(False), held, later).state == "Held"
-    assert evaluate("Warn", "s", looks(True), held, later).state == "Done"
+    assert PreflightResult.evaluate("Warn", "s", looks(False), held, later).state == "Held"
+    assert PreflightResult.evaluate("Warn", "s", looks(True), held, later).state == "Done"
 
 
 def test_where_nothing_may_be_done_what_is_known_is_told():
-    held = told(evaluate("Warn", "s", looks(False), {}, NOW))
-    assert (from_status("Warn", held).state, from_status("Warn", held).is_open) == ("Held", False)
-    assert from_status("Warn", {}).state == "Unknown"
-    assert from_status("Skip", held).state == "Skipped"
+    held = told(PreflightResult.evaluate("Warn", "s", looks(False), {}, NOW))
+    assert (PreflightResult.from_status("Warn", held).state, PreflightResult.from_status("Warn", held).is_open) == (
+        "Held",
+        False,
+    )
+    assert PreflightResult.from_status("Warn", {}).state == "Unknown"
+    assert PreflightResult.from_status("Skip", held).state == "Skipped"
 
 
 @given(
@@ -166,16 +166,16 @@ def test_odd_answers_and_statuses_are_no_answers(raw: Any):
     look = parse(raw, "node")
     assert look.passed in (None, True, False)
     status = raw if isinstance(raw, dict) else {}
-    gate = evaluate("Warn", "s", PreflightRun(1, (look,), "s"), status, NOW)
-    PoolStatus(preflight=preflight_status(gate)).dump()
+    gate = PreflightResult.evaluate("Warn", "s", PreflightRun(1, (look,), "s"), status, NOW)
+    PoolStatus(preflight=gate.to_status()).dump()
 
 
 def test_long_answers_are_cut_and_the_worst_is_told_first():
     listed = [{"check": "C" * 999, "level": "Warn", "message": "m" * 9999}] * 5000
     noisy = parse({"preflight": {"passed": True, "findings": listed}}, "node-a")
     failing = parse(BAD, "node-b")
-    gate = evaluate("Warn", "s", PreflightRun(2, (noisy, failing), "s"), {}, NOW)
-    status = preflight_status(gate)
+    gate = PreflightResult.evaluate("Warn", "s", PreflightRun(2, (noisy, failing), "s"), {}, NOW)
+    status = gate.to_status()
     assert status is not None
     assert len(status.findings) == 8
     assert (status.findings[0].node, status.findings[0].tier) == ("node-b", "nvme")
@@ -185,7 +185,7 @@ def test_long_answers_are_cut_and_the_worst_is_told_first():
 def test_one_kind_of_failure_on_many_nodes_hides_no_other():
     many = [NodePreflight(f"n{i}", False, (Finding("Index", "Fail", "away", node=f"n{i}"),)) for i in range(50)]
     other = NodePreflight("z", False, (Finding("Directory", "Fail", "full", node="z"),))
-    found = evaluate("Warn", "s", PreflightRun(51, (*many, other), "s"), {}, NOW).findings
+    found = PreflightResult.evaluate("Warn", "s", PreflightRun(51, (*many, other), "s"), {}, NOW).findings
     assert {f.check for f in found} == {"Index", "Directory"}
 
 
@@ -200,13 +200,13 @@ def test_of_what_was_measured_the_worst_is_told_and_remembered():
         measured("a", "nfs", round_trip_ms=1.5),
         measured("b", "nfs", round_trip_ms=20.1),
     )
-    gate = evaluate("Warn", "s", PreflightRun(4, nodes, "s"), {}, NOW)
+    gate = PreflightResult.evaluate("Warn", "s", PreflightRun(4, nodes, "s"), {}, NOW)
     status = told(gate)
     assert [{k: v for k, v in m.items() if v} for m in status["measured"]] == [
         {"tier": "nfs", "roundTripMs": 21, "slowestNode": "b"},
         {"tier": "nvme", "writeMBps": 800, "readMBps": 1, "slowestNode": "b"},
     ]
-    assert told(evaluate("Warn", "s", PreflightRun(), status, NOW)) == status
+    assert told(PreflightResult.evaluate("Warn", "s", PreflightRun(), status, NOW)) == status
 
 
 @pytest.mark.parametrize("value", [None, "9", True, -1, float("inf"), float("nan"), 2**60, [1]])
@@ -217,21 +217,22 @@ def test_odd_measures_are_none(value: Any):
 @pytest.mark.parametrize(
     ("policy", "passed", "after", "status", "reason", "words"),
     [
-        ("Skip", [], 0, None, "PreflightSkipped", "Skip"),
-        ("Warn", [True, None], 0, None, "PreflightRunning", "1 of 2"),
-        ("Warn", [True, True], 0, True, "NodesPassed", "2 of 2"),
-        ("Warn", [True, False], 0, False, "NodesFailed", "1 of 2 nodes passed; node-1: Directory: it is full"),
-        ("Warn", [False], 0, False, "NodesFailed", "nothing is rolled out"),
-        ("Warn", [True, None], 99, None, "NodesUnresponsive", "1 did not answer"),
-        ("Warn", [], 0, None, "NoMatchingNodes", "spec.nodes"),
+        ("Skip", [], 0, "Unknown", "PreflightSkipped", "Skip"),
+        ("Warn", [True, None], 0, "Unknown", "PreflightRunning", "1 of 2"),
+        ("Warn", [True, True], 0, "True", "NodesPassed", "2 of 2"),
+        ("Warn", [True, False], 0, "False", "NodesFailed", "1 of 2 nodes passed; node-1: Directory: it is full"),
+        ("Warn", [False], 0, "False", "NodesFailed", "nothing is rolled out"),
+        ("Warn", [True, None], 99, "Unknown", "NodesUnresponsive", "1 did not report"),
+        ("Warn", [], 0, "Unknown", "NoMatchingNodes", "spec.nodes"),
     ],
 )
-def test_what_is_told(policy: str, passed: list[bool | None], after: int, status: bool | None, reason: str, words: str):
-    gate = evaluate(policy, "s", looks(*passed), {}, NOW)
-    gate = evaluate(policy, "s", looks(*passed), told(gate), NOW + timedelta(seconds=after))
-    found = preflight_verdict(gate)
-    assert found[:2] == (status, reason)
-    assert words in found[2]
+def test_what_is_told(policy: str, passed: list[bool | None], after: int, status: str, reason: str, words: str):
+    gate = PreflightResult.evaluate(policy, "s", looks(*passed), {}, NOW)
+    gate = PreflightResult.evaluate(policy, "s", looks(*passed), told(gate), NOW + timedelta(seconds=after))
+    outcome = ReconcileOutcome(preflight=gate)
+    verdict = first_verdict(PREFLIGHT_PASSED, ConditionInput(pool(), Snapshot(raw={}), NodesStatus(), outcome))
+    assert (verdict.status, verdict.reason) == (status, reason)
+    assert words in verdict.message
 
 
 # -- what it makes
@@ -583,7 +584,7 @@ async def test_a_paused_pool_is_not_looked_at_and_says_what_is_known():
     world = Looking(mode="Paused")
     await world.settle()
     assert LOOK not in world.cluster.objects
-    assert "not looked at yet" in world.condition("PreflightPassed")["message"]
+    assert "have not started" in world.condition("PreflightPassed")["message"]
     assert "preflight" not in world.pool["status"]
 
 

@@ -12,8 +12,9 @@ from op_samples import pool, pool_manifest
 from kvpool_operator.api.conditions import find
 from kvpool_operator.observe.engine_pods import EnginePods, count
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot
+from kvpool_operator.pools.conditions import ReconcileOutcome
 from kvpool_operator.pools.fingerprints import explain, find_gaps, group_fingerprints
-from kvpool_operator.pools.status import ReconcileOutcome, make_status
+from kvpool_operator.pools.status import make_status
 from kvpool_operator.sidecars.status import ConnectedPod, Fingerprint, SidecarStatus
 
 NAMES = {"1": "team-a/one", "2": "team-a/two", "3": "team-a/three", "4": "team-b/four"}

@@ -16,7 +16,8 @@ from kvpool_operator.desired import build
 from kvpool_operator.k8s.client import ref
 from kvpool_operator.observe.engine_pods import EnginePods
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot, Webhook
-from kvpool_operator.pools.status import ReconcileOutcome, invalid_status, make_status, worth_writing
+from kvpool_operator.pools.conditions import ReconcileOutcome
+from kvpool_operator.pools.status import invalid_status, make_status, worth_writing
 from kvpool_operator.sidecars.status import Fingerprint, SidecarStatus
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def test_the_transport_that_is_used_is_compared_with_the_one_that_is_asked_for(
 @pytest.mark.parametrize(
     ("seen", "kind", "expected", "words"),
     [
-        (Snapshot(raw=pool_manifest()), "StorageReady", ("False", "NotCreated"), "being made"),
+        (Snapshot(raw=pool_manifest()), "StorageReady", ("False", "NotCreated"), "being created"),
         (observed(nodes=0, ready=0), "StorageReady", ("False", "NoMatchingNodes"), "spec.nodes"),
         (observed(ready=1), "StorageReady", ("False", "NodesNotReady"), "1 of 2 nodes serve; node-1: not ready yet"),
         (

@@ -10,9 +10,12 @@ from op_samples import inputs, pool
 from test_op_status import GOOD, message, observed, status, told
 
 from kvpool.protocol import block
+from kvpool_operator.api.conditions import first_verdict
+from kvpool_operator.api.pool.status import NodesStatus
 from kvpool_operator.desired import build
 from kvpool_operator.observe.snapshot import Sidecar
-from kvpool_operator.pools.upgrade_safety import BLOCK_FORMATS, rolling_update_safe
+from kvpool_operator.pools.conditions import ConditionInput, ReconcileOutcome
+from kvpool_operator.pools.conditions.rollout import BLOCK_FORMATS, ROLLING_UPDATE_SAFE
 from kvpool_operator.sidecars.status import SidecarStatus
 
 
@@ -27,25 +30,27 @@ def seen(*reports: SidecarStatus | None, ready: bool = True) -> tuple[Sidecar, .
 @pytest.mark.parametrize(
     ("sidecars", "desired", "index", "expected", "words"),
     [
-        (seen(GOOD, GOOD), 2, True, (True, "CachePreserved"), "1 at a time"),
-        (seen(), 2, True, (None, "StatusUnavailable"), ""),
-        (seen(GOOD, None), 2, True, (False, "NodesNotReady"), "node-1"),
-        (seen(GOOD), 2, True, (False, "NodesNotReady"), "1 nodes"),
-        (seen(GOOD, GOOD, ready=False), 2, True, (False, "NodesNotReady"), "node-0; node-1"),
-        (seen(GOOD, replace(GOOD, block_formats=(1, 2, 3, 4))), 2, True, (False, "FormatUnknown"), "node-1"),
-        (seen(GOOD, replace(GOOD, block_formats=(1,))), 2, True, (True, "CachePreserved"), ""),
-        (seen(GOOD, GOOD), 2, False, (False, "IndexNotRunning"), ""),
-        (seen(GOOD, replace(GOOD, scanned=False)), 2, True, (False, "IndexNotSynced"), "node-1"),
-        (seen(GOOD, replace(GOOD, blocks=1000, index_announced=10)), 2, True, (False, "IndexNotSynced"), "node-1"),
-        (seen(GOOD, replace(GOOD, blocks=1000, index_announced=900)), 2, True, (True, "CachePreserved"), ""),
+        (seen(GOOD, GOOD), 2, True, ("True", "CachePreserved"), "1 at a time"),
+        (seen(), 2, True, ("Unknown", "StatusUnavailable"), ""),
+        (seen(GOOD, None), 2, True, ("False", "NodesNotReady"), "node-1"),
+        (seen(GOOD), 2, True, ("False", "NodesNotReady"), "1 nodes"),
+        (seen(GOOD, GOOD, ready=False), 2, True, ("False", "NodesNotReady"), "node-0; node-1"),
+        (seen(GOOD, replace(GOOD, block_formats=(1, 2, 3, 4))), 2, True, ("False", "FormatUnknown"), "node-1"),
+        (seen(GOOD, replace(GOOD, block_formats=(1,))), 2, True, ("True", "CachePreserved"), ""),
+        (seen(GOOD, GOOD), 2, False, ("False", "IndexNotRunning"), ""),
+        (seen(GOOD, replace(GOOD, scanned=False)), 2, True, ("False", "IndexNotSynced"), "node-1"),
+        (seen(GOOD, replace(GOOD, blocks=1000, index_announced=10)), 2, True, ("False", "IndexNotSynced"), "node-1"),
+        (seen(GOOD, replace(GOOD, blocks=1000, index_announced=900)), 2, True, ("True", "CachePreserved"), ""),
     ],
 )
 def test_a_roll_is_safe_while_it_would_keep_what_is_cached(
-    sidecars: tuple[Sidecar, ...], desired: int, index: bool, expected: tuple[bool | None, str], words: str
+    sidecars: tuple[Sidecar, ...], desired: int, index: bool, expected: tuple[str, str], words: str
 ):
-    verdict, reason, sentence = rolling_update_safe(pool(), sidecars, desired, index_is_ready=index)
-    assert (verdict, reason.value) == expected
-    assert words in sentence
+    snapshot = observed(sidecars=sidecars, external_problem="" if index else "Secret x is missing")
+    subject = ConditionInput(pool(), snapshot, NodesStatus(desired=desired), ReconcileOutcome())
+    verdict = first_verdict(ROLLING_UPDATE_SAFE, subject)
+    assert (verdict.status, verdict.reason) == expected
+    assert words in verdict.message
 
 
 def test_it_is_a_condition_whose_sentence_stays_while_numbers_change():

@@ -11,7 +11,7 @@ from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired import labels
 from kvpool_operator.desired.preflight import COMPONENT
 from kvpool_operator.k8s import pods as podview
-from kvpool_operator.preflight.gate import Finding, NodePreflight, PreflightRun, parse
+from kvpool_operator.preflight.results import Finding, NodePreflight, PreflightRun, parse
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe.engine_pods import EnginePods
-from kvpool_operator.preflight.gate import PreflightRun
+from kvpool_operator.preflight.results import PreflightRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

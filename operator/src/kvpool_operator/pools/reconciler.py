@@ -24,6 +24,7 @@ from kvpool_operator.k8s.client import NamespacedName, ObjectRef
 from kvpool_operator.observe.observer import WATCHED_KINDS
 from kvpool_operator.pki.peer_ca import peer_files
 from kvpool_operator.pools.apply import ApplyResult, apply_plan, write_status, write_tenant_status
+from kvpool_operator.pools.conditions import ReconcileOutcome
 from kvpool_operator.pools.password_rotation import nodes_without_new_password, requested_revision, rotate_password
 from kvpool_operator.pools.plan import (
     Plan,
@@ -36,8 +37,8 @@ from kvpool_operator.pools.plan import (
 )
 from kvpool_operator.pools.pod_evictor import EvictionRound, PodEvictor
 from kvpool_operator.pools.secret_generator import make_secret
-from kvpool_operator.pools.status import NUMBERS_EVERY_S, ReconcileOutcome, invalid_status, make_status, worth_writing
-from kvpool_operator.preflight.gate import PreflightResult, evaluate, from_status
+from kvpool_operator.pools.status import NUMBERS_EVERY_S, invalid_status, make_status, worth_writing
+from kvpool_operator.preflight.gate import PreflightResult
 from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.tenants.resolver import orphan_status, tenant_status, to_configs
 from kvpool_operator.times import rfc3339
@@ -157,12 +158,12 @@ class PoolReconciler:
         told = observed.status.get("preflight")
         told = told if isinstance(told, dict) else {}
         if pool is None or inputs is None:
-            return from_status("Warn", told)
+            return PreflightResult.from_status("Warn", told)
         policy, mode = pool.spec.preflight, pool.spec.mode
         if pool.metadata.deletion_timestamp or mode == "Paused" or observed.external_problem:
-            return from_status(policy, told)
+            return PreflightResult.from_status(policy, told)
         spec = preflight_spec(inputs)
-        return evaluate(policy, spec, observed.looks, told, self._now(), dry_run=mode == "DryRun")
+        return PreflightResult.evaluate(policy, spec, observed.looks, told, self._now(), dry_run=mode == "DryRun")
 
     def _plan(
         self, meta: Metadata, pool: KVCachePool | None, inputs: Inputs | None, observed: Snapshot, gate: PreflightResult
@@ -180,7 +181,9 @@ class PoolReconciler:
         if inputs.pool.spec.mode == "Paused" or observed.external_problem:
             return Plan()
         looks = build_preflight(inputs) if gate.is_running else None
-        waiting = f"the look at {gate.unresponsive} of {gate.nodes} nodes" if gate.state == "Checking" else ""
+        waiting = (
+            f"the preflight checks of {gate.unresponsive} of {gate.nodes} nodes" if gate.state == "Checking" else ""
+        )
         if inputs.pool.spec.mode == "DryRun":
             wanted = build(_shown(inputs, observed))
             shown = rendered_configmap(inputs.pool, wanted, summarize_changes(meta, wanted, observed))

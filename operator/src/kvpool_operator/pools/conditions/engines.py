@@ -1,0 +1,111 @@
+"""InjectionReady and BlocksShareable: engine pods use the pool, and can use each other's blocks. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvpool_operator.api.conditions import Verdict
+from kvpool_operator.api.reasons import Reason
+from kvpool_operator.pools.fingerprints import explain, find_gaps
+from kvpool_operator.text import summarize_clauses
+
+if TYPE_CHECKING:
+    from kvpool_operator.pools.conditions.inputs import ConditionInput, PoolCheck
+
+__all__ = ["BLOCKS_SHAREABLE", "INJECTION_READY"]
+
+
+def injection_disabled(i: ConditionInput) -> Verdict | None:
+    if i.pool.spec.injection.enabled:
+        return None
+    return Verdict.false(Reason.DISABLED, "spec.injection.enabled is false: new pods start without the pool")
+
+
+def webhook_unavailable(i: ConditionInput) -> Verdict | None:
+    if not i.snapshot.webhook.problem:
+        return None
+    return Verdict.false(Reason.WEBHOOK_UNAVAILABLE, f"{i.snapshot.webhook.problem}: new pods start without the pool")
+
+
+def pods_not_injected(i: ConditionInput) -> Verdict | None:
+    engines = i.snapshot.engines
+    if not engines.not_injected:
+        return None
+    pods = summarize_clauses(engines.not_injected_names, total=engines.not_injected)
+    return Verdict.false(
+        Reason.PODS_NOT_INJECTED,
+        f"{engines.not_injected} opted-in pods were created while the webhook was unavailable and run without the "
+        f"pool; {_remedy(i)}: {pods}",
+    )
+
+
+def injecting(i: ConditionInput) -> Verdict:
+    engines = i.snapshot.engines
+    message = f"{engines.injected} pods use the pool, {engines.skipped} were skipped"
+    if engines.outdated:
+        message += f"; {engines.outdated} of them have an older client or configuration and work: {_remedy(i)}"
+    return Verdict.true(Reason.INJECTING, message)
+
+
+INJECTION_READY: Final[tuple[PoolCheck, ...]] = (
+    injection_disabled,
+    webhook_unavailable,
+    pods_not_injected,
+    injecting,
+)
+
+
+def engine_without_remote_tier(i: ConditionInput) -> Verdict | None:
+    """Dynamo's KVBM has no remote tier; its blocks cannot be shared."""
+    engines = i.snapshot.engines
+    if not engines.alone:
+        return None
+    pods = summarize_clauses(engines.alone_names, total=engines.alone)
+    message = (
+        f"{pods} run an engine without a remote tier (Dynamo's KVBM): their blocks stay on their nodes; to share "
+        "them, run vLLM without KVBM (docs/engines.md)"
+    )
+    return Verdict.false(Reason.NO_REMOTE_TIER, "; ".join([message, *_gaps(i)]))
+
+
+def fingerprints_differ(i: ConditionInput) -> Verdict | None:
+    gaps = _gaps(i)
+    return Verdict.false(Reason.FINGERPRINTS_DIFFER, "; ".join(gaps)) if gaps else None
+
+
+def engine_status_unavailable(i: ConditionInput) -> Verdict | None:
+    if i.reports:
+        return None
+    return Verdict.unknown(Reason.STATUS_UNAVAILABLE, "no sidecar has reported the engines that it serves")
+
+
+def no_engines_connected(i: ConditionInput) -> Verdict | None:
+    if any(group.in_use_by for group in i.fingerprint_groups):
+        return None
+    return Verdict.unknown(Reason.NO_ENGINES_CONNECTED, "no engine is connected")
+
+
+def fingerprints_match(i: ConditionInput) -> Verdict:
+    models = len({group.model for group in i.fingerprint_groups if group.in_use_by})
+    return Verdict.true(Reason.FINGERPRINTS_MATCH, f"the engines of each of {models} models share their blocks")
+
+
+BLOCKS_SHAREABLE: Final[tuple[PoolCheck, ...]] = (
+    engine_without_remote_tier,
+    fingerprints_differ,
+    engine_status_unavailable,
+    no_engines_connected,
+    fingerprints_match,
+)
+
+
+def _remedy(i: ConditionInput) -> str:
+    if i.outcome.eviction_problem:
+        return i.outcome.eviction_problem
+    evicts = i.pool.spec.injection.watchdog == "Restart" and i.pool.spec.mode == "Enforce"
+    return "the operator evicts them one at a time, so that their owners recreate them" if evicts else "recreate them"
+
+
+def _gaps(i: ConditionInput) -> list[str]:
+    by_digest = {group.digest: group for group in i.fingerprint_groups}
+    return [explain(gap, by_digest) for gap in find_gaps(i.fingerprint_groups)]
