@@ -39,7 +39,7 @@ $(VENV)/.ready: requirements/dev.txt requirements/rdma.txt client/pyproject.toml
 gen: setup ## regenerate crds/, schemas and API docs from the models
 	$(PY) -m kvpool_operator.api.crdgen --write
 	cp crds/*.kvpool.dev.yaml charts/kvpool/files/crds/
-	$(PY) -m kvpool.config --write
+	$(PY) tests/config_reference.py --write
 	$(PY) charts/dashboards.py --write
 	$(PY) tests/metrics_reference.py --write
 
@@ -54,7 +54,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(VENV)/bin/lint-imports --config pyproject.toml
 	$(PY) -m kvpool_operator.api.crdgen --check
 	@for f in crds/*.kvpool.dev.yaml; do cmp $$f charts/kvpool/files/$$f || { echo "run make gen and commit the result"; exit 1; }; done
-	$(PY) -m kvpool.config --check
+	$(PY) tests/config_reference.py --check
 	@$(MAKE) --no-print-directory audit
 
 test: setup ## unit, contract and integration tests with a real Redis and real sidecars (6 minutes on 2 processors)

@@ -11,7 +11,17 @@ import time
 import pytest
 from sc_nodes import wait_for
 
-from kvpool.config import CacheConfig, IndexConfig, LocalTier, PoolConfig, TenantConfig, digest, dumps, fixed, loads
+from kvpool.config import (
+    CacheConfig,
+    IndexConfig,
+    LocalTier,
+    PoolConfig,
+    TenantConfig,
+    digest,
+    dumps,
+    loads,
+    static_part,
+)
 from kvpool.config import SharedTier as SharedTierConfig
 from kvpool.errors import ConfigError
 from kvpool.protocol import keys
@@ -377,10 +387,10 @@ def test_what_is_live_is_not_part_of_what_a_restart_is_for():
         **{},
     )
     other = dataclasses.replace(other, local=(LocalTier("a", "/a", 7, 8, 9), other.local[1]))
-    assert fixed(one) == fixed(other)
-    assert differences(fixed(one), fixed(dataclasses.replace(other, local=other.local[:1]))) == ["local"]
+    assert static_part(one) == static_part(other)
+    assert differences(static_part(one), static_part(dataclasses.replace(other, local=other.local[:1]))) == ["local"]
     moved = dataclasses.replace(other, local=(LocalTier("a", "/elsewhere", 7), other.local[1]), http_port=1)
-    assert differences(fixed(one), fixed(moved)) == ["http_port", "local[0].path"]
+    assert differences(static_part(one), static_part(moved)) == ["http_port", "local[0].path"]
 
 
 def test_a_digest_knows_every_field_but_the_generation():

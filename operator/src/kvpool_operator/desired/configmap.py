@@ -7,7 +7,7 @@ import hmac
 import json
 from typing import TYPE_CHECKING
 
-from kvpool.config import dumps, fixed
+from kvpool.config import dumps, static_part
 from kvpool_operator.desired import names
 from kvpool_operator.desired.config import to_pool_config
 from kvpool_operator.desired.labels import metadata
@@ -53,5 +53,5 @@ def config_digest(inputs: Inputs) -> str:
     Passwords and certificates are not in it: a sidecar reads them anew for each connection. Keyed with the pool's
     secret, because the digest is an annotation that many may read.
     """
-    text = json.dumps(fixed(pool_config(inputs)), sort_keys=True)
+    text = json.dumps(static_part(pool_config(inputs)), sort_keys=True)
     return hmac.new(inputs.secret.pool_secret.encode(), text.encode(), hashlib.sha256).hexdigest()[:16]

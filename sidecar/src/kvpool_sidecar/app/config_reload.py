@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvpool.config import PoolConfig, digest, fixed, loads
+from kvpool.config import PoolConfig, digest, loads, static_part
 from kvpool.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ConfigReloader:
         wanted = self._file.adapt(loads(PoolConfig, text, where=self._file.path))
         if wanted.generation < self._running.generation and wanted.uid == self._running.uid:
             return  # it comes late
-        if found := differences(fixed(self._running), fixed(wanted)):
+        if found := differences(static_part(self._running), static_part(wanted)):
             self._needs_restart = True
             more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             raise ConfigError(f"needs a restart: {', '.join(found[:_SHOWN])}{more}")
