@@ -115,7 +115,7 @@ class Cluster:
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError):
-                if self.status(node)["index-server"]["connected"]:
+                if self.status(node)["index"]["connected"]:
                     return
             if time.monotonic() > deadline or self._processes[node].poll() is not None:
                 raise RuntimeError((self._directory / f"{node}.log").read_text()[-2000:])

@@ -149,7 +149,7 @@ class Node(Process):
 
     def announced(self) -> int:
         """Blocks that the index has been told of."""
-        return self.status()["index-server"]["announced"]
+        return self.status()["index"]["announced"]
 
     def block_files(self) -> list[Path]:
         """The files of all blocks that this node serves."""

@@ -66,7 +66,7 @@ class RealSidecars:
         arguments = ["--node", node, "--address", address(node), "--config", str(home / "pool.json")]
         more = ["--allow-takeover"] if overlap else []
         self._spawn(node, ["serve", *arguments, "--socket", f"{self.socket(node)}={tenant}", *more])
-        until(f"{node} has joined", lambda: self.status(node)["index-server"]["connected"], timeout=60)
+        until(f"{node} has joined", lambda: self.status(node)["index"]["connected"], timeout=60)
 
     def start_beside(self, node: str, tenant: str = "team") -> None:
         """The one that takes over, at the node's second address. It answers at the same socket when it serves."""

@@ -193,7 +193,7 @@ class Pool:
                 status = self.status(node)
             except OSError:
                 return False
-            return bool(status["ready"] and status["index-server"]["connected"])
+            return bool(status["ready"] and status["index"]["connected"])
 
         wait_for(f"the sidecar of {node}", self._children[node], ready, START_SECONDS)
 
@@ -206,7 +206,7 @@ def _settled(status: dict[str, Any]) -> bool:
     shared = status["shared"]
     handled = sum(shared["copies"].values())
     copied = not shared["configured"] or (shared["waiting"] == 0 and handled >= status["stored"].get("blocks", 0))
-    return bool(copied and status["index-server"]["announced"] >= status["blocks"])
+    return bool(copied and status["index"]["announced"] >= status["blocks"])
 
 
 def _free_ports(addresses: list[str], count: int) -> list[int]:
