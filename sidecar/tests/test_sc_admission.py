@@ -405,5 +405,5 @@ def test_status_and_metrics_show_the_queue(cluster):
     status = node.status()["admission"]
     assert status["reads"] == {"limit_bytes": module.READ_BYTES, "granted_bytes": 0, "waiting": 0}
     text = node.get("/metrics").decode()
-    for name in ("waiting_reads", "waiting_writes", "granted_read_bytes", "granted_write_bytes"):
+    for name in ("queued_reads", "queued_writes", "inflight_read_bytes", "inflight_write_bytes"):
         assert f"\nkvpool_sidecar_{name} 0.0\n" in text
