@@ -48,6 +48,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy client/src
 	$(VENV)/bin/mypy sidecar/src
+	$(VENV)/bin/mypy sidecar/testing
 	$(VENV)/bin/mypy operator/src
 	MYPYPATH=examples/demo PYTHONPATH=examples/demo $(VENV)/bin/mypy -p kvpool_demo
 	$(VENV)/bin/mypy e2e/engine/*.py

@@ -15,8 +15,8 @@ PORT = 8000
 BLOCK_BYTES = 256 * 1024
 _FILES = {
     "load.py": ROOT / "e2e" / "load" / "load.py",
-    "kvpool_sidecar/testing/history.py": ROOT / "sidecar/src/kvpool_sidecar/testing/history.py",
-    "kvpool_sidecar/testing/traffic.py": ROOT / "sidecar/src/kvpool_sidecar/testing/traffic.py",
+    "kvpool_testing/history.py": ROOT / "sidecar/testing/kvpool_testing/history.py",
+    "kvpool_testing/traffic.py": ROOT / "sidecar/testing/kvpool_testing/traffic.py",
 }
 
 

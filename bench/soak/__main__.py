@@ -29,7 +29,7 @@ from bench.soak.pool import MIB, NODES, Child, Pool
 from bench.soak.verdict import growing, latency, outcomes
 from kvpool import config
 from kvpool.protocol import keys
-from kvpool_sidecar.testing.residue import exceeded, residue, stray_files
+from kvpool_testing.residue import exceeded, residue, stray_files
 
 _DEADLINES = {"lookup_ms": 200, "load_min_ms": 1000, "store_ms": 5000}
 _PLACES = (("a", "team-a"), ("a", "team-b"), ("b", "team-a"), ("c", "team-b"))

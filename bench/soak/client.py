@@ -20,9 +20,9 @@ from typing import Any
 from kvpool import config
 from kvpool.client import Client
 from kvpool.protocol import block
-from kvpool_sidecar.testing.history import ALLOWANCE_S, History, Stalls
-from kvpool_sidecar.testing.residue import residue
-from kvpool_sidecar.testing.traffic import Mix, Traffic, block_id_of, payload_of
+from kvpool_testing.history import ALLOWANCE_S, History, Stalls
+from kvpool_testing.residue import residue
+from kvpool_testing.traffic import Mix, Traffic, block_id_of, payload_of
 
 _RESERVOIR = 4000
 _RAMP = 40  # more threads a second: starting hundreds at once measures that and nothing else

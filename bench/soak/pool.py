@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bench.nodes import _free_port as free_port
 from bench.nodes import end_with_parent
 from kvpool import config
-from kvpool_sidecar.testing.residue import unsettled
+from kvpool_testing.residue import unsettled
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvpool_sidecar.testing.residue import slope
+from kvpool_testing.residue import slope
 
 if TYPE_CHECKING:
     from collections import Counter

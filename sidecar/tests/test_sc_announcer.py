@@ -17,7 +17,7 @@ from kvpool_sidecar.index.registration import IndexRegistration
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.testing.blocks import key, put
+from kvpool_testing.blocks import key, put
 
 A = NodeInfo("a", "127.0.0.1", 1, 11)
 B = NodeInfo("b", "127.0.0.2", 2, 22)

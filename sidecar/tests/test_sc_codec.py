@@ -28,7 +28,7 @@ from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.compressed import CompressedStore
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.blocks import header, key, payload, put, read
+from kvpool_testing.blocks import header, key, payload, put, read
 
 BOTH = (block.CODEC_ZSTD, block.CODEC_LZ4)
 HEAD = block.HEADER_BYTES

@@ -21,7 +21,7 @@ from kvpool_sidecar.replication.drain_source import Migration, _choices, in_orde
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.blocks import key, put
+from kvpool_testing.blocks import key, put
 
 A, B, C = (NodeInfo(name, "127.0.0.1", n, 1) for n, name in enumerate("abc", 1))
 

@@ -10,7 +10,7 @@ from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.eviction import PERSIST_EVERY_S, Entry, PrefixAware
 from kvpool_sidecar.eviction.prefix_aware import SequenceHints
 from kvpool_sidecar.eviction.reuse_model import ReuseModel
-from kvpool_sidecar.testing.blocks import key
+from kvpool_testing.blocks import key
 
 CAPACITY = 1000
 PINNED = [f"{policy} with pins" for policy in [*evict.POLICIES, "PerTenant"]]

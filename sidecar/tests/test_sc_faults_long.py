@@ -17,7 +17,7 @@ from sc_raw import GoneError, block_id, payload
 
 from kvpool import config
 from kvpool.protocol import wire
-from kvpool_sidecar.testing.residue import exceeded, residue, stray_files, unsettled
+from kvpool_testing.residue import exceeded, residue, stray_files, unsettled
 
 if TYPE_CHECKING:
     from pathlib import Path

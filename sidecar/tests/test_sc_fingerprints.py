@@ -9,7 +9,7 @@ from kvpool import config
 from kvpool.client import Client
 from kvpool.protocol import keys
 from kvpool.protocol.wire import Tier
-from kvpool_sidecar.testing.history import History
+from kvpool_testing.history import History
 
 FACTS = {
     "model": "meta/llama-8b", "weights": "sha256:0011", "dtype": "bfloat16", "kv_dtype": "auto", "layout": "NHD",

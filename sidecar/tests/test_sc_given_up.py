@@ -13,9 +13,9 @@ from sc_raw import FINGERPRINT
 
 from kvpool import config
 from kvpool.client import Client
-from kvpool_sidecar.testing.history import History, Stalls
-from kvpool_sidecar.testing.residue import unsettled
-from kvpool_sidecar.testing.traffic import block_id_of, payload_of
+from kvpool_testing.history import History, Stalls
+from kvpool_testing.residue import unsettled
+from kvpool_testing.traffic import block_id_of, payload_of
 
 SIZE = 100_000
 BLOCKS = 24

@@ -17,7 +17,7 @@ from sc_nodes import HTTP_PORT, MIB, Cluster, wait_for
 from sc_raw import FINGERPRINT, GoneError, block_id, payload
 
 from kvpool.protocol import wire
-from kvpool_sidecar.testing.residue import residue, unsettled
+from kvpool_testing.residue import residue, unsettled
 
 NO_PICKLE = """
 import os

@@ -20,7 +20,7 @@ from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record, entry_name, pack, unpack
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.testing.index import A, B, IndexContract, key
+from kvpool_testing.index import A, B, IndexContract, key
 
 PASSWORD = "index password"
 

@@ -25,7 +25,7 @@ from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.testing.index import A, B, key
+from kvpool_testing.index import A, B, key
 
 Commit, Tier = wire.CommitStatus, wire.Tier
 

@@ -17,7 +17,7 @@ from kvpool.protocol import keys, wire
 from kvpool_sidecar.index.credentials import Passwords
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.redis_index import RedisIndex
-from kvpool_sidecar.testing.index import A, key
+from kvpool_testing.index import A, key
 
 PROBES = 17424
 Tier = wire.Tier

@@ -19,7 +19,7 @@ from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.index.redis_topology import SLOTS, key_slot
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.testing.index import A, B, IndexContract, key
+from kvpool_testing.index import A, B, IndexContract, key
 
 
 def connect(url, **kw):

@@ -13,9 +13,9 @@ import pytest
 from kvpool.client import LoadResult, StoreResult
 from kvpool.protocol import block
 from kvpool.protocol.wire import Tier
-from kvpool_sidecar.testing.history import ALLOWANCE_S, History, Stalls
-from kvpool_sidecar.testing.residue import residue, slope, stray_files, unsettled
-from kvpool_sidecar.testing.traffic import Mix, Traffic, payload_of
+from kvpool_testing.history import ALLOWANCE_S, History, Stalls
+from kvpool_testing.residue import residue, slope, stray_files, unsettled
+from kvpool_testing.traffic import Mix, Traffic, payload_of
 
 NAME, OTHER = b"n" * 32, b"o" * 32
 

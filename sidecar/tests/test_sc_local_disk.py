@@ -19,8 +19,8 @@ from kvpool_sidecar.storage.layout import block_path
 from kvpool_sidecar.storage.local.drive import Drive, DriveEvents
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.blocks import TAG, header, key, payload, put, read, write
-from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_testing.blocks import TAG, header, key, payload, put, read, write
+from kvpool_testing.faulty_store import FaultyStore
 
 MIB = 1 << 20
 

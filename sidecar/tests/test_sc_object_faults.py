@@ -29,7 +29,7 @@ from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
-from kvpool_sidecar.testing.blocks import key, payload, put, read
+from kvpool_testing.blocks import key, payload, put, read
 
 MAX = 16 << 20
 SIZE = 6 << 20  # two pieces

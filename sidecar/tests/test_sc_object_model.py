@@ -11,8 +11,8 @@ from test_sc_store_model import BLOCKS, CAPACITY, SIZE, StoreModel
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
-from kvpool_sidecar.testing.blocks import key, payload, read
-from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_testing.blocks import key, payload, read
+from kvpool_testing.faulty_store import FaultyStore
 
 
 class DirectoryModel(StoreModel):

@@ -14,8 +14,8 @@ from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
-from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
-from kvpool_sidecar.testing.store import StoreContract
+from kvpool_testing.blocks import header, key, payload, put, read, write
+from kvpool_testing.store import StoreContract
 
 _fresh = itertools.count(1)
 MAX = 4 << 20

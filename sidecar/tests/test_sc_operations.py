@@ -29,8 +29,8 @@ from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.storage.tombstones import LIFE_S, PurgeTombstones
-from kvpool_sidecar.testing.blocks import key, put
-from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_testing.blocks import key, put
+from kvpool_testing.faulty_store import FaultyStore
 
 SIZE = 64 * 1024
 SHARED = {"tier": "Shared"}

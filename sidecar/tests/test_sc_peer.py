@@ -19,7 +19,7 @@ from kvpool_sidecar.peers.connection import PeerConnection, dial
 from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.storage.base import Block
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.testing.blocks import header, key, payload, put
+from kvpool_testing.blocks import header, key, payload, put
 
 SECRET = b"secret of the pool"
 

@@ -22,7 +22,7 @@ from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.connection import dial
 from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.testing.blocks import key, put
+from kvpool_testing.blocks import key, put
 
 SECRET = b"secret of the pool"
 

@@ -17,7 +17,7 @@ from kvpool_sidecar.eviction import PERSIST_EVERY_S, Entry, Lru
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_sidecar.storage.local import placement
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.blocks import key
+from kvpool_testing.blocks import key
 
 
 def lru(*sizes: int) -> Lru:

@@ -23,7 +23,7 @@ from kvpool_sidecar.replication.prefetch_window import PrefetchWindow, ReadDecis
 from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Drive
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.blocks import key, put
+from kvpool_testing.blocks import key, put
 
 A, B = b"a" * 16, b"b" * 16
 SIZE = 1 << 20

@@ -16,7 +16,7 @@ from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.testing.index import key
+from kvpool_testing.index import key
 
 PEER = NodeInfo("peer", "127.0.0.2", 2, 22)
 LONG = 1250

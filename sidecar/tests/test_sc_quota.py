@@ -14,7 +14,7 @@ from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.storage.local.drive import Drive, DriveEvents
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.blocks import header, key, payload, read, write
+from kvpool_testing.blocks import header, key, payload, read, write
 
 MIB = 1 << 20
 LOUD, QUIET = b"L" * 16, b"Q" * 16

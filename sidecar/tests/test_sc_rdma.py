@@ -28,7 +28,7 @@ from kvpool_sidecar.peers.rdma.selection import select_transport
 from kvpool_sidecar.peers.rdma.slots import SlotPool
 from kvpool_sidecar.peers.rdma.staging import LONGEST_S, Staged, Staging
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.testing.blocks import key, put
+from kvpool_testing.blocks import key, put
 
 # KVPOOL_UCX_TLS is for tests: UCX's TCP listens on loopback only, and no RDMA device is needed
 LOOPBACK = {"KVPOOL_UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}

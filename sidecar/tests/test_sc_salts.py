@@ -13,7 +13,7 @@ from kvpool.protocol import block, keys
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.admin.purge_filter import PurgeFilter
 from kvpool_sidecar.storage.tombstones import PurgeTombstones
-from kvpool_sidecar.testing.blocks import key
+from kvpool_testing.blocks import key
 
 SIZE = 16 * 1024
 LOCAL, SHARED = {"tier": "Local"}, {"tier": "Shared"}

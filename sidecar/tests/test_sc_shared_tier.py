@@ -28,8 +28,8 @@ from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy.identity import Tenant
-from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
-from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_testing.blocks import header, key, payload, put, read, write
+from kvpool_testing.faulty_store import FaultyStore
 
 
 class PlainTenant(Tenant):

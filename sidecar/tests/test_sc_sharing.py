@@ -34,7 +34,7 @@ from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy.identity import Tenant
 from kvpool_sidecar.tenancy.mapping import Tenancy
-from kvpool_sidecar.testing.blocks import write
+from kvpool_testing.blocks import write
 
 BASE, READER, THIRD = "kvt:base:1", "kvt:reader:2", "kvt:third:3"
 COUNT = 12

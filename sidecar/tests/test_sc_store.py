@@ -14,9 +14,9 @@ from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.blocks import key, put
-from kvpool_sidecar.testing.faulty_store import FaultyStore
-from kvpool_sidecar.testing.store import StoreContract
+from kvpool_testing.blocks import key, put
+from kvpool_testing.faulty_store import FaultyStore
+from kvpool_testing.store import StoreContract
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.blocks import header, key, payload, put, read, write
-from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_testing.blocks import header, key, payload, put, read, write
+from kvpool_testing.faulty_store import FaultyStore
 
 BLOCKS = st.integers(0, 7)
 SIZE = 50_000

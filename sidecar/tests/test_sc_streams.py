@@ -21,7 +21,7 @@ from kvpool_sidecar.peers.preconnect import Preconnector
 from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.resilience.fair_queue import FairQueue
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.testing.blocks import key, put
+from kvpool_testing.blocks import key, put
 
 SECRET = b"secret of the pool"
 PEER = NodeInfo("b", "127.0.0.1", 1, 1)

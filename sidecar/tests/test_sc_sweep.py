@@ -27,7 +27,7 @@ from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, Mo
 from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageEstimator, UsageReport
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.system import safe_open as safefs
-from kvpool_sidecar.testing.blocks import TAG, header, key, payload, put, read, write
+from kvpool_testing.blocks import TAG, header, key, payload, put, read, write
 
 SIZE = 20_000
 FILE = SIZE + block.HEADER_BYTES

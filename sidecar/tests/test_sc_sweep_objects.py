@@ -28,7 +28,7 @@ from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy.mapping import Tenancy
-from kvpool_sidecar.testing.blocks import key, put, read
+from kvpool_testing.blocks import key, put, read
 
 SIZE = 20_000
 FILE = SIZE + block.HEADER_BYTES

@@ -12,7 +12,7 @@ from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.expiry import IndexExpiry
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record
-from kvpool_sidecar.testing.index import key
+from kvpool_testing.index import key
 
 A = NodeInfo("a", "127.0.0.1", 1, 11)
 

@@ -41,7 +41,7 @@ from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.tenancy.limits import TenantLimits
 from kvpool_sidecar.tenancy.mapping import Tenancy
-from kvpool_sidecar.testing.blocks import header, key, payload, read, write
+from kvpool_testing.blocks import header, key, payload, read, write
 
 MIB = 1 << 20
 GOLD, LEAD = b"G" * 16, b"L" * 16

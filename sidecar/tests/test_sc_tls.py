@@ -30,8 +30,8 @@ from kvpool_sidecar.peers.security import PeerSecurity
 from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.peers.tickets import TicketIssuer
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.testing.blocks import header, key, put
-from kvpool_sidecar.testing.blocks import payload as block_payload
+from kvpool_testing.blocks import header, key, put
+from kvpool_testing.blocks import payload as block_payload
 
 SECRET = b"secret of the pool"
 UID = "pool-uid"

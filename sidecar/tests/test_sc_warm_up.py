@@ -31,7 +31,7 @@ from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.testing.blocks import key, put, read
+from kvpool_testing.blocks import key, put, read
 
 SECRET = b"secret of the pool"
 SIZE = 128 * 1024

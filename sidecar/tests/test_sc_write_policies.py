@@ -17,8 +17,8 @@ from kvpool_sidecar.replication.dirty_set import DirtySet, HitCounter
 from kvpool_sidecar.replication.write_back import WriteBack
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
-from kvpool_sidecar.testing.blocks import key, put
-from kvpool_sidecar.testing.faulty_store import FaultyStore
+from kvpool_testing.blocks import key, put
+from kvpool_testing.faulty_store import FaultyStore
 
 SIZE = 100_000
 

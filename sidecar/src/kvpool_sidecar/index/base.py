@@ -1,6 +1,6 @@
 """The one interface of an index. Calls may block up to their timeout; what fails raises RetryableError.
 
-`kvpool_sidecar.testing.index` is the contract as tests. Implementations are thread-safe.
+`kvpool_testing.index` is the contract as tests. Implementations are thread-safe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one interface of everything that keeps blocks.
 
 A block is written once through an unnamed (or temporary) file and appears whole under its key or not at all; it never
-changes afterwards; it may vanish at any time. Implementations are thread-safe. `kvpool_sidecar.testing.store` is the
+changes afterwards; it may vanish at any time. Implementations are thread-safe. `kvpool_testing.store` is the
 contract as tests.
 """
 

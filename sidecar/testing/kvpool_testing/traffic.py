@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool.protocol import keys
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.testing.history import RecordingClient
+    from kvpool_testing.history import RecordingClient
 
 __all__ = ["Mix", "Traffic", "block_id_of", "payload_into", "payload_of"]
 

@@ -14,7 +14,7 @@ from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
 from kvpool.protocol import block
 from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks.file import Expect
-from kvpool_sidecar.testing.blocks import TAG, block_id, header, key, payload, put, read, write
+from kvpool_testing.blocks import TAG, block_id, header, key, payload, put, read, write
 
 if TYPE_CHECKING:
     from kvpool_sidecar.storage.base import Store
