@@ -18,10 +18,10 @@ from kvpool.protocol import wire
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.resilience import fair_queue as module
 from kvpool_sidecar.resilience.fair_queue import FairQueue, FairQueues
-from kvpool_sidecar.serving.block_service import OpenResult
 from kvpool_sidecar.serving.fingerprints import Fingerprints
+from kvpool_sidecar.serving.opener import OpenResult
 from kvpool_sidecar.serving.pod import Pod
-from kvpool_sidecar.serving.session import Session
+from kvpool_sidecar.serving.session import Session, SessionContext
 from kvpool_sidecar.tenancy.identity import Identity, Tenant
 
 FAR = 1e9
@@ -229,7 +229,7 @@ class Blocks:
     def __init__(self, size: int) -> None:
         self.size = size
         self.stats = Stats()
-        self.config = SimpleNamespace(
+        config = SimpleNamespace(
             namespace="kvpool",
             pool="test",
             cache=SimpleNamespace(max_block_bytes=1 << 40),
@@ -237,11 +237,12 @@ class Blocks:
             events=EventsConfig(),
             salt_tags=True,
         )
+        self.config = SimpleNamespace(current=config)
         self.present = True
         self.aborted = 0
-        self.local = SimpleNamespace(abort=self.abort)
+        self.opener = self
         self.fetcher = None
-        self.peers = SimpleNamespace(mark_down=lambda peer: None)
+        self.resolver = SimpleNamespace(mark_down=lambda peer: None)
 
     def open(self, tenant, block_ids, flags, timeout, streams):
         if not self.present:
@@ -278,7 +279,7 @@ def serve(tmp_path):
             raw = Raw(path, hello=False)
             sock, _ = listener.accept()
         pod = Pod(Identity(f"pod-{len(made)}", tenant, "p", "s"), Tenant(b"secret", tenant), 1 << 50)
-        session = Session(sock, pod, node, "a", lambda *_: None, Fingerprints(), lanes)
+        session = Session(sock, pod, SessionContext("a", node, lambda *_: None, Fingerprints(), lanes))
         threads.append(threading.Thread(target=session.run, daemon=True))
         threads[-1].start()
         raw.ask(wire.Op.HELLO, wire.ClientHello(FINGERPRINT).pack())
@@ -364,7 +365,7 @@ def test_the_answer_asks_for_the_end_of_what_is_large_or_when_others_wait(serve)
 
 def test_writes_do_not_wait_for_reads_nor_reads_for_writes(serve, monkeypatch):
     monkeypatch.setattr(module, "_GRACE_S", 60.0)
-    monkeypatch.setattr("kvpool_sidecar.serving.session._WRITE_PATIENCE_S", 0.05)
+    monkeypatch.setattr("kvpool_sidecar.serving.writes._MAX_QUEUE_S", 0.05)
     writers = [serve("team-a") for _ in range(4)]
     statuses = []
     for raw in writers:

@@ -453,14 +453,21 @@ def test_odd_messages_of_the_rendezvous_are_left_out(handing, message, attached)
 
 @pytest.fixture
 def handing(tmp_path):
-    from kvpool_sidecar.serving.socket_handoff import Handoff
+    from kvpool_sidecar.serving.socket_handoff import SocketHandoff
 
     class Server:
         def __init__(self):
             self.added, self.synced = [], []
-            self.handoff = Handoff(
-                str(tmp_path / "h"), add=lambda *a: self.added.append(a), remove=lambda _: None, sync=self.synced.append
-            )
+            self.handoff = SocketHandoff(str(tmp_path / "h"), self)
+
+        def admit(self, *pod):
+            self.added.append(pod)
+
+        def remove(self, uid):
+            pass
+
+        def retain(self, uids):
+            self.synced.append(uids)
 
     server = Server()
     server.handoff.start()

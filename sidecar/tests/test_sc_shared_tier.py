@@ -23,7 +23,11 @@ from kvpool_sidecar.replication.dirty_set import DirtySet
 from kvpool_sidecar.replication.verifier import BlockVerifier
 from kvpool_sidecar.replication.write_back import WriteBack, copy_block
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.serving.block_service import BlockService, PeerStreams, close_files
+from kvpool_sidecar.serving.block_service import BlockService
+from kvpool_sidecar.serving.config_holder import ConfigHolder
+from kvpool_sidecar.serving.locator import BlockLocator
+from kvpool_sidecar.serving.opener import BlockOpener, close_all
+from kvpool_sidecar.serving.peer_streams import PeerStreams
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -62,20 +66,35 @@ class Setup:
         announcer = IndexRegistration(
             index, NodeInfo("a", "127.0.0.1", 1, 1), self.local, scanned=lambda: True, lease_s=5
         )
+
+        def written(key, payload_len):
+            announcer.announce(key, payload_len)
+            self.copier.enqueue(key, payload_len)
+
         self.copier = WriteBack(self.local, self.shared, self.stats)
         inspector = BlockVerifier(self.local, self.shared, peers, no_dial, self.stats)
         pool = config.PoolConfig(
             pool="p", namespace="n", uid="u", local=(config.LocalTier("l", "/x", 1),), index=config.IndexConfig("")
         )
-        self.node = BlockService(pool, self.local, self.shared, peers, announcer, self.copier, inspector, self.stats)
+        holder = ConfigHolder(b"secret", pool)
+        self.node = BlockService(
+            holder,
+            BlockLocator(self.local, self.shared, peers),
+            BlockOpener(holder, self.local, self.shared, peers, self.stats),
+            inspector,
+            self.stats,
+            written,
+        )
 
     def tiers(self, *numbers, timeout=0.3, every=True):
-        return list(self.node.locate((PlainTenant(),), [name(n) for n in numbers], timeout, every=every).tiers)
+        return list(
+            self.node.locator.locate((PlainTenant(),), [name(n) for n in numbers], timeout, exhaustive=every).tiers
+        )
 
     def opened(self, *numbers, timeout=0.3, flags=Flag.NONE):
         streams = PeerStreams(no_dial)
-        found = self.node.open((PlainTenant(),), [name(n) for n in numbers], flags, timeout, streams)
-        close_files(found)
+        found = self.node.opener.open((PlainTenant(),), [name(n) for n in numbers], flags, timeout, streams)
+        close_all(found)
         return [(entry.status, entry.tier) for entry in found]
 
 

@@ -28,8 +28,11 @@ from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
-from kvpool_sidecar.serving.block_service import BlockService, PeerStreams, close_files
+from kvpool_sidecar.serving.block_service import BlockService
+from kvpool_sidecar.serving.config_holder import ConfigHolder
 from kvpool_sidecar.serving.locator import BlockLocator
+from kvpool_sidecar.serving.opener import BlockOpener, close_all
+from kvpool_sidecar.serving.peer_streams import PeerStreams
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy.identity import Tenant
@@ -260,8 +263,15 @@ class World:
         after = LookupEvents([lambda *told: self.heard.append(told)], Stats(), lambda *told: self.learned.append(told))
         after.start()
         self.after = after
+        holder = ConfigHolder(SECRET, pool)
         self.node = BlockService(
-            pool, self.local, self.shared, self.directory, None, None, None, Stats(), after_lookup=after
+            holder,
+            BlockLocator(self.local, self.shared, self.directory),
+            BlockOpener(holder, self.local, self.shared, self.directory, Stats()),
+            None,
+            Stats(),
+            lambda *_: None,
+            lookup_events=after,
         )
 
     def stop(self) -> None:
@@ -283,13 +293,15 @@ class World:
             store.commit(pending)
 
     def read(self, tenants, n: int) -> bytes | None:
-        (entry,) = opened = self.node.open(tenants, [block_id(n)], Flag.LOCAL_ONLY, PATIENCE_S, PeerStreams(no_dial))
+        (entry,) = opened = self.node.opener.open(
+            tenants, [block_id(n)], Flag.LOCAL_ONLY, PATIENCE_S, PeerStreams(no_dial)
+        )
         try:
             if entry.status == OpenStatus.MISS:
                 return None
             return os.pread(entry.fd, entry.payload_len, block.HEADER_BYTES)
         finally:
-            close_files(opened)
+            close_all(opened)
 
 
 def session_tenants(namespace: str, tenancy: Tenancy) -> tuple[Tenant, ...]:
@@ -316,15 +328,15 @@ def test_a_session_finds_exactly_its_own_and_what_was_granted(placed, grants, or
             may = session_tenants(f"ns{who}", tenancy)
             there = [{(tier, owner) for owner, m, tier in placed if m == n and owner in readable} for n in order]
             nearest = [min((tier for tier, _ in some), default=Tier.MISS) for some in there]
-            every = world.node.locate(may, names, PATIENCE_S, every=True)
+            every = world.node.locator.locate(may, names, PATIENCE_S, exhaustive=True)
             assert list(every.tiers) == nearest
             for n, some, tier, key in zip(order, there, nearest, every.keys, strict=True):
                 if tier:
                     assert key in {keys.block_key(SECRET, FOUR[owner], block_id(n)) for at, owner in some if at == tier}
             miss = nearest.index(Tier.MISS) if Tier.MISS in nearest else len(nearest)
-            assert list(world.node.locate(may, names, PATIENCE_S, every=False).tiers) == nearest[:miss] + [0] * (
-                10 - miss
-            )
+            assert list(world.node.locator.locate(may, names, PATIENCE_S, exhaustive=False).tiers) == nearest[:miss] + [
+                0
+            ] * (10 - miss)
             for n, some in zip(order, there, strict=True):
                 data = world.read(may, n)
                 owners = {owner for tier, owner in some if tier != Tier.PEER}
@@ -360,13 +372,13 @@ def test_one_that_may_read_nobody_asks_what_it_always_asked_and_a_foreign_block_
         told = []
         for names in ([1, 2, 3], [7, 8, 9]):
             asked.clear()
-            found = locator.locate((own,), [block_id(n) for n in names], PATIENCE_S, every=False)
+            found = locator.locate((own,), [block_id(n) for n in names], PATIENCE_S, exhaustive=False)
             told.append((list(found.tiers), dict(asked)))
         assert told[0] == told[1] == ([0, 0, 0], {"contains": [1, 1, 1], "longest_prefix": [3], "contains_many": [1]})
         granted = (own, Tenant(SECRET, FOUR[1]))
         asked.clear()
         block_ids = [block_id(1), block_id(2), block_id(3)]
-        assert list(locator.locate(granted, block_ids, PATIENCE_S, every=False).tiers) == [1, 3, 0]
+        assert list(locator.locate(granted, block_ids, PATIENCE_S, exhaustive=False).tiers) == [1, 3, 0]
         assert asked["longest_prefix"] == [2, 2]
     finally:
         world.stop()
@@ -379,7 +391,9 @@ def test_what_follows_a_lookup_is_told_of_the_owners_blocks_but_learns_the_reade
         world.put(FOUR[0], 2, Tier.LOCAL)
         mine, granted = Tenant(SECRET, FOUR[0]), Tenant(SECRET, FOUR[1])
         names = [block_id(1), block_id(2), block_id(3)]
-        world.node.looked_up(mine, names, world.node.locate((mine, granted), names, PATIENCE_S, every=False))
+        world.node.on_lookup(
+            mine, names, world.node.locator.locate((mine, granted), names, PATIENCE_S, exhaustive=False)
+        )
         wait_for(lambda: world.learned, "heard of")
         ((tag, found, tiers, _at),) = world.heard
         assert (tag, found, list(tiers)) == (mine.tag, [granted.block_key(names[0]), mine.block_key(names[1])], [1, 1])
@@ -403,7 +417,7 @@ def test_names_of_others_do_not_use_up_the_time_for_ones_own():
         for n in range(100, 110):
             world.put(FOUR[0], n, Tier.LOCAL)
         names = [block_id(n) for n in range(110)]
-        found = world.node.locate(mine, names, 0.4, every=True)
+        found = world.node.locator.locate(mine, names, 0.4, exhaustive=True)
         assert list(found.tiers[100:]) == [Tier.LOCAL] * 10
         assert 0 < len(named) <= 21  # 0.4 s at 0.02 s each
     finally:
@@ -417,10 +431,10 @@ def test_long_prompts_are_followed_over_all_tenants_at_a_peer():
             world.put(FOUR[n // 150 % 2], n, Tier.PEER)
         tenants = tuple(Tenant(SECRET, name) for name in FOUR[:3])
         names = [block_id(n) for n in range(700)]
-        found = world.node.locate(tenants, names, PATIENCE_S, every=False)
+        found = world.node.locator.locate(tenants, names, PATIENCE_S, exhaustive=False)
         assert list(found.tiers) == [Tier.PEER] * 600 + [0] * 100
         assert all(found.keys[n] == tenants[n // 150 % 2].block_key(names[n]) for n in range(600))
-        alone = world.node.locate(tenants[:1], names, PATIENCE_S, every=False)
+        alone = world.node.locator.locate(tenants[:1], names, PATIENCE_S, exhaustive=False)
         assert alone.tiers.index(0) == 150
     finally:
         world.stop()

@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from sc_nodes import wait_for
@@ -30,7 +31,7 @@ from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.app.config_reload import ConfigReloader, differences
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.eviction import EvictionConfig
-from kvpool_sidecar.serving.socket_handoff import Handoff
+from kvpool_sidecar.serving.socket_handoff import SocketHandoff
 from kvpool_sidecar.settings import ConfigFile
 from kvpool_sidecar.shared_gc.controller import create_controller
 from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, make_plan
@@ -362,14 +363,15 @@ def test_a_quota_in_the_shared_directory_changes_with_the_next_turn(tmp_path):
 
 def test_a_rendezvous_is_asked_to_tell_all_anew(tmp_path):
     told: list[set[str]] = []
-    handoff = Handoff(str(tmp_path / "h.sock"), add=lambda *_: None, remove=lambda _: None, sync=told.append)
+    pods = SimpleNamespace(admit=lambda *_: None, remove=lambda _: None, retain=told.append)
+    handoff = SocketHandoff(str(tmp_path / "h.sock"), pods)
     handoff.start()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rendezvous:
         rendezvous.settimeout(10)
         rendezvous.connect(str(tmp_path / "h.sock"))
         rendezvous.sendall(b'{"op": "synced"}')
         wait_for(lambda: told == [set()], "it was heard")
-        handoff.ask_again()
+        handoff.resync()
         assert rendezvous.recv(100) == b""
     handoff.stop()
 

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import threading
-import weakref
 from typing import TYPE_CHECKING
 
 from kvpool.errors import ConfigError, RefusedError
@@ -51,19 +50,21 @@ from kvpool_sidecar.replication.write_back import WriteBack
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_sidecar.resilience.fair_queue import FairQueues
 from kvpool_sidecar.serving.block_service import BlockService
+from kvpool_sidecar.serving.config_holder import ConfigHolder
 from kvpool_sidecar.serving.fingerprints import Fingerprints
 from kvpool_sidecar.serving.listener import PodListeners
-from kvpool_sidecar.serving.pod import Pod
-from kvpool_sidecar.serving.session import Session
-from kvpool_sidecar.serving.socket_handoff import Handoff
+from kvpool_sidecar.serving.locator import BlockLocator
+from kvpool_sidecar.serving.opener import BlockOpener
+from kvpool_sidecar.serving.pod_registry import PodRegistry
+from kvpool_sidecar.serving.session import Session, SessionContext
+from kvpool_sidecar.serving.socket_handoff import SocketHandoff
 from kvpool_sidecar.shared_gc.controller import SharedGcController, create_controller
 from kvpool_sidecar.storage.local.drive import DriveEvents
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.shared.factory import open_shared
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.system.unix_socket import listen_at
-from kvpool_sidecar.tenancy.identity import Identity, Tenant, is_allowed
-from kvpool_sidecar.tenancy.mapping import Tenancy
+from kvpool_sidecar.tenancy.identity import Identity
 
 if TYPE_CHECKING:
     import socket
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.blocks.popularity import PopularBlock
     from kvpool_sidecar.events.publisher import EventPublisher
     from kvpool_sidecar.index.base import Index
+    from kvpool_sidecar.serving.pod import Pod
     from kvpool_sidecar.settings import ServeSettings
     from kvpool_sidecar.storage.local.drive import Drive
     from kvpool_sidecar.storage.local.store import LocalStore
@@ -89,7 +91,6 @@ _DATA_REQUESTS = ("open", "begin")
 _DRAIN_S = 2.0
 _FLUSH_S = 5.0  # with the above within the pod's grace period of ten
 _INDEX_THREADS, _INDEX_BACKLOG = 8, 64
-_POD_SHARE = 4  # one pod's unfinished writes may take a quarter of the capacity
 
 
 class _StoreEvents(DriveEvents):
@@ -144,16 +145,14 @@ class SidecarApp:
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
         self._config = settings.config
-        self._tenancy = Tenancy(settings.secret, settings.config)
-        self._pods_lock = threading.Lock()  # over what is decided of pods by the configuration
-        self._names: weakref.WeakValueDictionary[str, Tenant] = weakref.WeakValueDictionary()
-        self._live = ConfigReloader(settings.config_file, settings.config, self._reconfigure)
+        self._holder = ConfigHolder(settings.secret, settings.config)
+        self._live = ConfigReloader(settings.config_file, settings.config, self._holder.replace)
         self._stats = Stats()
         self._fingerprints = Fingerprints()
         self._admission = FairQueues(len(self._config.local))
         self._stopping = threading.Event()
         self._serving = False
-        self._handoff: Handoff | None = None
+        self._handoff: SocketHandoff | None = None
         self._cleanup = contextlib.ExitStack()
         with contextlib.ExitStack() as made:
             self._open_tiers(made)
@@ -165,13 +164,12 @@ class SidecarApp:
         config, settings = self._config, self._settings
         self._events = _StoreEvents(self._stats)
         self._feed = self._events.feed = EventFeed(self._stats) if config.events.enabled else None
-        self._know_tenants()
         read_paths = {tier.path: ro for tier in config.local if (ro := settings.read_path(tier.path)) is not None}
         self._local = open_local(
             config.local,
             config.cache,
             config.uid,
-            tenants=self._tenancy.local_limits,
+            tenants=self._holder.tenancy.local_limits,
             read_paths=read_paths,
             events=self._events,
             read_headers=self._feed is not None,
@@ -188,7 +186,7 @@ class SidecarApp:
                 self._shared.on_absent = lambda keys: feed.removed(keys, Locality.SHARED)
             made.callback(self._shared.close)
             self._keeper = create_controller(
-                config, self._tenancy, settings.node, self._shared, self._stats, self._fingerprints.known
+                config, self._holder.tenancy, settings.node, self._shared, self._stats, self._fingerprints.known
             )
             if self._keeper is not None:
                 made.callback(self._keeper.stop)
@@ -359,33 +357,37 @@ class SidecarApp:
         if self._warm_up is not None:
             made.callback(self._warm_up.stop)
         self._node = BlockService(
-            self._config,
-            self._local,
-            self._shared,
-            self._peers,
-            self._announcer,
-            self._copier,
+            self._holder,
+            BlockLocator(self._local, self._shared, self._peers),
+            BlockOpener(
+                self._holder,
+                self._local,
+                self._shared,
+                self._peers,
+                self._stats,
+                self._rdma.fetcher,
+                self._prefetcher,
+            ),
             self._inspector,
             self._stats,
-            self._rdma.fetcher,
-            self._prefetcher,
+            self._written,
             self._after_lookup,
-            on_stored=self._evacuator.on_stored,
         )
         self._listeners = PodListeners(self._new_session, self._stats)
         made.callback(self._listeners.stop, _DRAIN_S)
+        self._pods = PodRegistry(self._holder, settings.secret, self._listeners, self._local, self._feed)
+        self._pods.register_tenants()
+        self._subscribe_config()
         for number, (path, tenant) in enumerate(settings.sockets.items()):
             self._serve_fixed(path, Identity(f"fixed-{number}", tenant, "fixed", "fixed"))
         if settings.rendezvous_socket:
-            self._handoff = Handoff(
-                settings.rendezvous_socket, add=self._add_pod, remove=self._listeners.remove, sync=self._sync
-            )
+            self._handoff = SocketHandoff(settings.rendezvous_socket, self._pods)
             made.callback(self._handoff.stop)
         self._report = report = StatusReport(
             node=settings.node,
-            config=self._config,
+            config=self._holder,
             live=self._live.status,
-            tenants=lambda: self._tenancy.tags,
+            tenants=lambda: self._holder.tenancy.tags,
             local=self._local,
             shared=self._shared,
             announcer=self._announcer,
@@ -471,7 +473,7 @@ class SidecarApp:
             self._peers,
             self._shared,
             self._stats,
-            lambda namespace: (self._tenancy.tenant_id(namespace), *self._tenancy.reads_from(namespace)),
+            lambda namespace: (self._holder.tenancy.tenant_id(namespace), *self._holder.tenancy.reads_from(namespace)),
         )
 
     def _lookup_listeners(self) -> list[LookupListener]:
@@ -527,7 +529,7 @@ class SidecarApp:
         if self._copier is not None and not hand_over:
             self._copier.flush(_FLUSH_S)
         if self._handoff is not None and hand_over:
-            self._handoff.rest()
+            self._handoff.release_sockets()
         self._serving = False
         self._stopping.set()
         self._live.stop()
@@ -542,77 +544,37 @@ class SidecarApp:
         finally:
             os.close(dir_fd)
         try:
-            self._add_pod(identity, listener)
+            self._pods.admit(identity, listener)
         except RefusedError as e:
             listener.close()
             raise ConfigError(f"--socket {path}: {e}") from None
 
-    def _add_pod(self, identity: Identity, listener: socket.socket) -> None:
-        with self._pods_lock:
-            if not is_allowed(identity, self._config.allowed_namespaces):
-                raise RefusedError(f"namespace {identity.namespace} is not among those this pool serves")
-            self._listeners.add(self._pod(identity), listener)
-        log.info("serving pod %s/%s", identity.namespace, identity.pod)
+    def _subscribe_config(self) -> None:
+        """Apply configuration changes in this order: pods, local tiers, garbage collection, limits, rendezvous."""
+        holder = self._holder
+        holder.subscribe(self._pods.apply_config)
+        holder.subscribe(
+            lambda _: self._local.reconfigure(holder.current.local, holder.current.cache, holder.tenancy.local_limits)
+        )
+        if (gc := self._keeper) is not None:
+            holder.subscribe(lambda _: gc.reconfigure(holder.current, holder.tenancy))
+        holder.subscribe(self._pods.apply_limits)
+        holder.subscribe(self._resync_pods)
 
-    def _pod(self, identity: Identity) -> Pod:
-        tenant = Tenant(self._settings.secret, self._tenancy.tenant_id(identity.namespace))
-        if self._feed is not None:
-            self._feed.tenant(tenant.tag, self._tenancy.display_name(identity.namespace))
-        readable = tuple(map(self._granted, self._tenancy.reads_from(identity.namespace)))
-        return Pod(identity, tenant, self._local.usage().capacity_bytes // _POD_SHARE, readable)
-
-    def _granted(self, name: str) -> Tenant:
-        """All who may read a tenant share its names, which are remembered."""
-        tenant = self._names.get(name)
-        if tenant is None:
-            tenant = self._names[name] = Tenant(self._settings.secret, name)
-        return tenant
-
-    def _is_as_before(self, pod: Pod) -> bool:
-        """Has it the tenant, and may it read the tenants, that the configuration says now?"""
-        namespace = pod.identity.namespace
-        may_read = tuple(tenant.name for tenant in pod.readable)
-        return pod.tenant.name == self._tenancy.tenant_id(namespace) and may_read == self._tenancy.reads_from(namespace)
-
-    def _know_tenants(self) -> None:
-        """Routers are told whose a block is by name."""
-        if self._feed is None:
-            return
-        config = self._config
-        namespaces = [*config.allowed_namespaces, *(n for tenant in config.tenants for n in tenant.namespaces)]
-        for namespace in namespaces:
-            if namespace != "*":
-                tenant = Tenant(self._settings.secret, self._tenancy.tenant_id(namespace))
-                self._feed.tenant(tenant.tag, self._tenancy.display_name(namespace))
-
-    def _reconfigure(self, config: PoolConfig) -> None:
-        """Take the live fields of another configuration. Pods of another tenant or with other grants connect anew."""
-        before, tenancy = self._config, Tenancy(self._settings.secret, config)
-        with self._pods_lock:
-            self._config, self._tenancy = config, tenancy
-            for pod in self._listeners.pods():
-                identity = pod.identity
-                if not is_allowed(identity, config.allowed_namespaces):
-                    self._listeners.replace(identity.uid, None)
-                elif not self._is_as_before(pod):
-                    self._listeners.replace(identity.uid, self._pod(identity))
-        self._local.reconfigure(config.local, config.cache, tenancy.local_limits)
-        if self._keeper is not None:
-            self._keeper.reconfigure(config, tenancy)
-        for pod in self._listeners.pods():
-            pod.limit_room(self._local.usage().capacity_bytes // _POD_SHARE)
-        self._node.config = self._report.config = config
-        self._know_tenants()
-        if before.allowed_namespaces != config.allowed_namespaces and self._handoff is not None:
-            self._handoff.ask_again()
-
-    def _sync(self, known: set[str]) -> None:
-        for uid in self._listeners.uids() - known:
-            if not uid.startswith("fixed-"):
-                self._listeners.remove(uid)
+    def _resync_pods(self, previous: PoolConfig) -> None:
+        if previous.allowed_namespaces != self._holder.current.allowed_namespaces and self._handoff is not None:
+            self._handoff.resync()
 
     def _new_session(self, sock: socket.socket, pod: Pod) -> Session:
-        return Session(sock, pod, self._node, self._settings.node, self._dial, self._fingerprints, self._admission)
+        return Session(
+            sock, pod, SessionContext(self._settings.node, self._node, self._dial, self._fingerprints, self._admission)
+        )
+
+    def _written(self, key: bytes, payload_len: int) -> None:
+        self._announcer.announce(key, payload_len)
+        if self._copier is not None:
+            self._copier.enqueue(key, payload_len)
+        self._evacuator.on_stored()
 
     def _housekeep(self, root: Drive) -> None:
         while not self._stopping.is_set():

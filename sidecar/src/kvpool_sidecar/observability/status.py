@@ -11,7 +11,6 @@ from kvpool_sidecar.observability.phase import Phase
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvpool.config import PoolConfig
     from kvpool.transport.circuit_breaker import CircuitBreaker
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.registration import IndexRegistration
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.peers.security import PeerSecurity
     from kvpool_sidecar.replication.write_back import WriteBack
     from kvpool_sidecar.resilience.fair_queue import FairQueues
+    from kvpool_sidecar.serving.config_holder import ConfigHolder
     from kvpool_sidecar.serving.fingerprints import Fingerprints
     from kvpool_sidecar.serving.listener import PodListeners
     from kvpool_sidecar.shared_gc.controller import SharedGcController
@@ -39,7 +39,7 @@ class StatusReport:
         self,
         *,
         node: str,
-        config: PoolConfig,
+        config: ConfigHolder,
         live: Callable[[], dict[str, Any]],
         tenants: Callable[[], Sequence[bytes]],
         local: LocalStore,
@@ -63,7 +63,7 @@ class StatusReport:
         ready: Callable[[], bool],
     ) -> None:
         self._node = node
-        self.config = config
+        self._config = config
         self._live = live
         self._tenants = tenants
         self._local = local
@@ -87,12 +87,12 @@ class StatusReport:
         self.ready = ready
 
     def __call__(self) -> dict[str, Any]:
-        usage = self._local.usage()
+        usage, config = self._local.usage(), self._config.current
         index = self._announcer.status()
         return {
             "node": self._node,
             "phase": Phase.SERVING.value,
-            "generation": self.config.generation,
+            "generation": config.generation,
             "config": self._live(),
             "block_formats": list(FORMAT_VERSIONS),
             "ready": self.ready(),
@@ -103,7 +103,7 @@ class StatusReport:
             "blocks": usage.blocks,
             "tenants": self._by_tenant(),
             "index": {
-                "configured": bool(self.config.index.url),
+                "configured": bool(config.index.url),
                 "connected": index.connected,
                 "epoch": index.epoch,
                 "announced": index.announced,

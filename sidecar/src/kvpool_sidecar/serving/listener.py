@@ -1,4 +1,4 @@
-"""The listening sockets, one per pod, and a thread per connection: at most 8 a pod, and a bound over all."""
+"""Listening sockets, one per pod, and a thread per connection. Connections are bounded per pod and in total."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["PodListeners"]
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 4096  # more than a node's usual 110 pods may have
+MAX_CONNECTIONS = 4096  # more than the usual 110 pods of a node may open
 _PAUSE_S = 0.05
 
 
 class PodListeners:
-    """`new_session` makes the session of an accepted connection. Thread-safe."""
+    """Accepts connections; `new_session` creates the session of each. Thread-safe."""
 
     def __init__(self, new_session: Callable[[socket.socket, Pod], Session], stats: Stats) -> None:
         self._new_session = new_session
@@ -42,18 +42,18 @@ class PodListeners:
         threading.Thread(target=self._accept_all, name="accept", daemon=True).start()
 
     def add(self, pod: Pod, listener: socket.socket) -> None:
-        """Serve a pod; a socket that it had before is closed, its connections go on."""
+        """Serve a pod. A previous socket of the pod is closed; its connections continue."""
         listener.setblocking(False)
         with self._lock:
             known = self._pods.get(pod.identity.uid)
-            # the counters of the pod go on too: its limits hold across a restart of the rendezvous
+            # keep the counters of the pod: its limits hold across a restart of the rendezvous
             self._pods[pod.identity.uid] = (known[0] if known else pod, listener)
         if known:
             known[1].close()
         self._wake()
 
     def remove(self, uid: str) -> None:
-        """The pod is gone."""
+        """Close the socket of a pod that has ended."""
         with self._lock:
             known = self._pods.pop(uid, None)
         if known:
@@ -61,12 +61,12 @@ class PodListeners:
             self._wake()
 
     def replace(self, uid: str, pod: Pod | None) -> None:
-        """Serve it as that from now on, or no more; its connections end with the request they are at."""
+        """Serve the pod as `pod` from now on, or no longer; its connections end after their current request."""
         with self._lock:
             known = self._pods.get(uid)
             if known is None:
                 return
-            ending = [session for session, of in self._sessions.items() if of is known[0]]
+            ending = [session for session, owner in self._sessions.items() if owner is known[0]]
             if pod is None:
                 del self._pods[uid]
             else:
@@ -78,12 +78,12 @@ class PodListeners:
             session.stop()
 
     def pods(self) -> list[Pod]:
-        """Those that are served."""
+        """Return the pods that are served."""
         with self._lock:
             return [pod for pod, _ in self._pods.values()]
 
     def uids(self) -> set[str]:
-        """Pods that are served."""
+        """Return the uids of the pods that are served."""
         with self._lock:
             return set(self._pods)
 
@@ -94,12 +94,12 @@ class PodListeners:
 
     @property
     def connected_pods(self) -> int:
-        """Pods that have a connection."""
+        """Number of pods with at least one connection."""
         with self._lock:
             return sum(1 for pod, _ in self._pods.values() if pod.connections)
 
     def stop(self, timeout_s: float) -> None:
-        """Accept no more, let each connection finish its request, wait at most `timeout_s` for that."""
+        """Stop accepting, let each connection finish its request, and wait at most `timeout_s` for that."""
         self._stopped.set()
         self._wake()
         with self._lock:
@@ -124,7 +124,7 @@ class PodListeners:
             try:
                 self._accept_until_changed(current)
             except Exception:
-                log.exception("accepting clients")
+                log.exception("cannot accept client connections; retrying")
                 self._stopped.wait(_PAUSE_S)
 
     def _accept_until_changed(self, current: dict[int, tuple[Pod, socket.socket]]) -> None:
@@ -148,10 +148,10 @@ class PodListeners:
             return
         except OSError as e:
             log.debug("pod %s: %s", pod.identity.uid, e)
-            self._stopped.wait(_PAUSE_S)  # out of descriptors, or the socket was just closed
+            self._stopped.wait(_PAUSE_S)  # no free descriptor, or the socket was just closed
             return
         sock.setblocking(True)
-        with self._lock:  # so that no connection is that of a pod which was replaced a moment ago
+        with self._lock:  # a pod that was replaced meanwhile gets no new connection
             known = self._pods.get(pod.identity.uid)
             session = None
             if known is not None and len(self._sessions) < MAX_CONNECTIONS and known[0].enter():
@@ -168,7 +168,7 @@ class PodListeners:
         try:
             session.run()
         except Exception:
-            log.exception("a client connection ended by a defect")
+            log.exception("a client connection was closed because of a defect")
         finally:
             pod.leave()
             with self._lock:

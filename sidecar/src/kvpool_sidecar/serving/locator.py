@@ -1,7 +1,8 @@
-"""Where blocks are, under the names of the asking tenant and of those it may read. No wire formats here.
+"""Locates blocks in the tiers, under the keys of the requesting tenant and of the tenants it may read.
 
-A block is found if it is there for any of them; the nearest place counts, and at one place the asker's own first. Who
-may read nobody else asks what it always asked: all that is here for others is loops of one turn then.
+A block is found if any of these tenants has it. The nearest tier wins; within a tier, the requesting tenant's own key.
+Without shared tenants every per-tenant loop runs once, so the common case costs nothing extra. Tiers are the numbers of
+the wire protocol; messages are encoded in kvpool_sidecar.serving.messages.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.tenancy.identity import Tenant
 
-__all__ = ["BlockLocator", "Located", "nearest"]
+__all__ = ["BlockLocator", "Located", "first_local_key"]
 
-_WINDOWS = (1, 16, 64)  # the first questions to the shared tier
-_WINDOW = 256  # and all further ones
-_PARTS = (64, 256, 1024)  # of a prompt, where there are several names for each block: naming them all takes long
-_TURNS = 3  # for each tenant: prompts of parts of several tenants, each part at a peer
+_WINDOWS = (1, 16, 64)  # blocks in the first queries to the shared tier
+_WINDOW = 256  # blocks in each further query
+_PARTS = (64, 256, 1024)  # blocks of a prompt that are keyed at once, because several keys per block take time
+_ROUNDS = 3  # per tenant: a prompt may have parts of several tenants, each part at a peer
 
 
 class Located(NamedTuple):
-    """The tier of each block, and the key under which it is there, at least up to the first miss."""
+    """The tier of each block and its key there, at least up to the first miss."""
 
     tiers: bytes
     keys: Sequence[bytes]
 
 
-def nearest(local: Store, tenants: Sequence[Tenant], block_id: bytes) -> bytes:
-    """The first of its keys that is on this node; the own one if none is."""
+def first_local_key(local: Store, tenants: Sequence[Tenant], block_id: bytes) -> bytes:
+    """Return the first of the tenants' keys that is on this node; the requesting tenant's own key if none is."""
     own = tenants[0].block_key(block_id)
     if len(tenants) == 1 or local.contains(own):
         return own
@@ -44,7 +45,7 @@ def nearest(local: Store, tenants: Sequence[Tenant], block_id: bytes) -> bytes:
 
 
 class BlockLocator:
-    """Thread-safe. Every call ends by its deadline; what could not be found out by then is a miss."""
+    """Locates blocks. Thread-safe. Every call ends by its deadline; a block that was not found by then is a miss."""
 
     def __init__(self, local: Store, shared: SharedTier | None, peers: BlockResolver) -> None:
         self._local = local
@@ -52,71 +53,83 @@ class BlockLocator:
         self._peers = peers
 
     def locate(
-        self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], timeout_s: float, *, every: bool
+        self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], timeout_s: float, *, exhaustive: bool
     ) -> Located:
-        """The tier of each block; all 0 after the first miss unless `every`. `tenants`: the asking one first.
+        """Return the tier and key of each block; unless `exhaustive`, all tiers are 0 after the first miss.
 
-        The index is asked at most twice for one tenant's names, whatever the number of blocks: BlockResolver.reach.
+        `tenants`: the requesting tenant, then those it may read. The index is queried at most twice per tenant, for any
+        number of blocks (BlockResolver.reach).
         """
         deadline = time.monotonic() + timeout_s
-        if len(tenants) == 1 or every:
-            return self._part(tenants, block_ids, deadline, every=every)
+        if len(tenants) == 1 or exhaustive:
+            return self._part(tenants, block_ids, deadline, exhaustive=exhaustive)
         tiers, keys = b"", list[bytes]()
         sizes = itertools.chain(_PARTS, itertools.repeat(len(block_ids)))
         while len(tiers) < len(block_ids) and Tier.MISS not in tiers:
-            found = self._part(tenants, block_ids[len(tiers) : len(tiers) + next(sizes)], deadline, every=False)
+            found = self._part(tenants, block_ids[len(tiers) : len(tiers) + next(sizes)], deadline, exhaustive=False)
             tiers += found.tiers
             keys += found.keys
         return Located(tiers.ljust(len(block_ids), b"\0"), keys)
 
-    def _part(self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], deadline: float, *, every: bool) -> Located:
-        keys = self._nearest(tenants, block_ids, deadline)
+    def _part(
+        self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], deadline: float, *, exhaustive: bool
+    ) -> Located:
+        keys = self._local_keys(tenants, block_ids, deadline)
         tiers = bytearray(Tier.LOCAL if self._local.contains(key) else Tier.MISS for key in keys)
         rest = [n for n, tier in enumerate(tiers) if tier == Tier.MISS]
         has_shared = self._shared is not None and self._shared.available
         if rest and (left := deadline - time.monotonic()) > 0:
-            budget = left / 2 if has_shared else left  # a slow index leaves time to ask the shared tier
-            for n, key in self._at_peers(tenants, block_ids, rest, budget, every=every).items():
+            budget = left / 2 if has_shared else left  # a slow index leaves time for the shared tier
+            for n, key in self._at_peers(tenants, block_ids, rest, budget, exhaustive=exhaustive).items():
                 tiers[n], keys[n] = Tier.PEER, key
         rest = [n for n in rest if tiers[n] == Tier.MISS]
         if rest and has_shared:
-            rest = self._look_in_shared(tenants, block_ids, rest, tiers, keys, deadline, every=every)
-        found = bytes(tiers) if every or not rest else bytes(tiers[: rest[0]]).ljust(len(tiers), b"\0")
+            rest = self._find_in_shared(tenants, block_ids, rest, tiers, keys, deadline, exhaustive=exhaustive)
+        found = bytes(tiers) if exhaustive or not rest else bytes(tiers[: rest[0]]).ljust(len(tiers), b"\0")
         return Located(found, keys)
 
-    def _nearest(self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], deadline: float) -> list[bytes]:
-        """`nearest` of each; of the asker alone when half of the time is gone, for naming blocks takes time, too."""
+    def _local_keys(self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], deadline: float) -> list[bytes]:
+        """Return `first_local_key` of each block; after half of the time, for the requesting tenant only."""
         if len(tenants) == 1:
             return [tenants[0].block_key(block_id) for block_id in block_ids]
         until = (time.monotonic() + deadline) / 2
-        return [nearest(self._local, tenants if time.monotonic() < until else tenants[:1], i) for i in block_ids]
+        return [
+            first_local_key(self._local, tenants if time.monotonic() < until else tenants[:1], block_id)
+            for block_id in block_ids
+        ]
 
     def _at_peers(
-        self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], rest: Sequence[int], budget: float, *, every: bool
+        self,
+        tenants: Sequence[Tenant],
+        block_ids: Sequence[bytes],
+        rest: Sequence[int],
+        budget: float,
+        *,
+        exhaustive: bool,
     ) -> dict[int, bytes]:
-        """Which of `rest` are said to be at a peer, under which key.
+        """Return the keys, by position, of those of `rest` that the index locates at a peer.
 
-        Without `every` tenants take turns at what is missing until none of them has the first block that is.
+        Unless `exhaustive`, the tenants are queried in turn until none of them has the first missing block.
         """
-        ask = self._peers.locate if every else self._peers.longest_prefix
+        query = self._peers.locate if exhaustive else self._peers.longest_prefix
         until = time.monotonic() + budget
         found: dict[int, bytes] = {}
-        missing, in_vain = list(rest), 0
-        turns = tenants if every or len(tenants) == 1 else itertools.chain.from_iterable([tenants] * _TURNS)
-        for tenant in turns:
+        missing, without_hit = list(rest), 0
+        rounds = tenants if exhaustive or len(tenants) == 1 else itertools.chain.from_iterable([tenants] * _ROUNDS)
+        for tenant in rounds:
             keys = [tenant.block_key(block_ids[n]) for n in missing if tenant is tenants[0] or time.monotonic() < until]
             left = until - time.monotonic()
             if not keys or left <= 0:
                 break
-            there: Sequence[object] = ask(keys, left)
-            found.update((n, key) for n, key, is_there in zip(missing, keys, there, strict=False) if is_there)
-            in_vain = 0 if there[0] else in_vain + 1
+            there: Sequence[object] = query(keys, left)
+            found.update((n, key) for n, key, present in zip(missing, keys, there, strict=False) if present)
+            without_hit = 0 if there[0] else without_hit + 1
             missing = [n for n in missing if n not in found]
-            if in_vain >= len(tenants) and not every:
+            if without_hit >= len(tenants) and not exhaustive:
                 break
         return found
 
-    def _look_in_shared(
+    def _find_in_shared(
         self,
         tenants: Sequence[Tenant],
         block_ids: Sequence[bytes],
@@ -125,23 +138,23 @@ class BlockLocator:
         keys: list[bytes],
         deadline: float,
         *,
-        every: bool,
+        exhaustive: bool,
     ) -> list[int]:
-        """What is still missing of `rest`. Unless `every`, the search ends with the first block that is nowhere."""
+        """Return those of `rest` that are still missing. Unless `exhaustive`, stop at the first miss."""
         missing: list[int] = []
         at = 0
-        # a prompt that nobody has seen costs one question to the file system, not a window of them
-        for size in itertools.chain(() if every else _WINDOWS, itertools.repeat(_WINDOW)):
+        # an unknown prompt costs one query to the file system, not a window of them
+        for size in itertools.chain(() if exhaustive else _WINDOWS, itertools.repeat(_WINDOW)):
             chunk = rest[at : at + size]
-            if not chunk or deadline - time.monotonic() <= 0 or (missing and not every):
+            if not chunk or deadline - time.monotonic() <= 0 or (missing and not exhaustive):
                 break
             at += len(chunk)
             for tenant in tenants:
-                chunk = self._ask_shared(tenant, block_ids, chunk, tiers, keys, deadline)
+                chunk = self._query_shared(tenant, block_ids, chunk, tiers, keys, deadline)
             missing += chunk
         return missing + rest[at:]
 
-    def _ask_shared(
+    def _query_shared(
         self,
         tenant: Tenant,
         block_ids: Sequence[bytes],
@@ -150,13 +163,13 @@ class BlockLocator:
         keys: list[bytes],
         deadline: float,
     ) -> list[int]:
-        """Those of `chunk` that are not there under this tenant's names."""
+        """Return those of `chunk` that the shared tier does not have under this tenant's keys."""
         assert self._shared is not None  # noqa: S101
-        its = [tenant.block_key(block_ids[n]) for n in chunk if time.monotonic() < deadline]
+        keys_there = [tenant.block_key(block_ids[n]) for n in chunk if time.monotonic() < deadline]
         left = deadline - time.monotonic()
-        if not its or left <= 0:
+        if not keys_there or left <= 0:
             return chunk
-        for n, key, is_there in zip(chunk, its, self._shared.contains_many(its, left), strict=False):
-            if is_there:
+        for n, key, present in zip(chunk, keys_there, self._shared.contains_many(keys_there, left), strict=False):
+            if present:
                 tiers[n], keys[n] = Tier.SHARED, key
         return [n for n in chunk if tiers[n] == Tier.MISS]

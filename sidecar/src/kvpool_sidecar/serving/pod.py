@@ -1,4 +1,4 @@
-"""One pod of this node as the server sees it, and what it may use at the same time."""
+"""One pod of this node with its tenant and its limits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MAX_CONNECTIONS = 32  # eight ranks of an engine, each with the four of a client
 
 
 class Pod:
-    """Thread-safe counters. `write_room` is the most bytes that its unfinished writes may take.
+    """Identity, tenant and limits of a pod. Thread-safe.
 
-    `readable`: the other tenants whose blocks it may read.
+    `write_limit`: maximum bytes of the pod's unfinished writes. `readable`: other tenants whose blocks it may read.
     """
 
-    def __init__(self, identity: Identity, tenant: Tenant, write_room: int, readable: tuple[Tenant, ...] = ()) -> None:
+    def __init__(self, identity: Identity, tenant: Tenant, write_limit: int, readable: tuple[Tenant, ...] = ()) -> None:
         self.identity = identity
         self.tenant = tenant
         self.readable = readable
         self._lock = threading.Lock()
-        self._write_room = self._total_room = write_room
+        self._available = self._limit = write_limit
         self._connections = 0
 
     @property
@@ -33,7 +33,7 @@ class Pod:
             return self._connections
 
     def enter(self) -> bool:
-        """One more connection; False if it has as many as it may."""
+        """Count a new connection; return False at the limit."""
         with self._lock:
             if self._connections >= MAX_CONNECTIONS:
                 return False
@@ -41,25 +41,25 @@ class Pod:
             return True
 
     def leave(self) -> None:
-        """One connection less."""
+        """Count a closed connection."""
         with self._lock:
             self._connections -= 1
 
-    def limit_room(self, write_room: int) -> None:
-        """So many bytes from now on, those of unfinished writes included."""
+    def set_limit(self, write_limit: int) -> None:
+        """Change the limit; bytes of unfinished writes count against it."""
         with self._lock:
-            self._write_room += write_room - self._total_room
-            self._total_room = write_room
+            self._available += write_limit - self._limit
+            self._limit = write_limit
 
-    def take_room(self, size: int) -> bool:
-        """Promise `size` bytes to a write; False if that is too much."""
+    def reserve(self, size: int) -> bool:
+        """Reserve `size` bytes for a write; return False if they exceed the limit."""
         with self._lock:
-            if size > self._write_room:
+            if size > self._available:
                 return False
-            self._write_room -= size
+            self._available -= size
             return True
 
-    def give_room(self, size: int) -> None:
-        """The write is over."""
+    def release(self, size: int) -> None:
+        """Return the bytes of a finished write."""
         with self._lock:
-            self._write_room += size
+            self._available += size

@@ -1,4 +1,7 @@
-"""Takes pods' listening sockets from the rendezvous container. docs/contribute/design/contracts.md, "Sidecar pod"."""
+"""Receives the pods' listening sockets from the rendezvous container.
+
+See docs/contribute/design/contracts.md, "Sidecar pod".
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,13 @@ import os
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kvpool.errors import ProtocolError, RefusedError
 from kvpool.protocol import wire
 from kvpool_sidecar.tenancy.identity import Identity
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Handoff"]
+__all__ = ["PodAdmission", "SocketHandoff"]
 
 log = logging.getLogger(__name__)
 
@@ -26,25 +26,25 @@ _MAX_FDS = 4
 _UCRED = struct.Struct("3i")
 
 
-class Handoff:
-    """Listens at `path`; one rendezvous at a time, the newest. OSError if the path cannot be bound.
+class PodAdmission(Protocol):
+    """Receives the pods that the rendezvous reports."""
 
-    `add` may raise RefusedError: the rendezvous is told. `sync` gets the uids that the rendezvous knows of once it has
-    told all: what is not among them is gone.
-    """
+    def admit(self, identity: Identity, listener: socket.socket) -> None:
+        """Serve a pod. RefusedError is reported to the rendezvous."""
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        add: Callable[[Identity, socket.socket], None],
-        remove: Callable[[str], None],
-        sync: Callable[[set[str]], None],
-    ) -> None:
+    def remove(self, uid: str) -> None:
+        """Stop serving a pod."""
+
+    def retain(self, uids: set[str]) -> None:
+        """Stop serving all other pods; called once the rendezvous has reported every pod of the node."""
+
+
+class SocketHandoff:
+    """Listens at `path` and serves one rendezvous, the latest. OSError if the path cannot be bound."""
+
+    def __init__(self, path: str, pods: PodAdmission) -> None:
         self._path = path
-        self._add = add
-        self._remove = remove
-        self._sync = sync
+        self._pods = pods
         self._lock = threading.Lock()
         self._peer: socket.socket | None = None
         self._stopped = threading.Event()
@@ -52,39 +52,39 @@ class Handoff:
             os.unlink(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(path)
-        # the rendezvous runs as root without the right to override modes; who it is is checked when it connects
+        # the rendezvous is root without the right to override modes; its user is checked when it connects
         os.chmod(path, 0o666)  # noqa: S103
         self._listener.listen(4)
 
     @property
     def connected(self) -> bool:
-        """Is a rendezvous there?"""
+        """Whether a rendezvous is connected."""
         with self._lock:
             return self._peer is not None
 
     def start(self) -> None:
         threading.Thread(target=self._accept, name="handoff", daemon=True).start()
 
-    def ask_again(self) -> None:
-        """Have the rendezvous tell all of its pods anew: other ones may be served now."""
+    def resync(self) -> None:
+        """Make the rendezvous report all pods again, because the set of allowed pods has changed."""
         with self._lock:
             if self._peer is not None:
                 with contextlib.suppress(OSError):
                     self._peer.shutdown(socket.SHUT_RDWR)
 
-    def rest(self) -> None:
-        """Have the rendezvous let go of the pods' sockets, for another sidecar's to take their place."""
+    def release_sockets(self) -> None:
+        """Make the rendezvous close the pods' sockets, so that those of another sidecar replace them."""
         with self._lock:
             if self._peer is not None:
                 with contextlib.suppress(OSError):
                     self._peer.sendall(wire.pack_json({"op": "rest"}))
 
     def stop(self) -> None:
-        """Close; the rendezvous keeps the pods' sockets for the next server."""
+        """Close the socket; the rendezvous keeps the pods' sockets for the next server."""
         self._stopped.set()
         with self._lock:
-            doomed = [self._listener, self._peer]
-        for sock in doomed:
+            open_sockets = [self._listener, self._peer]
+        for sock in open_sockets:
             if sock is not None:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
@@ -96,11 +96,14 @@ class Handoff:
                 sock, _ = self._listener.accept()
             except OSError as e:
                 if not self._stopped.wait(0.1):
-                    log.warning("handoff: %s", e)
+                    log.warning("cannot accept the rendezvous's connection; retrying: %s", e)
                 continue
             _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
             if uid not in (0, os.geteuid()):
-                log.warning("handoff: a process of user %d was turned away", uid)
+                log.warning(
+                    "refused a connection to the rendezvous socket from user %d; only root and this user may connect",
+                    uid,
+                )
                 sock.close()
                 continue
             with self._lock:
@@ -112,12 +115,12 @@ class Handoff:
 
     def _serve(self, sock: socket.socket) -> None:
         known: set[str] = set()
-        log.info("the rendezvous connected")
+        log.info("the rendezvous is connected")
         try:
             while self._next(sock, known):
                 pass
         except OSError as e:
-            log.warning("handoff: %s", e)
+            log.warning("the connection to the rendezvous failed: %s", e)
         finally:
             with self._lock:
                 if self._peer is sock:
@@ -125,15 +128,15 @@ class Handoff:
             sock.close()
 
     def _next(self, sock: socket.socket, known: set[str]) -> bool:
-        """Take one message; False at the end."""
+        """Handle one message; return False at the end of the connection."""
         data, fds, _, _ = socket.recv_fds(sock, _MAX_MESSAGE, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         try:
             if not data:
                 return False
-            # a message that is too long is cut, and then is no JSON; cut descriptors are too few
-            answer = self._take(wire.unpack_json(data), fds, known)
+            # a truncated message is not valid JSON, and truncated descriptors are too few
+            answer = self._apply(wire.unpack_json(data), fds, known)
         except ProtocolError as e:
-            log.warning("handoff: %s", e)
+            log.warning("ignored a message of the rendezvous: %s", e)
             return True
         finally:
             for fd in fds:
@@ -142,32 +145,32 @@ class Handoff:
             sock.sendall(wire.pack_json(answer))
         return True
 
-    def _take(self, message: dict[str, Any], fds: list[int], known: set[str]) -> dict[str, Any] | None:
-        """Act on one message. The caller closes `fds`."""
+    def _apply(self, message: dict[str, Any], fds: list[int], known: set[str]) -> dict[str, Any] | None:
+        """Apply one message and return the reply, if any. The caller closes `fds`."""
         op = message.get("op")
         if op == "synced":
-            self._sync(known)
+            self._pods.retain(known)
             return None
         if op == "remove" and isinstance(uid := message.get("uid"), str):
             known.discard(uid)
-            self._remove(uid)
+            self._pods.remove(uid)
             return None
         if op != "add" or len(fds) != 1:
-            raise ProtocolError(f"cannot make sense of {op!r} with {len(fds)} sockets")
+            raise ProtocolError(f"unexpected operation {op!r} with {len(fds)} sockets")
         identity = Identity.from_message(message)
         listener = _listening_socket(fds[0])
         try:
-            self._add(identity, listener)
+            self._pods.admit(identity, listener)
         except RefusedError as e:
             listener.close()
-            log.info("pod %s/%s is not served: %s", identity.namespace, identity.pod, e)
+            log.info("pod %s/%s is not served and runs without the pool: %s", identity.namespace, identity.pod, e)
             return {"op": "refused", "uid": identity.uid, "reason": str(e)}
         known.add(identity.uid)
         return None
 
 
 def _listening_socket(fd: int) -> socket.socket:
-    """A copy of `fd` as a socket. ProtocolError unless it listens for packets on a unix socket."""
+    """Return a copy of `fd` as a socket. ProtocolError unless it is a listening SOCK_SEQPACKET unix socket."""
     copy = os.dup(fd)
     try:
         sock = socket.socket(fileno=copy)
@@ -178,5 +181,5 @@ def _listening_socket(fd: int) -> socket.socket:
     listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if (sock.family, kind, listening) != (socket.AF_UNIX, socket.SOCK_SEQPACKET, 1):
         sock.close()
-        raise ProtocolError("not a listening socket of packets")
+        raise ProtocolError("not a listening SOCK_SEQPACKET unix socket")
     return sock
