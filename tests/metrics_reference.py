@@ -24,7 +24,7 @@ Made from the code by `make gen`. Units are seconds and bytes. Counters run sinc
 PodMonitors
 every sidecar's metrics also have the labels `namespace`, `pool` and `node`.
 
-No metric names a tenant. `sidecar.metrics.tenantLabels: true` of the chart adds those that have the label `tenant`: a
+No metric names a tenant. `sidecar.metrics.perTenant: true` of the chart adds those that have the label `tenant`: a
 tag that only the pool's secret can tie to a namespace.
 """
 

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool_operator.api import crdgen
+from kvpool_operator.api import annotations, crdgen, reference
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.quantity import format_bytes, to_bytes
 from kvpool_operator.api.resources import RESOURCES, Resource
@@ -81,6 +81,29 @@ def test_every_rule_has_a_bad_example_or_is_about_a_change():
 @pytest.mark.parametrize("name", ["minimal.yaml", "kvcachepool.yaml", "object-store.yaml"])
 def test_examples_are_valid(name: str):
     KVCachePool.parse(yaml.safe_load((ROOT / "examples" / name).read_text()))
+
+
+def test_the_pool_at_the_root_is_the_minimal_example():
+    assert yaml.safe_load((ROOT / "kvcachepool.yaml").read_text()) == MINIMAL
+
+
+@pytest.mark.parametrize("name", ["api.md", "annotations.md"])
+def test_the_reference_pages_are_fresh(name: str):
+    assert (ROOT / "docs" / "reference" / name).read_text() == reference.pages()[name], (
+        f"{name} is stale: run `make gen`"
+    )
+
+
+def test_every_label_and_annotation_of_the_api_is_in_the_reference():
+    names = {v for k, v in vars(annotations).items() if k.startswith(("LABEL_", "ANNOTATION_", "FINALIZER_"))}
+    assert names == {k.key for k in annotations.METADATA_KEYS}
+
+
+@pytest.mark.parametrize("resource", RESOURCES, ids=lambda r: r.kind)
+def test_each_kind_describes_its_own_condition_types(resource: Resource):
+    status = crdgen.crd(resource)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    described = status["properties"]["conditions"]["items"]["properties"]["type"]["description"]
+    assert described == f"Type of the condition: {', '.join(resource.conditions)}."
 
 
 def test_a_whole_pool_is_ten_lines():

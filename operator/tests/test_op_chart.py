@@ -16,6 +16,7 @@ from op_samples import inputs
 
 from kvpool_operator.api.annotations import LABEL_POOL
 from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired.daemonset import sidecar_daemonset
 from kvpool_operator.desired.inputs import InstallationConfig
 from kvpool_operator.injection.annotations import opted_in, parse_annotations
@@ -79,8 +80,10 @@ def test_the_values_fit_their_schema():
 
 def _paths(value, schema, at=""):
     """Paths of values that the schema names one by one."""
-    while "$ref" in schema:
-        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    while "$ref" in schema or "allOf" in schema:
+        (schema,) = schema.get("allOf", [schema])
+        if "$ref" in schema:
+            schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     for name, inner in schema.get("properties", {}).items():
         yield f"{at}.{name}", name in (value or {})
         if isinstance(value, dict) and name in value:
@@ -444,11 +447,11 @@ def test_network_policies_let_in_who_has_to_and_nobody_else():
 @needs_helm
 def test_tenants_are_in_metrics_only_when_asked_for():
     for asked in ("false", "true"):
-        (container,) = pod_of(one(render(f"sidecar.metrics.tenantLabels={asked}"), "Deployment", "kvpool-operator"))[
+        (container,) = pod_of(one(render(f"sidecar.metrics.perTenant={asked}"), "Deployment", "kvpool-operator"))[
             "containers"
         ]
         env = {e["name"]: e.get("value", "x") for e in container["env"]}
-        assert read_operator_settings([], env).env.tenant_labels is (asked == "true")
+        assert read_operator_settings([], env).env.metrics_per_tenant is (asked == "true")
 
 
 @needs_helm
@@ -579,7 +582,11 @@ def test_the_test_says_what_is_wrong(tmp_path, notes, pool, code, words):
 
 def test_the_notes_name_the_next_commands():
     notes = (CHART / "templates" / "NOTES.txt").read_text()
-    assert "kubectl apply -f examples/kvcachepool.yaml" in notes
+    manifest = (
+        notes.partition("<<'EOF'\n")[2].partition("EOF\n")[0].replace("{{ .Release.Namespace }}", "kvpool-system")
+    )
+    assert KVCachePool.parse(yaml.safe_load(manifest)).key == "kvpool-system/chat"
+    assert "pod-security.kubernetes.io/enforce=privileged" in notes
     assert "--for=condition=Ready" in notes
     assert '"kvpool.dev/inject": "true"' in notes
 

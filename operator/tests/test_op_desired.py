@@ -68,7 +68,7 @@ EXTERNAL = Inputs(
         {"index-ca.crt": "their-ca", "index-client.crt": "their-cert", "index-client.key": "their-key"},
     ),
 )
-CLOSED = InstallationConfig(sidecar_image="i", network_policies=True, tenant_labels=True)
+CLOSED = InstallationConfig(sidecar_image="i", network_policies=True, metrics_per_tenant=True)
 CASES = {
     "minimal": build(Inputs(example("minimal.yaml"), ENV, SECRET)),
     "example": build(Inputs(example("kvcachepool.yaml"), ENV, SECRET, ("kvpool-system", "team-a"))),

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from kvpool_operator import errors
+from kvpool_operator.api.condition_types import POOL_CONDITIONS
 from kvpool_operator.api.reasons import Reason
-from kvpool_operator.pools.status import _TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "kvpool"
@@ -104,7 +104,7 @@ def test_a_runbook_speaks_of_things_that_there_are(path: Path):
     words = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)*)`", text))
     reasons = {e.reason for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.OperatorError)}
     policies = {"WriteThroughSelective", "Bug"}
-    assert words - {r.value for r in Reason} - set(_TYPES) - reasons - policies == set()
+    assert words - {r.value for r in Reason} - set(POOL_CONDITIONS) - reasons - policies == set()
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (path.parent / link).exists(), link
 

@@ -1,4 +1,4 @@
-{{/* Names are fixed: one release per cluster, and a second one is refused by the objects that exist already. */}}
+{{/* Names are fixed: one release per cluster. A second release fails because the objects already exist. */}}
 
 {{- define "kvpool.labels" -}}
 app.kubernetes.io/name: kvpool
@@ -23,7 +23,7 @@ app.kubernetes.io/component: {{ .component }}
 {{ .image.repository }}{{ if hasPrefix "@" $tag }}{{ $tag }}{{ else }}:{{ $tag }}{{ end }}
 {{- end }}
 
-{{/* The pod's part that the operator and the webhook share. */}}
+{{/* Pod spec fields shared by the operator and the webhook. */}}
 {{- define "kvpool.pod" -}}
 {{- with .root.Values.global.imagePullSecrets }}
 imagePullSecrets:
@@ -31,7 +31,7 @@ imagePullSecrets:
 - name: {{ . }}
 {{- end }}
 {{- end }}
-# a Service called kvpool-... would set variables that begin like our settings
+# service links of a Service named kvpool-... would define variables with the prefix of the settings
 enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
@@ -68,7 +68,7 @@ capabilities: {drop: [ALL]}
 readOnlyRootFilesystem: true
 {{- end }}
 
-{{/* Who may read metrics: the part of an ingress rule beside its ports. Probes come from the node and always get in. */}}
+{{/* Allowed metrics clients: the `from` part of an ingress rule. Probes from the node are always allowed. */}}
 {{- define "kvpool.metricsFrom" -}}
 {{- with .Values.networkPolicy.metricsFrom }}
 from:

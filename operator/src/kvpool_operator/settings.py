@@ -61,7 +61,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
     flag("kubelet-dir", "the kubelet's directory on every node", "/var/lib/kubelet")
     flag("rendezvous-role", "ClusterRole that sidecars are bound to", "kvpool-sidecar-rendezvous")
     flag("network-policies", "true: NetworkPolicies for every pool", "false")
-    flag("tenant-labels", "true: sidecars tell metrics by tenant", "false")
+    flag("metrics-per-tenant", "true: sidecars export metrics per tenant", "false")
     flag("workers", "pools that are worked on at once; a third of them at most where nobody waits", "6")
     flag("refresh", "seconds between two looks at a pool when nothing happens", "10")
     flag("watch-silence", "seconds without a word after which a watch is opened again; bookmarks come every 60", "70")
@@ -83,7 +83,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
             kubelet_dir=a.kubelet_dir.rstrip("/"),
             rendezvous_role=a.rendezvous_role,
             network_policies=a.network_policies == "true",
-            tenant_labels=a.tenant_labels == "true",
+            metrics_per_tenant=a.metrics_per_tenant == "true",
         ),
         workers=max(1, int(a.workers)),
         refresh_s=max(1.0, float(a.refresh)),

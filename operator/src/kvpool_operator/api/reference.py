@@ -6,6 +6,7 @@ the current directory (the root of the repository); `--check` exits 1 if a page 
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -46,8 +47,7 @@ def _api() -> str:
 def _kind(resource: Resource) -> str:
     schema = crd(resource)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     parts = [f"## {resource.kind}\n", f"{resource.description}\n"]
-    for rule in schema.get("x-kubernetes-validations", []):
-        parts.append(f"Validation: {rule['message']}.\n")
+    parts += [f"Validation: {rule['message']}.\n" for rule in schema.get("x-kubernetes-validations", [])]
     for name in ("spec", "status"):
         if name not in schema["properties"]:
             continue
@@ -55,8 +55,8 @@ def _kind(resource: Resource) -> str:
         columns = ("field", "type", "default", "description") if name == "spec" else ("field", "type", "description")
         parts.append(f"### {resource.kind} {name}\n")
         parts.append(_table(columns, [[row[c] for c in columns] for row in rows]))
-    rows = [[f"`{name}`", f"{meaning[0].upper()}{meaning[1:]}."] for name, meaning in resource.conditions.items()]
-    parts += [f"### {resource.kind} conditions\n", _table(("type", "True means"), rows)]
+    types = [[f"`{name}`", f"{meaning[0].upper()}{meaning[1:]}."] for name, meaning in resource.conditions.items()]
+    parts += [f"### {resource.kind} conditions\n", _table(("type", "True means"), types)]
     return "\n".join(parts)
 
 
@@ -107,12 +107,16 @@ def _validations(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(_escape(cell) for cell in line) + " |\n" for line in lines)
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("'*'", "`'*'`")
 
 
 def _annotations() -> str:

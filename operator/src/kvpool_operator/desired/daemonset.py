@@ -105,7 +105,7 @@ def _server(pool: KVCachePool, env: InstallationConfig) -> Manifest:
             {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
             {"name": "KVPOOL_RENDEZVOUS_SOCKET", "value": f"{_HANDOFF}/handoff.sock"},
             *object_store_env(pool),
-            *([{"name": "KVPOOL_METRICS_PER_TENANT", "value": "true"}] if env.tenant_labels else []),
+            *([{"name": "KVPOOL_METRICS_PER_TENANT", "value": "true"}] if env.metrics_per_tenant else []),
             *([{"name": "KVPOOL_ALLOW_TAKEOVER", "value": "true"}] if may_surge(pool) else []),
             _field("KVPOOL_NODE", "spec.nodeName"),
             _field("KVPOOL_ADDRESS", "status.podIP"),

@@ -28,7 +28,7 @@ class InstallationConfig:
     """ClusterRole (of the chart) that lets a sidecar's rendezvous part list and watch pods."""
     network_policies: bool = False
     """Whether each pool gets NetworkPolicies."""
-    tenant_labels: bool = False
+    metrics_per_tenant: bool = False
     """Whether sidecars tell metrics by tenant."""
 
 
