@@ -23,6 +23,7 @@ from kvpool import config
 from kvpool.errors import CorruptBlockError
 from kvpool.protocol import block, wire
 from kvpool_sidecar.blocks import compression as codec
+from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.compressed import CompressedStore
@@ -286,7 +287,9 @@ class Tiers:
         self.shared = FilesystemStore(str(self.directory), pool_uid="u")
         self.local = Drive("nvme", str(directory / "nvme"), quota.CapacityLimits(64 * MIB, 85, 75, 1000), pool_uid="u")
         self.local.scan()
-        self.kept: list[tuple[bytes, int]] = []
+        self.promoted: list[tuple[bytes, int]] = []
+        self.events = BlockEvents()
+        self.events.subscribe(BlockPromoted, self.promoted.append)
         self.counts: dict[str, int] = {}
 
     def packed(self, which: int, **kw) -> CompressedStore:
@@ -295,7 +298,7 @@ class Tiers:
 
         return CompressedStore(
             self.shared, self.local, codec=which, count=count,
-            **{"max_payload": 16 * MIB, "kept": lambda k, n: self.kept.append((k, n)), **kw},
+            **{"max_payload": 16 * MIB, "events": self.events, **kw},
         )  # fmt: skip
 
     def close(self) -> None:
@@ -329,7 +332,7 @@ def test_what_is_read_is_a_plain_block_of_the_local_tier(tiers):
     head = block.decode_header(os.pread(found.fd, HEAD, 0))  # as a client does, who knows no codec
     os.close(found.fd)
     assert (head.codec, head.stored_len) == (block.CODEC_NONE, MIB)
-    assert tiers.kept == [(key(1), MIB)]
+    assert tiers.promoted == [(key(1), MIB)]
     assert read(tiers.local, 1) == payload(1, MIB)
     assert tiers.counts["compressed"] == tiers.counts["decompressed"] == 1
     assert tiers.counts["stored-bytes"] < tiers.counts["raw-bytes"] == MIB

@@ -15,8 +15,9 @@ from sc_nodes import wait_for
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, RefusedError, TierFullError
 from kvpool.protocol.wire import CommitStatus
+from kvpool_sidecar.blocks.events import BlockEvents, BlocksRemoved, DriveIncident
 from kvpool_sidecar.storage.layout import block_path
-from kvpool_sidecar.storage.local.drive import Drive, DriveEvents
+from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import TAG, header, key, payload, put, read, write
@@ -25,16 +26,16 @@ from kvpool_testing.faulty_store import FaultyStore
 MIB = 1 << 20
 
 
-class Log(DriveEvents):
-    def __init__(self):
+class Log(BlockEvents):
+    def __init__(self) -> None:
+        super().__init__()
         self.keys: list[bytes] = []
         self.counts: dict[str, int] = {}
+        self.subscribe(BlocksRemoved, lambda event: self.keys.extend(event.block_keys))
+        self.subscribe(DriveIncident, self._count)
 
-    def gone(self, keys):
-        self.keys += keys
-
-    def count(self, what, n):
-        self.counts[what] = self.counts.get(what, 0) + n
+    def _count(self, event: DriveIncident) -> None:
+        self.counts[event.kind] = self.counts.get(event.kind, 0) + event.occurrences
 
 
 @pytest.fixture

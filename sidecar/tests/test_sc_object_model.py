@@ -45,7 +45,7 @@ class DirectoryModel(StoreModel):
     @rule(n=BLOCKS)
     def read_from_another_node(self, n):
         local = MemoryStore(1 << 20)
-        near = ObjectStore(self.bucket(), pool_uid="r", max_payload=1 << 20, keep=local)
+        near = ObjectStore(self.bucket(), pool_uid="r", max_payload=1 << 20, local=local)
         data = read(near, n)
         assert data is None or (n in self.stored and data == payload(n, SIZE))
         assert read(local, n) == data

@@ -10,6 +10,7 @@ from sc_s3 import S3Server, s3_bucket
 
 from kvpool.errors import ConfigError, TierFullError
 from kvpool.protocol.block import HEADER_BYTES
+from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 from kvpool_sidecar.storage.memory import MemoryStore
@@ -123,7 +124,9 @@ class ObjectContract(StoreContract):
     def test_a_block_that_is_brought_here_is_kept_here(self, store):
         put(store, 1)
         local, told = MemoryStore(1 << 20), []
-        near = make_store(self.bucket(), keep=local, kept=lambda *a: told.append(a))
+        events = BlockEvents()
+        events.subscribe(BlockPromoted, told.append)
+        near = make_store(self.bucket(), local=local, events=events)
         assert read(near, 1) == payload(1)
         assert read(local, 1) == payload(1)
         assert told == [(key(1), 20_000)]
@@ -135,7 +138,7 @@ class ObjectContract(StoreContract):
     def test_where_the_drive_is_full_a_block_is_read_all_the_same(self, store):
         put(store, 1)
         local = MemoryStore(100)
-        near = make_store(self.bucket(), keep=local)
+        near = make_store(self.bucket(), local=local)
         assert read(near, 1) == payload(1)
         assert local.usage().blocks == 0
         near.close()
@@ -144,7 +147,7 @@ class ObjectContract(StoreContract):
         put(store, 1)
         self.corrupt(store, key(1), 20_000)
         local = MemoryStore(1 << 20)
-        near = make_store(self.bucket(), keep=local)
+        near = make_store(self.bucket(), local=local)
         assert near.open(key(1)) is None
         assert local.usage() == (1 << 20, 0, 0)
         near.close()

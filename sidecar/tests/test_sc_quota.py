@@ -11,7 +11,8 @@ import pytest
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, TierFullError
 from kvpool.protocol.wire import CommitStatus
-from kvpool_sidecar.storage.local.drive import Drive, DriveEvents
+from kvpool_sidecar.blocks.events import BlockEvents, BlocksRemoved, DriveIncident
+from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import header, key, payload, read, write
@@ -20,16 +21,16 @@ MIB = 1 << 20
 LOUD, QUIET = b"L" * 16, b"Q" * 16
 
 
-class Log(DriveEvents):
+class Log(BlockEvents):
     def __init__(self) -> None:
+        super().__init__()
         self.gone_keys: list[bytes] = []
         self.counts: dict[str, int] = {}
+        self.subscribe(BlocksRemoved, lambda event: self.gone_keys.extend(event.block_keys))
+        self.subscribe(DriveIncident, self._count)
 
-    def gone(self, keys):
-        self.gone_keys += keys
-
-    def count(self, what, n):
-        self.counts[what] = self.counts.get(what, 0) + n
+    def _count(self, event: DriveIncident) -> None:
+        self.counts[event.kind] = self.counts.get(event.kind, 0) + event.occurrences
 
 
 @pytest.fixture

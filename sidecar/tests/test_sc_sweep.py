@@ -14,6 +14,7 @@ from sc_nodes import wait_for
 
 from kvpool.errors import ConfigError
 from kvpool.protocol import block
+from kvpool_sidecar.blocks.events import SharedBlockOpened
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.shared_gc import collection as sweep
 from kvpool_sidecar.shared_gc import metadata as folder
@@ -541,7 +542,7 @@ def test_a_use_is_noted_so_what_is_in_use_stays(shared):
     shared.put(1, idle=2 * HOUR)
     shared.put(2, idle=2 * HOUR)
     touches = AccessTimes(shared.store.touch, shared.stats, every_s=600.0)
-    shared.store.on_use = lambda key, used_at: touches.record(key)
+    shared.store.events.subscribe(SharedBlockOpened, lambda event: touches.record(event.block_key))
     touches.start()
     assert read(shared.store, 1) == payload(1)
     wait_for(lambda: shared.stats.whole("touches") == {"touched": 1}, "the use is noted")

@@ -18,6 +18,18 @@ from kvpool_sidecar.admin.registry import OperationDeps, make_kinds
 from kvpool_sidecar.admin.server import AdminServer
 from kvpool_sidecar.app.config_reload import ConfigReloader
 from kvpool_sidecar.app.takeover import LOOK_S, TakeoverWatch, wait_for_turn
+from kvpool_sidecar.blocks.events import (
+    BlockEvents,
+    BlockPromoted,
+    BlockReplicated,
+    BlocksEvicted,
+    BlocksOpened,
+    BlocksRemoved,
+    BlockStored,
+    BlockUnreplicated,
+    DriveIncident,
+    SharedBlocksAbsent,
+)
 from kvpool_sidecar.blocks.popularity import Popularity
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.events.feed import EventFeed, Locality
@@ -59,7 +71,6 @@ from kvpool_sidecar.serving.pod_registry import PodRegistry
 from kvpool_sidecar.serving.session import Session, SessionContext
 from kvpool_sidecar.serving.socket_handoff import SocketHandoff
 from kvpool_sidecar.shared_gc.controller import SharedGcController, create_controller
-from kvpool_sidecar.storage.local.drive import DriveEvents
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.shared.factory import open_shared
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -71,14 +82,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool.config import PoolConfig
-    from kvpool.protocol.block import BlockHeader
     from kvpool_sidecar.blocks.popularity import PopularBlock
     from kvpool_sidecar.events.publisher import EventPublisher
     from kvpool_sidecar.index.base import Index
     from kvpool_sidecar.serving.pod import Pod
     from kvpool_sidecar.settings import ServeSettings
     from kvpool_sidecar.storage.local.drive import Drive
-    from kvpool_sidecar.storage.local.store import LocalStore
 
 __all__ = ["SidecarApp", "serve"]
 
@@ -91,52 +100,6 @@ _DATA_REQUESTS = ("open", "begin")
 _DRAIN_S = 2.0
 _FLUSH_S = 5.0  # with the above within the pod's grace period of ten
 _INDEX_THREADS, _INDEX_BACKLOG = 8, 64
-
-
-class _StoreEvents(DriveEvents):
-    """The store is made before the announcer that is to be told."""
-
-    def __init__(self, stats: Stats) -> None:
-        self.announcer: IndexRegistration | None = None
-        self.copier: WriteBack | None = None
-        self.feed: EventFeed | None = None
-        self.local: LocalStore | None = None
-        self._stats = stats
-
-    def stored(self, key: bytes, header: BlockHeader) -> None:
-        if self.feed is not None:
-            self.feed.stored(key, header)
-            if self.local is not None and not self.local.contains(key):  # it went while it was told
-                self.feed.removed([key], Locality.LOCAL)
-
-    def shared(self, key: bytes) -> None:
-        if self.feed is not None:
-            self.feed.shared(key)
-
-    def gone(self, keys: list[bytes]) -> None:
-        if self.feed is not None:
-            self.feed.removed(keys, Locality.LOCAL)
-        if self.announcer is not None:
-            self.announcer.withdraw(keys)
-        if self.copier is not None:
-            self.copier.discard(keys)
-
-    def not_shared(self, key: bytes, payload_len: int) -> None:
-        if self.copier is not None:
-            self.copier.enqueue(key, payload_len)
-
-    def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
-        return self.copier.dirty(keys) if self.copier is not None else set()
-
-    def hurry(self, keys: Sequence[bytes]) -> None:
-        if self.copier is not None:
-            self.copier.expedite(keys)
-
-    def count(self, what: str, n: int) -> None:
-        self._stats.add("events", what, n)
-
-    def evicted(self, cause: str, n: int) -> None:
-        self._stats.add("evictions", cause, n)
 
 
 class SidecarApp:
@@ -162,8 +125,8 @@ class SidecarApp:
 
     def _open_tiers(self, made: contextlib.ExitStack) -> None:
         config, settings = self._config, self._settings
-        self._events = _StoreEvents(self._stats)
-        self._feed = self._events.feed = EventFeed(self._stats) if config.events.enabled else None
+        self._events = BlockEvents()
+        self._feed = EventFeed(self._stats) if config.events.enabled else None
         read_paths = {tier.path: ro for tier in config.local if (ro := settings.read_path(tier.path)) is not None}
         self._local = open_local(
             config.local,
@@ -175,15 +138,15 @@ class SidecarApp:
             read_headers=self._feed is not None,
         )
         made.callback(self._local.close)
-        self._events.local = self._local
         self._shared: SharedTier | None = None
         self._copier: WriteBack | None = None
+        self._count_drive_events()
+        if self._feed is not None:
+            self._feed_events(self._feed)
         self._keeper: SharedGcController | None = None
-        shared = open_shared(settings, self._local, lambda key, n: self._announcer.announce(key, n), self._stats)
+        shared = open_shared(settings, self._local, self._events, self._stats)
         if shared is not None:
-            self._shared = SharedTier(shared)
-            if (feed := self._feed) is not None:
-                self._shared.on_absent = lambda keys: feed.removed(keys, Locality.SHARED)
+            self._shared = SharedTier(shared, events=self._events)
             made.callback(self._shared.close)
             self._keeper = create_controller(
                 config, self._holder.tenancy, settings.node, self._shared, self._stats, self._fingerprints.known
@@ -200,9 +163,32 @@ class SidecarApp:
                     min_hits=config.cache.write_min_hits,
                 )
                 made.callback(self._copier.stop)
-                self._events.copier = self._copier
-                if config.cache.write_policy == "WriteThroughSelective":
-                    self._local.on_used = self._copier.record_hits
+                self._copy_on_events(self._copier, selective=config.cache.write_policy == "WriteThroughSelective")
+
+    def _count_drive_events(self) -> None:
+        stats = self._stats
+        self._events.subscribe(DriveIncident, lambda event: stats.add("events", event.kind, event.occurrences))
+        self._events.subscribe(BlocksEvicted, lambda event: stats.add("evictions", event.cause, event.blocks))
+
+    def _feed_events(self, feed: EventFeed) -> None:
+        """Publish what the tiers store and lose to routers."""
+
+        def on_stored(event: BlockStored) -> None:
+            feed.stored(event.block_key, event.header)
+            if not self._local.contains(event.block_key):  # evicted before it was published
+                feed.removed([event.block_key], Locality.LOCAL)
+
+        self._events.subscribe(BlockStored, on_stored)
+        self._events.subscribe(BlockReplicated, lambda event: feed.shared(event.block_key))
+        self._events.subscribe(BlocksRemoved, lambda event: feed.removed(event.block_keys, Locality.LOCAL))
+        self._events.subscribe(SharedBlocksAbsent, lambda event: feed.removed(event.block_keys, Locality.SHARED))
+
+    def _copy_on_events(self, copier: WriteBack, *, selective: bool) -> None:
+        self._local.set_pending_copies(copier)
+        self._events.subscribe(BlockUnreplicated, lambda event: copier.enqueue(*event))
+        self._events.subscribe(BlocksRemoved, lambda event: copier.discard(event.block_keys))
+        if selective:
+            self._events.subscribe(BlocksOpened, lambda event: copier.record_hits(event.block_keys))
 
     def _open_network(self, made: contextlib.ExitStack) -> None:
         config, settings = self._config, self._settings
@@ -273,7 +259,8 @@ class SidecarApp:
         self._warm_up = self._make_warm_up(index, info)
         self._evacuator = self._make_evacuator(index)
         made.callback(self._evacuator.cancel)
-        self._events.announcer = self._announcer
+        self._events.subscribe(BlocksRemoved, lambda event: self._announcer.withdraw(event.block_keys))
+        self._events.subscribe(BlockPromoted, lambda event: self._announcer.announce(*event))
 
     def _make_warm_up(self, index: Index, own: NodeInfo) -> WarmUp | None:
         config = self._config
@@ -606,7 +593,7 @@ class SidecarApp:
 
     @staticmethod
     def _look_again(shared: SharedTier, keys: list[bytes]) -> None:
-        """Tell routers what another node's sweep has removed (SharedTier.on_absent)."""
+        """Tell routers what another node's sweep has removed (SharedBlocksAbsent)."""
         for key in keys:
             shared.mark_absent(key)
         shared.contains_many(keys, _HOUSEKEEPING_S)

@@ -17,7 +17,7 @@ from kvpool_sidecar.index.base import IndexFullError
 from kvpool_sidecar.index.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvpool_sidecar.index.base import Index, NodeInfo
     from kvpool_sidecar.storage.base import Store
@@ -106,7 +106,7 @@ class IndexRegistration:
         if payload_len < _MAX_PAYLOAD:
             self._put({key: payload_len})
 
-    def withdraw(self, keys: list[bytes]) -> None:
+    def withdraw(self, keys: Sequence[bytes]) -> None:
         """This node has them no more."""
         self._put(dict.fromkeys(keys))
 

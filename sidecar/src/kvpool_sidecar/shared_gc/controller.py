@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvpool_sidecar.blocks.events import SharedBlockOpened
 from kvpool_sidecar.eviction import PERSIST_EVERY_S
 from kvpool_sidecar.shared_gc.access_times import AccessTimes
 from kvpool_sidecar.shared_gc.filesystem_collector import FilesystemCollector, Schedule
@@ -54,7 +55,7 @@ class SharedGcController:
         self._store = store
         self.collector = make_sweeper(rules)
         self.access_times = AccessTimes(self._touch, stats, every_s=rules.access_time_precision_s, per_s=per_s)
-        store.on_use = self._used
+        store.events.subscribe(SharedBlockOpened, self._on_opened)
 
     def start(self) -> None:
         self.collector.start()
@@ -79,9 +80,9 @@ class SharedGcController:
         """For /status."""
         return self.collector.status()
 
-    def _used(self, key: bytes, used_at: float) -> None:
-        if self._store.now - used_at >= self._config.access_time_precision_s:
-            self.access_times.record(key)
+    def _on_opened(self, event: SharedBlockOpened) -> None:
+        if self._store.now - event.used_at >= self._config.access_time_precision_s:
+            self.access_times.record(event.block_key)
 
     def _touch(self, key: bytes, every_s: float) -> bool:
         return self._config.tracks_access and self._store.touch(key, every_s)

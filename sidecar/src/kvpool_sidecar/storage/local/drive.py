@@ -11,13 +11,22 @@ import stat
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvpool.errors import ConfigError, CorruptBlockError, TierFullError
 from kvpool.protocol import block
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.blocks import file as blockfile
+from kvpool_sidecar.blocks.events import (
+    BlockEvents,
+    BlockReplicated,
+    BlocksEvicted,
+    BlocksRemoved,
+    BlockStored,
+    BlockUnreplicated,
+    DriveIncident,
+)
 from kvpool_sidecar.eviction import Entry, EvictionConfig, PerTenant, decode_uses, encode_mtime_ns
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
@@ -33,7 +42,7 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.block import BlockHeader
 
-__all__ = ["MAX_BLOCKS", "Drive", "DriveEvents"]
+__all__ = ["MAX_BLOCKS", "Drive", "PendingCopies"]
 
 log = logging.getLogger(__name__)
 
@@ -52,33 +61,14 @@ _DRIVE_ERRORS = {errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.EUCLEA
 _NOT_A_BLOCK = {errno.ENOTDIR, errno.ELOOP}
 
 
-class DriveEvents:
-    """What the owner wants to know; called without a lock held. Subclass and override."""
-
-    def stored(self, key: bytes, header: BlockHeader) -> None:
-        """A block is here now, or was found by the scan (only where headers are read)."""
-
-    def shared(self, key: bytes) -> None:
-        """The shared tier has a copy of a block that is here."""
-
-    def gone(self, keys: list[bytes]) -> None:
-        """Evicted, vanished or quarantined: the index should know."""
-
-    def not_shared(self, key: bytes, payload_len: int) -> None:
-        """The scan found a block of which no copy was ever noted."""
+class PendingCopies(Protocol):
+    """Blocks whose copy to the shared tier is pending (kvpool_sidecar.replication.write_back)."""
 
     def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Which of these blocks are to be copied first, if that is possible, before they go."""
-        return set()
+        """Return which of these blocks should be copied, if possible, before they are evicted."""
 
-    def hurry(self, keys: Sequence[bytes]) -> None:
-        """These are to go as soon as they are copied."""
-
-    def count(self, what: str, n: int) -> None:
-        """`what` is evicted, quarantined, junk, io_error or writers_given_up."""
-
-    def evicted(self, cause: str, n: int) -> None:
-        """`cause` is capacity (of the tier), space (on its file system), quota (of a tenant) or expired."""
+    def expedite(self, keys: Sequence[bytes]) -> None:
+        """Copy these blocks next: they are evicted once they are copied."""
 
 
 class Drive(Store):
@@ -95,7 +85,7 @@ class Drive(Store):
         *,
         pool_uid: str,
         read_path: str | None = None,
-        events: DriveEvents | None = None,
+        events: BlockEvents | None = None,
         use_tmpfile: bool = True,
         policy: str = "PrefixAware",
         order: EvictionConfig | None = None,
@@ -107,7 +97,8 @@ class Drive(Store):
     ) -> None:
         self.name = name
         self._limits = limits
-        self._events = events or DriveEvents()
+        self._events = events or BlockEvents()
+        self.pending_copies: PendingCopies | None = None
         self._pending_max_age_s = pending_max_age_s
         self._lock = threading.Lock()
 
@@ -313,7 +304,7 @@ class Drive(Store):
             self._note(e)  # it is copied once more after a restart
         finally:
             os.close(fd)
-        self._events.shared(key)
+        self._events.emit(BlockReplicated(key))
 
     # -- removing
 
@@ -325,8 +316,8 @@ class Drive(Store):
     def purge(self, keys: Sequence[bytes]) -> int:
         gone = [key for key in keys if self.delete(key)]
         if gone:
-            self._events.count("purged", len(gone))
-            self._events.gone(gone)
+            self._events.emit(DriveIncident("purged", len(gone)))
+            self._events.emit(BlocksRemoved(gone))
         return len(gone)
 
     def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
@@ -348,8 +339,8 @@ class Drive(Store):
         else:
             self._prune_quarantine()
         log.warning("block %s of tier %s is corrupt: quarantined", name[:16], self.name)
-        self._events.count("quarantined", 1)
-        self._events.gone([key])
+        self._events.emit(DriveIncident("quarantined", 1))
+        self._events.emit(BlocksRemoved([key]))
         return True
 
     def _unlink(self, key: bytes) -> bool:
@@ -369,16 +360,16 @@ class Drive(Store):
                 os.stat(names.block_path(key), dir_fd=self._dir.blocks, follow_symlinks=False)
                 return
             self._table.discard(key)
-        self._events.gone([key])
+        self._events.emit(BlocksRemoved([key]))
 
     def _forget(self, key: bytes) -> None:
         """What is there is no block: a link, a directory or an empty file in its place."""
         with self._lock:
             known = self._table.discard(key)
         if self._unlink(key):
-            self._events.count("junk", 1)
+            self._events.emit(DriveIncident("junk", 1))
         if known:
-            self._events.gone([key])
+            self._events.emit(BlocksRemoved([key]))
 
     # -- writing
 
@@ -441,7 +432,7 @@ class Drive(Store):
             info = os.fstat(pending.reader)
         with self._lock:
             self._table.add(pending.key, _entry(info, header))
-        self._events.stored(pending.key, header)
+        self._events.emit(BlockStored(pending.key, header))
         self._keep_to_quota(header.tenant_tag)
         return True
 
@@ -484,7 +475,7 @@ class Drive(Store):
             late = [p for p in self._pending if now - p.created_at > self._pending_max_age_s or _overgrown(p)]
         for pending in late:
             if self.abort(pending):
-                self._events.count("writers_given_up", 1)
+                self._events.emit(DriveIncident("writers_given_up", 1))
         if not self.scanned:
             return
         if self._rebuild:
@@ -512,7 +503,7 @@ class Drive(Store):
             return 0
         with self._lock:
             victims = self._table.pop_victims(need, _EVICT_BATCH, at_least=at_least)
-        if dirty := self._events.dirty([key for key, _ in victims]):
+        if dirty := self._dirty([key for key, _ in victims]):
             victims = self._spare(victims, dirty, need, at_least, may_wait=may_wait)
         return self._remove_all(victims, cause)
 
@@ -532,7 +523,7 @@ class Drive(Store):
                 break
             with self._lock:
                 more = self._table.pop_victims(short, _EVICT_BATCH, at_least=few)
-            dirty = self._events.dirty([key for key, _ in more])
+            dirty = self._dirty([key for key, _ in more])
             clean += [(key, entry) for key, entry in more if key not in dirty]
             spared += [(key, entry) for key, entry in more if key in dirty]
         freed = sum(entry.size for _, entry in clean)
@@ -542,8 +533,12 @@ class Drive(Store):
         with self._lock:
             for key, entry in reversed(spared):
                 self._table.reinsert(key, entry)
-        self._events.hurry([key for key, _ in spared])
+        if spared and self.pending_copies is not None:
+            self.pending_copies.expedite([key for key, _ in spared])
         return clean
+
+    def _dirty(self, keys: Sequence[bytes]) -> set[bytes]:
+        return set() if self.pending_copies is None else self.pending_copies.dirty(keys)
 
     def _keep_to_quota(self, tenant: bytes) -> int:
         """A tenant over its quota loses blocks of its own, before anybody else makes room for them. One batch."""
@@ -553,7 +548,7 @@ class Drive(Store):
                 return 0
             victims = self._table.pop_victims_of(tenant, self._table.bytes_of(tenant) - room, _EVICT_BATCH)
         if removed := self._remove_all(victims, "quota"):
-            self._events.count("over_quota", removed)
+            self._events.emit(DriveIncident("over_quota", removed))
             with self._lock:
                 self._over_quota[tenant] += removed
         return removed
@@ -580,7 +575,7 @@ class Drive(Store):
                 some = [(k, e) for k in late[start : start + _EVICT_BATCH] if (e := self._table.get(k)) is not None]
                 for key, _ in some:
                     self._table.discard(key)
-            self._events.count("expired", self._remove_all(some, "expired"))
+            self._events.emit(DriveIncident("expired", self._remove_all(some, "expired")))
 
     def _rebuild_table(self) -> None:
         """Another table with the same blocks, in the order of their last uses, as after a restart.
@@ -649,9 +644,9 @@ class Drive(Store):
                 continue
             gone.append(key)
         if gone:
-            self._events.count("evicted", len(gone))
-            self._events.evicted(cause, len(gone))
-            self._events.gone(gone)
+            self._events.emit(DriveIncident("evicted", len(gone)))
+            self._events.emit(BlocksEvicted(cause, len(gone)))
+            self._events.emit(BlocksRemoved(gone))
         return len(gone)
 
     # -- start and end
@@ -661,9 +656,9 @@ class Drive(Store):
         started = time.monotonic()
         for name in os.listdir(self._dir.tmp):
             if remove_orphan(self._dir.tmp, name):
-                self._events.count("junk", 1)
+                self._events.emit(DriveIncident("junk", 1))
         self._prune_quarantine()
-        scan(self._dir.blocks, self._found, lambda: self._events.count("junk", 1), lambda: self._closed)
+        scan(self._dir.blocks, self._found, lambda: self._events.emit(DriveIncident("junk", 1)), lambda: self._closed)
         with self._lock:
             self._table.sort_by_last_use()
         self._scanned.set()
@@ -678,11 +673,11 @@ class Drive(Store):
             if is_new:
                 self._table.add(key, _entry(info, header))
         if is_new and header is not None:
-            self._events.stored(key, header)
+            self._events.emit(BlockStored(key, header))
         if is_new and not info.st_mode & stat.S_ISVTX:
-            self._events.not_shared(key, info.st_size - HEADER_BYTES)
+            self._events.emit(BlockUnreplicated(key, info.st_size - HEADER_BYTES))
         elif is_new:
-            self._events.shared(key)
+            self._events.emit(BlockReplicated(key))
 
     def _header_of(self, key: bytes) -> BlockHeader | None:
         """What a block of before this start says of itself; None if it cannot be read, which its reader will notice."""
@@ -714,7 +709,7 @@ class Drive(Store):
         """Count an error of the drive itself: some of them in a short time fence it."""
         if error.errno not in _DRIVE_ERRORS:
             return
-        self._events.count("io_error", 1)
+        self._events.emit(DriveIncident("io_error", 1))
         log.warning("tier %s: %s", self.name, error.strerror)
         self.health.record_error(error)
 

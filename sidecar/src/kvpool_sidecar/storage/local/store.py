@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from kvpool_sidecar.blocks.events import BlockEvents, BlocksOpened
 from kvpool_sidecar.eviction import EvictionConfig
 from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
 from kvpool_sidecar.storage.local import placement
-from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Drive, DriveEvents
+from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Drive, PendingCopies
 from kvpool_sidecar.tenancy import limits as quota
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ class LocalStore(Store):
 
     name = "local"
 
-    def __init__(self, roots: Sequence[Drive]) -> None:
+    def __init__(self, roots: Sequence[Drive], events: BlockEvents | None = None) -> None:
         self.drives = tuple(roots)
-        self.on_used: Callable[[Sequence[bytes]], None] | None = None  # told of what engines and peers read
+        self.events = events or BlockEvents()
         self._names = [root.name for root in roots]
         self._weights = [root.usage().capacity_bytes for root in roots]
 
@@ -39,6 +40,11 @@ class LocalStore(Store):
         for root, limits in zip(self.drives, _limits(tiers, cache, tenants), strict=True):
             root.reconfigure(limits, _order(cache))
         self._weights = [tier.capacity_bytes for tier in tiers]
+
+    def set_pending_copies(self, pending_copies: PendingCopies) -> None:
+        """Ask this before evicting blocks: those that are not copied yet are copied first, if possible."""
+        for drive in self.drives:
+            drive.pending_copies = pending_copies
 
     def start(self) -> None:
         """Scan each drive in a thread of its own; reads are served meanwhile."""
@@ -68,8 +74,9 @@ class LocalStore(Store):
 
     def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
         found = self.drives[0].open_many(keys) if len(self.drives) == 1 else super().open_many(keys)
-        if self.on_used is not None:
-            self.on_used([key for key, block in zip(keys, found, strict=True) if block is not None])
+        if self.events.has_subscribers(BlocksOpened):
+            opened = [key for key, block in zip(keys, found, strict=True) if block is not None]
+            self.events.emit(BlocksOpened(opened))
         return found
 
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes) -> None:
@@ -192,13 +199,13 @@ def open_local(
     *,
     tenants: TenantsOf = lambda _share: {},
     read_paths: dict[str, str] | None = None,
-    events: DriveEvents | None = None,
+    events: BlockEvents | None = None,
     read_headers: bool = False,
 ) -> LocalStore:
     """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only.
 
     `tenants(share)` gives the tenants for which something else holds, on a drive with that part of the node's room.
-    `read_headers`: a scan reads what each block says of itself, for Events.stored.
+    `read_headers`: a scan reads what each block says of itself, for BlockStored.
     """
     roots: list[Drive] = []
     try:
@@ -221,7 +228,7 @@ def open_local(
         for root in roots:
             root.close()
         raise
-    return LocalStore(roots)
+    return LocalStore(roots, events)
 
 
 def _order(cache: CacheConfig) -> EvictionConfig:

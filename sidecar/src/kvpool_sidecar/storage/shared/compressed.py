@@ -20,6 +20,7 @@ from kvpool.protocol.block import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTE
 from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks import compression as codec
 from kvpool_sidecar.blocks import file as blockfile
+from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
 from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
 
 if TYPE_CHECKING:
@@ -43,26 +44,26 @@ class _Plain(WriteTransaction):
 class CompressedStore(Store):
     """See Store; `inner` keeps the blocks. `keys` tells the lengths as they are stored.
 
-    `keep` is the local store that compressed blocks are brought to; `kept(key, payload_len)` is told then. A payload of
-    more than `max_payload` bytes is not decompressed.
+    `local` is the store that compressed blocks are promoted to, with an event BlockPromoted. A payload of more than
+    `max_payload` bytes is not decompressed.
     """
 
     def __init__(
         self,
         inner: Store,
-        keep: Store,
+        local: Store,
         *,
         codec: int,
         max_payload: int,
-        kept: Callable[[bytes, int], None] = lambda _key, _payload_len: None,
+        events: BlockEvents | None = None,
         count: Callable[[str, int], None] = lambda _what, _n: None,
     ) -> None:
         self.name = inner.name
         self._inner = inner
-        self._local = keep
+        self._local = local
         self._codec = codec
         self._max_payload = max_payload
-        self._on_promoted = kept
+        self._events = events or BlockEvents()
         self._count = count
         self._lock = threading.Lock()
         self._coming: dict[bytes, threading.Event] = {}
@@ -153,7 +154,7 @@ class CompressedStore(Store):
             raise
         self._count("decompressed", 1)
         if status == CommitStatus.STORED:
-            self._on_promoted(key, header.payload_len)
+            self._events.emit(BlockPromoted(key, header.payload_len))
 
     def _keep_room(self, header: BlockHeader) -> WriteTransaction | None:
         try:

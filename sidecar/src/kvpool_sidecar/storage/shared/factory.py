@@ -12,8 +12,7 @@ from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from kvpool_sidecar.blocks.events import BlockEvents
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.settings import ServeSettings
     from kvpool_sidecar.storage.base import Store
@@ -21,12 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["open_shared"]
 
 
-def open_shared(
-    settings: ServeSettings, local: Store, kept: Callable[[bytes, int], None], stats: Stats
-) -> Store | None:
+def open_shared(settings: ServeSettings, local: Store, events: BlockEvents, stats: Stats) -> Store | None:
     """None if the pool has no shared tier. ConfigError if it cannot be used as configured.
 
-    `kept(key, payload_len)` is told of a block that was brought into `local`.
+    Blocks that are promoted into `local` emit BlockPromoted.
     """
     config = settings.config
     if config.fsspec is not None:
@@ -34,8 +31,8 @@ def open_shared(
             open_bucket(config.fsspec, settings.object_secret_dir),
             pool_uid=config.uid,
             max_payload=config.cache.max_block_bytes,
-            keep=local,
-            kept=kept,
+            local=local,
+            events=events,
             staging=config.local[0].path,
             capacity_bytes=config.fsspec.capacity_bytes,
             recount_s=float("inf"),  # the sweeper tells
@@ -47,12 +44,13 @@ def open_shared(
         pool_uid=config.uid,
         capacity_bytes=config.shared.capacity_bytes,
         read_path=settings.read_path(config.shared.path),
+        events=events,
     )
     return CompressedStore(
         directory,
         local,
         codec=CODECS[config.cache.compression],
         max_payload=config.cache.max_block_bytes,
-        kept=kept,
+        events=events,
         count=functools.partial(stats.add, "compression"),
     )

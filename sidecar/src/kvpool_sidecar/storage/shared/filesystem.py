@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvpool.errors import TierFullError
 from kvpool.protocol.block import HEADER_BYTES
+from kvpool_sidecar.blocks.events import BlockEvents, SharedBlockOpened
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
 from kvpool_sidecar.storage.scan import purge
@@ -43,7 +44,7 @@ class FilesystemStore(Store):
     """See Store. The directory is opened at the first use, so a mount that is not there yet costs nothing.
 
     `capacity_bytes`: 0 for no limit of ours; else copying stops there, by what `set_usage` told and was stored since.
-    `on_use(key, used_at)` is told of each block that is opened, with its time of last use so far: the mount's clock.
+    Each open emits SharedBlockOpened with the previous access time by the mount's clock.
     """
 
     name = "shared"
@@ -55,12 +56,13 @@ class FilesystemStore(Store):
         pool_uid: str,
         capacity_bytes: int = 0,
         read_path: str | None = None,
+        events: BlockEvents | None = None,
     ) -> None:
         self._path = path
         self._read_path = read_path
         self._pool_uid = pool_uid
         self._capacity = capacity_bytes
-        self.on_use: Callable[[bytes, float], None] = lambda _key, _used_at: None
+        self.events = events or BlockEvents()
         self._ahead_s = time.time() - time.monotonic()
         self._lock = threading.Lock()
         self._fds: dict[str, int] = {}
@@ -77,7 +79,7 @@ class FilesystemStore(Store):
     def open(self, key: bytes) -> Block | None:
         found = self.peek(key)
         if found is not None:
-            self.on_use(key, os.fstat(found.fd).st_mtime)
+            self.events.emit(SharedBlockOpened(key, os.fstat(found.fd).st_mtime))
         return found
 
     def peek(self, key: bytes) -> Block | None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import ConfigError, CorruptBlockError, RefusedError, TierFullError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks import file as blockfile
+from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted, SharedBlockOpened
 from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
 from kvpool_sidecar.storage.memory import MemoryStore
 
@@ -50,7 +51,7 @@ _IN_HAND = 1 << 30
 class ObjectStore(Store):
     """See Store. The bucket is used at the first call, so one that does not answer yet costs nothing.
 
-    `keep` is the local store that a block is brought to; None: into memory only. `kept(key, payload_len)` is told then.
+    `local` is the store that a block is promoted to, with an event BlockPromoted; None: into memory only.
     `staging` is a directory for unnamed files on their way there; empty: memory. `capacity_bytes`: 0 for no limit of
     ours; else storing stops there, by a count that `maintain` renews every `recount_s` (infinite: others tell it).
     `in_hand_bytes` bounds what is on its way.
@@ -64,8 +65,8 @@ class ObjectStore(Store):
         *,
         pool_uid: str,
         max_payload: int,
-        keep: Store | None = None,
-        kept: Callable[[bytes, int], None] | None = None,
+        local: Store | None = None,
+        events: BlockEvents | None = None,
         staging: str = "",
         capacity_bytes: int = 0,
         recount_s: float = 3600.0,
@@ -76,8 +77,8 @@ class ObjectStore(Store):
         self._bucket = bucket
         self._prefix = pool_uid
         self._max_payload = max_payload
-        self._local = keep
-        self._on_promoted = kept
+        self._local = local
+        self.events = events or BlockEvents()
         self._staging = staging
         self._capacity = capacity_bytes
         self._recount_s = recount_s
@@ -92,7 +93,6 @@ class ObjectStore(Store):
         self._count = 0
         self._counted_at = -recount_s
         self._stored = (0, 0)
-        self.on_use: Callable[[bytes, float], None] = lambda _key, _used_at: None
 
     def contains(self, key: bytes) -> bool:
         return self._payload_len(self._bucket_of_this_pool().size(self._name(key))) is not None
@@ -100,7 +100,7 @@ class ObjectStore(Store):
     def open(self, key: bytes) -> Block | None:
         """The block, brought here and verified; None also if it was corrupt, which quarantines it."""
         bucket = self._bucket_of_this_pool()
-        self.on_use(key, 0.0)  # when it was used last is not known here
+        self.events.emit(SharedBlockOpened(key, 0.0))  # object stores do not report the last use here
         while True:
             with self._lock:
                 coming = self._coming.get(key)
@@ -281,8 +281,8 @@ class ObjectStore(Store):
             store.abort(pending)
             raise
         store.commit(pending)
-        if stays and self._on_promoted is not None:
-            self._on_promoted(key, payload_len)
+        if stays:
+            self.events.emit(BlockPromoted(key, payload_len))
         return store.open(key)
 
     # -- writing

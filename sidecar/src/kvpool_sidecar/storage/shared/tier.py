@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError, PoolUnavailableError
 from kvpool.transport.circuit_breaker import CircuitBreaker
+from kvpool_sidecar.blocks.events import BlockEvents, SharedBlocksAbsent
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from kvpool_sidecar.storage.base import Block, Store
 
@@ -30,12 +31,14 @@ _CHECK_TIMEOUT_S = 30.0
 class SharedTier:
     """Calls to `store` in bounded threads, behind a breaker. Remembers for a while what it saw there."""
 
-    def __init__(self, store: Store, *, failures: int = 3, cooldown_s: float = 1.0) -> None:
+    def __init__(
+        self, store: Store, *, failures: int = 3, cooldown_s: float = 1.0, events: BlockEvents | None = None
+    ) -> None:
         self.store = store
         breaker = CircuitBreaker(failures, cooldown_s, max_cooldown_s=cooldown_s * 16)
         self.bulkhead = Bulkhead("shared tier", _THREADS, _BACKLOG, breaker)
         self.problem = ""
-        self.on_absent: Callable[[Sequence[bytes]], None] = lambda _keys: None  # told of what is surely not there
+        self.events = events or BlockEvents()
         self._lock = threading.Lock()
         self._seen: OrderedDict[bytes, float] = OrderedDict()
 
@@ -51,7 +54,7 @@ class SharedTier:
         asked = [key for key, is_known in zip(keys, known, strict=True) if not is_known]
         results = self.bulkhead.run_all([functools.partial(self.store.contains, key) for key in asked], timeout_s)
         self._note(results)
-        self.on_absent([key for key, result in zip(asked, results, strict=True) if result is False])
+        self._absent([key for key, result in zip(asked, results, strict=True) if result is False])
         answers = iter(results)
         found = [is_known or next(answers) is True for is_known in known]
         for key, is_found in zip(keys, found, strict=True):
@@ -69,7 +72,7 @@ class SharedTier:
         jobs = [functools.partial(self.store.open, key) for key in keys]
         results = self.bulkhead.run_all(jobs, timeout_s, discard=_close)
         self._note(results)
-        self.on_absent([key for key, result in zip(keys, results, strict=True) if result is None])
+        self._absent([key for key, result in zip(keys, results, strict=True) if result is None])
         blocks = [None if isinstance(r, Exception) else r for r in results]
         for key, block in zip(keys, blocks, strict=True):
             if block is None:
@@ -101,11 +104,15 @@ class SharedTier:
         """They are surely not there any more."""
         for key in keys:
             self.mark_absent(key)
-        self.on_absent(keys)
+        self._absent(keys)
 
     def close(self) -> None:
         """Take no more calls. Descriptors stay: a thread may hang on one."""
         self.bulkhead.close()
+
+    def _absent(self, keys: Sequence[bytes]) -> None:
+        if keys:
+            self.events.emit(SharedBlocksAbsent(keys))
 
     def _note(self, results: Sequence[object]) -> None:
         """Remember why the tier cannot be used. That it is not even tried is no news."""
