@@ -158,7 +158,7 @@ class Nodes:
         secret.mkdir()
         (secret / "pool-secret").write_text(secrets.token_hex(32))
         (secret / "index-password").write_text(secrets.token_hex(16))
-        port = self._ports["index-server"]
+        port = self._ports["index"]
         if self._shared is not None:
             self._shared.mkdir(mode=0o700, exist_ok=True)
         index = ["index-server", "--port", str(port), "--dir", str(self.directory / "index"), "--bind", self.network.a]

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, PoolUnavailableError, ProtocolError
 from kvpool.protocol import block, peer_wire, wire
-from kvpool.transport import transfer
+from kvpool.transport import pending, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-EXPECT = transfer.Expectation(b"f" * 32, b"t" * 16, verify=True)
+EXPECT = pending.Expectation(b"f" * 32, b"t" * 16, verify=True)
 KEY, IDENT = block_id_of("key"), block_id_of("block_id")
 
 
@@ -36,15 +36,15 @@ def header_of(payload: bytes, **changes: Any) -> bytes:
     return block.encode_header(block.BlockHeader(**{**fields, **changes}))
 
 
-def load_of(view: memoryview, path: Path | None = None) -> transfer.PendingRead:
-    load = transfer.PendingRead(0, IDENT, KEY, wire.Tier.LOCAL, view)
+def load_of(view: memoryview, path: Path | None = None) -> pending.PendingRead:
+    load = pending.PendingRead(0, IDENT, KEY, wire.Tier.LOCAL, view)
     if path is not None:
         load.descriptor = os.open(path, os.O_RDONLY)
     return load
 
 
-def soon(seconds: float = 5.0) -> transfer.Batch:
-    return transfer.Batch(time.monotonic() + seconds)
+def soon(seconds: float = 5.0) -> pending.Batch:
+    return pending.Batch(time.monotonic() + seconds)
 
 
 def cold(*args: Any) -> int:
@@ -200,7 +200,7 @@ def test_streams_bring_blocks_in_order(pair: Any, blocking: bool) -> None:
         buffer = bytearray(len(payload))
         transfer.read_stream(load_of(memoryview(buffer)), ours, soon(), EXPECT)
         assert buffer == payload
-    with pytest.raises(transfer.PeerMissError):
+    with pytest.raises(pending.PeerMissError):
         transfer.read_stream(load_of(memoryview(bytearray(5))), ours, soon(), EXPECT)
     with pytest.raises(CorruptBlockError):
         transfer.read_stream(load_of(memoryview(bytearray(100))), ours, soon(), EXPECT)
@@ -245,8 +245,8 @@ def test_a_stream_that_stalls_ends_at_the_deadline(pair: Any, blocking: bool) ->
     assert 0.15 < time.monotonic() - began < 1.0
 
 
-def store_of(view: memoryview, directory: Path) -> transfer.PendingWrite:
-    store = transfer.PendingWrite(0, IDENT, KEY, 1, view)
+def store_of(view: memoryview, directory: Path) -> pending.PendingWrite:
+    store = pending.PendingWrite(0, IDENT, KEY, 1, view)
     store.descriptor = os.open(directory / "b", os.O_RDWR | os.O_CREAT)
     return store
 
@@ -294,6 +294,6 @@ def test_a_store_that_was_given_up_stops(tmp_path: Path) -> None:
 
 def test_without_a_checksum_of_ones_own_the_header_leaves_it_to_the_sidecar(tmp_path: Path) -> None:
     store = store_of(memoryview(b"x" * 100), tmp_path)
-    transfer.write_file(store, soon(), transfer.Expectation(EXPECT.fingerprint, EXPECT.tenant_tag, verify=False))
+    transfer.write_file(store, soon(), pending.Expectation(EXPECT.fingerprint, EXPECT.tenant_tag, verify=False))
     store.close()
     assert block.decode_header((tmp_path / "b").read_bytes()[:4096]).payload_sum == bytes(16)

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvpool.client import Client, LoadResult, StoreResult
+from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines
 from kvpool.protocol.wire import Tier
+from kvpool.results import LoadResult, StoreResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

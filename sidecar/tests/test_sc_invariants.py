@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from kvpool.client import LoadResult, StoreResult
 from kvpool.protocol import block
 from kvpool.protocol.wire import Tier
+from kvpool.results import LoadResult, StoreResult
 from kvpool_testing.history import ALLOWANCE_S, History, Stalls
 from kvpool_testing.residue import residue, slope, stray_files, unsettled
 from kvpool_testing.traffic import Mix, Traffic, payload_of

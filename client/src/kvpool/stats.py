@@ -1,7 +1,8 @@
-"""What a client has seen: counters by tier, by reason and by outcome. Thread-safe."""
+"""Statistics of a client: counters by tier, by reason and by outcome. Thread-safe."""
 
 from __future__ import annotations
 
+import enum
 import threading
 from bisect import bisect_left
 from collections import Counter
@@ -13,13 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["BUCKETS_S", "STORE", "Histogram", "Reason", "Stats"]
 
 BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Upper bounds of the buckets that times are counted in, in seconds; one more holds what took longer."""
+"""Upper bounds of the histogram buckets in seconds; one more bucket holds longer times."""
 STORE = "store"
-"""Beside the tiers, of which times of loads are kept: that of stores."""
+"""Name of the store histogram, alongside one load histogram per tier."""
 
 
 class Histogram:
-    """Times by bucket, and their sum. Not thread-safe: its owner has the lock."""
+    """Times by bucket, and their sum. Not thread-safe: the owner holds the lock."""
 
     __slots__ = ("counts", "micros")
 
@@ -28,7 +29,7 @@ class Histogram:
         self.micros = 0
 
     def observe(self, seconds: float) -> None:
-        """One more."""
+        """Count one time."""
         self.counts[bisect_left(BUCKETS_S, seconds)] += 1
         self.micros += int(seconds * 1e6)
 
@@ -38,30 +39,33 @@ class Histogram:
         return [*self.counts, self.micros]
 
 
-class Reason:
-    """Why a block was not loaded or not stored. Stable names: they appear in metrics."""
+class Reason(str, enum.Enum):
+    """Why a block was not loaded or not stored. The values are stable: they are label values of metrics."""
 
-    ABSENT = "absent"  # nobody has it
+    NONE = ""  # it was
+    ABSENT = "absent"  # no tier has it
     NO_SIDECAR = "no-sidecar"  # no connection to the sidecar of this node
-    BREAKER = "breaker-open"  # repeated failures: not even tried
-    DEADLINE = "deadline"  # not in time
-    LATE = "late"  # the engine had stopped waiting for the lookup before the answer was there
-    CONNECTION = "connection"  # the connection broke under way
-    PROTOCOL = "protocol"  # the other side broke the protocol
-    CORRUPT = "corrupt"  # header or payload is not what was asked for
-    LENGTH = "length"  # the block has another length than the buffer
+    BREAKER = "breaker-open"  # repeated failures: not tried
+    DEADLINE = "deadline"  # deadline exceeded
+    LATE = "late"  # the engine stopped waiting for the lookup before its answer arrived
+    CONNECTION = "connection"  # the connection failed during the request
+    PROTOCOL = "protocol"  # the sidecar or a peer violated the protocol
+    CORRUPT = "corrupt"  # header or payload does not match the request
+    LENGTH = "length"  # the block's length differs from the buffer's
     PEER_ABSENT = "peer-absent"  # the index named a peer that no longer has it
-    IO = "io"  # the file system said no
+    IO = "io"  # the file system returned an error
     BUFFER = "bad-buffer"  # the caller's buffer is read-only or not contiguous
     CLOSED = "closed"  # the client was closed
-    INTERNAL = "internal"  # a defect of ours; the log has it
+    INTERNAL = "internal"  # a defect of the client; see its log
     REFUSED = "refused"  # store: no space, over quota or too large
     REJECTED = "rejected"  # store: the sidecar did not accept the block
-    BUSY = "busy"  # too many under way, here or on the node
+    BUSY = "busy"  # too many requests, in this client or on the node
+
+    __str__ = str.__str__
 
 
 class Stats:
-    """Running totals, and what has changed since the last report to the sidecar."""
+    """Running totals, and their growth since the last report to the sidecar."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,7 +83,7 @@ class Stats:
                 self._totals[family][name] += count
 
     def add_all(self, counts: Counter[tuple[str, str]], seconds: Mapping[str, float] | None = None) -> None:
-        """Many counts at once: `{(family, name): count}`; `seconds`: a time by tier, or STORE, for the histograms."""
+        """Add `{(family, name): count}`, and to the histograms one time by tier, or STORE, of `seconds`."""
         with self._lock:
             for (family, name), count in counts.items():
                 self._totals[family][name] += count
@@ -87,12 +91,12 @@ class Stats:
                 self._seconds.setdefault(name, Histogram()).observe(taken)
 
     def snapshot(self) -> dict[str, dict[str, int]]:
-        """All totals: `{"hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}, ...}`."""
+        """Return all totals: `{"hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}, ...}`."""
         with self._lock:
             return {family: dict(counter) for family, counter in self._totals.items()}
 
     def take_report(self) -> dict[str, Any]:
-        """What to tell the sidecar: growth since the last call; empty if there is none."""
+        """Return the growth since the last call, for the sidecar; empty if there is none."""
         with self._lock:
             report: dict[str, Any] = {}
             for family, before in self._reported.items():
@@ -104,9 +108,9 @@ class Stats:
             times = {}
             for name, histogram in self._seconds.items():
                 packed = histogram.packed
-                told = self._reported_seconds.get(name, [0] * len(packed))
-                if packed != told:
-                    times[name] = [n - before for n, before in zip(packed, told, strict=True)]
+                reported = self._reported_seconds.get(name, [0] * len(packed))
+                if packed != reported:
+                    times[name] = [n - before for n, before in zip(packed, reported, strict=True)]
                     self._reported_seconds[name] = packed
             if times:
                 report["seconds"] = times

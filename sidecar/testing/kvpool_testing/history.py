@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
-    from kvpool.client import Client, LoadResult, StoreResult
+    from kvpool.client import Client
     from kvpool.protocol.wire import Tier
+    from kvpool.results import LoadResult, StoreResult
 
 __all__ = ["ALLOWANCE_S", "BrokenPromise", "Call", "History", "RecordingClient", "Stalls"]
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, ProtocolError
 from kvpool.protocol import wire
 from kvpool.stats import Reason
+from kvpool.transport import pending, transfer
 from kvpool.transport import responses as responses
-from kvpool.transport import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,13 +37,13 @@ class LoadBatch:
     """One call of `Client.get_into`. `loads` has an entry per block that was asked for, whatever happened since."""
 
     def __init__(self, deadline: float, workers: WorkerPool, on_corrupt: Callable[[bytes], None]) -> None:
-        self.batch = transfer.Batch(deadline)
-        self.loads: list[transfer.PendingRead] = []
+        self.batch = pending.Batch(deadline)
+        self.loads: list[pending.PendingRead] = []
         self._workers = workers
         self._on_corrupt = on_corrupt
         self._wants_done = False
 
-    def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[BlockRequest]) -> bool:
+    def run(self, connection: Connection, expect: pending.Expectation, wanted: Sequence[BlockRequest]) -> bool:
         """Load all; False if the deadline came first. After it returns or raises nobody writes into the buffers."""
         try:
             for start in range(0, len(wanted), wire.MAX_BATCH):
@@ -58,8 +58,8 @@ class LoadBatch:
                 connection.notify(wire.Op.DONE)
 
     def _open(
-        self, connection: Connection, expect: transfer.Expectation, window: Sequence[BlockRequest]
-    ) -> dict[int, list[transfer.PendingRead]]:
+        self, connection: Connection, expect: pending.Expectation, window: Sequence[BlockRequest]
+    ) -> dict[int, list[pending.PendingRead]]:
         """Ask for descriptors; files go to `batch.ready`, the blocks of each peer stream are returned in order."""
         reply = connection.request(
             wire.Op.OPEN,
@@ -80,7 +80,7 @@ class LoadBatch:
             if load.reason == Reason.LENGTH:
                 self._on_corrupt(load.block_id)  # perhaps a file that was cut short: the sidecar will look
         files = [load for load in fresh if load.descriptor >= 0]
-        streams: dict[int, list[transfer.PendingRead]] = {}
+        streams: dict[int, list[pending.PendingRead]] = {}
         for load in fresh:
             if load.stream >= 0:
                 streams.setdefault(load.stream, []).append(load)
@@ -88,7 +88,7 @@ class LoadBatch:
         self.batch.ready.extend(files)
         return streams
 
-    def _wake_helpers(self, expect: transfer.Expectation, *, busy: bool) -> None:
+    def _wake_helpers(self, expect: pending.Expectation, *, busy: bool) -> None:
         """As many as the waiting work is worth; `busy`: the caller has streams to read first."""
         ready = list(self.batch.ready)
         worth = max(busy, sum(len(load.view) for load in ready) // _HELPER_BYTES)
@@ -96,7 +96,7 @@ class LoadBatch:
         for _ in range(min(worth, most)):
             self._workers.submit(lambda: self._drain(expect, may_block=True))
 
-    def _drain(self, expect: transfer.Expectation, *, may_block: bool) -> None:
+    def _drain(self, expect: pending.Expectation, *, may_block: bool) -> None:
         done = 0
         try:
             while (load := self._next(may_block)) is not None:
@@ -109,7 +109,7 @@ class LoadBatch:
         finally:
             self.batch.settle(done)
 
-    def _next(self, may_block: bool) -> transfer.PendingRead | None:
+    def _next(self, may_block: bool) -> pending.PendingRead | None:
         for queue in (self.batch.cold, self.batch.ready) if may_block else (self.batch.ready,):
             try:
                 return queue.popleft()
@@ -119,9 +119,9 @@ class LoadBatch:
 
     def _read_one(
         self,
-        load: transfer.PendingRead,
-        read: Callable[[transfer.PendingRead, transfer.Batch, transfer.Expectation, bool], bool],
-        expect: transfer.Expectation,
+        load: pending.PendingRead,
+        read: Callable[[pending.PendingRead, pending.Batch, pending.Expectation, bool], bool],
+        expect: pending.Expectation,
         may_block: bool,
     ) -> bool:
         """True once the fate of `load` is known; False if a thread that may wait must go on with it."""
@@ -134,7 +134,7 @@ class LoadBatch:
             load.reason = Reason.CORRUPT
             _log.warning("kvpool: %s", str(e))  # a record that keeps the exception would keep the engine's buffer
             self._on_corrupt(load.block_id)
-        except transfer.PeerMissError:
+        except pending.PeerMissError:
             load.reason = Reason.PEER_ABSENT
         except ProtocolError as e:
             load.reason = Reason.PROTOCOL
@@ -151,15 +151,15 @@ class LoadBatch:
         return True
 
     def _read_streams(
-        self, connection: Connection, expect: transfer.Expectation, streams: dict[int, list[transfer.PendingRead]]
+        self, connection: Connection, expect: pending.Expectation, streams: dict[int, list[pending.PendingRead]]
     ) -> None:
         """One thread per peer stream, the caller for the first; returns when all answers of this window are in."""
         if not streams:
             return
-        under_way = transfer.Batch(self.batch.deadline)
+        under_way = pending.Batch(self.batch.deadline)
         under_way.expect(len(streams))
 
-        def read(blocks: list[transfer.PendingRead]) -> None:
+        def read(blocks: list[pending.PendingRead]) -> None:
             try:
                 self._read_stream(connection, expect, blocks)
             finally:
@@ -173,12 +173,12 @@ class LoadBatch:
             raise DeadlineExceededError("peer streams are late")
 
     def _read_stream(
-        self, connection: Connection, expect: transfer.Expectation, blocks: list[transfer.PendingRead]
+        self, connection: Connection, expect: pending.Expectation, blocks: list[pending.PendingRead]
     ) -> None:
-        def read(load: transfer.PendingRead, batch: transfer.Batch, expect: transfer.Expectation, _: bool) -> bool:
+        def read(load: pending.PendingRead, batch: pending.Batch, expect: pending.Expectation, _: bool) -> bool:
             try:
                 transfer.read_stream(load, connection.streams[load.stream], batch, expect)
-            except (CorruptBlockError, transfer.PeerMissError):
+            except (CorruptBlockError, pending.PeerMissError):
                 raise  # a complete answer: the next block on this stream can still be read
             except BaseException:
                 connection.broken = True

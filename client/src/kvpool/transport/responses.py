@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool.errors import ProtocolError
 from kvpool.protocol import wire
 from kvpool.stats import Reason
-from kvpool.transport.transfer import PendingRead, PendingWrite
+from kvpool.transport.pending import PendingRead, PendingWrite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,20 +1,21 @@
-"""How a batch of blocks is stored: BEGIN gives unnamed files, writer threads fill them, COMMIT names them.
+"""Store a batch of blocks: BEGIN returns unnamed files, writer threads fill them, COMMIT names them.
 
-A store that is given up leaves nothing behind: its file has no name, and its token dies with the connection.
+An abandoned store leaves nothing behind: its file has no name, and its token expires with the connection.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import logging
 from typing import TYPE_CHECKING
 
 from kvpool.errors import DeadlineExceededError, ProtocolError
 from kvpool.protocol import keys, wire
 from kvpool.stats import Reason
+from kvpool.transport import pending, transfer
 from kvpool.transport import responses as responses
-from kvpool.transport import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,14 +29,16 @@ __all__ = ["StoreBatch", "StoreOutcome"]
 
 _log = logging.getLogger("kvpool")
 
-_WINDOW_BYTES = 512 << 20  # of unnamed files that exist at once
+_WINDOW_BYTES = 512 << 20  # of unnamed files that exist at the same time
 
 
-class StoreOutcome:
-    """Outcomes besides a reason."""
+class StoreOutcome(str, enum.Enum):
+    """Successful outcomes of a store. The values are stable: they are label values of metrics."""
 
-    STORED = "stored"
-    HAVE = "have"
+    STORED = "stored"  # written by this call
+    HAVE = "have"  # the pool already had the block
+
+    __str__ = str.__str__
 
 
 class StoreBatch:
@@ -52,14 +55,14 @@ class StoreBatch:
         engine_blocks: Sequence[EngineBlock | None] = (),
         salts: Sequence[str | None] = (),
     ) -> None:
-        self.outcome: dict[int, str] = {}
+        self.outcome: dict[int, StoreOutcome | Reason] = {}
         self.deadline = deadline
         self._workers = workers
         self._engine_blocks = engine_blocks
         self._salts = salts
 
-    def run(self, connection: Connection, expect: transfer.Expectation, wanted: Sequence[BlockRequest]) -> bool:
-        """Store all; False if the deadline came first."""
+    def run(self, connection: Connection, expect: pending.Expectation, wanted: Sequence[BlockRequest]) -> bool:
+        """Store all blocks. Return False if the deadline expired first."""
         for window in self._windows(wanted, connection.server.max_block_bytes):
             stores = self._begin(connection, window)
             if not self._write(connection, expect, stores):
@@ -82,7 +85,7 @@ class StoreBatch:
             room -= size
         return windows
 
-    def _begin(self, connection: Connection, window: Sequence[BlockRequest]) -> list[transfer.PendingWrite]:
+    def _begin(self, connection: Connection, window: Sequence[BlockRequest]) -> list[pending.PendingWrite]:
         reply = connection.request(
             wire.Op.BEGIN,
             b"".join(wire.BEGIN_REQUEST.pack(request.block_id, len(request.view)) for request in window),
@@ -106,8 +109,8 @@ class StoreBatch:
                     store.salt_tag = keys.salt_tag(connection.server.salt_key, keys.salt_digest(salt))
         return stores
 
-    def _write(self, connection: Connection, expect: transfer.Expectation, stores: list[transfer.PendingWrite]) -> bool:
-        batch = transfer.Batch(self.deadline)
+    def _write(self, connection: Connection, expect: pending.Expectation, stores: list[pending.PendingWrite]) -> bool:
+        batch = pending.Batch(self.deadline)
         batch.expect(len(stores))
         waiting = collections.deque(stores)
 
@@ -130,12 +133,10 @@ class StoreBatch:
         for store in stores:
             if not store.ok:
                 self.outcome[store.position] = store.reason or Reason.DEADLINE
-                connection.broken = True  # the token must not live on: a writer may be stuck on its file
+                connection.broken = True  # invalidate the token: a writer may still hold the file
         return done
 
-    def _commit(
-        self, connection: Connection, expect: transfer.Expectation, stores: list[transfer.PendingWrite]
-    ) -> None:
+    def _commit(self, connection: Connection, expect: pending.Expectation, stores: list[pending.PendingWrite]) -> None:
         written = [store for store in stores if store.ok]
         if not written:
             return
@@ -151,18 +152,18 @@ class StoreBatch:
         except ProtocolError:
             connection.broken = True
             raise
-        known: dict[int, str] = {
+        outcomes: dict[int, StoreOutcome] = {
             wire.CommitStatus.STORED: StoreOutcome.STORED,
             wire.CommitStatus.HAVE: StoreOutcome.HAVE,
         }
         for store, status in zip(written, statuses, strict=True):
-            self.outcome[store.position] = known.get(status, Reason.REJECTED)
+            self.outcome[store.position] = outcomes.get(status, Reason.REJECTED)
 
 
-def _write_one(store: transfer.PendingWrite, batch: transfer.Batch, expect: transfer.Expectation) -> None:
+def _write_one(store: pending.PendingWrite, batch: pending.Batch, expect: pending.Expectation) -> None:
     try:
         transfer.write_file(store, batch, expect)
-        store.close()  # before COMMIT: the sidecar insists that nobody can still write
+        store.close()  # before COMMIT: the sidecar requires that no writer is left
         store.ok = True
     except DeadlineExceededError:
         store.reason = Reason.DEADLINE

@@ -1,15 +1,14 @@
-"""Payload bytes between the engine's buffers and descriptors or peer streams, one block at a time.
+"""Move payload bytes between the engine's buffers and descriptors or peer streams, one block at a time.
 
-The rule that keeps late bytes out of the engine's memory: whoever writes into a buffer holds the transfer's `gate`,
-never blocks in the kernel while holding it (a peer stream: only until the deadline), and looks at `Batch.closed` first.
-Who gives up on a batch closes it and then takes every gate once; from then on nobody writes into its buffers, even if a
-thread is stuck in a read on a dead file system. So a read that may block (bytes that are not in the page cache) goes
-through a bounce buffer of the reading thread.
+Rule that keeps late bytes out of the engine's memory: a thread that writes into a buffer holds the transfer's `gate`,
+never blocks in the kernel while holding it (a peer stream: only until the deadline), and checks `Batch.closed` first.
+A caller that abandons a batch closes it and then acquires every gate once; after that no thread writes into its
+buffers, even if one is stuck in a read on a hung file system. So a read that may block (bytes that are not in the page
+cache) goes through a bounce buffer of the reading thread.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import fcntl
@@ -22,163 +21,27 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.errors import CorruptBlockError, DeadlineExceededError, KVPoolError, PoolUnavailableError, ProtocolError
+from kvpool.errors import CorruptBlockError, DeadlineExceededError, PoolUnavailableError, ProtocolError
 from kvpool.protocol import block, peer_wire, wire
+from kvpool.transport.pending import PeerMissError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "PIECE_BYTES",
-    "Batch",
-    "Expectation",
-    "PeerMissError",
-    "PendingRead",
-    "PendingWrite",
-    "read_file",
-    "read_stream",
-    "write_file",
-]
+    from kvpool.transport.pending import Batch, Expectation, PendingRead, PendingWrite
 
-PIECE_BYTES = 1 << 20  # at a time from the page cache or a peer: checksummed while it is in the processor's cache
-_BOUNCE_BYTES = 4 << 20  # at a time from a drive
+__all__ = ["PIECE_BYTES", "read_file", "read_stream", "write_file"]
+
+PIECE_BYTES = 1 << 20  # per read from the page cache or a peer: checksummed while it is in the processor's cache
+_BOUNCE_BYTES = 4 << 20  # per read from a drive
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _thread = threading.local()
 
 
-class PeerMissError(KVPoolError):
-    """The index named a peer that no longer has the block."""
-
-
-class Expectation:
-    """What every block of this connection must say of itself: it is of `tenant_tag`, or of one of `readable`."""
-
-    __slots__ = ("fingerprint", "readable", "tenant_tag", "verify")
-
-    def __init__(
-        self, fingerprint: bytes, tenant_tag: bytes, *, verify: bool, readable: tuple[bytes, ...] = ()
-    ) -> None:
-        self.fingerprint = fingerprint
-        self.tenant_tag = tenant_tag
-        self.readable = readable
-        self.verify = verify  # False: the sidecar verifies payloads (Flag.VERIFY)
-
-
-class Batch:
-    """Blocks that one caller waits for together. Thread-safe."""
-
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.closed = False
-        self.ready: collections.deque[PendingRead] = collections.deque()  # readable without waiting, probably
-        self.cold: collections.deque[PendingRead] = collections.deque()  # may wait for a drive: pool threads only
-        self._pending = 0
-        self._condition = threading.Condition()
-
-    def expect(self, count: int) -> None:
-        """`count` more blocks are under way."""
-        with self._condition:
-            self._pending += count
-
-    def settle(self, count: int = 1) -> None:
-        """So many blocks are done, well or not."""
-        with self._condition:
-            self._pending -= count
-            if self._pending <= 0:
-                self._condition.notify_all()
-
-    def wait(self) -> bool:
-        """Until all that was expected is settled; False at the deadline."""
-        with self._condition:
-            while self._pending > 0:
-                remaining = self.deadline - time.monotonic()
-                if remaining <= 0 or not self._condition.wait(remaining):
-                    return self._pending <= 0
-        return True
-
-
-class PendingRead:
-    """One block on its way into one buffer (`view`: writable bytes of the payload's exact length)."""
-
-    __slots__ = (
-        "block_id",
-        "block_key",
-        "descriptor",
-        "done",
-        "gate",
-        "header",
-        "offset",
-        "ok",
-        "position",
-        "reason",
-        "stream",
-        "sum",
-        "tier",
-        "view",
-    )
-
-    def __init__(self, position: int, block_id: bytes, block_key: bytes, tier: wire.Tier, view: memoryview) -> None:
-        self.position = position
-        self.block_id = block_id
-        self.block_key = block_key
-        self.tier = tier
-        self.view = view
-        self.descriptor = -1  # of the block's file, or
-        self.stream = -1  # the number of the peer stream that brings it
-        self.gate = threading.Lock()
-        self.header = bytearray(block.HEADER_BYTES)
-        self.offset = 0
-        self.sum: block.RunningChecksum | None = None
-        self.ok = False
-        self.done = 0.0  # when it was there and verified, by the monotonic clock
-        self.reason = ""
-
-    def close(self) -> None:
-        """Close the block's descriptor; safe to call twice."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-class PendingWrite:
-    """One block being written from a buffer to an unnamed file; `engine_block` and `salt_tag` go into its header."""
-
-    __slots__ = (
-        "block_id",
-        "block_key",
-        "descriptor",
-        "engine_block",
-        "ok",
-        "position",
-        "reason",
-        "salt_tag",
-        "token",
-        "view",
-    )
-
-    def __init__(self, position: int, block_id: bytes, block_key: bytes, token: int, view: memoryview) -> None:
-        self.position = position
-        self.block_id = block_id
-        self.block_key = block_key
-        self.token = token
-        self.view = view
-        self.engine_block: block.EngineBlock | None = None
-        self.salt_tag = block.NO_SALT
-        self.descriptor = -1
-        self.ok = False
-        self.reason = ""
-
-    def close(self) -> None:
-        """Close the file's descriptor; safe to call twice."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
 def _window(load: PendingRead, limit: int) -> list[memoryview]:
-    """Where the next bytes of the block file go: at most `limit` bytes of header and payload."""
+    """Return the views that receive the next bytes of the block file: at most `limit` bytes of header and payload."""
     start = load.offset
     views = []
     if start < block.HEADER_BYTES:
@@ -191,7 +54,7 @@ def _window(load: PendingRead, limit: int) -> list[memoryview]:
 
 
 def _advance(load: PendingRead, count: int) -> None:
-    """`count` bytes have arrived: move on, and checksum the payload while it is in the processor's cache."""
+    """Account for `count` received bytes and checksum the payload while it is in the processor's cache."""
     first = max(load.offset - block.HEADER_BYTES, 0)
     load.offset += count
     if load.sum is not None:
@@ -201,30 +64,30 @@ def _advance(load: PendingRead, count: int) -> None:
 
 
 def _verify(load: PendingRead, expect: Expectation) -> None:
-    wanted = _payload_sum(load, expect)
-    if load.sum is not None and load.sum.digest() != wanted:
+    expected = _payload_sum(load, expect)
+    if load.sum is not None and load.sum.digest() != expected:
         raise CorruptBlockError("payload fails its checksum", key=load.block_key.hex())
 
 
 def _payload_sum(load: PendingRead, expect: Expectation) -> bytes:
     tag = expect.tenant_tag
-    if expect.readable and (told := block.tenant_tag_of(load.header)) in expect.readable:
-        tag = told
+    if expect.readable and (claimed := block.tenant_tag_of(load.header)) in expect.readable:
+        tag = claimed
     return block.payload_sum_of(load.header, load.block_key, load.block_id, expect.fingerprint, tag, len(load.view))
 
 
 def _refuse_if_closed(batch: Batch) -> None:
     if batch.closed:
-        raise DeadlineExceededError("the load was given up")
+        raise DeadlineExceededError("the load was abandoned")
 
 
 def read_file(
     load: PendingRead, batch: Batch, expect: Expectation, may_block: bool, preadv: Callable[..., int] = os.preadv
 ) -> bool:
-    """Read the block from `load.descriptor` and verify it; False if the rest is not in memory and `may_block` is off.
+    """Read the block from `load.descriptor` and verify it. Return False if the rest is not cached and not `may_block`.
 
     Raises CorruptBlockError, DeadlineExceededError (the batch was closed) and OSError. After True, and only then, the
-    buffer holds the block that was asked for.
+    buffer holds the requested block.
     """
     total = block.HEADER_BYTES + len(load.view)
     if load.offset == 0 and len(load.view) <= PIECE_BYTES and _read_at_once(load, batch, expect, total, preadv):
@@ -245,7 +108,7 @@ def read_file(
 
 
 def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: int, preadv: Callable[..., int]) -> bool:
-    """A small block that is in memory as a whole: one call, one checksum. False: go on piece by piece."""
+    """Read a small, fully cached block by one call and one checksum. Return False to continue piece by piece."""
     if not _NOWAIT:
         return False
     with load.gate:
@@ -259,14 +122,14 @@ def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: i
             if e.errno in _UNSUPPORTED:
                 return False
             raise
-    wanted = _payload_sum(load, expect)
-    if expect.verify and block.checksum(load.view) != wanted:
+    expected = _payload_sum(load, expect)
+    if expect.verify and block.checksum(load.view) != expected:
         raise CorruptBlockError("payload fails its checksum", key=load.block_key.hex())
     return True
 
 
 def _read_cached(load: PendingRead, batch: Batch, preadv: Callable[..., int]) -> int | None:
-    """Copy what the page cache holds; None if it holds nothing here or the file system cannot tell."""
+    """Copy cached bytes; None if the page cache holds none here or the file system does not support RWF_NOWAIT."""
     if not _NOWAIT:
         return None
     views = _window(load, PIECE_BYTES)
@@ -288,7 +151,7 @@ def _read_through_bounce(load: PendingRead, batch: Batch, total: int, preadv: Ca
         with contextlib.suppress(OSError):
             os.posix_fadvise(load.descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     want = min(_BOUNCE_BYTES, total - load.offset)
-    count = preadv(load.descriptor, [bounce[:want]], load.offset)  # may hang for as long as the drive does
+    count = preadv(load.descriptor, [bounce[:want]], load.offset)  # may block for as long as the drive does
     with load.gate:
         _refuse_if_closed(batch)
         done = 0
@@ -299,7 +162,7 @@ def _read_through_bounce(load: PendingRead, batch: Batch, total: int, preadv: Ca
 
 
 def _bounce() -> memoryview:
-    """This thread's page-aligned buffer of _BOUNCE_BYTES."""
+    """Return this thread's page-aligned buffer of _BOUNCE_BYTES."""
     view: memoryview | None = getattr(_thread, "bounce", None)
     if view is None:
         view = _thread.bounce = memoryview(mmap.mmap(-1, _BOUNCE_BYTES))
@@ -309,18 +172,18 @@ def _bounce() -> memoryview:
 def read_stream(load: PendingRead, stream: socket.socket, batch: Batch, expect: Expectation) -> None:
     """Read the next answer on a peer stream: PEER_RESPONSE, header, payload; verify it.
 
-    CorruptBlockError and PeerMissError leave the stream in order for the next block. Anything
-    else (ProtocolError, DeadlineExceededError, PoolUnavailableError, OSError) means that it must be thrown away.
+    CorruptBlockError and PeerMissError leave the stream usable for the next block. After any other error
+    (ProtocolError, DeadlineExceededError, PoolUnavailableError, OSError) it must be closed.
     """
     response = bytearray(peer_wire.PEER_RESPONSE.size)
     _receive(stream, [memoryview(response)], load, batch)
     magic, status, _, _, size = peer_wire.PEER_RESPONSE.unpack(response)
     if magic != wire.MAGIC:
-        raise ProtocolError("not a peer's answer")
+        raise ProtocolError("not a peer's response")
     if status == peer_wire.PeerStatus.MISS and size == 0:
         raise PeerMissError("the peer no longer has it", key=load.block_key.hex())
     if status != peer_wire.PeerStatus.OK or size != block.HEADER_BYTES + len(load.view):
-        raise ProtocolError(f"a peer's answer of status {status} and {size} bytes")
+        raise ProtocolError(f"a peer's response with status {status} and {size} bytes")
     load.sum = block.running_checksum() if expect.verify else None
     while load.offset < size:
         views = _window(load, PIECE_BYTES + block.HEADER_BYTES)
@@ -334,7 +197,7 @@ def _receive(stream: socket.socket, views: list[memoryview], load: PendingRead, 
     while views:
         remaining = batch.deadline - time.monotonic()
         if remaining <= 0:
-            raise DeadlineExceededError("a peer's block is late")
+            raise DeadlineExceededError("a peer's block missed the deadline")
         with load.gate:
             _refuse_if_closed(batch)
             # in the kernel for at most `remaining`: SO_RCVTIMEO bounds the whole of MSG_WAITALL
@@ -347,14 +210,14 @@ def _receive(stream: socket.socket, views: list[memoryview], load: PendingRead, 
             raise PoolUnavailableError("the peer closed its stream")
         if count > 0:
             views = _rest(views, count)
-        else:  # late, or the sidecar left the socket non-blocking
+        else:  # deadline reached, or the sidecar left the socket non-blocking
             poller = select.poll()
             poller.register(stream, select.POLLIN)
             poller.poll(max(0.0, batch.deadline - time.monotonic()) * 1000)
 
 
 def _rest(views: list[memoryview], count: int) -> list[memoryview]:
-    """What of `views` is still to be filled after `count` bytes."""
+    """Return the rest of `views` that is still to be filled after `count` bytes."""
     while views and count >= len(views[0]):
         count -= len(views[0])
         views = views[1:]
@@ -372,10 +235,11 @@ def write_file(
     expect: Expectation,
     clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> None:
-    """Write payload, then header, into `store.descriptor`; OSError or DeadlineExceededError if it did not work.
+    """Write payload, then header, into `store.descriptor`. Raises OSError or DeadlineExceededError.
 
-    O_DIRECT where length and buffer are aligned (a quarter of the processor time), else buffered. The payload is only
-    read; a thread that is stuck here after the batch was closed can do no harm, for its file never gets a name.
+    Uses O_DIRECT where length and buffer are aligned (a quarter of the processor time), else buffered writes. The
+    payload is only read. A thread that is stuck here after the batch was closed does no harm: its file never gets a
+    name.
     """
     running = block.running_checksum() if expect.verify else None
     size = len(store.view)

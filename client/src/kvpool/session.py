@@ -1,0 +1,245 @@
+"""Session of a client with the sidecar of its node: connections, circuit breakers, worker threads, pool settings.
+
+Each request runs under a guard that turns every error into a Reason. A forked child starts a session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from kvpool.config import Deadlines
+from kvpool.errors import BusyError, DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
+from kvpool.protocol import block, wire
+from kvpool.stats import Reason, Stats
+from kvpool.transport.circuit_breaker import CircuitBreaker
+from kvpool.transport.connection_pool import ConnectionPool
+from kvpool.transport.load import LoadBatch
+from kvpool.transport.pending import Expectation
+from kvpool.transport.responses import lookup_tiers
+from kvpool.transport.store import StoreBatch
+from kvpool.transport.worker_pool import WorkerPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kvpool.config import ClientConfig
+    from kvpool.transport.connection import Connection
+    from kvpool.transport.responses import BlockRequest
+
+__all__ = ["SidecarSession"]
+
+_log = logging.getLogger("kvpool")
+
+_READERS = 8  # threads that wait for drives and peers; cached reads use at most one thread per processor
+_WRITERS = 2
+_REPORT_TIMEOUT_S = 0.5
+_MAX_CORRUPT_REPORTED = 64
+
+
+class SidecarSession:
+    """Thread-safe; no method raises. `stats` and `deadlines` are current values: read them for each use."""
+
+    def __init__(self, config: ClientConfig, hello: wire.ClientHello) -> None:
+        self.config = config
+        self.stats = Stats()
+        self._hello = hello
+        self._closed = False
+        self._start()
+        _sessions.add(self)
+
+    def _start(self) -> None:
+        d = self.deadlines = self.config.deadlines
+        self._forked = False
+        self._lock = threading.Lock()
+        self.wants_engine_blocks = self.wants_salts = False
+        self._inflight_stores = 0
+        self._corrupt: list[bytes] = []
+        self._reads = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
+        self._writes = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
+        self._readers = WorkerPool(_READERS, "kvpool-read")
+        self._writers = WorkerPool(_WRITERS, "kvpool-write")
+        self.connections = ConnectionPool(self.config, self._hello, self.report, self._apply_server_hello)
+
+    @property
+    def reachable(self) -> bool:
+        """True while a lookup would be sent: there is a connection and the circuit breaker is not open."""
+        self._restart_if_forked()
+        return not self._closed and not self._reads.is_open and self.connections.available("lookup")
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        """Wait until connected; False after `timeout_s`."""
+        self._restart_if_forked()
+        return self.connections.wait_connected(timeout_s)
+
+    def lookup(self, block_ids: Sequence[bytes], deadline: float, exhaustive: bool, tiers: list[wire.Tier]) -> Reason:
+        """Look up blocks and write their tiers into `tiers`. Reason.ABSENT: the sidecar answered in time."""
+        return self._run_guarded("lookup", self._reads, lambda: self._lookup(block_ids, deadline, exhaustive, tiers))
+
+    def load(self, requests: Sequence[BlockRequest], deadline: float) -> tuple[LoadBatch, Reason]:
+        """Load blocks. Return the batch and the reason for blocks that it does not hold."""
+        batch = LoadBatch(deadline, self._readers, self._on_corrupt)
+        if not requests:
+            return batch, Reason.ABSENT
+        return batch, self._run_guarded("load", self._reads, lambda: self._load(batch, requests))
+
+    def store(
+        self,
+        requests: Sequence[BlockRequest],
+        deadline: float,
+        engine_blocks: Sequence[block.EngineBlock | None],
+        salts: Sequence[str | None],
+    ) -> tuple[StoreBatch, Reason]:
+        """Store blocks. Return the batch and the reason for blocks without an outcome."""
+        batch = StoreBatch(deadline, self._writers, engine_blocks, salts)
+        if not requests:
+            return batch, Reason.BUFFER
+        with self._reserve_stores(len(requests)) as reserved:
+            if not reserved:
+                return batch, Reason.BUSY
+            return batch, self._run_guarded("store", self._writes, lambda: self._store(batch, requests))
+
+    def report(self) -> None:
+        """Report corrupt blocks and the growth of the counters to the sidecar. Also called periodically."""
+        deadline = time.monotonic() + _REPORT_TIMEOUT_S
+        try:
+            with self.connections.acquire("store", deadline) as connection:
+                with self._lock:
+                    corrupt, self._corrupt = self._corrupt, []
+                message = self.stats.take_report()
+                if corrupt:
+                    message["corrupt"] = [block_id.hex() for block_id in corrupt]
+                if message:
+                    connection.request(wire.Op.REPORT, wire.pack_json(message), deadline=deadline)
+        except Exception as e:
+            _log.debug("kvpool: report not delivered: %s", e)
+
+    def close(self) -> None:
+        """Close all connections; later requests miss. Safe to call twice."""
+        self._closed = True
+        with contextlib.suppress(Exception):
+            self.connections.close()
+            self._readers.close()
+            self._writers.close()
+
+    def _run_guarded(self, role: str, breaker: CircuitBreaker, work: Callable[[], Reason]) -> Reason:
+        """Run `work` and return its reason; an exception becomes a reason and counts as a failure for the breaker."""
+        if self._closed:
+            return Reason.CLOSED
+        self._restart_if_forked()
+        if not self.connections.available(role):
+            return Reason.NO_SIDECAR  # known before the call: not counted by the breaker
+        if not breaker.allow():
+            return Reason.BREAKER
+        try:
+            reason = work()
+        except BusyError:
+            return Reason.BUSY  # local queue full: not counted by the breaker
+        except DeadlineExceededError:
+            reason = Reason.DEADLINE
+        except PoolUnavailableError:
+            reason = Reason.CONNECTION
+        except RefusedError as e:
+            _log.debug("kvpool: %s", e)
+            reason = Reason.REFUSED
+        except ProtocolError as e:
+            _log.warning("kvpool: %s", e)
+            reason = Reason.PROTOCOL
+        except Exception:
+            _log.exception("kvpool: a request failed; its blocks count as misses")
+            reason = Reason.INTERNAL
+        if reason == Reason.ABSENT:
+            breaker.success()
+        else:
+            breaker.failure()
+        return reason
+
+    def _lookup(self, block_ids: Sequence[bytes], deadline: float, exhaustive: bool, tiers: list[wire.Tier]) -> Reason:
+        flags = wire.Flag.EXHAUSTIVE if exhaustive else wire.Flag.NONE
+        with self.connections.acquire("lookup", deadline) as connection:
+            for start in range(0, len(block_ids), wire.MAX_LOOKUP):
+                part = block_ids[start : start + wire.MAX_LOOKUP]
+                reply = connection.request(
+                    wire.Op.LOOKUP,
+                    wire.pack_deadline(deadline) + b"".join(part),
+                    count=len(part),
+                    flags=flags,
+                    deadline=deadline,
+                    abandonable=True,
+                )
+                for i, tier in enumerate(lookup_tiers(reply, len(part)), start):
+                    if not tier and not exhaustive:
+                        return Reason.ABSENT
+                    tiers[i] = wire.Tier(tier)
+        return Reason.ABSENT
+
+    def _load(self, batch: LoadBatch, requests: Sequence[BlockRequest]) -> Reason:
+        with self.connections.acquire("load", batch.batch.deadline) as connection:
+            return Reason.ABSENT if batch.run(connection, self._expectation(connection), requests) else Reason.DEADLINE
+
+    def _store(self, batch: StoreBatch, requests: Sequence[BlockRequest]) -> Reason:
+        with self.connections.acquire("store", batch.deadline) as connection:
+            return Reason.ABSENT if batch.run(connection, self._expectation(connection), requests) else Reason.DEADLINE
+
+    def _apply_server_hello(self, server: wire.ServerHello) -> None:
+        """Apply the pool's deadlines from the first request on; a deadline set in the client's configuration wins."""
+        self.wants_engine_blocks, self.wants_salts = server.events, bool(server.salt_key)
+        own, default = self.config.deadlines, Deadlines()
+        requested = {
+            f.name: server.deadlines[f.name]
+            for f in fields(Deadlines)
+            if f.name in server.deadlines and getattr(own, f.name) == getattr(default, f.name)
+        }
+        self.deadlines = replace(own, **requested)
+
+    def _expectation(self, connection: Connection) -> Expectation:
+        server = connection.server
+        return Expectation(
+            self._hello.fingerprint, server.tenant_tag, verify=block.CAN_CHECKSUM, readable=server.readable_tags
+        )
+
+    @contextlib.contextmanager
+    def _reserve_stores(self, count: int) -> Iterator[bool]:
+        with self._lock:
+            reserved = self._inflight_stores < self.config.max_inflight_stores
+            self._inflight_stores += count if reserved else 0
+        try:
+            yield reserved
+        finally:
+            with self._lock:
+                self._inflight_stores -= count if reserved else 0
+
+    def _on_corrupt(self, block_id: bytes) -> None:
+        with self._lock:
+            if len(self._corrupt) < _MAX_CORRUPT_REPORTED:
+                self._corrupt.append(block_id)
+        self.connections.wake()
+
+    def _restart_if_forked(self) -> None:
+        if self._forked and not self._closed:
+            with self._lock:
+                if self._forked:
+                    self._start()
+
+    def _after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        self.stats = Stats()
+        self._forked = True
+        self.connections.abandon_in_child()
+
+
+_sessions: weakref.WeakSet[SidecarSession] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for session in list(_sessions):
+        session._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

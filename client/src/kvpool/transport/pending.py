@@ -1,0 +1,147 @@
+"""Blocks of one batch while they are transferred, and what each of them must match."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.errors import KVPoolError
+from kvpool.protocol import block
+from kvpool.stats import Reason
+
+if TYPE_CHECKING:
+    from kvpool.protocol import wire
+
+__all__ = ["Batch", "Expectation", "PeerMissError", "PendingRead", "PendingWrite"]
+
+
+class PeerMissError(KVPoolError):
+    """The index named a peer that no longer has the block."""
+
+
+class Expectation:
+    """Required header fields of every block on a connection; the tenant is `tenant_tag` or one of `readable`."""
+
+    __slots__ = ("fingerprint", "readable", "tenant_tag", "verify")
+
+    def __init__(
+        self, fingerprint: bytes, tenant_tag: bytes, *, verify: bool, readable: tuple[bytes, ...] = ()
+    ) -> None:
+        self.fingerprint = fingerprint
+        self.tenant_tag = tenant_tag
+        self.readable = readable
+        self.verify = verify  # False: the sidecar verifies payloads (Flag.VERIFY)
+
+
+class Batch:
+    """Blocks that one caller waits for together. Thread-safe."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.closed = False
+        self.ready: collections.deque[PendingRead] = collections.deque()  # probably readable without blocking
+        self.cold: collections.deque[PendingRead] = collections.deque()  # may block on a drive: worker threads only
+        self._pending = 0
+        self._condition = threading.Condition()
+
+    def expect(self, count: int) -> None:
+        """Add `count` pending blocks."""
+        with self._condition:
+            self._pending += count
+
+    def settle(self, count: int = 1) -> None:
+        """Mark `count` blocks as done, successfully or not."""
+        with self._condition:
+            self._pending -= count
+            if self._pending <= 0:
+                self._condition.notify_all()
+
+    def wait(self) -> bool:
+        """Wait until no block is pending. Return False at the deadline."""
+        with self._condition:
+            while self._pending > 0:
+                remaining = self.deadline - time.monotonic()
+                if remaining <= 0 or not self._condition.wait(remaining):
+                    return self._pending <= 0
+        return True
+
+
+class PendingRead:
+    """One block being read into a buffer (`view`: writable bytes of the payload's exact length)."""
+
+    __slots__ = (
+        "block_id",
+        "block_key",
+        "descriptor",
+        "done",
+        "gate",
+        "header",
+        "offset",
+        "ok",
+        "position",
+        "reason",
+        "stream",
+        "sum",
+        "tier",
+        "view",
+    )
+
+    def __init__(self, position: int, block_id: bytes, block_key: bytes, tier: wire.Tier, view: memoryview) -> None:
+        self.position = position
+        self.block_id = block_id
+        self.block_key = block_key
+        self.tier = tier
+        self.view = view
+        self.descriptor = -1  # of the block's file, or -1
+        self.stream = -1  # number of the peer stream that delivers it, or -1
+        self.gate = threading.Lock()
+        self.header = bytearray(block.HEADER_BYTES)
+        self.offset = 0
+        self.sum: block.RunningChecksum | None = None
+        self.ok = False
+        self.done = 0.0  # time.monotonic() when it was complete and verified
+        self.reason = Reason.NONE
+
+    def close(self) -> None:
+        """Close the block's descriptor; safe to call twice."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class PendingWrite:
+    """One block being written from a buffer to an unnamed file; `engine_block` and `salt_tag` go into its header."""
+
+    __slots__ = (
+        "block_id",
+        "block_key",
+        "descriptor",
+        "engine_block",
+        "ok",
+        "position",
+        "reason",
+        "salt_tag",
+        "token",
+        "view",
+    )
+
+    def __init__(self, position: int, block_id: bytes, block_key: bytes, token: int, view: memoryview) -> None:
+        self.position = position
+        self.block_id = block_id
+        self.block_key = block_key
+        self.token = token
+        self.view = view
+        self.engine_block: block.EngineBlock | None = None
+        self.salt_tag = block.NO_SALT
+        self.descriptor = -1
+        self.ok = False
+        self.reason = Reason.NONE
+
+    def close(self) -> None:
+        """Close the file's descriptor; safe to call twice."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
