@@ -21,12 +21,11 @@ from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import ExternalIndexUrl, Inputs, InstallationConfig, build
 from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.desired.config import to_client_config, to_pool_config
-from kvpool_operator.desired.configmap import config_digest
 from kvpool_operator.desired.preflight import build_preflight
 from kvpool_operator.desired.secrets import read_secret, secret
 from kvpool_operator.desired.wipe import wipe_daemonset
 from kvpool_operator.k8s.client import KINDS, ref
-from kvpool_operator.pools.secret_generator import make_secret
+from kvpool_operator.pools.secrets import generate_secret
 
 if TYPE_CHECKING:
     from kvpool_operator.desired import Manifest
@@ -207,13 +206,13 @@ def test_the_index_pod_fits_the_restricted_standard():
 
 
 def test_a_pools_secret_stays_as_it_is():
-    first = make_secret()
+    first = generate_secret()
     manifest = secret(Inputs(pool(), ENV, first))
-    assert read_secret(manifest, make_secret()) == first
+    assert read_secret(manifest, generate_secret()) == first
 
 
 def test_only_what_is_missing_in_a_secret_is_made_anew():
-    first, fresh = make_secret(), make_secret()
+    first, fresh = generate_secret(), generate_secret()
     manifest = secret(Inputs(pool(), ENV, first))
     del manifest["data"]["managed-index-password"]
     manifest["data"]["pool-id"] = "%%%"
@@ -223,8 +222,8 @@ def test_only_what_is_missing_in_a_secret_is_made_anew():
 
 
 def test_a_lost_secret_keeps_the_pools_identity():
-    assert make_secret("known").pool_id == "known"
-    assert make_secret("known").pool_secret != make_secret("known").pool_secret
+    assert generate_secret("known").pool_id == "known"
+    assert generate_secret("known").pool_secret != generate_secret("known").pool_secret
 
 
 def test_secrets_do_not_show_in_what_is_printed():
@@ -244,25 +243,25 @@ def test_passwords_are_in_the_secret_and_nowhere_else():
 
 def test_the_digest_changes_with_what_matters_to_a_running_sidecar():
     def digest(**spec: Any) -> str:
-        return config_digest(inputs(**spec))
+        return inputs(**spec).config.restart_digest
 
     assert digest() == digest(cleanupTimeout="1m") == digest(deletionPolicy="Delete")
     assert digest() != digest(cache={"maxBlockSize": "128Mi"})
-    assert config_digest(EXTERNAL) == config_digest(  # a password is read anew for each connection
+    assert EXTERNAL.config.restart_digest == (  # a password is read again for each connection
         Inputs(
             EXTERNAL.pool,
             EXTERNAL.env,
             SECRET,
             EXTERNAL.allowed_namespaces,
             ExternalIndexUrl("rediss://r:6380/2", "me", "new"),
-        )
+        ).config.restart_digest
     )
 
 
 def test_generation_alone_rolls_nothing():
     a = pool()
     b = a.model_copy(update={"metadata": a.metadata.model_copy(update={"generation": 99})})
-    assert config_digest(Inputs(a, ENV, SECRET)) == config_digest(Inputs(b, ENV, SECRET))
+    assert Inputs(a, ENV, SECRET).config.restart_digest == Inputs(b, ENV, SECRET).config.restart_digest
 
 
 def test_the_configuration_is_one_that_sidecars_read():

@@ -21,7 +21,7 @@ from kvpool_operator.observe import sidecar_poll as asking
 from kvpool_operator.observe.active_sidecar import active_sidecars, in_handover, stalled_rollover
 from kvpool_operator.observe.sidecar_poll import poll_sidecars
 from kvpool_operator.observe.snapshot import Sidecar
-from kvpool_operator.pools.password_rotation import nodes_without_new_password
+from kvpool_operator.pools.secrets import nodes_without_new_password
 from kvpool_operator.sidecars.status import SidecarStatus
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from kvpool_operator.desired import build
 from kvpool_operator.desired.secrets import PEER_FILES, read_secret, secret
 from kvpool_operator.pki.certificates import CertPolicy
 from kvpool_operator.pki.peer_ca import peer_files
-from kvpool_operator.pools.secret_generator import make_secret
+from kvpool_operator.pools.secrets import generate_secret
 
 NOW = datetime(2027, 3, 1, tzinfo=UTC)
 YEAR = CertPolicy().ca_life
@@ -51,9 +51,9 @@ def test_the_files_survive_the_way_through_the_secret():
     made = peer_files({}, NOW)
     one = replace(SECRET, peer_files=made)
     manifest = secret(replace(inputs(), secret=one))
-    assert read_secret(manifest, make_secret()) == one
+    assert read_secret(manifest, generate_secret()) == one
     manifest["data"]["peer-ca.crt"] = "not base 64!"
-    assert read_secret(manifest, make_secret()).peer_files.keys() == {"peer-ca.key"}
+    assert read_secret(manifest, generate_secret()).peer_files.keys() == {"peer-ca.key"}
 
 
 def test_a_new_authority_does_not_roll_the_sidecars():

@@ -546,10 +546,12 @@ async def test_a_dry_run_of_a_pool_that_is_there_touches_nothing_of_it():
     await world.settle()
     world.run(1, 1)
     await world.settle()
-    before = {r: copy.deepcopy(o) for r, o in world.cluster.objects.items() if r.kind not in ("KVCachePool", "Pod")}
+    before = {
+        r: copy.deepcopy(o) for r, o in world.cluster.objects.items() if r.kind not in ("KVCachePool", "Pod", "Event")
+    }
     world.pool["spec"] |= {"mode": "DryRun", "index": {"managed": {"maxMemory": "1Gi"}}}
     await world.settle()
-    after = {r: o for r, o in world.cluster.objects.items() if r.kind not in ("KVCachePool", "Pod")}
+    after = {r: o for r, o in world.cluster.objects.items() if r.kind not in ("KVCachePool", "Pod", "Event")}
     assert {r: o for r, o in after.items() if r != SHOWN} == before
     summary = after[SHOWN]["data"]["summary"]
     assert "change StatefulSet kvpool-system/chat-index\n" in summary

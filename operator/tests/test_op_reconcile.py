@@ -12,7 +12,7 @@ from op_samples import ENV, LOCAL, MemoryCluster, pool_manifest
 from kvpool_operator.errors import ApiUnavailableError, ConflictError, RejectedError
 from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.observe.observer import Observer
-from kvpool_operator.pools.reconciler import PoolReconciler
+from kvpool_operator.pools.reconciler import PoolDependencies, PoolReconciler
 from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.sidecars.status import SidecarStatus
 
@@ -71,7 +71,14 @@ class World:
             **observing,
         )
         self.reconciler = PoolReconciler(
-            self.cluster, observer, ENV, clock=lambda: self.clock, now=lambda: self.now, wrote=wrote
+            PoolDependencies(
+                self.cluster,
+                observer,
+                ENV,
+                clock=lambda: self.clock,
+                now=lambda: self.now,
+                record_own_write=wrote,
+            )
         )
 
     @property
@@ -130,6 +137,11 @@ class World:
         found: dict[str, Any] = next(c for c in self.pool["status"]["conditions"] if c["type"] == kind)
         return found
 
+    def phase_events(self) -> list[str]:
+        """What Events say of the pool's phase, without the causes."""
+        events = [o for r, o in self.cluster.objects.items() if r.kind == "Event" and o["reason"] == "PhaseChanged"]
+        return [e["message"].partition(":")[0] for e in events]
+
     def delete(self) -> None:
         self.pool["metadata"]["deletionTimestamp"] = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -137,7 +149,8 @@ class World:
 async def test_from_nothing_to_ready_and_then_to_rest():
     world = World()
     first = await world.look()
-    assert [verb for verb, _ in world.cluster.writes()] == ["patch", "apply status"]
+    assert [verb for verb, _ in world.cluster.writes()] == ["patch", "apply status", "create"]
+    assert world.phase_events() == ["phase is Pending"]
     assert world.pool["metadata"]["finalizers"] == ["kvpool.dev/cleanup"]
     assert first.requeue_after_s is not None
     await world.settle()
@@ -146,6 +159,10 @@ async def test_from_nothing_to_ready_and_then_to_rest():
     await world.settle()
     assert world.condition("Ready")["status"] == "True"
     assert world.pool["status"]["phase"] == "Ready"
+    assert world.phase_events()[1:] == [
+        "phase changed from Pending to Provisioning",
+        "phase changed from Provisioning to Ready",
+    ]
     await world.look()
     assert world.cluster.writes() == []
 
@@ -218,10 +235,10 @@ async def test_of_two_who_make_the_secret_one_loses():
 async def test_a_spec_that_cannot_be_understood_changes_nothing_and_is_told():
     world = World()
     await world.settle()
-    before = {r: o for r, o in world.cluster.objects.items() if r != POOL}
+    before = {r: o for r, o in world.cluster.objects.items() if r != POOL and r.kind != "Event"}
     world.pool["spec"]["tiers"] = [{**LOCAL, "bogus": 1}]
     await world.settle()
-    assert {r: o for r, o in world.cluster.objects.items() if r != POOL} == before
+    assert {r: o for r, o in world.cluster.objects.items() if r != POOL and r.kind != "Event"} == before
     assert world.condition("Ready")["reason"] == "InvalidSpec"
     assert "spec.tiers[0].bogus: no such field: remove it" in world.condition("Ready")["message"]
 
@@ -310,7 +327,7 @@ async def test_retain_and_take_over():
     world.delete()
     assert (await world.settle()).gone
     assert world.pool["metadata"]["finalizers"] == []
-    left = [r for r in world.cluster.objects if r.kind not in ("KVCachePool", "Namespace")]
+    left = [r for r in world.cluster.objects if r.kind not in ("KVCachePool", "Namespace", "Event")]
     assert left == [ObjectRef("Secret", NS, "chat-secret")]
     assert world.cluster.objects[left[0]]["metadata"]["labels"]["kvpool.dev/retained"] == "true"
     world.cluster.put(pool_manifest())
@@ -336,7 +353,7 @@ async def test_delete_stops_wipes_and_removes():
     for pod in [r for r in world.cluster.objects if r.kind == "Pod"]:
         del world.cluster.objects[pod]
     assert (await world.settle()).gone
-    assert {r.kind for r in world.cluster.objects} == {"KVCachePool", "Namespace"}
+    assert {r.kind for r in world.cluster.objects} - {"Event"} == {"KVCachePool", "Namespace"}
 
 
 async def test_a_deletion_does_not_wait_for_ever():
@@ -350,7 +367,7 @@ async def test_a_deletion_does_not_wait_for_ever():
     for _ in range(6):
         result = await world.look()
     assert result.gone
-    events = [o for r, o in world.cluster.objects.items() if r.kind == "Event"]
+    events = [o for r, o in world.cluster.objects.items() if r.kind == "Event" and o["reason"] != "PhaseChanged"]
     assert [e["reason"] for e in events] == ["CleanupTimedOut"]
     assert "1 of 2 nodes wiped" in events[0]["message"]
 

@@ -17,7 +17,8 @@ from kvpool_operator.k8s.client import ref
 from kvpool_operator.observe.engine_pods import EnginePods
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot, Webhook
 from kvpool_operator.pools.conditions import ReconcileOutcome
-from kvpool_operator.pools.status import invalid_status, make_status, worth_writing
+from kvpool_operator.pools.status import invalid_status, make_status, stable_part
+from kvpool_operator.pools.status_reporter import phase_event
 from kvpool_operator.sidecars.status import Fingerprint, SidecarStatus
 
 if TYPE_CHECKING:
@@ -282,11 +283,28 @@ def test_numbers_wait_and_news_do_not():
     grown = status(observed(raw=pool_manifest() | {"status": first}))
     grown["cache"] = {**grown["cache"], "hitRate": "0.81"}
     worse = status(observed(ready=1, raw=pool_manifest() | {"status": first}))
-    assert not worth_writing(first, first, 1000)
-    assert not worth_writing(first, grown, 29)
-    assert worth_writing(first, grown, 30)
-    assert worth_writing(first, worse, 0)
-    assert worth_writing({}, first, 0)
+    empty = {**first, "capacity": {**first["capacity"], "blocks": 0}}
+    assert stable_part(first) == stable_part(grown)
+    assert stable_part(first) != stable_part(worse)
+    assert stable_part(first) != stable_part(empty), "the first blocks show at once"
+
+
+@pytest.mark.parametrize(
+    ("previous", "phase", "message", "warning"),
+    [
+        ("", "Pending", "phase is Pending: the sidecars are being created", False),
+        ("Provisioning", "Ready", "phase changed from Provisioning to Ready: 2 nodes serve", False),
+        ("Ready", "Degraded", "phase changed from Ready to Degraded: 1 of 2 nodes serve", True),
+    ],
+)
+def test_a_changed_phase_is_an_event(previous: str, phase: str, message: str, warning: bool):
+    seen = {"Pending": Snapshot(raw=pool_manifest()), "Ready": observed(), "Degraded": observed(ready=1)}[phase]
+    made = status(replace(seen, raw=pool_manifest() | {"status": {"phase": previous}}))
+    event = phase_event(previous, made)
+    assert event is not None
+    assert (event.reason, event.warning) == ("PhaseChanged", warning)
+    assert event.message.startswith(message)
+    assert phase_event(phase, made) is None
 
 
 def test_messages_are_bounded():

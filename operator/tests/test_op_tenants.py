@@ -18,14 +18,13 @@ from kvpool_operator.api import crdgen
 from kvpool_operator.api.conditions import find
 from kvpool_operator.api.resources import TENANT
 from kvpool_operator.api.tenant import KVCacheTenant
-from kvpool_operator.desired.configmap import config_digest, config_text
 from kvpool_operator.desired.inputs import Inputs
 from kvpool_operator.errors import InvalidPoolError, RejectedError, SidecarUnavailableError
 from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe.observer import Observer
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot
 from kvpool_operator.pools.config_push import ConfigPusher
-from kvpool_operator.pools.reconciler import PoolReconciler
+from kvpool_operator.pools.reconciler import PoolDependencies, PoolReconciler
 from kvpool_operator.sidecars.operation import OperationProgress, SidecarAddress
 from kvpool_operator.sidecars.status import ReportedTenantUsage, SidecarStatus
 from kvpool_operator.tenants.resolver import resolve, tenant_status, to_configs
@@ -267,16 +266,16 @@ def test_a_namesake_that_comes_later_is_another_tenant():
 )
 def test_what_sidecars_take_as_they_run_does_not_roll_them(spec: dict[str, Any]):
     before, after = Inputs(pool(), ENV, SECRET), Inputs(pool(**spec), ENV, SECRET, allowed_namespaces=("a",))
-    assert config_digest(before) == config_digest(after)
-    assert digest(config_text(before)) != digest(config_text(after))
+    assert before.config.restart_digest == after.config.restart_digest
+    assert before.config.digest != after.config.digest
 
 
 def test_tenants_roll_nothing_and_what_cannot_be_taken_does():
     before = Inputs(pool(), ENV, SECRET)
     tenants = to_configs(resolve([tenant("a", "x")], {}, ["*"]), pool().spec)
-    assert config_digest(before) == config_digest(Inputs(pool(), ENV, SECRET, tenants=tenants))
+    assert before.config.restart_digest == Inputs(pool(), ENV, SECRET, tenants=tenants).config.restart_digest
     for spec in ({"transport": {"streams": 3}}, {"cache": {"write": {"policy": "LocalOnly"}}}):
-        assert config_digest(before) != config_digest(Inputs(pool(**spec), ENV, SECRET))
+        assert before.config.restart_digest != Inputs(pool(**spec), ENV, SECRET).config.restart_digest
 
 
 # -- status ------------------------------------------------------------------------------------------------------------
@@ -350,7 +349,9 @@ class World:
         )
         now = datetime(2026, 11, 20, 10, tzinfo=UTC)
         reloads = None if orders is None else ConfigPusher(orders, clock=clock)
-        self.reconciler = PoolReconciler(self.cluster, observer, ENV, clock=clock, now=lambda: now, reloads=reloads)
+        self.reconciler = PoolReconciler(
+            PoolDependencies(self.cluster, observer, ENV, clock=clock, now=lambda: now, config_pusher=reloads)
+        )
 
     async def get_all(self, addresses: Any, port: int) -> dict[str, SidecarStatus]:
         return {address: self.told[address] for address in addresses if address in self.told}

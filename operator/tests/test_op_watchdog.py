@@ -265,7 +265,7 @@ class World:
         self.clock.now += after
         engines = EnginePods(pods=pods, not_injected=sum(p.state == "not_injected" for p in pods))
         seen = Snapshot(raw=pool_manifest(), engines=engines, webhook=Webhook(problem))
-        return await self.restarts.look(pool(**(spec or RESTART)), seen, "t")
+        return await self.restarts.reconcile(pool(**(spec or RESTART)), seen, "t")
 
 
 async def test_each_pod_is_told_of_once_and_some_at_a_time():
@@ -275,7 +275,7 @@ async def test_each_pod_is_told_of_once_and_some_at_a_time():
     for _ in range(3):
         await world.look(*pods, injection={})
     assert len(world.cluster.events) == len(pods)
-    await PodEvictor(world.cluster, clock=world.clock).look(  # another process
+    await PodEvictor(world.cluster, clock=world.clock).reconcile(  # another process
         pool(), Snapshot(raw=pool_manifest(), engines=EnginePods(pods=(pods[0],))), "t"
     )
     assert len(world.cluster.events) == len(pods)

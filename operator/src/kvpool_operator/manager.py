@@ -24,7 +24,7 @@ from kvpool_operator.nodes.reconciler import NodeReconciler
 from kvpool_operator.observe.observer import Observer
 from kvpool_operator.operations.reconciler import OperationReconciler
 from kvpool_operator.pools.config_push import ConfigPusher
-from kvpool_operator.pools.reconciler import PoolReconciler
+from kvpool_operator.pools.reconciler import PoolDependencies, PoolReconciler
 from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
 from kvpool_operator.settings import read_settings
@@ -117,12 +117,14 @@ async def _lead(
     book = NodeCache()
     nodes = NodeReconciler(fenced, book, commands)
     reconciler = PoolReconciler(
-        fenced,
-        observer,
-        settings.env,
-        nodes=nodes,
-        reloads=ConfigPusher(commands),
-        wrote=lambda pool, version: controller.watch_staleness.record_own_write(pool, version),
+        PoolDependencies(
+            fenced,
+            observer,
+            settings.env,
+            nodes=nodes,
+            config_pusher=ConfigPusher(commands),
+            record_own_write=lambda pool, version: controller.watch_staleness.record_own_write(pool, version),
+        )
     )
     background = max(1, settings.workers // 3)
     controller = Controller(fenced, reconciler, metrics, refresh_s=settings.refresh_s, background=background)

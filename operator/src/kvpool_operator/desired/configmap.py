@@ -1,13 +1,14 @@
-"""The ConfigMap with pool.json, and the digest that rolls the pods when they cannot take what changed as they run."""
+"""The ConfigMap with pool.json, and the digests that tell which configuration a sidecar runs."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvpool.config import dumps, static_part
+from kvpool.config import digest, dumps, static_part
 from kvpool_operator.desired import names
 from kvpool_operator.desired.config import to_pool_config
 from kvpool_operator.desired.labels import metadata
@@ -17,13 +18,30 @@ if TYPE_CHECKING:
     from kvpool.config import PoolConfig
     from kvpool_operator.desired.inputs import Inputs, Manifest
 
-__all__ = ["config_digest", "config_text", "configmap", "pool_config"]
+__all__ = ["RenderedConfig", "configmap", "render_config"]
 
 
-def pool_config(inputs: Inputs) -> PoolConfig:
-    """The configuration of this pool's sidecars."""
+@dataclass(frozen=True)
+class RenderedConfig:
+    """The configuration of a pool's sidecars, rendered once per reconcile."""
+
+    config: PoolConfig
+    text: str
+    """pool.json."""
+    digest: str
+    """kvpool.config.digest of the text; a sidecar that runs it reports the same digest."""
+    restart_digest: str
+    """Changes with every setting that a running sidecar must be restarted for, and with no other."""
+
+
+def render_config(inputs: Inputs) -> RenderedConfig:
+    """Render the configuration. Use `Inputs.config`, which caches the result.
+
+    The restart digest leaves out passwords and certificates, because a sidecar reads them again for each connection.
+    It is keyed with the pool's secret, because it is an annotation that many may read.
+    """
     external = inputs.external
-    return to_pool_config(
+    config = to_pool_config(
         inputs.pool,
         pool_id=inputs.secret.pool_id,
         index_url=external.url if external else index_url(inputs.pool),
@@ -31,6 +49,10 @@ def pool_config(inputs: Inputs) -> PoolConfig:
         allowed_namespaces=inputs.allowed_namespaces,
         tenants=inputs.tenants,
     )
+    text = dumps(config)
+    restart_text = json.dumps(static_part(config), sort_keys=True)
+    keyed = hmac.new(inputs.secret.pool_secret.encode(), restart_text.encode(), hashlib.sha256)
+    return RenderedConfig(config, text, digest(text), keyed.hexdigest()[:16])
 
 
 def configmap(inputs: Inputs) -> Manifest:
@@ -38,20 +60,5 @@ def configmap(inputs: Inputs) -> Manifest:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(inputs.pool, names.config(inputs.pool.metadata.name), "config"),
-        "data": {"pool.json": config_text(inputs)},
+        "data": {"pool.json": inputs.config.text},
     }
-
-
-def config_text(inputs: Inputs) -> str:
-    """`pool.json`. What a sidecar that runs it says of itself is kvpool.config.digest of it."""
-    return dumps(pool_config(inputs))
-
-
-def config_digest(inputs: Inputs) -> str:
-    """Changes with whatever a running sidecar must be restarted for; what it takes live is not that.
-
-    Passwords and certificates are not in it: a sidecar reads them anew for each connection. Keyed with the pool's
-    secret, because the digest is an annotation that many may read.
-    """
-    text = json.dumps(static_part(pool_config(inputs)), sort_keys=True)
-    return hmac.new(inputs.secret.pool_secret.encode(), text.encode(), hashlib.sha256).hexdigest()[:16]

@@ -8,7 +8,6 @@ from kvpool_operator.api.annotations import ANNOTATION_CONFIG_DIGEST
 from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
-from kvpool_operator.desired.configmap import config_digest
 from kvpool_operator.desired.labels import labels, metadata, selector
 from kvpool_operator.desired.pod_template import (
     CONFIG_FILE,
@@ -53,7 +52,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
             "template": {
                 "metadata": {
                     "labels": labels(pool.metadata.name, "sidecar"),
-                    "annotations": {ANNOTATION_CONFIG_DIGEST: config_digest(inputs)},
+                    "annotations": {ANNOTATION_CONFIG_DIGEST: inputs.config.restart_digest},
                 },
                 "spec": {
                     **placement(pool),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from kvpool_operator.desired.configmap import render_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool.config import TenantConfig
     from kvpool_operator.api.v1alpha1 import KVCachePool
+    from kvpool_operator.desired.configmap import RenderedConfig
 
 __all__ = ["ExternalIndexUrl", "Inputs", "InstallationConfig", "Manifest", "PoolSecret"]
 
@@ -79,6 +83,11 @@ class Inputs:
     """Directories of the local tiers of each sidecar's pod that is there."""
     resync_token: str = ""
     """Value of rollout.RESYNC_ANNOTATION: new pods that are ready while their predecessors still run. Empty: none."""
+
+    @cached_property
+    def config(self) -> RenderedConfig:
+        """The configuration of the sidecars, rendered on first use."""
+        return render_config(self)
 
     @property
     def index_files(self) -> Mapping[str, str]:

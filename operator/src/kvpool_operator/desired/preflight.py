@@ -16,7 +16,6 @@ from kvpool.config import IndexConfig, dumps
 from kvpool_operator.api.annotations import ANNOTATION_PREFLIGHT, ANNOTATION_PREFLIGHT_SPEC
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired import names
-from kvpool_operator.desired.configmap import pool_config
 from kvpool_operator.desired.labels import labels, metadata, selector
 from kvpool_operator.desired.networkpolicy import preflight_policy
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
@@ -84,7 +83,7 @@ def _url(inputs: Inputs) -> str:
 
 def _configmap(inputs: Inputs) -> Manifest:
     """pool.json without the managed index, which starts while the nodes are looked at."""
-    config = replace(pool_config(inputs), generation=0)
+    config = replace(inputs.config.config, generation=0)
     if not inputs.external:
         config = replace(config, index=IndexConfig(""))
     return {

@@ -27,7 +27,7 @@ from kvpool_operator.observe.active_sidecar import active_sidecars
 from kvpool_operator.observe.sidecar_poll import poll_sidecars
 from kvpool_operator.operations.state import NodeResult, OperationState
 from kvpool_operator.operations.steps import caveat, resolve_tenant, steps_of
-from kvpool_operator.pools.secret_generator import make_secret
+from kvpool_operator.pools.secrets import generate_secret
 from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.sidecars.operation import SidecarAddress
 from kvpool_operator.times import rfc3339
@@ -253,7 +253,7 @@ class OperationReconciler:
     async def _secret(self, pool: KVCachePool) -> PoolSecret | None:
         meta = pool.metadata
         live = await self._cluster.get(ObjectRef("Secret", meta.namespace, names.secret(meta.name)))
-        return None if live is None else read_secret(live, make_secret(""))
+        return None if live is None else read_secret(live, generate_secret(""))
 
     async def _targets(self, pool: KVCachePool) -> list[SidecarAddress]:
         """A sidecar for each node that has or is to have one; without an address while it cannot be asked.

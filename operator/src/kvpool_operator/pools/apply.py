@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import is_ours
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.pools.plan import Action
 
-__all__ = ["ApplyResult", "apply_plan", "emit_event", "write_status", "write_tenant_status"]
+__all__ = ["ApplyResult", "apply_plan", "emit_event", "emit_pool_event"]
 
 log = logging.getLogger(__name__)
 
@@ -84,33 +83,6 @@ def _is_prerequisite(action: Action, meta: Metadata) -> bool:
     return isinstance(action, PatchMetadata) or (isinstance(action, Apply) and ref(action.manifest) == kept)
 
 
-async def write_status(status: Manifest, meta: Metadata, cluster: ApiClient) -> Manifest:
-    """The pool's status, all of it: what is not in `status` goes. The pool as it is then."""
-    manifest = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": meta.name, "namespace": meta.namespace},
-        "status": status,
-    }
-    return await cluster.apply(manifest, subresource="status")
-
-
-async def write_tenant_status(status: Manifest, tenant: Manifest, cluster: ApiClient) -> None:
-    """A KVCacheTenant's status, all of it. One that is gone is no trouble."""
-    meta = tenant["metadata"]
-    manifest = {
-        "apiVersion": API_VERSION,
-        "kind": TENANT_KIND,
-        "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
-        "status": status,
-    }
-    try:
-        await cluster.apply(manifest, subresource="status")
-    except RejectedError as e:
-        if e.status != 404:
-            raise
-
-
 async def _execute(action: Action, meta: Metadata, cluster: ApiClient) -> None:
     match action:
         case Apply(manifest=manifest, new=True):
@@ -127,7 +99,7 @@ async def _execute(action: Action, meta: Metadata, cluster: ApiClient) -> None:
         case PatchMetadata(metadata=metadata):
             await _patch_pool({"metadata": {"resourceVersion": meta.resource_version, **metadata}}, meta, cluster)
         case EmitEvent():
-            await _emit_pool_event(action, meta, cluster)
+            await emit_pool_event(action, meta, cluster)
 
 
 async def _patch_pool(patch: Manifest, meta: Metadata, cluster: ApiClient) -> None:
@@ -152,7 +124,7 @@ async def _create_or_update(manifest: Manifest, meta: Metadata, cluster: ApiClie
         await cluster.apply(manifest)
 
 
-async def _emit_pool_event(event: EmitEvent, meta: Metadata, cluster: ApiClient) -> None:
+async def emit_pool_event(event: EmitEvent, meta: Metadata, cluster: ApiClient) -> None:
     about = {
         "apiVersion": API_VERSION,
         "kind": KIND,

@@ -46,7 +46,7 @@ class PodEvictor:
         self._memory: dict[str, EvictionHistory] = {}
         self._told: dict[str, set[str]] = {}
 
-    async def look(self, pool: KVCachePool, observed: Snapshot, target: str) -> EvictionRound:
+    async def reconcile(self, pool: KVCachePool, observed: Snapshot, target: str) -> EvictionRound:
         """Tell of each pod once; evict one, if that is wanted and may be done now. `target`: what new pods carry."""
         if pool.spec.mode == "DryRun":
             return EvictionRound()  # it makes nothing, so nothing is missed

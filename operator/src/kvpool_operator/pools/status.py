@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from kvpool_operator.pools.fingerprints import FingerprintGroup
     from kvpool_operator.sidecars.status import SidecarStatus
 
-__all__ = ["invalid_status", "make_status", "worth_writing"]
+__all__ = ["invalid_status", "make_status", "stable_part"]
 
-NUMBERS_EVERY_S: Final = 30.0
-_NUMBERS: Final = ("capacity", "cache", "fingerprints", "index")
+_COUNTERS: Final = ("capacity", "cache", "fingerprints", "index")
 """Fields that change all the time."""
 
 
@@ -93,15 +92,10 @@ def invalid_status(meta: Metadata, snapshot: Snapshot, problem: str, now: str) -
     }
 
 
-def worth_writing(old: Manifest, new: Manifest, since_last_s: float) -> bool:
-    """Whether to write `new` now: numbers wait up to `NUMBERS_EVERY_S`, any other change is written immediately."""
-    if old == new:
-        return False
-    unchanged = {k: v for k, v in old.items() if k not in _NUMBERS} == {
-        k: v for k, v in new.items() if k not in _NUMBERS
-    }
-    first_blocks = not (old.get("capacity") or {}).get("blocks") and bool((new.get("capacity") or {}).get("blocks"))
-    return first_blocks or not unchanged or since_last_s >= NUMBERS_EVERY_S
+def stable_part(status: Manifest) -> Manifest:
+    """The part of a status whose change is written immediately: all but counters, and whether any block is stored."""
+    has_blocks = bool((status.get("capacity") or {}).get("blocks"))
+    return {k: v for k, v in status.items() if k not in _COUNTERS} | {"hasBlocks": has_blocks}
 
 
 def _index_memory(pool: KVCachePool, snapshot: Snapshot) -> str:

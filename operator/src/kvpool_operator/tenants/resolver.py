@@ -1,7 +1,7 @@
-"""Which namespaces are which tenant of a pool, who may read whose blocks, and what is said of it. Pure.
+"""Resolves KVCacheTenants: which namespaces belong to which tenant, and which tenants read whose blocks. Pure.
 
-A namespace is of one tenant: where two claim it the older one has it (of two of one second, the first by name), so that
-a tenant that comes later takes nobody's blocks and makes nobody lose theirs.
+A namespace belongs to one tenant. If two claim it, the older one has it (of the same second: the first by name), so
+that a new tenant never takes namespaces, and with them blocks, from an existing one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpool.config import MAX_READS_FROM, TenantConfig
 from kvpool.protocol.keys import tenant_tag
-from kvpool_operator.api.conditions import Condition, set_condition
+from kvpool_operator.api.condition_types import TENANT_CONDITIONS
+from kvpool_operator.api.conditions import Condition, Verdict, first_verdict, with_verdicts
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.quantity import format_bytes, to_bytes
+from kvpool_operator.api.reasons import Reason
 from kvpool_operator.api.tenant import EVERY_TENANT, MAX_SHOWN, KVCacheTenant, TenantStatus, TenantUsage
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.k8s.selectors import matches
@@ -28,25 +30,25 @@ if TYPE_CHECKING:
 
 __all__ = ["ResolvedTenant", "orphan_status", "resolve", "tenant_status", "to_configs", "uses_selectors"]
 
-_MOST_NAMED: Final = 3
-_MOST_TENANTS: Final = 1024
+_MAX_NAMED: Final = 3
+_MAX_TENANTS: Final = 1024
 
 
 @dataclass(frozen=True)
 class ResolvedTenant:
-    """One KVCacheTenant of a pool, and what it came to."""
+    """One KVCacheTenant of a pool with its members and grants."""
 
     raw: Manifest
     tenant: KVCacheTenant | None
-    """None: its spec cannot be understood, and it has no members."""
+    """None if the spec is invalid; then it has no members."""
     namespaces: tuple[str, ...] = ()
-    reason: str = "Accepted"
-    """Accepted, or why not all of the spec can be had."""
+    reason: Reason = Reason.ACCEPTED
+    """ACCEPTED, or why a part of the spec is not in effect."""
     message: str = ""
     reads_from: tuple[str, ...] = ()
-    """Names of the tenants whose blocks it may read."""
+    """Names of the tenants whose blocks this one reads."""
     readers: tuple[str, ...] = ()
-    """Names of the tenants that may read its blocks."""
+    """Names of the tenants that read the blocks of this one."""
 
     @property
     def name(self) -> str:
@@ -54,36 +56,34 @@ class ResolvedTenant:
 
 
 def uses_selectors(tenants: Iterable[Manifest]) -> bool:
-    """Does any of them choose its members by labels?"""
+    """Whether any tenant selects its members by labels."""
     return any(((raw.get("spec") or {}).get("members") or {}).get("selector") for raw in tenants)
 
 
 def resolve(
     tenants: Sequence[Manifest], labels: Mapping[str, Mapping[str, str]], allowed: Sequence[str]
 ) -> tuple[ResolvedTenant, ...]:
-    """What each KVCacheTenant of one pool comes to.
+    """Resolve the KVCacheTenants of one pool; those that are being deleted are left out.
 
-    `labels`: of each namespace of the cluster. `allowed`: namespaces that the pool serves, or `*`. Those that are being
-    deleted have no members any more and are left out.
+    `labels`: of each namespace of the cluster. `allowed`: namespaces that the pool serves, or `*`.
     """
     living = [raw for raw in tenants if "deletionTimestamp" not in raw["metadata"]]
-    taken: dict[str, str] = {}
-    settled = []
+    claimed: dict[str, str] = {}
+    resolved = []
     for raw in sorted(living, key=lambda r: (str(r["metadata"].get("creationTimestamp")), r["metadata"]["name"])):
         try:
             tenant = KVCacheTenant.parse(raw)
         except InvalidPoolError as e:
-            settled.append(
-                ResolvedTenant(raw, None, (), "InvalidSpec", f"{e}; it has no members until the spec is right")
-            )
+            message = f"{e}; the tenant has no members until its spec is valid"
+            resolved.append(ResolvedTenant(raw, None, (), Reason.INVALID_SPEC, message))
             continue
-        if len(settled) >= _MOST_TENANTS:
-            told = f"a pool has at most {_MOST_TENANTS} tenants: this one has no members"
-            settled.append(ResolvedTenant(raw, None, (), "TooManyTenants", told))
+        if len(resolved) >= _MAX_TENANTS:
+            message = f"a pool has at most {_MAX_TENANTS} tenants: this one has no members"
+            resolved.append(ResolvedTenant(raw, None, (), Reason.TOO_MANY_TENANTS, message))
             continue
-        settled.append(_resolve(raw, tenant, labels, allowed, taken))
-        taken.update(dict.fromkeys(settled[-1].namespaces, tenant.metadata.name))
-    return _with_grants(settled)
+        resolved.append(_resolve(raw, tenant, labels, allowed, claimed))
+        claimed.update(dict.fromkeys(resolved[-1].namespaces, tenant.metadata.name))
+    return _with_grants(resolved)
 
 
 def _resolve(
@@ -91,76 +91,82 @@ def _resolve(
     tenant: KVCacheTenant,
     labels: Mapping[str, Mapping[str, str]],
     allowed: Sequence[str],
-    taken: Mapping[str, str],
+    claimed: Mapping[str, str],
 ) -> ResolvedTenant:
+    """`claimed`: namespaces of older tenants, with the name of the tenant."""
     members = tenant.spec.members
-    wanted = set(members.namespaces)
+    requested = set(members.namespaces)
     if members.selector is not None:
         selector = members.selector.model_dump(by_alias=True)
-        wanted |= {name for name, has in labels.items() if matches(selector, has)}
-    strangers = [] if "*" in allowed else sorted(wanted - set(allowed))
-    conflicts = sorted((wanted & taken.keys()) - set(strangers))
-    mine = tuple(sorted(wanted - set(strangers) - set(conflicts)))
-    told = []
+        requested |= {name for name, namespace_labels in labels.items() if matches(selector, namespace_labels)}
+    not_allowed = [] if "*" in allowed else sorted(requested - set(allowed))
+    conflicts = sorted((requested & claimed.keys()) - set(not_allowed))
+    namespaces = tuple(sorted(requested - set(not_allowed) - set(conflicts)))
+    messages = []
     if conflicts:
-        claimed = [f"{name} (of {taken[name]})" for name in conflicts]
-        told.append(f"of another, older tenant already, where they stay: {summarize(claimed, _MOST_NAMED)}")
-    if strangers:
-        told.append(f"not admitted by the pool's injection.allowedNamespaces: {summarize(strangers, _MOST_NAMED)}")
-    reason = "NamespaceConflict" if conflicts else "NamespaceNotAllowed" if strangers else "Accepted"
-    return ResolvedTenant(raw, tenant, mine, reason, "; ".join(told))
+        owners = [f"{name} (of {claimed[name]})" for name in conflicts]
+        messages.append(f"these namespaces belong to an older tenant: {summarize(owners, _MAX_NAMED)}")
+    if not_allowed:
+        messages.append(f"not admitted by the pool's injection.allowedNamespaces: {summarize(not_allowed, _MAX_NAMED)}")
+    reason = (
+        Reason.NAMESPACE_CONFLICT if conflicts else Reason.NAMESPACE_NOT_ALLOWED if not_allowed else Reason.ACCEPTED
+    )
+    return ResolvedTenant(raw, tenant, namespaces, reason, "; ".join(messages))
 
 
-def _with_grants(settled: Sequence[ResolvedTenant]) -> tuple[ResolvedTenant, ...]:
-    """The same, with who may read whom; `settled` has the oldest first, which are read first."""
-    known = {one.name for one in settled}
-    understood = [one.name for one in settled if one.tenant is not None]
-    asked: dict[str, list[str]] = {name: [] for name in known}
-    strangers: dict[str, list[str]] = {}
-    for one in settled:
-        wanted = one.tenant.spec.sharing.readers if one.tenant is not None else []
-        named = understood if wanted == [EVERY_TENANT] else sorted(set(wanted))
-        strangers[one.name] = [name for name in named if name not in known]
-        for reader in named:
+def _with_grants(resolved: Sequence[ResolvedTenant]) -> tuple[ResolvedTenant, ...]:
+    """Add who reads whose blocks. `resolved` has the oldest tenant first; it is read first."""
+    known = {one.name for one in resolved}
+    valid = [one.name for one in resolved if one.tenant is not None]
+    owners: dict[str, list[str]] = {name: [] for name in known}
+    unknown: dict[str, list[str]] = {}
+    for one in resolved:
+        listed = one.tenant.spec.sharing.readers if one.tenant is not None else []
+        readers_of_one = valid if listed == [EVERY_TENANT] else sorted(set(listed))
+        unknown[one.name] = [name for name in readers_of_one if name not in known]
+        for reader in readers_of_one:
             if reader in known and reader != one.name:
-                asked[reader].append(one.name)
+                owners[reader].append(one.name)
     readers: dict[str, list[str]] = {name: [] for name in known}
-    for name in sorted(understood):
-        for owner in asked[name][:MAX_READS_FROM]:
+    for name in sorted(valid):
+        for owner in owners[name][:MAX_READS_FROM]:
             readers[owner].append(name)
     granted = []
-    for one in settled:
-        reads = tuple(asked[one.name][:MAX_READS_FROM]) if one.tenant is not None else ()
-        its = replace(one, reads_from=reads, readers=tuple(readers[one.name]))
-        granted.append(_with_grant_problems(its, strangers[one.name], asked[one.name][MAX_READS_FROM:]))
+    for one in resolved:
+        reads = tuple(owners[one.name][:MAX_READS_FROM]) if one.tenant is not None else ()
+        with_grants = replace(one, reads_from=reads, readers=tuple(readers[one.name]))
+        granted.append(_with_grant_problems(with_grants, unknown[one.name], owners[one.name][MAX_READS_FROM:]))
     return tuple(granted)
 
 
-def _with_grant_problems(one: ResolvedTenant, strangers: Sequence[str], beyond: Sequence[str]) -> ResolvedTenant:
-    """With what could not be had of the grants. `strangers`: readers that there are not; `beyond`: not read by it."""
-    told = []
-    if strangers:
-        told.append(f"no KVCacheTenant of this pool, so they read nothing: {summarize(strangers, _MOST_NAMED)}")
+def _with_grant_problems(one: ResolvedTenant, unknown: Sequence[str], beyond: Sequence[str]) -> ResolvedTenant:
+    """Add the problems of grants. `unknown`: readers that do not exist; `beyond`: owners over the limit of `one`."""
+    messages = []
+    if unknown:
+        messages.append(f"these readers are no KVCacheTenants of this pool: {summarize(unknown, _MAX_NAMED)}")
     if beyond and one.tenant is not None:
-        told.append(f"it reads at most {MAX_READS_FROM} tenants, and nothing of {summarize(beyond, _MOST_NAMED)}")
-    if not told:
+        messages.append(
+            f"a tenant reads from at most {MAX_READS_FROM} others: this one does not read from "
+            f"{summarize(beyond, _MAX_NAMED)}"
+        )
+    if not messages:
         return one
-    worst = "ReaderNotFound" if strangers else "TooManyGrants"
-    reason = worst if one.reason == "Accepted" else one.reason
-    return replace(one, reason=reason, message="; ".join([one.message] * bool(one.message) + told))
+    problem = Reason.READER_NOT_FOUND if unknown else Reason.TOO_MANY_GRANTS
+    reason = problem if one.reason is Reason.ACCEPTED else one.reason
+    return replace(one, reason=reason, message="; ".join([one.message] * bool(one.message) + messages))
 
 
-def to_configs(settled: Iterable[ResolvedTenant], pool: PoolSpec) -> tuple[TenantConfig, ...]:
-    """For `pool.json`; what a tenant leaves out is the pool's."""
+def to_configs(resolved: Iterable[ResolvedTenant], pool: PoolSpec) -> tuple[TenantConfig, ...]:
+    """The tenants of pool.json; settings that a tenant leaves out are the pool's."""
     quota, ttl = pool.tenancy.default_quota.capacity, pool.cache.ttl
-    settled = tuple(settled)
-    ids = {one.name: one.tenant.id for one in settled if one.tenant is not None}
-    found = []
-    for one in settled:
+    resolved = tuple(resolved)
+    ids = {one.name: one.tenant.id for one in resolved if one.tenant is not None}
+    configs = []
+    for one in resolved:
         if one.tenant is None:
             continue
         spec = one.tenant.spec
-        found.append(
+        configs.append(
             TenantConfig(
                 name=one.name,
                 id=one.tenant.id,
@@ -173,7 +179,7 @@ def to_configs(settled: Iterable[ResolvedTenant], pool: PoolSpec) -> tuple[Tenan
                 reads_from=tuple(ids[name] for name in one.reads_from),
             )
         )
-    return tuple(sorted(found, key=lambda tenant: tenant.id))
+    return tuple(sorted(configs, key=lambda tenant: tenant.id))
 
 
 def tenant_status(
@@ -184,18 +190,19 @@ def tenant_status(
     pool_secret: str,
     now: str,
 ) -> Manifest:
-    """The status of one tenant. `config_digest`: of the configuration in which it is as it is now."""
+    """The status of one tenant. `config_digest`: of the configuration that includes this state of the tenant."""
     tag = tenant_tag(pool_secret.encode(), one.tenant.id).hex() if one.tenant is not None and pool_secret else ""
     uses = [report.tenants[tag] for report in reports if tag in report.tenants]
     shared = max((report.shared_tenants[tag] for report in reports if tag in report.shared_tenants), default=None)
-    accepted = one.reason == "Accepted"
-    told = one.message or f"{len(one.namespaces)} namespaces are this tenant"
+    accepted = one.reason is Reason.ACCEPTED
+    message = one.message or f"the tenant has {len(one.namespaces)} namespaces"
+    subject = _EnforcedInput(one, pool, reports, config_digest)
     return _status(
         one.raw,
-        [
-            Condition(type="Accepted", status="True" if accepted else "False", reason=one.reason, message=told[:1024]),
-            _enforced(one, pool, reports, config_digest),
-        ],
+        {
+            "Accepted": Verdict("True" if accepted else "False", one.reason, message),
+            "Enforced": first_verdict(ENFORCED, subject),
+        },
         now,
         member_count=len(one.namespaces),
         members=list(one.namespaces[:MAX_SHOWN]),
@@ -212,45 +219,67 @@ def tenant_status(
 
 
 def orphan_status(raw: Manifest, pool: str, now: str) -> Manifest:
-    """The status of a tenant whose pool there is not."""
-    told = f"there is no KVCachePool {pool} in this namespace"
-    missing = [
-        Condition(type=kind, status="False", reason="PoolNotFound", message=told) for kind in ("Accepted", "Enforced")
-    ]
-    return _status(raw, missing, now)
+    """The status of a tenant whose pool does not exist."""
+    verdict = Verdict.false(Reason.POOL_NOT_FOUND, f"KVCachePool {pool} does not exist in this namespace")
+    return _status(raw, dict.fromkeys(TENANT_CONDITIONS, verdict), now)
 
 
-def _enforced(one: ResolvedTenant, pool: PoolSpec, reports: Sequence[SidecarStatus], digest: str) -> Condition:
-    def condition(status: Any, reason: str, message: str) -> Condition:
-        return Condition(type="Enforced", status=status, reason=reason, message=message)
+@dataclass(frozen=True)
+class _EnforcedInput:
+    """Everything that the checks of Enforced read."""
 
-    if one.tenant is None:
-        return condition("False", one.reason, "it has no members, so there is nothing to enforce")
-    if pool.mode == "Paused":
-        return condition("Unknown", "Paused", "the pool is paused: what is new here has no effect yet")
-    if not reports:
-        return condition("Unknown", "StatusUnavailable", "no sidecar has told yet which configuration it runs")
-    there = sum(report.config == digest for report in reports)
-    if there < len(reports):
-        return condition("False", "RollingOut", f"{there} of {len(reports)} nodes keep to this tenant's spec")
-    own = one.tenant.spec.quota.shared_capacity or one.tenant.spec.ttl.idle or one.tenant.spec.ttl.max_age
-    beside = (
-        "; in the object store it has no quota, and the pool's own ttl"
-        if own and any(tier.object_store for tier in pool.tiers)
-        else ""
-    )
-    return condition("True", "Applied", f"{there} nodes keep to this tenant's spec{beside}")
+    one: ResolvedTenant
+    pool: PoolSpec
+    reports: Sequence[SidecarStatus]
+    config_digest: str
+
+    @property
+    def applied(self) -> int:
+        """Number of sidecars that run the configuration."""
+        return sum(report.config == self.config_digest for report in self.reports)
 
 
-def _status(raw: Manifest, conditions: Sequence[Condition], now: str, **fields: Any) -> Manifest:
+def no_members(i: _EnforcedInput) -> Verdict | None:
+    if i.one.tenant is not None:
+        return None
+    return Verdict.false(i.one.reason, "the tenant has no members, so there is nothing to enforce")
+
+
+def pool_paused(i: _EnforcedInput) -> Verdict | None:
+    if i.pool.mode != "Paused":
+        return None
+    return Verdict.unknown(Reason.PAUSED, "the pool is paused: changes have no effect yet")
+
+
+def status_unavailable(i: _EnforcedInput) -> Verdict | None:
+    if i.reports:
+        return None
+    return Verdict.unknown(Reason.STATUS_UNAVAILABLE, "no sidecar has reported the configuration that it runs")
+
+
+def rolling_out(i: _EnforcedInput) -> Verdict | None:
+    if i.applied == len(i.reports):
+        return None
+    return Verdict.false(Reason.ROLLING_OUT, f"{i.applied} of {len(i.reports)} nodes apply this tenant's spec")
+
+
+def applied(i: _EnforcedInput) -> Verdict:
+    spec = i.one.tenant.spec if i.one.tenant is not None else None
+    has_limits = spec is not None and bool(spec.quota.shared_capacity or spec.ttl.idle or spec.ttl.max_age)
+    in_object_store = has_limits and any(tier.object_store for tier in i.pool.tiers)
+    caveat = "; in the object store the tenant has no quota, and the pool's ttl applies" if in_object_store else ""
+    return Verdict.true(Reason.APPLIED, f"{i.applied} nodes apply this tenant's spec{caveat}")
+
+
+ENFORCED: Final = (no_members, pool_paused, status_unavailable, rolling_out, applied)
+
+
+def _status(raw: Manifest, verdicts: Mapping[str, Verdict], now: str, **fields: Any) -> Manifest:
     generation = int(raw["metadata"].get("generation", 0))
-    before = (raw.get("status") or {}).get("conditions")
-    found = [c for c in before if isinstance(c, dict)] if isinstance(before, list) else []
-    for condition in conditions:
-        found = set_condition(found, condition.model_copy(update={"observed_generation": generation}), now)
-    kept = [Condition.model_validate(c) for c in found if c["type"] in ("Accepted", "Enforced")]
-    return TenantStatus(observed_generation=generation, conditions=kept, **fields).dump()
+    conditions = with_verdicts((raw.get("status") or {}).get("conditions"), verdicts, generation, now)
+    known = [Condition.model_validate(c) for c in conditions if c["type"] in TENANT_CONDITIONS]
+    return TenantStatus(observed_generation=generation, conditions=known, **fields).dump()
 
 
-def _or(own: Any, pools: Any) -> Any:
-    return pools if own is None else own
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
