@@ -29,7 +29,7 @@ def sweeper(index):
     made = []
 
     def make(number, **kw):
-        one = IndexExpiry(index, number, **{"keys_per_s": 1e6, "look_s": 0.02, **kw})
+        one = IndexExpiry(index, number, **{"keys_per_s": 1e6, "interval_s": 0.02, **kw})
         made.append(one)
         one.start()
         return one

@@ -22,11 +22,12 @@ from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.resolver import ReplicaLocation
 from kvpool_sidecar.peers import hottest
 from kvpool_sidecar.peers.connection import dial
-from kvpool_sidecar.peers.fetch import ByteRateLimiter, fetch_block
+from kvpool_sidecar.peers.fetch import fetch_block
 from kvpool_sidecar.peers.hottest import HotList, HotRow
 from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.replication.peer_copy import CopyRequest, CopyResult, Replicator
 from kvpool_sidecar.replication.warm_up import is_cold, plan
+from kvpool_sidecar.resilience.rate_limiter import RateLimiter
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.storage.memory import MemoryStore
@@ -225,8 +226,8 @@ def drive(tmp_path):
         one.close()
 
 
-def fast() -> ByteRateLimiter:
-    return ByteRateLimiter(lambda: FAST, threading.Event())
+def fast() -> RateLimiter:
+    return RateLimiter(lambda: FAST, threading.Event().wait)
 
 
 def test_a_peer_tells_its_hottest_blocks_to_who_can_prove(peer):
@@ -324,9 +325,9 @@ def test_what_one_peer_does_not_deliver_comes_from_another(peer, drive):
 
 
 def test_a_slow_pace_does_not_stretch_one_block_for_ever(monkeypatch):
-    pace = ByteRateLimiter(lambda: 1000.0, threading.Event())
+    pace = RateLimiter(lambda: 1000.0, threading.Event().wait)
     began = time.monotonic()
-    pace.spend(1_000_000, began + 0.05)  # would take 1000 s
+    pace.acquire(1_000_000, began + 0.05)  # would take 1000 s
     assert pace._free_at - began > 900  # it is owed
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError
-from kvpool_sidecar.peers.fetch import ByteRateLimiter
+from kvpool_sidecar.resilience.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,9 +46,9 @@ class Context:
             if label in self._counts or len(self._counts) < MAX_COUNTS:
                 self._counts[label] += n
 
-    def pace(self, bytes_per_s: float) -> ByteRateLimiter:
+    def pace(self, bytes_per_s: float) -> RateLimiter:
         """Waiting for it ends when the operation is cancelled; PoolUnavailableError then."""
-        return ByteRateLimiter(lambda: bytes_per_s, self.cancelled)
+        return RateLimiter(lambda: bytes_per_s, self.cancelled.wait)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool_sidecar.admin.context import Context
-    from kvpool_sidecar.peers.fetch import ByteRateLimiter
+    from kvpool_sidecar.resilience.rate_limiter import RateLimiter
     from kvpool_sidecar.storage.base import Block
     from kvpool_sidecar.storage.local.drive import Drive
     from kvpool_sidecar.storage.local.store import LocalStore
@@ -54,7 +54,7 @@ class Verify:
         else:
             raise ProtocolError("verify: tier is Local, or Shared where the pool has one")
 
-    def _verify_local(self, context: Context, pace: ByteRateLimiter) -> None:
+    def _verify_local(self, context: Context, pace: RateLimiter) -> None:
         total, seen = self._local.usage().blocks, 0
         for root in self._local.drives:
             for key, size in root.keys():  # noqa: SIM118 - not a dictionary
@@ -65,18 +65,18 @@ class Verify:
                 pace.settle()
                 found = root.peek(key)
                 if found is not None:
-                    pace.spend(HEADER_BYTES + size, 0.0)
+                    pace.acquire(HEADER_BYTES + size, 0.0)
                     self._note(context, size, is_good=_is_good(root, key, found))
                 context.progress(seen, max(seen, total), "blocks")
 
-    def _verify_shared(self, shared: SharedTier, context: Context, pace: ByteRateLimiter) -> None:
+    def _verify_shared(self, shared: SharedTier, context: Context, pace: RateLimiter) -> None:
         for seen, (key, size) in enumerate(shared.store.keys(), 1):
             context.check()
             if not shared.available:
                 raise PoolUnavailableError(f"the shared tier is not available: {shared.problem or 'no answer'}")
             pace.settle()
             if shared.store.contains(key):  # else it was swept meanwhile
-                pace.spend(HEADER_BYTES + size, 0.0)
+                pace.acquire(HEADER_BYTES + size, 0.0)
                 is_good = shared.verify(key)
                 if not is_good and shared.store.contains(key):
                     raise PoolUnavailableError("the shared tier: a block could not be read", key=key.hex())

@@ -253,7 +253,7 @@ class SidecarApp:
             index,
             lambda: self._announcer.number,
             keys_per_s=config.index.rebuild_per_s / 5,
-            look_s=min(60.0, config.index.forget_after_s / 4),
+            interval_s=min(60.0, config.index.forget_after_s / 4),
         )
         made.callback(self._sweeper.stop)
         self._warm_up = self._make_warm_up(index, info)

@@ -1,15 +1,15 @@
-"""Removes what nodes that never came back left in the index: one node at a time, at a bounded rate.
+"""Removes index entries of nodes that never came back: one node at a time, at a bounded rate.
 
-Entries of a dead node are no answers once its lease has ended; this gives their memory back.
+Entries of a dead node are ignored once its lease has ended; expiry frees their memory.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError
+from kvpool_sidecar.resilience.worker import PeriodicTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,44 +22,34 @@ log = logging.getLogger(__name__)
 
 
 class IndexExpiry:
-    """Looks every `look_s` whether there is something to do. `number` is this node's, 0 while it has none."""
+    """Runs every `interval_s`. `number` returns this node's number, 0 while it has none."""
 
-    def __init__(self, index: Index, number: Callable[[], int], *, keys_per_s: float, look_s: float = 60.0) -> None:
+    def __init__(self, index: Index, number: Callable[[], int], *, keys_per_s: float, interval_s: float = 60.0) -> None:
         self.removed = 0
         self._index = index
         self._number = number
         self._keys_per_s = keys_per_s
-        self._interval_s = look_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
+        self._task = PeriodicTask("index-expiry", self._expire, interval_s, run_at_once=False)
 
     def start(self) -> None:
-        """Go on until `stop`."""
-        self._thread.start()
+        """Start the thread."""
+        self._task.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """End, in the middle of a sweep if need be: another node begins it anew."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
-            if self._number():
-                self._expire()
+        """Stop, also in the middle of a run: another node starts it again."""
+        self._task.stop(timeout_s)
 
     def _expire(self) -> None:
+        if not self._number():
+            return
         try:
             removed = self._index.expire(self._number(), self._pace)
         except KVPoolError as e:
-            log.info("sweeping the index: %s", e)
-            return
-        except Exception:
-            log.exception("sweeping the index")
+            log.info("index expiry: %s", e)
             return
         self.removed += removed
         if removed:
-            log.info("removed %d entries of nodes that are gone from the index", removed)
+            log.info("index expiry: removed %d entries of dead nodes", removed)
 
     def _pace(self, count: int) -> bool:
-        return not self._stop.wait(count / self._keys_per_s)
+        return not self._task.sleep(count / self._keys_per_s)

@@ -1,6 +1,6 @@
-"""Who this node is to its peers: TLS contexts with a leaf of the pool's authority, renewed before it runs out.
+"""This node's identity towards its peers: TLS contexts with a leaf of the pool's CA, renewed before it expires.
 
-TLS 1.3 only, both sides show a certificate, and no session is resumed: every handshake looks at the certificates.
+TLS 1.3 only, both sides present a certificate, and no session is resumed: every handshake verifies the certificates.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import ConfigError
 from kvpool.protocol.certificate_names import node_name, operator_name
 from kvpool_sidecar.peers import ca as authority
+from kvpool_sidecar.resilience.worker import PeriodicTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,16 +25,16 @@ __all__ = ["NodeIdentity", "utc_now"]
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 30.0
+_CHECK_INTERVAL_S = 30.0
 
 
 def utc_now() -> datetime:
-    """The clock that certificates go by."""
+    """Return the current time; certificates are valid by this clock."""
     return datetime.now(UTC)
 
 
 class NodeIdentity:
-    """Thread-safe. `read` gives the pool's authorities as they are now; ConfigError from making it if they are none."""
+    """Thread-safe. `read` returns the pool's CAs as they are now; the constructor raises its ConfigError."""
 
     def __init__(
         self,
@@ -43,16 +44,16 @@ class NodeIdentity:
         *,
         life: timedelta = authority.LEAF_LIFE,
         clock: Callable[[], datetime] = utc_now,
-        look_s: float = _LOOK_S,
+        check_interval_s: float = _CHECK_INTERVAL_S,
     ) -> None:
         self._read = read
         self._uid = pool_uid
         self._name = node_name(pool_uid, node)
         self._life = life
         self._clock = clock
-        self._look_s = look_s
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        interval_s = min(check_interval_s, life.total_seconds() / 12)
+        self._task = PeriodicTask("peer-identity", self._renew, interval_s, run_at_once=False)
         self._authorities = read()
         self._leaf: authority.LeafCertificate | None = None
         self._trusted = ""
@@ -60,27 +61,28 @@ class NodeIdentity:
         self.refresh()
 
     def start(self) -> None:
-        threading.Thread(target=self._renew, name="peer-identity", daemon=True).start()
+        """Start renewing the certificate."""
+        self._task.start()
 
     def stop(self) -> None:
-        """The contexts stay as they are."""
-        self._stopped.set()
+        """Stop renewing; the contexts remain usable."""
+        self._task.stop()
 
     @property
     def server(self) -> ssl.SSLContext:
-        """For who is asked."""
+        """TLS context of the serving side."""
         with self._lock:
             return self._server
 
     @property
     def client(self) -> ssl.SSLContext:
-        """For who asks."""
+        """TLS context of the client side."""
         with self._lock:
             return self._client
 
     @property
     def seconds_left(self) -> float:
-        """Until the leaf runs out; negative afterwards."""
+        """Seconds until the leaf certificate expires; negative afterwards."""
         with self._lock:
             return (self._leaf.expires - self._clock()).total_seconds() if self._leaf else 0.0
 
@@ -91,21 +93,21 @@ class NodeIdentity:
             return self._leaf.expires.timestamp() if self._leaf else 0.0
 
     def name_of(self, node: str) -> str:
-        """What the certificate of another node of this pool must say."""
+        """Return the DNS name that the certificate of another node of this pool must have."""
         return node_name(self._uid, node)
 
     def is_operator(self, certificate: dict[str, Any] | None) -> bool:
-        """Is this verified certificate (SSLSocket.getpeercert) that of the pool's operator?"""
+        """Return whether this verified certificate (SSLSocket.getpeercert) is that of the pool's operator."""
         return _dns_names(certificate) == [operator_name(self._uid)]
 
     def refresh(self) -> None:
-        """Look at the authorities and the clock, renew what is due."""
+        """Read the CAs and renew the leaf certificate if it is due."""
         now = self._clock()
         try:
             self._authorities = self._read()
         except (ConfigError, OSError) as e:
             self.problem = str(e)
-            log.warning("the pool's authority: %s; the one known before is used", e)
+            log.warning("the pool's CA cannot be read: %s; the previous one is used", e)
         else:
             self.problem = ""
         signer, trusted = self._authorities.signer(now), self._authorities.trusted(now)
@@ -119,13 +121,11 @@ class NodeIdentity:
             self._leaf, self._trusted, self._server, self._client = leaf, trusted, server, client
 
     def _renew(self) -> None:
-        pause = min(self._look_s, self._life.total_seconds() / 12)
-        while not self._stopped.wait(pause):
-            try:
-                self.refresh()
-            except Exception as e:
-                self.problem = f"{type(e).__name__}: no new certificate"
-                log.exception("renewing this node's certificate")
+        try:
+            self.refresh()
+        except Exception as e:
+            self.problem = f"{type(e).__name__}: the certificate cannot be renewed"
+            raise
 
 
 def _dns_names(certificate: dict[str, Any] | None) -> list[str]:
@@ -139,7 +139,7 @@ def _context(side: int, leaf: authority.LeafCertificate, trusted: str) -> ssl.SS
     context.load_verify_locations(cadata=trusted)
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
-    memory = os.memfd_create("leaf", os.MFD_CLOEXEC)  # the library reads keys from files only; this one is nowhere
+    memory = os.memfd_create("leaf", os.MFD_CLOEXEC)  # the library reads keys from files only; this file is on no disk
     try:
         os.write(memory, leaf.pem)
         context.load_cert_chain(f"/proc/self/fd/{memory}")

@@ -1,4 +1,4 @@
-"""The control channel of the asking side: one TLS connection to each peer, over which tickets come, a few at a time."""
+"""Client side of the control channels: one TLS connection to each peer, which issues a few tickets at a time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvpool.errors import KVPoolError, PoolUnavailableError, RefusedError
 from kvpool.protocol import peer_wire, wire
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.tickets import USE_S, Ticket
+from kvpool_sidecar.resilience.bounded_cache import BoundedCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,9 +31,9 @@ _ENTRY = peer_wire.PEER_TICKET_BYTES + 32
 def connect_tls(
     peer: NodeInfo, identity: NodeIdentity, kind: peer_wire.PeerKind, deadline: float, congestion_control: str = ""
 ) -> ssl.SSLSocket:
-    """A TLS connection to the very node that the index named.
+    """Open a TLS connection to exactly the node that the index names.
 
-    PoolUnavailableError, DeadlineExceededError, ProtocolError, or RefusedError for a certificate that is not good.
+    Raises PoolUnavailableError, DeadlineExceededError, ProtocolError, or RefusedError for an invalid certificate.
     """
     sock = tcp.connect(peer.host, peer.port, deadline, congestion_control)
     try:
@@ -65,69 +66,66 @@ class _ControlChannel:
 
 
 class ControlChannels:
-    """Thread-safe. One for a sidecar."""
+    """The control channels of a sidecar to its peers. Thread-safe."""
 
     def __init__(self, identity: NodeIdentity, clock: Callable[[], float] = time.monotonic) -> None:
         self._identity = identity
         self._clock = clock
         self._lock = threading.Lock()
-        self._channels: collections.OrderedDict[NodeInfo, _ControlChannel] = collections.OrderedDict()
+        self._channels: BoundedCache[NodeInfo, _ControlChannel] = BoundedCache(MAX_PEERS)
 
     def ticket(self, peer: NodeInfo, deadline: float) -> Ticket:
-        """One that has not been used. KVPoolError if the peer gives none by `deadline`."""
-        control = self._channel(peer)
-        if not control.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        """Return an unused ticket. KVPoolError if the peer issues none by `deadline`."""
+        channel = self._channel(peer)
+        if not channel.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise PoolUnavailableError("peer: its control channel is busy", where=peer.host)
         try:
-            while control.tickets:
-                taken, ticket = control.tickets.popleft()
+            while channel.tickets:
+                taken, ticket = channel.tickets.popleft()
                 if self._clock() - taken < USE_S:
                     return ticket
-            if control.tls is not None:
-                with contextlib.suppress(KVPoolError, OSError):  # it may have ended since: once more with a new one
-                    return self._request_tickets(control, peer, deadline)
-            control.close()
+            if channel.tls is not None:
+                with contextlib.suppress(KVPoolError, OSError):  # the channel may have ended: retry on a new one
+                    return self._request_tickets(channel, peer, deadline)
+            channel.close()
             try:
-                return self._request_tickets(control, peer, deadline)
+                return self._request_tickets(channel, peer, deadline)
             except BaseException:
-                control.close()
+                channel.close()
                 raise
         finally:
-            control.lock.release()
+            channel.lock.release()
 
     def reset(self, peer: NodeInfo, deadline: float) -> None:
-        """The tickets of this peer are of no use: the next one is asked for on a new channel."""
-        control = self._channel(peer)
-        if control.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        """Drop the peer's tickets, which it no longer accepts; the next ticket is requested on a new channel."""
+        channel = self._channel(peer)
+        if channel.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             try:
-                control.close()
+                channel.close()
             finally:
-                control.lock.release()
+                channel.lock.release()
 
     def close(self) -> None:
-        """Close all."""
+        """Close all channels."""
         with self._lock:
-            controls = list(self._channels.values())
+            channels = self._channels.values()
             self._channels.clear()
-        for control in controls:
-            with control.lock:
-                control.close()
+        for channel in channels:
+            with channel.lock:
+                channel.close()
 
     def _channel(self, peer: NodeInfo) -> _ControlChannel:
-        doomed = None
         with self._lock:
-            control = self._channels.setdefault(peer, _ControlChannel())
-            self._channels.move_to_end(peer)
-            if len(self._channels) > MAX_PEERS:
-                _, doomed = self._channels.popitem(last=False)
-        if doomed is not None:
-            doomed.close()
-        return control
+            channel = self._channels.peek(peer) or _ControlChannel()
+            evicted = self._channels.put(peer, channel)
+        for _, old in evicted:
+            old.close()
+        return channel
 
-    def _request_tickets(self, control: _ControlChannel, peer: NodeInfo, deadline: float) -> Ticket:
-        if control.tls is None:
-            control.tls = connect_tls(peer, self._identity, peer_wire.PeerKind.CONTROL, deadline)
-        tls = control.tls
+    def _request_tickets(self, channel: _ControlChannel, peer: NodeInfo, deadline: float) -> Ticket:
+        if channel.tls is None:
+            channel.tls = connect_tls(peer, self._identity, peer_wire.PeerKind.CONTROL, deadline)
+        tls = channel.tls
         tls.settimeout(max(0.001, deadline - time.monotonic()))
         try:
             tls.sendall(peer_wire.PEER_TICKETS.pack(wire.MAGIC, _BATCH))
@@ -140,5 +138,5 @@ class ControlChannels:
         for at in range(0, len(answer), _ENTRY):
             split = at + peer_wire.PEER_TICKET_BYTES
             name, key = answer[at:split], answer[split : at + _ENTRY]
-            control.tickets.append((now, Ticket(name, key)))
-        return control.tickets.popleft()[1]
+            channel.tickets.append((now, Ticket(name, key)))
+        return channel.tickets.popleft()[1]

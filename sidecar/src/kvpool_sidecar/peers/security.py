@@ -1,7 +1,7 @@
-"""How sidecars of a pool prove themselves to each other, and what of their talk is encrypted.
+"""Authentication between the sidecars of a pool, and encryption of their connections.
 
-`ControlOnly`: certificates of both on a TLS 1.3 control channel; it gives tickets, and a ticket opens a plain TCP
-connection for data. `Always`: certificates of both and TLS on the data connections, too; tickets are not taken.
+`ControlOnly`: certificates of both on a TLS 1.3 control channel, which issues tickets; a ticket opens a plain TCP
+connection for data. `Always`: certificates of both and TLS on the data connections as well; tickets are rejected.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["PeerSecurity"]
 
-_IDLE_S = 120.0  # of a control channel; the peer makes a new one when it needs tickets again
+_IDLE_S = 120.0  # of a control channel; the peer opens a new one when it needs tickets again
 
 
 class PeerSecurity:
-    """Both sides of one node. Thread-safe."""
+    """Client and server side of one node. Thread-safe."""
 
     def __init__(self, identity: NodeIdentity, encryption: str = "ControlOnly", congestion_control: str = "") -> None:
         self.identity = identity
@@ -42,7 +42,7 @@ class PeerSecurity:
         self._control_channels = ControlChannels(identity)
 
     def dial(self, peer: NodeInfo, timeout_s: float) -> PeerConnection:
-        """A data connection. PoolUnavailableError, DeadlineExceededError, ProtocolError or RefusedError."""
+        """Open a data connection. PoolUnavailableError, DeadlineExceededError, ProtocolError or RefusedError."""
         deadline = time.monotonic() + timeout_s
         if self.encrypts_data:
             tls = connect_tls(peer, self.identity, peer_wire.PeerKind.TLS_DATA, deadline, self._congestion_control)
@@ -56,7 +56,7 @@ class PeerSecurity:
         try:
             return self._dial_with_ticket(ticket, peer, deadline)
         except (ProtocolError, RefusedError):
-            # a ticket of a process that another has taken the place of, at the same address: once more with its own
+            # the ticket is of a process that was replaced at the same address: retry with a ticket of the new one
             self._control_channels.reset(peer, deadline)
             return self._dial_with_ticket(self._control_channels.ticket(peer, deadline), peer, deadline)
 
@@ -71,11 +71,11 @@ class PeerSecurity:
         )
 
     def accept(self, sock: socket.socket) -> ssl.SSLSocket:
-        """The serving side's end of TLS on `sock`, which it takes over; the handshake is still to be done."""
+        """Wrap `sock`, which it takes over, in the serving side of TLS; the caller does the handshake."""
         return self.identity.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
     def serve_tickets(self, tls: ssl.SSLSocket, host: str) -> None:
-        """Answer on a control channel until the peer ends it, is silent for long, or its certificate runs out."""
+        """Issue tickets on a control channel until the peer closes it, is idle for 120 s, or is no longer certified."""
         until = time.monotonic() + ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"])) - time.time()
         while True:
             request = tcp.receive(tls, peer_wire.PEER_TICKETS.size, min(until, time.monotonic() + _IDLE_S))
@@ -94,6 +94,6 @@ class PeerSecurity:
         }
 
     def close(self) -> None:
-        """End the control channels."""
+        """Close the control channels and stop renewing the certificate."""
         self._control_channels.close()
         self.identity.stop()

@@ -1,7 +1,7 @@
-"""What both ends of a peer connection share: socket options, and the mutual proof of the pool's secret.
+"""Shared by both ends of a peer connection: socket options, and mutual authentication with the pool's secret.
 
 s -> c: PEER_MAGIC, nonce_s. c -> s: kind, ticket, nonce_c, client proof. s -> c: server proof. Then requests with a MAC
-each. What is proven is a ticket's key. The layouts are in kvpool.protocol.wire.
+each. The proven secret is a ticket's key. The layouts are in kvpool.protocol.wire.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ _RECEIVED_AT = 128  # offset of tcpi_bytes_received
 
 
 def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
-    """A listening socket on one address. OSError if it is taken; the address must be numeric."""
+    """Open a listening socket on one numeric address. OSError if the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=backlog)
 
 
-def configure(sock: socket.socket, wanted: str) -> None:
-    """No delays for small packets, death noticed in 15 s, and the congestion control that the pool asks for."""
+def configure(sock: socket.socket, algorithm: str) -> None:
+    """Disable Nagle's algorithm, detect a dead peer within 15 s, and set the requested congestion control."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
-    if wanted:
+    if algorithm:
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, wanted.encode())
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
         except OSError as e:
-            log.warning("congestion control %s: %s; the node's default is used", wanted, e.strerror)
+            log.warning("congestion control %s: %s; the node's default is used", algorithm, e.strerror)
 
 
 def congestion_control(sock: socket.socket) -> str:
-    """The one that is really in force."""
+    """Return the congestion control that is in effect."""
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
 
 
 def bytes_received(sock: socket.socket) -> int:
-    """Bytes that have come in on this connection, read or not; 0 if that cannot be told (struct tcp_info)."""
+    """Return the bytes received on this connection, read or not (struct tcp_info); 0 if unknown."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
     except OSError:
@@ -79,19 +79,19 @@ def bytes_received(sock: socket.socket) -> int:
 
 
 def set_send_timeout(sock: socket.socket, seconds: float) -> None:
-    """Let the kernel give up a blocked send or sendfile, which a blocking socket in Python cannot."""
+    """Let the kernel abort a blocked send or sendfile, which a blocking socket in Python cannot."""
     whole = int(seconds)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
 
 
 def reset_at_close(sock: socket.socket) -> None:
-    """Let `close` end the connection at once, and give up what was not sent."""
+    """Let `close` reset the connection immediately and drop unsent data."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def receive(sock: socket.socket, size: int, deadline: float) -> bytes:
-    """Exactly `size` bytes by `deadline` (monotonic). DeadlineExceededError, ProtocolError at an early end."""
+    """Read exactly `size` bytes by `deadline` (monotonic). DeadlineExceededError, ProtocolError at an early end."""
     data = bytearray(size)
     receive_into(sock, memoryview(data), deadline)
     return bytes(data)
@@ -105,22 +105,22 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None
 
 
 def receive_some(sock: socket.socket, view: memoryview, deadline: float) -> int:
-    """What has come, at least a byte, into `view`; how much. Raises like `receive`."""
+    """Read at least one byte into `view`; the number of bytes. Raises like `receive`."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
-        raise DeadlineExceededError("the peer is silent")
+        raise DeadlineExceededError("the peer does not respond")
     sock.settimeout(remaining)
     try:
         n = sock.recv_into(view)
     except TimeoutError:
-        raise DeadlineExceededError("the peer is silent") from None
+        raise DeadlineExceededError("the peer does not respond") from None
     if n == 0:
         raise ProtocolError("the peer closed the connection")
     return n
 
 
 def connect(host: str, port: int, deadline: float, congestion_control: str = "") -> socket.socket:
-    """A connection to a peer's port. PoolUnavailableError."""
+    """Connect to a peer's port. PoolUnavailableError."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         configure(sock, congestion_control)
@@ -136,7 +136,7 @@ def connect(host: str, port: int, deadline: float, congestion_control: str = "")
 
 
 def _greeting(sock: socket.socket, deadline: float) -> bytes:
-    """The serving side's nonce. ProtocolError if it speaks something else, or another version of this."""
+    """Read the serving side's nonce. ProtocolError for another protocol, or another version of it."""
     hello = receive(sock, len(peer_wire.PEER_MAGIC) + peer_wire.PEER_NONCE_BYTES, deadline)
     if not hello.startswith(peer_wire.PEER_MAGIC):
         raise ProtocolError("not a KVPool sidecar of this version")
@@ -144,13 +144,13 @@ def _greeting(sock: socket.socket, deadline: float) -> bytes:
 
 
 def send_connection_kind(sock: socket.socket, kind: peer_wire.PeerKind, deadline: float) -> None:
-    """The asking side, before TLS on this connection."""
+    """Send the connection kind of the client side, before TLS on this connection."""
     _greeting(sock, deadline)
     sock.sendall(peer_wire.PEER_CLIENT.pack(kind, bytes(peer_wire.PEER_TICKET_BYTES), bytes(32), bytes(32)))
 
 
 def prove_as_client(sock: socket.socket, secret: bytes, deadline: float, ticket: bytes = NO_TICKET) -> bytes:
-    """Run the asking side of the proof; the session key. RefusedError if the other side does not hold the secret."""
+    """Run the client side of the proof; the session key. RefusedError if the other side does not hold the secret."""
     nonce_s, nonce_c = _greeting(sock, deadline), secrets.token_bytes(peer_wire.PEER_NONCE_BYTES)
     proof = peer_wire.peer_client_proof(secret, nonce_s, nonce_c)
     sock.sendall(peer_wire.PEER_CLIENT.pack(peer_wire.PeerKind.DATA, ticket, nonce_c, proof))
@@ -161,7 +161,7 @@ def prove_as_client(sock: socket.socket, secret: bytes, deadline: float, ticket:
 
 
 class PeerRequest(NamedTuple):
-    """What the asking side wants, not believed yet."""
+    """Request of the client side, not authenticated yet."""
 
     kind: int
     ticket: bytes
@@ -171,7 +171,7 @@ class PeerRequest(NamedTuple):
 
 
 def receive_peer_request(sock: socket.socket, deadline: float) -> PeerRequest:
-    """Run the serving side up to the point where it knows what is wanted."""
+    """Run the serving side up to the client's request."""
     nonce_s = secrets.token_bytes(peer_wire.PEER_NONCE_BYTES)
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     sock.sendall(peer_wire.PEER_MAGIC + nonce_s)
@@ -179,9 +179,9 @@ def receive_peer_request(sock: socket.socket, deadline: float) -> PeerRequest:
     return PeerRequest(kind, ticket, nonce_s, nonce_c, proof)
 
 
-def prove_as_server(sock: socket.socket, secret: bytes, asked: PeerRequest) -> bytes:
-    """The session key of a data connection. RefusedError if the other side does not hold the secret."""
-    if not hmac.compare_digest(asked.proof, peer_wire.peer_client_proof(secret, asked.nonce_s, asked.nonce_c)):
-        raise RefusedError("the asking side does not hold this pool's secret")
-    sock.sendall(peer_wire.peer_server_proof(secret, asked.nonce_s, asked.nonce_c))
-    return peer_wire.peer_session_key(secret, asked.nonce_s, asked.nonce_c)
+def prove_as_server(sock: socket.socket, secret: bytes, request: PeerRequest) -> bytes:
+    """Return the session key of a data connection. RefusedError if the other side does not hold the secret."""
+    if not hmac.compare_digest(request.proof, peer_wire.peer_client_proof(secret, request.nonce_s, request.nonce_c)):
+        raise RefusedError("the client does not hold this pool's secret")
+    sock.sendall(peer_wire.peer_server_proof(secret, request.nonce_s, request.nonce_c))
+    return peer_wire.peer_session_key(secret, request.nonce_s, request.nonce_c)

@@ -1,8 +1,8 @@
-"""Tickets: leave to open one data connection, given over a control channel that both certificates have proven.
+"""Tickets: permission to open one data connection, issued over a control channel that both certificates authenticate.
 
-A ticket is a random name and a random key. The name is shown in the clear, the key never; both sides prove it with
-nonces of both (kvpool_sidecar.peers.tcp) and make the key of the connection's request MACs out of it. It is good
-once, for a minute, and for the address that asked for it.
+A ticket is a random name and a random key. The name is sent in clear text, the key is never sent: both sides prove it
+with the nonces of both (kvpool_sidecar.peers.tcp), and derive the key of the connection's request MACs from it. A
+ticket is valid once, for a minute, and for the address that requested it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["LIFE_S", "USE_S", "Ticket", "TicketIssuer"]
 
 LIFE_S = 60.0
-USE_S = 40.0  # who holds a ticket uses it no later
+USE_S = 40.0  # its holder does not use it later than this
 MAX_TICKETS = 4096
 MAX_PER_HOST = 64
 
@@ -38,7 +38,7 @@ class _Issued(NamedTuple):
 
 
 class TicketIssuer:
-    """Of the serving node. Thread-safe, bounded: the oldest tickets of a host make room for its new ones."""
+    """Issues and redeems tickets on the serving node. Thread-safe, bounded: oldest tickets of a host go first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -46,8 +46,8 @@ class TicketIssuer:
         self._issued: collections.OrderedDict[bytes, _Issued] = collections.OrderedDict()
 
     def issue(self, host: str, count: int) -> list[Ticket]:
-        """Tickets for connections from `host`."""
-        made = [
+        """Issue tickets for connections from `host`."""
+        tickets = [
             Ticket(secrets.token_bytes(peer_wire.PEER_TICKET_BYTES), secrets.token_bytes(32))
             for _ in range(min(count, peer_wire.MAX_TICKETS))
         ]
@@ -57,17 +57,17 @@ class TicketIssuer:
                 if entry.until > now:
                     break
                 del self._issued[name]
-            mine = [name for name, entry in self._issued.items() if entry.host == host]
-            for name in mine[: max(0, len(mine) + len(made) - MAX_PER_HOST)]:
+            own = [name for name, entry in self._issued.items() if entry.host == host]
+            for name in own[: max(0, len(own) + len(tickets) - MAX_PER_HOST)]:
                 del self._issued[name]
-            for ticket in made:
+            for ticket in tickets:
                 self._issued[ticket.name] = _Issued(ticket.key, host, now + LIFE_S)
             while len(self._issued) > MAX_TICKETS:
                 self._issued.popitem(last=False)
-        return made
+        return tickets
 
     def redeem(self, name: bytes, host: str) -> bytes | None:
-        """The key of a ticket that is good; it is used up, whatever comes of it."""
+        """Consume a ticket; its key, or None if it is unknown, expired, or another host's."""
         with self._lock:
             entry = self._issued.pop(name, None)
         if entry is None or entry.until <= self._clock() or entry.host != host:

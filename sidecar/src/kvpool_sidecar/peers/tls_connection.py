@@ -1,10 +1,9 @@
-"""The asking side of a connection whose data is encrypted, too (`encryption: Always`).
+"""Client side of a connection whose data is encrypted as well (`encryption: Always`).
 
-A client cannot read TLS from a descriptor: the keys would have to go with it, and with them the leave to ask. So a
-thread of the sidecar decrypts and writes into one end of a socket pair, and the client gets the other end, which looks
-like any peer stream. One thread does all that concerns the TLS connection, which may not be used by two. It costs the
-encryption and one more copy; nothing of a block is kept: 256 KiB are under way, and a client that does not read stops
-the peer.
+A client cannot read TLS from a descriptor: it would need the keys, and with them the permission to send requests. So a
+thread of the sidecar decrypts into one end of a socket pair, and the client gets the other end, which looks like any
+peer stream. This thread alone uses the TLS connection, which is not thread-safe. The cost is the encryption and one
+more copy. At most 256 KiB are buffered; a client that does not read stops the peer.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsConnection"]
 
-_PIECE_BYTES = 256 << 10
-_ANSWER_S = 15.0  # the peer may be silent for so long, and the client may read nothing for so long
+_CHUNK_BYTES = 256 << 10
+_IO_TIMEOUT_S = 15.0  # longest silence of the peer, and longest pause of the client in reading
 
 
 class TlsConnection(PeerConnection):
-    """Owns `tls`, on which nothing has been said yet."""
+    """Owns `tls`, on which nothing has been sent yet."""
 
     def __init__(self, tls: ssl.SSLSocket, deadline: float) -> None:
         session_key = secrets.token_bytes(32)
         tls.settimeout(max(0.001, deadline - time.monotonic()))
         tls.sendall(session_key)
-        tls.settimeout(_ANSWER_S)
+        tls.settimeout(_IO_TIMEOUT_S)
         near, self._far = socket.socketpair()
-        tcp.set_send_timeout(self._far, _ANSWER_S)
+        tcp.set_send_timeout(self._far, _IO_TIMEOUT_S)
         super().__init__(near, session_key)
         self._tls = tls
         self._work: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
@@ -58,27 +57,27 @@ class TlsConnection(PeerConnection):
         return not poller.poll(0)
 
     def received(self) -> int:
-        """Bytes that have come in, encrypted."""
+        """Encrypted bytes received."""
         return tcp.bytes_received(self._tls) if self._tls.fileno() >= 0 else 0
 
     def send_request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
-        """Have the thread send it."""
+        """Queue the requests for the thread that sends them."""
         self._work.put((self._pack_requests(op, keys, flags), 0 if op == wire.Op.RELEASE else len(keys)))
 
     def close(self) -> None:
-        """End the connection for both who hold it; the thread sees it and closes the rest."""
+        """End the connection for both holders; the thread notices and closes the rest."""
         super().close()
         self._work.put(None)
         with contextlib.suppress(OSError, ValueError):
-            socket.socket.shutdown(self._tls, socket.SHUT_RDWR)  # of the socket: TLS belongs to the thread
+            socket.socket.shutdown(self._tls, socket.SHUT_RDWR)  # of the socket only: TLS is used by the thread
 
     def _run(self) -> None:
-        buffer = memoryview(bytearray(_PIECE_BYTES))
+        buffer = memoryview(bytearray(_CHUNK_BYTES))
         try:
             while (work := self._work.get()) is not None:
-                packet, answers = work
+                packet, responses = work
                 self._tls.sendall(packet)
-                for _ in range(answers):
+                for _ in range(responses):
                     self._relay(buffer)
         except (KVPoolError, OSError):
             pass  # the client sees the end of its stream
@@ -91,13 +90,13 @@ class TlsConnection(PeerConnection):
         self._fill(response)
         magic, _, _, _, left = peer_wire.PEER_RESPONSE.unpack(response)
         if magic != wire.MAGIC:
-            raise ProtocolError("not a peer's answer")
+            raise ProtocolError("not a peer's response")
         self._far.sendall(response)
         while left:
-            piece = buffer[: min(left, len(buffer))]
-            self._fill(piece)
-            self._far.sendall(piece)
-            left -= len(piece)
+            chunk = buffer[: min(left, len(buffer))]
+            self._fill(chunk)
+            self._far.sendall(chunk)
+            left -= len(chunk)
 
     def _fill(self, view: memoryview) -> None:
         done = 0

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvpool.errors import KVPoolError, TierFullError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.peers import migration as moving
-from kvpool_sidecar.peers.fetch import ByteRateLimiter
 from kvpool_sidecar.peers.migration import ReceiveResult
 from kvpool_sidecar.replication.write_back import copy_block
+from kvpool_sidecar.resilience.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -189,7 +189,7 @@ class DrainSource:
             return self._clean and self._thread is not None
 
     def _run(self, stop: threading.Event) -> None:
-        pace = ByteRateLimiter(lambda: float(self._bytes_per_s), stop)
+        pace = RateLimiter(lambda: float(self._bytes_per_s), stop.wait)
         # told before looking, so that of two nodes that leave at once one at least sees it of the other
         while not stop.is_set() and not self._set_draining(True, _TELL_S):
             self._set_problem("the index does not answer")
@@ -254,7 +254,7 @@ class DrainSource:
                 rest = [move for move, names in zip(rest, held, strict=True) if not names - leaving]
         return rest
 
-    def _migrate(self, wanted: Sequence[Migration], pace: ByteRateLimiter, stop: threading.Event) -> int:
+    def _migrate(self, wanted: Sequence[Migration], pace: RateLimiter, stop: threading.Event) -> int:
         """Move these, as far as it goes; how many got a copy."""
         peers = PeerSelector(self._own, self._members, self._dial)
         moved = 0
@@ -264,7 +264,7 @@ class DrainSource:
             for move in wanted:
                 if stop.is_set():
                     break
-                pace.spend(move.size, time.monotonic() + _ADOPT_S)
+                pace.acquire(move.size, time.monotonic() + _ADOPT_S)
                 where = "gone" if not self._local.contains(move.key) else ""
                 if not where and to_shared:
                     to_shared, where = self._to_shared(move)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.peers.fetch import ByteRateLimiter, fetch_block
+from kvpool_sidecar.peers.fetch import fetch_block
 from kvpool_sidecar.peers.migration import Headroom, ReceiveResult
+from kvpool_sidecar.resilience.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,7 +108,7 @@ class DrainTarget:
         link = self._connection(found.peer)
         try:
             status = fetch_block(
-                link, key, found.payload_len, self._local, ByteRateLimiter(lambda: _UNBOUNDED, self._stop)
+                link, key, found.payload_len, self._local, RateLimiter(lambda: _UNBOUNDED, self._stop.wait)
             )
         except (CorruptBlockError, TierFullError) as e:  # the link is in order
             self._release(found.peer, link)

@@ -1,18 +1,16 @@
-"""What follows a lookup, off its path: a thread that tells others which blocks of a prompt were found.
+"""Asynchronous fan-out of lookup results to listeners: prefetch, popularity and access times.
 
-The queue is short; what does not fit is left out. For listeners only the blocks before the first miss count, and of a
-long prompt the first `MAX_BLOCKS`; what learns the order of blocks hears of `MAX_SEQUENCE`, found or not.
+One thread with a short queue; results that do not fit are dropped. Listeners receive the blocks before the first miss,
+at most `MAX_BLOCKS` of a prompt; `observe_sequence` receives up to `MAX_SEQUENCE` block keys, found or not.
 """
 
 from __future__ import annotations
 
-import collections
-import logging
-import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvpool.protocol.wire import Tier
+from kvpool_sidecar.resilience.worker import BackgroundWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,17 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_BLOCKS", "MAX_SEQUENCE", "LookupEvents", "LookupListener"]
 
-log = logging.getLogger(__name__)
-
 MAX_BLOCKS = 256
 MAX_SEQUENCE = 1280
 _MAX_QUEUED = 64
 
 
 class LookupListener(Protocol):
-    """`tenant` that asked, `keys` in the prompt's order, the tier of each, when the answer went out (monotonic).
+    """Receives the tenant, the block keys in the prompt's order, the tier of each, and the time of the reply.
 
-    Keys may be another tenant's that this one may read. Must not block.
+    The time is monotonic. Keys may belong to another tenant whose blocks this tenant may read. Must not block.
     """
 
     def __call__(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float, /) -> None: ...
@@ -41,7 +37,7 @@ class LookupListener(Protocol):
 class _Lookup(NamedTuple):
     tenant: Tenant
     block_ids: list[bytes]
-    found: list[bytes]  # keys, as many as tiers
+    found: list[bytes]  # block keys, as many as tiers
     tiers: bytes
     at: float
 
@@ -53,64 +49,48 @@ class LookupEvents:
         self,
         listeners: Sequence[LookupListener],
         stats: Stats,
-        learn: Callable[[Sequence[bytes], bytes], None] | None = None,
+        observe_sequence: Callable[[Sequence[bytes], bytes], None] | None = None,
     ) -> None:
-        self._observe_sequence = learn
+        self._observe_sequence = observe_sequence
         self._listeners = listeners
         self._stats = stats
-        self._queue: collections.deque[_Lookup] = collections.deque()
-        self._ready = threading.Condition()
-        self._stopping = False
+        self._worker = BackgroundWorker("lookup-events", self._deliver, max_queued=_MAX_QUEUED)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="after-lookup", daemon=True).start()
+        """Start the thread."""
+        self._worker.start()
 
     def stop(self) -> None:
-        """What is queued is forgotten."""
-        with self._ready:
-            self._stopping = True
-            self._ready.notify_all()
+        """Stop the thread; queued results are dropped."""
+        self._worker.stop()
 
     @property
     def queued(self) -> int:
-        with self._ready:
-            return len(self._queue)
+        """Results that wait."""
+        return self._worker.queued
 
     def publish(self, tenant: Tenant, block_ids: Sequence[bytes], tiers: bytes, keys: Sequence[bytes]) -> None:
-        """These were just looked up, `tiers` was the answer, found under `keys` (at least up to the first miss).
+        """Queue the result of one lookup: `tiers` of `block_ids`, and their `keys` at least up to the first miss.
 
-        Returns at once.
+        Returns immediately.
         """
-        promised = tiers.find(Tier.MISS)
-        count = min(len(tiers) if promised < 0 else promised, MAX_BLOCKS)
-        kept = count if self._observe_sequence is None else min(len(block_ids), MAX_SEQUENCE)
-        if not kept:
+        first_miss = tiers.find(Tier.MISS)
+        count = min(len(tiers) if first_miss < 0 else first_miss, MAX_BLOCKS)
+        observed = count if self._observe_sequence is None else min(len(block_ids), MAX_SEQUENCE)
+        if not observed:
             return
-        with self._ready:
-            if len(self._queue) < _MAX_QUEUED:
-                found = list(keys[:count])
-                self._queue.append(_Lookup(tenant, list(block_ids[:kept]), found, tiers[:count], time.monotonic()))
-                self._ready.notify()
-                return
-        self._stats.add("prefetch", "dropped", count)
+        if self._worker.queued >= _MAX_QUEUED:
+            self._stats.add("prefetch", "dropped", count)
+            return
+        lookup = _Lookup(tenant, list(block_ids[:observed]), list(keys[:count]), tiers[:count], time.monotonic())
+        if not self._worker.submit(lookup):
+            self._stats.add("prefetch", "dropped", count)
 
-    def _run(self) -> None:
-        while True:
-            with self._ready:
-                while not self._queue and not self._stopping:
-                    self._ready.wait()
-                if self._stopping:
-                    return
-                answer = self._queue.popleft()
-            try:
-                if answer.tiers:
-                    for listener in self._listeners:
-                        listener(answer.tenant.tag, answer.found, answer.tiers, answer.at)
-                if (
-                    self._observe_sequence is not None
-                ):  # its own alone: nobody says in which order another tenant's blocks go
-                    self._observe_sequence(
-                        [answer.tenant.block_key(block_id) for block_id in answer.block_ids], answer.tenant.tag
-                    )
-            except Exception:
-                log.exception("after a lookup")
+    def _deliver(self, lookup: _Lookup) -> None:
+        if lookup.tiers:
+            for listener in self._listeners:
+                listener(lookup.tenant.tag, lookup.found, lookup.tiers, lookup.at)
+        if self._observe_sequence is not None:  # own keys only: the order of another tenant's blocks is not known
+            self._observe_sequence(
+                [lookup.tenant.block_key(block_id) for block_id in lookup.block_ids], lookup.tenant.tag
+            )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.peers.connection import PeerConnection
-    from kvpool_sidecar.peers.fetch import ByteRateLimiter
+    from kvpool_sidecar.resilience.rate_limiter import RateLimiter
     from kvpool_sidecar.storage.local.store import LocalStore
 
 __all__ = ["CopyRequest", "CopyResult", "Replicator"]
@@ -72,7 +72,7 @@ class Replicator:
         self._on_corrupt = on_corrupt
         self._bad: set[tuple[bytes, NodeInfo]] = set()
 
-    def copy(self, wanted: Iterable[CopyRequest], pace: ByteRateLimiter) -> CopyResult:
+    def copy(self, wanted: Iterable[CopyRequest], pace: RateLimiter) -> CopyResult:
         """Copy what is not here yet, in order. Blocks that a peer does not deliver are passed over."""
         links: dict[NodeInfo, PeerConnection] = {}
         lost: set[NodeInfo] = set()
@@ -91,7 +91,7 @@ class Replicator:
         return CopyResult.CUT if lost or self._stop.is_set() else CopyResult.DONE
 
     def _copy_one(
-        self, one: CopyRequest, links: dict[NodeInfo, PeerConnection], lost: set[NodeInfo], pace: ByteRateLimiter
+        self, one: CopyRequest, links: dict[NodeInfo, PeerConnection], lost: set[NodeInfo], pace: RateLimiter
     ) -> None:
         for peer in one.sources:
             if peer in lost or (one.key, peer) in self._bad:

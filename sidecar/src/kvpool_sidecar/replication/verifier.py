@@ -1,81 +1,59 @@
-"""Looks at blocks that a client found corrupt, wherever they are: a client's word takes no block out of service."""
+"""Verifies blocks that clients reported as corrupt, on every tier. A report alone never takes a block offline."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import queue
-import threading
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError
+from kvpool_sidecar.resilience.bounded_cache import BoundedCache
+from kvpool_sidecar.resilience.worker import BackgroundWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.index.resolver import BlockResolver
-    from kvpool_sidecar.peers.connection import PeerConnection
+    from kvpool_sidecar.peers.connection import PeerDialer
     from kvpool_sidecar.storage.base import Store
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["BlockVerifier"]
 
-log = logging.getLogger(__name__)
-
 _MAX_QUEUED = 256
-_FOUND_GOOD_S = 60.0
+_VERIFIED_S = 60.0
 _PEER_TIMEOUT_S = 5.0
 
 
 class BlockVerifier:
-    """One thread, a bounded queue. A block that was found good is not read again for a minute, whoever complains."""
+    """One thread, a bounded queue. A verified block is not read again for a minute, however often it is reported."""
 
     def __init__(
-        self,
-        local: Store,
-        shared: SharedTier | None,
-        peers: BlockResolver,
-        dial: Callable[[NodeInfo, float], PeerConnection],
-        stats: Stats,
+        self, local: Store, shared: SharedTier | None, peers: BlockResolver, dial: PeerDialer, stats: Stats
     ) -> None:
         self._local = local
         self._shared = shared
         self._peers = peers
         self._dial = dial
         self._stats = stats
-        self._queue: queue.Queue[bytes | None] = queue.Queue(_MAX_QUEUED)
-        self._verified: OrderedDict[bytes, float] = OrderedDict()
+        self._verified: BoundedCache[bytes, None] = BoundedCache(_MAX_QUEUED, _VERIFIED_S)  # used by the thread only
+        self._worker = BackgroundWorker("block-verifier", self._process, max_queued=_MAX_QUEUED)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="inspector", daemon=True).start()
+        """Start the thread."""
+        self._worker.start()
 
     def stop(self) -> None:
-        with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)
+        """Stop the thread; queued reports are dropped."""
+        self._worker.stop()
 
     def report(self, key: bytes) -> None:
-        """Somebody says that this block is corrupt."""
-        try:
-            self._queue.put_nowait(key)
-        except queue.Full:
+        """Queue a block that was reported as corrupt. Returns immediately."""
+        if not self._worker.submit(key):
             self._stats.add("reports", "dropped")
 
-    def _run(self) -> None:
-        while (key := self._queue.get()) is not None:
-            now = time.monotonic()
-            if self._verified.get(key, 0.0) > now:
-                continue
-            self._verified[key] = now + _FOUND_GOOD_S
-            if len(self._verified) > _MAX_QUEUED:
-                self._verified.popitem(last=False)
-            try:
-                self._verify(key)
-            except Exception:
-                log.exception("looking at a reported block")
+    def _process(self, key: bytes) -> None:
+        if key not in self._verified:
+            self._verified.put(key, None)
+            self._verify(key)
 
     def _verify(self, key: bytes) -> None:
         self._stats.add("reports", "checked")
@@ -91,7 +69,7 @@ class BlockVerifier:
         except (KVPoolError, OSError):
             return
         try:
-            link.request([key], verify=True)  # the peer checks its own copy, and quarantines it
+            link.request([key], verify=True)  # the peer verifies its own copy, and quarantines it
             if link.response_size(time.monotonic() + _PEER_TIMEOUT_S) == 0:
                 self._stats.add("reports", "corrupt")
                 self._peers.blacklist(key, found.number)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from kvpool.errors import KVPoolError
 from kvpool_sidecar.blocks.popularity import roots_first
 from kvpool_sidecar.peers import hottest
-from kvpool_sidecar.peers.fetch import ByteRateLimiter
 from kvpool_sidecar.replication.peer_copy import CopyRequest, CopyResult, Replicator
+from kvpool_sidecar.resilience.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -165,7 +165,7 @@ class WarmUp:
             progress(len(wanted), len(wanted))
 
         replicator = self._new_replicator(stop=stop, on_stored=came)
-        return replicator.copy(counted(), ByteRateLimiter(lambda: self._rate(bytes_per_s), stop)) == CopyResult.FULL
+        return replicator.copy(counted(), RateLimiter(lambda: self._rate(bytes_per_s), stop.wait)) == CopyResult.FULL
 
     def status(self) -> dict[str, Any]:
         """`state` is waiting, copying, done, full (no room without eviction), unneeded, alone or stopped."""
@@ -207,7 +207,7 @@ class WarmUp:
         wanted = [one for one in plan(lists, self._locate_all) if not self._local.contains(one.key)]
         before = self._stats.whole(FAMILY).get("blocks", 0)
         self._state = "copying"
-        outcome = self._replicator.copy(wanted, ByteRateLimiter(lambda: self._rate(self._bytes_per_s), self._stop))
+        outcome = self._replicator.copy(wanted, RateLimiter(lambda: self._rate(self._bytes_per_s), self._stop.wait))
         copied = self._stats.whole(FAMILY).get("blocks", 0) - before
         if outcome == CopyResult.FULL:
             self._state = "full"
