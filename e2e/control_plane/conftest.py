@@ -121,7 +121,7 @@ class Operator:
             "KVPOOL_SIDECAR_IMAGE": "kvpool/sidecar:test",
             "KVPOOL_IDENTITY": identity,
             "KVPOOL_ADMIN_PORT": str(self.admin_port),
-            "KVPOOL_REFRESH": "1",
+            "KVPOOL_RESYNC_PERIOD": "1",
             "KVPOOL_LOG_LEVEL": "DEBUG",
             "KVPOOL_NETWORK_POLICIES": "true",
             **{f"KVPOOL_{name.upper()}": value for name, value in settings.items()},

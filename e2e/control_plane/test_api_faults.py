@@ -32,7 +32,7 @@ def world(
     no_operator: None, faulty: FaultyApi, sidecars: dict[str, SidecarDouble], api: Api, tmp_path: Path
 ) -> Iterator[tuple[Pools, Operator]]:
     """One operator, behind the proxy, with a look at all pools every second."""
-    with Operator(faulty.kubeconfig, tmp_path / "log", "behind", workers="2") as operator:
+    with Operator(faulty.kubeconfig, tmp_path / "log", "behind", max_concurrent_reconciles="2") as operator:
         until("it leads", lambda: "leading as behind" in operator.log.read_text())
         yield Pools(api), operator
         faulty.heal()
@@ -106,7 +106,9 @@ def test_a_watch_that_dies_silently_is_opened_anew_and_meanwhile_the_refresh_see
 ):
     """Without the refresh (once in ten minutes) only watches tell of changes; one that says nothing for 4 s is dead."""
     pools = Pools(api)
-    with Operator(faulty.kubeconfig, tmp_path / "log", "quiet", refresh="600", watch_silence="4") as operator:
+    with Operator(
+        faulty.kubeconfig, tmp_path / "log", "quiet", resync_period="600", watch_idle_timeout="4"
+    ) as operator:
         until("it leads", lambda: "leading as quiet" in operator.log.read_text())
         pools.apply("chat")
         until("it sees the pool", lambda: "daemonsets/chat-sidecar" in pools.owned("chat"))

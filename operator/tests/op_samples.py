@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -13,6 +13,11 @@ from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import Inputs, InstallationConfig, PoolSecret
 from kvpool_operator.errors import ConflictError, OperatorError, RejectedError
 from kvpool_operator.k8s.client import KINDS, ApiClient, Manifest, ObjectRef, ref
+from kvpool_operator.k8s.reflector import Lister
+from kvpool_operator.observe.observer import OWNED_KINDS, Listers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -141,6 +146,39 @@ class MemoryCluster(ApiClient):
         self.calls.append((verb, target))
         if target.kind in self.refuse:
             raise self.refuse[target.kind]
+
+
+class MemoryLister(Lister):
+    """A reflector's store that never lags behind: the cluster's own objects."""
+
+    def __init__(self, cluster: MemoryCluster, kind: str, labels: dict[str, str] | None = None) -> None:
+        self._cluster = cluster
+        self._kind = kind
+        self._labels = labels or {}
+
+    def get(self, namespace: str, name: str) -> Manifest | None:
+        return copy.deepcopy(self._cluster.objects.get(ObjectRef(self._kind, namespace, name)))
+
+    def list(self, namespace: str = "", labels: Mapping[str, str] | None = None) -> list[Manifest]:
+        wanted = {**self._labels, **(labels or {})}
+        return [
+            copy.deepcopy(o)
+            for r, o in sorted(self._cluster.objects.items())
+            if r.kind == self._kind
+            and namespace in ("", r.namespace)
+            and wanted.items() <= (o["metadata"].get("labels") or {}).items()
+        ]
+
+
+def listers(cluster: MemoryCluster) -> Listers:
+    """What `Informers` would give an observer."""
+    ours = {"app.kubernetes.io/managed-by": "kvpool-operator"}
+    return Listers(
+        namespaces=MemoryLister(cluster, "Namespace"),
+        engine_pods=MemoryLister(cluster, "Pod", {"kvpool.dev/inject": "true"}),
+        pool_pods=MemoryLister(cluster, "Pod"),
+        owned={kind: MemoryLister(cluster, kind, ours) for kind in OWNED_KINDS},
+    )
 
 
 def merge(live: Any, patch: Any) -> Any:

@@ -239,7 +239,7 @@ def test_the_operators_settings_are_those_that_it_reads():
     assert settings.address == settings.identity == settings.namespace == "given"
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"admin": settings.admin_port}
     role = one(objects, "Role", "kvpool-operator")
-    assert role["rules"][1]["resourceNames"] == [settings.lease]
+    assert role["rules"][1]["resourceNames"] == [settings.leader_election_id]
     assert role["rules"][2]["resourceNames"] == [settings.webhook]
     assert one(objects, "ClusterRole", settings.env.rendezvous_role)
     known = read_operator_settings.__code__.co_consts
@@ -281,7 +281,7 @@ def test_rights_are_no_wider_than_needed():
                 assert rule["resourceNames"] == ["kvpool-sidecar-rendezvous"]
     operator = one(objects, "ClusterRole", "kvpool-operator")
     pods = next(r for r in operator["rules"] if "pods" in r["resources"])
-    assert pods["verbs"] == ["list"]
+    assert pods["verbs"] == ["list", "watch"]
     rendezvous = one(objects, "ClusterRole", "kvpool-sidecar-rendezvous")
     assert rendezvous["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
 

@@ -40,7 +40,7 @@ class Passes:
 
 def controller(passes: Passes, cluster: MemoryCluster | None = None) -> tuple[Controller, OperatorMetrics]:
     metrics = OperatorMetrics()
-    made = Controller(cluster or MemoryCluster(), passes, metrics, refresh_s=0.02)  # type: ignore[arg-type]
+    made = Controller(cluster or MemoryCluster(), passes, metrics, resync_period_s=0.02)  # type: ignore[arg-type]
     return made, metrics
 
 
@@ -102,7 +102,7 @@ async def test_every_pool_is_looked_at_without_any_event():
     cluster.put(pool_manifest())
     loop, _ = controller(passes, cluster)
     assert loop.seconds_since_list == float("inf")
-    async with running(loop.refresh(), loop.work(), loop.work()):
+    async with running(loop.resync_loop(), loop.work(), loop.work()):
         await until(lambda: passes.seen.count(KEY) >= 3)
     assert loop.seconds_since_list < 5
 
@@ -119,7 +119,7 @@ async def test_a_list_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture
 
     cluster.list = unreliable  # type: ignore[method-assign,assignment]
     loop, _ = controller(passes, cluster)
-    async with running(loop.refresh(), loop.work()):
+    async with running(loop.resync_loop(), loop.work()):
         await until(lambda: KEY in passes.seen)
     assert "cannot be listed" in caplog.text
 
@@ -152,11 +152,11 @@ class Clock:
 async def test_a_process_that_sees_nothing_any_more_says_so_to_its_probe():
     cluster, clock = MemoryCluster(), Clock()
     cluster.put(pool_manifest())
-    loop = Controller(cluster, Passes(), OperatorMetrics(), refresh_s=0.02, clock=clock)  # type: ignore[arg-type]
+    loop = Controller(cluster, Passes(), OperatorMetrics(), resync_period_s=0.02, clock=clock)  # type: ignore[arg-type]
     assert loop.health_problem == "", "nothing was listed yet: that may take as long as the API server is away"
     version = cluster.objects[ObjectRef("KVCachePool", *KEY)]["metadata"]["resourceVersion"]
     loop.observe_event(KEY, version)
-    async with running(loop.refresh()):
+    async with running(loop.resync_loop()):
         await until(lambda: loop.seconds_since_list == 0)
         cluster.put(pool_manifest())  # and the watch does not tell
         await until(

@@ -12,8 +12,9 @@ from op_samples import SECRET, MemoryCluster, pool
 from kvpool_operator.api.conditions import find
 from kvpool_operator.api.node import DrainStatus
 from kvpool_operator.errors import SidecarUnavailableError
-from kvpool_operator.k8s.client import ObjectRef
+from kvpool_operator.k8s.client import NamespacedName, ObjectRef
 from kvpool_operator.k8s.rate_limiter import TokenBucket
+from kvpool_operator.k8s.reflector import Store
 from kvpool_operator.nodes.drain import DrainPolicy, drain_signal, next_state, on_node_removed
 from kvpool_operator.nodes.node_cache import NodeCache
 from kvpool_operator.nodes.reconciler import NodeReconciler
@@ -180,9 +181,14 @@ class World:
 
     def start(self, bucket: TokenBucket | None = None) -> None:
         """An operator starts."""
-        self.book = NodeCache()
+        self.nodes = Store()
         self.keeper = NodeReconciler(
-            self.cluster, self.book, self.sidecars, bucket=bucket, clock=lambda: self.clock, now=lambda: self.now
+            self.cluster,
+            NodeCache(self.nodes),
+            self.sidecars,
+            bucket=bucket,
+            clock=lambda: self.clock,
+            now=lambda: self.now,
         )  # type: ignore[arg-type]
 
     def serve(self, name: str, **spec: Any) -> None:
@@ -208,7 +214,7 @@ class World:
 
     def mark(self, name: str, **spec: Any) -> None:
         """The watch tells of a change."""
-        self.book.upsert(name, self.cluster.put(node(name, **spec)))
+        self.nodes.upsert(self.cluster.put(node(name, **spec)))
 
     async def look(self, after_s: float = 10) -> float | None:
         self.cluster.calls.clear()
@@ -382,7 +388,7 @@ async def test_a_node_that_is_gone_is_remembered_as_long_as_the_index_does():
     world.report("a", drain=MOVING)
     await world.look()
     del world.found["a"], world.cluster.objects[ObjectRef("Node", "", "a")]
-    world.book.remove("a")
+    world.nodes.delete(NamespacedName("", "a"))
     await world.look()
     assert world.condition("a", "Ready") == ("False", "NodeNotFound")
     assert world.status("a")["drain"]["state"] == "Abandoned"
@@ -437,10 +443,11 @@ async def test_what_another_pool_of_that_name_left_is_made_anew():
 
 
 def test_only_pools_with_a_sidecar_there_are_concerned():
-    book = NodeCache()
-    book.set_pool_nodes(("ns", "one"), ["a", "b"])
-    book.set_pool_nodes(("ns", "two"), ["b"])
-    assert book.pools_on("a") == [("ns", "one")]
-    assert sorted(book.pools_on("b")) == [("ns", "one"), ("ns", "two")]
-    book.set_pool_nodes(("ns", "one"), [])
+    one, two = NamespacedName("ns", "one"), NamespacedName("ns", "two")
+    book = NodeCache(Store())
+    book.set_pool_nodes(one, ["a", "b"])
+    book.set_pool_nodes(two, ["b"])
+    assert book.pools_on("a") == [one]
+    assert sorted(book.pools_on("b")) == [one, two]
+    book.set_pool_nodes(one, [])
     assert book.pools_on("a") == []

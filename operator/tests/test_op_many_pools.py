@@ -11,7 +11,6 @@ from kvpool_operator.api.v1alpha1 import Metadata
 from kvpool_operator.errors import ApiUnavailableError, OperatorError, RejectedError
 from kvpool_operator.k8s import rate_limiter as pace_module
 from kvpool_operator.k8s.client import KINDS, Manifest
-from kvpool_operator.k8s.namespace_cache import Namespaces
 from kvpool_operator.k8s.rate_limiter import IS_FOREGROUND, RateLimiter
 from kvpool_operator.pools.apply import apply_plan
 from kvpool_operator.pools.plan import Apply, Plan
@@ -110,14 +109,14 @@ async def test_pools_that_are_known_are_looked_at_one_after_the_other(monkeypatc
         made = pool_manifest()
         made["metadata"]["name"] = f"pool-{n:02d}"
         cluster.put(made)
-    loop = Controller(cluster, passes, OperatorMetrics(), refresh_s=1.0)  # type: ignore[arg-type]
-    refreshing = [asyncio.ensure_future(t) for t in (loop.refresh(), loop.work())]
+    loop = Controller(cluster, passes, OperatorMetrics(), resync_period_s=1.0)  # type: ignore[arg-type]
+    refreshing = [asyncio.ensure_future(t) for t in (loop.resync_loop(), loop.work())]
     try:
         async with asyncio.timeout(10):
             while len(passes.seen) < 20:  # the first listing: all of them at once  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             refreshing[0].cancel()
-            again = asyncio.ensure_future(loop.refresh())
+            again = asyncio.ensure_future(loop.resync_loop())
             refreshing.append(again)
             while len(passes.seen) < 21:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -191,18 +190,6 @@ async def test_what_somebody_comes_to_wait_for_is_the_background_no_longer():
 def test_a_pace_without_a_rate_is_refused():
     with pytest.raises(ValueError, match="rate"):
         RateLimiter(0, 1)
-
-
-def test_only_what_pools_look_at_makes_a_namespace_interesting():
-    seen = Namespaces()
-    assert not seen.changed(None, "a", {"x": "1"}, going=False)  # it was there before
-    assert not seen.changed("MODIFIED", "a", {"x": "1"}, going=False)  # an annotation, say
-    assert seen.changed("MODIFIED", "a", {"x": "2"}, going=False)
-    assert seen.changed("MODIFIED", "a", {"x": "2"}, going=True)
-    assert not seen.changed("MODIFIED", "a", {"x": "2"}, going=True)
-    assert seen.changed("DELETED", "a", {"x": "2"}, going=True)
-    assert seen.changed("ADDED", "a", {}, going=False)
-    assert not seen.changed("MODIFIED", "a", {}, going=False)
 
 
 class Slow(MemoryCluster):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from op_samples import ENV, LOCAL, MemoryCluster, pool_manifest
+from op_samples import ENV, LOCAL, MemoryCluster, listers, pool_manifest
 
 from kvpool_operator.errors import ApiUnavailableError, ConflictError, RejectedError
 from kvpool_operator.k8s.client import ObjectRef, ref
-from kvpool_operator.observe.observer import Observer
+from kvpool_operator.observe.observer import Observer, ObserverConfig
 from kvpool_operator.pools.reconciler import PoolDependencies, PoolReconciler
 from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.sidecars.status import SidecarStatus
@@ -59,16 +60,14 @@ class World:
         self.cluster.put(raw)
         self.start()
 
-    def start(self, wrote: Callable[..., None] = lambda *_: None, **observing: Any) -> None:
-        """An operator starts."""
+    def start(self, wrote: Callable[..., None] = lambda *_: None, **observed: Any) -> None:
+        """An operator starts. `observed`: listers other than those of the cluster."""
         observer = Observer(
             self.cluster,
             self.reports,
-            sidecar_image=ENV.sidecar_image,
-            namespace=NS,
-            webhook="kvpool-webhook",
+            replace(listers(self.cluster), **observed),
+            ObserverConfig(sidecar_image=ENV.sidecar_image, namespace=NS, webhook="kvpool-webhook"),
             clock=lambda: self.clock,
-            **observing,
         )
         self.reconciler = PoolReconciler(
             PoolDependencies(

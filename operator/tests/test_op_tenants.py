@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from op_samples import ENV, SECRET, MemoryCluster, pool, pool_manifest
+from op_samples import ENV, SECRET, MemoryCluster, listers, pool, pool_manifest
 
 from kvpool.config import PoolConfig, TenantConfig, digest, loads
 from kvpool.protocol.keys import tenant_tag
@@ -21,7 +21,7 @@ from kvpool_operator.api.tenant import KVCacheTenant
 from kvpool_operator.desired.inputs import Inputs
 from kvpool_operator.errors import InvalidPoolError, RejectedError, SidecarUnavailableError
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.observe.observer import Observer
+from kvpool_operator.observe.observer import Observer, ObserverConfig
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot
 from kvpool_operator.pools.config_push import ConfigPusher
 from kvpool_operator.pools.reconciler import PoolDependencies, PoolReconciler
@@ -344,9 +344,8 @@ class World:
             self.cluster.put(raw)
         self.clock = 0.0
         image, clock = ENV.sidecar_image, lambda: self.clock
-        observer = Observer(
-            self.cluster, self, sidecar_image=image, namespace="kvpool-system", webhook="w", clock=clock
-        )
+        config = ObserverConfig(sidecar_image=image, namespace="kvpool-system", webhook="w")
+        observer = Observer(self.cluster, self, listers(self.cluster), config, clock)
         now = datetime(2026, 11, 20, 10, tzinfo=UTC)
         reloads = None if orders is None else ConfigPusher(orders, clock=clock)
         self.reconciler = PoolReconciler(

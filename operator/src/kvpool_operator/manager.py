@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator import watches
@@ -16,17 +17,17 @@ from kvpool_operator.api.operation import KIND as OPERATION
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.errors import OperatorError
+from kvpool_operator.informers import Informers
 from kvpool_operator.k8s.leader_election import FencedClient, Lease
-from kvpool_operator.k8s.namespace_cache import Namespaces
 from kvpool_operator.k8s.rest import open_api_client
-from kvpool_operator.nodes.node_cache import NodeCache
 from kvpool_operator.nodes.reconciler import NodeReconciler
-from kvpool_operator.observe.observer import Observer
+from kvpool_operator.observe.observer import Observer, ObserverConfig
 from kvpool_operator.operations.reconciler import OperationReconciler
 from kvpool_operator.pools.config_push import ConfigPusher
 from kvpool_operator.pools.reconciler import PoolDependencies, PoolReconciler
 from kvpool_operator.runtime.controller import Controller
 from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
+from kvpool_operator.runtime.watch_staleness import WatchStaleness
 from kvpool_operator.settings import read_settings
 from kvpool_operator.sidecars.admin_client import open_admin_client
 from kvpool_operator.sidecars.status_client import open_status_client
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from kvpool_operator.k8s.client import ApiClient
+    from kvpool_operator.k8s.rest import RestClient
     from kvpool_operator.settings import OperatorSettings
     from kvpool_operator.sidecars.admin_client import SidecarAdminClient
     from kvpool_operator.sidecars.status_client import StatusClient
@@ -44,105 +46,90 @@ __all__ = ["main", "run"]
 log = logging.getLogger(__name__)
 
 OPERATION_WORKERS: Final = 4
-CACHE_TTL_FRACTION: Final = 0.8
-"""Of the time between two looks at a pool that no event brings: each of those asks for everything."""
+
+
+@dataclass(frozen=True)
+class _Clients:
+    """Connections that live as long as the process."""
+
+    api: RestClient
+    sidecar_statuses: StatusClient
+    sidecar_admin: SidecarAdminClient
 
 
 async def run(settings: OperatorSettings) -> int:
-    """Run until SIGTERM or SIGINT (0) or until the Lease is lost or a part fails (1)."""
+    """Run until SIGTERM or SIGINT (0), or until the Lease is lost or a task fails (1)."""
     stop = asyncio.Event()
     _on_signals(stop)
     metrics = OperatorMetrics()
     leading: list[Controller] = []
 
-    def healthy() -> str:
+    def health_problem() -> str:
         return leading[0].health_problem if leading else ""
 
     async with (
-        serve_admin(settings.address, settings.admin_port, metrics, healthy),
-        open_api_client() as cluster,
+        serve_admin(settings.address, settings.admin_port, metrics, health_problem),
+        open_api_client() as api,
         open_status_client() as scraper,
         open_admin_client() as commands,
     ):
-        lease = Lease(cluster, settings.namespace, settings.lease, settings.identity, lease_s=settings.lease_s)
-        if not await _unless(stop, _until_leading(cluster, lease)):
+        lease = Lease(api, settings.namespace, settings.leader_election_id, settings.identity, lease_s=settings.lease_s)
+        if not await _unless(stop, _until_leading(api, lease)):
             return 0
         metrics.leader.set(1)
         try:
-            return await _lead(settings, cluster, scraper, commands, lease, metrics, stop, leading)
+            return await _lead(settings, _Clients(api, scraper, commands), lease, metrics, stop, leading)
         finally:
             metrics.leader.set(0)
             await lease.release()
 
 
-async def _until_leading(cluster: ApiClient, lease: Lease) -> None:
+async def _until_leading(api: ApiClient, lease: Lease) -> None:
     """Wait for the CRDs, without which nothing can be watched, and for the Lease."""
-    told = False
+    is_logged = False
     while True:
         try:
-            await cluster.list(KIND)
-            await cluster.list(OPERATION)
-            await cluster.list(NODE_KIND)
-            await cluster.list(TENANT_KIND)
+            for kind in (KIND, OPERATION, NODE_KIND, TENANT_KIND):
+                await api.list(kind)
             break
         except OperatorError as e:
-            if not told:
-                log.warning("waiting for the API and the CRD: %s", e)
-                told = True
+            if not is_logged:
+                log.warning("waiting for the API server and the CRDs: %s", e)
+                is_logged = True
             await asyncio.sleep(2)
     await lease.acquire()
 
 
 async def _lead(
     settings: OperatorSettings,
-    cluster: ApiClient,
-    scraper: StatusClient,
-    commands: SidecarAdminClient,
+    clients: _Clients,
     lease: Lease,
     metrics: OperatorMetrics,
     stop: asyncio.Event,
     leading: list[Controller],
 ) -> int:
-    fenced = FencedClient(cluster, lease)
-    namespaces = Namespaces()
-    observer = Observer(
-        fenced,
-        scraper,
-        sidecar_image=settings.env.sidecar_image,
-        namespace=settings.namespace,
-        webhook="" if settings.injection == "Policy" else settings.webhook,
-        namespaces=namespaces,
-        still_s=lambda: CACHE_TTL_FRACTION * controller.interval_s,
-    )
-    book = NodeCache()
-    nodes = NodeReconciler(fenced, book, commands)
-    reconciler = PoolReconciler(
-        PoolDependencies(
-            fenced,
-            observer,
-            settings.env,
-            nodes=nodes,
-            config_pusher=ConfigPusher(commands),
-            record_own_write=lambda pool, version: controller.watch_staleness.record_own_write(pool, version),
-        )
-    )
-    background = max(1, settings.workers // 3)
-    controller = Controller(fenced, reconciler, metrics, refresh_s=settings.refresh_s, background=background)
-    leading.append(controller)
-    operations = Controller(
-        fenced, OperationReconciler(fenced, commands, scraper), metrics, refresh_s=settings.refresh_s, kind=OPERATION
-    )
+    fenced = FencedClient(clients.api, lease)
+    informers = Informers(clients.api, idle_timeout_s=settings.watch_idle_timeout_s)
+    staleness = WatchStaleness()
+    pools, operations = _controllers(settings, clients, fenced, informers, staleness, metrics)
+    leading.append(pools)
     watching = asyncio.Event()
-    parts = [asyncio.create_task(lease.renew_loop(), name="lease")]
-    parts += [asyncio.create_task(controller.refresh(), name="refresh")]
-    parts += [asyncio.create_task(controller.work(), name=f"worker {i}") for i in range(settings.workers)]
-    parts += [asyncio.create_task(operations.refresh(), name="operations' refresh")]
-    parts += [asyncio.create_task(operations.work(), name=f"operations' worker {i}") for i in range(OPERATION_WORKERS)]
+
+    async def work(controller: Controller) -> None:
+        await informers.wait_synced()  # before that, existing objects look missing
+        await controller.work()
+
+    parts = [
+        asyncio.create_task(lease.renew_loop(), name="lease"),
+        asyncio.create_task(informers.run(pools), name="informers"),
+        asyncio.create_task(pools.resync_loop(), name="pool resync"),
+        asyncio.create_task(operations.resync_loop(), name="operation resync"),
+        *(asyncio.create_task(work(pools), name=f"pool worker {i}") for i in range(settings.max_concurrent_reconciles)),
+        *(asyncio.create_task(work(operations), name=f"operation worker {i}") for i in range(OPERATION_WORKERS)),
+    ]
     stopping = asyncio.create_task(stop.wait(), name="stop")
-    # last: when kopf ends, it ends every task that was made after its start
-    watched = watches.run(
-        controller, book, namespaces, stop, watching, operation_changed=operations.enqueue, silence_s=settings.silence_s
-    )
+    # last: when kopf ends, it cancels every task that was created after its start
+    watched = watches.run(pools, operations.enqueue, stop, watching, idle_timeout_s=settings.watch_idle_timeout_s)
     events = asyncio.create_task(watched, name="events")
     started = asyncio.create_task(_after(watching, stop), name="signals")
     try:
@@ -158,8 +145,48 @@ async def _lead(
         for part in (*parts, started):
             part.cancel()
         await asyncio.wait(parts, timeout=5)
-        await lease.release()  # before kopf, which takes its time
+        await lease.release()  # before kopf, which ends slowly
         await asyncio.wait([events], timeout=5)
+
+
+def _controllers(
+    settings: OperatorSettings,
+    clients: _Clients,
+    fenced: FencedClient,
+    informers: Informers,
+    staleness: WatchStaleness,
+    metrics: OperatorMetrics,
+) -> tuple[Controller, Controller]:
+    """Controllers of pools and of operations."""
+    observer = Observer(
+        fenced,
+        clients.sidecar_statuses,
+        informers.listers,
+        ObserverConfig(
+            sidecar_image=settings.env.sidecar_image,
+            namespace=settings.namespace,
+            webhook="" if settings.injection == "Policy" else settings.webhook,
+        ),
+    )
+    pool_reconciler = PoolReconciler(
+        PoolDependencies(
+            fenced,
+            observer,
+            settings.env,
+            nodes=NodeReconciler(fenced, informers.nodes, clients.sidecar_admin),
+            config_pusher=ConfigPusher(clients.sidecar_admin),
+            record_own_write=staleness.record_own_write,
+        )
+    )
+    operation_reconciler = OperationReconciler(fenced, clients.sidecar_admin, clients.sidecar_statuses)
+    period_s = settings.resync_period_s
+    background = max(1, settings.max_concurrent_reconciles // 3)
+    return (
+        Controller(
+            fenced, pool_reconciler, metrics, resync_period_s=period_s, background=background, watch_staleness=staleness
+        ),
+        Controller(fenced, operation_reconciler, metrics, resync_period_s=period_s, kind=OPERATION),
+    )
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
@@ -178,7 +205,7 @@ async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
 
 
 async def _after(watching: asyncio.Event, stop: asyncio.Event) -> None:
-    """kopf takes the signals when it starts; take them back, so that the Lease is released first."""
+    """kopf installs signal handlers when it starts: replace them, so that the Lease is released first."""
     await watching.wait()
     _on_signals(stop)
 

@@ -1,4 +1,4 @@
-"""Settings of the operator's process: every flag is also an environment variable."""
+"""Settings of `kvpool-operator run`: every flag is also an environment variable (KVPOOL_ and its name)."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ __all__ = ["OperatorSettings", "read_settings"]
 
 @dataclass(frozen=True)
 class OperatorSettings:
-    """Who this process is, what it brings, and what it listens on."""
+    """Identity, addresses, images and limits of this process."""
 
     namespace: str
     identity: str
     address: str
     admin_port: int
-    lease: str
+    leader_election_id: str
     lease_s: float
     webhook: str
     injection: str
     env: InstallationConfig
-    workers: int
-    refresh_s: float
-    silence_s: float
+    max_concurrent_reconciles: int
+    resync_period_s: float
+    watch_idle_timeout_s: float
     log_level: str
 
 
 def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSettings:
-    """Flags first, then the environment, then the default; SystemExit with a message when one is missing."""
+    """Read flags, then the environment, then defaults; SystemExit with a message if a value is missing."""
     parser = argparse.ArgumentParser(
-        prog="kvpool-operator run", description="Keeps every KVCachePool of the cluster as its spec says."
+        prog="kvpool-operator run",
+        description="Reconciles every KVCachePool, KVCacheTenant and KVCacheOperation of the cluster.",
     )
 
     def flag(name: str, help_text: str, default: str | None = None) -> None:
@@ -47,24 +48,32 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
             f"--{name}", default=value, required=value is None, help=f"{help_text} ({variable}; default: {default})"
         )
 
-    flag("namespace", "namespace of this installation, where the Lease is")
-    flag("identity", "name of this process in the Lease: the pod's name", socket.gethostname())
-    flag("address", "address for probes and metrics: the pod's own", "127.0.0.1")
-    flag("admin-port", "port for probes and metrics (HTTP)", "8080")
-    flag("lease", "name of the Lease that one replica holds", "kvpool-operator")
-    flag("lease-duration", "seconds after which a Lease that is not renewed may be taken over", "15")
+    flag("namespace", "namespace of this installation, which holds the leader election Lease")
+    flag("identity", "identity of this replica in the Lease: the pod's name", socket.gethostname())
+    flag("address", "address to serve probes and metrics on: the pod's IP", "127.0.0.1")
+    flag("admin-port", "HTTP port of probes and metrics", "8080")
+    flag("leader-election-id", "name of the Lease that only the leading replica holds", "kvpool-operator")
+    flag("lease-duration", "seconds after which another replica may take over a Lease that was not renewed", "15")
     flag("webhook", "name of the webhook's MutatingWebhookConfiguration and Deployment", "kvpool-webhook")
-    flag("injection", "who injects: Webhook, or Policy (a MutatingAdmissionPolicy)", "Webhook")
-    flag("sidecar-image", "image of everything that a pool runs")
-    flag("sidecar-pull-policy", "its imagePullPolicy", "IfNotPresent")
-    flag("image-pull-secrets", "names of Secrets in the pools' namespaces, with commas between them", "")
-    flag("kubelet-dir", "the kubelet's directory on every node", "/var/lib/kubelet")
+    flag("injection", "what injects pods: Webhook, or Policy (a MutatingAdmissionPolicy)", "Webhook")
+    flag("sidecar-image", "image of every container that the operator creates for a pool")
+    flag("sidecar-pull-policy", "imagePullPolicy of that image", "IfNotPresent")
+    flag("image-pull-secrets", "comma-separated names of Secrets in the pools' namespaces", "")
+    flag("kubelet-dir", "root directory of the kubelet on every node", "/var/lib/kubelet")
     flag("rendezvous-role", "ClusterRole that sidecars are bound to", "kvpool-sidecar-rendezvous")
-    flag("network-policies", "true: NetworkPolicies for every pool", "false")
+    flag("network-policies", "true: create NetworkPolicies for every pool", "false")
     flag("metrics-per-tenant", "true: sidecars export metrics per tenant", "false")
-    flag("workers", "pools that are worked on at once; a third of them at most where nobody waits", "6")
-    flag("refresh", "seconds between two looks at a pool when nothing happens", "10")
-    flag("watch-silence", "seconds without a word after which a watch is opened again; bookmarks come every 60", "70")
+    flag(
+        "max-concurrent-reconciles",
+        "number of pools that are reconciled at the same time; at most a third of them in the background",
+        "6",
+    )
+    flag("resync-period", "seconds between two reconciles of a pool without any event", "10")
+    flag(
+        "watch-idle-timeout",
+        "reconnect a watch that received nothing for this many seconds; bookmarks arrive every 60 s",
+        "70",
+    )
     flag("log-level", "DEBUG, INFO, WARNING or ERROR", "INFO")
     a = parser.parse_args(argv)
     return OperatorSettings(
@@ -72,7 +81,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
         identity=a.identity,
         address=a.address,
         admin_port=int(a.admin_port),
-        lease=a.lease,
+        leader_election_id=a.leader_election_id,
         lease_s=max(3.0, float(a.lease_duration)),
         webhook=a.webhook,
         injection=a.injection,
@@ -85,8 +94,8 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
             network_policies=a.network_policies == "true",
             metrics_per_tenant=a.metrics_per_tenant == "true",
         ),
-        workers=max(1, int(a.workers)),
-        refresh_s=max(1.0, float(a.refresh)),
-        silence_s=max(1.0, float(a.watch_silence)),
+        max_concurrent_reconciles=max(1, int(a.max_concurrent_reconciles)),
+        resync_period_s=max(1.0, float(a.resync_period)),
+        watch_idle_timeout_s=max(1.0, float(a.watch_idle_timeout)),
         log_level=a.log_level,
     )

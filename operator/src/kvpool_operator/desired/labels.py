@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvpool_operator.desired.inputs import Manifest
 
 __all__ = [
+    "COMPONENT",
     "MANAGED_BY",
     "MANAGED_BY_SELECTOR",
     "cluster_scoped_metadata",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 MANAGED_BY: Final = "kvpool-operator"
+COMPONENT: Final = "app.kubernetes.io/component"
 MANAGED_BY_SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY}"
 """Label selector of every object that this operator creates."""
 
@@ -32,7 +34,7 @@ def labels(pool: str, component: str) -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "kvpool",
         "app.kubernetes.io/instance": pool,
-        "app.kubernetes.io/component": component,
+        COMPONENT: component,
         "app.kubernetes.io/managed-by": MANAGED_BY,
         LABEL_POOL: pool,
     }
@@ -51,7 +53,7 @@ def is_ours(manifest: Manifest, pool: str) -> bool:
 
 def selector(pool: KVCachePool, component: str) -> dict[str, str]:
     """What selects the pods of one component. It can never change, so it is as small as it can be."""
-    return {LABEL_POOL: pool.metadata.name, "app.kubernetes.io/component": component}
+    return {LABEL_POOL: pool.metadata.name, COMPONENT: component}
 
 
 def metadata(pool: KVCachePool, name: str, component: str) -> dict[str, Any]:

@@ -11,9 +11,20 @@ from kvpool_operator.api.tenant import TENANT_KIND, TENANT_PLURAL
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND, PLURAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
-__all__ = ["KINDS", "ApiClient", "Manifest", "NamespacedName", "ObjectRef", "ResourceKind", "ref"]
+__all__ = [
+    "KINDS",
+    "ApiClient",
+    "ListPage",
+    "ListWatcher",
+    "Manifest",
+    "NamespacedName",
+    "ObjectRef",
+    "ResourceKind",
+    "WatchEvent",
+    "ref",
+]
 
 Manifest = dict[str, Any]
 
@@ -91,6 +102,36 @@ def ref(manifest: Manifest) -> ObjectRef:
     """The Ref of an object."""
     kind, metadata = KINDS[manifest["kind"]], manifest["metadata"]
     return ObjectRef(kind.name, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
+
+
+class ListPage(NamedTuple):
+    """Part of a list. `token` continues it; empty on the last page."""
+
+    items: list[Manifest]
+    resource_version: str
+    token: str
+
+
+class WatchEvent(NamedTuple):
+    """One event of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR."""
+
+    type: str
+    object: Manifest
+
+
+class ListWatcher(Protocol):
+    """Chunked lists and watches, for reflectors."""
+
+    async def list_page(self, kind: str, *, labels: str = "", token: str = "", metadata_only: bool = False) -> ListPage:
+        """One page of a consistent list. ApiUnavailableError with status 410: `token` expired."""
+        ...
+
+    def watch(
+        self, kind: str, *, labels: str = "", resource_version: str, metadata_only: bool = False, idle_timeout_s: float
+    ) -> AsyncGenerator[WatchEvent]:
+        """Events after `resource_version`. Ends when the server closes the stream, or after silence of
+        `idle_timeout_s`. ApiUnavailableError with status 410: `resource_version` expired."""
+        ...
 
 
 class ApiClient(Protocol):

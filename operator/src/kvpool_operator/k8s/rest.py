@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
+import random
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -21,22 +23,28 @@ from kvpool_operator.errors import (
     OperatorError,
     RejectedError,
 )
-from kvpool_operator.k8s.client import KINDS, ApiClient, Manifest, ObjectRef, ref
+from kvpool_operator.k8s.client import KINDS, ApiClient, ListPage, ListWatcher, Manifest, ObjectRef, WatchEvent, ref
 from kvpool_operator.k8s.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+
+    from kvpool_operator.k8s.client import ResourceKind
 
 __all__ = ["FIELD_MANAGER", "RestClient", "open_api_client"]
 
+log = logging.getLogger(__name__)
+
 FIELD_MANAGER: Final = "kvpool-operator"
 CALL_S: Final = 10.0
-PAGE: Final = 500
-MOST_PAGES: Final = 200
+PAGE_SIZE: Final = 500
+MAX_PAGES: Final = 200
 MESSAGE_LENGTH: Final = 600
 PER_SECOND: Final = 100.0
 BURST: Final = 200
-"""So many requests a second, and so many at once after a rest; those for the Lease do not wait for the others."""
+"""Requests per second in the long run, and at once after a pause. Requests for the Lease are not limited."""
+WATCH_S: Final = 240
+"""The API server closes a watch after one to two times this."""
 
 
 @contextlib.asynccontextmanager
@@ -51,13 +59,13 @@ async def open_api_client(call_s: float = CALL_S) -> AsyncIterator[RestClient]:
         yield RestClient(client, call_s)
 
 
-class RestClient(ApiClient):
+class RestClient(ApiClient, ListWatcher):
     """`ApiClient` over HTTPS. For one event loop."""
 
     def __init__(self, client: Any, call_s: float = CALL_S) -> None:
         self._client = client
         self._call_s = call_s
-        self._pace = RateLimiter(PER_SECOND, BURST)
+        self._limiter = RateLimiter(PER_SECOND, BURST)
 
     async def get(self, target: ObjectRef) -> Manifest | None:
         try:
@@ -70,20 +78,87 @@ class RestClient(ApiClient):
     async def list(
         self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "", fresh: bool = False
     ) -> list[Manifest]:
-        k = KINDS[kind]
-        query = {"limit": str(PAGE), "labelSelector": labels, "fieldSelector": fields}
-        if not fresh:
-            query["resourceVersion"] = "0"  # from the API server's cache, which is cheap for it
         found: list[Manifest] = []
-        for _ in range(MOST_PAGES):
-            page = await self._call("GET", k.path(namespace), f"{kind}s", query=query)
-            # items of a list do not say what they are
-            found += [{"apiVersion": k.api_version, "kind": k.name} | item for item in page.get("items") or []]
-            token = (page.get("metadata") or {}).get("continue")
+        token = ""
+        for _ in range(MAX_PAGES):
+            page = await self._page(
+                kind, namespace=namespace, labels=labels, fields=fields, token=token, cached=not fresh
+            )
+            found += page.items
+            token = page.token
             if not token:
                 return found
-            query = {**query, "continue": token, "resourceVersion": ""}
-        raise ApiUnavailableError(f"more than {PAGE * MOST_PAGES} {kind}s: narrow the selector")
+        raise ApiUnavailableError(f"more than {PAGE_SIZE * MAX_PAGES} {kind}s: narrow the selector")
+
+    async def list_page(self, kind: str, *, labels: str = "", token: str = "", metadata_only: bool = False) -> ListPage:
+        return await self._page(kind, labels=labels, token=token, metadata_only=metadata_only)
+
+    async def _page(
+        self,
+        kind: str,
+        *,
+        namespace: str = "",
+        labels: str = "",
+        fields: str = "",
+        token: str = "",
+        cached: bool = False,
+        metadata_only: bool = False,
+    ) -> ListPage:
+        k = KINDS[kind]
+        query = {"limit": str(PAGE_SIZE), "labelSelector": labels, "fieldSelector": fields, "continue": token}
+        if cached and not token:
+            query["resourceVersion"] = "0"  # from the API server's watch cache, which is cheap for it
+        page = await self._call(
+            "GET", k.path(namespace), f"{kind}s", query=query, accept=_accept(metadata_only, "List")
+        )
+        meta = page.get("metadata") or {}
+        return ListPage(
+            [_typed(item, k) for item in page.get("items") or []],
+            str(meta.get("resourceVersion") or ""),
+            str(meta.get("continue") or ""),
+        )
+
+    async def watch(
+        self, kind: str, *, labels: str = "", resource_version: str, metadata_only: bool = False, idle_timeout_s: float
+    ) -> AsyncGenerator[WatchEvent]:
+        k = KINDS[kind]
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "labelSelector": labels,
+            "timeoutSeconds": str(WATCH_S + random.randrange(WATCH_S)),  # noqa: S311  spreads the reconnects
+        }
+        what = f"watch of {kind}s"
+        await self._limiter.acquire()
+        try:
+            request = await self._client.param_serialize(
+                "GET",
+                k.path(),
+                query_params=[(name, value) for name, value in query.items() if value],
+                header_params={"Accept": _accept(metadata_only, "")},
+                auth_settings=["BearerToken"],
+            )
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._call_s, sock_read=idle_timeout_s)
+            response = (await self._client.call_api(*request, _request_timeout=timeout)).response
+        except ApiException as e:
+            raise _error("GET", what, e.status or 0, str(e.reason)) from None
+        except (TimeoutError, aiohttp.ClientError, OSError) as e:
+            raise ApiUnavailableError(f"{what}: {type(e).__name__}") from None
+        try:
+            if response.status != 200:
+                raise _error("GET", what, response.status, _message(await response.read(), secret=False))
+            async for line in _lines(response.content):
+                event = json.loads(line)
+                yield WatchEvent(
+                    str(event["type"]), _typed(event["object"], k) if event["type"] != "ERROR" else event["object"]
+                )
+        except TimeoutError:
+            log.info("%s: no event for %.0f s; it is opened again", what, idle_timeout_s)
+        except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as e:
+            raise ApiUnavailableError(f"{what}: {type(e).__name__}") from None
+        finally:
+            response.close()
 
     async def create(self, manifest: Manifest) -> Manifest:
         target = ref(manifest)
@@ -148,10 +223,11 @@ class RestClient(ApiClient):
         body: Manifest | None = None,
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Manifest:
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+        headers = {"Accept": accept, "Content-Type": content_type}
         if not what.startswith("Lease"):
-            await self._pace.acquire()
+            await self._limiter.acquire()
         try:
             async with asyncio.timeout(self._call_s):
                 request = await self._client.param_serialize(
@@ -172,6 +248,30 @@ class RestClient(ApiClient):
             raise _error(method, what, response.status, _message(data, secret=what.startswith("Secret ")))
         decoded: Manifest = json.loads(data) if data else {}
         return decoded
+
+
+def _accept(metadata_only: bool, suffix: str) -> str:
+    partial = f"application/json;as=PartialObjectMetadata{suffix};g=meta.k8s.io;v=v1,"
+    return f"{partial if metadata_only else ''}application/json"
+
+
+def _typed(item: Manifest, kind: ResourceKind) -> Manifest:
+    """Items of a list have no kind, and those of a metadata list have another one."""
+    return {**item, "apiVersion": kind.api_version, "kind": kind.name}
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of any length: `readline` refuses the long ones."""
+    rest = bytearray()
+    async for chunk in content.iter_any():
+        rest += chunk
+        if b"\n" not in chunk:
+            continue
+        *lines, tail = bytes(rest).split(b"\n")
+        rest = bytearray(tail)
+        for line in lines:
+            if line.strip():
+                yield line
 
 
 def _path(target: ObjectRef, subresource: str = "") -> str:

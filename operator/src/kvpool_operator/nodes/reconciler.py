@@ -23,7 +23,7 @@ from kvpool_operator.desired import labels
 from kvpool_operator.errors import OperatorError, RejectedError
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
 from kvpool_operator.k8s.rate_limiter import TokenBucket
-from kvpool_operator.nodes.drain import DrainPolicy, next_state, on_node_removed
+from kvpool_operator.nodes.drain import DrainPolicy, drain_signal, next_state, on_node_removed
 from kvpool_operator.nodes.status import RETAINED_FIELDS, lost_since, node_manifest, node_name, node_status, read_drain
 from kvpool_operator.nodes.writer import NodeWriter
 from kvpool_operator.sidecars.admin_client import SidecarAddress
@@ -182,14 +182,17 @@ class NodeReconciler:
             await self._send(pool, secret, sidecar, command, state)
 
     async def _drain_signal(self, node: str) -> NodeDrainSignal | None:
-        """The node's drain signal; None if the node does not exist. Queries the API if the watch has no such node."""
+        """The node's drain signal; None if the node does not exist.
+
+        Only the API decides that a node does not exist: the watch may not have delivered a new one yet.
+        """
         signal = self._nodes.get(node)
         if signal is not None or self._clock() - self._not_found_at.get(node, float("-inf")) < NOT_FOUND_TTL_S:
             return signal
         live = await self._cluster.get(ObjectRef("Node", "", node))
         if live is not None:
             self._not_found_at.pop(node, None)
-            return self._nodes.upsert(node, live)
+            return drain_signal(live)
         self._not_found_at[node] = self._clock()
         return None
 

@@ -20,10 +20,18 @@ from kvpool_operator.k8s.pods import is_ready
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["OPTED_IN", "EnginePod", "EnginePods", "Owner", "count"]
+__all__ = ["OPTED_IN", "EnginePod", "EnginePods", "Owner", "count", "slim_engine_pod"]
 
 OPTED_IN: Final = f"{LABEL_INJECT}=true"
 """Label selector of opted-in pods."""
+_METADATA: Final = ("namespace", "name", "uid", "resourceVersion", "deletionTimestamp")
+_ANNOTATIONS: Final = (
+    ANNOTATION_INJECTED,
+    ANNOTATION_INJECTED_ENGINE,
+    ANNOTATION_INJECTED_REVISION,
+    ANNOTATION_POOL,
+    ANNOTATION_SKIP_REASON,
+)
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,28 @@ def count(
         names={p.uid: p.full_name for p in staying if p.state == "injected"},
         pods=tuple(found),
     )
+
+
+def slim_engine_pod(pod: dict[str, Any]) -> dict[str, Any]:
+    """The part of an opted-in pod that is counted: there may be thousands of them."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    notes = metadata.get("annotations") or {}
+    return {
+        "metadata": {
+            **{k: metadata[k] for k in _METADATA if k in metadata},
+            "annotations": {k: notes[k] for k in _ANNOTATIONS if k in notes},
+            "ownerReferences": [o for o in metadata.get("ownerReferences") or [] if o.get("controller") is True],
+        },
+        "spec": {"initContainers": [{"name": INIT_CONTAINER, "image": image}]} if (image := _client_image(pod)) else {},
+        "status": {
+            "phase": status.get("phase"),
+            "conditions": [
+                {k: c[k] for k in ("type", "status") if k in c}
+                for c in status.get("conditions") or []
+                if c.get("type") == "Ready"
+            ],
+        },
+    }
 
 
 def _engine_pod(

@@ -16,6 +16,7 @@ from kvpool_operator.preflight.results import Finding, NodePreflight, PreflightR
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.k8s.client import ApiClient, Manifest
+    from kvpool_operator.k8s.reflector import Lister
     from kvpool_operator.sidecars.status_client import StatusClient
 
 __all__ = ["observe_preflight"]
@@ -27,16 +28,14 @@ _YOUNG_S: Final = 10.0
 
 
 async def observe_preflight(
-    cluster: ApiClient, scraper: StatusClient, pool: KVCachePool, daemonset: Manifest | None
+    cluster: ApiClient, scraper: StatusClient, pods_of_pools: Lister, pool: KVCachePool, daemonset: Manifest | None
 ) -> PreflightRun:
     """What its pods answered to what the DaemonSet asks now; pods of an earlier question do not count."""
     if daemonset is None:
         return PreflightRun()
-    meta = pool.metadata
-    wanted = ",".join(f"{k}={v}" for k, v in sorted(labels.selector(pool, COMPONENT).items()))
-    pods = await cluster.list("Pod", namespace=meta.namespace, labels=wanted)
+    pods = pods_of_pools.list(pool.metadata.namespace, labels.selector(pool, COMPONENT))
     asked = _spec(daemonset["spec"]["template"])
-    pods = [p for p in pods if "deletionTimestamp" not in p["metadata"] and _spec(p) == asked]
+    pods = [p for p in pods if podview.is_staying(p) and _spec(p) == asked]
     answers = await scraper.get_raw([a for p in pods if (a := podview.address(p))], HTTP_PORT)
     looks = [_look(p, answers.get(podview.address(p))) for p in pods]
     mute = [n for n, look in enumerate(looks) if look.passed is None and not podview.address(pods[n])]

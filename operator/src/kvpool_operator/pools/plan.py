@@ -30,7 +30,6 @@ __all__ = [
     "Plan",
     "Prune",
     "SetLabel",
-    "affected_kinds",
     "plan",
     "plan_cleanup",
     "plan_dry_run",
@@ -92,12 +91,6 @@ class Plan:
     waiting: str = ""
     done: bool = field(default=False)
     """The pool is gone after these actions: there is no status to write."""
-
-
-def affected_kinds(plan: Plan) -> set[str]:
-    """Kinds of the objects that the plan writes or deletes, but for the pool itself."""
-    applied = {a.manifest["kind"] for a in plan.actions if isinstance(a, Apply)}
-    return applied | {a.target.kind for a in plan.actions if isinstance(a, Prune | SetLabel)}
 
 
 def plan(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) -> Plan:

@@ -18,12 +18,10 @@ from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.injection.revision import revisions
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
-from kvpool_operator.observe.observer import WATCHED_KINDS
 from kvpool_operator.pools.apply import ApplyResult, apply_plan
 from kvpool_operator.pools.conditions import ReconcileOutcome
 from kvpool_operator.pools.plan import (
     Plan,
-    affected_kinds,
     plan,
     plan_cleanup,
     plan_dry_run,
@@ -101,8 +99,6 @@ class PoolReconciler:
         inputs = _inputs(pool, self._env, secret, snapshot) if pool else None
         preflight = self._preflight(pool, inputs, snapshot)
         steps = self._plan(meta, pool, inputs, snapshot, preflight)
-        if affected_kinds(steps) - set(WATCHED_KINDS):
-            self._observer.forget(namespace, name)
         applied = await apply_plan(steps, meta, self._cluster)
         if steps.done and not applied.rejections:
             return Result(gone=True)
@@ -140,7 +136,6 @@ class PoolReconciler:
         """The pool no longer exists: drop what is remembered of it, and tell its tenants."""
         self._reporter.forget(pool)
         self._evictor.forget(str(pool))
-        self._observer.forget(pool.namespace, pool.name)
         if self._nodes is not None:
             self._nodes.forget(pool.namespace, pool.name)
         if self._config_pusher is not None:

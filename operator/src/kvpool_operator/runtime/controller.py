@@ -50,22 +50,23 @@ class Controller:
         reconciler: Reconciler,
         metrics: OperatorMetrics,
         *,
-        refresh_s: float,
+        resync_period_s: float,
         background: int = 2,
         kind: str = KIND,
+        watch_staleness: WatchStaleness | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._reconciler = reconciler
         self._metrics = metrics
-        self._refresh_s = refresh_s
+        self._resync_period_s = resync_period_s
         self._kind = kind
         self._clock = clock
         self._backoff = Backoff()
         self._pools: set[NamespacedName] = set()
         self._listed: float | None = None
         self.queue = WorkQueue(background)
-        self.watch_staleness = WatchStaleness(clock=clock)
+        self.watch_staleness = watch_staleness or WatchStaleness(clock=clock)
 
     @property
     def health_problem(self) -> str:
@@ -101,7 +102,7 @@ class Controller:
         for key in self._pools:
             self.queue.add(key, DEBOUNCE_S, background=True)
 
-    async def refresh(self) -> None:
+    async def resync_loop(self) -> None:
         """List the pools again and again, and look at each. Missed events are made good here."""
         while True:
             try:
@@ -118,16 +119,16 @@ class Controller:
                     self._metrics.pools.set(len(self._pools))
                     self._metrics.listed.set_to_current_time()
                 self._stagger(before)
-            await asyncio.sleep(self.interval_s)
+            await asyncio.sleep(self.resync_interval_s)
 
     @property
-    def interval_s(self) -> float:
+    def resync_interval_s(self) -> float:
         """Seconds in which each pool is looked at once without any event."""
-        return max(self._refresh_s, RESYNC_PER_POOL_S * len(self._pools))
+        return max(self._resync_period_s, RESYNC_PER_POOL_S * len(self._pools))
 
     def _stagger(self, known: set[NamespacedName]) -> None:
         """New pools at once, the others one after the other over the time until the next listing."""
-        gap_s = self.interval_s / max(1, len(self._pools))
+        gap_s = self.resync_interval_s / max(1, len(self._pools))
         for place, key in enumerate(sorted(self._pools)):
             self.queue.add(key, place * gap_s if key in known else 0.0, background=True)
 
