@@ -61,6 +61,7 @@ EVERYWHERE = [
     "kvpool.transport.load",
     "kvpool.transport.pending",
     "kvpool.transport.responses",
+    "kvpool.transport.slots",
     "kvpool.transport.store",
     "kvpool.transport.transfer",
     "kvpool.transport.worker_pool",

@@ -214,7 +214,7 @@ def test_connections_are_handed_out_in_the_order_of_asking(client: Client) -> No
         for n in range(12):
             threads.append(threading.Thread(target=ask, args=(n,)))
             threads[-1].start()
-            assert until(lambda n=n: len(client._session.connections._waiters) == n + 1)
+            assert until(lambda n=n: len(client._session.connections._slots._waiters) == n + 1)
     for thread in threads:
         thread.join()
     assert order == list(range(12))
@@ -224,7 +224,7 @@ def test_who_cannot_have_a_connection_in_time_is_turned_away_and_the_breaker_sta
     fake: FakeSidecar, client: Client
 ) -> None:
     fake.plant(block_id_of("x"), FP, b"x" * 100)
-    loads = sum("load" in slot.roles for slot in client._session.connections._slots)
+    loads = sum("load" in slot.roles for slot in client._session.connections._slots.slots)
     with contextlib.ExitStack() as all_of_them:
         for _ in range(loads):
             all_of_them.enter_context(held(client, "load"))
@@ -240,18 +240,18 @@ def test_who_would_wait_too_long_by_what_the_last_ones_took_does_not_wait(client
         with held(client, "lookup", 1e6):
             pass
 
-    lanes = [slot for slot in client._session.connections._slots if "lookup" in slot.roles]
-    client._session.connections._held_s["lookup"] = 30.0
+    lanes = [slot for slot in client._session.connections._slots.slots if "lookup" in slot.roles]
+    client._session.connections._slots._held_s["lookup"] = 30.0
     with contextlib.ExitStack() as busy:
         for _ in lanes:
             busy.enter_context(held(client, "lookup"))
         waiting = [threading.Thread(target=take_turns) for _ in lanes]
         for thread in waiting:
             thread.start()
-        assert until(lambda: len(client._session.connections._waiters) == len(lanes))
-        with pytest.raises(BusyError, match="too many"), held(client, "lookup", 60):
+        assert until(lambda: len(client._session.connections._slots._waiters) == len(lanes))
+        with pytest.raises(BusyError, match="queue for a connection"), held(client, "lookup", 60):
             pass
-        assert len(client._session.connections._waiters) == len(lanes)  # it did not even queue
+        assert len(client._session.connections._slots._waiters) == len(lanes)  # it did not even queue
     for thread in waiting:
         thread.join()
 
@@ -269,7 +269,7 @@ def test_those_who_wait_are_told_when_the_sidecar_goes(fake: FakeSidecar, client
     with held(client, "lookup"):
         thread = threading.Thread(target=ask)
         thread.start()
-        assert until(lambda: client._session.connections._waiters)
+        assert until(lambda: client._session.connections._slots._waiters)
         fake.stop()
     thread.join(10)
     assert outcome in (["gone"], ["got it"])  # the dead connection may be handed on before it is known to be dead

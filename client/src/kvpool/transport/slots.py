@@ -1,0 +1,174 @@
+"""Slots of a connection pool: which thread gets which connection, in order of arrival.
+
+Lookups, loads and stores have separate connections, so that a lookup never waits behind a long load.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.errors import BusyError, PoolUnavailableError
+
+if TYPE_CHECKING:
+    from kvpool.transport.connection import Connection
+
+__all__ = ["MAX_CONNECTIONS", "Slot", "SlotTable"]
+
+MAX_CONNECTIONS = 8
+MAX_WAITING = 1024  # for a connection of one role; further requests are rejected immediately
+_QUEUE_SHARE = 0.2  # of the time to the deadline may pass in this queue; the node's queue and the read need the rest
+_FIRST_RETRY_S = 0.05  # during a handover between sidecars the socket is away for less than a second
+
+
+class Slot:
+    """Place of one connection, with the backoff of its connection attempts."""
+
+    def __init__(self, roles: frozenset[str]) -> None:
+        self.roles = roles
+        self.connection: Connection | None = None
+        self.busy = False
+        self._tried_at = self._connected_at = float("-inf")
+        self._pause_s = 0.0
+
+    @property
+    def due_at(self) -> float:
+        """Time of the next connection attempt (time.monotonic())."""
+        return self._tried_at + self._pause_s
+
+    def begin_attempt(self, now: float) -> None:
+        self._tried_at = now
+
+    def back_off(self, now: float, pause_s: float) -> None:
+        """Delay the next attempt after a failure at `now`."""
+        self._tried_at, self._pause_s = now, pause_s
+
+    def record_connected(self, now: float, retry_s: float) -> None:
+        """Reset the backoff if the last connection was stable; one that keeps breaking is retried ever more slowly."""
+        was_stable = now - self._connected_at > retry_s
+        self._connected_at, self._pause_s = now, 0.0 if was_stable else self.next_pause(retry_s)
+
+    def next_pause(self, retry_s: float) -> float:
+        return min(max(2 * self._pause_s, _FIRST_RETRY_S), retry_s)
+
+
+class _Waiter:
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.woken = threading.Event()
+        self.slot: Slot | None = None
+
+
+def _slots(connections: int) -> list[Slot]:
+    n = min(max(connections, 1), MAX_CONNECTIONS)
+    if n == 1:
+        return [Slot(frozenset({"lookup", "load", "store"}))]
+    if n == 2:
+        return [Slot(frozenset({"lookup", "store"})), Slot(frozenset({"load"}))]
+    return [Slot(frozenset({role})) for role in ["lookup", "store"] + ["load"] * (n - 2)]
+
+
+class SlotTable:
+    """Thread-safe. `condition` guards the slots; changes of a slot's connection are made under it."""
+
+    def __init__(self, connections: int, path: str) -> None:
+        self.slots = _slots(connections)
+        self.condition = threading.Condition()
+        self._path = path
+        self._waiters: list[_Waiter] = []  # in order of arrival
+        self._held_s: dict[str, float] = {}  # by role: moving average of how long a connection is held
+        self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        """True while every role has all of its connections."""
+        return all(slot.connection is not None for slot in self.slots)
+
+    def available(self, role: str) -> bool:
+        """True if there is a connection for `role`."""
+        return any(role in slot.roles and slot.connection is not None for slot in self.slots)
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        """Wait until `connected`; False after `timeout_s`. For tests and start-up checks, never for an engine."""
+        deadline = time.monotonic() + timeout_s
+        with self.condition:
+            while not self.connected:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or self._closed:
+                    return False
+                self.condition.wait(remaining)
+        return True
+
+    def acquire(self, role: str, deadline: float) -> tuple[Slot, Connection]:
+        """Acquire a slot and its connection: see ConnectionPool.acquire. Release it by `release`."""
+        with self.condition:
+            live = self._connected_slots(role)
+            free = next((slot for slot in live if not slot.busy), None)
+            if free is not None and not any(waiter.role == role for waiter in self._waiters):
+                return self._mark_busy(free)
+            max_wait = (deadline - time.monotonic()) * _QUEUE_SHARE
+            self._reject_if_late(role, len(live), max_wait)
+            waiter = _Waiter(role)
+            self._waiters.append(waiter)
+        waiter.woken.wait(max(0.0, max_wait))
+        with self.condition:
+            if waiter.slot is not None and waiter.slot.connection is not None:
+                return waiter.slot, waiter.slot.connection
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            elif waiter.slot is not None:  # its connection died meanwhile
+                self._free(waiter.slot)
+            self._connected_slots(role)
+            raise BusyError("all connections are in use", where=self._path)
+
+    def release(self, slot: Slot, role: str, held_s: float) -> None:
+        """Release a slot that was held for `held_s` seconds, under `condition`."""
+        self._held_s[role] = (3 * self._held_s.get(role, held_s) + held_s) / 4
+        self._free(slot)
+
+    def close(self) -> None:
+        """Reject all waiters, under `condition`; nothing can be acquired any more."""
+        self._closed = True
+        self.assign_to_waiters()
+
+    def reset_after_fork(self) -> None:
+        """Replace the condition, which another thread of the parent may have held."""
+        self._closed = True
+        self.condition = threading.Condition()
+        self._waiters = []
+
+    def _connected_slots(self, role: str) -> list[Slot]:
+        live = [slot for slot in self.slots if role in slot.roles and slot.connection is not None]
+        if not live or self._closed:
+            raise PoolUnavailableError("no connection to the sidecar", where=self._path)
+        return live
+
+    def _reject_if_late(self, role: str, lanes: int, max_wait: float) -> None:
+        """Reject a request whose turn, judged by recent hold times, cannot come in time."""
+        ahead = sum(1 for waiter in self._waiters if waiter.role == role)
+        expected = (ahead + 1) * self._held_s.get(role, 0.0) / lanes
+        if ahead >= MAX_WAITING or (ahead >= lanes and expected > max_wait):
+            raise BusyError("the queue for a connection is too long", where=self._path)
+
+    def _mark_busy(self, slot: Slot) -> tuple[Slot, Connection]:
+        assert slot.connection is not None  # noqa: S101
+        slot.busy = True
+        return slot, slot.connection
+
+    def _free(self, slot: Slot) -> None:
+        slot.busy = False
+        self.assign_to_waiters()
+
+    def assign_to_waiters(self) -> None:
+        """Assign free connections to waiters in order; release waiters whose role has no connection left."""
+        self.condition.notify_all()
+        for waiter in list(self._waiters):
+            live = [slot for slot in self.slots if waiter.role in slot.roles and slot.connection is not None]
+            free = next((slot for slot in live if not slot.busy), None)
+            if free is not None and not self._closed:
+                self._mark_busy(free)
+                waiter.slot = free
+            if waiter.slot is not None or not live or self._closed:
+                self._waiters.remove(waiter)
+                waiter.woken.set()
