@@ -11,7 +11,7 @@ from kvpool_operator.desired import Inputs, InstallationConfig, PoolSecret, buil
 from kvpool_operator.sidecars.status import Phase as Told
 from kvpool_operator.sidecars.status import SidecarStatus
 from kvpool_sidecar import arguments
-from kvpool_sidecar.observability.phase import Phase
+from kvpool_sidecar.observability.status import Phase
 
 
 def test_the_operator_knows_every_phase_of_a_sidecar():

@@ -16,7 +16,7 @@ from sc_operator import UID, Operator, ca, context
 
 from kvpool.errors import BusyError, KVPoolError, PoolUnavailableError, ProtocolError, RefusedError
 from kvpool.protocol.certificate_names import node_name, operator_name
-from kvpool_sidecar.admin.operations import MAX_REMEMBERED, MAX_RUNNING, Operations
+from kvpool_sidecar.admin.operations import MAX_KEPT, MAX_RUNNING, Operations
 from kvpool_sidecar.admin.server import MAX_BODY, AdminServer
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
@@ -36,7 +36,7 @@ class Kind:
 
     def __call__(self, params, context):
         self.runs.append(dict(params))
-        context.progress(1, 2, "blocks")
+        context.set_progress(1, 2, "blocks")
         context.count("blocks", 3)
         while not self.release.wait(0.01):
             context.check()
@@ -130,10 +130,10 @@ def test_what_is_remembered_is_bounded_and_what_runs_is_not_forgotten():
     gate = Kind()
     done = Operations({"wait": gate, "quick": lambda _params, _context: None}, Stats())
     done.start("slow", "wait", {})
-    for n in range(MAX_REMEMBERED + 20):
+    for n in range(MAX_KEPT + 20):
         done.start(f"q-{n}", "quick", {})
         ended(done, f"q-{n}")
-    assert len(done._known) == MAX_REMEMBERED
+    assert len(done._known) == MAX_KEPT
     assert done.get("slow")["state"] == "Running"
     assert done.get("q-0") is None
     done.stop()

@@ -66,8 +66,8 @@ def made(**changes) -> block.BlockHeader:
     ],
 )
 def test_all_that_is_given_must_fit(params, fits):
-    assert PurgeFilter.parse(params, SECRET).fits(made()) is fits
-    assert PurgeFilter.parse(params, SECRET).fits(None)
+    assert PurgeFilter.parse(params, SECRET).matches(made()) is fits
+    assert PurgeFilter.parse(params, SECRET).matches(None)
 
 
 @pytest.mark.parametrize(
@@ -153,14 +153,14 @@ def test_a_copy_that_was_on_its_way_during_a_purge_does_not_arrive():
 def test_what_is_stored_after_a_purge_is_kept_and_the_bar_ends():
     now = [0.0]
     bars = PurgeTombstones(lambda: now[0])
-    bars.add(PurgeFilter(fingerprint=FINGERPRINT.hex()).fits, 1000)
+    bars.add(PurgeFilter(fingerprint=FINGERPRINT.hex()).matches, 1000)
     assert bars.rejects(made(created_ms=999))
     assert not bars.rejects(made(created_ms=1000))
     assert not bars.rejects(made(created_ms=999, fingerprint=bytes(32)))
     now[0] = LIFE_S + 1
     assert not bars.rejects(made(created_ms=999))
     for n in range(200):
-        bars.add(PurgeFilter().fits, n)
+        bars.add(PurgeFilter().matches, n)
     assert len(bars._bars) == 64
 
 

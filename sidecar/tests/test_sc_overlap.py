@@ -247,13 +247,13 @@ def settings(tmp_path, folder):
 
 @pytest.mark.parametrize("ask_s", [0.0, 600.0])
 def test_who_asks_in_vain_says_that_it_is_ready_so_that_the_old_one_is_ended(tmp_path, monkeypatch, ask_s):
-    monkeypatch.setattr(overlap, "_ASK_S", ask_s)
+    monkeypatch.setattr(overlap, "_REQUEST_TIMEOUT_S", ask_s)
     folder, done = tier(tmp_path), threading.Event()
     wanted = settings(tmp_path, folder)
     found = []
     with (folder / "POOL_ID").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        thread = threading.Thread(target=lambda: found.append(overlap.wait_for_turn(wanted, done, back=False)))
+        thread = threading.Thread(target=lambda: found.append(overlap.await_ownership(wanted, done, back=False)))
         thread.start()
         asked = SimpleNamespace(address=wanted.address)
         wait_for(lambda: _ask(asked, "/readyz")[0], "it answers")
@@ -283,7 +283,7 @@ def test_who_handed_over_waits_for_the_wish_to_end_too(tmp_path, monkeypatch):
     with DriveOwnership([str(folder)]) as wish:
         wish.request()
         thread = threading.Thread(
-            target=lambda: found.append(overlap.wait_for_turn(settings(tmp_path, folder), done, back=True))
+            target=lambda: found.append(overlap.await_ownership(settings(tmp_path, folder), done, back=True))
         )
         thread.start()
         time.sleep(1.0)
@@ -298,4 +298,4 @@ def test_waiting_ends_when_the_process_is_told_to_end(tmp_path):
     with (folder / "POOL_ID").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         done.set()
-        assert overlap.wait_for_turn(settings(tmp_path, folder), done, back=False) is None
+        assert overlap.await_ownership(settings(tmp_path, folder), done, back=False) is None

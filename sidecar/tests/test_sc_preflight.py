@@ -399,7 +399,7 @@ def test_a_report_is_bounded_and_its_worst_comes_first():
 def test_as_an_operation_it_counts_and_what_fails_is_told(folder):
     looks = [Report("n", 1.0, (fine("A", "a"), warned("B", "b", "do"), failed("C", "c", "mend it", tier="nvme")))]
     context = Context()
-    kind = Preflight(settings(folder), look=lambda _settings, *, measure: looks[0])
+    kind = Preflight(settings(folder), run_checks=lambda _settings, *, measure: looks[0])
     with pytest.raises(RetryableError, match=r"C nvme: c \(mend it\)"):
         kind({"measure": True}, context)
     assert context.counts == {"checks": 3, "warned": 1, "failed": 1}

@@ -439,17 +439,17 @@ def test_a_file_that_comes_late_does_not_undo_what_the_operator_brought(tmp_path
         config(generation=1, allowed_namespaces=("a",)),
         lambda made: applied.append(made.allowed_namespaces),
     )
-    assert live.take(text(2, "b")) == ""
+    assert live.apply(text(2, "b")) == ""
     path.write_text(text(2, "a", "b"))  # of the same generation: which of the two is newer it does not say
-    live._look()
+    live._poll()
     assert applied == [("b",)]
     path.write_text(text(2, "b"))
-    live._look()
+    live._poll()
     path.write_text(text(2, "c"))  # the file has caught up: it is followed again
-    live._look()
+    live._poll()
     path.write_text(text(1, "a"))
-    live._look()
+    live._poll()
     path.write_text(text(3, "d"))
-    live._look()
+    live._poll()
     assert applied == [("b",), ("c",), ("d",)]
     assert live.status()["generation"] == 3

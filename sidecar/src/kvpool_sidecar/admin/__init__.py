@@ -1,1 +1,1 @@
-"""What the operator has a sidecar do now and then: purge, verify, warm ... Never on a request's path."""
+"""Operations that the operator starts on a sidecar: purge, verify, warm and others. Never on a request's path."""

@@ -1,4 +1,4 @@
-"""What an operation is given besides its parameters: to say how far it is, to keep to a pace, to see its end."""
+"""Context of a running operation: progress, counts, rate limit and cancellation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CancelledError(KVPoolError):
 
 
 class Context:
-    """Of one run. Thread-safe: the operation's thread writes, those that answer the operator read."""
+    """Context of one run. Thread-safe: the operation's thread writes, and the admin server reads."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -31,34 +31,34 @@ class Context:
         self._counts: Counter[str] = Counter()
 
     def check(self) -> None:
-        """CancelledError once the operation is to end: ask between two steps."""
+        """Raise CancelledError if the operation was cancelled; call it between two steps."""
         if self.cancelled.is_set():
             raise CancelledError("cancelled")
 
-    def progress(self, done: int, total: int, unit: str) -> None:
-        """So far; `total` 0: not known yet. `unit` is blocks or bytes."""
+    def set_progress(self, done: int, total: int, unit: str) -> None:
+        """Report progress; `total` 0 means unknown. `unit` is blocks or bytes."""
         with self._lock:
             self._progress = (done, total, unit)
 
     def count(self, label: str, n: int = 1) -> None:
-        """For the operation's results: `n` more of `label`, of which there are at most 32."""
+        """Add `n` to a count of the operation's results; at most 32 labels."""
         with self._lock:
             if label in self._counts or len(self._counts) < MAX_COUNTS:
                 self._counts[label] += n
 
     def pace(self, bytes_per_s: float) -> RateLimiter:
-        """Waiting for it ends when the operation is cancelled; PoolUnavailableError then."""
+        """Return a rate limiter whose waits end with PoolUnavailableError when the operation is cancelled."""
         return RateLimiter(lambda: bytes_per_s, self.cancelled.wait)
 
     @property
     def counts(self) -> dict[str, int]:
-        """So far."""
+        """Counts so far."""
         with self._lock:
             return dict(self._counts)
 
     @property
-    def how_far(self) -> dict[str, int | str]:
-        """For the operator."""
+    def progress(self) -> dict[str, int | str]:
+        """Progress as reported to the operator."""
         with self._lock:
             done, total, unit = self._progress
         return {"done": done, "total": total, "unit": unit}

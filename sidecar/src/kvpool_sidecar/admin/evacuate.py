@@ -1,8 +1,8 @@
-"""Kinds `evacuate` and `remain`: this node is to leave, or stays after all (kvpool_sidecar.replication.drain_source).
+"""Operations `evacuate` and `remain`: start and cancel the drain of a node (kvpool_sidecar.replication.drain_source).
 
-`evacuate` {"bandwidth": bytes per second} returns at once; the node leaves until `remain`, which has no parameters. How
-it goes shows in /status. With {"wait_s": seconds} the node is only moved off once: it ends when everything hot is
-elsewhere, too, and fails when the time is over before; then, or when it is cancelled, the node stays.
+`evacuate` {"bandwidth": bytes per second} returns immediately; the drain continues until `remain`, which has no
+parameters. /status shows its progress. With {"wait_s": seconds} the operation waits until every hot block has another
+copy, and fails if the time is over before. Then, or when it is cancelled, the drain ends.
 """
 
 from __future__ import annotations
@@ -23,56 +23,58 @@ __all__ = ["Evacuate", "Remain"]
 
 _MAX_RATE = 1 << 40
 _MAX_WAIT_S = 24 * 3600
-_POLL_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 class Evacuate:
-    """See above. ProtocolError for parameters that make no sense, PoolUnavailableError when a wait was in vain."""
+    """Operation `evacuate`. ProtocolError for invalid parameters, PoolUnavailableError if the wait times out."""
 
-    def __init__(self, evacuator: DrainSource) -> None:
-        self._evacuator = evacuator
+    def __init__(self, drain: DrainSource) -> None:
+        self._drain = drain
 
     def __call__(self, params: Mapping[str, object], context: Context) -> Mapping[str, int]:
         rate, wait_s = _number(params, "bandwidth", _MAX_RATE), _number(params, "wait_s", _MAX_WAIT_S, default=0)
         if params.keys() - {"bandwidth", "wait_s"} or not rate:
-            raise ProtocolError("evacuate: give bandwidth in bytes per second, and wait_s or not")
+            raise ProtocolError("evacuate: bandwidth in bytes per second is required, wait_s is optional")
         if not wait_s:
-            self._evacuator.start(rate)
+            self._drain.start(rate)
             return {}
-        self._evacuator.start(rate, OPERATION)
+        self._drain.start(rate, OPERATION)
         try:
             self._wait(time.monotonic() + wait_s, context)
         finally:
-            told = self._evacuator.status()
-            context.count("blocks", told["moved_blocks"])
-            context.count("bytes", told["moved_bytes"])
-            self._evacuator.cancel(OPERATION)
+            status = self._drain.status()
+            context.count("blocks", status["moved_blocks"])
+            context.count("bytes", status["moved_bytes"])
+            self._drain.cancel(OPERATION)
         return {}
 
     def _wait(self, deadline: float, context: Context) -> None:
-        while not self._evacuator.wait(_POLL_S):
+        while not self._drain.wait(_POLL_INTERVAL_S):
             context.check()
-            told = self._evacuator.status()
-            context.progress(told["moved_blocks"], told["moved_blocks"] + told["remaining_blocks"], "blocks")
+            status = self._drain.status()
+            context.set_progress(status["moved_blocks"], status["moved_blocks"] + status["remaining_blocks"], "blocks")
             if time.monotonic() > deadline:
-                left = told["remaining_blocks"]
-                raise PoolUnavailableError(f"{left} hot blocks are here alone: {told['problem'] or 'the time is over'}")
+                left = status["remaining_blocks"]
+                raise PoolUnavailableError(
+                    f"{left} hot blocks have no other copy: {status['problem'] or 'the time is over'}"
+                )
 
 
 class Remain:
-    """See above."""
+    """Operation `remain`."""
 
-    def __init__(self, evacuator: DrainSource) -> None:
-        self._evacuator = evacuator
+    def __init__(self, drain: DrainSource) -> None:
+        self._drain = drain
 
     def __call__(self, params: Mapping[str, object], _context: Context) -> None:
         if params:
-            raise ProtocolError("remain: it has no parameters")
-        self._evacuator.cancel(NODE)
+            raise ProtocolError("remain: no parameters are allowed")
+        self._drain.cancel(NODE)
 
 
 def _number(params: Mapping[str, object], name: str, most: int, default: int | None = None) -> int:
     value = params.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise ProtocolError(f"evacuate: {name} is a number from 0 to {most}")
+        raise ProtocolError(f"evacuate: {name} must be a number from 0 to {most}")
     return value

@@ -1,8 +1,7 @@
-"""Operations of this sidecar: a thread for each that runs, at most two at a time, the last ones remembered.
+"""Runs operations of the operator, each in a thread, at most two at a time; the latest ones are kept for queries.
 
-They are known by ids that the operator gives. Starting one that is known changes nothing, so an order that may have got
-lost is given again. Nothing survives a restart: whoever ordered an operation that nobody knows any more orders it
-again, and every kind is made so that doing it twice does no harm.
+The operator assigns their ids. Starting a known id changes nothing, so a request that may have been lost is repeated.
+Operations do not survive a restart: the operator starts an unknown operation again, and every kind is idempotent.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
     from kvpool_sidecar.admin.context import Runner
     from kvpool_sidecar.counters import Stats
 
-__all__ = ["MAX_REMEMBERED", "MAX_RUNNING", "Operations"]
+__all__ = ["MAX_KEPT", "MAX_RUNNING", "Operations"]
 
 log = logging.getLogger(__name__)
 
 MAX_RUNNING = 2
-MAX_REMEMBERED = 64
+MAX_KEPT = 64
 MAX_PARAMS = 64
 _ID = re.compile(r"[0-9a-zA-Z][0-9a-zA-Z.-]{0,95}")
 _MESSAGE = 500
@@ -50,20 +49,20 @@ class _Operation:
             "kind": self.kind,
             "state": self.state,
             "message": self.message,
-            "progress": self.context.how_far,
+            "progress": self.context.progress,
             "counts": self.context.counts,
         }
 
 
 class Operations:
-    """Thread-safe. `kinds`: what can be ordered; each is called in a thread of its own, with parameters and Context.
+    """Thread-safe. `handlers` by kind; each is called in a thread of its own, with parameters and Context.
 
-    A kind raises ProtocolError for parameters that it does not understand, any KVPoolError or OSError when it fails,
-    and may return counts for the operation's results.
+    A handler raises ProtocolError for invalid parameters, any KVPoolError or OSError when it fails, and may return
+    counts for the operation's results.
     """
 
-    def __init__(self, kinds: Mapping[str, Runner], stats: Stats) -> None:
-        self._kinds = dict(kinds)
+    def __init__(self, handlers: Mapping[str, Runner], stats: Stats) -> None:
+        self._handlers = dict(handlers)
         self._stats = stats
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Operation] = OrderedDict()
@@ -71,20 +70,20 @@ class Operations:
 
     @property
     def kinds(self) -> list[str]:
-        """What can be ordered."""
-        return sorted(self._kinds)
+        """Kinds of operations that this sidecar supports."""
+        return sorted(self._handlers)
 
     def start(self, name: object, kind: object, params: object) -> dict[str, Any]:
-        """The state of the operation `name`, which runs now if it was not known.
+        """Start the operation `name` unless it is known, and return its state.
 
-        ProtocolError for what makes no sense, RefusedError if that id means something else, BusyError if two run.
+        ProtocolError for an invalid request, RefusedError if another operation has the id, BusyError at the limit.
         """
         if not isinstance(name, str) or not _ID.fullmatch(name):
             raise ProtocolError("id: 1 to 96 letters, digits, dots and hyphens")
-        if not isinstance(kind, str) or kind not in self._kinds:
-            raise ProtocolError(f"kind: this sidecar knows {', '.join(self.kinds)}")
+        if not isinstance(kind, str) or kind not in self._handlers:
+            raise ProtocolError(f"kind: this sidecar supports {', '.join(self.kinds)}")
         if not isinstance(params, dict) or len(params) > MAX_PARAMS:
-            raise ProtocolError("params: an object is needed")
+            raise ProtocolError("params: expected an object")
         with self._lock:
             known = self._known.get(name)
             if known is not None:
@@ -96,7 +95,7 @@ class Operations:
                 raise BusyError(f"{running} operations are running")
             made = self._known[name] = _Operation(kind, params)
             finished = [n for n, one in self._known.items() if one.state != "Running"]
-            for old in finished[: max(0, len(self._known) - MAX_REMEMBERED)]:
+            for old in finished[: max(0, len(self._known) - MAX_KEPT)]:
                 del self._known[old]
             made.thread = threading.Thread(
                 target=self._run, args=(name, made), name=f"operation-{kind}"[:15], daemon=True
@@ -105,13 +104,13 @@ class Operations:
             return made.report(name)
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """Its state; None if it is not known."""
+        """Return the state of an operation; None if it is unknown."""
         with self._lock:
             known = self._known.get(name)
             return None if known is None else known.report(name)
 
     def cancel(self, name: str) -> dict[str, Any] | None:
-        """Have it end soon, Failed with the message `cancelled`; its state now. None if it is not known."""
+        """Cancel an operation, which fails with the message `cancelled`; return its state, None if it is unknown."""
         with self._lock:
             known = self._known.get(name)
             if known is None:
@@ -120,7 +119,7 @@ class Operations:
             return known.report(name)
 
     def stop(self) -> None:
-        """Cancel all; waits two seconds at most."""
+        """Cancel all operations and wait two seconds at most."""
         with self._lock:
             self._stopped = True
             running = [one for one in self._known.values() if one.state == "Running"]
@@ -132,16 +131,16 @@ class Operations:
                 one.thread.join(max(0.0, until - time.monotonic()))
 
     def status(self) -> list[dict[str, Any]]:
-        """For /status: those that run, without their parameters."""
+        """Return the running operations, without their parameters, for /status."""
         with self._lock:
             return [one.report(name) for name, one in self._known.items() if one.state == "Running"]
 
     def _run(self, name: str, operation: _Operation) -> None:
         context = operation.context
-        log.info("operation %s (%s) begins", name, operation.kind)
+        log.info("operation %s (%s) started", name, operation.kind)
         state, message = "Failed", ""
         try:
-            for label, n in (self._kinds[operation.kind](operation.params, context) or {}).items():
+            for label, n in (self._handlers[operation.kind](operation.params, context) or {}).items():
                 context.count(label, n)
             context.check()
             state = "Succeeded"
@@ -150,7 +149,7 @@ class Operations:
         except (KVPoolError, OSError) as e:
             message = "cancelled" if context.cancelled.is_set() else str(e)[:_MESSAGE]
         except Exception as e:
-            log.exception("operation %s", name)
+            log.exception("operation %s failed because of a defect", name)
             message = f"{type(e).__name__}: see the sidecar's log"
         with self._lock:
             operation.state, operation.message = state, message

@@ -1,7 +1,7 @@
-"""Preflight: look at this node as before a roll-out, while it serves (kvpool_sidecar.preflight).
+"""Operation `preflight`: run the preflight checks of a rollout while the node serves (kvpool_sidecar.preflight).
 
-parameters: `measure`: write and read up to 256 MiB on each drive, too. counts: checks, and those of them that warned or
-failed. What failed is this node's failure, with what to do about it.
+Parameters: `measure`: also write and read up to 256 MiB on each drive. Counts: checks, and those of them that warned or
+failed. A failed check fails the operation, with the fix in its message.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Preflight"]
 
-_MOST_TOLD = 3
+_MAX_REPORTED = 3
 
 
 class Preflight:
-    """A kind of operation."""
+    """Operation `preflight`."""
 
-    def __init__(self, settings: PreflightSettings, look: Callable[..., Report] = run) -> None:
+    def __init__(self, settings: PreflightSettings, run_checks: Callable[..., Report] = run) -> None:
         self._settings = settings
-        self._look = look
+        self._run_checks = run_checks
 
     def __call__(self, params: Mapping[str, object], context: Context) -> Mapping[str, int]:
         measure = params.get("measure")
         if params.keys() != {"measure"} or not isinstance(measure, bool):
-            raise ProtocolError("preflight: give measure, true or false, and nothing else")
+            raise ProtocolError("preflight: measure (true or false) is required, and nothing else is allowed")
         for label in ("checks", "failed", "warned"):
             context.count(label, 0)
-        report = self._look(self._settings, measure=measure)
+        report = self._run_checks(self._settings, measure=measure)
         context.check()
         context.count("checks", len(report.findings))
         context.count("warned", sum(f.level is Level.WARN for f in report.findings))
         failures = [f for f in report.findings if f.level is Level.FAIL]
         context.count("failed", len(failures))
         if failures:
-            told = [f"{f.check} {f.tier}".rstrip() + f": {f.message} ({f.advice})" for f in failures[:_MOST_TOLD]]
-            more = f"; and {len(failures) - _MOST_TOLD} more" if len(failures) > _MOST_TOLD else ""
-            raise RetryableError("; ".join(told) + more)
+            problems = [
+                f"{f.check} {f.tier}".rstrip() + f": {f.message} ({f.advice})" for f in failures[:_MAX_REPORTED]
+            ]
+            more = f"; and {len(failures) - _MAX_REPORTED} more" if len(failures) > _MAX_REPORTED else ""
+            raise RetryableError("; ".join(problems) + more)
         return {}

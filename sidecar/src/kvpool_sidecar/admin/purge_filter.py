@@ -1,7 +1,7 @@
-"""Which blocks a purge is about, by what a block says of itself. Pure.
+"""Selects the blocks of a purge by their headers. Pure.
 
-A block's header has the tag of its tenant, its fingerprint and when it was made; in pools with `salt_tags`, and where
-the engine tells it, also a tag of the salt that its request had. Blocks without that tag fit no wish for a salt.
+A header has the tenant's tag, the fingerprint and the creation time. In pools with `salt_tags` it also has a tag of the
+request's salt, if the engine provides it. A block without a salt tag matches no filter for salts.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _MAX_TENANT = 512
 _SALT = re.compile(r"[0-9a-f]{64}")
 _MAX_SALTS = 64
-_TENANTS = 1024  # whose tags are remembered
+_MAX_TENANTS = 1024  # whose tags are cached
 
 
 class SaltSet:
-    """Some salts, by their digests (kvpool.protocol.keys.salt_digest): they have other tags in each tenant.
-    Thread-safe."""
+    """Salts given by their digests (kvpool.protocol.keys.salt_digest), whose tags differ by tenant. Thread-safe."""
 
     def __init__(self, secret: bytes, digests: Sequence[bytes]) -> None:
         self._secret = secret
         self._digests = tuple(digests)
-        self._tags = functools.lru_cache(_TENANTS)(self._tags_of)
+        self._tags = functools.lru_cache(_MAX_TENANTS)(self._tags_of)
 
-    def has(self, header: BlockHeader) -> bool:
-        """Was the block's request salted with one of them?"""
+    def contains(self, header: BlockHeader) -> bool:
+        """Return whether the block's request had one of these salts."""
         return header.salt_tag != NO_SALT and header.salt_tag in self._tags(header.tenant_tag)
 
     def _tags_of(self, tenant_tag: bytes) -> frozenset[bytes]:
@@ -47,7 +46,7 @@ class SaltSet:
 
 
 class PurgeFilter(NamedTuple):
-    """All that is given must fit; nothing given: every block."""
+    """Conjunction of the given criteria; without any, it matches every block."""
 
     tag: bytes | None = None
     fingerprint: str = ""  # its first hexadecimal digits
@@ -56,48 +55,48 @@ class PurgeFilter(NamedTuple):
 
     @classmethod
     def parse(cls, params: Mapping[str, Any], secret: bytes) -> PurgeFilter:
-        """`tenant`, `fingerprint` (8 to 64 hexadecimal digits), `made_before_ms` (Unix), `salts` (1 to 64 digests of 64
-        hexadecimal digits, any of which may fit), or `all`: true.
+        """Parse `tenant`, `fingerprint` (8 to 64 hex digits), `made_before_ms` (Unix time), `salts`, or `all`: true.
 
-        ProtocolError for anything else: a wish that is not understood must not remove what it did not mean.
+        `salts` are 1 to 64 digests of 64 hexadecimal digits, any of which matches. ProtocolError for anything else: an
+        unknown criterion must not delete blocks that were not meant.
         """
         unknown = params.keys() - {"tenant", "fingerprint", "made_before_ms", "salts", "all", "tier"}
         if unknown:
-            raise ProtocolError(f"purge: this sidecar does not know {', '.join(sorted(map(str, unknown)))[:100]}")
+            raise ProtocolError(f"purge: this sidecar does not support {', '.join(sorted(map(str, unknown)))[:100]}")
         given = [params.get(name) for name in ("tenant", "fingerprint", "made_before_ms", "salts")]
         tenant, digest, before, salts = given
         everything = params.get("all", False)
         if everything is not all(one is None for one in given):
-            raise ProtocolError("purge: give tenant, fingerprint, made_before_ms or salts, or all: true alone")
+            raise ProtocolError("purge: set tenant, fingerprint, made_before_ms or salts, or only all: true")
         if tenant is not None and not (isinstance(tenant, str) and 0 < len(tenant) <= _MAX_TENANT):
-            raise ProtocolError("purge: tenant is a name")
+            raise ProtocolError("purge: tenant must be a name")
         if digest is not None and not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
-            raise ProtocolError("purge: fingerprint has 8 to 64 hexadecimal digits")
+            raise ProtocolError("purge: fingerprint must have 8 to 64 hexadecimal digits")
         if before is not None and not (isinstance(before, int) and 0 < before < 1 << 63):
-            raise ProtocolError("purge: made_before_ms is a time")
-        wanted = SaltSet(secret, _digests(salts)) if salts is not None else None
-        return cls(keys.tenant_tag(secret, tenant) if tenant else None, digest or "", before, wanted)
+            raise ProtocolError("purge: made_before_ms must be a Unix time in milliseconds")
+        salt_set = SaltSet(secret, _digests(salts)) if salts is not None else None
+        return cls(keys.tenant_tag(secret, tenant) if tenant else None, digest or "", before, salt_set)
 
     @property
     def is_everything(self) -> bool:
-        """No block needs to be looked at."""
+        """Whether every block matches, so that no header must be read."""
         return self == PurgeFilter()
 
-    def fits(self, header: BlockHeader | None) -> bool:
-        """Is the block to go? One that says nothing that can be read is of no use to anybody, and goes."""
+    def matches(self, header: BlockHeader | None) -> bool:
+        """Return whether the block is selected. A block without a readable header is useless and always selected."""
         if header is None:
             return True
         return (
             self.tag in (None, header.tenant_tag)
             and header.fingerprint.hex().startswith(self.fingerprint)
             and (self.made_before_ms is None or header.created_ms < self.made_before_ms)
-            and (self.salts is None or self.salts.has(header))
+            and (self.salts is None or self.salts.contains(header))
         )
 
 
 def _digests(salts: object) -> list[bytes]:
     if not isinstance(salts, list) or not 0 < len(salts) <= _MAX_SALTS:
-        raise ProtocolError(f"purge: salts are a list of 1 to {_MAX_SALTS} digests")
+        raise ProtocolError(f"purge: salts must be a list of 1 to {_MAX_SALTS} digests")
     if not all(isinstance(text, str) and _SALT.fullmatch(text) for text in salts):
-        raise ProtocolError("purge: a salt is given by its SHA-256, 64 hexadecimal digits")
+        raise ProtocolError("purge: a salt must be its SHA-256 digest, 64 hexadecimal digits")
     return [bytes.fromhex(text) for text in salts]

@@ -1,4 +1,4 @@
-"""The kinds of operations, and what they work on."""
+"""Registry of the operations and their dependencies."""
 
 from __future__ import annotations
 
@@ -13,41 +13,40 @@ from kvpool_sidecar.admin.verify import Verify
 from kvpool_sidecar.admin.warm import Warm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kvpool.config import PoolConfig
     from kvpool_sidecar.admin.context import Runner
+    from kvpool_sidecar.admin.reload import ConfigTarget
     from kvpool_sidecar.preflight.run import PreflightSettings
     from kvpool_sidecar.replication.drain_source import DrainSource
     from kvpool_sidecar.replication.warm_up import WarmUp
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
-__all__ = ["OperationDeps", "make_kinds"]
+__all__ = ["OperationDeps", "operation_handlers"]
 
 
 @dataclass(frozen=True)
 class OperationDeps:
-    """Of the sidecar: what operations may use. Add what yours needs."""
+    """Parts of the sidecar that operations use."""
 
     config: PoolConfig
     secret: bytes
     local: LocalStore
     shared: SharedTier | None
     warm_up: WarmUp | None
-    evacuator: DrainSource
+    drain: DrainSource
     preflight: PreflightSettings
-    take_config: Callable[[str], str]
+    reloader: ConfigTarget
 
 
-def make_kinds(parts: OperationDeps) -> dict[str, Runner]:
-    """By name. A kind is called with its parameters and a Context, in a thread of its own (Operations)."""
+def operation_handlers(deps: OperationDeps) -> dict[str, Runner]:
+    """Return the handlers by kind. Each is called with parameters and Context, in a thread of its own (Operations)."""
     return {
-        "purge": Purge(parts.secret, parts.local, parts.shared),
-        "evacuate": Evacuate(parts.evacuator),
-        "remain": Remain(parts.evacuator),
-        "preflight": Preflight(parts.preflight),
-        "reload": Reload(parts.take_config),
-        "verify": Verify(parts.local, parts.shared),
-        "warm": Warm(parts.warm_up),
+        "purge": Purge(deps.secret, deps.local, deps.shared),
+        "evacuate": Evacuate(deps.drain),
+        "remain": Remain(deps.drain),
+        "preflight": Preflight(deps.preflight),
+        "reload": Reload(deps.reloader),
+        "verify": Verify(deps.local, deps.shared),
+        "warm": Warm(deps.warm_up),
     }

@@ -1,34 +1,40 @@
-"""Reload: take a configuration now, which the kubelet will bring as a file later.
+"""Operation `reload`: apply a configuration before the kubelet delivers it as a file.
 
-parameters: `config`, the text of pool.json. It is taken as far as a running sidecar can
-(kvpool_sidecar.app.config_reload);
-RefusedError says why not.
+Parameters: `config`, the text of pool.json. A running sidecar applies the live fields
+(kvpool_sidecar.app.config_reload). RefusedError has the reason if it cannot.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvpool.errors import ProtocolError, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from kvpool_sidecar.admin.context import Context
 
-__all__ = ["Reload"]
+__all__ = ["ConfigTarget", "Reload"]
+
+
+class ConfigTarget(Protocol):
+    """Applies a configuration text."""
+
+    def apply(self, text: str) -> str:
+        """Apply the text; return the reason if it was not applied, otherwise an empty string."""
 
 
 class Reload:
-    """A kind of operation. `take` gets the text and tells why it is not in force, or nothing."""
+    """Operation `reload`."""
 
-    def __init__(self, take: Callable[[str], str]) -> None:
-        self._take = take
+    def __init__(self, target: ConfigTarget) -> None:
+        self._target = target
 
     def __call__(self, params: Mapping[str, object], context: Context) -> None:
         text = params.get("config")
         if not isinstance(text, str) or set(params) != {"config"}:
-            raise ProtocolError("reload: config is the text of pool.json, and there is nothing else")
-        if problem := self._take(text):
+            raise ProtocolError("reload: config (the text of pool.json) is required, and nothing else is allowed")
+        if problem := self._target.apply(text):
             raise RefusedError(problem)
         context.count("taken")

@@ -1,15 +1,15 @@
-"""Where the operator gives orders: HTTPS on the pod's own address, for the operator's certificate alone.
+"""Admin API for the operator: HTTPS on the pod's own address, restricted to the operator's certificate.
 
 ::
 
-    POST   /v1/operations      {"id", "kind", "params"}     start it, or tell of the one that has this id already
-    GET    /v1/operations/ID                                tell of it
-    DELETE /v1/operations/ID                                have it end soon
+    POST   /v1/operations      {"id", "kind", "params"}     start an operation, or return the one with this id
+    GET    /v1/operations/ID                                return its state
+    DELETE /v1/operations/ID                                cancel it
 
 The answer is {"id", "kind", "state", "message", "progress": {"done", "total", "unit"}, "counts": {...}} with the state
-Running, Succeeded or Failed, or {"error"}: 400 what makes no sense, 404 not known, 409 the id means something else,
-413 too large, 429 two are running. TLS 1.3 with certificates of the pool's own authority on both sides; whoever shows
-another name than the operator's is turned away before a byte of HTTP is read.
+Running, Succeeded or Failed, or {"error"}: 400 invalid request, 404 unknown id, 409 the id belongs to another
+operation, 413 too large, 429 two operations are running. TLS 1.3 with certificates of the pool's CA on both sides; a
+caller with another name than the operator's is rejected before any HTTP is read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PATH = "/v1/operations"
 
 
 class AdminServer(BoundedHttpServer):
-    """Binds at once (OSError if the address is taken); serves from `start` to `stop`."""
+    """Binds in the constructor (OSError if the address is in use); serves from `start` to `stop`."""
 
     def __init__(self, host: str, port: int, identity: NodeIdentity, operations: Operations, stats: Stats) -> None:
         self.identity = identity
@@ -45,7 +45,7 @@ class AdminServer(BoundedHttpServer):
         super().__init__(host, port, _Handler, name="admin", threads=_MAX_THREADS)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """With the certificates of now. The handshake is its thread's."""
+        """Accept a connection with the current certificates; its own thread does the handshake."""
         sock, address = super().get_request()
         try:
             return self.identity.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False), address
@@ -60,45 +60,45 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
     def setup(self) -> None:
         self.request.settimeout(self.timeout)
         try:
-            self._prove()
+            self._authenticate()
         except BaseException:
             self.server.stats.add("refused", "admin-certificate")
             raise
         super().setup()
 
-    def _prove(self) -> None:
+    def _authenticate(self) -> None:
         self.request.do_handshake()
         if not self.server.identity.is_operator(self.request.getpeercert()):
-            raise RefusedError("not the operator's certificate")
+            raise RefusedError("the certificate is not the operator's")
 
     def do_GET(self) -> None:
-        self._tell(self.server.operations.get(self._name()))
+        self._reply_state(self.server.operations.get(self._name()))
 
     def do_DELETE(self) -> None:
-        self._tell(self.server.operations.cancel(self._name()))
+        self._reply_state(self.server.operations.cancel(self._name()))
 
     def do_POST(self) -> None:
         self.close_connection = True
         length = body_length(self.headers.get("Content-Length", ""), MAX_BODY)
         if not length:
-            self._json(413, {"error": f"give a Content-Length of at most {MAX_BODY}"})
+            self._json(413, {"error": f"a Content-Length of at most {MAX_BODY} is required"})
             return
         body = self.rfile.read(length)
         if self.path != _PATH:
             self._json(404, {"error": "no such path"})
             return
-        code, told = self._started(body)
-        self._json(code, told)
+        code, reply = self._start(body)
+        self._json(code, reply)
 
-    def _started(self, body: bytes) -> tuple[int, dict[str, Any]]:
+    def _start(self, body: bytes) -> tuple[int, dict[str, Any]]:
         try:
-            order = json.loads(body)
+            request = json.loads(body)
         except (ValueError, RecursionError):
             return 400, {"error": "not JSON"}
-        if not isinstance(order, dict):
-            return 400, {"error": "an object is needed"}
+        if not isinstance(request, dict):
+            return 400, {"error": "expected an object"}
         try:
-            return 200, self.server.operations.start(order.get("id"), order.get("kind"), order.get("params", {}))
+            return 200, self.server.operations.start(request.get("id"), request.get("kind"), request.get("params", {}))
         except ProtocolError as e:
             return 400, {"error": str(e)}
         except RefusedError as e:
@@ -110,9 +110,9 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
         folder, _, name = self.path.rpartition("/")
         return name if folder == _PATH else ""
 
-    def _tell(self, report: dict[str, Any] | None) -> None:
+    def _reply_state(self, report: dict[str, Any] | None) -> None:
         if report is None:
-            self._json(404, {"error": "not known here"})
+            self._json(404, {"error": "unknown operation"})
         else:
             self._json(200, report)
 

@@ -1,8 +1,8 @@
-"""Verify: read every block of one tier and compare its checksum, at a bandwidth.
+"""Operation `verify`: read every block of one tier at a limited bandwidth and compare its checksum.
 
-parameters: `tier`: Local or Shared; `bytes_per_s`. counts: blocks and bytes that were read, corrupt (quarantined, and
-withdrawn from the index). A block that goes meanwhile is passed over. Reading does not count as a use, and what was not
-in the page cache before is not left there.
+Parameters: `tier`: Local or Shared; `bytes_per_s`. Counts: blocks and bytes read, and corrupt (quarantined and
+withdrawn from the index). Blocks that are removed meanwhile are skipped. Reading does not count as an access, and
+blocks that were not in the page cache before are dropped from it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Verify"]
 
-_SCAN_POLL_S = 0.2
+_SCAN_POLL_INTERVAL_S = 0.2
 
 
 class Verify:
-    """A kind of operation."""
+    """Operation `verify`."""
 
     def __init__(self, local: LocalStore, shared: SharedTier | None) -> None:
         self._local = local
@@ -40,34 +40,36 @@ class Verify:
     def __call__(self, params: Mapping[str, object], context: Context) -> None:
         rate, tier = params.get("bytes_per_s"), params.get("tier")
         if params.keys() - {"bytes_per_s", "tier"} or isinstance(rate, bool) or not isinstance(rate, int) or rate <= 0:
-            raise ProtocolError("verify: give tier and bytes_per_s, a number above 0, and nothing else")
+            raise ProtocolError(
+                "verify: tier and bytes_per_s (a number above 0) are required, and nothing else is allowed"
+            )
         for label in ("blocks", "bytes", "corrupt"):
             context.count(label, 0)
         pace = context.pace(rate)
         if tier == "Local":
             while not self._local.scanned:
-                if context.cancelled.wait(_SCAN_POLL_S):
+                if context.cancelled.wait(_SCAN_POLL_INTERVAL_S):
                     context.check()
             self._verify_local(context, pace)
         elif tier == "Shared" and self._shared is not None:
             self._verify_shared(self._shared, context, pace)
         else:
-            raise ProtocolError("verify: tier is Local, or Shared where the pool has one")
+            raise ProtocolError("verify: tier must be Local, or Shared if the pool has a shared tier")
 
     def _verify_local(self, context: Context, pace: RateLimiter) -> None:
         total, seen = self._local.usage().blocks, 0
-        for root in self._local.drives:
-            for key, size in root.keys():  # noqa: SIM118 - not a dictionary
+        for drive in self._local.drives:
+            for key, size in drive.keys():  # noqa: SIM118 - not a dictionary
                 context.check()
-                if root.health.fenced:
-                    raise PoolUnavailableError("the drive returned errors or did not answer", where=root.name)
+                if drive.health.fenced:
+                    raise PoolUnavailableError("the drive returned errors or did not answer", where=drive.name)
                 seen += 1
                 pace.settle()
-                found = root.peek(key)
+                found = drive.peek(key)
                 if found is not None:
                     pace.acquire(HEADER_BYTES + size, 0.0)
-                    self._note(context, size, is_good=_is_good(root, key, found))
-                context.progress(seen, max(seen, total), "blocks")
+                    self._count(context, size, is_valid=_is_valid(drive, key, found))
+                context.set_progress(seen, max(seen, total), "blocks")
 
     def _verify_shared(self, shared: SharedTier, context: Context, pace: RateLimiter) -> None:
         for seen, (key, size) in enumerate(shared.store.keys(), 1):
@@ -75,32 +77,32 @@ class Verify:
             if not shared.available:
                 raise PoolUnavailableError(f"the shared tier is not available: {shared.problem or 'no answer'}")
             pace.settle()
-            if shared.store.contains(key):  # else it was swept meanwhile
+            if shared.store.contains(key):  # otherwise it was removed meanwhile
                 pace.acquire(HEADER_BYTES + size, 0.0)
-                is_good = shared.verify(key)
-                if not is_good and shared.store.contains(key):
+                is_valid = shared.verify(key)
+                if not is_valid and shared.store.contains(key):
                     raise PoolUnavailableError("the shared tier: a block could not be read", key=key.hex())
-                self._note(context, size, is_good=is_good)
-            context.progress(seen, max(seen, shared.store.usage().blocks), "blocks")
+                self._count(context, size, is_valid=is_valid)
+            context.set_progress(seen, max(seen, shared.store.usage().blocks), "blocks")
 
     @staticmethod
-    def _note(context: Context, size: int, *, is_good: bool) -> None:
+    def _count(context: Context, size: int, *, is_valid: bool) -> None:
         context.count("blocks")
         context.count("bytes", HEADER_BYTES + size)
-        if not is_good:
+        if not is_valid:
             context.count("corrupt")
 
 
-def _is_good(root: Drive, key: bytes, found: Block) -> bool:
-    """A block that is not is quarantined. It is closed."""
+def _is_valid(drive: Drive, key: bytes, found: Block) -> bool:
+    """Verify and close a block; a corrupt one is quarantined."""
     fd, size = found
     try:
-        was_in_memory = size > 0 and in_memory(fd, HEADER_BYTES + size)
+        was_cached = size > 0 and in_memory(fd, HEADER_BYTES + size)
         blockfile.verify(fd, key, size)
-        if not was_in_memory:
+        if not was_cached:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    except (CorruptBlockError, OSError):  # a bad spot on the drive is as bad
-        root.quarantine(key)
+    except (CorruptBlockError, OSError):  # an unreadable block is as bad as a corrupt one
+        drive.quarantine(key)
         return False
     finally:
         os.close(fd)

@@ -1,6 +1,6 @@
-"""Warm: copy the pool's hottest blocks from this node's peers, as a node that joins does, whatever this node holds.
+"""Operation `warm`: copy the pool's most popular blocks from peers, as a joining node does.
 
-parameters: `bytes_per_s`. counts: blocks and bytes that were copied; `full`: 1 where room ended it. It never evicts.
+Parameters: `bytes_per_s`. Counts: blocks and bytes copied; `full`: 1 if the space ran out. It never evicts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Warm"]
 
 
 class Warm:
-    """A kind of operation."""
+    """Operation `warm`."""
 
     def __init__(self, warm_up: WarmUp | None) -> None:
         self._warm_up = warm_up
@@ -28,9 +28,9 @@ class Warm:
     def __call__(self, params: Mapping[str, object], context: Context) -> Mapping[str, int]:
         rate = params.get("bytes_per_s")
         if params.keys() != {"bytes_per_s"} or isinstance(rate, bool) or not isinstance(rate, int) or rate <= 0:
-            raise ProtocolError("warm: give bytes_per_s, a number above 0, and nothing else")
+            raise ProtocolError("warm: bytes_per_s (a number above 0) is required, and nothing else is allowed")
         if self._warm_up is None:
-            raise RefusedError("the pool does not count what is hot: set spec.cache.warmUp.bandwidth above 0")
+            raise RefusedError("the pool does not record popular blocks; set spec.cache.warmUp.bandwidth above 0")
         context.count("blocks", 0)
         context.count("bytes", 0)
 
@@ -39,6 +39,6 @@ class Warm:
             context.count("bytes", HEADER_BYTES + payload_len)
 
         was_full = self._warm_up.run_once(
-            rate, context.cancelled, stored, lambda done, total: context.progress(done, total, "blocks")
+            rate, context.cancelled, stored, lambda done, total: context.set_progress(done, total, "blocks")
         )
         return {"full": 1} if was_full else {}

@@ -14,10 +14,10 @@ from kvpool.errors import ConfigError, RefusedError
 from kvpool.protocol import index_url, keys, wire
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.admin.operations import Operations
-from kvpool_sidecar.admin.registry import OperationDeps, make_kinds
+from kvpool_sidecar.admin.registry import OperationDeps, operation_handlers
 from kvpool_sidecar.admin.server import AdminServer
 from kvpool_sidecar.app.config_reload import ConfigReloader
-from kvpool_sidecar.app.takeover import LOOK_S, TakeoverWatch, wait_for_turn
+from kvpool_sidecar.app.takeover import POLL_INTERVAL_S, TakeoverWatch, await_ownership
 from kvpool_sidecar.blocks.events import (
     BlockEvents,
     BlockPromoted,
@@ -415,10 +415,10 @@ class SidecarApp:
                 settings.index_files,
                 settings.object_secret_dir,
             ),
-            evacuator=self._evacuator,
-            take_config=self._live.take,
+            drain=self._evacuator,
+            reloader=self._live,
         )
-        self._operations = Operations(make_kinds(parts), self._stats)
+        self._operations = Operations(operation_handlers(parts), self._stats)
         made.callback(self._operations.stop)
         self._admin: AdminServer | None = None
         if port := self._config.admin_port:
@@ -625,7 +625,7 @@ def serve(read_settings: Callable[[], ServeSettings]) -> int:
 
 def _serve_once(settings: ServeSettings, done: threading.Event, *, back: bool) -> None:
     """Until `done`, or until the drives are handed over to another sidecar of this node (settings.allow_takeover)."""
-    turns = wait_for_turn(settings, done, back=back) if settings.allow_takeover else None
+    turns = await_ownership(settings, done, back=back) if settings.allow_takeover else None
     if settings.allow_takeover and turns is None:
         return
     try:
@@ -637,7 +637,7 @@ def _serve_once(settings: ServeSettings, done: threading.Event, *, back: bool) -
     config = settings.config
     log.info("pool %s/%s on node %s is served at %s", config.namespace, config.pool, settings.node, settings.address)
     successor = TakeoverWatch(settings)
-    while not done.wait(LOOK_S if settings.allow_takeover else 1.0) and not successor.is_waiting:
+    while not done.wait(POLL_INTERVAL_S if settings.allow_takeover else 1.0) and not successor.is_requested:
         pass
     log.info("stopping" if done.is_set() else "handing the drives over")
     app.stop(hand_over=not done.is_set())

@@ -1,9 +1,9 @@
-"""A changed configuration, taken by a running sidecar as far as that can be done without a restart.
+"""Applies configuration changes to a running sidecar, as far as they need no restart.
 
-The kubelet exchanges the file of a ConfigMap some time after the ConfigMap changed, so the file is looked at twice a
-second; the operator brings the same text sooner by an operation (kvpool_sidecar.admin.reload). What cannot be read
-stays without effect, and so does what differs in a field that is not live (kvpool.config): for that the operator
-restarts the process, which then reads the whole.
+The kubelet replaces the file of a ConfigMap some time after the ConfigMap has changed, so the file is polled twice a
+second. The operator pushes the same text earlier by an operation (kvpool_sidecar.admin.reload). A text that is invalid,
+or that changes a field that is not live (kvpool.config), has no effect; for the latter the operator restarts the
+process.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["ConfigReloader", "differences"]
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
-_SHOWN = 5
-_FILE_FOLLOWS_S = 300.0  # the kubelet takes a minute or two
+_POLL_INTERVAL_S = 0.5
+_MAX_REPORTED = 5
+_FILE_DELAY_S = 300.0  # the kubelet takes a minute or two to update the file
 
 
 class ConfigReloader:
-    """`apply` is given each configuration that can be taken, from one thread at a time. Thread-safe."""
+    """Calls `on_change` with each new valid configuration, from one thread at a time. Thread-safe."""
 
-    def __init__(self, file: ConfigFile | None, running: PoolConfig, apply: Callable[[PoolConfig], None]) -> None:
+    def __init__(self, file: ConfigFile | None, running: PoolConfig, on_change: Callable[[PoolConfig], None]) -> None:
         self._file = file
-        self._apply = apply
+        self._on_change = on_change
         self._lock = threading.Lock()
         self._running = running
         self._digest = digest(file.text) if file is not None else ""
@@ -53,7 +53,7 @@ class ConfigReloader:
         self._stop.set()
 
     def status(self) -> dict[str, Any]:
-        """For /status: which configuration is in force, and why not the latest."""
+        """Return the configuration in force, and why a later one is not, for /status."""
         return {
             "digest": self._digest,
             "generation": self._running.generation,
@@ -61,50 +61,50 @@ class ConfigReloader:
             "needs_restart": self._needs_restart,
         }
 
-    def take(self, text: str) -> str:
-        """Have this text in force, if it can be; else the reason why it is not.
+    def apply(self, text: str) -> str:
+        """Apply a text that was pushed; return the reason if it was not applied.
 
-        For a text that comes by another way than the file: until the file says the same, what it says is older.
+        Until the file has the same text, or five minutes have passed, the file is older and ignored.
         """
         with self._lock:
-            problem = self._try(text)
+            problem = self._try_apply(text)
             if not problem:
-                self._ahead_until = time.monotonic() + _FILE_FOLLOWS_S
+                self._ahead_until = time.monotonic() + _FILE_DELAY_S
             return problem
 
-    def _try(self, text: str) -> str:
+    def _try_apply(self, text: str) -> str:
         try:
             self._problem, self._needs_restart = "", False
-            self._take(text)
+            self._apply(text)
         except ConfigError as e:
             self._problem = str(e)
-            log.warning("the changed configuration is not used: %s", e)
+            log.warning("the changed configuration is not applied; the previous one stays in force: %s", e)
         return self._problem
 
-    def _take(self, text: str) -> None:
+    def _apply(self, text: str) -> None:
         if self._file is None:
-            raise ConfigError("this sidecar was not given a file")
+            raise ConfigError("this sidecar has no configuration file")
         wanted = self._file.adapt(loads(PoolConfig, text, where=self._file.path))
         if wanted.generation < self._running.generation and wanted.uid == self._running.uid:
-            return  # it comes late
-        if found := differences(static_part(self._running), static_part(wanted)):
+            return  # older than the one in force
+        if changed := differences(static_part(self._running), static_part(wanted)):
             self._needs_restart = True
-            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-            raise ConfigError(f"needs a restart: {', '.join(found[:_SHOWN])}{more}")
+            more = f" and {len(changed) - _MAX_REPORTED} more" if len(changed) > _MAX_REPORTED else ""
+            raise ConfigError(f"needs a restart: {', '.join(changed[:_MAX_REPORTED])}{more}")
         if wanted != self._running:
-            self._apply(wanted)
+            self._on_change(wanted)
         self._running, self._digest = wanted, digest(text)
         log.info("configuration %s of generation %d is in force", self._digest, wanted.generation)
 
     def _watch(self) -> None:
-        while not self._stop.wait(_LOOK_S):
+        while not self._stop.wait(_POLL_INTERVAL_S):
             try:
-                self._look()
+                self._poll()
             except Exception as e:
-                log.exception("the changed configuration")
+                log.exception("cannot apply the changed configuration because of a defect")
                 self._problem = type(e).__name__
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         assert self._file is not None  # noqa: S101
         try:
             text = self._file.read()
@@ -115,12 +115,15 @@ class ConfigReloader:
             return
         with self._lock:
             if time.monotonic() < self._ahead_until and self._is_older(text):
-                return  # the kubelet has not brought yet what is in force
+                return  # the kubelet has not updated the file yet
             self._seen, self._ahead_until = text, 0.0
-            self._try(text)
+            self._try_apply(text)
 
     def _is_older(self, text: str) -> bool:
-        """Of the generation in force, or of one before, and not the same: tenants change without a generation."""
+        """Return whether the text differs from the one in force and has no higher generation.
+
+        Tenants change without a new generation.
+        """
         try:
             generation = loads(PoolConfig, text).generation
             return generation <= self._running.generation and digest(text) != self._digest
@@ -129,14 +132,14 @@ class ConfigReloader:
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Names of the fields in which two configurations differ: `peer.port`, `local[0].path`."""
+    """Return the names of the fields that differ, such as `peer.port` or `local[0].path`."""
     if isinstance(one, dict) and isinstance(other, dict):
         return [
-            found
+            difference
             for name in sorted(one.keys() | other.keys())
-            for found in differences(one.get(name), other.get(name), f"{path}.{name}".lstrip("."))
+            for difference in differences(one.get(name), other.get(name), f"{path}.{name}".lstrip("."))
         ]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
-        return [found for n, (a, b) in pairs for found in differences(a, b, f"{path}[{n}]")]
+        return [difference for n, (a, b) in pairs for difference in differences(a, b, f"{path}[{n}]")]
     return [] if one == other else [path]

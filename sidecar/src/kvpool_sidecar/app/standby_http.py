@@ -1,4 +1,4 @@
-"""What a sidecar tells while another one of its node serves: /healthz, /readyz and /status, and no more."""
+"""HTTP server of a sidecar that does not serve blocks at present: /healthz, /readyz, /status, empty /metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvpool_sidecar.system.http_server import BoundedHandler, BoundedHttpServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_sidecar.observability.phase import Phase
+    from kvpool_sidecar.observability.status import Phase
 
 __all__ = ["StandbyServer"]
 
@@ -19,7 +19,7 @@ _MAX_THREADS = 4
 
 
 class StandbyServer(BoundedHttpServer):
-    """Binds at once (OSError if the address is taken); serves from `start` to `stop`."""
+    """Binds in the constructor (OSError if the address is in use); serves from `start` to `stop`."""
 
     def __init__(self, host: str, port: int, node: str, phase: Phase, ready: Callable[[], bool]) -> None:
         self.report = {"node": node, "phase": phase.value, "ready": False}

@@ -1,10 +1,10 @@
-"""Two sidecars of one node during a roll: the new one is started beside the old one, which hands its drives over.
+"""Takeover of the drives during a rollout: the new sidecar of a node starts alongside the old one.
 
-    new:  standing by, asks  ->  serves
-    old:  serves  ->  lets go when asked, and waits: if the new one ends, it takes the drives back and serves again
+    new:  stands by, requests the drives  ->  serves
+    old:  serves  ->  hands the drives over on request, and waits: if the new one ends, it takes them back
 
-So a node's engines miss for as long as a hand-over takes, not for as long as a pod's replacement does, and a release
-that cannot serve leaves the node with the one before.
+Engines miss only for the duration of the handover instead of a whole pod replacement, and if the new release cannot
+serve, the old one continues.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.app.standby_http import StandbyServer
-from kvpool_sidecar.observability.phase import Phase
+from kvpool_sidecar.observability.status import Phase
 from kvpool_sidecar.storage.local.ownership import DriveOwnership
 
 if TYPE_CHECKING:
@@ -22,64 +22,66 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.settings import ServeSettings
 
-__all__ = ["LOOK_S", "TakeoverWatch", "wait_for_turn"]
+__all__ = ["POLL_INTERVAL_S", "TakeoverWatch", "await_ownership"]
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1
-_LOOK_SOON_S = 0.02  # while engines wait for it
-_ASK_S = 10.0  # then the old one must go another way: a release that does not know how to hand over, or one that hangs
-_ABANDONED_S = 1.0  # drives that nobody has, and nobody wants, for so long
+POLL_INTERVAL_S = 0.1
+_FAST_POLL_INTERVAL_S = 0.02  # while engines wait for the handover
+_REQUEST_TIMEOUT_S = 10.0  # then report ready: the old release hangs or cannot hand over, so its pod must be stopped
+_ABANDONED_S = 1.0  # drives without owner and request for this long are taken back
 
 
-def wait_for_turn(settings: ServeSettings, done: threading.Event, *, back: bool) -> DriveOwnership | None:
-    """Wait until nobody serves from the drives; None if `done` came first. Close what is returned once they are ours.
+def await_ownership(settings: ServeSettings, done: threading.Event, *, back: bool) -> DriveOwnership | None:
+    """Wait until no process serves from the drives; return None if `done` is set first.
 
-    `back`: we had them, and another one asked for them: wait until that one has ended.
+    Close the returned object once the drives are open. `back`: this process handed the drives over before, and waits
+    until the other sidecar has ended.
     """
     phase = Phase.HANDED_OVER if back else Phase.STANDING_BY
-    turns = DriveOwnership([tier.path for tier in settings.config.local])
+    ownership = DriveOwnership([tier.path for tier in settings.config.local])
     if not back:
-        turns.request()
-        if turns.available:
-            return turns
-    log.info("another sidecar has this node's drives: %s", phase.value)
+        ownership.request()
+        if ownership.available:
+            return ownership
+    log.info("another sidecar owns this node's drives: %s", phase.value)
     began = time.monotonic()
-    stand_in = StandbyServer(
+    standby = StandbyServer(
         settings.address,
         settings.config.http_port,
         settings.node,
         phase,
-        ready=lambda: back or time.monotonic() - began > _ASK_S,
+        ready=lambda: back or time.monotonic() - began > _REQUEST_TIMEOUT_S,
     )
-    stand_in.start()
+    standby.start()
     try:
         free_since: float | None = None
-        while not done.wait(LOOK_S if back else _LOOK_SOON_S):
-            if not turns.available or (back and turns.requested):
+        while not done.wait(POLL_INTERVAL_S if back else _FAST_POLL_INTERVAL_S):
+            if not ownership.available or (back and ownership.requested):
                 free_since = None
                 continue
             free_since = free_since or time.monotonic()
             if not back or time.monotonic() - free_since > _ABANDONED_S:
                 log.info("the drives are free")
-                turns.request()
-                return turns
+                ownership.request()
+                return ownership
     finally:
-        stand_in.stop()
-    turns.close()
+        standby.stop()
+    ownership.close()
     return None
 
 
 class TakeoverWatch:
-    """Whether another sidecar of this node wants the drives that we serve from."""
+    """Detects that another sidecar of this node requests the drives."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        self._turns = DriveOwnership([tier.path for tier in settings.config.local]) if settings.allow_takeover else None
+        paths = [tier.path for tier in settings.config.local]
+        self._ownership = DriveOwnership(paths) if settings.allow_takeover else None
 
     @property
-    def is_waiting(self) -> bool:
-        return self._turns is not None and self._turns.requested
+    def is_requested(self) -> bool:
+        return self._ownership is not None and self._ownership.requested
 
     def close(self) -> None:
-        if self._turns is not None:
-            self._turns.close()
+        if self._ownership is not None:
+            self._ownership.close()

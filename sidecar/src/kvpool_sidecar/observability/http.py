@@ -1,6 +1,6 @@
-"""/healthz, /readyz, /metrics and /status over HTTP: read-only, no names of tenants, bounded in threads and time.
+"""HTTP server of /healthz, /readyz, /metrics and /status: read-only, without tenant names, bounded in threads and time.
 
-Where the pool publishes events there is /prefixes, too, for who shows the token (kvpool_sidecar.events.prefix_api).
+If the pool publishes events, it also serves /prefixes to callers with the token (kvpool_sidecar.events.prefix_api).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.events.prefix_api import PrefixApi
 
-__all__ = ["HealthServer"]
+__all__ = ["HealthServer", "MetricsSource", "StatusSource"]
 
 _MAX_THREADS = 16
 _MAX_BODY = 512 << 10
 
 
-class _Reporting(Protocol):
-    """What /status and /readyz tell."""
+class StatusSource(Protocol):
+    """Content of /status and /readyz."""
 
     @property
     def ready(self) -> Callable[[], bool]: ...
@@ -31,17 +31,17 @@ class _Reporting(Protocol):
     def __call__(self) -> dict[str, Any]: ...
 
 
-class _Text(Protocol):
-    """What /metrics tells."""
+class MetricsSource(Protocol):
+    """Content of /metrics."""
 
     def text(self) -> bytes: ...
 
 
 class HealthServer(BoundedHttpServer):
-    """Binds at once (OSError if the address is taken); serves from `start` to `stop`."""
+    """Binds in the constructor (OSError if the address is in use); serves from `start` to `stop`."""
 
     def __init__(
-        self, host: str, port: int, report: _Reporting, metrics: _Text, prefixes: PrefixApi | None = None
+        self, host: str, port: int, report: StatusSource, metrics: MetricsSource, prefixes: PrefixApi | None = None
     ) -> None:
         self.report = report
         self.metrics = metrics
@@ -71,14 +71,14 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
         self.close_connection = True
         length = body_length(self.headers.get("Content-Length", ""), _MAX_BODY)
         if not length:
-            self.respond(413, "text/plain", b"give a Content-Length of at most 512 KiB\n")
+            self.respond(413, "text/plain", b"a Content-Length of at most 512 KiB is required\n")
             return
-        body = self.rfile.read(length)  # in any case: an answer to a body that nobody reads may get lost
+        body = self.rfile.read(length)  # always: a reply to an unread body may get lost
         if prefixes is None or self.path.partition("?")[0] != "/prefixes":
-            self.respond(404, "text/plain", b"there is nothing to ask\n")
+            self.respond(404, "text/plain", b"no such path\n")
             return
         if not prefixes.is_authorized(self.headers.get("Authorization", "")):
-            self.respond(401, "text/plain", b"show the pool's token for events: Authorization: Bearer ...\n")
+            self.respond(401, "text/plain", b"the pool's token for events is required: Authorization: Bearer ...\n")
             return
-        code, told = prefixes.respond(body)
-        self.respond(code, "application/json", json.dumps(told).encode() + b"\n")
+        code, reply = prefixes.respond(body)
+        self.respond(code, "application/json", json.dumps(reply).encode() + b"\n")

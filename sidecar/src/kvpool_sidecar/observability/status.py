@@ -1,12 +1,12 @@
-"""What a sidecar says of itself: /status for the operator and people, /metrics for Prometheus, one source for both."""
+"""Status of the sidecar as JSON: the source of /status for the operator and people, and of the gauges in /metrics."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from kvpool.protocol.block import FORMAT_VERSIONS
 from kvpool.protocol.wire import Tier
-from kvpool_sidecar.observability.phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +26,20 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
-__all__ = ["StatusReport"]
+__all__ = ["Phase", "StatusReport"]
 
 _MOST_TENANTS = 512
 _TIERS = [tier.name.lower() for tier in Tier if tier != Tier.MISS]
+
+
+class Phase(StrEnum):
+    """Phase of a sidecar; during a takeover (kvpool_sidecar.app.takeover) one of two sidecars does not serve."""
+
+    STANDING_BY = "StandingBy"
+    """Has requested the drives and waits."""
+    SERVING = "Serving"
+    HANDED_OVER = "HandedOver"
+    """Has released the drives, and takes them back if its successor ends."""
 
 
 class StatusReport:
