@@ -171,7 +171,7 @@ def test_a_salt_is_purged_on_every_node_by_its_digest(ops: Ops, pools: Pools, tm
         red = f"sha256:{hashlib.sha256(b'red').hexdigest()}"
         ops.make("forget", purge={"tenant": "team-a", "salts": [red]})
         status = ops.until_ended("forget")
-        assert (status["phase"], status["message"]) == ("Succeeded", "done on every node"), status
+        assert (status["phase"], status["message"]) == ("Succeeded", "every node finished"), status
         assert status["results"]["local"] == {"blocks": 7, "bytes": 7 * (SIZE + 4096), "quarantined": 0}
         assert (a.has("team-a", 3), b.has("team-a", 4)) == (0, 0)
         assert (a.has("team-b", 3), a.has("team-a", 2, 10), a.has("team-a", 2, 20)) == (3, 2, 2)

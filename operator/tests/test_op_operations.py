@@ -319,7 +319,7 @@ async def test_a_namespace_that_stores_as_a_member_is_told_so():
     world = World(purge={"tenant": "team-a"})
     world.cluster.put(tenant("acme", members=["team-a", "team-z"]))
     status = await world.run()
-    assert status["message"] == "done on every node; team-a is a member of kvt/acme, whose blocks stay"
+    assert status["message"] == "every node finished; team-a is a member of kvt/acme, whose blocks stay"
     assert {params["tenant"] for _, params in world.nodes.requests.values()} == {"team-a"}
 
 
@@ -327,8 +327,8 @@ async def test_a_namespace_that_stores_as_a_member_is_told_so():
     ("purge", "is_on", "told"),
     [
         ({"salts": [RED]}, True, ""),
-        ({"salts": [RED]}, False, "tenancy.saltTags of this pool is off"),
-        ({"salts": [RED], "tenant": "team-a"}, False, "whose blocks stay; tenancy.saltTags of this pool is off"),
+        ({"salts": [RED]}, False, "spec.tenancy.saltTags is off"),
+        ({"salts": [RED], "tenant": "team-a"}, False, "whose blocks stay; spec.tenancy.saltTags is off"),
         ({"tenant": "team-b"}, False, ""),
     ],
 )
@@ -338,7 +338,7 @@ async def test_a_purge_by_salt_says_that_the_pool_stores_no_tags(purge: dict[str
     world.cluster.put(tenant("acme"))
     message = (await world.run())["message"]
     assert told in message
-    assert message.startswith("done on every node;" if told else "done on every node")
+    assert message.startswith("every node finished;" if told else "every node finished")
     assert bool(told) == ("saltTags" in message)
 
 
@@ -409,7 +409,7 @@ async def test_a_node_that_does_not_answer_is_named_when_the_time_is_over_and_th
     assert "waiting for node-1" in world.status["message"]
     status = await world.run("Failed")
     assert status["failures"] == [
-        {"node": "node-1", "message": "verifying the nodes' drives: does not answer: no answer within 5 s"}
+        {"node": "node-1", "message": "verifying the nodes' drives: the sidecar does not answer: no answer within 5 s"}
     ]
     assert status["nodes"] == {"total": 3, "done": 2, "failed": 1, "summary": "2/3"}
     assert status["results"]["local"] == {"blocks": 4, "bytes": 200}
@@ -422,7 +422,7 @@ async def test_a_node_without_an_address_is_waited_for():
     world.pod("node-9", "")
     status = await world.run("Failed")
     assert status["failures"] == [
-        {"node": "node-9", "message": "verifying the nodes' drives: its sidecar has no address"}
+        {"node": "node-9", "message": "verifying the nodes' drives: the sidecar has no address"}
     ]
 
 
@@ -493,7 +493,10 @@ async def test_an_operation_waits_for_its_pool_and_for_its_first_node():
     pool = world.cluster.objects.pop(ObjectRef("KVCachePool", NS, "chat"))
     await world.look()
     await world.look()
-    assert (world.status["phase"], world.status["message"]) == ("Pending", "there is no pool chat in this namespace")
+    assert (world.status["phase"], world.status["message"]) == (
+        "Pending",
+        "KVCachePool chat does not exist in this namespace",
+    )
     world.cluster.put(pool)
     await world.look()
     assert world.status["message"] == "the pool has no sidecar yet"
@@ -503,10 +506,10 @@ async def test_an_operation_waits_for_its_pool_and_for_its_first_node():
 
 async def test_no_pool_and_no_node_ever_is_a_failure():
     world = World(nodes=0, timeout="10s")
-    assert (await world.run("Failed"))["message"] == "not done on 0 of 0 nodes: no node was there"
+    assert (await world.run("Failed"))["message"] == "0 of 0 nodes did not finish: the pool has no node"
     world = World(timeout="10s")
     del world.cluster.objects[ObjectRef("KVCachePool", NS, "chat")]
-    assert "there is no pool" in (await world.run("Failed"))["message"]
+    assert "does not exist" in (await world.run("Failed"))["message"]
 
 
 async def test_an_operation_on_a_pool_that_goes_is_cancelled():
@@ -621,6 +624,6 @@ async def test_nothing_begins_on_a_pool_that_is_not_to_be_changed(mode: str):
         await world.look(120)
     assert world.nodes.heard == []
     assert world.status["phase"] == "Pending"
-    assert f"is {mode}: this begins when it is Enforce" in world.status["message"]
+    assert f"is {mode}: the operation starts when it is Enforce" in world.status["message"]
     spec["mode"] = "Enforce"
     await world.run()
