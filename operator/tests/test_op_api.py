@@ -188,13 +188,28 @@ def test_there_is_a_description_for_each_part_of_the_spec():
 
 @pytest.mark.parametrize(
     ("text", "n"),
-    [("0", 0), (7, 7), ("500Gi", 500 * 2**30), ("1.5Ti", 3 * 2**39), ("100G", 10**11), ("1e9", 10**9), ("500m", 1)],
+    [
+        ("0", 0),
+        (7, 7),
+        ("500Gi", 500 * 2**30),
+        ("1.5Ti", 3 * 2**39),
+        ("100G", 10**11),
+        ("1e9", 10**9),
+        ("500m", 1),
+        ("+4Gi", 4 * 2**30),
+        (".5Ki", 512),
+        ("1u", 1),
+        ("1E", 10**18),
+        ("-0", 0),
+    ],
 )
 def test_quantities(text: str | int, n: int):
     assert to_bytes(text) == n
 
 
-@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1gi", "0x10", "1e999", "1" * 40, True, "١Gi"])
+@pytest.mark.parametrize(
+    "text", ["", "Gi", "1 Gi", "1gi", "0x10", "1e999", "1" * 40, "-1", "-0.5Gi", "4Gib", True, "١Gi"]
+)
 def test_what_is_no_quantity(text: Any):
     with pytest.raises(ValueError, match="quantity"):
         to_bytes(text)

@@ -22,7 +22,7 @@ from kvpool_operator.errors import (
 )
 from kvpool_operator.injection.annotations import parse_annotations
 from kvpool_operator.injection.connector import client_config
-from kvpool_operator.injection.engines import FAMILIES as WEBHOOK_FAMILIES
+from kvpool_operator.injection.engines import INJECTORS as INJECTORS
 from kvpool_operator.injection.mutator import InjectionSettings, inject, mark_skipped
 from kvpool_operator.injection.revision import revisions
 from kvpool_operator.injection.skip import Skip, SkipReason
@@ -200,7 +200,7 @@ def test_a_pod_that_was_copied_and_then_skipped_carries_no_word():
 
 
 def test_every_family_of_the_webhook_has_its_word():
-    assert set(ENGINE_KINDS) == set(WEBHOOK_FAMILIES) == set(revisions(pool()))
+    assert set(ENGINE_KINDS) == set(INJECTORS) == set(revisions(pool()))
 
 
 def test_pods_that_leave_count_for_nothing_but_their_owner():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvpool_operator.injection.command_line import Channel, read_container
+from kvpool_operator.injection.command_line import Channel, inspect_container
 
 SERVE = ["vllm", "serve", "Qwen/Qwen3-8B", "--port", "8000"]
 MODULE = ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/tiny"]
@@ -29,10 +29,10 @@ MODULE = ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "/mo
     ],
 )
 def test_exec_form_is_extended_by_args(container):
-    reading = read_container(container)
-    assert (reading.engine, reading.channel) == ("vllm", Channel.ARGS)
-    assert not reading.connector_present
-    assert not reading.hash_algo_present
+    info = inspect_container(container)
+    assert (info.engine, info.channel) == ("vllm", Channel.ARGS)
+    assert not info.connector_present
+    assert not info.hash_algo_present
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_exec_form_is_extended_by_args(container):
     ],
 )
 def test_where_args_are_unsafe_the_environment_tells(container):
-    reading = read_container(container)
-    assert (reading.engine, reading.channel) == ("vllm", Channel.ENVIRONMENT)
+    info = inspect_container(container)
+    assert (info.engine, info.channel) == ("vllm", Channel.ENVIRONMENT)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_where_args_are_unsafe_the_environment_tells(container):
     ],
 )
 def test_everything_else_is_no_known_engine(container):
-    assert read_container(container).engine == ""
+    assert inspect_container(container).engine == ""
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_everything_else_is_no_known_engine(container):
     ],
 )
 def test_a_connector_of_the_user_is_seen(container):
-    assert read_container(container).connector_present
+    assert inspect_container(container).connector_present
 
 
 @pytest.mark.parametrize("flag", ["--kv-cache-dtype", "--kv-events-config", "x--kv-transfer-config"])
 def test_other_flags_are_no_connector(flag):
-    assert not read_container({"command": [*SERVE, flag, "v"]}).connector_present
+    assert not inspect_container({"command": [*SERVE, flag, "v"]}).connector_present
 
 
 @pytest.mark.parametrize("flag", ["--prefix-caching-hash-algo", "--prefix_caching_hash_algo=sha256"])
 def test_a_hash_of_the_user_is_seen(flag):
-    assert read_container({"command": [*SERVE, flag]}).hash_algo_present
+    assert inspect_container({"command": [*SERVE, flag]}).hash_algo_present

@@ -21,8 +21,8 @@ from kvpool.config import ClientConfig
 from kvpool_operator.injection.annotations import ENGINES, parse_annotations
 from kvpool_operator.injection.connector import client_config
 from kvpool_operator.injection.engine_versions import KNOWN, is_known
-from kvpool_operator.injection.engines import FAMILIES
-from kvpool_operator.injection.engines.vllm_pd import beside
+from kvpool_operator.injection.engines import INJECTORS
+from kvpool_operator.injection.engines.vllm_pd import wrap_connector
 from kvpool_operator.injection.flags import has_flag
 from kvpool_operator.injection.mutator import InjectionSettings, inject, is_injected, mark_skipped
 from kvpool_operator.injection.skip import Skip, SkipReason
@@ -71,7 +71,7 @@ def injected(pod: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def skipped(pod: dict[str, Any]) -> tuple[SkipReason, str]:
     with pytest.raises(Skip) as e:
         inject(pod, parse_annotations(pod), INJECTION)
-    return e.value.reason, e.value.sentence
+    return e.value.reason, e.value.message
 
 
 def flags(container: dict[str, Any]) -> dict[str, str]:
@@ -89,7 +89,7 @@ def family(pod: dict[str, Any]) -> str:
 
 
 def test_every_value_of_the_annotation_has_a_family():
-    assert set(ENGINES) == {*FAMILIES, "auto"}
+    assert set(ENGINES) == {*INJECTORS, "auto"}
 
 
 # -- the examples -----------------------------------------------------------------------------------------------------
@@ -181,9 +181,9 @@ def test_sglangs_settings_of_the_user_stay(given: list[str], kept: str):
     ],
 )
 def test_an_sglang_that_is_left_alone(given: list[str], reason: SkipReason):
-    found, sentence = skipped(pod_of({"command": [*SGLANG, *given]}))
+    found, message = skipped(pod_of({"command": [*SGLANG, *given]}))
     assert found is reason
-    assert "c0" in sentence
+    assert "c0" in message
 
 
 def test_an_sglang_that_prefills_for_others_gets_the_pool():
@@ -207,9 +207,9 @@ def test_shell_text_that_leaves_room_for_flags_gets_them():
 @pytest.mark.parametrize("engine", ["", "sglang"])
 def test_shell_text_without_room_for_flags_is_left_alone(engine: str):
     text = "exec python3 -m sglang.launch_server --model-path m"
-    reason, sentence = skipped(pod_of({"command": ["sh", "-c", text]}, engine=engine))
+    reason, message = skipped(pod_of({"command": ["sh", "-c", text]}, engine=engine))
     assert reason is SkipReason.COMMAND_NOT_EXTENDABLE
-    assert "$KVPOOL_ENGINE_ARGS" in sentence
+    assert "$KVPOOL_ENGINE_ARGS" in message
 
 
 def test_a_script_gets_the_flags_in_a_variable_if_the_user_names_the_engine():
@@ -217,7 +217,7 @@ def test_a_script_gets_the_flags_in_a_variable_if_the_user_names_the_engine():
     assert skipped(pod_of(container))[0] is SkipReason.UNSUPPORTED_ENGINE
     pod, warnings = injected(pod_of(container, engine="sglang"))
     assert "--hicache-storage-backend dynamic" in env(pod["spec"]["containers"][0])["KVPOOL_ENGINE_ARGS"]
-    assert "must hand them on" in warnings[0]
+    assert "must pass them on" in warnings[0]
 
 
 # -- LMCache ----------------------------------------------------------------------------------------------------------
@@ -263,9 +263,9 @@ def test_an_lmcache_servers_own_settings_stay():
 
 
 def test_an_engine_of_an_lmcache_server_elsewhere_is_told_what_to_do():
-    reason, sentence = skipped(pod_of(ENGINE_OF_SERVER))
+    reason, message = skipped(pod_of(ENGINE_OF_SERVER))
     assert reason is SkipReason.CONNECTOR_PRESENT
-    assert "label the server's pod" in sentence
+    assert "label the pod of the server" in message
 
 
 IN_PROCESS = {
@@ -275,9 +275,9 @@ IN_PROCESS = {
 
 
 def test_lmcache_in_the_engines_process_gets_the_pool_only_when_asked_for():
-    reason, sentence = skipped(pod_of(IN_PROCESS))
+    reason, message = skipped(pod_of(IN_PROCESS))
     assert reason is SkipReason.CONNECTOR_PRESENT
-    assert "kvpool.dev/engine: lmcache" in sentence
+    assert "kvpool.dev/engine: lmcache" in message
     pod, warnings = injected(pod_of(IN_PROCESS, engine="lmcache"))
     (container,) = pod["spec"]["containers"]
     assert container["args"] == IN_PROCESS["args"]
@@ -293,9 +293,9 @@ def test_lmcache_in_the_engines_process_gets_the_pool_only_when_asked_for():
 
 @pytest.mark.parametrize("name", ["LMCACHE_CONFIG_FILE", "LMCACHE_REMOTE_URL", "LMCACHE_EXTRA_CONFIG"])
 def test_lmcache_that_is_configured_already_is_left_alone(name: str):
-    reason, sentence = skipped(pod_of(IN_PROCESS | {"env": [{"name": name, "value": "x"}]}, engine="lmcache"))
+    reason, message = skipped(pod_of(IN_PROCESS | {"env": [{"name": name, "value": "x"}]}, engine="lmcache"))
     assert reason is SkipReason.CONNECTOR_PRESENT
-    assert name in sentence
+    assert name in message
 
 
 def test_lmcache_where_there_is_none():
@@ -438,10 +438,10 @@ def test_an_engine_that_might_not_start_with_our_flags_is_left_alone_unless_aske
     if known:
         injected(pod)
         return
-    reason, sentence = skipped(pod)
+    reason, message = skipped(pod)
     assert reason is SkipReason.UNSUPPORTED_ENGINE
     engine = "sglang" if "sglang" in image else "lmcache"
-    assert f"kvpool.dev/engine: {engine}" in sentence
+    assert f"kvpool.dev/engine: {engine}" in message
     injected(pod_of(container | {"image": image}, engine=engine))
 
 
@@ -482,9 +482,9 @@ def test_a_nixl_connector_is_wrapped_when_asked_for(words: list[str]):
 
 
 def test_without_the_annotation_a_pair_stays_as_it_is_and_hears_what_to_do():
-    reason, sentence = skipped(pair("--kv-transfer-config", NIXL, engine=""))
+    reason, message = skipped(pair("--kv-transfer-config", NIXL, engine=""))
     assert reason is SkipReason.CONNECTOR_PRESENT
-    assert "kvpool.dev/engine: vllm-pd" in sentence
+    assert "kvpool.dev/engine: vllm-pd" in message
 
 
 @pytest.mark.parametrize(
@@ -500,9 +500,9 @@ def test_without_the_annotation_a_pair_stays_as_it_is_and_hears_what_to_do():
     ],
 )
 def test_what_cannot_be_wrapped_stays(words: list[str]):
-    reason, sentence = skipped(pair(*words))
+    reason, message = skipped(pair(*words))
     assert reason is SkipReason.CONNECTOR_PRESENT
-    assert "vllm-pd" in sentence
+    assert "vllm-pd" in message
 
 
 @pytest.mark.parametrize(
@@ -527,7 +527,7 @@ def test_kubernetes_still_expands_what_the_user_wrote_and_nothing_of_ours():
 
 
 def test_a_users_failure_policy_wins_over_ours():
-    whole = beside({"kv_connector": "NixlConnector", "kv_load_failure_policy": "fail"}, {"kv_connector": "O"})
+    whole = wrap_connector({"kv_connector": "NixlConnector", "kv_load_failure_policy": "fail"}, {"kv_connector": "O"})
     assert whole["kv_load_failure_policy"] == "fail"
     assert all("kv_load_failure_policy" not in c for c in whole["kv_connector_extra_config"]["connectors"])
 

@@ -53,7 +53,7 @@ def injected(pod):
 def skipped(pod):
     with pytest.raises(Skip) as e:
         inject(pod, parse_annotations(pod), INJECTION)
-    assert e.value.sentence
+    assert e.value.message
     return e.value.reason
 
 

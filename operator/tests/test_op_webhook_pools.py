@@ -177,7 +177,7 @@ async def test_the_loop_survives_failures(caplog):
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert len(cache) == 1
-    assert "cannot be listed" in caplog.text
+    assert "cannot list the pools" in caplog.text
 
 
 def expression(operator, *values):

@@ -10,7 +10,7 @@ import pytest
 
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.webhook.pool_cache import PoolCache
-from kvpool_operator.webhook.review import InjectorConfig, answer
+from kvpool_operator.webhook.review import InjectorConfig, review_pod
 
 INSTALLATION = InjectorConfig("kvpool-sidecar:0.1.0")
 
@@ -64,7 +64,7 @@ class Cluster:
 
 async def answered(review, resolve=None, timeout_s=5.0):
     before = copy.deepcopy(review)
-    result = await answer(review, resolve or PoolCache(Cluster()).resolve, INSTALLATION, timeout_s=timeout_s)
+    result = await review_pod(review, resolve or PoolCache(Cluster()).resolve, INSTALLATION, timeout_s=timeout_s)
     assert review == before
     response = result.review["response"]
     assert response["uid"] == "7"
@@ -191,4 +191,4 @@ async def test_a_pod_of_a_strange_shape_is_admitted(pod):
 @pytest.mark.parametrize("review", [None, [], {}, {"request": None}, {"request": {}}, {"request": {"uid": 5}}])
 async def test_what_cannot_be_answered_is_an_error_for_the_server_to_turn_into_400(review):
     with pytest.raises(ValueError, match="uid"):
-        await answer(review, PoolCache(Cluster()).resolve, INSTALLATION, timeout_s=1)
+        await review_pod(review, PoolCache(Cluster()).resolve, INSTALLATION, timeout_s=1)

@@ -1,4 +1,4 @@
-"""Kubernetes quantities of bytes: `500Gi` to a number and back."""
+"""Kubernetes quantities of bytes, such as `500Gi`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Final
 __all__ = ["exact_bytes", "format_bytes", "to_bytes"]
 
 _FORM: Final = re.compile(
-    r"([+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"
+    r"([+-]?(?:[0-9]{1,24}(?:\.[0-9]{0,24})?|\.[0-9]{1,24}))([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"
 )
 _BINARY: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL: Final = {"n": -3, "u": -2, "m": -1, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def to_bytes(quantity: int | str) -> int:
-    """`500Gi`, `1.5Ti`, `100G`, `1e9` or a number, rounded up to whole bytes. ValueError for anything else."""
+    """Parse `500Gi`, `1.5Ti`, `100G`, `1e9` or a number, rounded up to whole bytes.
+
+    ValueError for anything else, and for negative quantities.
+    """
     match = None if isinstance(quantity, bool) else _FORM.fullmatch(str(quantity))
     if match is None:
         raise ValueError("not a quantity of bytes such as 500Gi")
@@ -27,11 +30,13 @@ def to_bytes(quantity: int | str) -> int:
         number *= Decimal(1000) ** _DECIMAL[unit]
     elif unit:
         number *= Decimal(10) ** int(unit[1:])
+    if number < 0:
+        raise ValueError("a quantity of bytes cannot be negative")
     return int(number.to_integral_value(ROUND_CEILING))
 
 
 def format_bytes(n: int) -> str:
-    """The shortest binary quantity within half a percent: 0, `512Mi`, `1.5Gi`, `23.4Ti`. Never "0" for n > 0."""
+    """Format bytes as the shortest binary quantity within half a percent: 0, `512Mi`, `1.5Gi`. Never "0" for n > 0."""
     value, unit = float(max(n, 0)), ""
     for name in ("Ki", "Mi", "Gi", "Ti", "Pi"):
         if value < 1024:
@@ -43,7 +48,7 @@ def format_bytes(n: int) -> str:
 
 
 def exact_bytes(n: int) -> str:
-    """`n` bytes in the canonical form of the API server: the largest binary unit that divides it."""
+    """Format bytes in the canonical form of the API server: with the largest binary unit that divides them."""
     for power in range(5, 0, -1):
         if n and n % 1024**power == 0:
             return f"{n // 1024**power}{('Ki', 'Mi', 'Gi', 'Ti', 'Pi')[power - 1]}"

@@ -1,7 +1,7 @@
-"""What a container's command line starts, and how its engine can be told of the pool.
+"""Inspection of a container: which engine its command line starts, and how the engine can be configured.
 
-Shell text is read, never edited: quoting, expansions and line ends are the user's. Where the command line itself
-cannot be extended safely, the engine is told through its environment (a plug-in of the client reads it).
+Shell text is inspected but never modified, because its quoting and expansions belong to the user. If the command line
+cannot be extended safely, the engine is configured by its environment, which a plug-in of the client reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kvpool_operator.injection.engine_versions import version_of_image
 
-__all__ = ["Channel", "ContainerInfo", "read_container"]
+__all__ = ["Channel", "ContainerInfo", "inspect_container"]
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
 _SHELL_C: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*\Z")
@@ -45,7 +45,7 @@ _NOT_AN_ENGINE: Final = re.compile(r"router|gateway|proxy|exporter|metrics|bench
 
 
 class Channel(Enum):
-    """How the engine is told of its connector."""
+    """Channel that configures the connector of the engine."""
 
     ARGS = "args"
     ENVIRONMENT = "environment"
@@ -53,28 +53,28 @@ class Channel(Enum):
 
 @dataclass(frozen=True)
 class ContainerInfo:
-    """What was found in one container."""
+    """Result of the inspection of one container."""
 
     engine: str
-    """"vllm", "sglang", "lmcache" (its server), "trtllm", or empty when no engine was recognised."""
+    """"vllm", "sglang", "lmcache" (its server), "trtllm", or empty if no engine was recognized."""
     channel: Channel
     connector_present: bool = False
     """The user already chose a connector (or vLLM's own offloading), in arguments, shell text or environment."""
     hash_algo_present: bool = False
     connectors: frozenset[str] = frozenset()
-    """Names of vLLM's connectors that are spoken of anywhere."""
+    """Names of vLLM connectors in the command line or environment."""
     kvbm: bool = False
-    """Dynamo's block manager is the engine's connector."""
+    """Whether the engine's connector is Dynamo's block manager."""
     launcher: str = ""
-    """"dynamo" where the engine runs under it."""
+    """"dynamo" if the engine runs under Dynamo."""
     version: tuple[int, ...] | None = None
-    """Of the engine, where its image's tag tells."""
+    """Engine version from the image tag, if it has one."""
     shell_text: str = ""
-    """Text of a `sh -c`, to be read and never edited."""
+    """Text of a `sh -c`. It is inspected but never modified."""
 
 
-def read_container(container: dict[str, Any]) -> ContainerInfo:
-    """Read `command`, `args`, `image` and plain `env` values of a container (the pod's JSON)."""
+def inspect_container(container: dict[str, Any]) -> ContainerInfo:
+    """Inspect `command`, `args`, `image` and plain `env` values of a container (the JSON of the pod)."""
     command = [str(t) for t in container.get("command") or []]
     args = [str(t) for t in container.get("args") or []]
     tokens = command + args
@@ -99,10 +99,10 @@ def _engine(command: list[str], args: list[str], image: str) -> tuple[str, str, 
     if text is not None:
         found = _IN_TEXT.search(text)
         started = next(g for g in found.groups() if g) if found else ""
-        return *_named(started), Channel.ENVIRONMENT
+        return *_engine_and_launcher(started), Channel.ENVIRONMENT
     started = _started(tokens)
     if started:
-        return *_named(started), _channel(tokens)
+        return *_engine_and_launcher(started), _channel(tokens)
     engine = _engine_of_image(image)
     if not engine:
         return "", "", Channel.ENVIRONMENT
@@ -111,14 +111,14 @@ def _engine(command: list[str], args: list[str], image: str) -> tuple[str, str, 
     return engine, "", Channel.ENVIRONMENT if command or not args else _channel(tokens)
 
 
-def _named(started: str) -> tuple[str, str]:
-    """Engine and launcher of a module's or command's name."""
+def _engine_and_launcher(started: str) -> tuple[str, str]:
+    """Return engine and launcher of a module or command."""
     engine = _MODULES.get(started) or next((e for (c, _), e in _COMMANDS.items() if c == started), "")
     return engine, "dynamo" if started.startswith("dynamo.") else ""
 
 
 def _shell_text(tokens: list[str]) -> str | None:
-    """The text of `sh -c TEXT ...` with its positional parameters; empty for a shell that runs a script file."""
+    """Return the text of `sh -c TEXT ...` with its positional parameters; empty for a script file."""
     for i, token in enumerate(tokens):
         if _basename(token) not in _SHELLS:
             continue
@@ -129,9 +129,9 @@ def _shell_text(tokens: list[str]) -> str | None:
     return None
 
 
-def _started(words: list[str]) -> str:
-    """The module or command that starts an engine, empty if there is none."""
-    for word, following in pairwise([*words, ""]):
+def _started(argv: list[str]) -> str:
+    """Return the module or command that starts an engine, or an empty string."""
+    for word, following in pairwise([*argv, ""]):
         if (_basename(word), following) in _COMMANDS:
             return _basename(word)
         if word == "-m" and following in _MODULES:
@@ -143,21 +143,21 @@ def _started(words: list[str]) -> str:
 
 
 def _channel(tokens: list[str]) -> Channel:
-    """`--config FILE` may name a connector that an argument of ours would override; after `--` nothing is a flag."""
+    """Use the environment after `--`, and with `--config FILE`, whose connector an argument would override."""
     unsafe = any(t in ("--", "--config") or t.startswith("--config=") for t in _after_launcher(tokens))
     return Channel.ENVIRONMENT if unsafe else Channel.ARGS
 
 
-def _after_launcher(words: list[str]) -> list[str]:
-    """`tini -- vllm serve ...`: the `--` of a launcher says nothing about the engine's own arguments."""
-    for i, word in enumerate(words):
+def _after_launcher(argv: list[str]) -> list[str]:
+    """Skip a launcher such as `tini -- vllm serve ...`, whose `--` does not end the engine's flags."""
+    for i, word in enumerate(argv):
         if word == "-m" or any(_basename(word) == c for c, _ in _COMMANDS):
-            return words[i + 1 :]
-    return words
+            return argv[i + 1 :]
+    return argv
 
 
 def _engine_of_image(image: str) -> str:
-    """An image whose entry point is vLLM's server. Those of SGLang and LMCache have none."""
+    """Recognize an image with vLLM's server as entry point. Images of SGLang and LMCache have no entry point."""
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     found = re.search(r"(?:^|[-_.])vllm(?:[-_.]|$)", name) is not None and not _NOT_AN_ENGINE.search(name)
     return "vllm" if found else ""

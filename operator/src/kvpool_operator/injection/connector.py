@@ -1,4 +1,4 @@
-"""What an injected engine and its client are told: pure functions of a pool and a pod's wishes."""
+"""Configuration values of injected engines and their client."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from kvpool.config import ClientConfig
 
-__all__ = ["client_config", "compact", "literal", "vllm_connector"]
+__all__ = ["client_config", "compact", "escape_expansion", "vllm_connector"]
 
 MODULE: Final = "kvpool.engines.vllm"
 CLASS: Final = "PoolTier"
 
 
 def vllm_connector(*, block_tokens: int, host_memory_bytes: int) -> dict[str, Any]:
-    """The value of vLLM's --kv-transfer-config (docs/contribute/design/contracts.md, Engine).
+    """Return the value of vLLM's --kv-transfer-config (docs/contribute/design/contracts.md, Engine).
 
-    `recompute`: a block that cannot be loaded costs its prefill, never the request. `offload_prompt_only` false:
+    `recompute`: if a block cannot be loaded, the engine recomputes it, and the request does not fail.
+    `offload_prompt_only` false:
     generated tokens are stored too, so that the next turn of a conversation finds them.
     """
     return {
@@ -36,15 +37,15 @@ def vllm_connector(*, block_tokens: int, host_memory_bytes: int) -> dict[str, An
 
 
 def client_config(config: ClientConfig) -> str:
-    """The value of KVPOOL_CLIENT_CONFIG as one line of JSON."""
+    """Return the value of KVPOOL_CLIENT_CONFIG as one line of JSON."""
     return compact(asdict(config))
 
 
 def compact(value: Any) -> str:
-    """Stable JSON in one line."""
+    """Canonical JSON in one line."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
 
 
-def literal(text: str) -> str:
-    """Kubernetes expands $(NAME) in args and environment values; $$( stands for a literal $(."""
+def escape_expansion(text: str) -> str:
+    """Escape $(NAME), which Kubernetes expands in arguments and environment values; $$( is a literal $(."""
     return text.replace("$(", "$$(")

@@ -1,4 +1,4 @@
-"""What a family of engines is asked to change."""
+"""Input of the engine injectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["InjectionContext", "InjectionSettings"]
 
 @dataclass(frozen=True)
 class InjectionSettings:
-    """Everything that does not depend on the pod: of the pool, and of this installation."""
+    """Settings of the pool and of the installation, equal for all pods."""
 
     pool: str
     """namespace/name"""
@@ -30,17 +30,17 @@ class InjectionSettings:
 
 @dataclass(frozen=True)
 class InjectionContext:
-    """A copy of the pod, to be changed in place, and its engine's container."""
+    """Copy of the pod, which injectors modify in place, with its engine container."""
 
     pod: Pod
     container: dict[str, Any]
-    reading: ContainerInfo
-    wishes: InjectionRequest
-    injection: InjectionSettings
-    again: bool
-    """An earlier pass was here: what is there is ours."""
+    info: ContainerInfo
+    request: InjectionRequest
+    settings: InjectionSettings
+    is_reinvocation: bool
+    """An earlier invocation injected the pod: existing settings are from it."""
 
     @property
-    def words(self) -> list[str]:
-        """Command and arguments."""
+    def argv(self) -> list[str]:
+        """Command and arguments of the engine container."""
         return [str(w) for name in ("command", "args") for w in self.container.get(name) or []]

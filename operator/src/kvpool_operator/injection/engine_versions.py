@@ -1,7 +1,8 @@
-"""Which version of its engine an image's tag tells, and whether the client knows it. Pure.
+"""Engine version from the image tag, and the versions that the client supports.
 
-A plug-in refuses a version that it does not know, and the engine runs without the pool; but flags or modules that an
-engine does not know keep it from starting at all. So where the tag tells, it is looked at first.
+A plug-in rejects an unsupported version, and the engine runs without the pool. But an engine does not start with
+unknown
+flags or modules, so a version in the tag is checked first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ KNOWN: Final[dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]]] = {
     "sglang": (((0, 5, 23), (0, 5, 24)),),
     "lmcache": (((0, 5, 6), (0, 6)),),
 }
-"""By engine: from, and up to but not including. What the plug-ins in kvpool.engines say of themselves."""
+"""Supported version ranges [first, end) by engine, as declared by the plug-ins in kvpool.engines."""
 _NAMES: Final = {
     "vllm": re.compile(r"(?:.*[-_./])?vllm(?:-openai)?\Z"),
     "sglang": re.compile(r"(?:.*[-_./])?sglang\Z"),
@@ -26,7 +27,7 @@ _TAG: Final = re.compile(r"v?(\d{1,4}(?:\.\d{1,4}){1,3})(?![.\d])")
 
 
 def version_of_image(engine: str, image: str) -> tuple[int, ...] | None:
-    """Of an image that is named after the engine and tagged with its version; None where it does not tell."""
+    """Return the version of an image with the engine's name and a version tag, otherwise None."""
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     path = image.partition("@")[0].rpartition("/")[0]
     found = _TAG.match(tag)
@@ -36,5 +37,5 @@ def version_of_image(engine: str, image: str) -> tuple[int, ...] | None:
 
 
 def is_known(engine: str, version: tuple[int, ...] | None) -> bool:
-    """Whether the client has a plug-in for it. What is not told may be."""
+    """Whether the client supports the version. An unknown version counts as supported."""
     return version is None or any(first <= version < end for first, end in KNOWN.get(engine, ()))

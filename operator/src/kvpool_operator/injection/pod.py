@@ -1,4 +1,4 @@
-"""Small steps on a pod's JSON, which is changed in place. Absent and null are the same."""
+"""Helpers that modify the JSON of a pod in place. Absent and null are equal."""
 
 from __future__ import annotations
 
@@ -6,66 +6,77 @@ from typing import Any
 
 from kvpool_operator.injection.skip import Skip, SkipReason
 
-__all__ = ["Pod", "add_volume", "append", "default_env", "env_names", "items", "mount_at", "named", "notes_of", "spec"]
+__all__ = [
+    "Pod",
+    "add_volume",
+    "annotations_of",
+    "append",
+    "default_env",
+    "env_names",
+    "find_by_name",
+    "items",
+    "mount_at",
+    "spec",
+]
 
 Pod = dict[str, Any]
 
 
 def spec(pod: Pod) -> dict[str, Any]:
-    """The pod's spec."""
+    """Return the spec of the pod."""
     found: dict[str, Any] = pod.setdefault("spec", {})
     return found
 
 
-def notes_of(pod: Pod) -> dict[str, str]:
-    """The pod's annotations, to be written to."""
+def annotations_of(pod: Pod) -> dict[str, str]:
+    """Return the annotations of the pod, created if absent."""
     metadata = pod["metadata"] = pod.get("metadata") or {}
-    notes: dict[str, str] = metadata.get("annotations") or {}
-    metadata["annotations"] = notes
-    return notes
+    annotations: dict[str, str] = metadata.get("annotations") or {}
+    metadata["annotations"] = annotations
+    return annotations
 
 
 def items(owner: dict[str, Any], name: str) -> list[Any]:
-    """The list of that name, made where there is none."""
+    """Return the list with that name, created if absent."""
     found: list[Any] = owner.get(name) or []
     owner[name] = found
     return found
 
 
 def append(owner: dict[str, Any], name: str, item: dict[str, Any]) -> None:
-    """One more in the list of that name."""
+    """Append to the list with that name."""
     items(owner, name).append(item)
 
 
-def named(those: list[dict[str, Any]] | None, name: str) -> dict[str, Any] | None:
-    """The entry of that name."""
-    return next((i for i in those or [] if i.get("name") == name), None)
+def find_by_name(entries: list[dict[str, Any]] | None, name: str) -> dict[str, Any] | None:
+    """Return the entry with that name, or None."""
+    return next((i for i in entries or [] if i.get("name") == name), None)
 
 
 def mount_at(container: dict[str, Any], path: str) -> dict[str, Any] | None:
-    """What the container mounts there."""
+    """Return the container's volume mount at `path`, or None."""
     mounts: list[dict[str, Any]] = container.get("volumeMounts") or []
     return next((m for m in mounts if str(m.get("mountPath", "")).rstrip("/") == path), None)
 
 
 def env_names(container: dict[str, Any]) -> set[str]:
-    """Names of the container's variables, whatever they come from."""
+    """Return the names of the container's environment variables."""
     return {str(e.get("name")) for e in container.get("env") or []}
 
 
 def default_env(container: dict[str, Any], name: str, value: str) -> None:
-    """Set a variable that the user has not set."""
+    """Set an environment variable unless the user has set it."""
     if name not in env_names(container):
         append(container, "env", {"name": name, "value": value})
 
 
 def add_volume(pod: Pod, container: dict[str, Any], volume: dict[str, Any], path: str) -> None:
-    """Mount an emptyDir of ours, unless something is mounted there. Skip(name-conflict) if its name is taken."""
+    """Mount an emptyDir unless `path` is a mount already. Raises Skip(name-conflict) if the volume name is in use."""
     if mount_at(container, path) is not None:
         return
-    present = named(spec(pod).get("volumes"), volume["name"])
+    present = find_by_name(spec(pod).get("volumes"), volume["name"])
     if present is None:
         append(spec(pod), "volumes", volume)
     elif (present.get("emptyDir") or {}).get("medium") != volume["emptyDir"].get("medium"):
-        raise Skip(SkipReason.NAME_CONFLICT, f"the pod has a volume {volume['name']} of its own; give it another name")
+        raise Skip(SkipReason.NAME_CONFLICT, f"the pod already has a volume {volume['name']}; rename it")
     append(container, "volumeMounts", {"name": volume["name"], "mountPath": path})

@@ -1,4 +1,4 @@
-"""Why a pod was left as it was. The words are part of the API: they appear in annotations, warnings and metrics."""
+"""Reasons for not injecting a pod. They are part of the API: annotations, warnings and metrics contain them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Skip", "SkipReason"]
 
 
 class SkipReason(StrEnum):
-    """Every reason for which an opted-in pod is admitted without injection."""
+    """Reason why an opted-in pod is admitted without injection."""
 
     BAD_ANNOTATION = "bad-annotation"
     POOL_NOT_FOUND = "pool-not-found"
@@ -25,9 +25,9 @@ class SkipReason(StrEnum):
 
 
 class Skip(Exception):  # noqa: N818  it is an outcome, not an error
-    """Raised where the decision falls; caught in one place. `sentence` says what the user can do."""
+    """Decision not to inject a pod. `message` has the problem and the action to take."""
 
-    def __init__(self, reason: SkipReason, sentence: str) -> None:
-        super().__init__(f"{reason}: {sentence}")
+    def __init__(self, reason: SkipReason, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
         self.reason = reason
-        self.sentence = sentence
+        self.message = message

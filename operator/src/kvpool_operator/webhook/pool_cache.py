@@ -1,7 +1,8 @@
-"""Which pool a pod gets: a cached view of the KVCachePools, and the choice among them.
+"""Selection of the pool of a pod, from a cache of the KVCachePools.
 
-The view is listed every few seconds; a pod that finds no pool makes it look once more before it is refused, so that a
-pool and a pod applied together meet. When the API cannot be reached the last view stays in use.
+The cache is listed every few seconds, and once more before a pod is skipped because it has no pool, so that a pool
+and a
+pod can be applied together. While the API server is unavailable, the last list is used.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ _RETRYABLE: Final = frozenset({SkipReason.POOL_NOT_FOUND, SkipReason.NAMESPACE_N
 
 
 class PoolReader(Protocol):
-    """What is read of the cluster."""
+    """Access to the objects that the cache reads."""
 
     async def list_pools(self) -> list[dict[str, Any]]:
-        """All KVCachePools as JSON objects."""
+        """Return all KVCachePools as JSON objects."""
         ...
 
     async def namespace_labels(self, name: str) -> dict[str, str]:
-        """Labels of a namespace; empty when it does not exist."""
+        """Return the labels of a namespace; empty if it does not exist."""
         ...
 
 
 @dataclass(frozen=True)
 class PoolView:
-    """The part of a KVCachePool that injection needs."""
+    """Fields of a KVCachePool that injection needs."""
 
     namespace: str
     name: str
@@ -66,44 +67,45 @@ class PoolView:
         """namespace/name"""
         return f"{self.namespace}/{self.name}"
 
-    def admits(self, namespace: str, labels: Mapping[str, str]) -> bool:
-        """Whether pods of this namespace may use the pool."""
+    def allows(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Whether the pool allows pods of this namespace."""
         if self.allowed_from == "All" or namespace == self.namespace:
             return True
         return self.allowed_from == "Selector" and matches(self.allowed_selector, labels)
 
 
-def choose(pools: Sequence[PoolView], wishes: InjectionRequest, namespace: str, labels: Mapping[str, str]) -> PoolView:
-    """The pool for a pod of `namespace`, or Skip.
+def choose(pools: Sequence[PoolView], request: InjectionRequest, namespace: str, labels: Mapping[str, str]) -> PoolView:
+    """Return the pool for a pod of `namespace`, or raise Skip.
 
-    `namespace/name` is that pool. A bare name is the pool of that name in the pod's own namespace, else the only one of
-    that name that admits the pod. No name is the only pool of the pod's namespace, else the only one that admits it.
+    `namespace/name` selects that pool. A name alone selects the pool in the pod's namespace, otherwise the only pool of
+    that name that allows the pod. Without a name, the only pool of the pod's namespace, otherwise the only pool that
+    allows the pod, is selected.
     """
-    asked = "/".join(p for p in (wishes.pool_namespace, wishes.pool_name) if p)
-    named = [p for p in pools if not wishes.pool_name or p.name == wishes.pool_name]
-    found = [p for p in named if p.namespace == (wishes.pool_namespace or namespace)]
-    if not found and not wishes.pool_namespace:
-        found = named
+    requested = "/".join(p for p in (request.pool_namespace, request.pool_name) if p)
+    candidates = [p for p in pools if not request.pool_name or p.name == request.pool_name]
+    found = [p for p in candidates if p.namespace == (request.pool_namespace or namespace)]
+    if not found and not request.pool_namespace:
+        found = candidates
     if not found:
-        what = f"there is no KVCachePool {asked}" if asked else "there is no KVCachePool yet"
+        what = f"there is no KVCachePool {requested}" if requested else "there is no KVCachePool yet"
         raise Skip(SkipReason.POOL_NOT_FOUND, f"{what}; create it, or correct annotation {ANNOTATION_POOL}")
-    admitting = [p for p in found if p.admits(namespace, labels)]
-    if not admitting:
+    allowing = [p for p in found if p.allows(namespace, labels)]
+    if not allowing:
         raise Skip(
             SkipReason.NAMESPACE_NOT_ALLOWED,
-            f"spec.injection.allowedNamespaces of {asked or 'every pool'} does not admit namespace {namespace}",
+            f"spec.injection.allowedNamespaces of {requested or 'every pool'} does not allow namespace {namespace}",
         )
-    enabled = [p for p in admitting if p.enabled]
+    enabled = [p for p in allowing if p.enabled]
     if not enabled:
-        raise Skip(SkipReason.INJECTION_DISABLED, f"spec.injection.enabled of {admitting[0].key} is false")
+        raise Skip(SkipReason.INJECTION_DISABLED, f"spec.injection.enabled of {allowing[0].key} is false")
     if len(enabled) > 1:
         keys = ", ".join(sorted(p.key for p in enabled)[:5])
-        raise Skip(SkipReason.POOL_AMBIGUOUS, f"several pools fit ({keys}); set annotation {ANNOTATION_POOL} to one")
+        raise Skip(SkipReason.POOL_AMBIGUOUS, f"several pools match ({keys}); set annotation {ANNOTATION_POOL} to one")
     return enabled[0]
 
 
 class PoolCache:
-    """The view. One event loop; `resolve` is called by requests, `run` by one task."""
+    """Cache of the pools. Runs on one event loop: requests call `resolve`, one task runs `run`."""
 
     def __init__(
         self,
@@ -136,16 +138,16 @@ class PoolCache:
         return len(self._pools)
 
     async def run(self) -> None:
-        """List again and again until cancelled; failures are logged and the last view stays."""
+        """List the pools periodically until cancelled. After a failure, which is logged, the last list is used."""
         while True:
             try:
                 await self.refresh()
             except Exception as e:
-                log.warning("pools cannot be listed (%s); the view is %.0f s old", e, self.age_s)
+                log.warning("cannot list the pools (%s); the cached list is %.0f s old", e, self.age_s)
             await asyncio.sleep(self._refresh_s)
 
     async def refresh(self) -> None:
-        """List the pools now; one listing at a time."""
+        """List the pools now. Only one list request runs at a time."""
         started = self._clock()
         async with self._lock:
             if self._listed_at is not None and self._listed_at >= started:
@@ -154,22 +156,22 @@ class PoolCache:
             self._pools = tuple(v for o in await self._reader.list_pools() if (v := _view(o)) is not None)
             self._listed_at = now
 
-    async def resolve(self, wishes: InjectionRequest, namespace: str) -> PoolView:
-        """The pool for a pod, or Skip."""
+    async def resolve(self, request: InjectionRequest, namespace: str) -> PoolView:
+        """Return the pool for a pod, or raise Skip."""
         if not self.synced:
             await self.refresh()
         try:
-            return await self._choose(wishes, namespace)
+            return await self._choose(request, namespace)
         except Skip as skip:
             if skip.reason not in _RETRYABLE or self.age_s < min(1.0, self._refresh_s):
                 raise
         self._labels.pop(namespace, None)
         await self.refresh()
-        return await self._choose(wishes, namespace)
+        return await self._choose(request, namespace)
 
-    async def _choose(self, wishes: InjectionRequest, namespace: str) -> PoolView:
+    async def _choose(self, request: InjectionRequest, namespace: str) -> PoolView:
         by_label = any(p.allowed_from == "Selector" for p in self._pools)
-        return choose(self._pools, wishes, namespace, await self._namespace_labels(namespace) if by_label else {})
+        return choose(self._pools, request, namespace, await self._namespace_labels(namespace) if by_label else {})
 
     async def _namespace_labels(self, namespace: str) -> dict[str, str]:
         now = self._clock()
@@ -183,12 +185,12 @@ class PoolCache:
 
 
 def _view(raw: dict[str, Any]) -> PoolView | None:
-    """None, with a line in the log, for an object that cannot be read: one bad pool must not hide the others."""
+    """Return None for an invalid object, and log it, so that one invalid pool does not hide the others."""
     try:
         pool = KVCachePool.parse(raw)
     except InvalidPoolError as e:
         metadata = raw.get("metadata") or {}
-        log.warning("pool %s/%s cannot be read: %s", metadata.get("namespace"), metadata.get("name"), e)
+        log.warning("pool %s/%s is invalid: %s", metadata.get("namespace"), metadata.get("name"), e)
         return None
     injection = pool.spec.injection
     allowed = injection.allowed_namespaces

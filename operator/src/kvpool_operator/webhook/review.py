@@ -1,4 +1,4 @@
-"""AdmissionReview in, AdmissionReview out (admission.k8s.io/v1). Always allowed: a cache must not stop pods."""
+"""Admission of pods (admission.k8s.io/v1). Every pod is allowed: a cache must not prevent pods from starting."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvpool_operator.injection.annotations import InjectionRequest, opted_in, pa
 from kvpool_operator.injection.connector import client_config
 from kvpool_operator.injection.mutator import InjectionSettings, inject, mark_skipped
 from kvpool_operator.injection.skip import Skip, SkipReason
-from kvpool_operator.k8s import json_patch as jsonpatch
+from kvpool_operator.k8s import json_patch
 from kvpool_operator.webhook.pool_cache import PoolView
 
-__all__ = ["InjectorConfig", "Resolver", "ReviewResponse", "answer"]
+__all__ = ["InjectorConfig", "Resolver", "ReviewResponse", "review_pod"]
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ WARNING_LENGTH: Final = 250  # the API server cuts each warning at 256
 
 @dataclass(frozen=True)
 class InjectorConfig:
-    """What this installation brings into pods."""
+    """Settings of the installation for injected pods."""
 
     sidecar_image: str
     image_pull_policy: str = "IfNotPresent"
@@ -35,14 +35,14 @@ class InjectorConfig:
 
 @dataclass(frozen=True)
 class ReviewResponse:
-    """The response object and the one word for it in metrics: injected, unchanged, ignored or a SkipReason."""
+    """AdmissionReview response and its metrics label: injected, unchanged, ignored or a SkipReason."""
 
     review: dict[str, Any]
     outcome: str
 
 
-async def answer(review: Any, resolve: Resolver, installation: InjectorConfig, *, timeout_s: float) -> ReviewResponse:
-    """Decide on one review within `timeout_s`. ValueError when it is no AdmissionReview that can be answered."""
+async def review_pod(review: Any, resolve: Resolver, config: InjectorConfig, *, timeout_s: float) -> ReviewResponse:
+    """Review one pod within `timeout_s`. ValueError if the request is not a valid AdmissionReview."""
     request = review.get("request") if isinstance(review, dict) else None
     if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
         raise ValueError("request.uid is missing")  # noqa: TRY004  a malformed document, whatever its types
@@ -52,47 +52,51 @@ async def answer(review: Any, resolve: Resolver, installation: InjectorConfig, *
     namespace = str(request.get("namespace") or "")
     try:
         async with asyncio.timeout(timeout_s):
-            return await _inject(request, pod, namespace, resolve, installation)
-    except Skip as decided:
-        return _skip(request, pod, decided)
+            return await _inject(request, pod, namespace, resolve, config)
+    except Skip as skip:
+        return _skip(request, pod, skip)
     except TimeoutError:
-        log.warning("namespace=%s: no decision within %.1f s; the pod is admitted as it is", namespace, timeout_s)
-        return _skip(request, pod, Skip(SkipReason.NOT_READY, "the pools could not be read in time; re-create the pod"))
+        log.warning(
+            "namespace=%s: no decision within %.1f s; the pod is admitted without injection", namespace, timeout_s
+        )
+        return _skip(request, pod, Skip(SkipReason.NOT_READY, "the pools could not be read in time; recreate the pod"))
     except Exception:
-        log.exception("namespace=%s: injection failed; the pod is admitted as it is", namespace)
-        return _skip(request, pod, Skip(SkipReason.INTERNAL_ERROR, "see the log of the kvpool webhook"))
+        log.exception("namespace=%s: injection failed; the pod is admitted without injection", namespace)
+        return _skip(
+            request, pod, Skip(SkipReason.INTERNAL_ERROR, "injection failed; see the log of the kvpool webhook")
+        )
 
 
 async def _inject(
-    request: dict[str, Any], pod: dict[str, Any], namespace: str, resolve: Resolver, installation: InjectorConfig
+    request: dict[str, Any], pod: dict[str, Any], namespace: str, resolve: Resolver, config: InjectorConfig
 ) -> ReviewResponse:
-    wishes = parse_annotations(pod)
-    pool = await resolve(wishes, namespace)
+    injection_request = parse_annotations(pod)
+    pool = await resolve(injection_request, namespace)
     injected = inject(
         pod,
-        wishes,
+        injection_request,
         InjectionSettings(
             pool=pool.key,
             block_tokens=pool.block_tokens,
             host_memory_bytes=pool.host_memory_bytes,
             client_config=client_config(pool.client),
-            sidecar_image=installation.sidecar_image,
-            image_pull_policy=installation.image_pull_policy,
+            sidecar_image=config.sidecar_image,
+            image_pull_policy=config.image_pull_policy,
             kvbm_host_bytes=pool.kvbm_host_bytes,
             kvbm_disk_bytes=pool.kvbm_disk_bytes,
         ),
     )
     warnings = injected.warnings
     if not pool.ready:
-        warnings = [*warnings, f"pool {pool.key} is not Ready yet; the engine starts and finds nothing until it is"]
+        warnings = [*warnings, f"pool {pool.key} is not Ready yet; until it is, every lookup of the engine misses"]
     return _respond(request, "injected", pod, injected.pod, warnings)
 
 
 def _skip(request: dict[str, Any], pod: dict[str, Any], skip: Skip) -> ReviewResponse:
     try:
         marked = mark_skipped(pod, skip)
-    except Exception:  # a pod of a shape that cannot even be annotated
-        log.exception("the reason %s cannot be written on the pod", skip.reason)
+    except Exception:  # the metadata of the pod cannot be annotated
+        log.exception("the reason %s cannot be written to the pod", skip.reason)
         marked = pod
     return _respond(request, skip.reason.value, pod, marked, [f"not injected: {skip}"])
 
@@ -109,7 +113,7 @@ def _is_new_pod(request: dict[str, Any]) -> bool:
 
 def _respond(request: dict[str, Any], outcome: str, before: Any, after: Any, warnings: list[str]) -> ReviewResponse:
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
-    patch = jsonpatch.diff(before, after)
+    patch = json_patch.diff(before, after)
     if patch:
         response["patchType"] = "JSONPatch"
         response["patch"] = base64.b64encode(json.dumps(patch, separators=(",", ":")).encode()).decode()

@@ -21,7 +21,7 @@ from kvpool_operator.webhook.api_access import WebhookApiClient
 from kvpool_operator.webhook.file_certificates import FileCertificates
 from kvpool_operator.webhook.metrics import WebhookMetrics
 from kvpool_operator.webhook.pool_cache import PoolCache, PoolReader
-from kvpool_operator.webhook.review import InjectorConfig, answer
+from kvpool_operator.webhook.review import InjectorConfig, review_pod
 from kvpool_operator.webhook.self_signed import CertificateManager, DnsNames, TrustStore, server_context
 from kvpool_operator.webhook.settings import read_settings
 
@@ -44,7 +44,7 @@ BODY_S: Final = 2.0
 
 
 class WebhookServer:
-    """Routes, limits and counts around `review.answer`."""
+    """Routes, limits and counts around `review.review_pod`."""
 
     def __init__(
         self, pools: PoolCache, certs: CertificateManager | FileCertificates, installation: InjectorConfig
@@ -76,7 +76,7 @@ class WebhookServer:
         try:
             async with asyncio.timeout(BODY_S):
                 body = await request.read()
-            reply = await answer(json.loads(body), self._pools.resolve, self._installation, timeout_s=DECIDE_S)
+            reply = await review_pod(json.loads(body), self._pools.resolve, self._installation, timeout_s=DECIDE_S)
         except TimeoutError:
             self.metrics.reviews.labels("bad-request").inc()
             raise web.HTTPRequestTimeout from None

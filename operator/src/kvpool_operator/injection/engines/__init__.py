@@ -1,11 +1,10 @@
-"""One module for each family of engines, and the table that dispatches. Pure."""
+"""Injectors of the engine kinds: one module for each, and the table that dispatches."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.injection.engines import dynamo, lmcache, sglang, vllm
-from kvpool_operator.injection.engines import vllm_pd as prefill_decode
+from kvpool_operator.injection.engines import dynamo, lmcache, sglang, vllm, vllm_pd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,42 +12,42 @@ if TYPE_CHECKING:
     from kvpool_operator.injection.command_line import ContainerInfo
     from kvpool_operator.injection.context import InjectionContext
 
-__all__ = ["FAMILIES", "family_of", "suits"]
+__all__ = ["INJECTORS", "engine_kind", "match_score"]
 
 
-def _nothing(_target: InjectionContext) -> list[str]:
+def _client_only(_context: InjectionContext) -> list[str]:
     return []
 
 
-FAMILIES: Final[dict[str, Callable[[InjectionContext], list[str]]]] = {
-    "vllm": vllm.add,
-    "vllm-pd": prefill_decode.add,
-    "lmcache": lmcache.add,
-    "sglang": sglang.add,
-    "dynamo": dynamo.add,
-    "none": _nothing,
+INJECTORS: Final[dict[str, Callable[[InjectionContext], list[str]]]] = {
+    "vllm": vllm.inject,
+    "vllm-pd": vllm_pd.inject,
+    "lmcache": lmcache.inject,
+    "sglang": sglang.inject,
+    "dynamo": dynamo.inject,
+    "none": _client_only,
 }
-"""By the value of the annotation kvpool.dev/engine: changes the container of a target, gives the warnings; or Skip."""
+"""Injector by engine kind: modifies the container of the context and returns warnings, or raises Skip."""
 
 
-def family_of(asked: str, reading: ContainerInfo) -> str:
-    """A key of FAMILIES. Empty for `auto` where no engine was recognised."""
-    if asked != "auto":
-        return asked
-    return "dynamo" if reading.kvbm else reading.engine
+def engine_kind(requested: str, info: ContainerInfo) -> str:
+    """Return a key of INJECTORS, or an empty string if the engine is `auto` and not recognized."""
+    if requested != "auto":
+        return requested
+    return "dynamo" if info.kvbm else info.engine
 
 
-def suits(asked: str, reading: ContainerInfo) -> int:
-    """How well a container fits what was asked for, 0 for not at all: the best one is the engine's."""
-    if not reading.engine:
+def match_score(requested: str, info: ContainerInfo) -> int:
+    """Score how well a container matches the requested engine kind; 0: no match."""
+    if not info.engine:
         return 0
-    if asked == "auto":
-        # an LMCache server is the one to be told of the pool, whatever its engine beside it says of itself
-        return 3 if reading.engine == "lmcache" else 1 if reading.connector_present else 2
-    if asked in ("vllm", "vllm-pd"):
-        return 2 * (reading.engine == "vllm")
-    if asked == "lmcache":
-        return 3 * (reading.engine == "lmcache") or 2 * lmcache.is_in_process(reading)
-    if asked == "dynamo":
-        return 1 + (reading.launcher == "dynamo") + 2 * reading.kvbm
-    return 2 * (reading.engine == asked)
+    if requested == "auto":
+        # an LMCache server takes precedence over the engine next to it
+        return 3 if info.engine == "lmcache" else 1 if info.connector_present else 2
+    if requested in ("vllm", "vllm-pd"):
+        return 2 * (info.engine == "vllm")
+    if requested == "lmcache":
+        return 3 * (info.engine == "lmcache") or 2 * lmcache.is_in_process(info)
+    if requested == "dynamo":
+        return 1 + (info.launcher == "dynamo") + 2 * info.kvbm
+    return 2 * (info.engine == requested)

@@ -1,7 +1,7 @@
-"""NVIDIA Dynamo's block manager (KVBM): room on the node, and nothing that is shared.
+"""NVIDIA Dynamo's block manager (KVBM): tiers on the node, without sharing.
 
-Its wheel has tiers for host memory and a private file, and no way in for a remote store
-(docs/how-to/engines/dynamo.md). So an engine gets sizes and a directory; condition BlocksShareable says that its
+Its wheel has tiers for host memory and a private file, and no interface for a remote store
+(docs/how-to/engines/dynamo.md). The injector sets sizes and a directory; the condition BlocksShareable reports that the
 blocks are not shared.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator.injection.command_line import Channel
-from kvpool_operator.injection.connector import compact, literal
+from kvpool_operator.injection.connector import compact, escape_expansion
 from kvpool_operator.injection.engines.vllm import CONNECTOR_ARG
 from kvpool_operator.injection.host_memory import host_memory
 from kvpool_operator.injection.pod import add_volume, default_env, env_names, items
@@ -20,7 +20,7 @@ from kvpool_operator.k8s.merge_patch import merge_patch
 if TYPE_CHECKING:
     from kvpool_operator.injection.context import InjectionContext
 
-__all__ = ["VOLUME", "add"]
+__all__ = ["VOLUME", "inject"]
 
 VOLUME: Final = "kvpool-kvbm"
 MOUNT: Final = "/var/lib/kvpool-kvbm"
@@ -33,39 +33,39 @@ _HOST: Final = ("DYN_KVBM_CPU_CACHE_GB", "DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS
 _DISK: Final = ("DYN_KVBM_DISK_CACHE_GB", "DYN_KVBM_DISK_CACHE_OVERRIDE_NUM_BLOCKS", "DYN_KVBM_DISK_CACHE_DIR")
 
 
-def add(target: InjectionContext) -> list[str]:
-    """Sizes and directory where the user set none; the connector too, for a vLLM that has none."""
-    container, reading, injection = target.container, target.reading, target.injection
-    if reading.connector_present and not reading.kvbm:
+def inject(context: InjectionContext) -> list[str]:
+    """Set sizes and directory that the user has not set, and the connector of a vLLM without one."""
+    container, info, settings = context.container, context.info, context.settings
+    if info.connector_present and not info.kvbm:
         raise Skip(
             SkipReason.CONNECTOR_PRESENT,
-            f"container {container.get('name')} already chooses a KV connector that is not Dynamo's; it stays",
+            f"container {container.get('name')} already has a KV connector other than Dynamo's; it is not changed",
         )
-    if reading.engine == "vllm" and not reading.connector_present:
-        _add_connector(target)
-    mine = env_names(container)
-    memory, warnings = host_memory(target.pod, container, injection.kvbm_host_bytes, "")
-    if not mine & set(_HOST):
+    if info.engine == "vllm" and not info.connector_present:
+        _add_connector(context)
+    env_set = env_names(container)
+    memory, warnings = host_memory(context.pod, container, settings.kvbm_host_bytes, "")
+    if not env_set & set(_HOST):
         default_env(container, _HOST[0], _gib(memory))
-    if not mine & set(_DISK) and injection.kvbm_disk_bytes:
-        # a private file of that size is made there; past the limit the kubelet would evict the pod
-        limit = f"{-(-injection.kvbm_disk_bytes // 2**20) + 1024}Mi"
-        add_volume(target.pod, container, {"name": VOLUME, "emptyDir": {"sizeLimit": limit}}, MOUNT)
-        default_env(container, _DISK[0], _gib(injection.kvbm_disk_bytes))
+    if not env_set & set(_DISK) and settings.kvbm_disk_bytes:
+        # KVBM creates a private file of that size; above the limit the kubelet evicts the pod
+        limit = f"{-(-settings.kvbm_disk_bytes // 2**20) + 1024}Mi"
+        add_volume(context.pod, container, {"name": VOLUME, "emptyDir": {"sizeLimit": limit}}, MOUNT)
+        default_env(container, _DISK[0], _gib(settings.kvbm_disk_bytes))
         default_env(container, _DISK[2], MOUNT)
-    return [*warnings, "KVBM has no remote tier: blocks stay on their node, and no other engine finds them"]
+    return [*warnings, "KVBM has no remote tier: its blocks stay on their node and are not shared with other engines"]
 
 
-def _add_connector(target: InjectionContext) -> None:
-    if target.reading.channel is not Channel.ARGS:
+def _add_connector(context: InjectionContext) -> None:
+    if context.info.channel is not Channel.ARGS:
         raise Skip(
             SkipReason.COMMAND_NOT_EXTENDABLE,
-            f"write {CONNECTOR_ARG} with DynamoConnector into the command line of {target.container.get('name')}",
+            f"add {CONNECTOR_ARG} with DynamoConnector to the command line of {context.container.get('name')}",
         )
-    connector: dict[str, Any] = merge_patch(dict(CONNECTOR), target.wishes.connector_patch or {})
-    items(target.container, "args").extend([CONNECTOR_ARG, literal(compact(connector))])
+    connector: dict[str, Any] = merge_patch(dict(CONNECTOR), context.request.connector_patch or {})
+    items(context.container, "args").extend([CONNECTOR_ARG, escape_expansion(compact(connector))])
 
 
 def _gib(size: int) -> str:
-    """Whole GiB, at least one; KVBM reads its GB as 10**9 or as 2**30, so this is never more than `size`."""
+    """Return whole GiB, at least one. KVBM reads GB as 10**9 or 2**30, so the result never exceeds `size`."""
     return str(max(1, size // 2**30))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.injection.connector import compact, literal
+from kvpool_operator.injection.connector import compact, escape_expansion
 from kvpool_operator.injection.flags import add_flags, has_flag
 from kvpool_operator.injection.pod import default_env, env_names
 from kvpool_operator.injection.skip import Skip, SkipReason
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvpool_operator.injection.command_line import ContainerInfo
     from kvpool_operator.injection.context import InjectionContext
 
-__all__ = ["add", "is_in_process"]
+__all__ = ["inject", "is_in_process"]
 
 ADAPTER: Final = {
     "type": "plugin",
@@ -22,60 +22,60 @@ ADAPTER: Final = {
     "adapter_params": {},
     "shared": True,
 }
-"""The client's own settings come by its environment."""
+"""The client reads its settings from the environment."""
 PLUGIN: Final = "kvpool"
 REMOTE: Final = {
     f"remote_storage_plugin.{PLUGIN}.module_path": "kvpool.engines.lmcache_remote",
     f"remote_storage_plugin.{PLUGIN}.class_name": "PoolConnectorAdapter",
 }
 _PLUGINS_ENV, _EXTRA_ENV = "LMCACHE_REMOTE_STORAGE_PLUGINS", "LMCACHE_EXTRA_CONFIG"
-_THEIRS: Final = frozenset(
+_USER_SETTINGS: Final = frozenset(
     {"LMCACHE_CONFIG_FILE", "LMCACHE_REMOTE_URL", "LMCACHE_REMOTE_STORAGE_PLUGINS", "LMCACHE_EXTRA_CONFIG"}
 )
 
 
-def is_in_process(reading: ContainerInfo) -> bool:
-    """Whether a vLLM runs LMCache in its own process."""
-    return reading.engine == "vllm" and "LMCacheConnectorV1" in reading.connectors
+def is_in_process(info: ContainerInfo) -> bool:
+    """Whether vLLM runs LMCache in its own process."""
+    return info.engine == "vllm" and "LMCacheConnectorV1" in info.connectors
 
 
-def add(target: InjectionContext) -> list[str]:
-    """One more tier for LMCache, wherever it runs."""
-    return _in_process(target) if is_in_process(target.reading) else _server(target)
+def inject(context: InjectionContext) -> list[str]:
+    """Add a tier to LMCache, in its server or in the process of vLLM."""
+    return _in_process(context) if is_in_process(context.info) else _server(context)
 
 
-def _server(target: InjectionContext) -> list[str]:
-    name = target.container.get("name")
-    if target.reading.engine not in ("lmcache", ""):
+def _server(context: InjectionContext) -> list[str]:
+    name = context.container.get("name")
+    if context.info.engine not in ("lmcache", ""):
         raise Skip(
             SkipReason.UNSUPPORTED_ENGINE,
             f"container {name} runs neither `lmcache server` nor a vLLM with LMCacheConnectorV1",
         )
-    words = [*target.words, *target.reading.shell_text.split()]
-    if has_flag(words, "--l2-adapter"):
-        if target.again:
+    argv = [*context.argv, *context.info.shell_text.split()]
+    if has_flag(argv, "--l2-adapter"):
+        if context.is_reinvocation:
             return []
-        raise Skip(SkipReason.CONNECTOR_PRESENT, f"container {name} already has an --l2-adapter; it stays")
+        raise Skip(SkipReason.CONNECTOR_PRESENT, f"container {name} already has an --l2-adapter; it is not changed")
     flags = ["--l2-adapter", compact(ADAPTER)]
-    if not has_flag(words, "--l2-prefetch-policy"):
-        flags += ["--l2-prefetch-policy", "retain"]  # what was fetched stays in the server's memory
-    default_env(target.container, "PYTHONHASHSEED", "0")
-    return add_flags(target.container, target.reading, flags, asked=target.wishes.engine == "lmcache")
+    if not has_flag(argv, "--l2-prefetch-policy"):
+        flags += ["--l2-prefetch-policy", "retain"]  # fetched chunks stay in the memory of the server
+    default_env(context.container, "PYTHONHASHSEED", "0")
+    return add_flags(context.container, context.info, flags, requested=context.request.engine == "lmcache")
 
 
-def _in_process(target: InjectionContext) -> list[str]:
-    if target.again:
+def _in_process(context: InjectionContext) -> list[str]:
+    if context.is_reinvocation:
         return []
-    present = sorted(_THEIRS & env_names(target.container))
+    present = sorted(_USER_SETTINGS & env_names(context.container))
     if present:
         raise Skip(
             SkipReason.CONNECTOR_PRESENT,
-            f"container {target.container.get('name')} configures LMCache by {', '.join(present)}; write there "
-            f"remote_storage_plugins: [{PLUGIN}] and, in extra_config, its module and class "
+            f"container {context.container.get('name')} configures LMCache by {', '.join(present)}; add "
+            f"remote_storage_plugins: [{PLUGIN}] there and, in extra_config, its module and class "
             "(docs/how-to/engines/lmcache.md)",
         )
-    default_env(target.container, _PLUGINS_ENV, PLUGIN)
-    default_env(target.container, _EXTRA_ENV, literal(compact(REMOTE)))
-    default_env(target.container, "LMCACHE_PRE_CACHING_HASH_ALGORITHM", "sha256_cbor")
-    default_env(target.container, "PYTHONHASHSEED", "0")
-    return ["LMCache's in-process keys do not tell cache_salt: salts of one namespace share blocks"]
+    default_env(context.container, _PLUGINS_ENV, PLUGIN)
+    default_env(context.container, _EXTRA_ENV, escape_expansion(compact(REMOTE)))
+    default_env(context.container, "LMCACHE_PRE_CACHING_HASH_ALGORITHM", "sha256_cbor")
+    default_env(context.container, "PYTHONHASHSEED", "0")
+    return ["LMCache's in-process keys do not include cache_salt: salts of one namespace share blocks"]

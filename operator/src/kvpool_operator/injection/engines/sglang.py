@@ -11,7 +11,7 @@ from kvpool_operator.injection.skip import Skip, SkipReason
 if TYPE_CHECKING:
     from kvpool_operator.injection.context import InjectionContext
 
-__all__ = ["BACKEND", "add"]
+__all__ = ["BACKEND", "inject"]
 
 BACKEND: Final = {
     "backend_name": "kvpool",
@@ -19,13 +19,13 @@ BACKEND: Final = {
     "class_name": "PoolHiCache",
     "interface_v1": 1,
 }
-"""The client's own settings come by its environment."""
+"""The client reads its settings from the environment."""
 _STORAGE: Final = "--hicache-storage-backend"
 _EXTRA: Final = "--hicache-storage-backend-extra-config"
 _DEFAULTS: Final = (
     ("--page-size", "64"),
     ("--hicache-mem-layout", "page_first"),
-    ("--hicache-storage-prefetch-policy", "timeout"),  # a prefill never waits longer than SGLang's own bound for it
+    ("--hicache-storage-prefetch-policy", "timeout"),  # bounds the time that a prefill waits for the storage
 )
 _OTHERS: Final = ("--enable-lmcache", "--enable-unified-cache-external-linker")
 _KNOWN: Final = frozenset(
@@ -33,35 +33,42 @@ _KNOWN: Final = frozenset(
 )
 
 
-def add(target: InjectionContext) -> list[str]:
-    """The flags that are not there. How large the host tier is stays SGLang's decision, which knows its limits."""
-    words = [*target.words, *target.reading.shell_text.split()]
+def inject(context: InjectionContext) -> list[str]:
+    """Add the flags that are absent. SGLang decides the size of the host tier, because it knows its limits."""
+    argv = [*context.argv, *context.info.shell_text.split()]
 
-    def there(flag: str) -> bool:
-        return has_flag(words, flag, _KNOWN)
+    def has_option(flag: str) -> bool:
+        return has_flag(argv, flag, _KNOWN)
 
-    if target.again and (there(_STORAGE) or not target.reading.engine or target.reading.shell_text):
+    if context.is_reinvocation and (has_option(_STORAGE) or not context.info.engine or context.info.shell_text):
         return []
-    _refuse(target, words)
-    flags = [] if there("--enable-hierarchical-cache") or there("--enable-hicache") else ["--enable-hierarchical-cache"]
+    _check_supported(context, argv)
+    flags = (
+        []
+        if has_option("--enable-hierarchical-cache") or has_option("--enable-hicache")
+        else ["--enable-hierarchical-cache"]
+    )
     for flag, value in _DEFAULTS:
-        if not there(flag):
+        if not has_option(flag):
             flags += [flag, value]
     flags += [_STORAGE, "dynamic", _EXTRA, compact(BACKEND)]
-    return add_flags(target.container, target.reading, flags, asked=target.wishes.engine == "sglang")
+    return add_flags(context.container, context.info, flags, requested=context.request.engine == "sglang")
 
 
-def _refuse(target: InjectionContext, words: list[str]) -> None:
-    """Skip where the user chose another tier, or where SGLang would not start with one."""
-    name = target.container.get("name")
-    other = next((f for f in (_STORAGE, *_OTHERS, _EXTRA) if has_flag(words, f, _KNOWN)), None)
+def _check_supported(context: InjectionContext, argv: list[str]) -> None:
+    """Raise Skip if the user chose another tier, or if SGLang would not start with one."""
+    name = context.container.get("name")
+    other = next((f for f in (_STORAGE, *_OTHERS, _EXTRA) if has_flag(argv, f, _KNOWN)), None)
     if other:
-        raise Skip(SkipReason.CONNECTOR_PRESENT, f"container {name} already has {other}; remove it to get the pool")
-    if has_flag(words, "--disable-radix-cache"):
-        raise Skip(SkipReason.UNSUPPORTED_ENGINE, f"container {name} has --disable-radix-cache: nothing is cached")
-    mode = value_of(words, "--disaggregation-mode")
+        raise Skip(SkipReason.CONNECTOR_PRESENT, f"container {name} already has {other}; remove it to use the pool")
+    if has_flag(argv, "--disable-radix-cache"):
+        raise Skip(
+            SkipReason.UNSUPPORTED_ENGINE,
+            f"container {name} has --disable-radix-cache: caching is disabled",
+        )
+    mode = value_of(argv, "--disaggregation-mode")
     if mode is not None and mode[1] == "decode":
         raise Skip(
             SkipReason.UNSUPPORTED_ENGINE,
-            f"container {name} only decodes: SGLang's hierarchical cache belongs to the prefill pods, label those",
+            f"container {name} is a decode engine: SGLang's hierarchical cache runs in the prefill pods; label those",
         )

@@ -1,4 +1,4 @@
-"""vLLM, alone or under Dynamo: the pool as a secondary tier of its own offloading (kvpool.engines.vllm:PoolTier)."""
+"""vLLM, alone or under Dynamo: the pool as a secondary tier of its offloading connector."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator.api.annotations import ANNOTATION_ENGINE
 from kvpool_operator.injection.command_line import Channel
-from kvpool_operator.injection.connector import compact, literal, vllm_connector
+from kvpool_operator.injection.connector import compact, escape_expansion, vllm_connector
 from kvpool_operator.injection.engine_versions import is_known
 from kvpool_operator.injection.host_memory import host_memory, shm_size
 from kvpool_operator.injection.pod import add_volume, default_env, items, mount_at, spec
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvpool_operator.injection.command_line import ContainerInfo
     from kvpool_operator.injection.context import InjectionContext
 
-__all__ = ["CONNECTOR_ARG", "CONNECTOR_ENV", "add", "add_hashing", "add_shm", "pool_connector"]
+__all__ = ["CONNECTOR_ARG", "CONNECTOR_ENV", "add_hashing", "add_shm", "inject", "pool_connector"]
 
 SHM_VOLUME: Final = "kvpool-shm"
 SHM_MOUNT: Final = "/dev/shm"  # noqa: S108  the engine's shared memory, not a temporary file of ours
@@ -26,70 +26,73 @@ CONNECTOR_ARG: Final = "--kv-transfer-config"
 HASH_ARG: Final = ("--prefix-caching-hash-algo", "sha256_cbor")
 
 
-def add(target: InjectionContext) -> list[str]:
-    """Connector, hashing and shared memory; Skip(connector-present) where the user chose a connector."""
-    if target.reading.connector_present and not target.again:
-        raise Skip(SkipReason.CONNECTOR_PRESENT, _instead(target))
-    connector, warnings = pool_connector(target)
-    if not target.reading.connector_present:
-        if target.reading.channel is Channel.ARGS and not _is_doubtful(target.reading):
-            items(target.container, "args").extend([CONNECTOR_ARG, literal(compact(connector))])
+def inject(context: InjectionContext) -> list[str]:
+    """Add connector, hashing and shared memory. Raises Skip(connector-present) if the user chose a connector."""
+    if context.info.connector_present and not context.is_reinvocation:
+        raise Skip(SkipReason.CONNECTOR_PRESENT, _advice(context))
+    connector, warnings = pool_connector(context)
+    if not context.info.connector_present:
+        if context.info.channel is Channel.ARGS and not _is_doubtful(context.info):
+            items(context.container, "args").extend([CONNECTOR_ARG, escape_expansion(compact(connector))])
         else:
-            default_env(target.container, CONNECTOR_ENV, literal(compact(connector)))
-    add_hashing(target)
-    add_shm(target, connector)
+            default_env(context.container, CONNECTOR_ENV, escape_expansion(compact(connector)))
+    add_hashing(context)
+    add_shm(context, connector)
     return warnings
 
 
-def pool_connector(target: InjectionContext) -> tuple[dict[str, Any], list[str]]:
-    """The connector's configuration for this pod, after the user's merge patch; and warnings."""
-    wanted = target.injection.host_memory_bytes
-    memory, warnings = host_memory(target.pod, target.container, wanted, SHM_MOUNT)
-    connector = vllm_connector(block_tokens=target.injection.block_tokens, host_memory_bytes=memory)
-    patched: dict[str, Any] = merge_patch(connector, target.wishes.connector_patch or {})
+def pool_connector(context: InjectionContext) -> tuple[dict[str, Any], list[str]]:
+    """Return the connector configuration of this pod after the user's merge patch, and warnings."""
+    wanted = context.settings.host_memory_bytes
+    memory, warnings = host_memory(context.pod, context.container, wanted, SHM_MOUNT)
+    connector = vllm_connector(block_tokens=context.settings.block_tokens, host_memory_bytes=memory)
+    patched: dict[str, Any] = merge_patch(connector, context.request.connector_patch or {})
     return patched, warnings
 
 
-def add_hashing(target: InjectionContext) -> None:
-    """Hashes that are equal in every process: the default hashes pickled bytes, which differ between Pythons."""
-    default_env(target.container, "PYTHONHASHSEED", "0")
-    if target.reading.channel is Channel.ARGS and not target.reading.hash_algo_present:
-        items(target.container, "args").extend(HASH_ARG)
+def add_hashing(context: InjectionContext) -> None:
+    """Use block hashes that are equal in every process. The default hash depends on the Python version."""
+    default_env(context.container, "PYTHONHASHSEED", "0")
+    if context.info.channel is Channel.ARGS and not context.info.hash_algo_present:
+        items(context.container, "args").extend(HASH_ARG)
 
 
-def add_shm(target: InjectionContext, connector: dict[str, Any]) -> None:
-    """vLLM keeps its host tier in /dev/shm; a container's default there is 64 MiB."""
-    if mount_at(target.container, SHM_MOUNT) is not None or spec(target.pod).get("hostIPC"):
+def add_shm(context: InjectionContext, connector: dict[str, Any]) -> None:
+    """Enlarge /dev/shm, where vLLM keeps its host tier. The default of a container is 64 MiB."""
+    if mount_at(context.container, SHM_MOUNT) is not None or spec(context.pod).get("hostIPC"):
         return
-    size = shm_size(connector, target.injection.host_memory_bytes)
+    size = shm_size(connector, context.settings.host_memory_bytes)
     volume = {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": f"{-(-size // 2**20)}Mi"}}
-    add_volume(target.pod, target.container, volume, SHM_MOUNT)
+    add_volume(context.pod, context.container, volume, SHM_MOUNT)
 
 
-def _is_doubtful(reading: ContainerInfo) -> bool:
-    """Whether vLLM may be of a version that would not start with our connector.
+def _is_doubtful(info: ContainerInfo) -> bool:
+    """Whether the version of vLLM might not start with this connector.
 
-    Then the plug-in behind the variable looks first. Dynamo brings a vLLM of its own choice.
+    Then the environment variable is used, whose plug-in checks the version first. Dynamo images contain a vLLM of an
+    unknown version.
     """
-    return reading.launcher == "dynamo" or not is_known("vllm", reading.version)
+    return info.launcher == "dynamo" or not is_known("vllm", info.version)
 
 
-def _instead(target: InjectionContext) -> str:
-    """What a user with a connector of their own can do."""
-    name, found = target.container.get("name"), target.reading.connectors
+def _advice(context: InjectionContext) -> str:
+    """Action for a user who configured a connector."""
+    name, found = context.container.get("name"), context.info.connectors
     if "LMCacheMPConnector" in found:
-        return f"container {name} uses an LMCache server: label the server's pod instead, the engine stays as it is"
+        return (
+            f"container {name} uses an LMCache server: label the pod of the server instead; the engine needs no change"
+        )
     if "LMCacheConnectorV1" in found:
         return (
-            f"container {name} runs LMCache in its own process; set {ANNOTATION_ENGINE}: lmcache to have that keep its "
-            "chunks in the pool (its keys do not tell cache_salt)"
+            f"container {name} runs LMCache in its own process; set {ANNOTATION_ENGINE}: lmcache to store its "
+            "chunks in the pool (its keys do not include cache_salt)"
         )
     if "NixlConnector" in found and "MultiConnector" not in found:
         return (
-            f"container {name} hands prefills over by NixlConnector; set {ANNOTATION_ENGINE}: vllm-pd to put the pool "
-            "beside it (MultiConnector)"
+            f"container {name} transfers prefills with NixlConnector; set {ANNOTATION_ENGINE}: vllm-pd to add the pool "
+            "next to it (MultiConnector)"
         )
     return (
-        f"container {name} already chooses a KV connector; remove it, "
-        f'or set {ANNOTATION_ENGINE}: "none" to get only the client and its socket'
+        f"container {name} already has a KV connector; remove it, "
+        f'or set {ANNOTATION_ENGINE}: "none" to inject only the client and its socket'
     )
