@@ -177,18 +177,23 @@ OPERATOR: list[Any] = [
     ),
     "Operator",
     (
-        "Passes",
+        "Reconciles",
         "ops",
-        [("sum by (result) (rate(kvpool_operator_reconcile_total[$__rate_interval]))", "{{result}}")],
+        [
+            (
+                "sum by (controller, result) (rate(kvpool_operator_reconcile_total[$__rate_interval]))",
+                "{{controller}} {{result}}",
+            )
+        ],
         "",
     ),
     (
-        "Time of a pass",
+        "Reconcile time",
         "s",
         [
             (
                 f"histogram_quantile({q}, sum by (le) "
-                "(rate(kvpool_operator_reconcile_seconds_bucket[$__rate_interval])))",
+                "(rate(kvpool_operator_reconcile_time_seconds_bucket[$__rate_interval])))",
                 f"p{p}",
             )
             for q, p in ((0.5, 50), (0.95, 95))
@@ -196,9 +201,9 @@ OPERATOR: list[Any] = [
         "",
     ),
     (
-        "Waiting and known pools",
+        "Work queue and pools",
         "short",
-        [("sum(kvpool_operator_queue_length)", "waiting"), ("max(kvpool_operator_pools)", "pools")],
+        [("sum(kvpool_operator_workqueue_depth)", "waiting"), ("max(kvpool_operator_pools)", "pools")],
         "",
     ),
     (
@@ -210,7 +215,7 @@ OPERATOR: list[Any] = [
     (
         "Operations on nodes that ended",
         "short",
-        [("sum by (result) (increase(kvpool_sidecar_operations_total[1h]))", "{{result}}")],
+        [("sum by (result) (increase(kvpool_sidecar_operations_total[1h]))", "{{controller}} {{result}}")],
         "In an hour: purge, verify, warm and the like.",
     ),
     ("Leaders", "short", [("sum(kvpool_operator_leader)", "leaders")], "One."),

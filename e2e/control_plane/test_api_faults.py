@@ -126,12 +126,12 @@ def test_a_watch_that_stays_deaf_shows_and_changes_are_seen_all_the_same(
     pools, operator = world
     pools.apply("chat")
     pools.until_ready("chat")
-    assert operator.metric("kvpool_operator_watch_deaf_seconds") == 0
+    assert operator.metric("kvpool_operator_watch_stale_seconds") == 0
     faulty.deaf = True
     faulty.quiet()
     pools.apply("chat", cache={"eviction": {"highWatermark": 91}})
     until("the refresh saw it", lambda: '"high_watermark": 91' in pools.api.get(CONFIG)["data"]["pool.json"])
-    until("that it is deaf shows", lambda: operator.metric("kvpool_operator_watch_deaf_seconds") > 1)
+    until("that it is deaf shows", lambda: operator.metric("kvpool_operator_watch_stale_seconds") > 1)
 
 
 def test_what_changed_while_no_operator_was_there_is_made_good_when_one_is_back(pools: Pools, operator: Operator):

@@ -112,7 +112,7 @@ class Operator:
 
 def quantile_of(before: dict[str, float], after: dict[str, float], q: float) -> float:
     """Of the passes between two readings of the histogram, by linear interpolation in its bucket."""
-    name = "kvpool_operator_reconcile_seconds_bucket"
+    name = 'kvpool_operator_reconcile_time_seconds_bucket{controller="kvcachepool"'
     buckets = []
     for key, value in after.items():
         if key.startswith(name):
@@ -219,7 +219,7 @@ class Meter:
 
     def read(self) -> dict[str, Any]:
         after, seconds = self._operator.metrics(), time.monotonic() - self._at
-        total = "kvpool_operator_reconcile_seconds_count"
+        total = 'kvpool_operator_reconcile_time_seconds_count{controller="kvcachepool"}'
         return {
             "seconds": round(seconds, 1),
             "passes": int(after[total] - self._before[total]),

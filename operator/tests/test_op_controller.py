@@ -13,7 +13,7 @@ from op_samples import MemoryCluster, pool_manifest
 
 from kvpool_operator.errors import ApiUnavailableError, NotLeaderError
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.runtime.controller import Controller
+from kvpool_operator.runtime.controller import Controller, ControllerOptions
 from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
 from kvpool_operator.runtime.reconciler import Result
 
@@ -40,7 +40,7 @@ class Passes:
 
 def controller(passes: Passes, cluster: MemoryCluster | None = None) -> tuple[Controller, OperatorMetrics]:
     metrics = OperatorMetrics()
-    made = Controller(cluster or MemoryCluster(), passes, metrics, resync_period_s=0.02)  # type: ignore[arg-type]
+    made = Controller(cluster or MemoryCluster(), passes, metrics, ControllerOptions(0.02))  # type: ignore[arg-type]
     return made, metrics
 
 
@@ -84,9 +84,9 @@ async def test_a_failed_pass_is_repeated_and_the_worker_lives(error: Exception, 
     async with running(loop.work()):
         loop.enqueue(*KEY)
         await until(lambda: len(passes.seen) == 2)
-    assert "again in" in caplog.text
+    assert "retrying in" in caplog.text
     failed = "ApiUnavailable" if isinstance(error, ApiUnavailableError) else "Bug"
-    assert metrics.passes.labels(failed)._value.get() == 1
+    assert metrics.reconciles.labels("kvcachepool", failed)._value.get() == 1
 
 
 async def test_a_lost_lease_ends_the_worker():
@@ -152,7 +152,7 @@ class Clock:
 async def test_a_process_that_sees_nothing_any_more_says_so_to_its_probe():
     cluster, clock = MemoryCluster(), Clock()
     cluster.put(pool_manifest())
-    loop = Controller(cluster, Passes(), OperatorMetrics(), resync_period_s=0.02, clock=clock)  # type: ignore[arg-type]
+    loop = Controller(cluster, Passes(), OperatorMetrics(), ControllerOptions(0.02), clock=clock)  # type: ignore[arg-type]
     assert loop.health_problem == "", "nothing was listed yet: that may take as long as the API server is away"
     version = cluster.objects[ObjectRef("KVCachePool", *KEY)]["metadata"]["resourceVersion"]
     loop.observe_event(KEY, version)
@@ -161,13 +161,15 @@ async def test_a_process_that_sees_nothing_any_more_says_so_to_its_probe():
         cluster.put(pool_manifest())  # and the watch does not tell
         await until(
             lambda: (
-                loop.watch_staleness.stale_seconds == 0 and clock.now == 0 and loop.watch_staleness._since is not None
+                loop.watch_staleness.stale_seconds == 0
+                and clock.now == 0
+                and loop.watch_staleness._stale_since is not None
             )
         )
         clock.now = 179.0
         assert loop.health_problem == ""
         clock.now = 181.0
-        assert loop.health_problem == "the watch of the pools has missed changes for 181 s"
+        assert loop.health_problem == "the watch of KVCachePools has missed changes for 181 s"
         loop.observe_event(KEY, cluster.objects[ObjectRef("KVCachePool", *KEY)]["metadata"]["resourceVersion"])
         await until(lambda: loop.health_problem == "")
     clock.now += 301.0

@@ -15,7 +15,7 @@ from kvpool_operator.k8s.rate_limiter import IS_FOREGROUND, RateLimiter
 from kvpool_operator.pools.apply import apply_plan
 from kvpool_operator.pools.plan import Apply, Plan
 from kvpool_operator.runtime import controller as module
-from kvpool_operator.runtime.controller import Controller
+from kvpool_operator.runtime.controller import Controller, ControllerOptions
 from kvpool_operator.runtime.metrics import OperatorMetrics
 from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.runtime.workqueue import WorkQueue
@@ -48,7 +48,7 @@ async def test_the_background_gets_its_turn_however_much_is_waited_for():
     queue.add(MINE, background=True)
     for key in others(100):
         queue.add(key)
-    assert MINE in await taken(queue, WorkQueue.FAIR)
+    assert MINE in await taken(queue, WorkQueue.FAIRNESS)
 
 
 async def test_the_background_never_has_all_workers():
@@ -109,7 +109,7 @@ async def test_pools_that_are_known_are_looked_at_one_after_the_other(monkeypatc
         made = pool_manifest()
         made["metadata"]["name"] = f"pool-{n:02d}"
         cluster.put(made)
-    loop = Controller(cluster, passes, OperatorMetrics(), resync_period_s=1.0)  # type: ignore[arg-type]
+    loop = Controller(cluster, passes, OperatorMetrics(), ControllerOptions(1.0))  # type: ignore[arg-type]
     refreshing = [asyncio.ensure_future(t) for t in (loop.resync_loop(), loop.work())]
     try:
         async with asyncio.timeout(10):

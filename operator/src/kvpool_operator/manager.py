@@ -25,7 +25,7 @@ from kvpool_operator.observe.observer import Observer, ObserverConfig
 from kvpool_operator.operations.reconciler import OperationReconciler
 from kvpool_operator.pools.config_push import ConfigPusher
 from kvpool_operator.pools.reconciler import PoolDependencies, PoolReconciler
-from kvpool_operator.runtime.controller import Controller
+from kvpool_operator.runtime.controller import Controller, ControllerOptions
 from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
 from kvpool_operator.runtime.watch_staleness import WatchStaleness
 from kvpool_operator.settings import read_settings
@@ -183,9 +183,13 @@ def _controllers(
     background = max(1, settings.max_concurrent_reconciles // 3)
     return (
         Controller(
-            fenced, pool_reconciler, metrics, resync_period_s=period_s, background=background, watch_staleness=staleness
+            fenced,
+            pool_reconciler,
+            metrics,
+            ControllerOptions(period_s, background=background),
+            watch_staleness=staleness,
         ),
-        Controller(fenced, operation_reconciler, metrics, resync_period_s=period_s, kind=OPERATION),
+        Controller(fenced, operation_reconciler, metrics, ControllerOptions(period_s, OPERATION)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Workers around the queue: every key gets its pass, failures their pauses, and no object is ever forgotten."""
+"""Worker pool: reconciles queued keys, requeues failures with backoff, and resyncs periodically."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.v1alpha1 import KIND
@@ -22,122 +23,132 @@ if TYPE_CHECKING:
     from kvpool_operator.runtime.metrics import OperatorMetrics
     from kvpool_operator.runtime.reconciler import Reconciler, Result
 
-__all__ = ["Controller"]
+__all__ = ["Controller", "ControllerOptions"]
 
 log = logging.getLogger(__name__)
 
 RECONCILE_TIMEOUT_S: Final = 60.0
-"""Longest time of one pass: each of its calls has a shorter one."""
+"""Longest time of one reconcile; each of its calls has a shorter timeout."""
 MAX_LIST_AGE_S: Final = 300.0
-"""A leader that could not list the pools for so long is restarted by its liveness probe."""
+"""The liveness probe restarts a leader that could not list its objects for this long."""
 MAX_WATCH_STALENESS_S: Final = 180.0
-"""So is one whose watch has not told for so long what listings show; before that, silent streams are opened again."""
+"""It also restarts one whose watch missed a listed change for this long; silent streams are reconnected before."""
 RESYNC_PER_POOL_S: Final = 0.3
-"""With many pools the refresh slows down, so that the API server sees a bounded rate of requests."""
+"""With many objects the resync slows down, so that the API server receives a bounded rate of requests."""
 DEBOUNCE_S: Final = 0.5
-"""A rollout changes a DaemonSet's status again and again."""
+"""A rollout changes a DaemonSet's status many times in a row."""
+
+
+@dataclass(frozen=True)
+class ControllerOptions:
+    """Settings of one controller."""
+
+    resync_period_s: float
+    kind: str = KIND
+    background: int = 2
+    """Number of background reconciles at the same time."""
 
 
 class Controller:
-    """Level-triggered: events only say what to look at, and a refresh looks at everything without events.
-
-    Of one kind, KVCachePool unless said otherwise. `background`: so many passes at once that nobody waits for.
-    """
+    """Level-triggered: an event only names the object to reconcile, and the resync reconciles all without events."""
 
     def __init__(
         self,
         cluster: ApiClient,
         reconciler: Reconciler,
         metrics: OperatorMetrics,
+        options: ControllerOptions,
         *,
-        resync_period_s: float,
-        background: int = 2,
-        kind: str = KIND,
         watch_staleness: WatchStaleness | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._reconciler = reconciler
         self._metrics = metrics
-        self._resync_period_s = resync_period_s
-        self._kind = kind
+        self._resync_period_s = options.resync_period_s
+        self._kind = options.kind
+        self._label = options.kind.lower()
         self._clock = clock
         self._backoff = Backoff()
-        self._pools: set[NamespacedName] = set()
-        self._listed: float | None = None
-        self.queue = WorkQueue(background)
+        self._keys: set[NamespacedName] = set()
+        self._listed_at: float | None = None
+        self.queue = WorkQueue(options.background)
         self.watch_staleness = watch_staleness or WatchStaleness(clock=clock)
 
     @property
     def health_problem(self) -> str:
-        """Why this process should be made anew; empty for as long as it sees what happens."""
-        ago, deaf = self.seconds_since_list, self.watch_staleness.stale_seconds
-        if MAX_LIST_AGE_S < ago < float("inf"):
-            return f"the pools were not listed for {ago:.0f} s"
-        return f"the watch of the pools has missed changes for {deaf:.0f} s" if deaf > MAX_WATCH_STALENESS_S else ""
+        """Why this process should be restarted; empty while it is healthy."""
+        list_age_s, stale_s = self.seconds_since_list, self.watch_staleness.stale_seconds
+        if MAX_LIST_AGE_S < list_age_s < float("inf"):
+            return f"{self._kind}s were not listed for {list_age_s:.0f} s"
+        if stale_s > MAX_WATCH_STALENESS_S:
+            return f"the watch of {self._kind}s has missed changes for {stale_s:.0f} s"
+        return ""
 
     @property
     def seconds_since_list(self) -> float:
-        """Seconds since the pools were last listed; infinite before that."""
-        return self._clock() - self._listed if self._listed is not None else float("inf")
-
-    def enqueue(self, namespace: str, name: str) -> None:
-        """Something about this pool changed."""
-        self.queue.add(NamespacedName(namespace, name))
-
-    def enqueue_debounced(self, namespace: str, name: str) -> None:
-        """An object of this pool changed: one pass for all that change in the same moment."""
-        self.queue.add(NamespacedName(namespace, name), DEBOUNCE_S)
-
-    def enqueue_background(self, namespace: str, name: str) -> None:
-        """This pool, or an object of it, was listed: nobody waits."""
-        self.queue.add(NamespacedName(namespace, name), background=True)
-
-    def observe_event(self, pool: NamespacedName, version: str) -> bool:
-        """The watch has told of this version of a pool. False: this operator made it, and knows what it says."""
-        return self.watch_staleness.observe_event(pool, version)
-
-    def enqueue_all(self) -> None:
-        """Something changed that may concern any pool."""
-        for key in self._pools:
-            self.queue.add(key, DEBOUNCE_S, background=True)
-
-    async def resync_loop(self) -> None:
-        """List the pools again and again, and look at each. Missed events are made good here."""
-        while True:
-            try:
-                found = await self._cluster.list(self._kind)
-            except OperatorError as e:
-                log.warning("%ss cannot be listed: %s", self._kind, e)
-            else:
-                before = self._pools
-                self._pools = {_key(p) for p in found}
-                self._listed = self._clock()
-                if self._kind == KIND:
-                    self.watch_staleness.observe_list({_key(p): p["metadata"]["resourceVersion"] for p in found})
-                    self._metrics.deaf.set(self.watch_staleness.stale_seconds)
-                    self._metrics.pools.set(len(self._pools))
-                    self._metrics.listed.set_to_current_time()
-                self._stagger(before)
-            await asyncio.sleep(self.resync_interval_s)
+        """Seconds since the objects were last listed; infinite before the first list."""
+        return self._clock() - self._listed_at if self._listed_at is not None else float("inf")
 
     @property
     def resync_interval_s(self) -> float:
-        """Seconds in which each pool is looked at once without any event."""
-        return max(self._resync_period_s, RESYNC_PER_POOL_S * len(self._pools))
+        """Seconds in which each object is reconciled once without any event."""
+        return max(self._resync_period_s, RESYNC_PER_POOL_S * len(self._keys))
+
+    def enqueue(self, namespace: str, name: str) -> None:
+        """Reconcile the object now."""
+        self.queue.add(NamespacedName(namespace, name))
+
+    def enqueue_debounced(self, namespace: str, name: str) -> None:
+        """Reconcile the object soon: once for all owned objects that change together."""
+        self.queue.add(NamespacedName(namespace, name), DEBOUNCE_S)
+
+    def enqueue_background(self, namespace: str, name: str) -> None:
+        """Reconcile the object when no foreground work waits."""
+        self.queue.add(NamespacedName(namespace, name), background=True)
+
+    def enqueue_all(self) -> None:
+        """Reconcile every object soon, in the background."""
+        for key in self._keys:
+            self.queue.add(key, DEBOUNCE_S, background=True)
+
+    def observe_event(self, key: NamespacedName, version: str) -> bool:
+        """Record that the watch delivered this version. False: this operator wrote it."""
+        return self.watch_staleness.observe_event(key, version)
+
+    async def resync_loop(self) -> None:
+        """List all objects periodically and reconcile each: this makes up for missed events."""
+        while True:
+            try:
+                manifests = await self._cluster.list(self._kind)
+            except OperatorError as e:
+                log.warning("%ss cannot be listed: %s", self._kind, e)
+            else:
+                self._resync(manifests)
+            await asyncio.sleep(self.resync_interval_s)
+
+    def _resync(self, manifests: list[Manifest]) -> None:
+        previous = self._keys
+        self._keys = {_key(m) for m in manifests}
+        self._listed_at = self._clock()
+        if self._kind == KIND:
+            self.watch_staleness.observe_list({_key(m): m["metadata"]["resourceVersion"] for m in manifests})
+            self._metrics.watch_stale.set(self.watch_staleness.stale_seconds)
+            self._metrics.pools.set(len(self._keys))
+            self._metrics.last_list.set_to_current_time()
+        self._stagger(previous)
 
     def _stagger(self, known: set[NamespacedName]) -> None:
-        """New pools at once, the others one after the other over the time until the next listing."""
-        gap_s = self.resync_interval_s / max(1, len(self._pools))
-        for place, key in enumerate(sorted(self._pools)):
+        """Enqueue new objects now, and the others evenly over the time until the next list."""
+        gap_s = self.resync_interval_s / max(1, len(self._keys))
+        for place, key in enumerate(sorted(self._keys)):
             self.queue.add(key, place * gap_s if key in known else 0.0, background=True)
 
     async def work(self) -> None:
-        """One worker; any number may run. Ends only with NotLeaderError."""
+        """Run one worker; any number may run. Ends only with NotLeaderError."""
         while True:
             key = await self.queue.get()
-            if self._kind == KIND:
-                self._metrics.queued.set(len(self.queue))
+            self._metrics.workqueue_depth.labels(self._label).set(len(self.queue))
             IS_FOREGROUND.set(functools.partial(self._is_foreground, key))
             try:
                 await self._reconcile_key(key)
@@ -149,42 +160,42 @@ class Controller:
 
     async def _reconcile_key(self, key: NamespacedName) -> None:
         started = self._clock()
-        result = "ok"
+        outcome = "ok"
         try:
             async with asyncio.timeout(RECONCILE_TIMEOUT_S):
-                again = await self._reconciler.reconcile(*key)
+                result = await self._reconciler.reconcile(*key)
         except NotLeaderError:
             raise
         except OperatorError as e:
-            result = e.reason
-            self._retry(key, str(e))
-        except Exception as e:  # one pool's trouble must not end the worker that serves the others
-            result = "Bug"
-            log.exception("%s=%s/%s: unexpected", self._kind, *key)
-            self._retry(key, type(e).__name__)
+            outcome = e.reason
+            self._requeue_failed(key, str(e))
+        except Exception as e:  # a bug with one object must not end the worker that serves the others
+            outcome = "Bug"
+            log.exception("%s=%s: unexpected error", self._kind, key)
+            self._requeue_failed(key, type(e).__name__)
         else:
             self._backoff.succeeded(key)
-            self._show(key, again)
-            if again.requeue_after_s is not None:
-                self.queue.add(key, again.requeue_after_s)
-            for outcome in again.restarts:
-                self._metrics.restarts.labels(outcome).inc()
-        self._metrics.passes.labels(result).inc()
-        self._metrics.seconds.observe(self._clock() - started)
+            self._record(key, result)
+            if result.requeue_after_s is not None:
+                self.queue.add(key, result.requeue_after_s)
+        self._metrics.reconciles.labels(self._label, outcome).inc()
+        self._metrics.reconcile_time.labels(self._label).observe(self._clock() - started)
 
-    def _show(self, key: NamespacedName, enqueue_background: Result) -> None:
+    def _record(self, key: NamespacedName, result: Result) -> None:
+        for restart in result.restarts:
+            self._metrics.restarts.labels(restart).inc()
         if self._kind != KIND:
             return
-        if enqueue_background.gone:
+        if result.gone:
             self._metrics.status.forget(key)
-        elif enqueue_background.status is not None:
-            self._metrics.status.set_status(key, enqueue_background.status)
+        elif result.status is not None:
+            self._metrics.status.set_status(key, result.status)
 
-    def _retry(self, key: NamespacedName, why: str) -> None:
-        pause = self._backoff.failed(key)
-        log.warning("%s=%s/%s: %s; again in %.1f s", self._kind, *key, why, pause)
-        self.queue.add(key, pause)
+    def _requeue_failed(self, key: NamespacedName, message: str) -> None:
+        pause_s = self._backoff.failed(key)
+        log.warning("%s=%s: the reconcile failed: %s; retrying in %.1f s", self._kind, key, message, pause_s)
+        self.queue.add(key, pause_s)
 
 
-def _key(pool: Manifest) -> NamespacedName:
-    return NamespacedName(pool["metadata"]["namespace"], pool["metadata"]["name"])
+def _key(manifest: Manifest) -> NamespacedName:
+    return NamespacedName(manifest["metadata"]["namespace"], manifest["metadata"]["name"])

@@ -1,4 +1,4 @@
-"""The operator's own numbers, and the server for probes and metrics on the pod's own address."""
+"""Prometheus metrics of the operator, and the HTTP server for probes and metrics on the pod's IP."""
 
 from __future__ import annotations
 
@@ -18,49 +18,55 @@ __all__ = ["OperatorMetrics", "serve_admin"]
 
 
 class OperatorMetrics:
-    """Prometheus metrics of one process."""
+    """Prometheus metrics of one process. The label `controller` is the reconciled kind in lower case."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.passes = Counter(
-            "kvpool_operator_reconcile_total", "Passes over a pool, by result.", ["result"], registry=self.registry
+        self.registry = registry = CollectorRegistry()
+        self.reconciles = Counter(
+            "kvpool_operator_reconcile_total",
+            "Reconciles, by result: `ok` or the reason of the error.",
+            ["controller", "result"],
+            registry=registry,
         )
-        self.seconds = Histogram(
-            "kvpool_operator_reconcile_seconds",
-            "Seconds of one pass over a pool.",
+        self.reconcile_time = Histogram(
+            "kvpool_operator_reconcile_time_seconds",
+            "Duration of a reconcile.",
+            ["controller"],
             buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
-            registry=self.registry,
+            registry=registry,
         )
-        self.queued = Gauge("kvpool_operator_queue_length", "Pools waiting for a pass.", registry=self.registry)
-        self.pools = Gauge("kvpool_operator_pools", "KVCachePools in the cluster.", registry=self.registry)
-        self.leader = Gauge("kvpool_operator_leader", "1 while this process holds the Lease.", registry=self.registry)
+        self.workqueue_depth = Gauge(
+            "kvpool_operator_workqueue_depth", "Objects that wait for a reconcile.", ["controller"], registry=registry
+        )
+        self.pools = Gauge("kvpool_operator_pools", "KVCachePools in the cluster.", registry=registry)
+        self.leader = Gauge("kvpool_operator_leader", "1 while this replica holds the Lease.", registry=registry)
         self.restarts = Counter(
             "kvpool_operator_pod_restarts_total",
-            "Evictions of engine pods by the watchdog, by what came of them.",
+            "Evictions of engine pods by the injection watchdog, by outcome.",
             ["outcome"],
-            registry=self.registry,
+            registry=registry,
         )
-        self.deaf = Gauge(
-            "kvpool_operator_watch_deaf_seconds",
-            "For how long listings have had what the watch did not tell.",
-            registry=self.registry,
+        self.watch_stale = Gauge(
+            "kvpool_operator_watch_stale_seconds",
+            "Seconds since the watch of KVCachePools first missed a change that a list shows; 0 while it misses none.",
+            registry=registry,
         )
         self.status = PoolMetrics()
         self.registry.register(self.status)
-        self.listed = Gauge(
-            "kvpool_operator_last_list_timestamp_seconds", "When the pools were last listed.", registry=self.registry
+        self.last_list = Gauge(
+            "kvpool_operator_last_list_timestamp_seconds", "Time of the last list of KVCachePools.", registry=registry
         )
 
 
 @contextlib.asynccontextmanager
 async def serve_admin(
-    address: str, port: int, metrics: OperatorMetrics, healthy: Callable[[], str]
+    address: str, port: int, metrics: OperatorMetrics, health_problem: Callable[[], str]
 ) -> AsyncIterator[None]:
-    """/healthz, /readyz and /metrics. `healthy` answers what is wrong, or nothing."""
+    """Serve /healthz, /readyz and /metrics. `health_problem` returns an empty string while the process is healthy."""
 
     async def health(_: web.Request) -> web.Response:
-        wrong = healthy()
-        return web.Response(status=503 if wrong else 200, text=f"{wrong or 'ok'}\n")
+        problem = health_problem()
+        return web.Response(status=503 if problem else 200, text=f"{problem or 'ok'}\n")
 
     async def show(_: web.Request) -> web.Response:
         return web.Response(
