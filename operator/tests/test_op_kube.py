@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -182,3 +183,76 @@ async def test_an_eviction_is_of_the_pod_that_was_seen_and_may_be_held_back(stat
     assert (method, path) == ("POST", "/api/v1/namespaces/team/pods/e/eviction")
     assert body["kind"] == "Eviction"
     assert body["deleteOptions"] == {"preconditions": {"uid": "u"}}
+
+
+async def test_a_watch_delivers_events_of_any_size_and_ends_with_the_stream():
+    asked: dict[str, str] = {}
+    big = {"type": "ADDED", "object": {"metadata": {"name": "c", "annotations": {"a": "x" * 300_000}}}}
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.update(request.query, accept=request.headers["Accept"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        text = b"".join(json.dumps(e).encode() + b"\n" for e in (big, bookmark))
+        for start in range(0, len(text), 70_001):
+            await response.write(text[start : start + 70_001])
+        return response
+
+    async with serving(answer) as client:
+        stream = client.watch("ConfigMap", labels="a=b", resource_version="7", metadata_only=True, idle_timeout_s=5)
+        events = [event async for event in stream]
+    assert [e.type for e in events] == ["ADDED", "BOOKMARK"]
+    assert events[0].object["kind"] == "ConfigMap"
+    assert len(events[0].object["metadata"]["annotations"]["a"]) == 300_000
+    assert (asked["watch"], asked["resourceVersion"], asked["labelSelector"]) == ("true", "7", "a=b")
+    assert asked["allowWatchBookmarks"] == "true"
+    assert asked["accept"].startswith("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")
+
+
+async def test_a_silent_watch_ends():
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.sleep(30)
+        return response
+
+    async with serving(answer) as client:
+        async with asyncio.timeout(5):
+            assert [e async for e in client.watch("Node", resource_version="1", idle_timeout_s=0.2)] == []
+
+
+@pytest.mark.parametrize("text", ["no json", '{"type": "ADDED"}', "[]"])
+async def test_a_watch_of_nonsense_is_an_error_that_may_pass(text: str):
+    async with serving(answering(200, text + "\n")) as client:
+        with pytest.raises(ApiUnavailableError):
+            [e async for e in client.watch("Node", resource_version="1", idle_timeout_s=5)]
+
+
+async def test_an_expired_version_is_told_apart():
+    async with serving(answering(410, '{"message": "too old resource version"}')) as client:
+        with pytest.raises(ApiUnavailableError) as watched:
+            [e async for e in client.watch("Node", resource_version="1", idle_timeout_s=5)]
+        with pytest.raises(ApiUnavailableError) as listed:
+            await client.list_page("Node", token="old")
+    assert (watched.value.status, listed.value.status) == (410, 410)
+
+
+async def test_metadata_alone_is_requested_and_typed():
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["Accept"].startswith("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
+        assert "resourceVersion" not in request.query
+        item = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "n"}}
+        return web.json_response({"metadata": {"resourceVersion": "5", "continue": "next"}, "items": [item]})
+
+    async with serving(answer) as client:
+        page = await client.list_page("Namespace", metadata_only=True)
+    assert (page.resource_version, page.token) == ("5", "next")
+    assert (page.items[0]["kind"], page.items[0]["apiVersion"]) == ("Namespace", "v1")
+
+
+def answering(status: int, text: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text=text, content_type="application/json")
+
+    return answer
