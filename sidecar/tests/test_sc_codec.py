@@ -24,6 +24,7 @@ from kvpool.errors import CorruptBlockError
 from kvpool.protocol import block, wire
 from kvpool_sidecar.blocks import compression as codec
 from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
+from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.compressed import CompressedStore
@@ -254,7 +255,7 @@ class Packed(NotPacked):
             assert read(store, 1) is None
         assert not store.verify(key(1))
         assert not store.contains(key(1))
-        assert put(store, 1) == wire.CommitStatus.STORED
+        assert put(store, 1) == CommitOutcome.STORED
         assert read(store, 1) == payload(1)
 
     @pytest.mark.parametrize("size", [0, 100, 4096, 4097, -1])
@@ -344,7 +345,7 @@ def test_what_does_not_shrink_is_kept_as_it_is(tiers):
     pending = store.begin(key(1), MIB)
     os.pwrite(pending.writer, data, HEAD)
     os.pwrite(pending.writer, block.encode_header(header(1, data)), 0)
-    assert store.commit(pending) == wire.CommitStatus.STORED
+    assert pending.commit() == CommitOutcome.STORED
     assert dict(tiers.shared.keys()) == {key(1): MIB}
     found = store.open(key(1))
     os.close(found.fd)
@@ -429,7 +430,7 @@ def test_a_client_cannot_store_a_compressed_block(tiers):
     head = replace(header(1, data), codec=block.CODEC_ZSTD, stored_len=len(stored))
     os.pwrite(pending.writer, block.encode_header(head), 0)
     with pytest.raises(CorruptBlockError):
-        tiers.local.commit(pending)
+        pending.commit()
 
 
 # -- with real sidecars

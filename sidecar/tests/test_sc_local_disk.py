@@ -14,8 +14,8 @@ from sc_nodes import wait_for
 
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, RefusedError, TierFullError
-from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks.events import BlockEvents, BlocksRemoved, DriveIncident
+from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.layout import block_path
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
@@ -76,7 +76,7 @@ def test_a_directory_with_foreign_files_is_refused_and_left_alone(make, tmp_path
 
 def test_a_fresh_file_system_is_not_foreign(make, tmp_path):
     (tmp_path / "r" / "lost+found").mkdir(parents=True)
-    assert put(make(), 1) == CommitStatus.STORED
+    assert put(make(), 1) == CommitOutcome.STORED
 
 
 def test_a_directory_that_others_may_write_is_refused(make, tmp_path):
@@ -185,7 +185,7 @@ def test_reads_are_served_while_the_drive_is_scanned_and_writes_wait(make):
         two.begin(key(2), 1000)
     two.scan()
     assert two.usage().blocks == 1
-    assert put(two, 2) == CommitStatus.STORED
+    assert put(two, 2) == CommitOutcome.STORED
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory", "empty"])
@@ -243,7 +243,7 @@ def test_a_full_store_evicts_the_least_recently_used_and_says_so(make):
         put(one, n, MIB)
     assert read(one, 0) is not None
     for n in range(8, 12):
-        assert put(one, n, MIB) == CommitStatus.STORED
+        assert put(one, n, MIB) == CommitOutcome.STORED
     assert one.usage().used_bytes <= 10 * MIB
     assert one.contains(key(0))
     assert not one.contains(key(1))
@@ -283,7 +283,7 @@ def test_the_reserve_of_the_file_system_is_left_free(make, tmp_path):
         one.begin(key(2), 20_000)
     assert not one.contains(key(1))
     one._limits = one._limits._replace(reserve_bytes=0)
-    assert put(one, 2) == CommitStatus.STORED
+    assert put(one, 2) == CommitOutcome.STORED
 
 
 def test_promised_space_counts_and_is_given_back(make):
@@ -292,8 +292,8 @@ def test_promised_space_counts_and_is_given_back(make):
     with pytest.raises(TierFullError):
         one.begin(key(9), MIB)
     for p in pending:
-        one.abort(p)
-    assert put(one, 9, MIB) == CommitStatus.STORED
+        p.abort()
+    assert put(one, 9, MIB) == CommitOutcome.STORED
 
 
 def test_a_block_that_can_never_fit_evicts_nothing(make):
@@ -315,7 +315,7 @@ def test_a_forgotten_writer_is_given_up_and_its_space_is_free_at_once(make):
     assert log.counts["writers_given_up"] == 1
     assert os.fstat(kept).st_blocks == 0
     with pytest.raises(RefusedError):
-        one.commit(pending)
+        pending.commit()
     os.close(kept)
 
 
@@ -363,7 +363,7 @@ def test_breaking_the_lease_while_a_block_is_published_ends_nobody(make):
             current.append(os.open(f"/proc/self/fd/{pending.writer}", os.O_RDONLY))
             write(pending, header(n, data), data)
             try:
-                one.commit(pending)
+                pending.commit()
             except RefusedError:
                 continue
             assert read(one, n) == data
@@ -394,7 +394,7 @@ def test_a_block_that_is_published_while_somebody_looks_for_it_stays(make):
             data = payload(n)
             pending = one.begin(key(n), len(data))
             write(pending, header(n, data), data)
-            one.commit(pending)
+            pending.commit()
             assert read(one, n) == data
     finally:
         stop.set()
@@ -463,7 +463,7 @@ def test_a_drive_that_fails_repeatedly_is_fenced_until_a_canary_comes_back(tmp_p
     one.health.tick()
     wait_for(lambda: not one.health.fenced, "the canary came back")
     assert read(one, 1) == payload(1)
-    assert put(one, 9) == CommitStatus.STORED
+    assert put(one, 9) == CommitOutcome.STORED
     assert os.listdir(tmp_path / "r" / "tmp") == []
     one.close()
 
@@ -477,10 +477,10 @@ def test_an_error_while_publishing_leaves_nothing_behind(make, operation):
     pending = store.begin(key(1), len(data))
     write(pending, header(1, data), data)
     with pytest.raises(OSError, match="Input/output"):
-        store.commit(pending)
+        pending.commit()
     assert inner._pending_bytes == 0
     assert not store.contains(key(1))
-    assert put(store, 1) == CommitStatus.STORED
+    assert put(store, 1) == CommitOutcome.STORED
 
 
 def test_blocks_written_before_a_drive_was_added_are_still_found(tmp_path):

@@ -22,6 +22,7 @@ from sc_s3 import KEY, SECRET, Proxy, S3Server, error_answer, s3_bucket, storage
 from kvpool import config
 from kvpool.errors import ConfigError
 from kvpool_sidecar.replication.write_back import copy_block
+from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.buckets.http import HttpResponse
 from kvpool_sidecar.storage.buckets.options import open_bucket, read_options
 from kvpool_sidecar.storage.buckets.rotating import RotatingBucket
@@ -243,7 +244,7 @@ def test_by_tls_and_only_to_a_server_with_the_right_certificate(tmp_path, s3):
         strangers.size("x")
     options["client_kwargs"]["verify"] = str(ca)
     store = ObjectStore(S3Bucket("s3://kvpool/tls", options, hidden=()), pool_uid="u", max_payload=MAX)
-    assert put(store, 1, SIZE) == 1
+    assert put(store, 1, SIZE) == CommitOutcome.STORED
     assert read(store, 1) == payload(1, SIZE)
     store.close()
     strangers.close()

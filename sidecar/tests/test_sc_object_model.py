@@ -55,7 +55,7 @@ class DirectoryModel(StoreModel):
     @rule()
     def restart(self):
         for pending in self.pending.values():
-            self.store.abort(pending)
+            pending.abort()
         self.pending.clear()
         before = {n for n in self.stored if self.store.contains(key(n))}
         self.real.close()

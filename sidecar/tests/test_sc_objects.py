@@ -11,6 +11,7 @@ from sc_s3 import S3Server, s3_bucket
 from kvpool.errors import ConfigError, TierFullError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
+from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 from kvpool_sidecar.storage.memory import MemoryStore
@@ -99,7 +100,7 @@ class ObjectContract(StoreContract):
         assert store.wipe() == 4  # two blocks, a bad one, the mark
         assert list(store._bucket.names("uid-1")) == []
         assert len(dict(other.keys())) == 3
-        assert put(store, 1) == 1  # and the pool can begin anew
+        assert put(store, 1) == CommitOutcome.STORED  # and the pool can begin anew
         other.close()
 
     def test_pools_in_one_bucket_do_not_meet(self, store):
@@ -157,7 +158,7 @@ class ObjectContract(StoreContract):
         write(pending, header(1, payload(1)), payload(1))
         os.pwrite(pending.writer, b"rot", 20_000)
         with pytest.raises(Exception, match="checksum"):
-            store.commit(pending)
+            pending.commit()
         assert not store.contains(key(1))
 
     def test_capacity_counts_what_others_stored(self, store):
@@ -170,7 +171,7 @@ class ObjectContract(StoreContract):
             small.begin(key(9), 30_000)
         store.delete(key(0))
         small.maintain()
-        assert put(small, 9) == 1
+        assert put(small, 9) == CommitOutcome.STORED
         small.close()
 
     def test_what_is_on_its_way_is_bounded_and_given_back(self, store):
@@ -178,8 +179,8 @@ class ObjectContract(StoreContract):
         first = small.begin(key(1), MAX)
         with pytest.raises(TierFullError):
             small.begin(key(2), MAX)
-        small.abort(first)
-        assert put(small, 2) == 1
+        first.abort()
+        assert put(small, 2) == CommitOutcome.STORED
         assert read(small, 2) == payload(2)
         assert small._in_hand == 0
         assert small._promised == 0
@@ -239,8 +240,8 @@ def test_the_same_bucket_through_fsspec_alone(s3):
     for pending in pendings:
         write(pending, header(1, data), data)
     assert not one.contains(key(1))
-    assert other.commit(pendings[1]) == 1
-    assert one.commit(pendings[0]) == 2
+    assert pendings[1].commit() == CommitOutcome.STORED
+    assert pendings[0].commit() == CommitOutcome.ALREADY_PRESENT
     put(one, 2, 999)
     assert read(one, 1) == read(other, 1) == data
     assert dict(one.keys()) == dict(other.keys()) == {key(1): 20_000, key(2): 999}
@@ -259,7 +260,7 @@ def test_blocks_in_several_pieces_are_whole(s3, kind):
     s3.call("PUT", "large")
     store = make_store(s3_bucket(s3.url, f"s3://large/{kind.__name__}", kind=kind), max_payload=64 << 20)
     size = (20 << 20) + 1
-    assert put(store, 1, size) == 1
+    assert put(store, 1, size) == CommitOutcome.STORED
     assert read(store, 1) == payload(1, size)
     store.close()
 

@@ -10,8 +10,8 @@ import pytest
 
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import ConfigError, TierFullError
-from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks.events import BlockEvents, BlocksRemoved, DriveIncident
+from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.tenancy import limits as quota
@@ -50,12 +50,12 @@ def make(tmp_path):
         one.close()
 
 
-def put(root: Drive, n: int, tenant: bytes, size: int = MIB - 4096) -> CommitStatus:
+def put(root: Drive, n: int, tenant: bytes, size: int = MIB - 4096) -> CommitOutcome:
     data = payload(n, size)
     pending = root.begin(key(n), len(data))
     assert pending is not None
     write(pending, dataclasses.replace(header(n, data), tenant_tag=tenant), data)
-    return root.commit(pending)
+    return pending.commit()
 
 
 @pytest.mark.parametrize("policy", ["PrefixAware", "LRU", "FIFO"])
@@ -65,7 +65,7 @@ def test_a_noisy_neighbour_that_writes_ten_times_its_quota_costs_others_no_block
     for n in range(8):
         put(root, n, QUIET)
     for n in range(100, 180):
-        assert put(root, n, LOUD) == CommitStatus.STORED
+        assert put(root, n, LOUD) == CommitOutcome.STORED
         if n % 10 == 0:
             root.maintain()
     assert all(read(root, n) == payload(n, MIB - 4096) for n in range(8))
@@ -245,7 +245,7 @@ def test_a_file_system_that_fills_up_is_evicted_from_then_refused_then_used_agai
         with pytest.raises(TierFullError):
             root.begin(key(90), MIB)
         (small / "foreign").unlink()
-        assert put(root, 90, QUIET) == CommitStatus.STORED
+        assert put(root, 90, QUIET) == CommitOutcome.STORED
         assert read(root, 90) == payload(90, MIB - 4096)
     finally:
         root.close()

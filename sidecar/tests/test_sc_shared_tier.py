@@ -28,6 +28,7 @@ from kvpool_sidecar.serving.config_holder import ConfigHolder
 from kvpool_sidecar.serving.locator import BlockLocator
 from kvpool_sidecar.serving.opener import BlockOpener, close_all
 from kvpool_sidecar.serving.peer_streams import PeerStreams
+from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -302,20 +303,20 @@ def test_two_stores_in_one_directory_see_each_others_blocks(directory):
     first, second = one.begin(key(2), len(data)), two.begin(key(2), len(data))
     for pending in (first, second):
         write(pending, header(2, data), data)
-    assert {one.commit(first), two.commit(second)} == {1, 2}
+    assert {first.commit(), second.commit()} == set(CommitOutcome)
 
 
 def test_what_others_stored_counts_against_the_capacity_once_it_is_told(directory):
     one, two = directory(), directory(capacity_bytes=100_000)
     for n in range(4):
         put(one, n)
-    assert put(two, 10) == 1
+    assert put(two, 10) == CommitOutcome.STORED
     two.set_usage(5 * 24_096, 5)
     assert two.usage().blocks == 5
     with pytest.raises(TierFullError):
         two.begin(key(11), 20_000)
     two.set_usage(24_096, 1)
-    assert put(two, 11) == 1
+    assert put(two, 11) == CommitOutcome.STORED
     assert two.stored == (2 * 24_096, 2)
 
 
@@ -335,7 +336,7 @@ def test_a_directory_that_was_empty_and_removed_under_a_writer_is_made_again(dir
         link(source, path, **kw)
 
     monkeypatch.setattr(os, "link", link_after_a_sweep)
-    assert store.commit(pending) == 1
+    assert pending.commit() == CommitOutcome.STORED
     assert len(gone) == 2
     assert read(store, 1) == data
 

@@ -290,7 +290,7 @@ class World:
             write(
                 pending, block.BlockHeader(key, block_id(n), FINGERPRINT, tag, len(data), block.checksum(data), 1), data
             )
-            store.commit(pending)
+            pending.commit()
 
     def read(self, tenants, n: int) -> bytes | None:
         (entry,) = opened = self.node.opener.open(

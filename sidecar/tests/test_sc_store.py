@@ -71,7 +71,7 @@ class TestRootWithoutUnnamedFiles(TestRoot):
         put(store, 1)
         pending = store.begin(key(2), 1000)
         assert len(os.listdir(self.directory / "r" / "tmp")) == 1
-        store.abort(pending)
+        pending.abort()
         assert os.listdir(self.directory / "r" / "tmp") == []
 
 

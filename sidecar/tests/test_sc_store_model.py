@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvpool.errors import TierFullError
-from kvpool.protocol.wire import CommitStatus
+from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.tenancy import limits as quota
@@ -47,7 +47,7 @@ class StoreModel(RuleBasedStateMachine):
             assert n in self.stored
             return
         try:
-            assert put(self.store, n, SIZE) == CommitStatus.STORED
+            assert put(self.store, n, SIZE) == CommitOutcome.STORED
         except TierFullError:
             return
         self.stored.add(n)
@@ -70,9 +70,9 @@ class StoreModel(RuleBasedStateMachine):
         if pending is None:
             return
         if abort:
-            self.store.abort(pending)
+            pending.abort()
         else:
-            self.store.commit(pending)
+            pending.commit()
             self.stored.add(n)
 
     @rule(n=BLOCKS)
@@ -117,7 +117,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule()
     def restart(self):
         for pending in self.pending.values():
-            self.store.abort(pending)
+            pending.abort()
         self.pending.clear()
         before = {n for n in self.stored if self.store.contains(key(n))}
         self.real.close()

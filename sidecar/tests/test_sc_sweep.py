@@ -67,7 +67,7 @@ class Shared:
         head = replace(head, created_ms=int((time.time() - (idle if made is None else made)) * 1000))
         pending = self.store.begin(key(n), SIZE)
         write(pending, head, data)
-        self.store.commit(pending)
+        pending.commit()
         self.age(n, idle)
 
     def age(self, n, idle):

@@ -26,7 +26,6 @@ from kvpool.config import (
 from kvpool.config import SharedTier as SharedTierConfig
 from kvpool.errors import ConfigError
 from kvpool.protocol import keys
-from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.app.config_reload import ConfigReloader, differences
 from kvpool_sidecar.counters import Stats
@@ -35,6 +34,7 @@ from kvpool_sidecar.serving.socket_handoff import SocketHandoff
 from kvpool_sidecar.settings import ConfigFile
 from kvpool_sidecar.shared_gc.controller import create_controller
 from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, make_plan
+from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
@@ -72,7 +72,7 @@ def put(root: Drive, n: int, tenant: bytes, size: int = MIB - 4096, **fields) ->
     pending = root.begin(key(n), len(data))
     assert pending is not None
     write(pending, dataclasses.replace(header(n, data), tenant_tag=tenant, **fields), data)
-    assert root.commit(pending) == CommitStatus.STORED
+    assert pending.commit() == CommitOutcome.STORED
 
 
 def those_of(root: Drive, *numbers: int) -> int:
@@ -296,7 +296,7 @@ def test_a_drive_that_grows_takes_more_of_the_blocks_and_what_is_being_written_a
     store.reconfigure(grown, CacheConfig(), lambda _share: {})
     assert {store._home(key(n)).name for n in range(24)} == {"a"}
     for n, pending in enumerate(begun):
-        assert store.commit(pending) == CommitStatus.STORED
+        assert pending.commit() == CommitOutcome.STORED
         assert read(store, n) == payload(n, 4096)
     assert [root._pending_bytes for root in store.drives] == [0, 0]
     assert all(root.usage().blocks for root in store.drives)
@@ -346,7 +346,7 @@ def test_a_quota_in_the_shared_directory_changes_with_the_next_turn(tmp_path):
         for number, tenant in ((n, tag), (100 + n, LEAD)):
             pending = store.begin(key(number), len(data))
             write(pending, dataclasses.replace(header(number, data), tenant_tag=tenant), data)
-            assert store.commit(pending) == CommitStatus.STORED
+            assert pending.commit() == CommitOutcome.STORED
     keeper.collector.step()
     assert keeper.status()["tenants"] == {tag.hex(): 800_000, LEAD.hex(): 800_000}
     keeper.reconfigure(asked(400_000), Tenancy(SECRET, asked(400_000)))

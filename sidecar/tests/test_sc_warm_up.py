@@ -28,6 +28,7 @@ from kvpool_sidecar.peers.server import PeerServer
 from kvpool_sidecar.replication.peer_copy import CopyRequest, CopyResult, Replicator
 from kvpool_sidecar.replication.warm_up import is_cold, plan
 from kvpool_sidecar.resilience.rate_limiter import RateLimiter
+from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.storage.memory import MemoryStore
@@ -253,8 +254,8 @@ def test_a_block_is_verified_before_it_has_a_name(peer, drive):
     with pytest.raises(CorruptBlockError):
         fetch_block(link, key(1), SIZE, local, fast())
     assert not local.contains(key(1))
-    assert fetch_block(link, key(2), SIZE, local, fast()) == wire.CommitStatus.STORED  # the link is in order
-    assert fetch_block(link, key(2), SIZE, local, fast()) == wire.CommitStatus.HAVE
+    assert fetch_block(link, key(2), SIZE, local, fast()) == CommitOutcome.STORED  # the link is in order
+    assert fetch_block(link, key(2), SIZE, local, fast()) == CommitOutcome.ALREADY_PRESENT
     assert fetch_block(link, key(3), SIZE, local, fast()) is None
     assert read(local, 2) == read(peer.store, 2)
     assert local.usage().blocks == 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvpool.protocol import block
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.storage.base import Store, WriteTransaction
+    from kvpool_sidecar.storage.base import CommitOutcome, Store, WriteTransaction
 
 __all__ = ["TAG", "block_id", "header", "key", "payload", "put", "read", "write"]
 
@@ -39,14 +39,14 @@ def write(pending: WriteTransaction, head: block.BlockHeader, data: bytes) -> No
     os.pwrite(pending.writer, block.encode_header(head), 0)
 
 
-def put(store: Store, n: int, size: int = 20_000) -> int:
-    """Store block `n`; the CommitStatus. AssertionError if the store has it already."""
+def put(store: Store, n: int, size: int = 20_000) -> CommitOutcome:
+    """Store block `n`; the CommitOutcome. AssertionError if the store has it already."""
     data = payload(n, size)
     pending = store.begin(key(n), len(data))
     if pending is None:
         raise AssertionError(f"block {n} is there already")
     write(pending, header(n, data), data)
-    return store.commit(pending)
+    return pending.commit()
 
 
 def read(store: Store, n: int) -> bytes | None:

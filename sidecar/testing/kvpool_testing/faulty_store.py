@@ -6,22 +6,19 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
+from kvpool_sidecar.storage.base import Block, Store, TransactionTarget, WrapperStore, WriteTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kvpool.protocol.block import BlockHeader
 
 __all__ = ["FaultyStore"]
 
 
-class FaultyStore(Store):
+class FaultyStore(WrapperStore):
     """For tests. `fail("open", 2, error)` makes the second `open` from now raise; `hang("open")` makes all wait."""
 
     def __init__(self, inner: Store) -> None:
-        self.inner = inner
-        self.name = inner.name
+        super().__init__(inner)
         self.calls: Counter[str] = Counter()
         self._errors: dict[tuple[str, int], Exception] = {}
         self._gates: dict[str, threading.Event] = {}
@@ -34,55 +31,55 @@ class FaultyStore(Store):
         """Calls wait from now on; set the event to let them go."""
         return self._gates.setdefault(operation, threading.Event())
 
-    def _trip(self, operation: str) -> None:
+    def trip(self, operation: str) -> None:
         self.calls[operation] += 1
         if (gate := self._gates.get(operation)) is not None:
             gate.wait()
         if (error := self._errors.pop((operation, self.calls[operation]), None)) is not None:
             raise error
 
+    # derived operations use the failing primitives below
+    verify, peek, header, purge = Store.verify, Store.peek, Store.header, Store.purge
+
     def contains(self, key: bytes) -> bool:
-        self._trip("has")
+        self.trip("has")
         return self.inner.contains(key)
 
     def open(self, key: bytes) -> Block | None:
-        self._trip("open")
+        self.trip("open")
         return self.inner.open(key)
 
     def quarantine(self, key: bytes) -> bool:
-        self._trip("quarantine")
+        self.trip("quarantine")
         return self.inner.quarantine(key)
 
     def delete(self, key: bytes) -> bool:
-        self._trip("remove")
+        self.trip("remove")
         return self.inner.delete(key)
 
-    def usage(self) -> Usage:
-        return self.inner.usage()
+    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+        self.trip("create")
+        transaction = self.inner.begin_write(key, payload_len)
+        transaction.target = _FaultyTarget(self, transaction.target)
+        return transaction
 
-    def keys(self) -> Iterator[tuple[bytes, int]]:
-        return self.inner.keys()
 
-    def maintain(self) -> None:
-        self.inner.maintain()
+class _FaultyTarget(TransactionTarget):
+    def __init__(self, store: FaultyStore, inner: TransactionTarget) -> None:
+        self.tombstones = inner.tombstones
+        self._store = store
+        self._inner = inner
 
-    def close(self) -> None:
-        self.inner.close()
+    def seal(self, transaction: WriteTransaction) -> None:
+        self._store.trip("seal")
+        self._inner.seal(transaction)
 
-    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
-        self._trip("create")
-        return self.inner._create(key, payload_len)
+    def fill_checksum(self, transaction: WriteTransaction, header: BlockHeader) -> BlockHeader:
+        return self._inner.fill_checksum(transaction, header)
 
-    def _seal(self, pending: WriteTransaction) -> None:
-        self._trip("seal")
-        self.inner._seal(pending)
+    def publish(self, transaction: WriteTransaction, header: BlockHeader) -> bool:
+        self._store.trip("publish")
+        return self._inner.publish(transaction, header)
 
-    def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
-        return self.inner._fill(pending, header)
-
-    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
-        self._trip("publish")
-        return self.inner._publish(pending, header)
-
-    def _release(self, pending: WriteTransaction) -> None:
-        self.inner._release(pending)
+    def release(self, transaction: WriteTransaction) -> None:
+        self._inner.release(transaction)

@@ -12,8 +12,8 @@ import pytest
 
 from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
 from kvpool.protocol import block
-from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks.file import Expect
+from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_testing.blocks import TAG, block_id, header, key, payload, put, read, write
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ class StoreContract(abc.ABC):
     def test_what_was_stored_comes_back(self, store: Store) -> None:
         assert not store.contains(key(1))
         assert read(store, 1) is None
-        assert put(store, 1) == CommitStatus.STORED
+        assert put(store, 1) == CommitOutcome.STORED
         assert store.contains(key(1))
         assert read(store, 1) == payload(1)
 
     @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 300_001])
     def test_any_length_comes_back(self, store: Store, size: int) -> None:
-        assert put(store, 1, size) == CommitStatus.STORED
+        assert put(store, 1, size) == CommitOutcome.STORED
         assert read(store, 1) == payload(1, size)
 
     def test_a_block_that_is_there_is_not_begun_again(self, store: Store) -> None:
@@ -62,8 +62,8 @@ class StoreContract(abc.ABC):
         assert second is not None
         for pending in (first, second):
             write(pending, header(1, data), data)
-        assert store.commit(first) == CommitStatus.STORED
-        assert store.commit(second) == CommitStatus.HAVE
+        assert first.commit() == CommitOutcome.STORED
+        assert second.commit() == CommitOutcome.ALREADY_PRESENT
         assert read(store, 1) == data
 
     def test_nothing_is_seen_before_commit_nor_after_abort(self, store: Store) -> None:
@@ -72,18 +72,18 @@ class StoreContract(abc.ABC):
         write(pending, header(1, payload(1)), payload(1))
         assert not store.contains(key(1))
         assert store.open(key(1)) is None
-        assert store.abort(pending)
-        assert not store.abort(pending)
+        assert pending.abort()
+        assert not pending.abort()
         assert not store.contains(key(1))
         with pytest.raises(RefusedError):
-            store.commit(pending)
+            pending.commit()
 
     def test_an_aborted_file_gives_its_space_back_although_somebody_holds_it(self, store: Store) -> None:
         pending = store.begin(key(1), 200_000)
         assert pending is not None
         kept = os.dup(pending.writer)
         os.pwrite(kept, b"x" * 200_000, 0)
-        store.abort(pending)
+        pending.abort()
         assert os.fstat(kept).st_size == 0
         os.close(kept)
 
@@ -96,7 +96,7 @@ class StoreContract(abc.ABC):
         write(pending, header(1, data), data)
         kept = os.dup(pending.writer)
         try:
-            store.commit(pending)
+            pending.commit()
         except RefusedError:
             assert not store.contains(key(1))
         else:  # published: then the descriptor must be worth nothing
@@ -124,7 +124,7 @@ class StoreContract(abc.ABC):
         if wrong == "garbage":
             os.pwrite(pending.writer, b"?", 100)
         with pytest.raises(CorruptBlockError):
-            store.commit(pending, Expect(block_id(1), TAG))
+            pending.commit(Expect(block_id(1), TAG))
         assert not store.contains(key(1))
 
     @pytest.mark.parametrize("change", [-1, 1, 5000])
@@ -135,7 +135,7 @@ class StoreContract(abc.ABC):
         write(pending, header(1, data), data)
         os.ftruncate(pending.writer, block.HEADER_BYTES + len(data) + change)
         with pytest.raises(CorruptBlockError):
-            store.commit(pending)
+            pending.commit()
         assert not store.contains(key(1))
 
     def test_the_store_fills_in_the_checksum_on_request(self, store: Store) -> None:
@@ -143,7 +143,7 @@ class StoreContract(abc.ABC):
         pending = store.begin(key(1), len(data))
         assert pending is not None
         write(pending, dataclasses.replace(header(1, data), payload_sum=bytes(16)), data)
-        assert store.commit(pending, Expect(block_id(1), TAG), fill=True) == CommitStatus.STORED
+        assert pending.commit(Expect(block_id(1), TAG), fill_checksum=True) == CommitOutcome.STORED
         assert read(store, 1) == data
 
     def test_what_is_handed_out_cannot_be_written(self, store: Store) -> None:
@@ -168,7 +168,7 @@ class StoreContract(abc.ABC):
         assert not store.verify(key(1))
         assert not store.contains(key(1))
         assert read(store, 1) is None
-        assert put(store, 1) == CommitStatus.STORED
+        assert put(store, 1) == CommitOutcome.STORED
         assert read(store, 1) == payload(1)
 
     @pytest.mark.parametrize("size", [0, 100, 4096, 4097, 24_095])
@@ -228,7 +228,7 @@ class StoreContract(abc.ABC):
         self.vanish(store, key(1))
         assert store.open(key(1)) is None
         assert not store.contains(key(1))
-        assert put(store, 1) == CommitStatus.STORED
+        assert put(store, 1) == CommitOutcome.STORED
 
     def vanish(self, store: Store, key: bytes) -> None:
         """Take the block away behind the store's back; override where `remove` keeps no table to mislead."""
@@ -255,7 +255,7 @@ class StoreContract(abc.ABC):
                     pending = store.begin(key(n), 20_000)
                     if pending is not None:
                         write(pending, header(n, payload(n)), payload(n))
-                        store.commit(pending)
+                        pending.commit()
                 data = read(store, n)
                 if data not in (None, payload(n)):
                     failures.append(f"worker {worker} read something else for block {n}")

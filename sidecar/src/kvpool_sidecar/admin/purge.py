@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from kvpool.errors import CorruptBlockError, PoolUnavailableError, ProtocolError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.admin.purge_filter import PurgeFilter
-from kvpool_sidecar.storage.shared.compressed import CompressedStore
 from kvpool_sidecar.storage.tombstones import PurgeTombstones
 
 if TYPE_CHECKING:
@@ -45,11 +44,9 @@ class Purge:
         self._local = local
         self._shared = shared
         self._tombstones = PurgeTombstones()
-        local.tombstones = self._tombstones
+        local.set_tombstones(self._tombstones)
         if shared is not None:
-            shared.store.tombstones = self._tombstones
-            if isinstance(shared.store, CompressedStore):
-                shared.store.inner.tombstones = self._tombstones
+            shared.store.set_tombstones(self._tombstones)
 
     def __call__(self, params: Mapping[str, object], context: Context) -> None:
         purge_filter = PurgeFilter.parse(params, self._secret)

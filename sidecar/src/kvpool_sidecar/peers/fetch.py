@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import ProtocolError, RefusedError
-from kvpool.protocol import wire
 from kvpool_sidecar.blocks import file as blockfile
+from kvpool_sidecar.storage.base import CommitOutcome
 
 if TYPE_CHECKING:
     from kvpool_sidecar.peers.connection import PeerConnection
@@ -26,8 +26,8 @@ _MAX_BLOCK_S = 20.0  # rate limiting of one block ends here: a store aborts a wr
 
 def fetch_block(
     link: PeerConnection, key: bytes, payload_len: int, store: Store, limiter: RateLimiter
-) -> wire.CommitStatus | None:
-    """Return STORED or HAVE; None if the peer does not have the block, or if it was purged here meanwhile.
+) -> CommitOutcome | None:
+    """Return the outcome; None if the peer does not have the block, or if it was purged here meanwhile.
 
     Raises CorruptBlockError if the bytes are not the block (nothing was stored) and TierFullError if there is no
     space; the connection can be reused in these cases. After any other KVPoolError or OSError it must be closed.
@@ -35,24 +35,24 @@ def fetch_block(
     limiter.settle()
     pending = store.begin(key, payload_len)
     if pending is None:
-        return wire.CommitStatus.HAVE
+        return CommitOutcome.ALREADY_PRESENT
     try:
         link.request([key])
         size = link.response_size(time.monotonic() + _READ_TIMEOUT_S)
         if size == 0:
-            store.abort(pending)
+            pending.abort()
             return None
         _receive(link, pending, size, limiter)
         blockfile.verify(pending.reader, key, payload_len)
-        return _committed(store, pending)
+        return _commit(pending)
     except BaseException:
-        store.abort(pending)
+        pending.abort()
         raise
 
 
-def _committed(store: Store, pending: WriteTransaction) -> wire.CommitStatus | None:
+def _commit(pending: WriteTransaction) -> CommitOutcome | None:
     try:
-        return store.commit(pending)
+        return pending.commit()
     except RefusedError:  # purged here meanwhile
         return None
 

@@ -17,6 +17,7 @@ from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.peers.fetch import fetch_block
 from kvpool_sidecar.peers.migration import Headroom, ReceiveResult
 from kvpool_sidecar.resilience.rate_limiter import RateLimiter
+from kvpool_sidecar.storage.base import CommitOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,7 +108,7 @@ class DrainTarget:
             return ReceiveResult.FULL
         link = self._connection(found.peer)
         try:
-            status = fetch_block(
+            outcome = fetch_block(
                 link, key, found.payload_len, self._local, RateLimiter(lambda: _UNBOUNDED, self._stop.wait)
             )
         except (CorruptBlockError, TierFullError) as e:  # the link is in order
@@ -120,9 +121,9 @@ class DrainTarget:
             link.close()
             raise
         self._release(found.peer, link)
-        if status is None:
+        if outcome is None:
             return ReceiveResult.ABSENT
-        if status == wire.CommitStatus.HAVE:
+        if outcome is CommitOutcome.ALREADY_PRESENT:
             return ReceiveResult.HAVE
         self._stats.add(FAMILY, "bytes", HEADER_BYTES + found.payload_len)
         self._on_stored(key, found.payload_len)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.peers.fetch import fetch_block
+from kvpool_sidecar.storage.base import CommitOutcome
 
 if TYPE_CHECKING:
     import threading
@@ -98,7 +98,7 @@ class Replicator:
                 continue
             try:
                 link = links.get(peer) or links.setdefault(peer, self._dial(peer, _DIAL_S))
-                status = fetch_block(link, one.key, one.payload_len, self._local, pace)
+                outcome = fetch_block(link, one.key, one.payload_len, self._local, pace)
             except CorruptBlockError as e:
                 log.warning("node %s sent a block that is not right: %s", peer.node, e)
                 self._stats.add(self._family, "corrupt")
@@ -116,10 +116,10 @@ class Replicator:
                     self._stats.add(self._family, "lost-peers")
                     log.info("copying from node %s: %s", peer.node, e)
                 continue
-            if status == CommitStatus.STORED:
+            if outcome is CommitOutcome.STORED:
                 self._stats.add(self._family, "blocks")
                 self._stats.add(self._family, "bytes", HEADER_BYTES + one.payload_len)
                 self._on_stored(one.key, one.payload_len)
-            if status is not None:
+            if outcome is not None:
                 return
             self._stats.add(self._family, "missing")  # gone there, or the peer has too much to do

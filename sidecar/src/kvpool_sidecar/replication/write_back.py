@@ -166,9 +166,9 @@ def copy_block(source: Store, target: Store, key: bytes) -> bool | None:
         try:
             blockfile.copy(found.fd, pending.writer, key, found.payload_len)
         except BaseException:
-            target.abort(pending)
+            pending.abort()
             raise
     finally:
         os.close(found.fd)
-    target.commit(pending)
+    pending.commit()
     return True

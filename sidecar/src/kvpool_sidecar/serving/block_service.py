@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
 from kvpool.protocol.wire import BeginStatus, CommitStatus
 from kvpool_sidecar.blocks.file import Expect
+from kvpool_sidecar.storage.base import CommitOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockService"]
 
+_COMMIT_STATUS = {CommitOutcome.STORED: CommitStatus.STORED, CommitOutcome.ALREADY_PRESENT: CommitStatus.HAVE}
 _REJECTIONS: dict[type[Exception], str] = {CorruptBlockError: "corrupt", RefusedError: "still-writable"}
 
 
@@ -77,19 +79,19 @@ class BlockService:
     def commit(self, tenant: Tenant, block_id: bytes, pending: WriteTransaction, *, fill: bool) -> CommitStatus:
         """Publish a written block. Returns REJECTED, counted by reason, if the file is not valid."""
         try:
-            status = self._local.commit(pending, Expect(block_id, tenant.tag), fill=fill)
+            outcome = pending.commit(Expect(block_id, tenant.tag), fill_checksum=fill)
         except (CorruptBlockError, RefusedError, OSError) as e:
             self.stats.add("rejected", _REJECTIONS.get(type(e), "io"))
             return CommitStatus.REJECTED
-        if status == CommitStatus.STORED:
+        if outcome is CommitOutcome.STORED:
             self.stats.add("stored", "blocks")
             self.stats.add("stored", "bytes", pending.payload_len)
             self._on_written(pending.key, pending.payload_len)
-        return status
+        return _COMMIT_STATUS[outcome]
 
     def abort(self, pending: WriteTransaction) -> None:
         """Discard an unfinished write."""
-        self._local.abort(pending)
+        pending.abort()
 
     def report_corrupt(self, tenants: Sequence[Tenant], block_ids: Sequence[bytes]) -> None:
         """Queue blocks that a client reported as corrupt for verification, for each tenant that may own them."""

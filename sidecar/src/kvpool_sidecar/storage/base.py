@@ -1,14 +1,15 @@
-"""The one interface of everything that keeps blocks.
+"""Interface of everything that stores blocks, and the transaction that writes one.
 
-A block is written once through an unnamed (or temporary) file and appears whole under its key or not at all; it never
-changes afterwards; it may vanish at any time. Implementations are thread-safe. `kvpool_testing.store` is the
-contract as tests.
+A block is written once, through an unnamed or temporary file. It becomes visible as a whole under its key or not at
+all, never changes afterwards, and may vanish at any time. The test suite of this contract is `StoreContract`
+(sidecar/testing).
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
+import enum
 import os
 import threading
 import time
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import CorruptBlockError, RefusedError
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks import file as blockfile
 
 if TYPE_CHECKING:
@@ -26,79 +26,187 @@ if TYPE_CHECKING:
     from kvpool_sidecar.blocks.file import Expect
     from kvpool_sidecar.storage.tombstones import PurgeTombstones
 
-__all__ = ["Block", "Store", "TenantUsage", "Usage", "WriteTransaction"]
+__all__ = [
+    "Block",
+    "CommitOutcome",
+    "Store",
+    "TenantUsage",
+    "TransactionTarget",
+    "Usage",
+    "WrapperStore",
+    "WriteTransaction",
+]
 
 
 class Block(NamedTuple):
-    """An open block; the receiver closes `fd` (read-only; header at 0, payload at 4096)."""
+    """An open block. The receiver closes `fd` (read-only; header at offset 0, payload at 4096)."""
 
     fd: int
-    payload_len: int
+    payload_len: int  # bytes
 
 
 class Usage(NamedTuple):
-    capacity_bytes: int  # 0: no limit of ours
+    """Space of a store, in bytes. `capacity_bytes` is 0 where the store sets no limit."""
+
+    capacity_bytes: int
     used_bytes: int
     blocks: int
 
 
 class TenantUsage(NamedTuple):
+    """Space of one tenant. `over_quota`: blocks evicted because of its quota since the process started."""
+
     used_bytes: int = 0
     blocks: int = 0
-    over_quota: int = 0  # blocks that went because of the tenant's quota, since the process started
+    over_quota: int = 0
+
+
+class CommitOutcome(enum.Enum):
+    """Result of a commit that raised no error."""
+
+    STORED = "stored"
+    ALREADY_PRESENT = "already present"  # another writer was first; its block is the same
+
+
+class TransactionTarget(abc.ABC):
+    """Hooks of a store that writes blocks itself. Only WriteTransaction calls them, in this order."""
+
+    tombstones: PurgeTombstones | None = None
+
+    @abc.abstractmethod
+    def seal(self, transaction: WriteTransaction) -> None:
+        """Make the file immutable for other holders of its descriptor. RefusedError if one can still write."""
+
+    def fill_checksum(self, transaction: WriteTransaction, header: BlockHeader) -> BlockHeader:
+        """Compute the payload's checksum and write it into the header of the sealed file."""
+        return blockfile.fill_checksum(transaction.reader, header)
+
+    @abc.abstractmethod
+    def publish(self, transaction: WriteTransaction, header: BlockHeader) -> bool:
+        """Make the block visible under its key. False if the key exists."""
+
+    def release(self, transaction: WriteTransaction) -> None:
+        """Close descriptors and return the reserved bytes. Called exactly once."""
+        fd, transaction.reader = transaction.reader, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class WriteTransaction:
-    """A file that is being written: `writer` for who writes it (-1 once given up), `reader` for us."""
+    """One block that is being written: `writer` for the client (-1 once closed), `reader` for the store.
+
+    It ends with exactly one `commit` or `abort`. Thread-safe.
+    """
 
     def __init__(
-        self, key: bytes, payload_len: int, writer: int, reader: int, *, reserved: int, name: str = ""
+        self,
+        target: TransactionTarget,
+        key: bytes,
+        payload_len: int,
+        writer: int,
+        reader: int,
+        *,
+        reserved: int,
+        name: str = "",
     ) -> None:
+        self.target = target
         self.key = key
         self.payload_len = payload_len
         self.writer = writer
         self.reader = reader
-        self.reserved = reserved  # bytes promised to it
-        self.name = name  # of a temporary file; empty while the file has none
-        self.drive = 0  # which it is on, in a store that has several
+        self.reserved = reserved  # bytes
+        self.name = name  # of the temporary file; empty for an unnamed file
         self.created_at = time.monotonic()
         self._claimed = False
         self._lock = threading.Lock()
 
     @property
     def file_bytes(self) -> int:
+        """Size of the block's file: header and payload."""
         return HEADER_BYTES + self.payload_len
 
     def close_writer(self) -> None:
-        """Our copy of the writing descriptor, once it has been handed over. OSError if the data could not be kept."""
+        """Close this process's writing descriptor. OSError if the data could not be written."""
         with self._lock:
             fd, self.writer = self.writer, -1
         if fd >= 0:
             os.close(fd)
 
     def claim(self) -> bool:
-        """True for exactly one caller: whoever ends this file, by commit or by abort."""
+        """Return True for exactly one caller: the one that ends the transaction."""
         with self._lock:
             claimed, self._claimed = self._claimed, True
             return not claimed
 
+    def commit(self, expect: Expect = blockfile.ANYTHING, *, fill_checksum: bool = False) -> CommitOutcome:
+        """Check the written file and make the block visible. The transaction ends in any case.
+
+        Parameters
+        ----------
+        expect
+            Fields that the header must contain.
+        fill_checksum
+            Compute the payload's checksum and write it into the header.
+
+        Raises
+        ------
+        RefusedError
+            A writer still has the file open, the transaction has ended, or the block was purged.
+        CorruptBlockError
+            The file is not the announced block.
+        OSError
+            The medium fails.
+        """
+        if not self.claim():
+            raise RefusedError("the write transaction has already ended", key=self.key.hex())
+        target = self.target
+        try:
+            self.close_writer()
+            target.seal(self)
+            header = blockfile.read_header(self.reader, self.key, self.payload_len, expect)
+            if target.tombstones is not None and target.tombstones.rejects(header):
+                raise RefusedError("the block was purged", key=self.key.hex())
+            if fill_checksum:
+                header = target.fill_checksum(self, header)
+            return CommitOutcome.STORED if target.publish(self, header) else CommitOutcome.ALREADY_PRESENT
+        finally:
+            target.release(self)
+
+    def abort(self) -> bool:
+        """Discard the file and free its space at once. Idempotent. False if the transaction has already ended."""
+        if not self.claim():
+            return False
+        with contextlib.suppress(OSError):
+            self.close_writer()
+        with contextlib.suppress(OSError):  # other holders of the descriptor are left with an empty file
+            os.truncate(f"/proc/self/fd/{self.reader}", 0)
+        self.target.release(self)
+        return True
+
 
 class Store(abc.ABC):
-    """Keys are 32 bytes; lengths are of the payload. OSError comes through where the medium fails."""
+    """A set of blocks by key. Keys are 32 bytes; lengths are payload bytes. Thread-safe.
+
+    OSError passes through where the medium fails.
+    """
 
     name: str
-    tombstones: PurgeTombstones | None = None  # of purged blocks, which are not to come back
+    tombstones: PurgeTombstones | None = None
+
+    def set_tombstones(self, tombstones: PurgeTombstones) -> None:
+        """Reject late copies of purged blocks."""
+        self.tombstones = tombstones
 
     @abc.abstractmethod
     def contains(self, key: bytes) -> bool:
-        """Is the block here? Cheap, and only a hint: it may be gone a moment later."""
+        """Return whether the block is present. Cheap, and a hint: the block may vanish a moment later."""
 
     @abc.abstractmethod
     def open(self, key: bytes) -> Block | None:
-        """The block, marked as just used; None if it is not here."""
+        """Open a block and record its use. None if it is absent."""
 
     def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
-        """Like `open`, of several blocks that are wanted together."""
+        """Open several blocks that are needed together; in order, None for those that are absent."""
         found: list[Block | None] = []
         try:
             found.extend(self.open(key) for key in keys)
@@ -110,45 +218,25 @@ class Store(abc.ABC):
         return found
 
     def begin(self, key: bytes, payload_len: int) -> WriteTransaction | None:
-        """A file of full length to write into; None if the block is here. TierFullError if there is no space."""
-        return None if self.contains(key) else self._create(key, payload_len)
+        """Start writing a block of `payload_len` bytes.
 
-    def commit(
-        self, pending: WriteTransaction, expect: Expect = blockfile.ANYTHING, *, fill: bool = False
-    ) -> CommitStatus:
-        """Check the written file and give it its name: STORED, or HAVE if another writer was first.
+        Returns
+        -------
+        A transaction with a file of full length, or None if the block is present.
 
-        `fill`: compute the payload's checksum and write it into the header. Raises RefusedError if somebody can still
-        write, the file was given up or the block was purged, CorruptBlockError if it is not the block that was
-        announced. `pending` is over in any case.
+        Raises
+        ------
+        TierFullError
+            No space can be reserved.
         """
-        if not pending.claim():
-            raise RefusedError("the time to commit is over", key=pending.key.hex())
-        try:
-            pending.close_writer()
-            self._seal(pending)
-            header = blockfile.read_header(pending.reader, pending.key, pending.payload_len, expect)
-            if self.tombstones is not None and self.tombstones.rejects(header):
-                raise RefusedError("a copy of a block that was purged", key=pending.key.hex())
-            if fill:
-                header = self._fill(pending, header)
-            return CommitStatus.STORED if self._publish(pending, header) else CommitStatus.HAVE
-        finally:
-            self._release(pending)
+        return None if self.contains(key) else self.begin_write(key, payload_len)
 
-    def abort(self, pending: WriteTransaction) -> bool:
-        """Give the file up; its space is free at once. Safe to call twice. False if it was over already."""
-        if not pending.claim():
-            return False
-        with contextlib.suppress(OSError):
-            pending.close_writer()
-        with contextlib.suppress(OSError):  # whoever still holds the descriptor holds an empty file
-            os.truncate(f"/proc/self/fd/{pending.reader}", 0)
-        self._release(pending)
-        return True
+    @abc.abstractmethod
+    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+        """Create the transaction for `begin`, without checking whether the block is present."""
 
     def verify(self, key: bytes) -> bool:
-        """Read the block and compare its checksum; a bad one is quarantined. False if it is bad or not here."""
+        """Read the block, compare its checksum, and quarantine it on a mismatch. False if corrupt or absent."""
         found = self.peek(key)
         if found is None:
             return False
@@ -162,69 +250,112 @@ class Store(abc.ABC):
         return True
 
     def peek(self, key: bytes) -> Block | None:
-        """Like `open`, but it does not count as a use, where that can be told apart."""
+        """Open a block without recording a use, where the store can tell the difference."""
         return self.open(key)
 
     def header(self, key: bytes) -> BlockHeader | None:
-        """What a block says of itself; None if it is not here. CorruptBlockError if that cannot be read."""
+        """Return the block's header; None if the block is absent. CorruptBlockError if it cannot be decoded."""
         found = self.peek(key)
         return None if found is None else blockfile.header_of(found.fd, key)
 
     @abc.abstractmethod
     def quarantine(self, key: bytes) -> bool:
-        """Take a bad block out of service, keep it for a look. False if it was not here."""
+        """Take a corrupt block out of service and keep it for inspection. False if it was absent."""
 
     @abc.abstractmethod
     def delete(self, key: bytes) -> bool:
-        """Remove a block. False if it was not here."""
+        """Delete a block. False if it was absent."""
 
     def purge(self, keys: Sequence[bytes]) -> int:
-        """Remove blocks because somebody wants them gone, and tell whom it concerns; how many were here."""
+        """Delete blocks on request, and emit their removal. Returns how many were present."""
         return sum(self.delete(key) for key in keys)
 
     def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
-        """The same for bad blocks that are kept for a look, by what they say of themselves (None: nothing)."""
+        """Delete the quarantined blocks that `doomed` selects by header (None: undecodable). Returns how many."""
         return 0
 
     @abc.abstractmethod
     def usage(self) -> Usage:
-        """Capacity, bytes in use, blocks."""
+        """Return capacity, bytes in use and number of blocks."""
 
     @abc.abstractmethod
     def keys(self) -> Iterator[tuple[bytes, int]]:
-        """Every block and its payload length, in no order; blocks that come or go meanwhile may be missed."""
+        """Yield key and payload length of each block, unordered; concurrent changes may be missed."""
 
     def payload_len(self, key: bytes) -> int:
-        """Of a block, as far as it can be told without asking the medium; 0 if it is not here."""
+        """Return the payload length as far as it is known without I/O; 0 if the block is absent."""
         return 0
 
-    def mark_shared(self, key: bytes) -> None:  # noqa: B027 - what forgets its blocks need not remember this
-        """The shared tier has a copy of this block, which should be known after a restart."""
+    def mark_shared(self, key: bytes) -> None:  # noqa: B027 - volatile stores have nothing to persist
+        """Persist that the shared tier has a copy of this block."""
 
-    def maintain(self) -> None:  # noqa: B027 - nothing to do is a fine default
-        """Called every few seconds: watermarks, forgotten writers. Must end in bounded time."""
+    def maintain(self) -> None:  # noqa: B027 - no maintenance is a valid default
+        """Run periodic maintenance: watermarks, abandoned writes. Ends in bounded time."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of descriptors. Nothing is lost by not calling it."""
+        """Close descriptors. Blocks that persist stay."""
 
-    @abc.abstractmethod
-    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
-        """A new file for `begin`."""
 
-    @abc.abstractmethod
-    def _seal(self, pending: WriteTransaction) -> None:
-        """See to it that nobody can write any more; RefusedError if somebody can."""
+class WrapperStore(Store):
+    """Delegates every operation to `inner`. Base class of stores that change some of them."""
 
-    def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
-        """Complete the header of a sealed file."""
-        return blockfile.fill_checksum(pending.reader, header)
+    def __init__(self, inner: Store) -> None:
+        self.name = inner.name
+        self._inner = inner
 
-    @abc.abstractmethod
-    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
-        """Give the file its name; False if the name was taken."""
+    @property
+    def inner(self) -> Store:
+        """The wrapped store."""
+        return self._inner
 
-    def _release(self, pending: WriteTransaction) -> None:
-        """Close what is open and take back the promised bytes."""
-        fd, pending.reader = pending.reader, -1
-        if fd >= 0:
-            os.close(fd)
+    def set_tombstones(self, tombstones: PurgeTombstones) -> None:
+        super().set_tombstones(tombstones)
+        self._inner.set_tombstones(tombstones)
+
+    def contains(self, key: bytes) -> bool:
+        return self._inner.contains(key)
+
+    def open(self, key: bytes) -> Block | None:
+        return self._inner.open(key)
+
+    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+        return self._inner.begin_write(key, payload_len)
+
+    def verify(self, key: bytes) -> bool:
+        return self._inner.verify(key)
+
+    def peek(self, key: bytes) -> Block | None:
+        return self._inner.peek(key)
+
+    def header(self, key: bytes) -> BlockHeader | None:
+        return self._inner.header(key)
+
+    def quarantine(self, key: bytes) -> bool:
+        return self._inner.quarantine(key)
+
+    def delete(self, key: bytes) -> bool:
+        return self._inner.delete(key)
+
+    def purge(self, keys: Sequence[bytes]) -> int:
+        return self._inner.purge(keys)
+
+    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
+        return self._inner.purge_quarantine(doomed)
+
+    def usage(self) -> Usage:
+        return self._inner.usage()
+
+    def keys(self) -> Iterator[tuple[bytes, int]]:
+        return self._inner.keys()
+
+    def payload_len(self, key: bytes) -> int:
+        return self._inner.payload_len(key)
+
+    def mark_shared(self, key: bytes) -> None:
+        self._inner.mark_shared(key)
+
+    def maintain(self) -> None:
+        self._inner.maintain()
+
+    def close(self) -> None:
+        self._inner.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import RefusedError, TierFullError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.eviction import Entry, Lru
-from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
+from kvpool_sidecar.storage.base import Block, Store, TransactionTarget, Usage, WriteTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(Store):
+class MemoryStore(Store, TransactionTarget):
     """See Store. Evicts the least recently opened block at `capacity_bytes`."""
 
     name = "memory"
@@ -75,7 +75,7 @@ class MemoryStore(Store):
             os.close(fd)
         return fd is not None
 
-    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         with self._lock:
             for victim, _ in self._lru.pop_victims(self._lru.total_bytes + total - self._capacity, len(self._lru)):
@@ -84,9 +84,9 @@ class MemoryStore(Store):
                 raise TierFullError("over capacity", key=key.hex(), where=self.name)
         writer = os.memfd_create("kvpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(writer, total)
-        return WriteTransaction(key, payload_len, writer, _reopen(writer), reserved=total)
+        return WriteTransaction(self, key, payload_len, writer, _reopen(writer), reserved=total)
 
-    def _seal(self, pending: WriteTransaction) -> None:
+    def seal(self, pending: WriteTransaction) -> None:
         """Whoever still holds the descriptor cannot write by it any more (fcntl(2), F_SEAL_WRITE)."""
         try:
             writer = os.open(f"/proc/self/fd/{pending.reader}", os.O_RDWR | os.O_CLOEXEC)
@@ -97,7 +97,7 @@ class MemoryStore(Store):
         except OSError as e:
             raise RefusedError(f"somebody has mapped this file: {e.strerror}", key=pending.key.hex()) from None
 
-    def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
+    def fill_checksum(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
         sealed = pending.reader
         copy = os.memfd_create("kvpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -108,11 +108,11 @@ class MemoryStore(Store):
         finally:
             os.close(copy)
             os.close(sealed)
-        filled = super()._fill(pending, header)
-        self._seal(pending)
+        filled = super().fill_checksum(pending, header)
+        self.seal(pending)
         return filled
 
-    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
+    def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         with self._lock:
             if pending.key in self._files:
                 return False

@@ -29,7 +29,7 @@ from kvpool_sidecar.blocks.events import (
 )
 from kvpool_sidecar.eviction import Entry, EvictionConfig, PerTenant, decode_uses, encode_mtime_ns
 from kvpool_sidecar.storage import layout as names
-from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
+from kvpool_sidecar.storage.base import Block, Store, TenantUsage, TransactionTarget, Usage, WriteTransaction
 from kvpool_sidecar.storage.local.directory import TierDirectory
 from kvpool_sidecar.storage.local.health import DriveHealth
 from kvpool_sidecar.storage.scan import prune, purge, remove_orphan, scan
@@ -71,7 +71,7 @@ class PendingCopies(Protocol):
         """Copy these blocks next: they are evicted once they are copied."""
 
 
-class Drive(Store):
+class Drive(Store, TransactionTarget):
     """See Store. `path` must belong to this user and to nobody else; it is made if it is missing.
 
     ConfigError if the directory cannot be used (kvpool_sidecar.storage.local.directory). `scan` must run once.
@@ -373,7 +373,7 @@ class Drive(Store):
 
     # -- writing
 
-    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
         if not self._scanned.wait(_SCAN_WAIT_S):
             raise TierFullError("the drive is still being scanned", where=self.name)
         if self.health.fenced:
@@ -409,18 +409,18 @@ class Drive(Store):
             with self._lock:
                 self._pending_bytes -= need
             raise
-        return WriteTransaction(key, payload_len, fds[0], fds[1], reserved=need, name=name)
+        return WriteTransaction(self, key, payload_len, fds[0], fds[1], reserved=need, name=name)
 
-    def _seal(self, pending: WriteTransaction) -> None:
+    def seal(self, pending: WriteTransaction) -> None:
         blockfile.acquire_read_lease(pending.reader)
 
-    def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
+    def fill_checksum(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
         blockfile.release_read_lease(pending.reader)  # our own writing would break the lease
-        done = super()._fill(pending, header)
+        done = super().fill_checksum(pending, header)
         blockfile.acquire_read_lease(pending.reader)
         return done
 
-    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
+    def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         with self.health:
             try:
                 os.fchmod(pending.reader, _MODE)
@@ -436,7 +436,7 @@ class Drive(Store):
         self._keep_to_quota(header.tenant_tag)
         return True
 
-    def _release(self, pending: WriteTransaction) -> None:
+    def release(self, pending: WriteTransaction) -> None:
         with self._lock:
             if pending in self._pending:
                 self._pending.discard(pending)
@@ -444,7 +444,7 @@ class Drive(Store):
         if pending.name:
             with contextlib.suppress(OSError):
                 os.unlink(pending.name, dir_fd=self._dir.tmp)
-        super()._release(pending)
+        super().release(pending)
 
     # -- space
 
@@ -474,7 +474,7 @@ class Drive(Store):
         with self._lock:
             late = [p for p in self._pending if now - p.created_at > self._pending_max_age_s or _overgrown(p)]
         for pending in late:
-            if self.abort(pending):
+            if pending.abort():
                 self._events.emit(DriveIncident("writers_given_up", 1))
         if not self.scanned:
             return
@@ -702,7 +702,7 @@ class Drive(Store):
         with self._lock:
             pending = list(self._pending)
         for p in pending:
-            self.abort(p)
+            p.abort()
         self._dir.close()
 
     def _note(self, error: OSError) -> None:

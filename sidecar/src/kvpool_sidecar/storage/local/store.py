@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from kvpool.config import CacheConfig, LocalTier
     from kvpool.protocol.block import BlockHeader
+    from kvpool_sidecar.storage.tombstones import PurgeTombstones
 
 __all__ = ["LocalStore", "open_local"]
 
@@ -45,6 +46,10 @@ class LocalStore(Store):
         """Ask this before evicting blocks: those that are not copied yet are copied first, if possible."""
         for drive in self.drives:
             drive.pending_copies = pending_copies
+
+    def set_tombstones(self, tombstones: PurgeTombstones) -> None:
+        for drive in self.drives:
+            drive.set_tombstones(tombstones)
 
     def start(self) -> None:
         """Scan each drive in a thread of its own; reads are served meanwhile."""
@@ -173,23 +178,8 @@ class LocalStore(Store):
     def _home(self, key: bytes) -> Drive:
         return self.drives[placement.choose(key, self._names, self._weights)]
 
-    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
-        drive = placement.choose(key, self._names, self._weights)
-        pending = self.drives[drive]._create(key, payload_len)
-        pending.drive = drive  # the key's place may be another by the time it is written
-        return pending
-
-    def _seal(self, pending: WriteTransaction) -> None:
-        self.drives[pending.drive]._seal(pending)
-
-    def _fill(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
-        return self.drives[pending.drive]._fill(pending, header)
-
-    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
-        return self.drives[pending.drive]._publish(pending, header)
-
-    def _release(self, pending: WriteTransaction) -> None:
-        self.drives[pending.drive]._release(pending)
+    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+        return self._home(key).begin_write(key, payload_len)
 
 
 def open_local(

@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
 from kvpool.protocol.block import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTES, MAGIC, BlockHeader, encode_header
-from kvpool.protocol.wire import CommitStatus
 from kvpool_sidecar.blocks import compression as codec
 from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
-from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
+from kvpool_sidecar.storage.base import Block, CommitOutcome, Store, TransactionTarget, WrapperStore, WriteTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
-    from kvpool_sidecar.blocks.file import Expect
 
 __all__ = ["CompressedStore"]
 
@@ -37,11 +35,7 @@ _WAIT_S = 20.0
 _PACKED = blockfile.Expect(packed=True)
 
 
-class _Plain(WriteTransaction):
-    """A block as it was written, in memory, before it is compressed."""
-
-
-class CompressedStore(Store):
+class CompressedStore(WrapperStore, TransactionTarget):
     """See Store; `inner` keeps the blocks. `keys` tells the lengths as they are stored.
 
     `local` is the store that compressed blocks are promoted to, with an event BlockPromoted. A payload of more than
@@ -58,8 +52,7 @@ class CompressedStore(Store):
         events: BlockEvents | None = None,
         count: Callable[[str, int], None] = lambda _what, _n: None,
     ) -> None:
-        self.name = inner.name
-        self._inner = inner
+        super().__init__(inner)
         self._local = local
         self._codec = codec
         self._max_payload = max_payload
@@ -67,16 +60,6 @@ class CompressedStore(Store):
         self._count = count
         self._lock = threading.Lock()
         self._coming: dict[bytes, threading.Event] = {}
-
-    @property
-    def inner(self) -> Store:
-        """The store that keeps the blocks."""
-        return self._inner
-
-    # -- reading
-
-    def contains(self, key: bytes) -> bool:
-        return self._inner.contains(key)
 
     def open(self, key: bytes) -> Block | None:
         """None also for a compressed block that is corrupt, which quarantines it, or that the local tier has no room
@@ -98,6 +81,9 @@ class CompressedStore(Store):
             return None
         finally:
             os.close(found.fd)
+
+    def peek(self, key: bytes) -> Block | None:
+        return self.open(key)  # receivers of descriptors expect plain blocks
 
     def verify(self, key: bytes) -> bool:
         found = self._inner.peek(key)
@@ -148,12 +134,12 @@ class CompressedStore(Store):
             codec.decompress(found.fd, header, lambda piece, offset: _write(pending.writer, piece, offset))
             plain = replace(header, codec=CODEC_NONE, stored_len=header.payload_len)
             os.pwrite(pending.writer, encode_header(plain), 0)
-            status = self._local.commit(pending)
+            outcome = pending.commit()
         except BaseException:
-            self._local.abort(pending)
+            pending.abort()
             raise
         self._count("decompressed", 1)
-        if status == CommitStatus.STORED:
+        if outcome is CommitOutcome.STORED:
             self._events.emit(BlockPromoted(key, header.payload_len))
 
     def _keep_room(self, header: BlockHeader) -> WriteTransaction | None:
@@ -164,28 +150,17 @@ class CompressedStore(Store):
 
     # -- writing
 
-    def begin(self, key: bytes, payload_len: int) -> WriteTransaction | None:
-        return self._inner.begin(key, payload_len) if self._codec == CODEC_NONE else super().begin(key, payload_len)
-
-    def commit(
-        self, pending: WriteTransaction, expect: Expect = blockfile.ANYTHING, *, fill: bool = False
-    ) -> CommitStatus:
-        if isinstance(pending, _Plain):
-            return super().commit(pending, expect, fill=fill)
-        return self._inner.commit(pending, expect, fill=fill)
-
-    def abort(self, pending: WriteTransaction) -> bool:
-        return super().abort(pending) if isinstance(pending, _Plain) else self._inner.abort(pending)
-
-    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+        if self._codec == CODEC_NONE:
+            return self._inner.begin_write(key, payload_len)
         writer, reader = _memory()
         os.ftruncate(writer, HEADER_BYTES + payload_len)
-        return _Plain(key, payload_len, writer, reader, reserved=0)
+        return WriteTransaction(self, key, payload_len, writer, reader, reserved=0)
 
-    def _seal(self, pending: WriteTransaction) -> None:
+    def seal(self, pending: WriteTransaction) -> None:
         """Only this process writes here, and it has closed its descriptor."""
 
-    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
+    def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         size = header.payload_len
         writer, reader = _memory()
         try:
@@ -211,38 +186,9 @@ class CompressedStore(Store):
             while done < target.file_bytes:
                 done += os.sendfile(target.writer, source, done, target.file_bytes - done)
         except BaseException:
-            self._inner.abort(target)
+            target.abort()
             raise
-        return self._inner.commit(target, _PACKED) == CommitStatus.STORED
-
-    # -- as it is
-
-    def header(self, key: bytes) -> BlockHeader | None:
-        return self._inner.header(key)
-
-    def purge(self, keys: Sequence[bytes]) -> int:
-        return self._inner.purge(keys)
-
-    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
-        return self._inner.purge_quarantine(doomed)
-
-    def quarantine(self, key: bytes) -> bool:
-        return self._inner.quarantine(key)
-
-    def delete(self, key: bytes) -> bool:
-        return self._inner.delete(key)
-
-    def usage(self) -> Usage:
-        return self._inner.usage()
-
-    def keys(self) -> Iterator[tuple[bytes, int]]:
-        return self._inner.keys()
-
-    def maintain(self) -> None:
-        self._inner.maintain()
-
-    def close(self) -> None:
-        self._inner.close()
+        return target.commit(_PACKED) is CommitOutcome.STORED
 
 
 def _codec_of(fd: int) -> int:

@@ -21,7 +21,7 @@ from kvpool.errors import TierFullError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks.events import BlockEvents, SharedBlockOpened
 from kvpool_sidecar.storage import layout as names
-from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
+from kvpool_sidecar.storage.base import Block, Store, TransactionTarget, Usage, WriteTransaction
 from kvpool_sidecar.storage.scan import purge
 from kvpool_sidecar.system import safe_open as safefs
 
@@ -40,7 +40,7 @@ _TRIALS = 3
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
-class FilesystemStore(Store):
+class FilesystemStore(Store, TransactionTarget):
     """See Store. The directory is opened at the first use, so a mount that is not there yet costs nothing.
 
     `capacity_bytes`: 0 for no limit of ours; else copying stops there, by what `set_usage` told and was stored since.
@@ -210,7 +210,7 @@ class FilesystemStore(Store):
         for fd in closing:
             os.close(fd)
 
-    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         tmp = self._dir(names.TMP)
         with self._lock:
@@ -237,13 +237,13 @@ class FilesystemStore(Store):
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise TierFullError("no space left", key=key.hex(), where=self.name) from None
             raise
-        return WriteTransaction(key, payload_len, writer, reader, reserved=total, name=name)
+        return WriteTransaction(self, key, payload_len, writer, reader, reserved=total, name=name)
 
-    def _seal(self, pending: WriteTransaction) -> None:
+    def seal(self, pending: WriteTransaction) -> None:
         """Only this process writes here, and it has closed its descriptor: network file systems have no leases."""
         os.fsync(pending.reader)
 
-    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
+    def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         tmp, blocks = self._dir(names.TMP), self._dir(names.BLOCKS)
         path = names.block_path(pending.key)
         with contextlib.suppress(OSError):
@@ -263,8 +263,8 @@ class FilesystemStore(Store):
             self._stored = (self._stored[0] + pending.file_bytes, self._stored[1] + 1)
         return True
 
-    def _release(self, pending: WriteTransaction) -> None:
-        super()._release(pending)
+    def release(self, pending: WriteTransaction) -> None:
+        super().release(pending)
         with self._lock:
             self._promised -= pending.reserved
         with contextlib.suppress(OSError):

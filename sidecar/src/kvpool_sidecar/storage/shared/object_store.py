@@ -24,7 +24,7 @@ from kvpool.errors import ConfigError, CorruptBlockError, RefusedError, TierFull
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted, SharedBlockOpened
-from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
+from kvpool_sidecar.storage.base import Block, Store, TransactionTarget, Usage, WriteTransaction
 from kvpool_sidecar.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _WIPERS = 16
 _IN_HAND = 1 << 30
 
 
-class ObjectStore(Store):
+class ObjectStore(Store, TransactionTarget):
     """See Store. The bucket is used at the first call, so one that does not answer yet costs nothing.
 
     `local` is the store that a block is promoted to, with an event BlockPromoted; None: into memory only.
@@ -278,16 +278,16 @@ class ObjectStore(Store):
             bucket.get_to_fd(self._name(key), pending.writer, pending.file_bytes)
             blockfile.verify(pending.reader, key, payload_len)
         except BaseException:
-            store.abort(pending)
+            pending.abort()
             raise
-        store.commit(pending)
+        pending.commit()
         if stays:
             self.events.emit(BlockPromoted(key, payload_len))
         return store.open(key)
 
     # -- writing
 
-    def _create(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         with self._lock:
             over = self._capacity and self._used + self._promised + total > self._capacity
@@ -300,7 +300,7 @@ class ObjectStore(Store):
             writer = self._unnamed()
             os.ftruncate(writer, total)
             reader = os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC)
-            return WriteTransaction(key, payload_len, writer, reader, reserved=total)
+            return WriteTransaction(self, key, payload_len, writer, reader, reserved=total)
         except OSError as e:
             for fd in (writer, reader):
                 if fd >= 0:
@@ -312,10 +312,10 @@ class ObjectStore(Store):
                 raise TierFullError("no space to stage a block", key=key.hex(), where=self.name) from None
             raise
 
-    def _seal(self, pending: WriteTransaction) -> None:
+    def seal(self, pending: WriteTransaction) -> None:
         """Only this process writes here, and it has closed its descriptor."""
 
-    def _publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
+    def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         blockfile.verify(pending.reader, header.key, pending.payload_len)  # a block that rotted here goes nowhere
         if not self._bucket_of_this_pool().put(self._name(pending.key), pending.reader, pending.file_bytes):
             return False
@@ -325,8 +325,8 @@ class ObjectStore(Store):
             self._stored = (self._stored[0] + pending.file_bytes, self._stored[1] + 1)
         return True
 
-    def _release(self, pending: WriteTransaction) -> None:
-        super()._release(pending)
+    def release(self, pending: WriteTransaction) -> None:
+        super().release(pending)
         with self._lock:
             self._promised -= pending.reserved
             self._in_hand -= pending.reserved
