@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.pools.plan import Action
 
-__all__ = ["ApplyResult", "apply_plan", "emit_event", "emit_pool_event"]
+__all__ = ["ApplyResult", "apply_plan", "emit_event", "emit_pool_event", "evict_pod"]
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,11 @@ async def emit_pool_event(event: EmitEvent, meta: Metadata, cluster: ApiClient) 
         "uid": meta.uid,
     }
     await emit_event(about, event.reason, event.message, cluster, warning=event.warning)
+
+
+async def evict_pod(target: ObjectRef, uid: str, cluster: ApiClient) -> None:
+    """Evict an engine pod, as `kubectl drain` does. See `ApiClient.evict` for the errors."""
+    await cluster.evict(target, uid=uid)
 
 
 async def emit_event(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.errors import ConflictError, EvictionBlockedError, NotLeaderError, OperatorError, RejectedError
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.pools.apply import emit_event
+from kvpool_operator.pools.apply import emit_event, evict_pod
 from kvpool_operator.pools.injection_watchdog import EvictionHistory, next_candidate, pod_event
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class PodEvictor:
         """What came of it, and why it did not happen."""
         now = self._clock()
         try:
-            await self._cluster.evict(ObjectRef("Pod", pod.namespace, pod.name), uid=pod.uid)
+            await evict_pod(ObjectRef("Pod", pod.namespace, pod.name), pod.uid, self._cluster)
         except NotLeaderError:
             raise
         except EvictionBlockedError:
