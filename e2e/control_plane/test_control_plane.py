@@ -256,7 +256,7 @@ def test_engines_that_share_nothing_are_named_with_what_differs(
     pools.until_ready("chat")
     sidecars["node-a"].status["fingerprints"] = [kind("d1", pod("one"), "0badcafe")]
     sidecars["node-b"].status["fingerprints"] = [kind("d2", pod("two"), "0badbabe")]
-    words = "differ/one share no block of llama with differ/two (kv_dtype differs)"
+    words = "differ/one cannot share blocks of llama with differ/two (kv_dtype differs)"
     pools.until_condition("chat", "BlocksShareable", "FingerprintsDiffer", words)
     assert pools.get("chat")["status"]["phase"] == "Ready"
     until(

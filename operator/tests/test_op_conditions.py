@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,18 @@ def test_every_condition_type_and_reason_is_documented():
         assert reason.meaning.endswith("."), reason
         assert reason.value.isalnum()
         assert reason.value[0].isupper()
+
+
+def test_every_reason_is_used():
+    used = {
+        node.attr
+        for path in SOURCE.rglob("*.py")
+        if path.name != "reasons.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id.endswith("Reason")
+    }
+    by_phase = {r.name for r in REASONS["KVCacheOperation"]["Complete"]}
+    assert {r.name for r in (*Reason, *EventReason)} - used - by_phase == set()
 
 
 def test_verdicts_update_conditions_and_drop_what_is_none():

@@ -44,7 +44,7 @@ def judged(*of_nodes: list[Fingerprint], engines: EnginePods | None = None) -> t
 def test_two_pods_that_differ_in_any_field_are_told_apart_by_its_name(field: str):
     condition, made = judged([kind("d1", "1")], [kind("d2", "2", **{field.replace(".", "__"): "00000000"})])
     assert (condition["status"], condition["reason"]) == ("False", "FingerprintsDiffer")
-    assert condition["message"] == f"team-a/one share no block of llama with team-a/two ({field} differs)"
+    assert condition["message"] == f"team-a/one cannot share blocks of llama with team-a/two ({field} differs)"
     assert [(f["digest"], f["pods"], f["connected"]) for f in made["fingerprints"]] == [
         ("d1", ["team-a/one"], 1),
         ("d2", ["team-a/two"], 1),
@@ -90,13 +90,15 @@ def test_the_larger_group_is_told_first_and_names_are_few():
     names = {str(i): f"t/p{i}" for i in range(9)}
     found = [kind("d1", "0", **OTHER), kind("d2", *map(str, range(1, 8)))]
     condition, _ = judged(found, engines=EnginePods(names=names))
-    assert condition["message"] == ("t/p1, t/p2, t/p3 and 4 more share no block of llama with t/p0 (kv_dtype differs)")
+    assert condition["message"] == (
+        "t/p1, t/p2, t/p3 and 4 more cannot share blocks of llama with t/p0 (kv_dtype differs)"
+    )
 
 
 def test_an_older_client_that_tells_no_fields_is_said_so():
     silent = Fingerprint("d2", "vllm 0.32", "llama", 5, {}, 1, (ConnectedPod("2", True, 1),))
     condition, _ = judged([kind("d1", "1"), silent])
-    assert "(their clients do not tell by what they differ)" in condition["message"]
+    assert "(their clients do not report what differs)" in condition["message"]
 
 
 def test_nobody_there_is_unknown():

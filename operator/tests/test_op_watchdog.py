@@ -90,7 +90,7 @@ def test_one_in_its_time():
 
 def test_an_owner_whose_new_pods_are_no_better_is_left_alone_longer_and_longer():
     memory, old = EvictionHistory(last=0.0), [a_pod("a"), a_pod("b")]
-    memory.evicted(old[0], old, "t", 100.0)
+    memory.record_eviction(old[0], old, "t", 100.0)
     assert next_of(good("new"), old[1], memory=memory, now=200.0) == "b", "it helped"
     no_better = [a_pod("again"), old[1]]
     memory.forget(no_better, 200.0)
@@ -98,7 +98,7 @@ def test_an_owner_whose_new_pods_are_no_better_is_left_alone_longer_and_longer()
     assert next_of(*no_better, memory=memory, now=200.0, target="another spec") == "again"
     assert next_of(*no_better, memory=memory, now=3699.0) is None
     assert next_of(*no_better, memory=memory, now=3700.0) == "again"
-    memory.evicted(no_better[0], no_better, "t", 3700.0)
+    memory.record_eviction(no_better[0], no_better, "t", 3700.0)
     still = [a_pod("third"), old[1]]
     assert next_of(*still, memory=memory, now=3700.0 + 7199) is None
     assert next_of(*still, memory=memory, now=3700.0 + 7200) == "b"
@@ -106,10 +106,10 @@ def test_an_owner_whose_new_pods_are_no_better_is_left_alone_longer_and_longer()
 
 def test_what_is_remembered_goes_with_the_owner():
     memory, pods = EvictionHistory(last=0.0), [a_pod("a")]
-    memory.evicted(pods[0], pods, "t", 1.0)
-    memory.held(pods[0], 50.0)
+    memory.record_eviction(pods[0], pods, "t", 1.0)
+    memory.record_blocked(pods[0], 50.0)
     memory.forget([a_pod("x", owner=Owner("ReplicaSet", "x", "rs-2"))], 2.0)
-    assert memory.tries == {} == memory.rests
+    assert memory.attempts == {} == memory.blocked_until
 
 
 def test_what_is_said_of_a_pod():

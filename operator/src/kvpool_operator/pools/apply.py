@@ -1,4 +1,4 @@
-"""Doing what a plan says. Nobody else writes to the cluster, but for the Lease in `leader.py` and `operations`."""
+"""Executes the plan of a pool. Other writers: `nodes.writer`, `operations`, and the helpers in `k8s`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from kvpool_operator.times import rfc3339
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvpool_operator.api.reasons import EventReason
     from kvpool_operator.api.v1alpha1 import Metadata
     from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.pools.plan import Action
@@ -30,38 +31,40 @@ log = logging.getLogger(__name__)
 
 COMPONENT: Final = "kvpool-operator"
 _ORDERED_KINDS: Final = frozenset({"Secret", "StatefulSet", "DaemonSet"})
-"""Kinds that others rely on, or that rely on others."""
+"""Kinds that other objects depend on, or that depend on others: applied one by one, in order."""
 
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """What came of a plan."""
+    """Result of a plan."""
 
     applied: tuple[ObjectRef, ...] = ()
     pruned: tuple[ObjectRef, ...] = ()
     rejections: tuple[str, ...] = field(default=())
-    """What the API server refused, in its words."""
+    """Messages of the API server about objects that it rejected."""
 
 
 async def apply_plan(plan: Plan, meta: Metadata, cluster: ApiClient) -> ApplyResult:
-    """Every action in order; neighbours that do not rely on each other together. One that is refused does not keep the
-    others from being done; errors that may pass by themselves end the pass, which is then repeated."""
+    """Execute every action in order; neighbors that do not depend on each other concurrently.
+
+    A rejected action does not stop the others. Retryable errors end the reconcile, which is then repeated.
+    """
     applied: list[ObjectRef] = []
     pruned: list[ObjectRef] = []
     rejections: list[str] = []
-    for together in _groups(plan.actions):
-        # all are waited for: nothing goes on behind the back of a pass that has ended
-        ends = await asyncio.gather(*(_execute(a, meta, cluster) for a in together), return_exceptions=True)
-        for action, end in zip(together, ends, strict=True):
-            if isinstance(end, RejectedError):
-                log.warning("pool=%s/%s: %s", meta.namespace, meta.name, end)
-                rejections.append(str(end))
-            elif end is None:
+    for group in _groups(plan.actions):
+        # wait for all, so that nothing runs on after the reconcile has ended
+        results = await asyncio.gather(*(_execute(a, meta, cluster) for a in group), return_exceptions=True)
+        for action, result in zip(group, results, strict=True):
+            if isinstance(result, RejectedError):
+                log.warning("pool=%s/%s: %s", meta.namespace, meta.name, result)
+                rejections.append(str(result))
+            elif result is None:
                 _record(action, meta, applied, pruned)
-        failed = next((e for e in ends if e is not None and not isinstance(e, RejectedError)), None)
+        failed = next((e for e in results if e is not None and not isinstance(e, RejectedError)), None)
         if failed is not None:
             raise failed
-        if ends[0] is not None and _is_prerequisite(together[0], meta):
+        if results[0] is not None and _is_prerequisite(group[0], meta):
             break
     return ApplyResult(tuple(applied), tuple(pruned), tuple(rejections))
 
@@ -69,18 +72,18 @@ async def apply_plan(plan: Plan, meta: Metadata, cluster: ApiClient) -> ApplyRes
 def _groups(actions: Sequence[Action]) -> list[list[Action]]:
     groups: list[list[Action]] = []
     for action in actions:
-        apart = not isinstance(action, Apply) or action.manifest["kind"] in _ORDERED_KINDS
-        before = groups[-1][-1] if groups else None
-        if apart or not isinstance(before, Apply) or before.manifest["kind"] in _ORDERED_KINDS:
+        is_ordered = not isinstance(action, Apply) or action.manifest["kind"] in _ORDERED_KINDS
+        previous = groups[-1][-1] if groups else None
+        if is_ordered or not isinstance(previous, Apply) or previous.manifest["kind"] in _ORDERED_KINDS:
             groups.append([])
         groups[-1].append(action)
     return groups
 
 
 def _is_prerequisite(action: Action, meta: Metadata) -> bool:
-    """Whether what follows relies on this."""
-    kept = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
-    return isinstance(action, PatchMetadata) or (isinstance(action, Apply) and ref(action.manifest) == kept)
+    """Whether the following actions depend on this one."""
+    secret = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
+    return isinstance(action, PatchMetadata) or (isinstance(action, Apply) and ref(action.manifest) == secret)
 
 
 async def _execute(action: Action, meta: Metadata, cluster: ApiClient) -> None:
@@ -93,7 +96,7 @@ async def _execute(action: Action, meta: Metadata, cluster: ApiClient) -> None:
             try:
                 await cluster.delete(target, uid=uid, foreground=foreground)
             except ConflictError:
-                log.info("%s was made anew in between", target)
+                log.info("%s was recreated meanwhile, so it is not deleted", target)
         case SetLabel(target=target, label=label, value=value):
             await cluster.patch(target, {"metadata": {"labels": {label: value}}})
         case PatchMetadata(metadata=metadata):
@@ -108,23 +111,26 @@ async def _patch_pool(patch: Manifest, meta: Metadata, cluster: ApiClient) -> No
         await cluster.patch(target, patch)
     except RejectedError as e:
         if e.status == 404:
-            raise ConflictError(f"{target} is gone") from None
+            raise ConflictError(f"{target} no longer exists") from None
         raise
 
 
 async def _create_or_update(manifest: Manifest, meta: Metadata, cluster: ApiClient) -> None:
-    """Make what was not there. An object of that name that is not this pool's stays as it is."""
+    """Create an object. An existing object of that name that is not this pool's is left unchanged."""
     target = ref(manifest)
-    there = await cluster.get(target)
-    if there is not None and not is_ours(there, meta.name):
-        raise RejectedError(f"{target} exists and is not this pool's: delete or rename it, or name the pool otherwise")
-    if target.kind == "Secret" and there is None:
-        await cluster.create(manifest)  # random values: of two who make it, one must lose
+    live = await cluster.get(target)
+    if live is not None and not is_ours(live, meta.name):
+        raise RejectedError(
+            f"{target} exists and is not this pool's: delete or rename it, or choose another name for the pool"
+        )
+    if target.kind == "Secret" and live is None:
+        await cluster.create(manifest)  # random values: of two writers, one must fail
     else:
         await cluster.apply(manifest)
 
 
 async def emit_pool_event(event: EmitEvent, meta: Metadata, cluster: ApiClient) -> None:
+    """Emit an Event about the pool."""
     about = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -141,18 +147,18 @@ async def evict_pod(target: ObjectRef, uid: str, cluster: ApiClient) -> None:
 
 
 async def emit_event(
-    about: Manifest, reason: str, message: str, cluster: ApiClient, *, warning: bool, name: str = ""
+    about: Manifest, reason: EventReason, message: str, cluster: ApiClient, *, warning: bool, name: str = ""
 ) -> None:
-    """An Event about an object (its reference). With a name of its own it is made once, whoever makes it."""
+    """Emit an Event about an object (its reference). With `name` it is created only once, by any process."""
     now = rfc3339(datetime.now(UTC))
-    called = {"name": name} if name else {"generateName": f"{about['name']}.", "name": ""}
+    naming = {"name": name} if name else {"generateName": f"{about['name']}.", "name": ""}
     manifest = {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {**called, "namespace": about["namespace"]},
+        "metadata": {**naming, "namespace": about["namespace"]},
         "involvedObject": about,
         "type": "Warning" if warning else "Normal",
-        "reason": reason,
+        "reason": str(reason),
         "message": message[:1000],
         "source": {"component": COMPONENT},
         "firstTimestamp": now,
@@ -162,11 +168,11 @@ async def emit_event(
     try:
         await cluster.create(manifest)
     except ConflictError:
-        pass  # it was told of before
+        pass  # emitted before
     except NotLeaderError:
         raise
-    except OperatorError as e:  # an Event is a courtesy: nothing waits for it
-        log.info("no Event %s: %s", reason, e)
+    except OperatorError as e:  # nothing depends on an Event
+        log.info("Event %s was not emitted: %s", reason, e)
 
 
 def _record(action: Action, meta: Metadata, applied: list[ObjectRef], pruned: list[ObjectRef]) -> None:

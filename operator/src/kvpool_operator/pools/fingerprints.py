@@ -1,8 +1,8 @@
-"""Which engine pods share blocks, and by what the others differ. Pure.
+"""Determines which engine pods can share blocks, and which settings keep the others apart. Pure.
 
-Blocks are shared within a namespace (a tenant), between engines of one fingerprint. A pod may have several of them;
-pods of one model that have none in common share nothing, and then the digests of the facts behind the fingerprints
-name the fields that differ.
+Blocks are shared within a namespace (a tenant), between engines with the same fingerprint. A pod may have several
+fingerprints. Pods of one model without a common fingerprint share nothing; the digests of the fingerprint inputs then
+show which fields differ.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["FingerprintGroup", "ReuseGap", "explain", "find_gaps", "group_fingerprints"]
 
 _FOLLOWS: Final = frozenset({"block_bytes", "groups", "hf_config", "format"})
-"""Fields that differ because others do: named last."""
+"""Fields that differ as a consequence of others: named last."""
 _OWN: Final = frozenset({"private", "process", "reset"})
-"""Fields of engines that share with nobody, whatever the others are: named first."""
+"""Fields of engines that never share, whatever the other fields are: named first."""
 _FIELDS_NAMED: Final = 6
 _PODS_NAMED: Final = 3
 
 
 @dataclass(frozen=True)
 class FingerprintGroup:
-    """One fingerprint over all sidecars. Pods are names (namespace/name)."""
+    """One fingerprint over all sidecars. Pods are named namespace/name."""
 
     digest: str
     engine: str
@@ -39,54 +39,54 @@ class FingerprintGroup:
     others: tuple[str, ...]
     """Pods that were connected before."""
     in_use_by: int
-    """Number of pods that are connected, also of those whose name is not known."""
+    """Number of connected pods, including those whose name is unknown."""
     last_seen: int
-    """Seconds since 1970 when one was last connected; 0 for never."""
+    """Unix time when a pod was last connected; 0: never."""
 
 
 @dataclass(frozen=True)
 class ReuseGap:
-    """Pods of one namespace and model that do not all share."""
+    """Pods of one namespace and model that cannot all share blocks."""
 
     namespace: str
     model: str
     groups: tuple[tuple[str, ...], ...]
-    """Digests; pods of one group share, directly or through one another. The group with most pods first."""
+    """Digests; pods of one group share blocks, directly or through each other. The group with most pods is first."""
 
 
 def group_fingerprints(reports: Iterable[SidecarStatus], names: Mapping[str, str]) -> list[FingerprintGroup]:
-    """What the sidecars tell, put together; `names` of pods by uid. Those in use first, then the largest."""
-    told: defaultdict[str, list[Fingerprint]] = defaultdict(list)
+    """Merge the reports of all sidecars; `names`: of pods by uid. Fingerprints in use first, then the largest."""
+    reported: defaultdict[str, list[Fingerprint]] = defaultdict(list)
     for report in reports:
         for fingerprint in report.fingerprints:
-            told[fingerprint.digest].append(fingerprint)
-    found = [_merge(digest, same, names) for digest, same in told.items()]
-    return sorted(found, key=lambda k: (not k.in_use_by, -k.bytes, k.digest))
+            reported[fingerprint.digest].append(fingerprint)
+    groups = [_merge(digest, same, names) for digest, same in reported.items()]
+    return sorted(groups, key=lambda g: (not g.in_use_by, -g.bytes, g.digest))
 
 
-def find_gaps(found: Iterable[FingerprintGroup]) -> list[ReuseGap]:
-    """Where pods that should share do not. Engines that do not name their model are not judged."""
+def find_gaps(groups: Iterable[FingerprintGroup]) -> list[ReuseGap]:
+    """Find pods of one namespace and model that cannot share. Engines that do not report their model are left out."""
     by_model: defaultdict[tuple[str, str], defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for kind in found:
-        for pod in kind.connected:
-            if kind.model:
-                by_model[pod.partition("/")[0], kind.model][kind.digest].add(pod)
-    answers = [ReuseGap(*at, groups=_groups(pods)) for at, pods in sorted(by_model.items())]
-    return [split for split in answers if len(split.groups) > 1]
+    for group in groups:
+        for pod in group.connected:
+            if group.model:
+                by_model[pod.partition("/")[0], group.model][group.digest].add(pod)
+    gaps = [ReuseGap(*at, groups=_groups(pods)) for at, pods in sorted(by_model.items())]
+    return [gap for gap in gaps if len(gap.groups) > 1]
 
 
-def explain(split: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
-    """Who shares nothing with whom, and because of what."""
-    first, *rest = split.groups
+def explain(gap: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
+    """Message: which pods cannot share blocks with which, and the fields that differ."""
+    first, *rest = gap.groups
     parts = []
     for other in rest[:2]:
         names = _differing(first, other, by_digest)
         verb = "differs" if len(names) == 1 else "differ"
-        why = f"{', '.join(names)} {verb}" if names else "their clients do not tell by what they differ"
-        parts.append(f"{_pods(other, split, by_digest)} ({why})")
+        why = f"{', '.join(names)} {verb}" if names else "their clients do not report what differs"
+        parts.append(f"{_pods(other, gap, by_digest)} ({why})")
     more = f"; and {len(rest) - 2} more groups" if len(rest) > 2 else ""
-    model = split.model[:80]
-    return f"{_pods(first, split, by_digest)} share no block of {model} with {'; with '.join(parts)}{more}"
+    model = gap.model[:80]
+    return f"{_pods(first, gap, by_digest)} cannot share blocks of {model} with {'; with '.join(parts)}{more}"
 
 
 def _merge(digest: str, same: Sequence[Fingerprint], names: Mapping[str, str]) -> FingerprintGroup:
@@ -107,7 +107,7 @@ def _merge(digest: str, same: Sequence[Fingerprint], names: Mapping[str, str]) -
 
 
 def _groups(pods: Mapping[str, set[str]]) -> tuple[tuple[str, ...], ...]:
-    """Connected parts of the graph of digests and pods."""
+    """Connected components of the graph of digests and pods."""
     left = dict(sorted(pods.items()))
     groups = []
     while left:
@@ -122,7 +122,7 @@ def _groups(pods: Mapping[str, set[str]]) -> tuple[tuple[str, ...], ...]:
 
 
 def _differing(one: Sequence[str], other: Sequence[str], by_digest: Mapping[str, FingerprintGroup]) -> list[str]:
-    """Fields by which the two nearest fingerprints of both differ."""
+    """Fields that differ between the two most similar fingerprints."""
     best: list[str] = []
     for a in one:
         for b in other:
@@ -134,8 +134,8 @@ def _differing(one: Sequence[str], other: Sequence[str], by_digest: Mapping[str,
     return best[:_FIELDS_NAMED]
 
 
-def _pods(group: Sequence[str], split: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
-    inside = f"{split.namespace}/"
+def _pods(group: Sequence[str], gap: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
+    inside = f"{gap.namespace}/"
     pods = sorted({p for d in group for p in by_digest[d].connected if p.startswith(inside)})
     more = f" and {len(pods) - _PODS_NAMED} more" if len(pods) > _PODS_NAMED else ""
     return ", ".join(pods[:_PODS_NAMED]) + more

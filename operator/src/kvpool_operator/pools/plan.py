@@ -1,7 +1,7 @@
-"""What to do next for one pool: the difference between what should be and what is. Pure.
+"""Plans the next actions for one pool: the difference between the desired and the live objects. Pure.
 
-`plan` keeps a living pool as its spec says; `plan_cleanup` takes a deleted one apart, stage by stage. Both only look at
-what is there now, so they can be asked again at any moment and after any interruption.
+`plan` is for a living pool, `plan_cleanup` deletes the objects of a deleted pool in stages. Both depend on the snapshot
+only, so they can be repeated at any moment and after any interruption.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvpool_operator.api.annotations import ANNOTATION_WIPED, FINALIZER_CLEANUP, LABEL_RETAINED
+from kvpool_operator.api.reasons import EventReason
 from kvpool_operator.desired import names
 from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.diff import is_up_to_date
@@ -40,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Apply:
-    """Server-side apply. `new`: it was not there, so somebody else's object of that name must not be taken over."""
+    """Server-side apply. `new`: the object did not exist, so an object of that name that is not ours must stay."""
 
     manifest: Manifest
     new: bool = False
@@ -48,7 +49,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class Prune:
-    """Delete. Foreground: the object goes after its pods."""
+    """Delete. Foreground: the object is deleted after its pods."""
 
     target: ObjectRef
     uid: str
@@ -57,7 +58,7 @@ class Prune:
 
 @dataclass(frozen=True)
 class SetLabel:
-    """Set a label of an object, or take it away (None)."""
+    """Set a label of an object, or remove it (None)."""
 
     target: ObjectRef
     label: str
@@ -66,7 +67,7 @@ class SetLabel:
 
 @dataclass(frozen=True)
 class PatchMetadata:
-    """Merge patch on the pool's own metadata, refused if the pool changed since it was read."""
+    """Merge patch of the pool's own metadata; it fails if the pool changed since it was read."""
 
     metadata: Manifest
 
@@ -75,7 +76,7 @@ class PatchMetadata:
 class EmitEvent:
     """An Event about the pool."""
 
-    reason: str
+    reason: EventReason
     message: str
     warning: bool = False
 
@@ -85,35 +86,36 @@ Action = Apply | Prune | SetLabel | PatchMetadata | EmitEvent
 
 @dataclass(frozen=True)
 class Plan:
-    """Actions in order, and what is waited for after them (empty: nothing)."""
+    """Actions in order, and what the next step waits for (empty: nothing)."""
 
     actions: tuple[Action, ...] = ()
     waiting: str = ""
     done: bool = field(default=False)
-    """The pool is gone after these actions: there is no status to write."""
+    """After these actions the pool no longer exists: there is no status to write."""
 
 
-def plan(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) -> Plan:
-    """Keep a living pool as its spec says. Empty when everything is as it should be."""
+def plan(meta: Metadata, wanted: Sequence[Manifest], snapshot: Snapshot) -> Plan:
+    """Plan for a living pool; empty if the live objects match the desired ones."""
     if FINALIZER_CLEANUP not in meta.finalizers:
-        # first of all: nothing is made that would not be cleaned up
+        # first, so that everything created later is cleaned up
         return _with_finalizer(meta)
     refs = {ref(m) for m in wanted}
-    kept = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
-    surplus = [r for r in observed.objects if r not in refs and r != kept]
-    adopted = [SetLabel(r, LABEL_RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
-    used = [] if _has_rolled(meta, wanted, observed) else [r for r in surplus if r.name == names.index(meta.name)]
-    surplus = [r for r in surplus if r not in used]
+    secret = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
+    surplus = [r for r in snapshot.objects if r not in refs and r != secret]
+    unretained = [SetLabel(r, LABEL_RETAINED, None) for r, o in snapshot.objects.items() if _is_retained(o)]
+    is_rolled_out = _is_rolled_out(meta, wanted, snapshot)
+    in_use = [] if is_rolled_out else [r for r in surplus if r.name == names.index(meta.name)]
+    surplus = [r for r in surplus if r not in in_use]
     return Plan(
-        (*adopted, *_applies(wanted, observed), *_prunes(surplus, observed)),
-        waiting="every sidecar to use the other index" if used else "",
+        (*unretained, *_applies(wanted, snapshot), *_prunes(surplus, snapshot)),
+        waiting="every sidecar to use the other index" if in_use else "",
     )
 
 
-def _has_rolled(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) -> bool:
-    """Whether every sidecar runs as it should: none reads the former configuration, and its index, any more."""
+def _is_rolled_out(meta: Metadata, wanted: Sequence[Manifest], snapshot: Snapshot) -> bool:
+    """Whether every sidecar runs the current configuration, so that none uses the previous index."""
     target = ObjectRef("DaemonSet", meta.namespace, names.sidecar(meta.name))
-    live = observed.objects.get(target)
+    live = snapshot.objects.get(target)
     manifest = next((m for m in wanted if ref(m) == target), None)
     if live is None or manifest is None:
         return True
@@ -123,143 +125,147 @@ def _has_rolled(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) 
 
 
 def plan_during_preflight(
-    meta: Metadata, wanted: Sequence[Manifest], looks: Sequence[Manifest], observed: Snapshot, waiting: str
+    meta: Metadata, wanted: Sequence[Manifest], checks: Sequence[Manifest], snapshot: Snapshot, waiting: str
 ) -> Plan:
-    """While the nodes are looked at: everything but the sidecars, and nothing goes.
+    """While preflight checks run: apply everything but the sidecars, and delete nothing.
 
-    Sidecars that run keep the configuration and the passwords they run with: one that restarts must not find others,
-    nor one that reads them anew.
+    Running sidecars keep their configuration and passwords: a restarted sidecar must not read changed ones.
     """
     if FINALIZER_CLEANUP not in meta.finalizers:
         return _with_finalizer(meta)
     sidecars = ObjectRef("DaemonSet", meta.namespace, names.sidecar(meta.name))
     left = {sidecars}
-    if sidecars in observed.objects:
+    if sidecars in snapshot.objects:
         read = {
             ObjectRef("ConfigMap", meta.namespace, names.config(meta.name)),
             ObjectRef("Secret", meta.namespace, names.secret(meta.name)),
         }
-        left |= read & observed.objects.keys()
+        left |= read & snapshot.objects.keys()
     refs = {ref(m) for m in wanted}
-    now = [m for m in wanted if ref(m) not in left] + [m for m in looks if ref(m) not in refs]
-    adopted = [SetLabel(r, LABEL_RETAINED, None) for r, o in observed.objects.items() if _is_kept(o)]
-    return Plan((*adopted, *_applies(now, observed)), waiting=waiting)
+    now = [m for m in wanted if ref(m) not in left] + [m for m in checks if ref(m) not in refs]
+    unretained = [SetLabel(r, LABEL_RETAINED, None) for r, o in snapshot.objects.items() if _is_retained(o)]
+    return Plan((*unretained, *_applies(now, snapshot)), waiting=waiting)
 
 
 def plan_dry_run(
-    meta: Metadata, shown: Manifest, looks: Sequence[Manifest] | None, observed: Snapshot, waiting: str
+    meta: Metadata, preview: Manifest, checks: Sequence[Manifest] | None, snapshot: Snapshot, waiting: str
 ) -> Plan:
-    """Only `shown`, which says what would be done, and what looks at the nodes; that goes when it has (None)."""
+    """Apply only `preview`, which lists the changes, and the preflight checks, which are deleted afterwards (None)."""
     if FINALIZER_CLEANUP not in meta.finalizers:
         return _with_finalizer(meta)
-    actions = _applies([*(looks or ()), shown], observed)
-    if looks is None:
-        actions += _prunes([r for r in observed.objects if _is_look(r, observed)], observed)
+    actions = _applies([*(checks or ()), preview], snapshot)
+    if checks is None:
+        actions += _prunes([r for r in snapshot.objects if _is_preflight(r, snapshot)], snapshot)
     return Plan(tuple(actions), waiting=waiting)
 
 
-def summarize_changes(meta: Metadata, wanted: Sequence[Manifest], observed: Snapshot) -> dict[str, list[str]]:
-    """What `plan` would do with which objects: create, change, keep, delete."""
-    told: dict[str, list[str]] = {"create": [], "change": [], "keep": [], "delete": []}
+def summarize_changes(meta: Metadata, wanted: Sequence[Manifest], snapshot: Snapshot) -> dict[str, list[str]]:
+    """Objects by what `plan` would do with them: create, change, keep, delete."""
+    changes: dict[str, list[str]] = {"create": [], "change": [], "keep": [], "delete": []}
     for manifest in wanted:
-        live = observed.objects.get(ref(manifest))
+        live = snapshot.objects.get(ref(manifest))
         what = "create" if live is None else "keep" if is_up_to_date(live, manifest) else "change"
-        told[what].append(str(ref(manifest)))
+        changes[what].append(str(ref(manifest)))
     refs = {ref(m) for m in wanted}
     kept = {ObjectRef("Secret", meta.namespace, names.secret(meta.name))}
-    kept |= {r for r in observed.objects if _is_look(r, observed) or r.name == names.rendered(meta.name)}
-    told["delete"] = [str(r) for r in sorted(observed.objects) if r not in refs and r not in kept]
-    return told
+    kept |= {r for r in snapshot.objects if _is_preflight(r, snapshot) or r.name == names.rendered(meta.name)}
+    changes["delete"] = [str(r) for r in sorted(snapshot.objects) if r not in refs and r not in kept]
+    return changes
 
 
 def plan_cleanup(
     meta: Metadata,
     policy: str,
     wipe: Sequence[Manifest] | None,
-    observed: Snapshot,
+    snapshot: Snapshot,
     *,
     overdue: bool,
 ) -> Plan:
-    """Take a deleted pool apart.
+    """Plan the deletion of a pool's objects.
 
-    `wipe`: what removes the blocks from the nodes (None: it cannot be made). `overdue`: the deadline has passed, so
-    nothing is waited for any longer. Where the blocks stay, the Secret that names them stays, with a label.
+    `wipe`: the objects that remove the blocks from the nodes (None: the spec is invalid). `overdue`: the cleanup
+    timeout has passed, so nothing is waited for. If the blocks stay, the Secret that identifies them stays, labeled.
     """
     if FINALIZER_CLEANUP not in meta.finalizers:
         return Plan(done=True)
-    wiping = policy == "Delete" and ANNOTATION_WIPED not in (observed.raw["metadata"].get("annotations") or {})
+    wiping = policy == "Delete" and ANNOTATION_WIPED not in (snapshot.raw["metadata"].get("annotations") or {})
     if wiping and not overdue:
-        return _wipe(meta, wipe, observed)
+        return _wipe(meta, wipe, snapshot)
     secret_ref = ObjectRef("Secret", meta.namespace, names.secret(meta.name))
-    keeps = policy != "Delete" and not observed.namespace_terminating
+    keeps = policy != "Delete" and not snapshot.namespace_terminating
     actions: list[Action] = []
     if wiping:
-        actions.append(EmitEvent("CleanupTimedOut", _left_behind(meta, observed), warning=True))
-    if keeps and secret_ref in observed.objects and not _is_kept(observed.objects[secret_ref]):
+        actions.append(EmitEvent(EventReason.CLEANUP_TIMED_OUT, _left_behind(meta, snapshot), warning=True))
+    if keeps and secret_ref in snapshot.objects and not _is_retained(snapshot.objects[secret_ref]):
         actions.append(SetLabel(secret_ref, LABEL_RETAINED, "true"))
-    rest = [r for r in observed.objects if not (keeps and r == secret_ref)]
-    actions += _prunes(rest, observed)
+    rest = [r for r in snapshot.objects if not (keeps and r == secret_ref)]
+    actions += _prunes(rest, snapshot)
     if rest and not overdue:
         return Plan(tuple(actions), waiting=summarize(sorted(rest)))
     if rest and not wiping:
         actions.append(
-            EmitEvent("CleanupTimedOut", f"gave up waiting for {summarize(sorted(rest))} to go", warning=True)
+            EmitEvent(
+                EventReason.CLEANUP_TIMED_OUT, f"these objects still exist: {summarize(sorted(rest))}", warning=True
+            )
         )
     return Plan((*actions, _without_finalizer(meta)), done=True)
 
 
-def _wipe(meta: Metadata, wipe: Sequence[Manifest] | None, observed: Snapshot) -> Plan:
-    """The servers go first, so that nothing writes behind the wipe's back; then every node is wiped."""
-    if wipe is None or observed.namespace_terminating:
-        why = "the namespace is being deleted" if observed.namespace_terminating else "its spec cannot be understood"
+def _wipe(meta: Metadata, wipe: Sequence[Manifest] | None, snapshot: Snapshot) -> Plan:
+    """Stop the sidecars first, so that nothing writes during the wipe; then wipe every node."""
+    if wipe is None or snapshot.namespace_terminating:
+        why = "the namespace is being deleted" if snapshot.namespace_terminating else "its spec is invalid"
         return Plan(
-            (EmitEvent("WipeSkipped", f"blocks stay on the nodes: {why}", warning=True), PatchMetadata(_marked())),
+            (
+                EmitEvent(EventReason.WIPE_SKIPPED, f"blocks stay on the nodes: {why}", warning=True),
+                PatchMetadata(_wiped_annotation()),
+            ),
             waiting="",
         )
     servers = ObjectRef("DaemonSet", meta.namespace, names.sidecar(meta.name))
-    if servers in observed.objects:
-        return Plan(tuple(_prunes([servers], observed)), waiting="the sidecars to stop")
-    actions = _applies(wipe, observed)
+    if servers in snapshot.objects:
+        return Plan(tuple(_prunes([servers], snapshot)), waiting="the sidecars to stop")
+    actions = _applies(wipe, snapshot)
     if actions:
         return Plan(tuple(actions), waiting="the wipe to start")
-    status = (observed.object("DaemonSet", names.wipe(meta.name)) or {}).get("status") or {}
+    status = (snapshot.object("DaemonSet", names.wipe(meta.name)) or {}).get("status") or {}
     nodes, wiped = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
-    if not _is_current(observed.object("DaemonSet", names.wipe(meta.name))) or wiped < nodes:
+    if not _is_current(snapshot.object("DaemonSet", names.wipe(meta.name))) or wiped < nodes:
         return Plan(waiting=f"the wipe of {nodes - wiped} of {nodes} nodes")
-    return Plan((PatchMetadata(_marked()),), waiting="the objects to go")
+    return Plan((PatchMetadata(_wiped_annotation()),), waiting="the objects to go")
 
 
-def _applies(wanted: Sequence[Manifest], observed: Snapshot) -> list[Action]:
+def _applies(wanted: Sequence[Manifest], snapshot: Snapshot) -> list[Action]:
     actions: list[Action] = []
     for manifest in wanted:
-        live = observed.objects.get(ref(manifest))
+        live = snapshot.objects.get(ref(manifest))
         if live is None or not is_up_to_date(live, manifest):
             actions.append(Apply(manifest, new=live is None))
     return actions
 
 
-def _prunes(refs: Sequence[ObjectRef], observed: Snapshot) -> list[Action]:
-    """What is going already is left to go."""
+def _prunes(refs: Sequence[ObjectRef], snapshot: Snapshot) -> list[Action]:
+    """Delete actions; objects that are being deleted already are left out."""
     return [
-        Prune(r, observed.objects[r]["metadata"].get("uid", ""), foreground=r.kind in ("DaemonSet", "StatefulSet"))
+        Prune(r, snapshot.objects[r]["metadata"].get("uid", ""), foreground=r.kind in ("DaemonSet", "StatefulSet"))
         for r in sorted(refs)
-        if "deletionTimestamp" not in observed.objects[r]["metadata"]
+        if "deletionTimestamp" not in snapshot.objects[r]["metadata"]
     ]
 
 
 def _is_current(daemonset: Manifest | None) -> bool:
-    """Whether the DaemonSet's status speaks of its present spec."""
+    """Whether the DaemonSet's status describes its current spec."""
     if daemonset is None:
         return False
     seen = (daemonset.get("status") or {}).get("observedGeneration", 0)
     return bool(seen >= daemonset["metadata"].get("generation", 1))
 
 
-def _is_look(target: ObjectRef, observed: Snapshot) -> bool:
-    """Whether it is there for a look at the nodes alone. An NFS volume is, where no sidecar runs."""
-    meta = observed.raw["metadata"]
+def _is_preflight(target: ObjectRef, snapshot: Snapshot) -> bool:
+    """Whether the object is for preflight checks only. An NFS volume is, while no sidecar exists."""
+    meta = snapshot.raw["metadata"]
     if target.kind in ("PersistentVolume", "PersistentVolumeClaim"):
-        return ObjectRef("DaemonSet", meta.get("namespace", ""), names.sidecar(meta["name"])) not in observed.objects
+        return ObjectRef("DaemonSet", meta.get("namespace", ""), names.sidecar(meta["name"])) not in snapshot.objects
     return target.name == names.preflight(meta["name"]) and target.kind in (
         "DaemonSet",
         "ConfigMap",
@@ -272,12 +278,12 @@ def _with_finalizer(meta: Metadata) -> Plan:
     return Plan((PatchMetadata({"finalizers": [*meta.finalizers, FINALIZER_CLEANUP]}),), waiting="the finalizer")
 
 
-def _is_kept(manifest: Manifest) -> bool:
-    """Whether a deleted pool left it behind."""
+def _is_retained(manifest: Manifest) -> bool:
+    """Whether a deleted pool left the object behind."""
     return LABEL_RETAINED in (manifest["metadata"].get("labels") or {})
 
 
-def _marked() -> Manifest:
+def _wiped_annotation() -> Manifest:
     return {"annotations": {ANNOTATION_WIPED: "true"}}
 
 
@@ -285,10 +291,10 @@ def _without_finalizer(meta: Metadata) -> PatchMetadata:
     return PatchMetadata({"finalizers": [f for f in meta.finalizers if f != FINALIZER_CLEANUP]})
 
 
-def _left_behind(meta: Metadata, observed: Snapshot) -> str:
-    status = (observed.object("DaemonSet", names.wipe(meta.name)) or {}).get("status") or {}
+def _left_behind(meta: Metadata, snapshot: Snapshot) -> str:
+    status = (snapshot.object("DaemonSet", names.wipe(meta.name)) or {}).get("status") or {}
     nodes, wiped = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
     return (
-        f"the deadline passed with {wiped} of {nodes} nodes wiped; "
-        "blocks on the others stay until their directories are removed by hand"
+        f"spec.cleanupTimeout passed with {wiped} of {nodes} nodes wiped; "
+        "blocks on the others stay until you remove their directories by hand"
     )
