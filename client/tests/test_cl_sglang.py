@@ -97,7 +97,7 @@ def test_existence_counts_from_the_first_page_on(make: Any) -> None:
 def test_a_page_that_lacks_a_piece_is_not_there(make: Any, fake: FakeSidecar) -> None:
     backend = make()
     names = stored(backend, 0, 1, 2)
-    block_ids = backend._pages["kv"].block_ids(backend._client, names)
+    block_ids = backend._transfer.pages["kv"].block_ids(backend._client, names)
     assert len(block_ids) == 6
     fake.file_of(block_ids[3]).unlink()
     assert backend.batch_exists(names) == 1
@@ -217,7 +217,7 @@ def test_ranks_that_hold_shares_do_not_meet(make: Any) -> None:
 
 def test_ranks_of_a_pod_share_its_connections(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments: dict[str, Any] = {}
-    monkeypatch.setattr(plugin, "_argument", arguments.get)
+    monkeypatch.setattr(plugin.server, "server_argument", arguments.get)
 
     def each(wish: int = 4, **sizes: int) -> int:
         config = Config(extra_config={"interface_v1": 1, "connections": wish}, **sizes)
@@ -436,7 +436,7 @@ def test_a_flush_and_a_clear_end_the_sharing(make: Any) -> None:
 
 def test_other_weights_end_the_sharing(plugin: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = {"weight_version": "default"}
-    monkeypatch.setattr(plugin, "_argument", arguments.get)
+    monkeypatch.setattr(plugin.server, "server_argument", arguments.get)
     backend = make(keep_after_flush=True)
     names = stored(backend, 0)
     assert backend.batch_exists(names) == 1
@@ -465,7 +465,7 @@ def test_an_unknown_sglang_runs_without_the_pool(
         plugin = install(monkeypatch, version)
         with caplog.at_level(logging.ERROR):
             backend = plugin.PoolHiCache(Config(extra_config={"interface_v1": 1, "socket": fake.path}), {})
-        assert "knows the storage interface of SGLang 0.5.23" in caplog.text
+        assert "SGLang 0.5.23 is supported" in caplog.text
         caplog.clear()
         pool = HostPool()
         backend.register_mem_pool_host(pool)

@@ -72,7 +72,7 @@ class Pages:
         parts = self._parts or [self._flat_part]
         return [protocol_keys.block_id(client.fingerprint, key.encode(), part) for key in keys for part in parts]
 
-    def flat_idents(self, client: Client, keys: Sequence[str]) -> list[bytes]:
+    def flat_block_ids(self, client: Client, keys: Sequence[str]) -> list[bytes]:
         """The names of the pages as flat tensors, one each."""
         return [protocol_keys.block_id(client.fingerprint, key.encode(), self._flat_part) for key in keys]
 

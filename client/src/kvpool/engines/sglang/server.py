@@ -1,0 +1,75 @@
+"""Values of the SGLang server that hosts the storage backend: resolved arguments, connection limits, cache resets."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+__all__ = ["ResetDetector", "connections_per_rank", "server_argument"]
+
+_log = logging.getLogger("sglang.kvpool")  # under SGLang's own logger, so that the engine's log shows it
+
+_MARKERS = ("_slots", "mem_state")  # attributes that a host pool replaces when it is cleared
+_CONNECTIONS_PER_POD = 32  # limit of the sidecar (kvpool_sidecar.serving.pod)
+
+
+class ResetDetector:
+    """Detects that SGLang flushed its cache or changed its weights. Not thread-safe but for `change`."""
+
+    def __init__(self, *, ignore_flushes: bool) -> None:
+        self._ignore_flushes = ignore_flushes
+        self._markers: dict[str, tuple[Any, Any]] = {}  # name -> host pool, its marker
+        self._weight_version: Any = None
+
+    def watch(self, name: str, pool: Any) -> None:
+        """Watch a host pool for flushes from now on."""
+        self._markers = {**self._markers, name: (pool, _marker(pool))}
+
+    def rearm(self) -> None:
+        """Take the current state as the one to compare with."""
+        self._markers = {name: (pool, _marker(pool)) for name, (pool, _) in self._markers.items()}
+        self._weight_version = server_argument("weight_version")
+
+    def change(self) -> str:
+        """Return what changed since the last `rearm`, as a sentence for the log; empty if nothing did."""
+        if server_argument("weight_version") != self._weight_version:
+            return "the engine's weights were changed"
+        if self._ignore_flushes:
+            return ""
+        flushed = any(marker is not None and _marker(pool) is not marker for pool, marker in self._markers.values())
+        return "the engine's cache was flushed" if flushed else ""
+
+
+def _marker(pool: Any) -> Any:
+    """Return an object that the host pool replaces whenever it is cleared; None if it has none."""
+    for name in _MARKERS:
+        marker = getattr(pool, name, None)
+        if marker is not None:
+            return marker
+    return None
+
+
+def server_argument(name: str) -> Any:
+    """Return a server argument as resolved by SGLang; None if there is no server or no such argument."""
+    try:
+        from sglang.srt.runtime_context import get_context
+
+        context = get_context()
+    except Exception:
+        return None
+    for read in (context.config_leaf, lambda name: getattr(context.server_args, name)):
+        try:
+            value = read(name)
+        except Exception as e:  # not published under this name: SGLang raises several kinds
+            _log.debug("kvpool: server argument %s is unknown: %s", name, e)
+            continue
+        if value is not None:
+            return value
+    return None
+
+
+def connections_per_rank(configured: int, config: Any) -> int:
+    """Limit the connections of one rank so that all ranks of a pod stay within the pod's limit."""
+    tensor = max(int(config.tp_size or 1), int(server_argument("tp_size") or 1))
+    replicas = 1 if server_argument("enable_dp_attention") else int(server_argument("dp_size") or 1)
+    return max(1, min(configured, _CONNECTIONS_PER_POD // (tensor * int(config.pp_size or 1) * replicas)))
