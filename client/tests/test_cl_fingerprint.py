@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvpool.engines.vllm import fingerprint as vllm_fingerprint
-from kvpool.engines.vllm.shareability import sharing_blocker
+from kvpool.engines.vllm.fingerprint import sharing_blocker
 from kvpool.protocol import keys
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvpool.engines.vllm.event_names import engine_blocks
+from kvpool.engines.vllm.engine_blocks import engine_blocks
 from kvpool.protocol.block import EngineBlock
 
 TOKENS = (256, 128)

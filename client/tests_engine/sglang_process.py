@@ -199,7 +199,9 @@ class Controller:
         if self.hybrid and self.window < ALL:
             self.side.free(places)
         backend = self.controller.storage_backend
-        block_ids = backend._transfer.pages["kv"].block_ids(backend._client, hashes) if backend._client is not None else []
+        block_ids = (
+            backend._transfer.pages["kv"].block_ids(backend._client, hashes) if backend._client is not None else []
+        )
         return {
             "stored": done.completed_tokens,
             "seconds": time.monotonic() - began,

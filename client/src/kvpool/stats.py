@@ -93,7 +93,7 @@ class Stats:
     def snapshot(self) -> dict[str, dict[str, int]]:
         """Return all totals: `{"hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}, ...}`."""
         with self._lock:
-            return {family: dict(counter) for family, counter in self._totals.items()}
+            return {family: {str(k): n for k, n in counter.items()} for family, counter in self._totals.items()}
 
     def take_report(self) -> dict[str, Any]:
         """Return the growth since the last call, for the sidecar; empty if there is none."""

@@ -1,7 +1,7 @@
-"""What a vLLM engine's blocks mean: the facts that go into their fingerprint.
+"""Fingerprint inputs of a vLLM engine: everything that changes the meaning of its blocks' bytes.
 
-Two engines share blocks only if all of these are equal, so a doubt makes the list longer. It imports nothing of vLLM:
-it reads the objects it is given. The fields are those of vLLM 0.32 and 0.33 (vllm/v1/kv_offload/config.py).
+Two engines share blocks only if all inputs are equal; uncertain ones are included. Imports nothing of vLLM: it reads
+the objects passed to it. The fields are those of vLLM 0.32 and 0.33 (vllm/v1/kv_offload/config.py).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from kvpool.engines.common import weights
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["find_engine_config", "fingerprint_inputs"]
+__all__ = ["find_engine_config", "fingerprint_inputs", "sharing_blocker"]
 
-_FORMAT = 1  # of what we put into a block
+_FORMAT = 1  # version of the payload layout
 _CONFIG_NOISE = ("_name_or_path", "transformers_version", "architectures_override")
 
 
 def fingerprint_inputs(
     config: Any, block_bytes: int, version: str, engine_config: Any = None, device: str = ""
 ) -> dict[str, Any]:
-    """JSON facts from an OffloadingConfig-like `config` and, where known, the engine's whole configuration."""
+    """Return JSON values from an OffloadingConfig-like `config` and, if known, the engine's whole configuration."""
     groups = [{"tokens": g.tokens_per_block, "layers": _digest(list(g.layer_names))} for g in config.groups]
     parallel = config.parallel
     inputs: dict[str, Any] = {
@@ -65,14 +65,14 @@ def _model_inputs(name: str, engine_config: Any) -> dict[str, Any]:
         "seed": getattr(model, "seed", None) if str(getattr(load, "load_format", "")) == "dummy" else None,
         "hf_config": _hf_config_digest(getattr(model, "hf_config", None)),
     }
-    found = weights.find(name, revision)
-    # where the files are known their digest says it all, and pods may keep them under different paths
-    inputs["model"] = {"files": found} if found else {"name": name, "revision": str(revision or "")}
+    files = weights.find(name, revision)
+    # the files' digest suffices if it is known, and pods may keep them under different paths
+    inputs["model"] = {"files": files} if files else {"name": name, "revision": str(revision or "")}
     return inputs
 
 
 def _hf_config_digest(hf_config: Any) -> str:
-    """Of the model's configuration after the user's overrides (rope scaling and the like)."""
+    """Return a digest of the model's configuration after the user's overrides (rope scaling and the like)."""
     try:
         values = dict(hf_config.to_dict())
     except Exception:
@@ -88,9 +88,9 @@ def _digest(value: Any) -> str:
 
 
 def find_engine_config(depth: int = 30) -> Any:
-    """The VllmConfig of the connector that is being made, None if it cannot be found.
+    """Return the VllmConfig of the connector under construction, None if it cannot be found.
 
-    vLLM gives a tier its offloading configuration only; the rest (overrides of the model's configuration, hash
+    vLLM passes a tier its offloading configuration only; the rest (overrides of the model's configuration, hash
     algorithm) is in a local variable of a caller.
     """
     frame: FrameType | None = sys._getframe(1)
@@ -102,3 +102,20 @@ def find_engine_config(depth: int = 30) -> Any:
             return candidate
         frame = frame.f_back
     return None
+
+
+def sharing_blocker(engine_config: Any, *, trust_lora_names: bool) -> str:
+    """Return why this engine must not share its blocks, with the fix, for its log; empty if it may.
+
+    LoRA adapters: vLLM's block hash covers an adapter's name and path but not its weights (v1/core/kv_cache_utils.py,
+    `_gen_lora_extra_hash_keys`), and adapters can be loaded at run time, so two pods may use different ones under one
+    name. Scales that are calculated at run time depend on the first requests, so they differ between pods.
+    """
+    if getattr(engine_config, "lora_config", None) is not None and not trust_lora_names:
+        return (
+            "it serves LoRA adapters, which its block hashes identify by name and path only; if these have the same "
+            'weights on every pod, set "trust_lora_names": true in the entry of PoolTier'
+        )
+    if getattr(getattr(engine_config, "cache_config", None), "calculate_kv_scales", False):
+        return "it calculates the scales of its KV cache at run time; take them from the checkpoint to share blocks"
+    return ""

@@ -1,7 +1,7 @@
 """The pool as a secondary tier of vLLM's native KV offloading.
 
 vLLM copies blocks between its device and a pinned region of host memory; `PoolTier` moves them between that region and
-the pool, without a copy in Python. One offloaded chunk of vLLM is one block of the pool. Configuration of the engine:
+the pool, without a copy in Python. One offloaded chunk of vLLM is one block of the pool. Engine configuration:
 
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
       "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
@@ -9,10 +9,11 @@ the pool, without a copy in Python. One offloaded chunk of vLLM is one block of 
       "secondary_tiers": [{"type": "PoolTier", "module_path": "kvpool.engines.vllm"}]}}'
 
 Further keys of the `secondary_tiers` entry are fields of kvpool.config.ClientConfig (`socket`, `deadlines` ...) and win
-over the environment. No sidecar, or anything going wrong: vLLM computes, as if there were no pool.
+over the environment. Without a sidecar, or after any error, vLLM computes as if there were no pool.
 
-The interface is vLLM's `SecondaryTierManager` (vllm/v1/kv_offload/tiering/base.py), which says of itself that it may
-change: see KNOWN_VERSIONS. Everything that needs no vLLM is in kvpool.engines.common.lookups, jobs and vllm_facts.
+The interface is vLLM's `SecondaryTierManager` (vllm/v1/kv_offload/tiering/base.py), which is documented as
+unstable: see KNOWN_VERSIONS. The code that needs no vLLM is in the other modules of this package and in
+kvpool.engines.common.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from kvpool.engines.common.jobs import TransferJobs, TransferResult
 from kvpool.engines.common.lookups import LookupTable
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.vllm.cache_salt import record_salts, salt_of
-from kvpool.engines.vllm.event_names import engine_blocks
-from kvpool.engines.vllm.fingerprint import find_engine_config, fingerprint_inputs
-from kvpool.engines.vllm.shareability import sharing_blocker
+from kvpool.engines.vllm.engine_blocks import engine_blocks
+from kvpool.engines.vllm.fingerprint import find_engine_config, fingerprint_inputs, sharing_blocker
+from kvpool.engines.vllm.request_tokens import RequestTokens
 from kvpool.protocol import keys
 from kvpool.protocol.wire import Tier
 from kvpool.stats import Reason
@@ -59,7 +60,7 @@ except ImportError as e:
     ) from e
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from kvpool.protocol.block import EngineBlock
 
@@ -67,8 +68,7 @@ __all__ = ["KNOWN_VERSIONS", "PoolTier", "last_stats"]
 
 _log = logging.getLogger("vllm.kvpool")  # under vLLM's own logger, so that the engine's log shows it
 
-_MAX_REQUESTS = 1024
-_MAX_EVENTS = 4096  # that wait for vLLM, which takes them at every step
+_MAX_EVENTS = 4096  # not yet taken by vLLM, which takes them at every step
 _SHUTDOWN_S = 2.0
 _TOKENS = "kvpool:loaded_tokens"
 _MISSES = "kvpool:missed_blocks"
@@ -76,7 +76,7 @@ _STORED = "kvpool:stored_bytes"
 
 
 class PoolTier(SecondaryTierManager):  # type: ignore[misc]
-    """Made by vLLM, in the process of its scheduler. Every method is light, and none raises into the engine."""
+    """Secondary tier, created by vLLM in its scheduler's process. No method blocks or raises into the engine."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
 
@@ -95,36 +95,36 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._slot_bytes = self._block_size_bytes
         self._config = client_config(settings)
         self._lock = threading.Lock()
-        self._inflight: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, keys
-        self._tokens: collections.Counter[str] = collections.Counter()
-        self._requests: collections.OrderedDict[str, dict[int, collections.Counter[str]]] = collections.OrderedDict()
+        self._inflight: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, offload keys
         self._reported: collections.Counter[tuple[str, str]] = collections.Counter()
         self._failed: list[Any] = []
         self._events: list[Any] | None = [] if offloading_spec.config.enable_kv_cache_events else None
         self._several_groups = len(offloading_spec.config.groups) > 1
         self._tokens_of_groups = [n * offloading_spec.blocks_per_chunk for n in offloading_spec.tokens_per_block]
+        self._tokens = RequestTokens(self._tokens_of_groups)
         self._client: Client | None = None
         self._jobs = TransferJobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
         self._lookups = LookupTable(self._query, self._lookup_seconds)
         self._inputs: dict[str, Any] = {}
-        self._no_salts = ""  # why stores are not told their salts
-        if self._supported():
+        self._no_salts = ""  # why the salts of stores are unknown, until it was logged
+        if _is_supported():
             self._no_salts = record_salts()
             try:
-                self._inputs = self._read_inputs(offloading_spec)
+                trust_lora_names = self._config.trust_lora_names
+                self._inputs = _inputs_of(offloading_spec, self._slot_bytes, trust_lora_names=trust_lora_names)
                 self._client = self._connect(self._inputs)
             except Exception:
-                _log.exception("kvpool: the pool is off for this engine")
+                _log.exception("kvpool: the setup failed; this engine runs without the pool")
         _tiers.add(self)
 
     # -- vLLM's interface -------------------------------------------------------------------------------------------
 
     def on_new_request(self, req_context: Any) -> Any:
-        """No wish of its own: vLLM offers new blocks as they are computed."""
+        """Return no options: vLLM offers new blocks as they are computed."""
         return RequestOffloadingContext()
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
-        """HIT, MISS, or RETRY while the question is open, which is never longer than the lookup's deadline."""
+        """Return HIT, MISS, or RETRY while the lookup is pending, at most until its deadline."""
         client = self._client
         if client is None or not client.reachable or _is_promised(req_context):
             return LookupResult.MISS
@@ -138,25 +138,25 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         return LookupResult.HIT if is_present else LookupResult.MISS
 
     def submit_load(self, job_metadata: Any) -> None:
-        """Fill slots of the pinned region from the pool, in the background."""
+        """Load blocks into slots of the pinned region, in the background."""
         self._submit(job_metadata, list(job_metadata.keys), is_load=True)
 
     def submit_store(self, job_metadata: Any) -> None:
-        """Copy slots of the pinned region to the pool, in the background."""
+        """Store slots of the pinned region, in the background."""
         self._submit(job_metadata, list(job_metadata.keys), is_load=False)
 
     def get_finished_jobs(self) -> Iterable[Any]:
-        """Outcomes since the last call. What failed to load is not offered to any request that is alive."""
+        """Return results since the last call. A block that failed to load is a miss for all current requests."""
         with self._lock:
             results, self._failed = self._failed, []
         return results + [self._result(done) for done in self._jobs.take_finished()]
 
     def has_pending_work(self) -> bool:
-        """True while a job is under way, so that vLLM keeps asking for outcomes."""
+        """Return whether a job is running, so that vLLM keeps polling for results."""
         return self._jobs.pending > 0
 
     def take_events(self) -> Iterable[Any]:
-        """Blocks that reached the pool since the last call, for vLLM's own KV events where these are on."""
+        """Return blocks stored since the last call, for vLLM's own KV events if enabled."""
         events = self._events
         if not events:
             return ()
@@ -164,30 +164,30 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         return events
 
     def on_request_finished(self, req_context: Any) -> None:
-        """Forget what was looked up for it."""
+        """Discard the lookup results of a request."""
         self._lookups.finish(req_context.req_id)
 
     def on_schedule_end(self, context: Any) -> None:
-        """Send the questions of this step."""
+        """Send the lookups of this step."""
         self._lookups.flush()
 
     def drain_jobs(self) -> None:
-        """vLLM resets its cache, for instance because its weights have changed: finish, and share no more blocks.
+        """Finish all jobs and stop sharing blocks: vLLM resets its cache, for instance after a change of weights.
 
-        We are not told why. After new weights the same tokens give other bytes, so from here on this engine uses a
-        name space of its own: it may miss, it can not be wrong. A restart shares again.
+        vLLM gives no reason. After a change of weights the same tokens give other bytes, so from now on this engine
+        uses a namespace of its own: it may miss, but is never wrong. A restart ends this.
         """
         self._jobs.drain()
         old, self._client = self._client, None
         if old is None:
             return
         old.close()
-        _log.warning("kvpool: the engine's cache was reset; from now on it shares no blocks with others")
+        _log.warning("kvpool: the engine's cache was reset; it shares no blocks with other engines until it restarts")
         self._inputs = {**self._inputs, "reset": os.urandom(16).hex()}
         self._client = self._connect(self._inputs)
 
     def shutdown(self) -> None:
-        """Let stores that are under way finish for two seconds, then let go of everything."""
+        """Wait at most two seconds for running stores, then release everything."""
         self._lookups.close()
         self._jobs.drain(_SHUTDOWN_S)
         if self._client is not None:
@@ -198,25 +198,25 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
 
     @classmethod
     def build_metric_definitions(cls, extra_config: Any) -> dict[str, Any]:
-        """Counters that vLLM shows at /metrics."""
+        """Define the counters that vLLM exports at /metrics."""
         return {
             _TOKENS: OffloadingCounterMetadata(
-                documentation="Tokens whose KV came from the pool, by the tier that had it.", labelnames=("tier",)
+                documentation="Tokens whose KV was loaded from the pool, by tier.", labelnames=("tier",)
             ),
             _MISSES: OffloadingCounterMetadata(
-                documentation="Blocks that the pool did not deliver, by reason.", labelnames=("reason",)
+                documentation="Blocks that were not loaded from the pool, by reason.", labelnames=("reason",)
             ),
-            _STORED: OffloadingCounterMetadata(documentation="Bytes of KV given to the pool.", labelnames=("outcome",)),
+            _STORED: OffloadingCounterMetadata(documentation="Bytes stored, by outcome.", labelnames=("outcome",)),
         }
 
     def get_stats(self) -> Any:
-        """Growth of the counters since the last call, None if there is none."""
+        """Return the growth of the counters since the last call, None if there is none."""
         if self._client is None:
             return None
         now = self._client.stats()
-        counters = {(_TOKENS, tier): n for tier, n in self._tokens.items()}
+        counters = {(_TOKENS, tier): n for tier, n in self._tokens.totals().items()}
         counters.update({(_MISSES, reason): n for reason, n in now["misses"].items()})
-        counters[_MISSES, Reason.LATE] = self._lookups.deadline_misses
+        counters[_MISSES, Reason.LATE.value] = self._lookups.deadline_misses
         counters.update({(_STORED, outcome): n for outcome, n in now["stored_bytes"].items()})
         grown = {name: n - self._reported[name] for name, n in counters.items() if n > self._reported[name]}
         if not grown:
@@ -227,46 +227,21 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             self._reported[metric, label] += count
         return stats
 
-    # -- our own ----------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """For people and demos: tokens by tier, in total and for the last requests, and the client's counters."""
-        with self._lock:
-            return {
-                "connected": self._client is not None and self._client.connected,
-                "fingerprint": self._client.fingerprint.hex() if self._client is not None else "",
-                "fingerprint_inputs": self._inputs,
-                "tokens": dict(self._tokens),
-                "requests": {request: dict(_tokens_of(groups)) for request, groups in self._requests.items()},
-                "late_lookups": self._lookups.deadline_misses,
-                "dropped_stores": self._jobs.dropped,
-                "client": self._client.stats() if self._client is not None else {},
-            }
-
-    def _supported(self) -> bool:
-        version = tuple(getattr(vllm, "__version_tuple__", ())[:2])
-        if version in KNOWN_VERSIONS:
-            return True
-        known = " and ".join(".".join(map(str, v)) for v in KNOWN_VERSIONS)
-        _log.error(
-            "kvpool: this client knows the offloading interface of vLLM %s, not of %s: the engine runs without the "
-            "pool. Use a KVPool that knows this vLLM.",
-            known,
-            vllm.__version__,
-        )
-        return False
-
-    def _read_inputs(self, spec: Any) -> dict[str, Any]:
-        from vllm.platforms import current_platform
-
-        device = str(current_platform.device_type)
-        engine = find_engine_config()
-        inputs = fingerprint_inputs(spec.config, self._slot_bytes, vllm.__version__, engine, device)
-        blocker = sharing_blocker(engine, trust_lora_names=self._config.trust_lora_names)
-        if blocker:
-            _log.warning("kvpool: this engine shares blocks with no other engine: %s", blocker)
-            inputs["private"] = os.urandom(16).hex()
-        return inputs
+        """Return tokens by tier, in total and for the last requests, and the client's counters, for display."""
+        client = self._client
+        return {
+            "connected": client is not None and client.connected,
+            "fingerprint": client.fingerprint.hex() if client is not None else "",
+            "fingerprint_inputs": self._inputs,
+            "tokens": self._tokens.totals(),
+            "requests": self._tokens.by_request(),
+            "late_lookups": self._lookups.deadline_misses,
+            "dropped_stores": self._jobs.dropped,
+            "client": client.stats() if client is not None else {},
+        }
 
     def _connect(self, inputs: dict[str, Any]) -> Client:
         fingerprint = keys.fingerprint(inputs)
@@ -285,15 +260,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         if client is None:
             return [Tier.MISS] * len(offload_keys)
         # with one cache group the keys are a prefix in order; with several they are mixed, so each one is checked
-        return client.lookup(self._block_ids(client, offload_keys), deadline, exhaustive=self._several_groups)
-
-    def _block_ids(self, client: Client, offload_keys: Sequence[bytes]) -> list[bytes]:
-        # a vLLM offload key is the block's hash followed by the number of its cache group
-        fingerprint = client.fingerprint
-        return [
-            keys.block_id(fingerprint, engine_hash := get_offload_block_hash(key), key[len(engine_hash) :])
-            for key in offload_keys
-        ]
+        return client.lookup(_block_ids(client.fingerprint, offload_keys), deadline, exhaustive=self._several_groups)
 
     def _submit(self, job: Any, offload_keys: list[bytes], *, is_load: bool) -> None:
         client = self._client
@@ -305,7 +272,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             slots = [self._memory[int(c) * n : (int(c) + 1) * n] for c in job.chunk_ids]
             with self._lock:
                 self._inflight[job.job_id] = (job.req_context.req_id, offload_keys)
-            block_ids = self._block_ids(client, offload_keys)
+            block_ids = _block_ids(client.fingerprint, offload_keys)
             if is_load:
                 self._jobs.submit_load(job.job_id, client, block_ids, slots)
                 return
@@ -315,16 +282,14 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             salts = self._salts_of(job, len(offload_keys)) if client.wants_salts else ()
             self._jobs.submit_store(job.job_id, client, block_ids, slots, identities, salts)
         except Exception:
-            _log.exception("kvpool: a job was not started")
+            _log.exception("kvpool: a job could not be started; its blocks count as misses")
             self._refuse(job, offload_keys, is_load=is_load)
 
     def _salts_of(self, job: Any, count: int) -> Sequence[str | None]:
-        """A job is of one request, and a request has one salt."""
+        """Return one salt per block: a job belongs to one request, and a request has one salt."""
         why, self._no_salts = self._no_salts, ""
         if why:
-            _log.warning(
-                "kvpool: blocks are stored without their salts, so a purge by salt does not find them: %s", why
-            )
+            _log.warning("kvpool: blocks are stored without their salts; a purge by salt will not find them: %s", why)
         return [salt_of(job.req_context)] * count
 
     def _refuse(self, job: Any, offload_keys: list[bytes], *, is_load: bool) -> None:
@@ -344,7 +309,9 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             return JobResult(done.job, all_ok, transfer_time=done.seconds, transfer_bytes=done.bytes)
         if not all_ok:
             self._lookups.mark_miss([key for key, ok in zip(offload_keys, done.ok, strict=True) if not ok])
-        self._count(request, offload_keys, done)
+        grown = self._tokens.add(request, offload_keys, done.ok, done.tiers)
+        if self._client is not None and grown:
+            self._client.count_tokens(grown)
         return JobResult(
             done.job,
             all_ok,
@@ -359,33 +326,47 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             where = self.locality or Locality.REMOTE
             self._events.append(OffloadingEvent(keys=offload_keys, medium=self.medium, removed=False, locality=where))
 
-    def _count(self, request: str, offload_keys: Sequence[bytes], done: TransferResult) -> None:
-        with self._lock:
-            groups = self._requests.setdefault(request, {})
-            before = _tokens_of(groups)
-            for key, ok, tier in zip(offload_keys, done.ok, done.tiers, strict=False):
-                if ok:
-                    group = int.from_bytes(key[-4:], "big")
-                    size = self._tokens_of_groups[min(group, len(self._tokens_of_groups) - 1)]
-                    groups.setdefault(group, collections.Counter())[tier.name.lower()] += size
-            grown = _tokens_of(groups) - before
-            self._tokens += grown
-            while len(self._requests) > _MAX_REQUESTS:
-                self._requests.popitem(last=False)
-        if self._client is not None and grown:
-            self._client.count_tokens(grown)
+
+def _is_supported() -> bool:
+    version = tuple(getattr(vllm, "__version_tuple__", ())[:2])
+    if version in KNOWN_VERSIONS:
+        return True
+    known = " and ".join(".".join(map(str, v)) for v in KNOWN_VERSIONS)
+    _log.error(
+        "kvpool: vLLM %s is supported, this is %s: the engine runs without the pool. Use a KVPool release that "
+        "supports this vLLM.",
+        known,
+        vllm.__version__,
+    )
+    return False
 
 
-def _tokens_of(groups: Mapping[int, collections.Counter[str]]) -> collections.Counter[str]:
-    """A token has a block in each cache group and counts once; layers that see a window load the end of a prefix."""
-    most = max(groups.values(), key=lambda tokens: tokens.total(), default=None)
-    return collections.Counter(most)
+def _inputs_of(spec: Any, slot_bytes: int, *, trust_lora_names: bool) -> dict[str, Any]:
+    """Return the fingerprint inputs of this engine; a random one if it must not share its blocks."""
+    from vllm.platforms import current_platform
+
+    device = str(current_platform.device_type)
+    engine = find_engine_config()
+    inputs = fingerprint_inputs(spec.config, slot_bytes, vllm.__version__, engine, device)
+    blocker = sharing_blocker(engine, trust_lora_names=trust_lora_names)
+    if blocker:
+        _log.warning("kvpool: this engine shares blocks with no other engine: %s", blocker)
+        inputs["private"] = os.urandom(16).hex()
+    return inputs
+
+
+def _block_ids(fingerprint: bytes, offload_keys: Sequence[bytes]) -> list[bytes]:
+    # a vLLM offload key is the block's hash followed by the number of its cache group
+    return [
+        keys.block_id(fingerprint, engine_hash := get_offload_block_hash(key), key[len(engine_hash) :])
+        for key in offload_keys
+    ]
 
 
 def _is_promised(req_context: Any) -> bool:
-    """Whether another engine has computed this prompt and hands it over (NixlConnector beside us in a MultiConnector).
+    """Return whether another engine transfers this prompt (a NixlConnector alongside this one in a MultiConnector).
 
-    vLLM asks every connector and takes the first that offers anything: what we loaded would be for nothing.
+    vLLM queries every connector and uses the first that offers anything, so a load by this one would be wasted.
     """
     params = getattr(req_context, "kv_transfer_params", None)
     return isinstance(params, dict) and bool(params.get("do_remote_prefill"))
@@ -395,5 +376,5 @@ _tiers: weakref.WeakSet[PoolTier] = weakref.WeakSet()
 
 
 def last_stats() -> list[dict[str, Any]]:
-    """`PoolTier.stats()` of every tier that lives in this process (with vLLM in one process: the engine's)."""
+    """Return `PoolTier.stats()` of every tier in this process (if vLLM runs in one process: the engine's)."""
     return [tier.stats() for tier in _tiers]

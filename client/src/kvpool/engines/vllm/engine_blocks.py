@@ -1,7 +1,8 @@
-"""What vLLM calls the blocks of a store, for pools that publish events. Needs no vLLM.
+"""Identities of vLLM's blocks (hash, parent, cache group), for pools that publish KV events. Needs no vLLM.
 
-A vLLM key is the block's hash and four bytes, big-endian, that number its cache group. Which block comes before which
-is told by the request's context, which keeps the end of each key's tokens (ReqContext, vllm/v1/kv_offload/base.py).
+A vLLM offload key is the block's hash followed by the number of its cache group (4 bytes, big-endian). The order of
+blocks follows from the request's context, which holds the end of each key's tokens (ReqContext,
+vllm/v1/kv_offload/base.py).
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ _GROUP_BYTES = 4
 
 
 def engine_blocks(offload_keys: Sequence[bytes], request: Any, tokens: Sequence[int]) -> Sequence[EngineBlock | None]:
-    """One name for each key, or none at all where they cannot be told; never raises.
+    """Return one identity per key, or an empty sequence if they cannot be determined; never raises.
 
-    `tokens`: of one block, for each cache group. A parent that the context does not know is left empty.
+    `tokens`: tokens of one block, for each cache group. A parent that is not in the context is left empty.
     """
     try:
         positions: Mapping[bytes, int] = getattr(request, "_offload_key_positions", None) or {}
         ends = {(key[-_GROUP_BYTES:], end): key for key, end in positions.items()}
-        return [_name(key, positions, ends, tokens) for key in offload_keys]
+        return [_engine_block(key, positions, ends, tokens) for key in offload_keys]
     except Exception:
-        _log.debug("kvpool: blocks without names", exc_info=True)
+        _log.debug("kvpool: block identities are unknown", exc_info=True)
         return ()
 
 
-def _name(
+def _engine_block(
     key: bytes, positions: Mapping[bytes, int], ends: Mapping[tuple[bytes, int], bytes], tokens: Sequence[int]
 ) -> EngineBlock:
     part = key[-_GROUP_BYTES:]
