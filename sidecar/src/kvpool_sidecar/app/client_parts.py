@@ -1,0 +1,175 @@
+"""Builds the parts that serve the node's engine pods: sessions, sockets, lookups and published events."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvpool.errors import ConfigError, RefusedError
+from kvpool_sidecar.blocks.events import CorruptBlockReported
+from kvpool_sidecar.replication.lookup_events import LookupEvents
+from kvpool_sidecar.replication.prefetch import Prefetcher
+from kvpool_sidecar.replication.verifier import BlockVerifier
+from kvpool_sidecar.serving.block_service import BlockService
+from kvpool_sidecar.serving.listener import PodListeners
+from kvpool_sidecar.serving.locator import BlockLocator
+from kvpool_sidecar.serving.opener import BlockOpener
+from kvpool_sidecar.serving.pod_registry import FIXED_PREFIX, PodRegistry
+from kvpool_sidecar.serving.session import Session, SessionContext
+from kvpool_sidecar.serving.socket_handoff import SocketHandoff
+from kvpool_sidecar.system.unix_socket import listen_at
+from kvpool_sidecar.tenancy.identity import Identity
+
+if TYPE_CHECKING:
+    from kvpool.config import PoolConfig
+    from kvpool_sidecar.app.context import AppContext, Component
+    from kvpool_sidecar.app.network_parts import NetworkParts
+    from kvpool_sidecar.app.storage_parts import StorageParts
+    from kvpool_sidecar.events.publisher import EventPublisher
+    from kvpool_sidecar.replication.lookup_events import LookupListener
+
+__all__ = ["ClientParts", "build_clients"]
+
+_DRAIN_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class ClientParts:
+    """Parts that serve engine pods. `handoff` is None without a rendezvous, `publisher` without events."""
+
+    listeners: PodListeners
+    pods: PodRegistry
+    handoff: SocketHandoff | None
+    verifier: BlockVerifier
+    prefetcher: Prefetcher | None
+    lookup_events: LookupEvents
+    publisher: EventPublisher | None
+
+    def background(self) -> list[Component]:
+        """Return the parts to start before any pod connects."""
+        parts: list[Component | None] = [self.verifier, self.prefetcher, self.lookup_events]
+        return [part for part in parts if part is not None]
+
+    def frontends(self) -> list[Component]:
+        """Return the parts that accept pods and publish events."""
+        parts: list[Component | None] = [self.publisher, self.listeners, self.handoff]
+        return [part for part in parts if part is not None]
+
+
+def build_clients(context: AppContext, storage: StorageParts, network: NetworkParts) -> ClientParts:
+    """Bind the sockets of the pods. ConfigError or OSError if that fails."""
+    settings, config, cleanup = context.settings, context.config, context.cleanup
+    resolver = network.index.resolver
+    publisher = _publisher(context)
+    if publisher is not None:
+        cleanup.callback(publisher.stop)
+    verifier = BlockVerifier(storage.local, storage.shared, resolver, network.dial, context.stats)
+    cleanup.callback(verifier.stop)
+    context.events.subscribe(CorruptBlockReported, lambda event: verifier.report(event.block_key))
+    prefetcher = None
+    if limit := config.current.cache.prefetch_bytes:
+        prefetcher = Prefetcher(storage.local, storage.shared, limit, context.stats)
+        cleanup.callback(prefetcher.stop)
+    listeners = _lookup_listeners(prefetcher, storage, network)
+    lookup_events = LookupEvents(listeners, context.stats, storage.local.observe_sequence)
+    cleanup.callback(lookup_events.stop)
+    if network.warm_up is not None:
+        cleanup.callback(network.warm_up.stop)
+    opener = BlockOpener(
+        config, storage.local, storage.shared, resolver, context.stats, network.rdma.fetcher, prefetcher
+    )
+    registration, write_back, drain = network.index.registration, storage.write_back, network.drain
+
+    def on_written(key: bytes, payload_len: int) -> None:
+        registration.announce(key, payload_len)
+        if write_back is not None:
+            write_back.enqueue(key, payload_len)
+        drain.on_stored()
+
+    locator = BlockLocator(storage.local, storage.shared, resolver)
+    service = BlockService(config, locator, opener, verifier, context.stats, on_written, lookup_events)
+    session = SessionContext(settings.node, service, network.dial, context.fingerprints, context.queues)
+    sockets = PodListeners(lambda sock, pod: Session(sock, pod, session), context.stats)
+    cleanup.callback(sockets.stop, _DRAIN_TIMEOUT_S)
+    pods = PodRegistry(config, settings.secret, sockets, storage.local, context.feed)
+    pods.register_tenants()
+    for number, (path, tenant) in enumerate(settings.sockets.items()):
+        _serve_fixed(pods, path, Identity(f"{FIXED_PREFIX}{number}", tenant, "fixed", "fixed"))
+    handoff = None
+    if settings.rendezvous_socket:
+        handoff = SocketHandoff(settings.rendezvous_socket, pods)
+        cleanup.callback(handoff.stop)
+    _subscribe_config(context, storage, pods, handoff)
+    return ClientParts(sockets, pods, handoff, verifier, prefetcher, lookup_events, publisher)
+
+
+def _subscribe_config(
+    context: AppContext, storage: StorageParts, pods: PodRegistry, handoff: SocketHandoff | None
+) -> None:
+    """Apply configuration changes in this order: pods, local tiers, garbage collection, limits, rendezvous."""
+    config, local, gc = context.config, storage.local, storage.gc
+    config.subscribe(pods.apply_config)
+    config.subscribe(
+        lambda _: local.reconfigure(config.current.local, config.current.cache, config.tenancy.local_limits)
+    )
+    if gc is not None:
+        config.subscribe(lambda _: gc.reconfigure(config.current, config.tenancy))
+    config.subscribe(pods.apply_limits)
+
+    def resync_pods(previous: PoolConfig) -> None:
+        if handoff is not None and previous.allowed_namespaces != config.current.allowed_namespaces:
+            handoff.resync()
+
+    config.subscribe(resync_pods)
+
+
+def _lookup_listeners(
+    prefetcher: Prefetcher | None, storage: StorageParts, network: NetworkParts
+) -> list[LookupListener]:
+    listeners: list[LookupListener] = []
+    if prefetcher is not None:
+        listeners.append(prefetcher.enqueue)
+    if (popularity := network.popularity) is not None:
+        listeners.append(lambda _tenant, keys, _tiers, asked_at: popularity.record_hits(keys, asked_at))
+    if storage.gc is not None:
+        listeners.append(storage.gc.access_times.on_lookup)
+    return listeners
+
+
+def _publisher(context: AppContext) -> EventPublisher | None:
+    if context.feed is None:
+        return None
+    from kvpool_sidecar.events.publisher import EventPublisher  # the only part that needs ZeroMQ
+
+    config, events = context.config.current, context.config.current.events
+    names = {"{node}": context.settings.node, "{pool}": config.pool, "{namespace}": config.namespace}
+    topic = events.topic
+    for placeholder, name in names.items():
+        topic = topic.replace(placeholder, name)
+    return EventPublisher(
+        context.settings.address,
+        port=events.port,
+        replay_port=events.replay_port,
+        topic=topic,
+        feed=context.feed,
+        stats=context.stats,
+        int_hashes=events.hashes == "Int64",
+        models=lambda: dict(context.fingerprints.known()),
+    )
+
+
+def _serve_fixed(pods: PodRegistry, path: str, identity: Identity) -> None:
+    """Serve a socket at a fixed path, without a rendezvous."""
+    directory, _, name = os.path.abspath(path).rpartition("/")
+    os.makedirs(directory or "/", exist_ok=True)
+    dir_fd = os.open(directory or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listener = listen_at(dir_fd, name, 0o600)
+    finally:
+        os.close(dir_fd)
+    try:
+        pods.admit(identity, listener)
+    except RefusedError as e:
+        listener.close()
+        raise ConfigError(f"--socket {path}: {e}") from None

@@ -1,0 +1,91 @@
+"""Background maintenance of the tiers: eviction and scans of each drive, drive health, and the shared tier."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvpool_sidecar.events.feed import EventFeed
+    from kvpool_sidecar.storage.local.drive import Drive
+    from kvpool_sidecar.storage.local.store import LocalStore
+    from kvpool_sidecar.storage.shared.tier import SharedTier
+
+__all__ = ["DriveMaintenance", "SharedMaintenance"]
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S = 2.0
+_HEALTH_INTERVAL_S = 1.0
+_SAMPLE_BLOCKS = 32  # published blocks of the shared tier that are checked each time
+
+
+class DriveMaintenance:
+    """Maintains each drive in a thread of its own, so that a drive that hangs does not stop the others."""
+
+    def __init__(self, local: LocalStore) -> None:
+        self._local = local
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        for drive in self._local.drives:
+            threading.Thread(
+                target=self._maintain, args=(drive,), name=f"housekeeping-{drive.name}", daemon=True
+            ).start()
+        threading.Thread(target=self._check_health, name="drives", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the threads; one that hangs with its drive is left behind."""
+        self._stopped.set()
+
+    def _maintain(self, drive: Drive) -> None:
+        while not self._stopped.is_set():
+            drive.due.wait(_INTERVAL_S)
+            if self._stopped.is_set():
+                return
+            try:
+                drive.maintain()
+            except Exception:
+                log.exception("maintenance of drive %s failed; retrying", drive.name)
+
+    def _check_health(self) -> None:
+        while not self._stopped.wait(_HEALTH_INTERVAL_S):
+            for drive in self._local.drives:
+                drive.health.tick()
+
+
+class SharedMaintenance:
+    """Maintains the shared tier in a thread of its own, which may hang with the mount.
+
+    With `feed`, it checks a sample of the published blocks, so that routers learn what other nodes have deleted.
+    """
+
+    def __init__(self, shared: SharedTier, feed: EventFeed | None) -> None:
+        self._shared = shared
+        self._feed = feed
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="housekeeping-shared", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread; one that hangs with the mount is left behind."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_INTERVAL_S):
+            if not self._shared.available:
+                continue
+            try:
+                self._shared.store.maintain()
+                if self._feed is not None:
+                    self._check_published(self._feed.sample_shared(_SAMPLE_BLOCKS))
+            except Exception as e:
+                log.warning("maintenance of the shared tier failed; retrying: %s", e)
+
+    def _check_published(self, keys: list[bytes]) -> None:
+        """Query these blocks again; the tier emits SharedBlocksAbsent for those that are gone."""
+        for key in keys:
+            self._shared.mark_absent(key)
+        self._shared.contains_many(keys, _INTERVAL_S)
