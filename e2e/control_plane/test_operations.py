@@ -202,8 +202,8 @@ def test_one_that_is_deleted_is_cancelled_and_one_whose_time_has_come_goes(ops: 
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ({}, "give exactly one of"),
-        ({"purge": {"all": True}, "verify": {}}, "give exactly one of"),
+        ({}, "set exactly one action"),
+        ({"purge": {"all": True}, "verify": {}}, "set exactly one action"),
         ({"purge": {}}, "select the blocks"),
         ({"purge": {"all": True, "tenant": "a"}}, "select the blocks"),
         ({"purge": {"tenant": "A_b"}}, "name of a tenant"),

@@ -19,11 +19,10 @@ from kvpool.protocol.keys import events_token
 from kvpool_operator.api.crdgen import render
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import ExternalIndexUrl, Inputs, InstallationConfig, build
-from kvpool_operator.desired.cleanup import build_cleanup
 from kvpool_operator.desired.config import to_client_config, to_pool_config
 from kvpool_operator.desired.preflight import build_preflight
 from kvpool_operator.desired.secrets import read_secret, secret
-from kvpool_operator.desired.wipe import wipe_daemonset
+from kvpool_operator.desired.wipe import build_cleanup, wipe_daemonset
 from kvpool_operator.k8s.client import KINDS, ref
 from kvpool_operator.pools.secrets import generate_secret
 

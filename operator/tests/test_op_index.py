@@ -12,8 +12,7 @@ from test_op_reconcile import GOOD, NS, World
 
 from kvpool.protocol.keys import index_login
 from kvpool_operator.desired import Inputs, build
-from kvpool_operator.desired.index import memory_of
-from kvpool_operator.desired.index_sizing import index_memory
+from kvpool_operator.desired.index import current_index_memory, index_memory
 from kvpool_operator.k8s.client import ObjectRef
 
 MIB, GIB = 2**20, 2**30
@@ -58,11 +57,15 @@ def test_memory_that_is_asked_for_is_given_in_whole_mebibytes():
 def test_what_was_given_can_be_read_from_the_index():
     some = inputs(tiers=[local("150Gi")])
     made = index_of(some)
-    assert memory_of(made) == 256 * MIB
+    assert current_index_memory(made) == 256 * MIB
     assert str(256 * MIB) in made["spec"]["template"]["spec"]["containers"][0]["command"]
     limit = made["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"]
     assert limit == f"{256 * 5 // 4 + 160}Mi"
-    assert memory_of(None) == memory_of({"metadata": {"annotations": {"kvpool.dev/index-memory": "x"}}}) == 0
+    assert (
+        current_index_memory(None)
+        == current_index_memory({"metadata": {"annotations": {"kvpool.dev/index-memory": "x"}}})
+        == 0
+    )
 
 
 def test_probes_count_a_server_that_loads_as_alive_and_give_it_time():

@@ -15,7 +15,7 @@ from test_op_status import message, observed, status, told
 
 from kvpool_operator.api.annotations import ANNOTATION_RESYNC
 from kvpool_operator.desired import build
-from kvpool_operator.desired.rollout import drives_of, surge_of
+from kvpool_operator.desired.rollout import local_drives, max_surge
 from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe import sidecar_poll as asking
 from kvpool_operator.observe.active_sidecar import active_sidecars, in_handover, stalled_rollover
@@ -74,7 +74,7 @@ def test_a_new_sidecar_starts_beside_the_old_one_where_two_can_stand(spec: dict[
     made = inputs(**spec)
     assert rolling(made) == expected
     assert waits_for_drives(made) == (expected["maxUnavailable"] == 0)
-    assert surge_of(daemonset(made)) == expected["maxSurge"]
+    assert max_surge(daemonset(made)) == expected["maxSurge"]
 
 
 def pods_of(spec: dict[str, Any]) -> list[Manifest]:
@@ -106,19 +106,19 @@ def shared(path: str) -> dict[str, Any]:
 def test_sidecars_without_a_common_drive_do_not_overlap(
     runs: list[dict[str, Any]], wanted: list[dict[str, Any]], overlaps: bool
 ):
-    made = replace(inputs(tiers=wanted), drives=drives_of(pods_of({"tiers": runs})))
-    assert (surge_of(daemonset(made)) == 1) == overlaps
+    made = replace(inputs(tiers=wanted), drives=local_drives(pods_of({"tiers": runs})))
+    assert (max_surge(daemonset(made)) == 1) == overlaps
     calm = inputs(tiers=wanted)
     assert daemonset(made)["spec"]["template"] == daemonset(calm)["spec"]["template"]  # what runs rolls nothing
-    one_left = replace(calm, drives=(*drives_of(pods_of({"tiers": wanted})), *made.drives))
-    assert (surge_of(daemonset(one_left)) == 1) == overlaps
+    one_left = replace(calm, drives=(*local_drives(pods_of({"tiers": wanted})), *made.drives))
+    assert (max_surge(daemonset(one_left)) == 1) == overlaps
 
 
 def test_a_pod_that_has_ended_has_no_drives_and_one_on_its_way_out_has():
     (pod,) = pods_of({"tiers": [tier("a")]})
-    assert drives_of([{**pod, "status": {"phase": "Failed"}}]) == ()
+    assert local_drives([{**pod, "status": {"phase": "Failed"}}]) == ()
     leaving = {**pod, "metadata": {"name": "p", "deletionTimestamp": "2026-11-20T10:00:00Z"}}
-    assert drives_of([leaving]) == (frozenset({"/mnt/a"}),)
+    assert local_drives([leaving]) == (frozenset({"/mnt/a"}),)
 
 
 async def test_while_drives_are_replaced_by_others_the_old_sidecar_is_stopped_first():
@@ -130,15 +130,15 @@ async def test_while_drives_are_replaced_by_others_the_old_sidecar_is_stopped_fi
     for r in pods:
         world.cluster.objects[r]["spec"] |= {"volumes": old["volumes"]}
     await world.settle()
-    assert surge_of(world.cluster.objects[SIDECARS]) == 1
+    assert max_surge(world.cluster.objects[SIDECARS]) == 1
     world.pool["spec"]["tiers"] = [tier("b")]
     for r in pods:
         await world.settle()
-        assert surge_of(world.cluster.objects[SIDECARS]) == 0
+        assert max_surge(world.cluster.objects[SIDECARS]) == 0
         world.cluster.objects[r]["spec"] |= {"volumes": new["volumes"]}
     template = world.cluster.objects[SIDECARS]["spec"]["template"]
     await world.settle()
-    assert surge_of(world.cluster.objects[SIDECARS]) == 1
+    assert max_surge(world.cluster.objects[SIDECARS]) == 1
     assert world.cluster.objects[SIDECARS]["spec"]["template"] == template
 
 

@@ -14,7 +14,7 @@ from op_samples import ENV, SECRET, inputs, pool_manifest
 from kvpool_operator.api.annotations import ANNOTATION_APPLIED_HASH, ANNOTATION_WIPED, FINALIZER_CLEANUP
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import Inputs, build
-from kvpool_operator.desired.cleanup import build_cleanup
+from kvpool_operator.desired.wipe import build_cleanup
 from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.diff import is_subset, is_up_to_date, with_applied_hash
 from kvpool_operator.observe.snapshot import Snapshot

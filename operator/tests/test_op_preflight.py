@@ -21,7 +21,7 @@ from kvpool.config import PoolConfig, loads
 from kvpool_operator.api.conditions import first_verdict
 from kvpool_operator.api.pool.status import NodesStatus, PoolStatus
 from kvpool_operator.desired import ExternalIndexUrl, Inputs
-from kvpool_operator.desired.dry_run import HIDDEN, rendered_configmap
+from kvpool_operator.desired.dry_run import HIDDEN, dry_run_configmap
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec
 from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe.snapshot import Snapshot
@@ -603,6 +603,6 @@ async def test_a_pool_that_is_deleted_while_it_is_looked_at_goes():
 
 def test_what_is_shown_fits_into_a_configmap():
     huge = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}, "data": {"k": "é" * 2_000_000}}
-    shown = rendered_configmap(pool(), [huge], {"create": ["x"]})
+    shown = dry_run_configmap(pool(), [huge], {"create": ["x"]})
     assert len(shown["data"]["manifests.yaml"].encode()) < 1024 * 1024
-    assert "does not fit" in shown["data"]["manifests.yaml"]
+    assert "# truncated" in shown["data"]["manifests.yaml"]

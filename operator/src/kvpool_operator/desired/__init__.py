@@ -1,7 +1,7 @@
-"""What a pool's objects should be. Pure: the same inputs give the same manifests.
+"""Desired manifests of a pool's objects. Pure: equal inputs give equal manifests.
 
-A builder answers the manifest, or None where the object should not exist; `build` puts them in the order in which
-they are applied. What the cluster has beyond these is pruned by `plan`.
+A builder returns the manifest, or None if the object must not exist; `build` returns them in the order of application.
+`pools.plan` prunes other objects of the pool.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from kvpool_operator.desired.index import index_claim, index_statefulset
 from kvpool_operator.desired.inputs import ExternalIndexUrl, Inputs, InstallationConfig, Manifest, PoolSecret
 from kvpool_operator.desired.networkpolicy import network_policies
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
-from kvpool_operator.desired.rbac import cluster_binding
+from kvpool_operator.desired.rbac import cluster_binding, index_account, sidecar_account
 from kvpool_operator.desired.secrets import events_secret, secret
-from kvpool_operator.desired.serviceaccounts import index_account, sidecar_account
 from kvpool_operator.desired.services import index_service, sidecar_service
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ __all__ = ["ExternalIndexUrl", "Inputs", "InstallationConfig", "Manifest", "Pool
 
 
 def build(inputs: Inputs) -> list[Manifest]:
-    """Everything a pool consists of, in the order in which it is applied."""
+    """Return the manifests of a pool in the order of application."""
     pool = inputs.pool
     wanted: Iterable[Manifest | None] = (
         sidecar_account(pool),

@@ -1,4 +1,5 @@
-"""The sidecars: one pod per node, with its power split in three (docs/contribute/design/contracts.md, Sidecar pod)."""
+"""DaemonSet of the sidecars. Its containers split the privileges in three (docs/contribute/design/contracts.md,
+Sidecar pod)."""
 
 from __future__ import annotations
 
@@ -8,23 +9,23 @@ from kvpool_operator.api.annotations import ANNOTATION_CONFIG_DIGEST
 from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
-from kvpool_operator.desired.labels import labels, metadata, selector
 from kvpool_operator.desired.pod_template import (
     CONFIG_FILE,
     CONFIG_MOUNT,
     USER,
     container,
+    init_node,
     object_store_env,
     object_store_mounts,
     object_store_volumes,
     placement,
-    pull_secrets,
     resources,
     security,
     tier_mounts,
     tier_volumes,
+    workload,
 )
-from kvpool_operator.desired.rollout import asks_for_devices, may_surge, resync_metadata, rolling_update
+from kvpool_operator.desired.rollout import may_surge, requests_devices, resync_metadata, rolling_update
 from kvpool_operator.desired.secrets import PEER_FILES, password_files
 
 if TYPE_CHECKING:
@@ -40,61 +41,41 @@ _TOKEN_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S10
 
 
 def sidecar_daemonset(inputs: Inputs) -> Manifest:
+    """Return the DaemonSet of the sidecars."""
     pool, env = inputs.pool, inputs.env
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": metadata(pool, names.sidecar(pool.metadata.name), "sidecar") | resync_metadata(inputs),
-        "spec": {
-            "selector": {"matchLabels": selector(pool, "sidecar")},
-            **_min_ready(pool),
-            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling_update(inputs)},
-            "template": {
-                "metadata": {
-                    "labels": labels(pool.metadata.name, "sidecar"),
-                    "annotations": {ANNOTATION_CONFIG_DIGEST: inputs.config.restart_digest},
-                },
-                "spec": {
-                    **placement(pool),
-                    "serviceAccountName": names.sidecar(pool.metadata.name),
-                    "automountServiceAccountToken": False,
-                    "enableServiceLinks": False,
-                    "terminationGracePeriodSeconds": 10,
-                    "securityContext": {
-                        "fsGroup": USER,
-                        "fsGroupChangePolicy": "OnRootMismatch",
-                        "seccompProfile": {"type": "RuntimeDefault"},
-                    },
-                    **pull_secrets(env),
-                    "initContainers": [_prepare(pool, env)],
-                    "containers": [_server(pool, env), _rendezvous(pool, env)],
-                    "volumes": [*tier_volumes(pool), *object_store_volumes(pool), *_volumes(inputs)],
-                },
+    manifest = workload(
+        "DaemonSet",
+        pool,
+        env,
+        name=names.sidecar(pool.metadata.name),
+        component="sidecar",
+        spec={**_min_ready(pool), "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling_update(inputs)}},
+        pod_annotations={ANNOTATION_CONFIG_DIGEST: inputs.config.restart_digest},
+        pod={
+            **placement(pool),
+            "serviceAccountName": names.sidecar(pool.metadata.name),
+            "terminationGracePeriodSeconds": 10,
+            "securityContext": {
+                "fsGroup": USER,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
             },
+            "initContainers": [init_node(pool, env)],
+            "containers": [_server(pool, env), _rendezvous(pool, env)],
+            "volumes": [*tier_volumes(pool), *object_store_volumes(pool), *_volumes(inputs)],
         },
-    }
+    )
+    return manifest | {"metadata": manifest["metadata"] | resync_metadata(inputs)}
 
 
 def _min_ready(pool: KVCachePool) -> Manifest:
-    """The API server does not store a zero."""
+    """Omit zero, which the API server does not store."""
     seconds = pool.spec.nodes.update.min_ready_seconds
     return {"minReadySeconds": seconds} if seconds else {}
 
 
-def _prepare(pool: KVCachePool, env: InstallationConfig) -> Manifest:
-    """Gives the tiers' directories to the server's user. It runs anew on each start, so it must be idempotent."""
-    return container(
-        env,
-        "prepare-node",
-        *("kvpool-sidecar", "init-node", "--config", CONFIG_FILE),
-        resources=resources("10m", "64Mi", "256Mi"),
-        securityContext=security(0, "CHOWN"),
-        volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool)],
-    )
-
-
 def _server(pool: KVCachePool, env: InstallationConfig) -> Manifest:
-    """Holds the node's blocks and serves them; sees nothing of the kubelet and has no token."""
+    """Return the container that stores and serves the node's blocks, without kubelet directories and token."""
     return container(
         env,
         "server",
@@ -140,17 +121,17 @@ def _event_ports(pool: KVCachePool) -> list[Manifest]:
 
 
 def _server_resources(pool: KVCachePool) -> Manifest:
-    """RDMA's devices are asked for as limits, which a scheduler takes for requests too; its memory is pinned."""
+    """Return resources with RDMA devices as limits, which are also requests, and with RDMA's pinned memory."""
     rdma = pool.spec.transport.rdma
-    if not asks_for_devices(pool):
+    if not requests_devices(pool):
         return resources("100m", "256Mi", "2Gi")
-    made = resources("100m", str((256 << 20) + to_bytes(rdma.memory)), str((2 << 30) + to_bytes(rdma.memory)))
-    made["limits"] |= {r.name: str(r.count) for r in rdma.resources}
-    return made
+    result = resources("100m", str((256 << 20) + to_bytes(rdma.memory)), str((2 << 30) + to_bytes(rdma.memory)))
+    result["limits"] |= {r.name: str(r.count) for r in rdma.resources}
+    return result
 
 
 def _rendezvous(pool: KVCachePool, env: InstallationConfig) -> Manifest:
-    """The one part that sees the kubelet's pod directories: root, because they are root's, without any capability."""
+    """Return the only container with the kubelet's pod directories. It is root, their owner, without capabilities."""
     return container(
         env,
         "rendezvous",
@@ -165,7 +146,7 @@ def _rendezvous(pool: KVCachePool, env: InstallationConfig) -> Manifest:
         securityContext=security(0),
         volumeMounts=[
             {"name": "handoff", "mountPath": _HANDOFF},
-            # volumes that are file systems of their own (medium: Memory) show up later than this container
+            # volumes with their own file system (medium: Memory) are mounted after this container starts
             {"name": "pods", "mountPath": _PODS_DIR, "mountPropagation": "HostToContainer"},
             {"name": "api-access", "mountPath": _TOKEN_DIR, "readOnly": True},
         ],

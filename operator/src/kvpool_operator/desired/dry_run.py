@@ -1,4 +1,4 @@
-"""What a pool with `mode: DryRun` would become, written into the ConfigMap NAME-plan. Pure; secrets are hidden."""
+"""ConfigMap NAME-plan of a pool with `mode: DryRun`: the planned manifests, with redacted Secrets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.inputs import Manifest
 
-__all__ = ["HIDDEN", "hidden", "rendered_configmap"]
+__all__ = ["HIDDEN", "dry_run_configmap", "redact"]
 
 HIDDEN: Final = "(hidden)"
-_MOST_TEXT: Final = 900 * 1024
-"""A ConfigMap holds 1 MiB."""
+_MAX_BYTES: Final = 900 * 1024
+"""The limit of a ConfigMap is 1 MiB."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _PlanDumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -30,27 +30,35 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
 
 
-_Dumper.add_representer(str, _Dumper.represent_text)
+_PlanDumper.add_representer(str, _PlanDumper.represent_text)
 
 
-def rendered_configmap(pool: KVCachePool, wanted: Sequence[Manifest], changes: Mapping[str, Sequence[str]]) -> Manifest:
-    """`changes`: names of objects by what would be done with them (create, change, keep, delete)."""
+def dry_run_configmap(pool: KVCachePool, wanted: Sequence[Manifest], changes: Mapping[str, Sequence[str]]) -> Manifest:
+    """Return the ConfigMap. `changes`: object names by planned action (create, change, keep, delete)."""
     text = yaml.dump_all(
-        [hidden(m) for m in wanted], Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, explicit_start=True
+        [redact(m) for m in wanted],
+        Dumper=_PlanDumper,
+        sort_keys=False,
+        width=110,
+        allow_unicode=True,
+        explicit_start=True,
     )
-    if len(text.encode()) > _MOST_TEXT:
-        text = text.encode()[:_MOST_TEXT].decode(errors="ignore") + "\n# the rest does not fit into a ConfigMap\n"
+    if len(text.encode()) > _MAX_BYTES:
+        text = (
+            text.encode()[:_MAX_BYTES].decode(errors="ignore")
+            + "\n# truncated: the rest exceeds the size of a ConfigMap\n"
+        )
     summary = "".join(f"{what} {name}\n" for what, some in changes.items() for name in some)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(pool, names.rendered(pool.metadata.name), "plan"),
+        "metadata": metadata(pool, names.plan(pool.metadata.name), "plan"),
         "data": {"manifests.yaml": text, "summary": summary},
     }
 
 
-def hidden(manifest: Manifest) -> Manifest:
-    """The manifest; of a Secret the keys alone."""
+def redact(manifest: Manifest) -> Manifest:
+    """Return the manifest; the values of a Secret are replaced."""
     if manifest["kind"] != "Secret":
         return manifest
     return manifest | {"data": dict.fromkeys(manifest.get("data") or {}, HIDDEN)}

@@ -1,7 +1,16 @@
-"""The managed index: one Redis. It is a hint; the nodes announce again what it forgets, so one instance is enough.
+"""Managed index: one Redis server. The index is a hint that the nodes rebuild, so a single instance is sufficient.
 
-Nothing starts it anew but another image, another size or another place for its entries: a changed password comes by its
-Secret (kvpool_sidecar.commands.index_server).
+It restarts only for another image, memory size or volume: it reads a changed password from its Secret
+(kvpool_sidecar.commands.index_server).
+
+Default memory of the index:
+
+    entries = nodes x capacity of a node's local tiers / 1 MiB        (most models have larger blocks)
+    memory  = entries x 110 bytes                                     (docs/contribute/scale.md: 96 to 112 measured)
+
+The memory is rounded up to 64Mi, 256Mi, 1Gi, 4Gi or 16Gi, because another size restarts the index. The calculation uses
+at least four nodes, so that a new pool can grow without a restart. The current size is kept while the next smaller step
+would be sufficient.
 """
 
 from __future__ import annotations
@@ -11,9 +20,8 @@ from typing import TYPE_CHECKING, Final
 from kvpool_operator.api.annotations import ANNOTATION_INDEX_MEMORY
 from kvpool_operator.api.quantity import exact_bytes, to_bytes
 from kvpool_operator.desired import names
-from kvpool_operator.desired.index_sizing import index_memory
-from kvpool_operator.desired.labels import labels, metadata, selector
-from kvpool_operator.desired.pod_template import USER, container, pull_secrets, security
+from kvpool_operator.desired.labels import metadata
+from kvpool_operator.desired.pod_template import USER, container, security, workload
 from kvpool_operator.desired.secrets import password_files
 from kvpool_operator.desired.services import INDEX_PORT, PROBE_PORT
 
@@ -21,60 +29,69 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import IndexPersistence, KVCachePool
     from kvpool_operator.desired.inputs import Inputs, Manifest
 
-__all__ = ["index_claim", "index_statefulset", "memory_of"]
+__all__ = ["ENTRY_BYTES", "current_index_memory", "index_claim", "index_memory", "index_statefulset"]
 
 _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
 _MIB: Final = 2**20
+ENTRY_BYTES: Final = 110
+_BLOCK_BYTES: Final = 2**20
+_STEPS: Final = tuple(_MIB * 64 * 4**n for n in range(5))
+_MIN_NODES: Final = 4
+
+
+def index_memory(pool: KVCachePool, nodes: int, present: int) -> int:
+    """Return the bytes for entries, a multiple of 1 MiB. `present`: current memory of the index, 0 if there is none."""
+    requested = pool.spec.index.managed.max_memory if pool.spec.index.managed else None
+    if requested is not None:
+        return -(-to_bytes(requested) // _MIB) * _MIB
+    capacity = sum(to_bytes(t.local.capacity) for t in pool.spec.tiers if t.local is not None)
+    wanted = max(nodes, _MIN_NODES) * capacity // _BLOCK_BYTES * ENTRY_BYTES
+    step = next((s for s in _STEPS if s >= wanted), _STEPS[-1])
+    return present if present == step * 4 and present in _STEPS else step
 
 
 def index_statefulset(inputs: Inputs) -> Manifest | None:
-    """None where the user brings their own index."""
+    """Return None for an external index."""
     pool, env = inputs.pool, inputs.env
     if pool.spec.index.external is not None:
         return None
     name = names.index(pool.metadata.name)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": metadata(pool, name, "index") | {"annotations": {ANNOTATION_INDEX_MEMORY: str(_memory(inputs))}},
-        "spec": {
-            "replicas": 1,
-            "serviceName": name,
-            "selector": {"matchLabels": selector(pool, "index")},
-            "template": {
-                "metadata": {"labels": labels(pool.metadata.name, "index")},
-                "spec": {
-                    "serviceAccountName": name,
-                    "automountServiceAccountToken": False,
-                    "enableServiceLinks": False,
-                    "terminationGracePeriodSeconds": 60 if _persistence(pool) else 5,
-                    "securityContext": {
-                        "fsGroup": USER,
-                        "runAsNonRoot": True,
-                        "seccompProfile": {"type": "RuntimeDefault"},
-                    },
-                    **pull_secrets(env),
-                    **_tolerations(inputs),
-                    "containers": [_redis(inputs)],
-                    "volumes": [
-                        {"name": "data"} | _data(pool),
-                        {
-                            "name": "secret",
-                            "secret": {
-                                "secretName": names.secret(pool.metadata.name),
-                                "defaultMode": 0o440,
-                                "items": password_files(managed=True),
-                            },
-                        },
-                    ],
-                },
+    manifest = workload(
+        "StatefulSet",
+        pool,
+        env,
+        name=name,
+        component="index",
+        spec={"replicas": 1, "serviceName": name},
+        pod={
+            "serviceAccountName": name,
+            "terminationGracePeriodSeconds": 60 if _persistence(pool) else 5,
+            "securityContext": {
+                "fsGroup": USER,
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
             },
+            **_tolerations(inputs),
+            "containers": [_redis(inputs)],
+            "volumes": [
+                {"name": "data"} | _data(pool),
+                {
+                    "name": "secret",
+                    "secret": {
+                        "secretName": names.secret(pool.metadata.name),
+                        "defaultMode": 0o440,
+                        "items": password_files(managed=True),
+                    },
+                },
+            ],
         },
-    }
+    )
+    memory = {"annotations": {ANNOTATION_INDEX_MEMORY: str(_memory(inputs))}}
+    return manifest | {"metadata": manifest["metadata"] | memory}
 
 
 def index_claim(inputs: Inputs) -> Manifest | None:
-    """The volume for its entries; None where they are not kept."""
+    """Return the volume of the entries; None without persistence."""
     pool = inputs.pool
     persistence = _persistence(pool)
     if pool.spec.index.external is not None or persistence is None:
@@ -92,10 +109,10 @@ def index_claim(inputs: Inputs) -> Manifest | None:
     }
 
 
-def memory_of(statefulset: Manifest | None) -> int:
-    """Bytes for entries that a living index has; 0 if there is none, or if it does not say."""
-    notes = (statefulset or {}).get("metadata", {}).get("annotations") or {}
-    text = str(notes.get(ANNOTATION_INDEX_MEMORY, ""))
+def current_index_memory(statefulset: Manifest | None) -> int:
+    """Return the bytes for entries of the existing index; 0 if there is none, or without the annotation."""
+    annotations = (statefulset or {}).get("metadata", {}).get("annotations") or {}
+    text = str(annotations.get(ANNOTATION_INDEX_MEMORY, ""))
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
@@ -115,10 +132,10 @@ def _data(pool: KVCachePool) -> Manifest:
 
 def _redis(inputs: Inputs) -> Manifest:
     memory = _memory(inputs)
-    keeps = _persistence(inputs.pool) is not None
-    # what Redis itself takes: fragmentation, connections; while entries are written, pages that change meanwhile; and
-    # what stands beside it
-    limit = -(-memory * (7 if keeps else 5) // 4 // _MIB) * _MIB + 160 * _MIB
+    persistent = _persistence(inputs.pool) is not None
+    # overhead of Redis: fragmentation, connections, pages that change while entries are saved; and the supervisor
+    # process
+    limit = -(-memory * (7 if persistent else 5) // 4 // _MIB) * _MIB + 160 * _MIB
     return container(
         inputs.env,
         "index",
@@ -132,7 +149,7 @@ def _redis(inputs: Inputs) -> Manifest:
             "--dir",
             "/data",
         ),
-        *("--max-memory", str(memory), *(["--persist"] if keeps else [])),
+        *("--max-memory", str(memory), *(["--persist"] if persistent else [])),
         env=[
             {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
             {"name": "KVPOOL_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -141,7 +158,7 @@ def _redis(inputs: Inputs) -> Manifest:
             {"name": "redis", "containerPort": INDEX_PORT, "protocol": "TCP"},
             {"name": "probes", "containerPort": PROBE_PORT, "protocol": "TCP"},
         ],
-        # one that reads its entries is alive: /healthz counts it so, and the first start has ten minutes
+        # /healthz counts an index that loads its entries as alive; the startup probe allows ten minutes
         startupProbe=_probe("/healthz", period=2, failures=300),
         readinessProbe=_probe("/readyz", period=2, failures=3),
         livenessProbe=_probe("/healthz", period=10, failures=6),
@@ -158,7 +175,7 @@ def _redis(inputs: Inputs) -> Manifest:
 
 
 def _tolerations(inputs: Inputs) -> Manifest:
-    """Those of the sidecars: where every node is tainted for engines, the index must fit in somewhere."""
+    """Return the tolerations of the sidecars: in a cluster whose nodes are all tainted, the index needs them too."""
     tolerations = inputs.pool.spec.nodes.tolerations
     if not tolerations:
         return {}

@@ -22,7 +22,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class InstallationConfig:
-    """This installation: the same for all pools."""
+    """Settings of the installation, equal for all pools."""
 
     sidecar_image: str
     image_pull_policy: str = "IfNotPresent"
@@ -33,41 +33,41 @@ class InstallationConfig:
     network_policies: bool = False
     """Whether each pool gets NetworkPolicies."""
     metrics_per_tenant: bool = False
-    """Whether sidecars tell metrics by tenant."""
+    """Whether sidecars export metrics per tenant."""
 
 
 @dataclass(frozen=True)
 class PoolSecret:
-    """What is random about a pool: made once, kept in the Secret `NAME-secret`, never made anew while that is there."""
+    """Random values of a pool, generated once and stored in the Secret `NAME-secret`."""
 
     pool_id: str
-    """Identity of the pool's data. It outlives the KVCachePool where `deletionPolicy` says so."""
+    """Identity of the pool's data. With `deletionPolicy: Retain` it outlives the KVCachePool."""
     pool_secret: str = field(repr=False)
     """64 hexadecimal digits."""
     managed_index_password: str = field(repr=False)
     """Password of the index that the operator runs."""
     peer_files: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The authority of the pool's sidecars, PEM by the name of its file (kvpool_operator.pki.peer_ca)."""
+    """CA of the pool's sidecars, PEM by file name (kvpool_operator.pki.peer_ca)."""
     managed_index_previous: str = field(default="", repr=False)
-    """The one before it, which is good until all sidecars have shown the new one; else empty."""
+    """Previous password, valid until all sidecars have logged in with the new one; otherwise empty."""
     managed_index_revision: str = "0"
-    """`spec.index.managed.passwordRevision` that the password was made for."""
+    """`spec.index.managed.passwordRevision` for which the password was generated."""
 
 
 @dataclass(frozen=True)
 class ExternalIndexUrl:
-    """The user's own index: its URL, without the password."""
+    """Connection to an external index. The URL does not contain the password."""
 
     url: str
     username: str
     password: str = field(repr=False)
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What the sidecars find beside the password: `index-ca.crt`, `index-client.crt`, `index-client.key`, in PEM."""
+    """Further files for the sidecars: `index-ca.crt`, `index-client.crt`, `index-client.key`, in PEM."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that decides what a pool's objects look like."""
+    """All inputs of the manifests of a pool."""
 
     pool: KVCachePool
     env: InstallationConfig
@@ -76,13 +76,13 @@ class Inputs:
     external: ExternalIndexUrl | None = None
     tenants: tuple[TenantConfig, ...] = ()
     nodes: int = 0
-    """Nodes that carry the pool, as far as is known."""
+    """Number of nodes of the pool, as far as it is known."""
     index_memory: int = 0
-    """Bytes that the managed index has for entries now; 0 if there is none."""
+    """Current bytes of the managed index for entries; 0 if there is none."""
     drives: tuple[frozenset[str], ...] = ()
-    """Directories of the local tiers of each sidecar's pod that is there."""
+    """Local tier directories of each existing sidecar pod."""
     resync_token: str = ""
-    """Value of rollout.RESYNC_ANNOTATION: new pods that are ready while their predecessors still run. Empty: none."""
+    """Value of ANNOTATION_RESYNC: new pods that are ready while their predecessors still run. Empty: none."""
 
     @cached_property
     def config(self) -> RenderedConfig:

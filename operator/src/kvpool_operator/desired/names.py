@@ -1,4 +1,4 @@
-"""Names of a pool's objects. All of them begin with the pool's name, which the API keeps to 40 characters."""
+"""Names of a pool's objects. They begin with the name of the pool, which has at most 40 characters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = [
     "config",
     "events",
     "index",
+    "plan",
     "preflight",
-    "rendered",
     "secret",
     "sidecar",
     "volume",
@@ -38,22 +38,22 @@ def secret(pool: str) -> str:
 
 
 def events(pool: str) -> str:
-    """Secret with the token that routers show."""
+    """Secret with the token of routers."""
     return f"{pool}-events"
 
 
 def preflight(pool: str) -> str:
-    """DaemonSet, ConfigMap and Secret of a look at the nodes."""
+    """DaemonSet, ConfigMap and Secret of the preflight checks."""
     return f"{pool}-preflight"
 
 
-def rendered(pool: str) -> str:
-    """ConfigMap that says what a pool with `mode: DryRun` would become."""
+def plan(pool: str) -> str:
+    """ConfigMap with the planned changes of a pool with `mode: DryRun`."""
     return f"{pool}-plan"
 
 
 def wipe(pool: str) -> str:
-    """DaemonSet that removes a deleted pool's blocks."""
+    """DaemonSet that removes the blocks of a deleted pool."""
     return f"{pool}-wipe"
 
 

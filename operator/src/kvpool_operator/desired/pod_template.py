@@ -1,13 +1,16 @@
-"""Parts that several of a pool's pods share: where they run, who they are, what they mount."""
+"""Pod template parts that several workloads of a pool share: placement, security context, volumes, mounts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvpool_operator.desired import names
 from kvpool_operator.desired.config import MOUNTS
+from kvpool_operator.desired.labels import labels, metadata, selector
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvpool_operator.api.v1alpha1 import KVCachePool, LabelSelector, Tier
     from kvpool_operator.desired.inputs import InstallationConfig, Manifest
 
@@ -18,6 +21,7 @@ __all__ = [
     "READ_ONLY_MOUNTS",
     "USER",
     "container",
+    "init_node",
     "node_affinity",
     "object_store_env",
     "object_store_mounts",
@@ -28,6 +32,7 @@ __all__ = [
     "security",
     "tier_mounts",
     "tier_volumes",
+    "workload",
 ]
 
 USER: Final = 65532
@@ -39,8 +44,54 @@ CONFIG_FILE: Final = f"{CONFIG_DIR}/pool.json"
 CONFIG_MOUNT: Final[Manifest] = {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True}
 
 
+def workload(
+    kind: Literal["DaemonSet", "StatefulSet"],
+    pool: KVCachePool,
+    env: InstallationConfig,
+    *,
+    name: str,
+    component: str,
+    pod: Manifest,
+    spec: Manifest | None = None,
+    pod_annotations: Mapping[str, str] | None = None,
+) -> Manifest:
+    """Return a workload whose pods have no token and no service links. `pod` and `spec` add fields."""
+    template = {"labels": labels(pool.metadata.name, component)}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": metadata(pool, name, component),
+        "spec": {
+            "selector": {"matchLabels": selector(pool, component)},
+            **(spec or {}),
+            "template": {
+                "metadata": template | ({"annotations": dict(pod_annotations)} if pod_annotations else {}),
+                "spec": {
+                    "automountServiceAccountToken": False,
+                    "enableServiceLinks": False,
+                    "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+                    **pull_secrets(env),
+                    **pod,
+                },
+            },
+        },
+    }
+
+
+def init_node(pool: KVCachePool, env: InstallationConfig) -> Manifest:
+    """Return the init container that makes USER the owner of the tiers' directories. It is idempotent."""
+    return container(
+        env,
+        "prepare-node",
+        *("kvpool-sidecar", "init-node", "--config", CONFIG_FILE),
+        resources=resources("10m", "64Mi", "256Mi"),
+        securityContext=security(0, "CHOWN"),
+        volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool)],
+    )
+
+
 def container(env: InstallationConfig, name: str, /, *command: str, **more: Any) -> Manifest:
-    """One container of the sidecar's image. What it printed last becomes its message when it fails."""
+    """Return a container with the sidecar image. After a failure, its last output is the termination message."""
     return {
         "name": name,
         "image": env.sidecar_image,
@@ -52,7 +103,7 @@ def container(env: InstallationConfig, name: str, /, *command: str, **more: Any)
 
 
 def security(user: int = USER, *capabilities: str) -> Manifest:
-    """Nothing but the named capabilities. The pod sets the seccomp profile."""
+    """Return a security context with only the named capabilities. The pod sets the seccomp profile."""
     dropped: Manifest = {"drop": ["ALL"]}
     return {
         "allowPrivilegeEscalation": False,
@@ -65,17 +116,17 @@ def security(user: int = USER, *capabilities: str) -> Manifest:
 
 
 def resources(cpu: str, memory: str, memory_limit: str) -> Manifest:
-    """No limit on CPU: a throttled sidecar would let engines wait."""
+    """Return resources without a CPU limit: a throttled sidecar would delay engines."""
     return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": memory_limit}}
 
 
 def pull_secrets(env: InstallationConfig) -> Manifest:
-    """The part of a pod's spec that says with which credentials images are pulled."""
+    """Return the imagePullSecrets of a pod spec."""
     return {"imagePullSecrets": [{"name": s} for s in env.image_pull_secrets]} if env.image_pull_secrets else {}
 
 
 def placement(pool: KVCachePool) -> Manifest:
-    """The part of a pod's spec that says on which nodes it runs."""
+    """Return affinity, tolerations and priority class of a pod spec."""
     nodes = pool.spec.nodes
     spec: Manifest = {}
     affinity = node_affinity(nodes.selector)
@@ -89,7 +140,7 @@ def placement(pool: KVCachePool) -> Manifest:
 
 
 def node_affinity(selector: LabelSelector) -> Manifest:
-    """A label selector as required node affinity; empty for the empty selector, which fits every node."""
+    """Convert a label selector to required node affinity; empty for the empty selector, which matches every node."""
     wanted: list[Manifest] = [
         {"key": k, "operator": "In", "values": [v]} for k, v in sorted(selector.match_labels.items())
     ]
@@ -104,7 +155,7 @@ def node_affinity(selector: LabelSelector) -> Manifest:
 
 
 def tier_volumes(pool: KVCachePool) -> list[Manifest]:
-    """One volume for each tier that is a directory."""
+    """Return a volume for each tier that is a directory."""
     return [{"name": f"tier-{t.name}"} | _source(pool, t) for t in _directories(pool)]
 
 
@@ -117,7 +168,7 @@ def _source(pool: KVCachePool, tier: Tier) -> Manifest:
         return {"hostPath": {"path": tier.local.path, "type": "DirectoryOrCreate"}}
     assert tier.shared is not None  # noqa: S101  the model holds exactly one of them
     if tier.shared.host_path:
-        # must exist: a mount that is missing on one node must not become a private directory there
+        # it must exist, so that a missing mount does not become a private directory of the node
         return {"hostPath": {"path": tier.shared.host_path.path, "type": "Directory"}}
     if tier.shared.pvc:
         return {"persistentVolumeClaim": {"claimName": tier.shared.pvc.claim_name}}

@@ -1,7 +1,7 @@
-"""The short-lived DaemonSet that looks at every node before sidecars are made or changed there, and what it reads.
+"""Preflight DaemonSet, which checks every node before sidecars are created or changed there, and the objects it reads.
 
-Its pods see what the sidecars will see: the same mounts, network namespace, user and limits. They read a ConfigMap and
-a Secret of their own, so that what runs is not touched by a look at what is asked for now.
+Its pods have the mounts, network namespace, user and limits of the sidecars. They read a separate ConfigMap and Secret,
+so that a preflight run of a new spec does not affect running sidecars.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvpool.config import IndexConfig, dumps
 from kvpool_operator.api.annotations import ANNOTATION_PREFLIGHT, ANNOTATION_PREFLIGHT_SPEC
 from kvpool_operator.api.fields import HTTP_PORT
 from kvpool_operator.desired import names
-from kvpool_operator.desired.labels import labels, metadata, selector
+from kvpool_operator.desired.labels import metadata
 from kvpool_operator.desired.networkpolicy import preflight_policy
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
 from kvpool_operator.desired.pod_template import (
@@ -24,20 +24,21 @@ from kvpool_operator.desired.pod_template import (
     CONFIG_MOUNT,
     USER,
     container,
+    init_node,
     object_store_env,
     object_store_mounts,
     object_store_volumes,
     placement,
-    pull_secrets,
     resources,
     security,
     tier_mounts,
     tier_volumes,
+    workload,
 )
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import Inputs, InstallationConfig, Manifest
+    from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = ["COMPONENT", "build_preflight", "preflight_spec"]
 
@@ -50,13 +51,14 @@ _SIZES: Final[Any] = {
     "shared": {"capacity"},
     "object_store": {"capacity"},
 }
-"""Of a tier: what can be changed without a look, for no node can do more or less because of it."""
+"""Tier fields that need no new preflight run, because they do not depend on the nodes."""
 
 
 def preflight_spec(inputs: Inputs) -> str:
-    """Short digest of what a look depends on: nodes, tiers but for sizes, transport, an external index.
+    """Return a digest of the spec fields that the checks depend on: nodes, tiers without sizes, transport, external
+    index.
 
-    No secret goes in, and no default: another version of the operator must not have every pool looked at anew.
+    Secrets and default values are excluded, so that another operator version does not repeat the checks of every pool.
     """
     spec = inputs.pool.spec
     parts = {
@@ -70,7 +72,7 @@ def preflight_spec(inputs: Inputs) -> str:
 
 
 def build_preflight(inputs: Inputs) -> list[Manifest]:
-    """The DaemonSet and everything it needs, in the order in which it is applied."""
+    """Return the DaemonSet and the objects that it reads, in the order of application."""
     pool = inputs.pool
     policy = preflight_policy(pool, inputs.env)
     wanted = (_secret(inputs), _configmap(inputs), policy, *nfs_volumes(pool), *nfs_claims(pool), _daemonset(inputs))
@@ -82,7 +84,7 @@ def _url(inputs: Inputs) -> str:
 
 
 def _configmap(inputs: Inputs) -> Manifest:
-    """pool.json without the managed index, which starts while the nodes are looked at."""
+    """Return pool.json without the managed index, which starts during the preflight run."""
     config = replace(inputs.config.config, generation=0)
     if not inputs.external:
         config = replace(config, index=IndexConfig(""))
@@ -95,7 +97,7 @@ def _configmap(inputs: Inputs) -> Manifest:
 
 
 def _secret(inputs: Inputs) -> Manifest | None:
-    """What an external index asks for."""
+    """Return the credentials of an external index."""
     if not inputs.external:
         return None
     values = {"index-password": inputs.external.password, **inputs.index_files}
@@ -111,57 +113,36 @@ def _secret(inputs: Inputs) -> Manifest | None:
 def _daemonset(inputs: Inputs) -> Manifest:
     pool, env = inputs.pool, inputs.env
     name = names.preflight(pool.metadata.name)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": metadata(pool, name, COMPONENT),
-        "spec": {
-            "selector": {"matchLabels": selector(pool, COMPONENT)},
-            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}},
-            "template": {
-                "metadata": {
-                    "labels": labels(pool.metadata.name, COMPONENT),
-                    "annotations": {ANNOTATION_PREFLIGHT_SPEC: preflight_spec(inputs)},
-                },
-                "spec": {
-                    **placement(pool),
-                    "automountServiceAccountToken": False,
-                    "enableServiceLinks": False,
-                    "terminationGracePeriodSeconds": 1,
-                    "securityContext": {
-                        "fsGroup": USER,
-                        "fsGroupChangePolicy": "OnRootMismatch",
-                        "seccompProfile": {"type": "RuntimeDefault"},
-                    },
-                    **pull_secrets(env),
-                    "initContainers": [_prepare(pool, env)],
-                    "containers": [_look(inputs)],
-                    "volumes": [
-                        *tier_volumes(pool),
-                        *object_store_volumes(pool),
-                        {"name": "config", "configMap": {"name": name}},
-                        *_secret_volumes(inputs),
-                    ],
-                },
-            },
-        },
-    }
-
-
-def _prepare(pool: KVCachePool, env: InstallationConfig) -> Manifest:
-    """As in the sidecars' pods: a new directory is root's."""
-    return container(
+    return workload(
+        "DaemonSet",
+        pool,
         env,
-        "prepare-node",
-        *("kvpool-sidecar", "init-node", "--config", CONFIG_FILE),
-        resources=resources("10m", "64Mi", "256Mi"),
-        securityContext=security(0, "CHOWN"),
-        volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool)],
+        name=name,
+        component=COMPONENT,
+        spec={"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}}},
+        pod_annotations={ANNOTATION_PREFLIGHT_SPEC: preflight_spec(inputs)},
+        pod={
+            **placement(pool),
+            "terminationGracePeriodSeconds": 1,
+            "securityContext": {
+                "fsGroup": USER,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "initContainers": [init_node(pool, env)],
+            "containers": [_checks(inputs)],
+            "volumes": [
+                *tier_volumes(pool),
+                *object_store_volumes(pool),
+                {"name": "config", "configMap": {"name": name}},
+                *_secret_volumes(inputs),
+            ],
+        },
     )
 
 
-def _look(inputs: Inputs) -> Manifest:
-    """Ready when it has an answer, good or bad; the operator reads it at /status."""
+def _checks(inputs: Inputs) -> Manifest:
+    """Return the container that runs the checks. It is Ready when they have finished; /status has the result."""
     pool = inputs.pool
     return container(
         inputs.env,
@@ -193,12 +174,12 @@ def _look(inputs: Inputs) -> Manifest:
 
 
 def _resources(pool: KVCachePool) -> Manifest:
-    """With the devices that the sidecars will have."""
-    made = resources("50m", "64Mi", "512Mi")
+    """Return resources with the devices of the sidecars."""
+    result = resources("50m", "64Mi", "512Mi")
     transport = pool.spec.transport
     if transport.protocol != "TCP":
-        made["limits"] |= {r.name: str(r.count) for r in transport.rdma.resources}
-    return made
+        result["limits"] |= {r.name: str(r.count) for r in transport.rdma.resources}
+    return result
 
 
 def _secret_volumes(inputs: Inputs) -> list[Manifest]:

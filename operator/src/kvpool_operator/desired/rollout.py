@@ -1,4 +1,4 @@
-"""Whether a node's new sidecar starts beside the old one, and how its DaemonSet rolls then (docs/how-to/upgrade.md)."""
+"""Rolling update strategy of the sidecars (docs/how-to/upgrade.md)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = [
-    "asks_for_devices",
-    "drives_of",
+    "local_drives",
+    "max_surge",
     "may_surge",
+    "requests_devices",
     "resync_metadata",
     "rolling_update",
-    "surge_of",
 ]
 
 _MADE: Final = "DirectoryOrCreate"
 
 
 def rolling_update(inputs: Inputs) -> Manifest:
-    """With surge the API server takes no maxUnavailable but 0; percentages are rounded up, to one node at least.
+    """Return the rollingUpdate settings. With surge, maxUnavailable must be 0; Kubernetes rounds percentages up.
 
-    What runs decides here, and never in the pod template: what is observed must not roll anything.
+    Observed state can affect these settings, but never the pod template: an observation must not start a rollout.
     """
-    at_once = inputs.pool.spec.nodes.update.max_unavailable
-    if may_surge(inputs.pool) and not _are_replaced(inputs):
-        return {"maxSurge": at_once, "maxUnavailable": 0}
-    return {"maxSurge": 0, "maxUnavailable": at_once}
+    limit = inputs.pool.spec.nodes.update.max_unavailable
+    if may_surge(inputs.pool) and not _replaces_drives(inputs):
+        return {"maxSurge": limit, "maxUnavailable": 0}
+    return {"maxSurge": 0, "maxUnavailable": limit}
 
 
 def resync_metadata(inputs: Inputs) -> dict[str, Manifest]:
@@ -40,36 +40,35 @@ def resync_metadata(inputs: Inputs) -> dict[str, Manifest]:
 
     The DaemonSet controller requeues a pod `minReadySeconds` after it became ready, but client-go's delaying queue
     keeps only the first of several such requeues, and with surge no other event follows: old pods would stay. Any
-    change of
-    the DaemonSet triggers a sync.
+    change of the DaemonSet triggers a sync.
     """
     return {"annotations": {ANNOTATION_RESYNC: inputs.resync_token}} if inputs.resync_token else {}
 
 
 def may_surge(pool: KVCachePool) -> bool:
-    """By the spec. Where a node has one device, a second pod that asks for it would wait for ever."""
-    return pool.spec.nodes.update.surge and not asks_for_devices(pool)
+    """Whether the spec allows surge. On a node with one device, a second pod that requests it would stay Pending."""
+    return pool.spec.nodes.update.surge and not requests_devices(pool)
 
 
-def asks_for_devices(pool: KVCachePool) -> bool:
-    """Whether the sidecars' pods have device resources among their limits."""
+def requests_devices(pool: KVCachePool) -> bool:
+    """Whether the sidecar pods request device resources."""
     return pool.spec.transport.protocol != "TCP" and bool(pool.spec.transport.rdma.resources)
 
 
-def surge_of(daemonset: Manifest) -> int | str:
-    """How many pods more it may have while it rolls: 0 if it stops the old one first."""
+def max_surge(daemonset: Manifest) -> int | str:
+    """Return maxSurge of an existing DaemonSet; 0 if it stops the old pod first."""
     rolling = ((daemonset.get("spec") or {}).get("updateStrategy") or {}).get("rollingUpdate") or {}
     surge: int | str = rolling.get("maxSurge") or 0
     return surge
 
 
-def drives_of(pods: Iterable[Manifest]) -> tuple[frozenset[str], ...]:
-    """The directories of the local tiers of each sidecar's pod that has not ended."""
+def local_drives(pods: Iterable[Manifest]) -> tuple[frozenset[str], ...]:
+    """Return the local tier directories of each sidecar pod that has not terminated."""
     return tuple(
         frozenset(
             str(v["hostPath"].get("path"))
             for v in (pod.get("spec") or {}).get("volumes") or []
-            # a shared directory has type Directory: it must exist
+            # a shared directory has type Directory
             if str(v.get("name", "")).startswith("tier-") and (v.get("hostPath") or {}).get("type") == _MADE
         )
         for pod in pods
@@ -77,7 +76,7 @@ def drives_of(pods: Iterable[Manifest]) -> tuple[frozenset[str], ...]:
     )
 
 
-def _are_replaced(inputs: Inputs) -> bool:
-    """Whether a sidecar is there that shares no drive with those to come: nothing would keep both from serving."""
+def _replaces_drives(inputs: Inputs) -> bool:
+    """Whether a running sidecar has no drive in common with the new ones: then no ownership lock separates them."""
     wanted = {t.local.path for t in inputs.pool.spec.tiers if t.local}
     return any(drives and not drives & wanted for drives in inputs.drives)

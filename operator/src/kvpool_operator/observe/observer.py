@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvpool_operator.api.annotations import LABEL_POOL, LABEL_POOL_NAMESPACE
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.desired import labels, names
-from kvpool_operator.desired.rollout import drives_of, surge_of
+from kvpool_operator.desired.rollout import local_drives, max_surge
 from kvpool_operator.errors import RejectedError
 from kvpool_operator.injection.revision import revisions
 from kvpool_operator.k8s import pods as podview
@@ -126,7 +126,7 @@ class Observer:
             # a pod that was made later shows that it was a former refusal
             successor_rejection=refusal if not is_missing and refused_at > newest else "",
             looks=looks,
-            drives=drives_of(pods),
+            drives=local_drives(pods),
             stalled_rollover=stalled_rollover(pods, pool.spec.nodes.update.min_ready_seconds, datetime.now(UTC)),
         )
 
@@ -224,7 +224,7 @@ class Observer:
         status = (daemonset or {}).get("status") or {}
         desired = status.get("desiredNumberScheduled", 0)
         is_missing = status.get("currentNumberScheduled", 0) < desired
-        overlaps = surge_of(daemonset or {}) and status.get("updatedNumberScheduled", 0) < desired
+        overlaps = max_surge(daemonset or {}) and status.get("updatedNumberScheduled", 0) < desired
         if daemonset is None or not (is_missing or overlaps):
             return "", False, ""
         about = f"involvedObject.name={daemonset['metadata']['name']},involvedObject.kind=DaemonSet,reason=FailedCreate"

@@ -168,7 +168,7 @@ def summarize_changes(meta: Metadata, wanted: Sequence[Manifest], snapshot: Snap
         changes[what].append(str(ref(manifest)))
     refs = {ref(m) for m in wanted}
     kept = {ObjectRef("Secret", meta.namespace, names.secret(meta.name))}
-    kept |= {r for r in snapshot.objects if _is_preflight(r, snapshot) or r.name == names.rendered(meta.name)}
+    kept |= {r for r in snapshot.objects if _is_preflight(r, snapshot) or r.name == names.plan(meta.name)}
     changes["delete"] = [str(r) for r in sorted(snapshot.objects) if r not in refs and r not in kept]
     return changes
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.v1alpha1 import KIND, KVCachePool, Metadata
 from kvpool_operator.desired import Inputs, build, names
-from kvpool_operator.desired.cleanup import build_cleanup
-from kvpool_operator.desired.dry_run import rendered_configmap
-from kvpool_operator.desired.index import memory_of
+from kvpool_operator.desired.dry_run import dry_run_configmap
+from kvpool_operator.desired.index import current_index_memory
 from kvpool_operator.desired.preflight import build_preflight, preflight_spec
+from kvpool_operator.desired.wipe import build_cleanup
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.injection.revision import revisions
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
@@ -202,7 +202,7 @@ class PoolReconciler:
         )
         if inputs.pool.spec.mode == "DryRun":
             wanted = build(_without_random_values(inputs, snapshot))
-            preview = rendered_configmap(inputs.pool, wanted, summarize_changes(meta, wanted, snapshot))
+            preview = dry_run_configmap(inputs.pool, wanted, summarize_changes(meta, wanted, snapshot))
             return plan_dry_run(meta, preview, checks, snapshot, waiting)
         if checks is not None:
             return plan_during_preflight(meta, build(inputs), checks, snapshot, waiting)
@@ -264,7 +264,7 @@ def _inputs(pool: KVCachePool, env: InstallationConfig, secret: PoolSecret, snap
         snapshot.external,
         to_configs(snapshot.tenants, pool.spec),
         nodes=int((daemonset.get("status") or {}).get("desiredNumberScheduled", 0)),
-        index_memory=memory_of(index),
+        index_memory=current_index_memory(index),
         drives=snapshot.drives,
         resync_token=snapshot.stalled_rollover,
     )

@@ -23,7 +23,7 @@ from kvpool_operator.api.pool.status import (
 from kvpool_operator.api.quantity import format_bytes
 from kvpool_operator.api.reasons import Reason
 from kvpool_operator.desired import names
-from kvpool_operator.desired.index import memory_of
+from kvpool_operator.desired.index import current_index_memory
 from kvpool_operator.pools.conditions import ConditionInput, evaluate_conditions
 from kvpool_operator.pools.conditions.ready import phase_of
 from kvpool_operator.pools.fingerprints import group_fingerprints
@@ -99,7 +99,7 @@ def stable_part(status: Manifest) -> Manifest:
 
 
 def _index_memory(pool: KVCachePool, snapshot: Snapshot) -> str:
-    memory = memory_of(snapshot.object("StatefulSet", names.index(pool.metadata.name)))
+    memory = current_index_memory(snapshot.object("StatefulSet", names.index(pool.metadata.name)))
     return format_bytes(memory) if memory and pool.spec.index.external is None else ""
 
 

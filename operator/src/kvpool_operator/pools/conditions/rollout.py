@@ -56,7 +56,7 @@ def api_rejections(i: ConditionInput) -> Verdict | None:
 def dry_run(i: ConditionInput) -> Verdict | None:
     if i.pool.spec.mode != "DryRun" or i.outcome.waiting:
         return None
-    configmap = names.rendered(i.pool.metadata.name)
+    configmap = names.plan(i.pool.metadata.name)
     return Verdict.false(
         Reason.DRY_RUN, f"spec.mode is DryRun: ConfigMap {configmap} lists what would be created, changed and deleted"
     )
