@@ -19,8 +19,10 @@ from kvpool_operator.api.condition_types import (
     TENANT_CONDITIONS,
 )
 from kvpool_operator.api.conditions import Condition, Verdict, find, first_verdict, with_verdicts
+from kvpool_operator.api.node import DrainStatus
 from kvpool_operator.api.pool.status import NodesStatus
 from kvpool_operator.api.reasons import REASONS, EventReason, Reason
+from kvpool_operator.nodes.status import node_status
 from kvpool_operator.observe.engine_pods import EnginePods
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot, Webhook
 from kvpool_operator.pools.conditions import (
@@ -234,6 +236,14 @@ def test_the_last_check_of_a_chain_always_decides():
         assert all(chain[-1](i) is not None for chain in CHAINS.values())
     with pytest.raises(AssertionError, match="must return a verdict"):
         first_verdict((lambda _: None,), None)
+
+
+def test_the_conditions_of_a_node_are_documented():
+    for sidecar in (None, Sidecar("a", False), Sidecar("a", True), Sidecar("a", True, "", GOOD)):
+        for gone in (False, True):
+            made = node_status(pool(), sidecar, gone=gone, drain=DrainStatus(), old={}, now="2026-11-20T10:00:00Z")
+            for condition in made["conditions"]:
+                assert condition["reason"] in REASONS["KVCacheNode"][condition["type"]]
 
 
 def test_a_chain_yields_documented_reasons_alone():

@@ -447,7 +447,7 @@ async def test_an_operation_goes_to_the_pod_that_serves():
     world.cluster.put(beside)
 
     async def targets() -> dict[str, str]:
-        return {t.node: t.address for t in await world.reconciler._targets(pool())}
+        return {t.node: t.address for t in await world.reconciler._pools.sidecars(pool())}
 
     world.reports.told = {"10.0.0.0": SERVING, "10.1.0.0": STANDING_BY}
     assert await targets() == {"node-0": "10.0.0.0", "node-1": "10.0.0.1"}

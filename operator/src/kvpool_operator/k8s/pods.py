@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import LabelSelector
     from kvpool_operator.k8s.client import Manifest
 
-__all__ = ["address", "is_ready", "is_staying", "node", "problem", "ready_since", "selector_text"]
+__all__ = [
+    "PodProblem",
+    "PodProblemKind",
+    "address",
+    "is_ready",
+    "is_staying",
+    "node",
+    "problem",
+    "ready_since",
+    "selector_text",
+]
 
 
 def selector_text(selector: LabelSelector) -> str:
@@ -66,25 +78,49 @@ def ready_since(pod: Manifest) -> datetime | None:
     return None
 
 
-def problem(pod: Manifest) -> str:
-    """Why a pod is not ready, in one line; empty when nothing is known."""
+class PodProblemKind(StrEnum):
+    """Class of a problem that keeps a pod from being ready."""
+
+    CONTAINER_FAILED = "ContainerFailed"
+    CONTAINER_WAITING = "ContainerWaiting"
+    UNSCHEDULABLE = "Unschedulable"
+
+
+@dataclass(frozen=True)
+class PodProblem:
+    """Why a pod is not ready. `message` is one line."""
+
+    kind: PodProblemKind
+    message: str
+
+
+def problem(pod: Manifest) -> PodProblem | None:
+    """Why a pod is not ready; None if it is ready or no cause is known."""
     if is_ready(pod):
-        return ""
+        return None
     status = pod.get("status") or {}
     for c in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        state = c.get("state") or {}
-        waiting, ended = (
-            state.get("waiting") or {},
-            state.get("terminated") or (c.get("lastState") or {}).get("terminated"),
-        )
-        reason = str(waiting.get("reason") or "")
-        if ended and (ended.get("exitCode") or reason == "CrashLoopBackOff"):
-            last = str(ended.get("message") or "").strip().splitlines()
-            said = last[-1] if last else f"exit code {ended.get('exitCode')}"
-            return f"container {c.get('name')} failed: {said[:300]}"
-        if reason and reason not in ("PodInitializing", "ContainerCreating"):
-            return f"container {c.get('name')}: {reason}: {str(waiting.get('message') or '')[:200]}".rstrip(": ")
+        found = _container_problem(c)
+        if found is not None:
+            return found
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return f"cannot be scheduled: {str(condition.get('message') or '')[:200]}"
-    return ""
+            message = f"cannot be scheduled: {str(condition.get('message') or '')[:200]}"
+            return PodProblem(PodProblemKind.UNSCHEDULABLE, message)
+    return None
+
+
+def _container_problem(status: Manifest) -> PodProblem | None:
+    state = status.get("state") or {}
+    waiting = state.get("waiting") or {}
+    terminated = state.get("terminated") or (status.get("lastState") or {}).get("terminated")
+    reason = str(waiting.get("reason") or "")
+    name = status.get("name")
+    if terminated and (terminated.get("exitCode") or reason == "CrashLoopBackOff"):
+        lines = str(terminated.get("message") or "").strip().splitlines()
+        cause = lines[-1] if lines else f"exit code {terminated.get('exitCode')}"
+        return PodProblem(PodProblemKind.CONTAINER_FAILED, f"container {name} failed: {cause[:300]}")
+    if reason and reason not in ("PodInitializing", "ContainerCreating"):
+        message = f"container {name}: {reason}: {str(waiting.get('message') or '')[:200]}".rstrip(": ")
+        return PodProblem(PodProblemKind.CONTAINER_WAITING, message)
+    return None

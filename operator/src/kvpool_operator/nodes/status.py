@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpool_operator.api.conditions import find, set_condition
+from kvpool_operator.api.conditions import Verdict, find, first_verdict, with_verdicts
 from kvpool_operator.api.node import (
     MAX_DEVICES,
     NODE_KIND,
@@ -19,6 +20,8 @@ from kvpool_operator.api.v1alpha1 import API_VERSION
 from kvpool_operator.desired.labels import metadata
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.observe.snapshot import Sidecar
@@ -71,24 +74,11 @@ def read_drain(status: Manifest) -> DrainStatus:
 def node_status(
     pool: KVCachePool, sidecar: Sidecar | None, *, gone: bool, drain: DrainStatus, old: Manifest, now: str
 ) -> Manifest:
-    """The status. `sidecar` is None where the node has none; `gone`: there is no such node any more."""
+    """The status. `sidecar` is None if the node has none; `gone`: the node no longer exists."""
     report = sidecar.report if sidecar is not None else None
-    conditions = [c for c in old.get("conditions") or [] if isinstance(c, dict)]
-    for kind, status, reason, message in (
-        _ready(sidecar, gone=gone),
-        _disk_healthy(sidecar),
-        _index_connected(sidecar),
-    ):
-        condition = NodeCondition.model_validate(
-            {
-                "type": kind,
-                "status": status,
-                "observedGeneration": pool.metadata.generation,
-                "reason": reason.value,
-                "message": message[:1024],
-            }
-        )
-        conditions = set_condition(conditions, condition, now)
+    subject = _NodeInput(sidecar, gone)
+    verdicts = {kind: first_verdict(chain, subject) for kind, chain in CHAINS.items()}
+    conditions = with_verdicts(old.get("conditions"), verdicts, pool.metadata.generation, now, NodeCondition)
     kept: dict[str, Any] = {}
     if report is None:  # what was known last is better than nothing
         kept = {k: old[k] for k in RETAINED_FIELDS if k in old and k != "conditions"}
@@ -144,40 +134,83 @@ def _health(tier: str, report: SidecarStatus | None) -> str:
     return "Failing" if tier in report.failing_drives else "OK"
 
 
-def _ready(sidecar: Sidecar | None, *, gone: bool) -> tuple[str, str, Reason, str]:
-    if gone:
-        return (
-            "Ready",
-            "False",
-            Reason.NODE_NOT_FOUND,
-            "there is no such node any more; this object goes, too, in a while",
-        )
-    if sidecar is None:
-        return "Ready", "False", Reason.SIDECAR_NOT_FOUND, "the node has no sidecar of this pool"
-    if not sidecar.ready:
-        return "Ready", "False", Reason.NODES_NOT_READY, sidecar.problem or "its sidecar is not ready"
-    if sidecar.report is None:
-        return "Ready", "Unknown", Reason.STATUS_UNAVAILABLE, "its sidecar does not answer the operator"
-    return "Ready", "True", Reason.SERVING, "its sidecar serves"
+@dataclass(frozen=True)
+class _NodeInput:
+    """Everything that the checks of a node's conditions read."""
+
+    sidecar: Sidecar | None
+    gone: bool
+    """The node no longer exists."""
+
+    @property
+    def report(self) -> SidecarStatus | None:
+        return self.sidecar.report if self.sidecar is not None else None
 
 
-def _disk_healthy(sidecar: Sidecar | None) -> tuple[str, str, Reason, str]:
-    if sidecar is None or sidecar.report is None:
-        return "DiskHealthy", "Unknown", Reason.STATUS_UNAVAILABLE, "nothing was told of the drives"
-    failing = sidecar.report.failing_drives
-    if failing:
-        return (
-            "DiskHealthy",
-            "False",
-            Reason.DRIVE_ERRORS,
-            f"passed by for errors: {', '.join(failing)}",
-        )
-    return "DiskHealthy", "True", Reason.DRIVES_HEALTHY, "no drive returns errors"
+def node_not_found(i: _NodeInput) -> Verdict | None:
+    if not i.gone:
+        return None
+    return Verdict.false(Reason.NODE_NOT_FOUND, "the node no longer exists; this object is deleted later")
 
 
-def _index_connected(sidecar: Sidecar | None) -> tuple[str, str, Reason, str]:
-    if sidecar is None or sidecar.report is None:
-        return "IndexConnected", "Unknown", Reason.STATUS_UNAVAILABLE, "nothing was told of the index"
-    if not sidecar.report.index_connected:
-        return "IndexConnected", "False", Reason.NODES_NOT_CONNECTED, "others do not find this node's blocks"
-    return "IndexConnected", "True", Reason.CONNECTED, "others find this node's blocks"
+def sidecar_not_found(i: _NodeInput) -> Verdict | None:
+    if i.sidecar is not None:
+        return None
+    return Verdict.false(Reason.SIDECAR_NOT_FOUND, "the node has no sidecar of this pool")
+
+
+def sidecar_not_ready(i: _NodeInput) -> Verdict | None:
+    if i.sidecar is None or i.sidecar.ready:
+        return None
+    return Verdict.false(Reason.NODES_NOT_READY, i.sidecar.problem or "the sidecar is not ready")
+
+
+def sidecar_unresponsive(i: _NodeInput) -> Verdict | None:
+    if i.report is not None:
+        return None
+    return Verdict.unknown(Reason.STATUS_UNAVAILABLE, "the sidecar does not answer the operator")
+
+
+def serving(_: _NodeInput) -> Verdict:
+    return Verdict.true(Reason.SERVING, "the sidecar serves")
+
+
+def drives_not_reported(i: _NodeInput) -> Verdict | None:
+    if i.report is not None:
+        return None
+    return Verdict.unknown(Reason.STATUS_UNAVAILABLE, "the sidecar has not reported its drives")
+
+
+def drive_errors(i: _NodeInput) -> Verdict | None:
+    failing = i.report.failing_drives if i.report is not None else ()
+    if not failing:
+        return None
+    return Verdict.false(Reason.DRIVE_ERRORS, f"these tiers return I/O errors and are bypassed: {', '.join(failing)}")
+
+
+def drives_healthy(_: _NodeInput) -> Verdict:
+    return Verdict.true(Reason.DRIVES_HEALTHY, "no drive returns errors")
+
+
+def index_not_reported(i: _NodeInput) -> Verdict | None:
+    if i.report is not None:
+        return None
+    return Verdict.unknown(Reason.STATUS_UNAVAILABLE, "the sidecar has not reported its connection to the index")
+
+
+def index_not_connected(i: _NodeInput) -> Verdict | None:
+    if i.report is None or i.report.index_connected:
+        return None
+    return Verdict.false(Reason.NODES_NOT_CONNECTED, "other nodes cannot find this node's blocks")
+
+
+def index_connected(_: _NodeInput) -> Verdict:
+    return Verdict.true(Reason.CONNECTED, "other nodes find this node's blocks")
+
+
+CHAINS: Final[Mapping[str, tuple[Callable[[_NodeInput], Verdict | None], ...]]] = {
+    "Ready": (node_not_found, sidecar_not_found, sidecar_not_ready, sidecar_unresponsive, serving),
+    "DiskHealthy": (drives_not_reported, drive_errors, drives_healthy),
+    "IndexConnected": (index_not_reported, index_not_connected, index_connected),
+}
+"""Policy chain of each condition type."""

@@ -84,11 +84,11 @@ def _sidecar(group: Sequence[Manifest], reports: Mapping[str, SidecarStatus]) ->
     return Sidecar(
         node=podview.node(pod),
         ready=is_ready,
-        problem=idle or podview.problem(pod),
+        problem=idle or _problem(pod),
         report=None if idle else report,
         address="" if idle else address,
         ready_delta=is_ready - podview.is_ready(group[0]),
-        successor_problem=next((problem for p in newer if (problem := podview.problem(p))), ""),
+        successor_problem=next((problem for p in newer if (problem := _problem(p))), ""),
     )
 
 
@@ -116,3 +116,8 @@ def _serves(pod: Manifest, reports: Mapping[str, SidecarStatus]) -> bool:
 def _may_serve(pod: Manifest, reports: Mapping[str, SidecarStatus]) -> bool:
     """Ready, and silent at this look: rather it than one that says that it does not serve."""
     return podview.is_ready(pod) and podview.address(pod) not in reports
+
+
+def _problem(pod: Manifest) -> str:
+    found = podview.problem(pod)
+    return found.message if found is not None else ""

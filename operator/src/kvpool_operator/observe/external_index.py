@@ -1,9 +1,10 @@
-"""The user's own index, from their Secrets, taken apart so that nothing secret leaves a Secret. Pure."""
+"""Reads the settings of an external index from Secrets, without exposing their values. Pure."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvpool.errors import ConfigError
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import ExternalIndex
     from kvpool_operator.k8s.client import Manifest
 
-__all__ = ["read_external", "secret_names"]
+__all__ = ["ExternalIndexLookup", "read_external", "secret_names"]
 
 _PEM = "-----BEGIN "
 
 
 def secret_names(external: ExternalIndex) -> set[str]:
-    """The Secrets that it names."""
+    """Names of the Secrets that the index refers to."""
     refs = (
         external.url_secret_ref,
         external.username_secret_ref,
@@ -33,16 +34,25 @@ def secret_names(external: ExternalIndex) -> set[str]:
     return {ref.name for ref in refs if ref is not None}
 
 
-def read_external(external: ExternalIndex, secrets: Mapping[str, Manifest | None]) -> ExternalIndexUrl | str:
-    """The index, or a sentence that says what is wrong without repeating anything of a Secret."""
+@dataclass(frozen=True)
+class ExternalIndexLookup:
+    """The external index of a pool, or why its configuration is unusable. Both are empty for a managed index."""
+
+    url: ExternalIndexUrl | None = None
+    problem: str = ""
+    """Never contains a value of a Secret."""
+
+
+def read_external(external: ExternalIndex, secrets: Mapping[str, Manifest | None]) -> ExternalIndexLookup:
+    """Read the URL, the credentials and the certificates of the index from its Secrets."""
     try:
-        return _read(external, secrets)
+        return ExternalIndexLookup(_read(external, secrets))
     except _ProblemError as e:
-        return str(e)
+        return ExternalIndexLookup(problem=str(e))
 
 
 class _ProblemError(Exception):
-    """A sentence for the user."""
+    """The configuration is unusable; the message is for the user."""
 
 
 def _read(external: ExternalIndex, secrets: Mapping[str, Manifest | None]) -> ExternalIndexUrl:

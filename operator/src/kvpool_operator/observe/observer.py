@@ -19,7 +19,7 @@ from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.selectors import matches
 from kvpool_operator.observe.active_sidecar import active_sidecars, stalled_rollover
 from kvpool_operator.observe.engine_pods import count
-from kvpool_operator.observe.external_index import read_external, secret_names
+from kvpool_operator.observe.external_index import ExternalIndexLookup, read_external, secret_names
 from kvpool_operator.observe.preflight import observe_preflight
 from kvpool_operator.observe.sidecar_poll import poll_sidecars
 from kvpool_operator.observe.snapshot import Snapshot, Webhook
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
-    from kvpool_operator.desired.inputs import ExternalIndexUrl
     from kvpool_operator.k8s.client import ApiClient, Manifest
     from kvpool_operator.k8s.reflector import Lister
     from kvpool_operator.observe.engine_pods import EnginePods
@@ -116,8 +115,8 @@ class Observer:
             objects=objects,
             allowed_namespaces=allowed,
             tenants=resolve(tenants, self._namespaces(tenants), allowed),
-            external=None if isinstance(external, str) else external,
-            external_problem=external if isinstance(external, str) else "",
+            external=external.url,
+            external_problem=external.problem,
             namespace_terminating=terminating,
             sidecars=sidecars,
             engines=self._engine_pods(pool),
@@ -168,10 +167,10 @@ class Observer:
             found = await self._cluster.get(ObjectRef("Namespace", "", namespace))
         return found is None or not podview.is_staying(found)
 
-    async def _external(self, pool: KVCachePool) -> ExternalIndexUrl | str | None:
+    async def _external(self, pool: KVCachePool) -> ExternalIndexLookup:
         external = pool.spec.index.external
         if external is None:
-            return None
+            return ExternalIndexLookup()
         wanted = sorted(secret_names(external))
         found = await asyncio.gather(
             *(self._cluster.get(ObjectRef("Secret", pool.metadata.namespace, name)) for name in wanted)

@@ -56,11 +56,13 @@ def _spec(pod: Manifest) -> str:
 
 def _look(pod: Manifest, answer: object) -> NodePreflight:
     node = podview.node(pod)
-    look = parse(answer, node)
-    trouble = podview.problem(pod)
-    if trouble.startswith("cannot be scheduled") and _is_young(pod):
-        return look
-    return _failed(node, trouble) if look.passed is None and trouble else look
+    result = parse(answer, node)
+    problem = podview.problem(pod)
+    if result.passed is not None or problem is None:
+        return result
+    if problem.kind is podview.PodProblemKind.UNSCHEDULABLE and _is_young(pod):
+        return result
+    return _failed(node, problem.message)
 
 
 def _is_young(pod: Manifest) -> bool:
