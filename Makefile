@@ -53,6 +53,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(VENV)/bin/mypy sidecar/src
 	$(VENV)/bin/mypy sidecar/testing
 	$(VENV)/bin/mypy operator/src
+	$(VENV)/bin/mypy -p bench
 	MYPYPATH=examples/demo PYTHONPATH=examples/demo $(VENV)/bin/mypy -p kvpool_demo
 	$(VENV)/bin/mypy e2e/engine/*.py
 	$(VENV)/bin/lint-imports --config pyproject.toml

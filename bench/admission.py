@@ -39,7 +39,7 @@ from kvpool.protocol.keys import block_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ASKED = 0.25  # p50 of the limit's, at the same GB/s
+TARGET = 0.25  # p50 of the limit's, at the same GB/s
 _PODS = 8
 _BUFFERS = 32
 
@@ -190,15 +190,15 @@ def _percentile(seconds: list[float], share: float) -> float | None:
 
 
 def main(argv: list[str]) -> int:
-    """Run and print; 1 if p50 is above what is asked and `--gate` was given."""
+    """Run and print. Return 1 if p50 is above its target and `--gate` was given."""
     parser = argparse.ArgumentParser(prog="python -m bench admission", description=__doc__)
-    parser.add_argument("--loads", type=int, default=160, help="at once")
-    parser.add_argument("--size", type=int, default=32 * MIB, help="bytes of a block")
-    parser.add_argument("--rounds", type=int, default=4, help="how often the contenders take turns")
-    parser.add_argument("--seconds", type=float, default=2.5, help="of one turn")
-    parser.add_argument("--compute-ms", type=float, default=100, help="what a load that was turned away costs instead")
-    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where blocks and results go")
-    parser.add_argument("--gate", action="store_true", help="exit 1 if p50 is above what is asked")
+    parser.add_argument("--loads", type=int, default=160, help="concurrent loads")
+    parser.add_argument("--size", type=int, default=32 * MIB, help="block size in bytes")
+    parser.add_argument("--rounds", type=int, default=4, help="measurement rounds; all systems run in each round")
+    parser.add_argument("--seconds", type=float, default=2.5, help="seconds of one measurement")
+    parser.add_argument("--compute-ms", type=float, default=100, help="time to recompute the blocks of a rejected load")
+    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="directory for blocks and results")
+    parser.add_argument("--gate", action="store_true", help="exit 1 if p50 is above its target")
     options = parser.parse_args(argv)
     threading.stack_size(256 * 1024)
     options.dir.mkdir(parents=True, exist_ok=True)
@@ -213,5 +213,5 @@ def main(argv: list[str]) -> int:
     result.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"\nwritten: {result}")
     reached = float(str(rows[-1]["p50_to_limit"]))
-    print(f"p50 at {options.loads} loads: {reached} of the limit's (asked: at most {ASKED})")
-    return 1 if reached > ASKED and options.gate else 0
+    print(f"p50 at {options.loads} loads: {reached} of the limit's (target: at most {TARGET})")
+    return 1 if reached > TARGET and options.gate else 0

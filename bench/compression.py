@@ -167,8 +167,8 @@ def table(rows: list[dict[str, object]]) -> str:
 def main(argv: list[str]) -> int:
     """Run, print, write the JSON. 0."""
     parser = argparse.ArgumentParser(prog="python -m bench compression", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each block is compressed")
-    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where blocks and results go")
+    parser.add_argument("--rounds", type=int, default=3, help="compressions per block")
+    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="directory for blocks and results")
     options = parser.parse_args(argv)
     options.dir.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="run-", dir=options.dir)).resolve()

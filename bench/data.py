@@ -1,9 +1,9 @@
-"""`python -m bench data`: the data path of the pool beside the limit of this machine and beside its peers, in one run.
+"""`python -m bench data`: the pool's data path against this machine's limit and other systems, in one run.
 
-Prints a table and writes out/bench/data.json and data.png. local-read: a block that is on this node, beside open +
-preadv + xxh3. peer-read: on another node, beside sendfile into recv_into + xxh3 over the same network. shared-read: in
-a shared directory. local-write: beside an O_DIRECT write. Peers (bench/peers): LMCache's fs, redis and resp connectors,
-vLLM's tier fs, Mooncake's store over TCP, plain Redis.
+Prints a table and writes out/bench/data.json and data.png. local-read: a block on this node; the limit is open + preadv
++ xxh3. peer-read: a block on another node; the limit is sendfile into recv_into + xxh3 over the same network.
+shared-read: a block in a shared directory. local-write: the limit is an O_DIRECT write. Other systems (bench/peers):
+LMCache's fs, redis and resp connectors, vLLM's fs tier, Mooncake's store over TCP, plain Redis.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SIZES = {"256K": MIB // 4, "2M": 2 * MIB, "32M": 32 * MIB}
 PATHS = ("local-read", "peer-read", "shared-read", "local-write")
 SHAPES = ((MIB // 4, (8, 32, 64)), (2 * MIB, (1, 8, 64)), (32 * MIB, (1, 8)))
 FULL = tuple((size, (1, 8, 32, 64, 160)) for size in SIZES.values())
-# path, bytes of a block, threads, blocks at once
-ASKED = {
+# path, block size in bytes, threads, batch size -> minimum ratio to the limit
+TARGETS = {
     ("local-read", 32 * MIB, 1, 1): 0.95,
     ("local-read", 2 * MIB, 1, 64): 0.95,
     ("local-read", MIB // 4, 1, 32): 0.8,
@@ -53,8 +53,8 @@ ASKED = {
     ("peer-read", 2 * MIB, 1, 64): 0.9,
 }
 _made = itertools.count()
-_WORKING_SET = 128 * MIB  # at least, so that no processor's cache holds what is read
-_PEERS_UP_TO = 1 << 30  # bytes of blocks that are read in turn; more would take several times that of memory
+_WORKING_SET = 128 * MIB  # minimum, so that the blocks exceed every processor cache
+_PEERS_UP_TO = 1 << 30  # bytes of blocks that are read in turn; more needs several times as much memory
 FINGERPRINT = fingerprint({"bench": 1})
 PATIENT = Deadlines(lookup_ms=2000, load_min_ms=20_000, store_ms=30_000)
 
@@ -271,8 +271,8 @@ def wait_for_index(client: Client, blocks: Blocks) -> None:
 
 def table(rows: list[Row], *, head: bool = True) -> str:
     lines = [
-        "path         block    batch  threads  system             GB/s    p50 ms    p99 ms  cpu s/GB  of limit  asked",
-        "-----------  -------  -----  -------  -------------  --------  --------  --------  --------  --------  -----",
+        "path         block    batch  threads  system             GB/s    p50 ms    p99 ms  cpu s/GB  of limit  target",
+        "-----------  -------  -----  -------  -------------  --------  --------  --------  --------  --------  ------",
     ]
     lines = lines if head else []
     for r in rows:
@@ -287,24 +287,39 @@ def table(rows: list[Row], *, head: bool = True) -> str:
 
 
 def asked_of(row: Row) -> float | None:
-    return ASKED.get((row.path, row.size, row.concurrency, row.batch)) if row.system == "kvpool" else None
+    return TARGETS.get((row.path, row.size, row.concurrency, row.batch)) if row.system == "kvpool" else None
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench data", description=__doc__)
-    made.add_argument("--rounds", type=int, default=8, help="how often the contenders take turns (default 8)")
-    made.add_argument("--full", action="store_true", help="1, 8, 32, 64 and 160 blocks at once, of every size: 10 GB")
-    made.add_argument("--paths", type=_some_of(PATHS), default=list(PATHS), help=f"of {','.join(PATHS)}")
-    made.add_argument("--sizes", type=_some_of(SIZES), default=list(SIZES.values()), help=f"of {','.join(SIZES)}")
+    made.add_argument(
+        "--rounds", type=int, default=8, help="measurement rounds; all systems run in each round (default 8)"
+    )
+    made.add_argument("--full", action="store_true", help="batches of 1, 8, 32, 64 and 160 blocks of every size: 10 GB")
+    made.add_argument(
+        "--paths", type=_some_of(PATHS), default=list(PATHS), help=f"comma-separated paths, of {','.join(PATHS)}"
+    )
+    made.add_argument(
+        "--sizes",
+        type=_some_of(SIZES),
+        default=list(SIZES.values()),
+        help=f"comma-separated block sizes, of {','.join(SIZES)}",
+    )
     made.add_argument(
         "--systems", type=_some_of(("kvpool", *NAMES)), default=None,
         help=f"of kvpool (always there),{','.join(NAMES)}; default: all of them if the engine's environment, 6 GB, "
         "is in the cache; a name that is given brings it",
     )  # fmt: skip
-    made.add_argument("--dir", type=Path, default=Path("out/bench"), help="where blocks and results go")
-    made.add_argument("--congestion-control", default="cubic", help="of the peers' network, where the kernel has it")
-    made.add_argument("--loopback", action="store_true", help="no network name spaces, even where they could be made")
-    made.add_argument("--gate", action="store_true", help="exit 1 if a ratio is below what is asked")
+    made.add_argument("--dir", type=Path, default=Path("out/bench"), help="directory for blocks and results")
+    made.add_argument(
+        "--congestion-control",
+        default="cubic",
+        help="TCP congestion control of the peer network, if the kernel supports it",
+    )
+    made.add_argument(
+        "--loopback", action="store_true", help="use the loopback interface instead of network namespaces"
+    )
+    made.add_argument("--gate", action="store_true", help="exit 1 if a ratio misses its target")
     return made
 
 
@@ -319,7 +334,7 @@ def _some_of(known: Sequence[str] | Mapping[str, int]) -> Callable[[str], list[A
 
 
 def main(argv: list[str]) -> int:
-    """Run and print; 1 if a ratio is below what is asked and `--gate` was given."""
+    """Run and print. Return 1 if a ratio misses its target and `--gate` was given."""
     options = parser().parse_args(argv)
     names = [name for name in (options.systems or NAMES) if name != "kvpool"]
     if options.systems is None and not environment.engine_is_there():
@@ -334,7 +349,7 @@ def main(argv: list[str]) -> int:
     load = os.getloadavg()[0]
     began = time.monotonic()
     print(f"peers: {network.kind}; congestion control {network.congestion_control}; {os.cpu_count()} processors,")
-    print(f"load before the run {load:.1f}; {options.rounds} rounds, contenders taking turns\n", flush=True)
+    print(f"load before the run {load:.1f}; {options.rounds} rounds, systems alternate\n", flush=True)
     try:
         with contextlib.ExitStack() as stack:
             peers = None
@@ -348,11 +363,11 @@ def main(argv: list[str]) -> int:
     result = options.dir / "data.json"
     result.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
     picture.draw(rows, options.dir / "data.png")
-    print(f"\nwritten: {result} and data.png beside it; {_seconds(began)} s")
+    print(f"\nwritten: {result}, {result.with_suffix('.png')}; {_seconds(began)} s")
     short = [(r, asked) for r in rows if (asked := asked_of(r)) is not None and r.ratio_to_limit < asked]
     for row, asked in short:
         what = f"{row.path} {row.size // 1024} KiB, {row.batch} at once, {row.concurrency} threads"
-        print(f"below what is asked: {what}: {row.ratio_to_limit:.2f} < {asked:.2f}")
+        print(f"below target: {what}: {row.ratio_to_limit:.2f} < {asked:.2f}")
     return 1 if short and options.gate else 0
 
 

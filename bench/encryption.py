@@ -69,10 +69,16 @@ def run(directory: Path, network: Network, rounds: int) -> list[Row]:
 def main(argv: list[str]) -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m bench encryption", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=8, help="how often the contenders take turns")
-    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where blocks and results go")
-    parser.add_argument("--congestion-control", default="cubic", help="of the peers' network, where the kernel has it")
-    parser.add_argument("--loopback", action="store_true", help="no network name spaces, even where they could be made")
+    parser.add_argument("--rounds", type=int, default=8, help="measurement rounds; all systems run in each round")
+    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="directory for blocks and results")
+    parser.add_argument(
+        "--congestion-control",
+        default="cubic",
+        help="TCP congestion control of the peer network, if the kernel supports it",
+    )
+    parser.add_argument(
+        "--loopback", action="store_true", help="use the loopback interface instead of network namespaces"
+    )
     options = parser.parse_args(argv)
     threading.stack_size(256 * 1024)
     options.dir.mkdir(parents=True, exist_ok=True)

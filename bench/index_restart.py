@@ -107,10 +107,10 @@ def managed(directory: Path, count: int, *, keep: bool) -> dict[str, float]:
         server.wait()
         ended = time.monotonic()
         servers.spawn(*command)
-        told = {"end_s": ended - began, "answers_s": until_answered(index, ended)}
+        times = {"end_s": ended - began, "answers_s": until_answered(index, ended)}
         if not keep:
-            told["announced_again_s"] = fill(index, index.join(PEER), count)
-        return told | {"found_again_s": until_found(index, count, ended)}
+            times["announced_again_s"] = fill(index, index.join(PEER), count)
+        return times | {"found_again_s": until_found(index, count, ended)}
     finally:
         index.close()
         servers.close()
@@ -149,7 +149,7 @@ def main(argv: list[str]) -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m bench index_restart", description=__doc__)
     parser.add_argument("--entries", type=int, default=1_000_000)
-    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where results go")
+    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="directory for results")
     options = parser.parse_args(argv)
     options.dir.mkdir(parents=True, exist_ok=True)
     load, result = os.getloadavg()[0], dict[str, Any]()

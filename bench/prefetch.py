@@ -155,8 +155,8 @@ def table(rows: list[dict[str, object]]) -> str:
 def main(argv: list[str]) -> int:
     """Run, print, write the JSON. 0."""
     parser = argparse.ArgumentParser(prog="python -m bench prefetch", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="how often the contenders take turns")
-    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where blocks and results go")
+    parser.add_argument("--rounds", type=int, default=7, help="measurement rounds; all systems run in each round")
+    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="directory for blocks and results")
     options = parser.parse_args(argv)
     options.dir.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="run-", dir=options.dir)).resolve()
@@ -171,8 +171,8 @@ def main(argv: list[str]) -> int:
             counted = node.status()["prefetch"]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    print(f"{os.cpu_count()} processors, load before the run {load:.1f}; {options.rounds} rounds, taking turns")
-    print(f"read ahead: {counted}\n")
+    print(f"{os.cpu_count()} processors, load before the run {load:.1f}; {options.rounds} rounds, systems alternate")
+    print(f"prefetched: {counted}\n")
     print(table(rows))
     result = options.dir / "prefetch.json"
     result.write_text(json.dumps(rows, indent=1) + "\n")

@@ -32,7 +32,7 @@ from kvpool import config
 
 ROOT = Path(__file__).resolve().parents[1]
 WINDOWS_S = (10.0, 30.0)
-ASKED = 0.8  # of the hit rate before, in any 30 s
+TARGET = 0.8  # of the hit rate before, in any 30 s
 
 
 def environment(release: Path) -> dict[str, str]:
@@ -159,7 +159,7 @@ class Pool:
 
     def roll(self, release: Path, settle_s: float, *, overlap: bool) -> list[dict[str, float]]:
         """Replace the sidecars one by one, as a DaemonSet does; seconds for which each engine was without."""
-        told = []
+        replacements = []
         for node in self.nodes:
             began, wall = time.monotonic(), time.time()
             old = node.process
@@ -172,8 +172,8 @@ class Pool:
             time.sleep(settle_s)
             if overlap:
                 node.stop(old)
-            told.append({"start_s": round(ready - began, 2), "without_s": round(_without(node, wall), 1)})
-        return told
+            replacements.append({"start_s": round(ready - began, 2), "without_s": round(_without(node, wall), 1)})
+        return replacements
 
     def close(self) -> None:
         for node in self.nodes:
@@ -261,16 +261,16 @@ def run(directory: Path, old: Path, blocks: int, size: int, settle_s: float) -> 
 
 
 def main(argv: list[str]) -> int:
-    """Run and print; 1 if something is beyond what is asked and `--gate` was given."""
+    """Run and print. Return 1 if a target is missed and `--gate` was given."""
     parser = argparse.ArgumentParser(prog="python -m bench rolling", description=__doc__)
     parser.add_argument("--old", type=Path, default=ROOT, help="repository of the other release (default: this one)")
     parser.add_argument("--blocks", type=int, default=600)
-    parser.add_argument("--size", type=int, default=64 << 10, help="bytes of a block")
+    parser.add_argument("--size", type=int, default=64 << 10, help="block size in bytes")
     parser.add_argument(
         "--settle", type=float, default=20.0, help="seconds between two nodes: nodes.update.minReadySeconds"
     )
-    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="where results go")
-    parser.add_argument("--gate", action="store_true", help="exit 1 if something is beyond what is asked")
+    parser.add_argument("--dir", type=Path, default=Path("out/bench"), help="directory for results")
+    parser.add_argument("--gate", action="store_true", help="exit 1 if a target is missed")
     options = parser.parse_args(argv)
     options.dir.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="rolling-", dir=options.dir)).resolve()
@@ -294,5 +294,5 @@ def main(argv: list[str]) -> int:
     file.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written: {file}")
     asked = [p for p in result["phases"] if p["phase"] == "overlap"]
-    bad = [p for p in result["phases"] if p["wrong"] or p["failed"] or (p in asked and p["lowest"]["30 s"] < ASKED)]
+    bad = [p for p in result["phases"] if p["wrong"] or p["failed"] or (p in asked and p["lowest"]["30 s"] < TARGET)]
     return 1 if bad and options.gate else 0

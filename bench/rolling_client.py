@@ -49,11 +49,11 @@ def store(client: Any, asked: dict[str, Any], numbers: list[int]) -> None:
         block_ids = [block_id(fingerprint, n) for n in some]
         end = time.monotonic() + 60
         while True:
-            told = client.put_from(block_ids, [payload(i, size) for i in block_ids], **engine_blocks(client, some))
-            if all(result.ok for result in told):
+            results = client.put_from(block_ids, [payload(i, size) for i in block_ids], **engine_blocks(client, some))
+            if all(result.ok for result in results):
                 break
             if time.monotonic() > end:
-                raise RuntimeError(f"cannot store: {[result.reason for result in told]}")
+                raise RuntimeError(f"cannot store: {[result.reason for result in results]}")
             time.sleep(0.2)
 
 
@@ -69,7 +69,7 @@ def main(asked: dict[str, Any]) -> None:
     universe, buffers = count, [bytearray(size) for _ in range(PROMPT)]
     expected: dict[bytes, bytes] = {}
     tick, row = time.time(), [0, 0, 0, 0, 0, 0, 0]
-    with open(asked["results"], "a", buffering=1) as results:
+    with open(asked["results"], "a", buffering=1) as output:
         while os.getppid() == parent:
             if universe == count and Path(asked["second"]).exists():
                 store(client, asked, [n for n in range(count, 2 * count) if n % of == own])
@@ -80,12 +80,12 @@ def main(asked: dict[str, Any]) -> None:
             block_ids = [block_id(fingerprint, n) for n in numbers]
             began = time.monotonic()
             try:
-                told = client.get_into(block_ids, buffers)
+                results = client.get_into(block_ids, buffers)
             except Exception:
                 row[5] += 1
-                told = []
+                results = []
             row[6] += time.monotonic() - began > 2.0 + _LATE_S
-            for n, name, result, buffer in zip(numbers, block_ids, told, buffers, strict=False):
+            for n, name, result, buffer in zip(numbers, block_ids, results, buffers, strict=False):
                 second = n >= count
                 row[0] += 1
                 row[3] += second
@@ -97,7 +97,7 @@ def main(asked: dict[str, Any]) -> None:
                     expected[name] = hashlib.sha256(payload(name, size)).digest()
                 row[4] += hashlib.sha256(buffer).digest() != expected[name]
             if time.time() - tick > _TICK_S:
-                results.write(json.dumps([time.time(), *row]) + "\n")
+                output.write(json.dumps([time.time(), *row]) + "\n")
                 tick, row = time.time(), [0] * 7
             time.sleep(_PAUSE_S)
     client.close()

@@ -175,10 +175,14 @@ def _one(job: tuple[str, int]) -> tuple[str, int, float, float]:
 def main(argv: list[str]) -> int:
     """Measure; 1 if the default is behind LRU at a capacity."""
     parser = argparse.ArgumentParser(prog="bench trace", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--trace", default=os.environ.get("KVPOOL_TRACE", ""), help="JSON lines; default: see above")
-    parser.add_argument("--synthetic", action="store_true", help="make a trace even if there is one")
-    parser.add_argument("--seed", type=int, default=1, help="of the trace that is made")
-    parser.add_argument("--capacities", type=int, nargs="+", default=CAPACITIES, help="in blocks of 512 tokens")
+    parser.add_argument(
+        "--trace", default=os.environ.get("KVPOOL_TRACE", ""), help="trace file (JSON lines); default: see above"
+    )
+    parser.add_argument("--synthetic", action="store_true", help="generate a synthetic trace even if one is configured")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the synthetic trace")
+    parser.add_argument(
+        "--capacities", type=int, nargs="+", default=CAPACITIES, help="cache capacities in blocks of 512 tokens"
+    )
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(argv)
@@ -259,9 +263,8 @@ def _draw(done: dict[tuple[str, int], tuple[float, float]], capacities: list[int
         rates = [done[name, c][0] for c in capacities]
         label = f"{name} (default)" if name == DEFAULT else name
         axes.plot(tokens, rates, style, color=color, linewidth=width, marker="o", markersize=3.5, label=label)
-    axes.fill_between(
-        tokens, *([done[n, c][0] for c in capacities] for n in ("LRU", DEFAULT)), color="#c0392b", alpha=0.1
-    )
+    lru, default = ([done[n, c][0] for c in capacities] for n in ("LRU", DEFAULT))
+    axes.fill_between(tokens, lru, default, color="#c0392b", alpha=0.1)
     axes.axhline(most, color="#999999", linewidth=0.9, linestyle=":")
     axes.text(tokens[0], most + 0.4, f"no limit: {most:.1f} %", color="#666666", fontsize=9)
     axes.set_xscale("log")

@@ -84,7 +84,7 @@ class Redis(System):
     def read(self, first: int) -> None:
         values = self.client.mget([f"{self.size}/{n}" for n in range(first, first + self.batch)])
         for view, value in zip(self.views, values, strict=True):
-            view[:] = value
+            view[:] = value  # type: ignore[assignment]
 
 
 class VllmFs(System):
@@ -173,7 +173,7 @@ class Lmcache(System):
         """Give back the memory of the shape before this one."""
         for held in getattr(self, "objects", ()):
             held.ref_count_down()
-        self.objects = []
+        self.objects: list[Any] = []
         if hasattr(self, "backend"):
             self.backend.memory_allocator.close()
 
@@ -196,7 +196,7 @@ class Lmcache(System):
     def read(self, first: int) -> None:
         for held in self.objects:
             held.ref_count_down()
-        self.objects: list[Any] = []
+        self.objects = []
         keys = [self._key(n) for n in range(first, first + self.batch)]
         self.objects = self._wait(self._get(keys))
 

@@ -60,8 +60,8 @@ def summary(turns: Sequence[Asked]) -> dict[str, Any]:
     well = [t for t in turns if not t.error]
     later = [t for t in well if t.turn.round > 0]
     wall = max((t.finished for t in well), default=0.0) - min((t.launched for t in turns), default=0.0)
-    told = [t for t in well if t.cached_tokens is not None]
-    prompt = sum(t.prompt_tokens for t in told)
+    counted = [t for t in well if t.cached_tokens is not None]
+    prompt = sum(t.prompt_tokens for t in counted)
     return {
         "turns": len(turns),
         "errors": len(turns) - len(well),
@@ -69,7 +69,7 @@ def summary(turns: Sequence[Asked]) -> dict[str, Any]:
         "ttft_later_ms": _three([t.ttft for t in later]),
         "output_tokens_per_s": round(sum(t.answer_tokens for t in well) / wall, 2) if well and wall > 0 else None,
         "late_ms": {"p50": _ms([t.late for t in well], 0.5), "p95": _ms([t.late for t in well], 0.95)},
-        "hit_rate": round(sum(t.cached_tokens or 0 for t in told) / prompt, 4) if prompt else None,
+        "hit_rate": round(sum(t.cached_tokens or 0 for t in counted) / prompt, 4) if prompt else None,
     }
 
 

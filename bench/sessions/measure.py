@@ -126,9 +126,9 @@ class Measurement:
 
     def _overhead(self, plain: Engine, pool: Engine, system: System) -> None:
         if self._shape.overhead and not self._out_of_time():
-            told = self._counter("cold prompts, with and without the pool", 2 * self._shape.overhead)
+            on_turn = self._counter("cold prompts, with and without the pool", 2 * self._shape.overhead)
             self.result["overhead"] = overhead(
-                self._shape, plain, pool, system.settle, out_of_time=self._out_of_time, told=lambda _k, a: told(a)
+                self._shape, plain, pool, system.settle, out_of_time=self._out_of_time, on_turn=lambda _k, a: on_turn(a)
             )
 
     def _turns(
@@ -138,10 +138,10 @@ class Measurement:
             turns = (4 if host_tokens else 3) * self._shape.pairs + fillers(
                 self._shape.pairs, self._shape.prefix, host_tokens
             )
-            told = self._counter(f"{name}: second turns on either node", turns)
+            on_turn = self._counter(f"{name}: second turns on either node", turns)
             found["pairs"] = turns_on_both(
                 self._shape, engines, system.settle, self._references.setdefault("pairs", {}), host_tokens,
-                out_of_time=self._out_of_time, told=lambda _k, a: told(a),
+                out_of_time=self._out_of_time, on_turn=lambda _k, a: on_turn(a),
             )  # fmt: skip
 
     def _plays(
@@ -162,13 +162,13 @@ class Measurement:
                 continue
             run = f"{routing}-{qps:g}"
             turns = plan(shape.users, shape.rounds, len(servers), qps, routing, seed=zlib.crc32(run.encode()))
-            told = self._counter(f"{name}: {routing} at {qps:g} QPS", len(turns))
+            on_turn = self._counter(f"{name}: {routing} at {qps:g} QPS", len(turns))
             before = counters.read(server.metrics() for server in servers)
             done = play(
                 turns, sessions(shape, run, in_bytes=in_bytes), servers,
                 ask_tokens(shape.answer) if in_bytes else ask_chat(shape.answer),
                 history=self._references.get(run) if in_bytes else None,
-                limit_s=min(self._left() + 30, 4 * turns[-1].at + 120), told=told,
+                limit_s=min(self._left() + 30, 4 * turns[-1].at + 120), on_turn=on_turn,
             )  # fmt: skip
             grown = counters.grown(before, counters.read(server.metrics() for server in servers))
             answers: Answers = {(a.turn.user, a.turn.round): a.answer for a in done if not a.error}
@@ -200,14 +200,14 @@ class Measurement:
         self._display.say(what)
         done = 0
 
-        def told(asked: Asked) -> None:
+        def on_turn(asked: Asked) -> None:
             nonlocal done
             done += 1
             if asked.error:
                 self._display.say(f"  round {asked.turn.round + 1} of user {asked.turn.user + 1}: {asked.error}")
             self._display.count(what, done, total)
 
-        return told
+        return on_turn
 
 
 def _end(engines: Sequence[Engine]) -> None:

@@ -46,7 +46,7 @@ def turns_on_both(
     host_tokens: int,
     *,
     out_of_time: Callable[[], bool] = lambda: False,
-    told: Callable[[str, Asked], None] = lambda _kind, _asked: None,
+    on_turn: Callable[[str, Asked], None] = lambda _kind, _asked: None,
 ) -> dict[str, Any]:
     """`shape.pairs` conversations open on node a. Then the same second turn is asked
 
@@ -72,26 +72,26 @@ def turns_on_both(
             break
         session = conversation(shape, str(number))
         asked = ask(A, number, 0, session, [])
-        told("opening", asked)
+        on_turn("opening", asked)
         if asked.error:
             continue
         reference.setdefault((number, 0), asked.answer)
         opened.append((number, session))
     for number in range(fillers(len(opened), shape.prefix, host_tokens)):
-        told("filler", ask(A, number, 0, conversation(shape, f"filler/{number}"), []))
+        on_turn("filler", ask(A, number, 0, conversation(shape, f"filler/{number}"), []))
     settled = settle()
     for number, session in opened:
         if out_of_time():
             break
         fresh = conversation(shape, f"fresh/{number}")
         places = [("migrated", B, session), ("sticky", A, session)][: 2 if host_tokens else 1]
-        for kind, node, said in [*(places if number % 2 == 0 else reversed(places)), ("recompute", B, fresh)]:
+        for kind, node, talk in [*(places if number % 2 == 0 else reversed(places)), ("recompute", B, fresh)]:
             settled = engines[node].forget() and settled
             before = read([engines[node].server.metrics()])
-            asked = ask(node, number, 1, said, [reference[number, 0]])
+            asked = ask(node, number, 1, talk, [reference[number, 0]])
             sources[kind].update(grown(before, read([engines[node].server.metrics()])))
             samples[kind].append(asked)
-            told(kind, asked)
+            on_turn(kind, asked)
             settled = settle() and settled
         if not samples["migrated"][-1].error:
             reference.setdefault((number, 1), samples["migrated"][-1].answer)
@@ -123,7 +123,7 @@ def overhead(
     settle: Callable[[], bool],
     *,
     out_of_time: Callable[[], bool] = lambda: False,
-    told: Callable[[str, Asked], None] = lambda _kind, _asked: None,
+    on_turn: Callable[[str, Asked], None] = lambda _kind, _asked: None,
 ) -> dict[str, Any]:
     """Prompts that nobody has seen, each asked of both engines, who take turns in being first."""
     plain: list[Asked] = []
@@ -138,7 +138,7 @@ def overhead(
             turn = Turn(number, 0, 0, 0.0)
             asked = timed(turn, 0.0, lambda e=engine, p=prompt: e.server.complete(p, _OVERHEAD_ANSWER))  # type: ignore[misc]
             samples.append(asked)
-            told(kind, asked)
+            on_turn(kind, asked)
             time.sleep(0.05)
             settle()  # else the next one pays for this one's stores
     well = [(o, w) for o, w in zip(plain, pool, strict=True) if not o.error and not w.error]

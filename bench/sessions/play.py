@@ -60,7 +60,7 @@ def play(
     *,
     history: Mapping[tuple[int, int], tuple[int, ...] | str] | None = None,
     limit_s: float = 600.0,
-    told: Callable[[Asked], None] = lambda _: None,
+    on_turn: Callable[[Asked], None] = lambda _: None,
 ) -> list[Asked]:
     """All turns, each as it went. What was not asked before `limit_s` had passed is an error, and so is a question
     after one that failed.
@@ -93,7 +93,7 @@ def play(
                 given.append((history or {}).get((turn.user, turn.round), asked.answer))
             with lock:
                 done.append(asked)
-                told(asked)
+                on_turn(asked)
 
     users = sorted({turn.user for turn in turns})
     threads = [

@@ -50,7 +50,7 @@ class Child:
         while not ready():
             if self._process.poll() is not None or time.monotonic() > until:
                 how = "ended" if self._process.poll() is not None else f"is not ready after {limit_s:.0f} s"
-                raise StartError(f"{self.name} {how}: {self.said()}")
+                raise StartError(f"{self.name} {how}: {self.last_lines()}")
             time.sleep(0.1)
 
     def ask_to_end(self) -> None:
@@ -66,7 +66,7 @@ class Child:
         kill_group(self.pid)
         self._process.wait()
 
-    def said(self) -> str:
+    def last_lines(self) -> str:
         """The end of its log."""
         return self._log.read_text(errors="replace")[-1500:]
 

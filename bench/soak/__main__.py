@@ -121,7 +121,8 @@ class Soak:
 
     def _depth(self) -> int:
         now = time.monotonic() - self.started
-        return self.args.burst if now % _BURST_EVERY_S > _BURST_EVERY_S - _BURST_S else self.args.depth
+        depth: int = self.args.burst if now % _BURST_EVERY_S > _BURST_EVERY_S - _BURST_S else self.args.depth
+        return depth
 
     def _command(self, depth: int, *, stop: bool = False) -> None:
         path = self.directory / "commands.json"
@@ -156,13 +157,13 @@ class Soak:
 
     def _hear(self, name: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            said = json.loads((self.directory / f"client-{name}.json").read_text())
-            life = f"{name}/{said['pid']}"
-            if life not in self.lives or said["counts"] != self.lives[life]["counts"]:
+            report = json.loads((self.directory / f"client-{name}.json").read_text())
+            life = f"{name}/{report['pid']}"
+            if life not in self.lives or report["counts"] != self.lives[life]["counts"]:
                 now = time.monotonic() - self.started
-                self.rss.setdefault(f"client {life}", []).append((now, said["residue"]["rss_bytes"]))
-            self.lives[life] = said
-            self.broken += [f"{i}: {life}: {what}" for i, what in said["broken"] if not self.broken]
+                self.rss.setdefault(f"client {life}", []).append((now, report["residue"]["rss_bytes"]))
+            self.lives[life] = report
+            self.broken += [f"{i}: {life}: {what}" for i, what in report["broken"] if not self.broken]
 
     def finish(self) -> None:
         """Stop the traffic, wait for quiet, look at what is left."""

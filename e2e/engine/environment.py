@@ -123,18 +123,18 @@ def progress(root: Path) -> Iterator[None]:
         return
     began, before, done = time.monotonic(), free_bytes(root), threading.Event()
 
-    def tell() -> None:
+    def report_progress() -> None:
         while not done.wait(REPORT_EVERY_S):
             written = max(0, before - free_bytes(root))
             say(f"  {time.monotonic() - began:.0f} s, {written / GIB:.1f} GiB written to this disk since the start")
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=report_progress, daemon=True)
+    reporter.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        reporter.join()
 
 
 def install(root: Path, target: Path) -> None:

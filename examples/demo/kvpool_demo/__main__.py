@@ -58,7 +58,7 @@ def demonstrate(options: argparse.Namespace) -> Results:
     if shutil.disk_usage(work).free < NEEDED_BYTES:
         raise StartError(f"{work} needs {NEEDED_BYTES >> 30} GiB for the nodes' blocks while it runs")
     shape = Shape(users=options.users, rounds=options.rounds)
-    said = conversations(documents(ROOT), shape)
+    talks = conversations(documents(ROOT), shape)
     total = with_engine.total_requests(shape) if options.engine == "vllm" else shape.users * shape.rounds
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
@@ -67,8 +67,8 @@ def demonstrate(options: argparse.Namespace) -> Results:
         pool = Pool(options.pool, work, logs)
         stack.callback(pool.stop)
         if options.engine == "replay":
-            return replay.run(pool, shape, said, display)
-        return with_engine.run(Environment(options.environment), pool, shape, said, logs, display)
+            return replay.run(pool, shape, talks, display)
+        return with_engine.run(Environment(options.environment), pool, shape, talks, logs, display)
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -155,7 +155,7 @@ class EngineHost:
         try:
             return self._channel.receive(IMPORT_SECONDS).seconds  # type: ignore[no-any-return]
         except (OSError, TimeoutError) as e:
-            raise StartError(f"vLLM cannot be imported ({e}); {self._child.log} ends:\n{self._child.said()}") from e
+            raise StartError(f"vLLM cannot be imported ({e}); {self._child.log} ends:\n{self._child.tail()}") from e
 
     def start(self, specs: Sequence[EngineSpec]) -> list[Engine]:
         """Engines that serve; they start side by side."""

@@ -30,12 +30,12 @@ class Ask(Protocol):
 
 def play(
     visits: Sequence[Visit],
-    said: Sequence[Conversation],
+    talks: Sequence[Conversation],
     ask: Ask,
     *,
     history: Sequence[Turn] = (),
     before_round: Callable[[int], None] = lambda _: None,
-    told: Callable[[Turn], None] = lambda _: None,
+    on_turn: Callable[[Turn], None] = lambda _: None,
 ) -> list[Turn]:
     """All turns. Prompts hold the answers given before: this run's own, or those of `history` where it is given.
 
@@ -47,10 +47,10 @@ def play(
         if i and visits[i - 1].round != visit.round:
             before_round(visit.round)
         answers = [given[visit.user, r] for r in range(visit.round)]
-        prompt = said[visit.user].prompt(answers)
+        prompt = talks[visit.user].prompt(answers)
         answer = ask(visit, prompt)
         turn = Turn(visit, len(prompt), answer.cached, answer.tiers, answer.wait_ms, answer.tokens)
         given.setdefault((visit.user, visit.round), answer.tokens)
         turns.append(turn)
-        told(turn)
+        on_turn(turn)
     return turns

@@ -115,7 +115,7 @@ class Pool:
         child = Child("install-client", self._command("install-client", str(target)), self._logs / "install-client.log")
         wait_for("the client's code", child, lambda: not child.alive, START_SECONDS)
         if child.status != 0:
-            raise StartError(f"the client's code was not installed:\n{child.said()}")
+            raise StartError(f"the client's code was not installed:\n{child.tail()}")
         return target
 
     def status(self, node: str) -> dict[str, Any]:

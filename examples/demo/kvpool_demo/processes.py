@@ -80,7 +80,7 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
-    def said(self, lines: int = 12) -> str:
+    def tail(self, lines: int = 12) -> str:
         """The end of its log, for error messages."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
@@ -90,7 +90,7 @@ def wait_for(what: str, child: Child, ready: Callable[[], bool], timeout_s: floa
     until = time.monotonic() + timeout_s
     while not ready():
         if not child.alive:
-            raise StartError(f"{what} ended while starting; its log {child.log} ends with:\n{child.said()}")
+            raise StartError(f"{what} ended while starting; its log {child.log} ends with:\n{child.tail()}")
         if time.monotonic() > until:
-            raise StartError(f"{what} is not there after {timeout_s:.0f} s; {child.log} ends with:\n{child.said()}")
+            raise StartError(f"{what} is not there after {timeout_s:.0f} s; {child.log} ends with:\n{child.tail()}")
         time.sleep(0.02)

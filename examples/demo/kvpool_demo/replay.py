@@ -109,8 +109,8 @@ def run(pool: Pool, shape: Shape, conversations: Sequence[Conversation], display
     nodes = [Node(pool, name, shape.longest) for name in NODE_NAMES]
 
     def ask(visit: Visit, prompt: list[int]) -> Answer:
-        said = random.Random(f"{visit.user}/{visit.round}")  # noqa: S311 - an answer, not a secret
-        tokens = [said.randrange(3, VOCABULARY) for _ in range(shape.answer)]
+        random_answer = random.Random(f"{visit.user}/{visit.round}")  # noqa: S311 - an answer, not a secret
+        tokens = [random_answer.randrange(3, VOCABULARY) for _ in range(shape.answer)]
         answer = nodes[visit.node].ask(visit, prompt, tokens)
         pool.settle()
         return answer
@@ -121,8 +121,8 @@ def run(pool: Pool, shape: Shape, conversations: Sequence[Conversation], display
             display.say(f"  {lost} is stopped: what only it had, the shared tier has")
 
     try:
-        told = lambda turn: display.turn(turn, NODE_NAMES[turn.visit.node], "blocks loaded")  # noqa: E731
-        turns = play(visits, conversations, ask, before_round=lose, told=told)
+        on_turn = lambda turn: display.turn(turn, NODE_NAMES[turn.visit.node], "blocks loaded")  # noqa: E731
+        turns = play(visits, conversations, ask, before_round=lose, on_turn=on_turn)
         counted = [node.client.stats() for node in nodes]
     finally:
         for node in nodes:

@@ -78,12 +78,12 @@ def _waits(results: Results) -> Table:
         "moved,\nno pool",
         "moved,\nwith the pool",
         "never moved,\nown cache",
-        "times\nsooner",
+        "speed-up",
     ):
         table.add_column(column, justify="right")
     for label, (pool, none, stayed) in _rows(results.pool, results.none, results.stayed):
-        sooner = percentile([t.wait_ms for t in none], 0.5) / percentile([t.wait_ms for t in pool], 0.5)
-        cells = [label, _mean_prompt(pool), _pair(none), _pair(pool), _pair(stayed), f"{sooner:.1f}"]
+        speed_up = percentile([t.wait_ms for t in none], 0.5) / percentile([t.wait_ms for t in pool], 0.5)
+        cells = [label, _mean_prompt(pool), _pair(none), _pair(pool), _pair(stayed), f"{speed_up:.1f}x"]
         table.add_row(*cells, end_section=label == str(results.shape.rounds))
     return table
 

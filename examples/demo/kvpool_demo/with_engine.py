@@ -95,7 +95,7 @@ class Stage:
         room = shape.users * -(-shape.longest // self.pool.block_tokens) * self.pool.block_tokens
         return EngineSpec(phase, self.pool.block_tokens, dtype, caching, max(room, MAX_MODEL_LEN))
 
-    def told(self, where: str = "") -> Callable[[Turn], None]:
+    def on_turn(self, where: str = "") -> Callable[[Turn], None]:
         return lambda turn: self.display.turn(turn, where or NODE_NAMES[turn.visit.node])
 
 
@@ -164,29 +164,29 @@ def _phases(stage: Stage) -> Results:
                 display.say(f"  {lost} is stopped, engine and sidecar: what only it had, the shared tier has")
 
         ask = asking(engines, shape.answer, stage.pool, stats)
-        pool = play(visits, stage.conversations, ask, before_round=lose, told=stage.told())
+        pool = play(visits, stage.conversations, ask, before_round=lose, on_turn=stage.on_turn())
     bytes_shared = stage.pool.bytes_copied()
     stage.pool.start_node(lost)
 
     display.phase("2 of 5: the same conversation on one engine that keeps everything (its own prefix cache)")
     with stage.engines([stage.one("stayed", "bfloat16", shape, caching=True)]) as engines:
         ask = asking(engines, shape.answer)
-        stayed = play(visits, stage.conversations, ask, told=stage.told("one engine"))
+        stayed = play(visits, stage.conversations, ask, on_turn=stage.on_turn("one engine"))
 
     display.phase("3 of 5: each round on another node, with the same prompts, without the pool")
     with stage.engines(stage.on_nodes("none", "bfloat16", pool=False)) as engines:
         ask = asking(engines, shape.answer)
-        none = play(visits, stage.conversations, ask, history=stayed, told=stage.told())
+        none = play(visits, stage.conversations, ask, history=stayed, on_turn=stage.on_turn())
 
     small = smaller(shape)
     visits, _ = schedule(small.users, small.rounds, len(NODE_NAMES))
     display.phase("4 of 5: float32, each round on another node, with the pool")
     with stage.engines(stage.on_nodes("pool-f32", "float32", pool=True)) as engines:
-        exact = play(visits, stage.conversations, asking(engines, small.answer, stage.pool), told=stage.told())
+        exact = play(visits, stage.conversations, asking(engines, small.answer, stage.pool), on_turn=stage.on_turn())
 
     display.phase("5 of 5: float32, one engine without any cache")
     with stage.engines([stage.one("none-f32", "float32", small, caching=False)]) as engines:
-        plain = play(visits, stage.conversations, asking(engines, small.answer), told=stage.told("one engine"))
+        plain = play(visits, stage.conversations, asking(engines, small.answer), on_turn=stage.on_turn("one engine"))
 
     read: Counter[str] = Counter()
     for counted in stats.values():

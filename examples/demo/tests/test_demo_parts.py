@@ -41,19 +41,19 @@ def test_users_share_the_system_prompt_and_nothing_after_it():
 
 
 def test_a_prompt_continues_the_one_before_with_its_answer():
-    (said, _) = conversations("Some text. " * 50, SHAPE)
+    (talks, _) = conversations("Some text. " * 50, SHAPE)
     answer = [7, 8, 9, 10]
-    first, second = said.prompt([]), said.prompt([answer])
+    first, second = talks.prompt([]), talks.prompt([answer])
     assert second[: len(first) + 4] == first + answer
     assert len(second) > len(first) + 4
 
 
 def test_the_documents_are_long_enough_for_prompts_of_four_thousand_tokens():
     shape = Shape()
-    said = conversations(documents(ROOT), shape)
+    talks = conversations(documents(ROOT), shape)
     answers = [[1] * shape.answer] * (shape.rounds - 1)
-    assert len(said[0].prompt([])) > 3500
-    longest = max(len(c.prompt(answers)) for c in said) + shape.answer
+    assert len(talks[0].prompt([])) > 3500
+    longest = max(len(c.prompt(answers)) for c in talks) + shape.answer
     assert 5000 < longest <= shape.longest <= MAX_MODEL_LEN
 
 
@@ -140,7 +140,7 @@ def test_runs_of_different_rounds_are_not_compared():
 
 def test_history_gives_every_round_the_same_prompt():
     visits, _ = schedule(2, 3, 3)
-    said = conversations("text " * 100, SHAPE)
+    talks = conversations("text " * 100, SHAPE)
     prompts: dict[str, list[list[int]]] = {"one": [], "other": [], "own": []}
 
     def answering(name: str, token: int):
@@ -150,9 +150,9 @@ def test_history_gives_every_round_the_same_prompt():
 
         return ask
 
-    one = play(visits, said, answering("one", 5))
-    play(visits, said, answering("other", 6), history=one)
-    play(visits, said, answering("own", 6))
+    one = play(visits, talks, answering("one", 5))
+    play(visits, talks, answering("other", 6), history=one)
+    play(visits, talks, answering("own", 6))
     assert prompts["other"] == prompts["one"]
     assert prompts["own"] != prompts["one"]
 

@@ -82,9 +82,9 @@ def until(what: str, true: Callable[[], bool], timeout_s: float = 20) -> None:
 
 
 def test_a_replay_moves_real_blocks_through_real_sidecars(tmp_path: Path, demo: Demo):
-    said, _ = demo.process.communicate(timeout=90)
-    assert demo.process.returncode == 0, said
-    assert "NO ENGINE RAN" in said
+    output, _ = demo.process.communicate(timeout=90)
+    assert demo.process.returncode == 0, output
+    assert "NO ENGINE RAN" in output
     made = json.loads((tmp_path / "demo.json").read_text())
     assert made["engine"] == "replay"
     assert made["blocks_equal"] is True
@@ -106,9 +106,9 @@ def test_ctrl_c_leaves_no_process_behind(demo: Demo, at: str):
     if at != "Starting: a pool":
         assert any("kvpool_sidecar serve" in line for line in demo.left()), "the control: the mark is inherited"
     demo.process.send_signal(signal.SIGINT)
-    said, _ = demo.process.communicate(timeout=30)
-    assert demo.process.returncode == 130, said
-    assert "Traceback" not in said
+    output, _ = demo.process.communicate(timeout=30)
+    assert demo.process.returncode == 130, output
+    assert "Traceback" not in output
     until("processes are left", lambda: demo.left() == [])
     assert list(demo.temporary.iterdir()) == []
 
