@@ -1,1 +1,1 @@
-"""KVCacheOperations: what each asks of a pool's nodes, in which order, and what came of it."""
+"""Reconciles KVCacheOperations: requests to the nodes of a pool in steps, and their results."""

@@ -1,1 +1,1 @@
-"""Pools."""
+"""Reconciles KVCachePools."""

@@ -1,1 +1,1 @@
-"""Preflight."""
+"""Preflight checks: results of the nodes, and the decision about a rollout. Pure."""

@@ -1,1 +1,1 @@
-"""Sidecars."""
+"""Clients of the sidecars' HTTP APIs: status and admin operations."""

@@ -1,7 +1,7 @@
-"""Giving orders to sidecars: HTTPS to their port for the operator, certificates of the pool's authority on both sides.
+"""Client of the sidecars' admin API: HTTPS with mutual TLS, certificates of the pool's CA on both sides.
 
-The protocol is that of kvpool_sidecar.admin.server. An operation has an id that the caller makes up; to start it twice
-is to start it once, so whoever is not sure starts it again.
+The protocol is that of kvpool_sidecar.admin.server. The caller chooses the id of an operation. Starting is idempotent:
+a caller that does not know whether an operation was started starts it again.
 """
 
 from __future__ import annotations
@@ -40,25 +40,24 @@ _POLICY: Final = CertPolicy()
 
 
 class SidecarAdminClient(Protocol):
-    """One call each. SidecarUnavailableError: nobody answered, or the sidecar is busy; the same call may work later.
+    """One request per call. `pool` is the secret of the sidecar's pool.
 
-    SidecarRejectedError: it does not know such an operation, or does not understand the parameters. `pool` is the
-    secret
-    of the pool that the sidecar is of.
+    SidecarUnavailableError: no answer, or the sidecar is busy; the same call may work later. SidecarRejectedError: the
+    sidecar does not know the kind of operation, or the parameters are invalid.
     """
 
     async def start(
         self, pool: PoolSecret, to: SidecarAddress, name: str, kind: str, params: Mapping[str, Any]
     ) -> OperationProgress:
-        """Have it run the operation `name`, unless it has; how that stands."""
+        """Start the operation `name` unless it was started before; its progress."""
         ...
 
     async def poll(self, pool: PoolSecret, to: SidecarAddress, name: str) -> OperationProgress | None:
-        """How it stands; None if the sidecar does not know it (any more): start it again."""
+        """Progress of the operation; None if the sidecar does not know it, so that it must be started again."""
         ...
 
     async def cancel(self, pool: PoolSecret, to: SidecarAddress, name: str) -> None:
-        """Have it end soon. Nothing happens if the sidecar does not know it."""
+        """Cancel the operation. No effect if the sidecar does not know it."""
         ...
 
 
@@ -70,7 +69,7 @@ class _Identity:
 
 
 class HttpSidecarAdminClient(SidecarAdminClient):
-    """Over HTTPS, with a bound on time, bytes and the number of calls at once. For one event loop."""
+    """HTTPS with limits on time, response size and concurrent requests. For one event loop."""
 
     def __init__(
         self,
@@ -130,20 +129,20 @@ class HttpSidecarAdminClient(SidecarAdminClient):
                 async for chunk in response.content.iter_chunked(MAX_RESPONSE_BYTES):
                     data += chunk
                     if len(data) > MAX_RESPONSE_BYTES:
-                        raise SidecarUnavailableError("too long an answer")
+                        raise SidecarUnavailableError("the response is too long")
                 return response.status, json.loads(data)
         except TimeoutError:
             raise SidecarUnavailableError(f"no answer within {self._timeout_s:.0f} s") from None
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as e:
-            raise SidecarUnavailableError(f"cannot be asked: {type(e).__name__}") from None
+            raise SidecarUnavailableError(f"request failed: {type(e).__name__}") from None
 
     def _context(self, pool: PoolSecret) -> ssl.SSLContext:
-        """With a certificate of the pool's authority, made anew in time and when the authority is another."""
+        """TLS context with a certificate of the pool's CA, renewed in time and when the CA changes."""
         now = self._now()
         known = self._identities.get(pool.pool_id)
         authorities = peer_authorities(pool.peer_files)
         if authorities is None:
-            raise SidecarUnavailableError("the pool's Secret has no authority yet")
+            raise SidecarUnavailableError("the pool's Secret has no CA yet")
         signer = authorities.signer(now, _POLICY)
         if known is not None and known.files == pool.peer_files and not leaf_due(known.leaf, signer, now, _POLICY):
             return known.context
@@ -159,7 +158,9 @@ def _tls(leaf: LeafCertificate, trusted: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=trusted)
-    memory = os.memfd_create("leaf", os.MFD_CLOEXEC)  # the library reads keys from files only; this one is nowhere
+    memory = os.memfd_create(
+        "leaf", os.MFD_CLOEXEC
+    )  # the library reads keys from files only; this file exists in memory only
     try:
         os.write(memory, leaf.certificate_pem + leaf.key_pem)
         context.load_cert_chain(f"/proc/self/fd/{memory}")
@@ -176,7 +177,7 @@ def _error(status: int, answer: Any) -> SidecarRejectedError | SidecarUnavailabl
 
 @contextlib.asynccontextmanager
 async def open_admin_client(port: int = ADMIN_PORT) -> AsyncIterator[HttpSidecarAdminClient]:
-    """Commands and their connections, none of which is kept."""
+    """Open an admin client; it keeps no connection alive."""
     connector = aiohttp.TCPConnector(limit=MAX_CONCURRENT_REQUESTS, force_close=True)
     async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
         yield HttpSidecarAdminClient(session, port=port)

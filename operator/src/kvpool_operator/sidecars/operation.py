@@ -1,4 +1,4 @@
-"""Orders for sidecars: to whom they go, and how they stand. Pure; `command` sends them."""
+"""Address and progress of operations on sidecars. Pure; `admin_client` sends the requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COUNTS: Final = 32
 
 @dataclass(frozen=True)
 class SidecarAddress:
-    """Where an order goes: its pod's address, and the node that its certificate must name."""
+    """Destination of a request: the pod's address, and the node that its certificate must name."""
 
     node: str
     address: str
@@ -26,7 +26,7 @@ class SidecarAddress:
 
 @dataclass(frozen=True)
 class OperationProgress:
-    """How an operation stands on one node. `done` of `total` (0: not known) in `unit`."""
+    """Progress of an operation on one node: `done` of `total` (0: unknown) in `unit`."""
 
     state: Literal["Running", "Succeeded", "Failed"]
     message: str = ""
@@ -37,11 +37,11 @@ class OperationProgress:
 
     @classmethod
     def parse(cls, raw: Any) -> OperationProgress:
-        """SidecarUnavailableError for what no sidecar would say."""
+        """SidecarUnavailableError for a response that no sidecar sends."""
         r = raw if isinstance(raw, dict) else {}
         state = r.get("state")
         if state not in ("Running", "Succeeded", "Failed"):
-            raise SidecarUnavailableError("an answer that makes no sense")
+            raise SidecarUnavailableError("the response is invalid")
         p = r.get("progress")
         progress: dict[str, Any] = p if isinstance(p, dict) else {}
         c = r.get("counts")

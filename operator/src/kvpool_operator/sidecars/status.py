@@ -11,7 +11,7 @@ from kvpool_operator.text import parse_count
 __all__ = ["ConnectedPod", "DrainReport", "Fingerprint", "Phase", "ReportedTenantUsage", "SidecarStatus"]
 
 Phase = Literal["", "Serving", "StandingBy", "HandedOver"]
-"""What a pod of a node that may have two is doing; empty: it does not tell, as releases before this did not."""
+"""Role of a pod on a node that may have two; empty: not reported (older releases)."""
 
 _TEXT = 200
 _MOST_FIELDS = 48
@@ -22,7 +22,7 @@ _PHASES: Final[dict[str, Phase]] = {phase: phase for phase in get_args(Phase)}
 
 @dataclass(frozen=True)
 class ConnectedPod:
-    """A pod whose engine named a fingerprint. `seen`: seconds since 1970 when it was last connected."""
+    """A pod whose engine reported a fingerprint. `seen`: Unix time of its last connection."""
 
     uid: str
     connected: bool
@@ -31,27 +31,27 @@ class ConnectedPod:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """One kind of blocks on a node."""
+    """Blocks of one fingerprint on a node."""
 
     digest: str
     engine: str
     model: str
     bytes: int
     fields: dict[str, str] = field(default_factory=dict)
-    """Digests of the facts behind it, by field; empty when its clients do not tell."""
+    """Digests of the fingerprint inputs, by field; empty if its clients do not report them."""
     connected: int = 0
-    """Pods that are connected now."""
+    """Number of connected pods."""
     pods: tuple[ConnectedPod, ...] = ()
-    """Some of those that are or were."""
+    """Some of the pods that are or were connected."""
 
 
 @dataclass(frozen=True)
 class DrainReport:
-    """How a drain goes. `clean`: everything hot on the node exists elsewhere, too."""
+    """Progress of a drain. `clean`: every hot block of the node has another copy."""
 
     leaving: bool = False
     by_node: bool = False
-    """The operator has said that the node leaves; else an operation moves its blocks off."""
+    """The operator requested it because the node leaves; otherwise an operation did."""
     clean: bool = False
     moved_blocks: int = 0
     moved_bytes: int = 0
@@ -62,55 +62,55 @@ class DrainReport:
 
 @dataclass(frozen=True)
 class ReportedTenantUsage:
-    """What one tenant's blocks take on a node."""
+    """Usage of one tenant on a node."""
 
     used_bytes: int = 0
     blocks: int = 0
     over_quota: int = 0
-    """Blocks that went because of its quota."""
+    """Blocks evicted because of its quota."""
 
 
 @dataclass(frozen=True)
 class SidecarStatus:
-    """One sidecar's numbers. Counters run since it started. One that does not serve tells its phase alone."""
+    """Status of one sidecar. Counters start with the process. A sidecar that does not serve reports its phase only."""
 
     phase: Phase = ""
     ready: bool = False
     generation: int = 0
     config: str = ""
-    """Digest of the configuration that it runs (kvpool.config.digest); empty if it does not tell."""
+    """Digest of the configuration that it runs (kvpool.config.digest); empty if not reported."""
     config_problem: str = ""
-    """Why it does not run the latest that it was given."""
+    """Why it does not run the latest configuration."""
     capacity_bytes: int = 0
     used_bytes: int = 0
     blocks: int = 0
     index_connected: bool = False
     index_announced: int = 0
     node_generation: int = 0
-    """Number of the first tier's directory on the node."""
+    """Generation of the first tier's directory on the node."""
     index_login: str = ""
-    """Which password it showed last (kvpool.protocol.keys.index_login)."""
+    """Digest of the password that it used last (kvpool.protocol.keys.index_login)."""
     scanned: bool = True
-    """False while it does not know yet all that lies on its drives."""
+    """False until it has scanned its drives."""
     block_formats: tuple[int, ...] = ()
-    """Versions of the block format that it reads; empty for a sidecar that does not tell."""
+    """Versions of the block format that it reads; empty if not reported."""
     shared_problem: str = ""
-    """Why the shared tier is not available on this node; empty when it is, or when there is none."""
+    """Why the shared tier is unavailable on this node; empty if it is available or not configured."""
     failing_drives: tuple[str, ...] = ()
-    """Names of local tiers that return errors."""
+    """Names of local tiers that return I/O errors."""
     clients: int = 0
     transport: str = ""
     transport_reason: str = ""
-    """Why RDMA is not used; empty where it is."""
+    """Why RDMA is not used; empty if it is."""
     hits: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=dict)
     fingerprints: tuple[Fingerprint, ...] = ()
     drain: DrainReport = field(default_factory=DrainReport)
     tenants: dict[str, ReportedTenantUsage] = field(default_factory=dict)
-    """By the tag of their blocks, where whose a block is matters."""
+    """Usage by tenant tag, if the pool has tenants or quotas."""
     shared_tenants: dict[str, int] = field(default_factory=dict)
-    """Bytes in the shared directory, by tag, as last counted."""
+    """Bytes in the shared directory by tenant tag, as last counted."""
 
     @classmethod
     def parse(cls, raw: Any) -> SidecarStatus:

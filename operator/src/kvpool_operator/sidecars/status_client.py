@@ -1,4 +1,4 @@
-"""Asking sidecars how they are: GET /status, all at once, briefly."""
+"""Client of the sidecars' /status: many sidecars concurrently, with a short timeout."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MAX_RESPONSE_BYTES: Final = 256 * 1024
 
 
 class StatusClient(Protocol):
-    """Reports by address; an address that does not answer in time is left out."""
+    """Statuses by address; an address that does not answer in time is left out."""
 
     async def get_all(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]: ...
 
     async def get_raw(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
-        """As they were told."""
+        """Statuses as parsed JSON, not validated."""
         ...
 
 
 class HttpStatusClient(StatusClient):
-    """Over HTTP, with a bound on time, bytes and the number of sidecars asked at once."""
+    """HTTP with limits on time, response size and concurrent requests."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session

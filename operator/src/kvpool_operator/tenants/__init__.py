@@ -1,1 +1,1 @@
-"""Tenants."""
+"""Resolution of KVCacheTenants. Pure."""
