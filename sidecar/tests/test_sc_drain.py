@@ -18,10 +18,10 @@ from kvpool_sidecar.blocks.popularity import PopularBlock
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.peers.migration import Headroom, request_headroom, request_receive
 from kvpool_sidecar.replication.drain_source import Migration, _choices, in_order
-from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import key, put
+from kvpool_testing.drives import make_drive
 
 A, B, C = (NodeInfo(name, "127.0.0.1", n, 1) for n, name in enumerate("abc", 1))
 
@@ -98,7 +98,7 @@ def drive(tmp_path):
 
     def make(capacity: int = 64 * MIB, clock=None) -> LocalStore:
         limits = quota.CapacityLimits(capacity, 85, 75, 1000)
-        root = Drive("nvme", str(tmp_path / f"r{len(made)}"), limits, pool_uid="u", clock=clock)
+        root = make_drive("nvme", str(tmp_path / f"r{len(made)}"), limits, pool_uid="u", clock=clock)
         root.scan()
         made.append(LocalStore([root]))
         return made[-1]

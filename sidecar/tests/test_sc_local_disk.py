@@ -21,6 +21,7 @@ from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import TAG, header, key, payload, put, read, write
+from kvpool_testing.drives import make_drive
 from kvpool_testing.faulty_store import FaultyStore
 
 MIB = 1 << 20
@@ -43,7 +44,7 @@ def make(tmp_path):
     made = []
 
     def root(name="r", *, capacity=64 * MIB, scan=True, uid="u", limits=None, **kw) -> Drive:
-        one = Drive(
+        one = make_drive(
             "nvme", str(tmp_path / name), limits or quota.CapacityLimits(capacity, 85, 75, 1000), pool_uid=uid, **kw
         )
         made.append(one)
@@ -134,7 +135,7 @@ def test_blocks_are_found_again_after_a_restart_in_the_order_of_their_use(make):
     for n in range(6):
         put(one, n, MIB)
         # recency is saved to the minute at most: pretend that these were stored long ago
-        os.utime(one._dir.path + "/blocks/" + block_path(key(n)), (1000 + n, 1000 + n))
+        os.utime(one._state.directory.path + "/blocks/" + block_path(key(n)), (1000 + n, 1000 + n))
     one.close()
     two = make(capacity=10 * MIB)
     assert read(two, 0) == payload(0, MIB)
@@ -278,11 +279,11 @@ def test_the_reserve_of_the_file_system_is_left_free(make, tmp_path):
     log = Log()
     one = make(limits=quota.CapacityLimits(64 * MIB, 85, 75, 100, reserve_bytes=0), events=log)
     put(one, 1)
-    one._limits = one._limits._replace(reserve_bytes=free + (1 << 40))  # as if others had filled the drive
+    one._state.limits = one._state.limits._replace(reserve_bytes=free + (1 << 40))  # as if others had filled the drive
     with pytest.raises(TierFullError, match="no space to spare"):
         one.begin(key(2), 20_000)
     assert not one.contains(key(1))
-    one._limits = one._limits._replace(reserve_bytes=0)
+    one._state.limits = one._state.limits._replace(reserve_bytes=0)
     assert put(one, 2) == CommitOutcome.STORED
 
 
@@ -426,8 +427,8 @@ class BrokenDrive(Drive):
 
     def _new_pending(self, *args):
         if self.broken:
-            with self._lock:
-                self._pending_bytes -= args[2]
+            with self._state.lock:
+                self._state.pending_bytes -= args[2]
             raise OSError(errno.EIO, "Input/output error")
         return super()._new_pending(*args)
 
@@ -478,7 +479,7 @@ def test_an_error_while_publishing_leaves_nothing_behind(make, operation):
     write(pending, header(1, data), data)
     with pytest.raises(OSError, match="Input/output"):
         pending.commit()
-    assert inner._pending_bytes == 0
+    assert inner._state.pending_bytes == 0
     assert not store.contains(key(1))
     assert put(store, 1) == CommitOutcome.STORED
 
@@ -507,7 +508,7 @@ def test_what_was_used_before_a_restart_outlives_what_was_not(make, policy):
     one = make(policy=policy)
     for n in range(20):
         put(one, n, MIB)
-    for path in Path(one._dir.path).rglob("*"):
+    for path in Path(one._state.directory.path).rglob("*"):
         if path.is_file() and len(path.name) == 64:
             os.utime(path, (1_700_000_000, 1_700_000_000))
     one.close()

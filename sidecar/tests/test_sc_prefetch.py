@@ -20,7 +20,8 @@ from kvpool_sidecar.replication import prefetch
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
 from kvpool_sidecar.replication.prefetch_window import PrefetchWindow, ReadDecision
-from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Drive
+from kvpool_sidecar.storage.local.drive import Drive
+from kvpool_sidecar.storage.local.space import MAX_BLOCKS
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import key, put
@@ -227,11 +228,11 @@ def test_what_waited_too_long_is_not_read(drives):
 def test_reading_ahead_does_not_count_as_use(drives):
     d = drives()
     d.put(*range(8))
-    order = {root.name: list(root._table) for root in d.drives}
+    order = {root.name: list(root._state.policy) for root in d.drives}
     d.start()
     d.look_up(*range(8))
     wait_for(lambda: len(d.read) == 8, "all read ahead")
-    assert {root.name: list(root._table) for root in d.drives} == order
+    assert {root.name: list(root._state.policy) for root in d.drives} == order
 
 
 # -- with real sidecars

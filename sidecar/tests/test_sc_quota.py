@@ -16,6 +16,7 @@ from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import header, key, payload, read, write
+from kvpool_testing.drives import make_drive
 
 MIB = 1 << 20
 LOUD, QUIET = b"L" * 16, b"Q" * 16
@@ -40,7 +41,7 @@ def make(tmp_path):
     def root(*, capacity=32 * MIB, **kw) -> Drive:
         settings = {k: kw.pop(k) for k in ("tenant_bytes", "idle_s", "max_age_s") if k in kw}
         limits = quota.CapacityLimits(capacity, 85, 75, 1000, **settings)
-        one = Drive("nvme", str(tmp_path / "r"), limits, pool_uid="u", **kw)
+        one = make_drive("nvme", str(tmp_path / "r"), limits, pool_uid="u", **kw)
         made.append(one)
         one.scan()
         return one
@@ -120,7 +121,7 @@ def test_what_nobody_uses_goes_and_what_is_used_stays(make):
     for _ in range(10):
         now[0] += 40
         read(root, 0)
-        root._expire_at = 0
+        root._space._expire_at = 0
         root.maintain()
     assert [n for n in range(4) if root.contains(key(n))] == [0]
     assert log.counts["expired"] == 3
@@ -139,7 +140,7 @@ def test_what_is_old_goes_however_often_it_is_used_also_after_a_restart(make):
     again.maintain()
     assert read(again, 0) is not None
     now[0] += 60
-    again._expire_at = 0
+    again._space._expire_at = 0
     again.maintain()
     assert not again.contains(key(0))
 
@@ -178,7 +179,7 @@ def test_what_the_pool_says_reaches_every_drive_by_its_share(tmp_path):
     cache = CacheConfig(tenant_quota_bytes=8 * MIB, idle_ttl_s=100, max_age_s=200, eviction_policy="LFU")
     store = open_local(tiers, cache, "u")
     try:
-        limits = [root._limits for root in store.drives]
+        limits = [root._state.limits for root in store.drives]
         assert [one.tenant_bytes for one in limits] == [6 * MIB, 2 * MIB]
         assert {(one.idle_s, one.max_age_s) for one in limits} == {(100, 200)}
         for root in store.drives:
@@ -202,7 +203,7 @@ def test_drives_that_share_a_prompt_each_let_its_end_go_first(tmp_path):
         for root in store.drives:
             there = [n for n in range(40) if root.contains(key(n))]
             assert len(there) > 4
-            root._evict(0, at_least=4)
+            root._space._evict(0, at_least=4)
             assert [n for n in range(40) if root.contains(key(n))] == there[:-4]
     finally:
         store.close()

@@ -9,12 +9,12 @@ import pytest
 
 from kvpool.config import CacheConfig, LocalTier
 from kvpool_sidecar.storage.layout import block_path
-from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import key, put
+from kvpool_testing.drives import make_drive
 from kvpool_testing.faulty_store import FaultyStore
 from kvpool_testing.store import StoreContract
 
@@ -58,7 +58,7 @@ class TestRoot(FileContract):
     def store(self, tmp_path):
         self.directory = tmp_path
         limits = quota.CapacityLimits(CAPACITY, 85, 75, 1000)
-        root = Drive("nvme", str(tmp_path / "r"), limits, pool_uid="u", use_tmpfile=self.use_tmpfile)
+        root = make_drive("nvme", str(tmp_path / "r"), limits, pool_uid="u", use_tmpfile=self.use_tmpfile)
         root.scan()
         yield root
         root.close()

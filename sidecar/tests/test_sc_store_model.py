@@ -129,11 +129,11 @@ class StoreModel(RuleBasedStateMachine):
         if not hasattr(self, "real"):
             return
         usage = self.store.usage()
-        assert usage.used_bytes + self.real._pending_bytes <= CAPACITY + self.real._quarantine_bytes
+        assert usage.used_bytes + self.real._state.pending_bytes <= CAPACITY + self.real._state.quarantine_bytes
         on_drive = [f for _, _, files in os.walk(f"{self.directory}/r/blocks") for f in files]
         assert sorted(on_drive) == sorted(k.hex() for k, _ in self.store.keys())  # noqa: SIM118
         assert {k for k, _ in self.store.keys()} <= {key(n) for n in self.stored}  # noqa: SIM118
-        assert self.real._pending_bytes == sum(p.reserved for p in self.pending.values())
+        assert self.real._state.pending_bytes == sum(p.reserved for p in self.pending.values())
 
     def teardown(self):
         if hasattr(self, "real"):

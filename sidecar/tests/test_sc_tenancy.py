@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 from sc_nodes import wait_for
@@ -35,7 +36,6 @@ from kvpool_sidecar.settings import ConfigFile
 from kvpool_sidecar.shared_gc.controller import create_controller
 from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, make_plan
 from kvpool_sidecar.storage.base import CommitOutcome
-from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -43,6 +43,10 @@ from kvpool_sidecar.tenancy import limits as quota
 from kvpool_sidecar.tenancy.limits import TenantLimits
 from kvpool_sidecar.tenancy.mapping import Tenancy
 from kvpool_testing.blocks import header, key, payload, read, write
+from kvpool_testing.drives import make_drive
+
+if TYPE_CHECKING:
+    from kvpool_sidecar.storage.local.drive import Drive
 
 MIB = 1 << 20
 GOLD, LEAD = b"G" * 16, b"L" * 16
@@ -54,7 +58,7 @@ def make(tmp_path):
     made = []
 
     def root(limits: quota.CapacityLimits, **kw) -> Drive:
-        made.append(Drive("nvme", str(tmp_path / "r"), limits, pool_uid="u", **kw))
+        made.append(make_drive("nvme", str(tmp_path / "r"), limits, pool_uid="u", **kw))
         made[-1].scan()
         return made[-1]
 
@@ -298,7 +302,7 @@ def test_a_drive_that_grows_takes_more_of_the_blocks_and_what_is_being_written_a
     for n, pending in enumerate(begun):
         assert pending.commit() == CommitOutcome.STORED
         assert read(store, n) == payload(n, 4096)
-    assert [root._pending_bytes for root in store.drives] == [0, 0]
+    assert [root._state.pending_bytes for root in store.drives] == [0, 0]
     assert all(root.usage().blocks for root in store.drives)
     store.close()
 
@@ -405,8 +409,8 @@ def test_a_digest_knows_every_field_but_the_generation():
 @pytest.mark.parametrize(
     ("tenants", "told"),
     [
-        ((ACME, dataclasses.replace(ACME, id="kvt:other:2")), "a namespace is of one tenant"),
-        ((ACME, dataclasses.replace(ACME, namespaces=())), "an id of its own"),
+        ((ACME, dataclasses.replace(ACME, id="kvt:other:2")), "a namespace belongs to one tenant only"),
+        ((ACME, dataclasses.replace(ACME, namespaces=())), "each with a unique id"),
         ((ACME,) * 1025, "at most 1024"),
     ],
 )

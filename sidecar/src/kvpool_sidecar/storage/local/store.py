@@ -10,7 +10,9 @@ from kvpool_sidecar.blocks.events import BlockEvents, BlocksOpened
 from kvpool_sidecar.eviction import EvictionConfig
 from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
 from kvpool_sidecar.storage.local import placement
-from kvpool_sidecar.storage.local.drive import MAX_BLOCKS, Drive, PendingCopies
+from kvpool_sidecar.storage.local.drive import Drive
+from kvpool_sidecar.storage.local.space import MAX_BLOCKS
+from kvpool_sidecar.storage.local.state import DriveSettings
 from kvpool_sidecar.tenancy import limits as quota
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from kvpool.config import CacheConfig, LocalTier
     from kvpool.protocol.block import BlockHeader
+    from kvpool_sidecar.storage.local.state import PendingCopies
     from kvpool_sidecar.storage.tombstones import PurgeTombstones
 
 __all__ = ["LocalStore", "open_local"]
@@ -45,7 +48,7 @@ class LocalStore(Store):
     def set_pending_copies(self, pending_copies: PendingCopies) -> None:
         """Ask this before evicting blocks: those that are not copied yet are copied first, if possible."""
         for drive in self.drives:
-            drive.pending_copies = pending_copies
+            drive.set_pending_copies(pending_copies)
 
     def set_tombstones(self, tombstones: PurgeTombstones) -> None:
         for drive in self.drives:
@@ -207,11 +210,13 @@ def open_local(
                     tier.path,
                     limits,
                     pool_uid=pool_uid,
-                    read_path=read_path,
                     events=events,
-                    order=_order(cache),
-                    dedicated=tier.dedicated_filesystem,
-                    read_headers=read_headers,
+                    settings=DriveSettings(
+                        order=_order(cache),
+                        read_path=read_path,
+                        dedicated=tier.dedicated_filesystem,
+                        read_headers=read_headers,
+                    ),
                 )
             )
     except BaseException:

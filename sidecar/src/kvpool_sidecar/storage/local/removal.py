@@ -1,0 +1,92 @@
+"""Removal of a drive's blocks: deletion, quarantine, and files that are no blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar.blocks.events import BlocksRemoved, DriveIncident
+from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.storage.scan import purge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvpool.protocol.block import BlockHeader
+    from kvpool_sidecar.storage.local.state import DriveState
+
+__all__ = ["BlockRemover"]
+
+log = logging.getLogger(__name__)
+
+
+class BlockRemover:
+    """Removes blocks from table and directory, and emits their removal. Thread-safe."""
+
+    def __init__(self, state: DriveState) -> None:
+        self._state = state
+
+    def delete(self, key: bytes) -> bool:
+        """See Store.delete."""
+        with self._state.lock:
+            known = self._state.policy.discard(key)
+        return self._state.unlink(key) or known
+
+    def purge(self, keys: Sequence[bytes]) -> int:
+        """See Store.purge."""
+        gone = [key for key in keys if self.delete(key)]
+        if gone:
+            self._state.events.emit(DriveIncident("purged", len(gone)))
+            self._state.events.emit(BlocksRemoved(gone))
+        return len(gone)
+
+    def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
+        """See Store.purge_quarantine."""
+        removed = purge(self._state.directory.quarantined, doomed)
+        self._state.prune_quarantine()
+        return removed
+
+    def quarantine(self, key: bytes) -> bool:
+        """See Store.quarantine."""
+        name = key.hex()
+        with self._state.lock:
+            self._state.policy.discard(key)
+        try:
+            directory = self._state.directory
+            os.rename(names.block_path(key), name, src_dir_fd=directory.blocks, dst_dir_fd=directory.quarantined)
+        except FileNotFoundError:
+            return False
+        except OSError as e:
+            self._state.record_error(e)
+            self._state.unlink(key)
+        else:
+            self._state.prune_quarantine()
+        log.warning("block %s of tier %s is corrupt: quarantined", name[:16], self._state.name)
+        self._state.events.emit(DriveIncident("quarantined", 1))
+        self._state.events.emit(BlocksRemoved([key]))
+        return True
+
+    def forget_missing(self, key: bytes) -> None:
+        """Drop the table entry of a block whose file is missing.
+
+        A writer adds the entry after it links the file, so the file is checked once more under the lock.
+        """
+        with self._state.lock:
+            if key not in self._state.policy:
+                return
+            with contextlib.suppress(OSError):
+                os.stat(names.block_path(key), dir_fd=self._state.directory.blocks, follow_symlinks=False)
+                return
+            self._state.policy.discard(key)
+        self._state.events.emit(BlocksRemoved([key]))
+
+    def remove_non_block(self, key: bytes) -> None:
+        """Remove a link, directory or empty file in the place of a block."""
+        with self._state.lock:
+            known = self._state.policy.discard(key)
+        if self._state.unlink(key):
+            self._state.events.emit(DriveIncident("junk", 1))
+        if known:
+            self._state.events.emit(BlocksRemoved([key]))

@@ -1,0 +1,63 @@
+"""Startup scan of a drive: fills the eviction table with the blocks found and removes all other files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from typing import TYPE_CHECKING
+
+from kvpool.protocol.block import HEADER_BYTES
+from kvpool_sidecar.blocks.events import BlockReplicated, BlockStored, BlockUnreplicated, DriveIncident
+from kvpool_sidecar.storage.local.state import entry_of
+from kvpool_sidecar.storage.scan import remove_orphan, scan
+
+if TYPE_CHECKING:
+    from kvpool_sidecar.storage.local.state import DriveState
+
+__all__ = ["Scanner"]
+
+log = logging.getLogger(__name__)
+
+
+class Scanner:
+    """Runs once per process. Reads are served meanwhile; writes wait."""
+
+    def __init__(self, state: DriveState) -> None:
+        self._state = state
+
+    def scan(self) -> None:
+        """Walk the directory; ends early when the drive is closed."""
+        started = time.monotonic()
+        for name in os.listdir(self._state.directory.tmp):
+            if remove_orphan(self._state.directory.tmp, name):
+                self._state.events.emit(DriveIncident("junk", 1))
+        self._state.prune_quarantine()
+        scan(
+            self._state.directory.blocks,
+            self.add_found,
+            lambda: self._state.events.emit(DriveIncident("junk", 1)),
+            lambda: self._state.closed,
+        )
+        with self._state.lock:
+            self._state.policy.sort_by_last_use()
+        self._state.scan_done.set()
+        with self._state.lock:
+            blocks, used = len(self._state.policy), self._state.used_bytes
+        seconds = time.monotonic() - started
+        log.info("tier %s: %d blocks, %d bytes, scanned in %.2f s", self._state.name, blocks, used, seconds)
+
+    def add_found(self, key: bytes, info: os.stat_result) -> None:
+        """Add a block that the scan, or a reader before it, has found. `info`: of its file."""
+        header = self._state.header_of(key) if self._state.reads_headers else None
+        with self._state.lock:
+            is_new = key not in self._state.policy
+            if is_new:
+                self._state.policy.add(key, entry_of(info, header))
+        if is_new and header is not None:
+            self._state.events.emit(BlockStored(key, header))
+        if is_new and not info.st_mode & stat.S_ISVTX:
+            self._state.events.emit(BlockUnreplicated(key, info.st_size - HEADER_BYTES))
+        elif is_new:
+            self._state.events.emit(BlockReplicated(key))
