@@ -43,7 +43,7 @@ class World:
         self.to = SidecarAddress("node-a", "127.0.0.1")
 
     def _wait(self, params, context):
-        context.progress(1, 2, "blocks")
+        context.set_progress(1, 2, "blocks")
         while not self.release.wait(0.01):
             context.check()
         return {"blocks": 5}
@@ -102,7 +102,7 @@ async def test_a_failure_and_a_cancellation_are_told(world, commands):
 
 async def test_what_is_refused_and_what_may_work_later_are_told_apart(world, commands):
     pool = secret(world.files)
-    with pytest.raises(SidecarRejectedError, match="knows fail, wait"):
+    with pytest.raises(SidecarRejectedError, match="supports fail, wait"):
         await commands.start(pool, world.to, "uid-0", "other", {})
     await commands.start(pool, world.to, "uid-1", "wait", {})
     await commands.start(pool, world.to, "uid-2", "wait", {})
