@@ -114,7 +114,7 @@ async def test_what_is_refused_and_what_may_work_later_are_told_apart(world, com
         )  # the certificate says node-a
     with pytest.raises(SidecarUnavailableError):
         await commands.start(secret(world.files, "another-pool"), world.to, "uid-5", "wait", {})
-    with pytest.raises(SidecarUnavailableError, match="no authority"):
+    with pytest.raises(SidecarUnavailableError, match="no CA yet"):
         await commands.start(secret({}), world.to, "uid-6", "wait", {})
 
 
