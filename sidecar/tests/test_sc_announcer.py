@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 from sc_nodes import wait_for
@@ -179,7 +180,7 @@ def test_the_more_nodes_the_slower_each_announces(index, store, announcer):
     for n in range(600):
         put(store, n, 100)
     started = time.monotonic()
-    announcer(keys_per_s=25600, nodes=lambda: 10)
+    announcer(keys_per_s=25600, resolver=SimpleNamespace(live_peers=9, refresh=lambda: None))
     wait_for(lambda: sum(index.batches) >= 600, "all announced")
     assert time.monotonic() - started >= 0.19
 

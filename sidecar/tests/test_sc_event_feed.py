@@ -20,7 +20,7 @@ from sc_router import Subscriber
 from kvpool.protocol import block, keys
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.events.feed import Event, EventFeed, EventKind, Locality, _TrackedBlock
-from kvpool_sidecar.events.publisher import EventPublisher, encode_batch
+from kvpool_sidecar.events.publisher import EventEndpoint, EventPublisher, encode_batch
 
 FINGERPRINT = b"f" * 32
 TAGS = {b"a" * 16: "team-a", b"b" * 16: "team-b"}
@@ -185,7 +185,7 @@ def test_hashes_can_be_their_low_64_bits_and_chains_are_one_event():
 
 @contextlib.contextmanager
 def publishing(feed: EventFeed, stats: Stats, **more):
-    publisher = EventPublisher(fresh_address(), port=0, replay_port=0, topic="kv@n@m", feed=feed, stats=stats, **more)
+    publisher = EventPublisher(EventEndpoint(fresh_address(), 0, 0, "kv@n@m"), feed, stats, **more)
     try:
         publisher.start()
         yield publisher
@@ -312,7 +312,7 @@ def test_what_is_too_large_is_never_taken_in(kind):
 def test_a_port_that_is_taken_is_an_error_at_the_start():
     feed, stats = known_feed()
     with publishing(feed, stats) as publisher, pytest.raises(OSError, match="cannot be published"):
-        EventPublisher(address_of(publisher), port=publisher.port, replay_port=0, topic="t", feed=feed, stats=stats)
+        EventPublisher(EventEndpoint(address_of(publisher), publisher.port, 0, "t"), feed, stats)
 
 
 def test_stopping_ends_the_thread_and_frees_the_ports():
@@ -321,6 +321,6 @@ def test_stopping_ends_the_thread_and_frees_the_ports():
         where = address_of(publisher), publisher.port, publisher.replay_port
         assert any(t.name == "kv-events" for t in threading.enumerate())
     wait_for(lambda: not any(t.name == "kv-events" for t in threading.enumerate()), "the thread ends")
-    again = EventPublisher(where[0], port=where[1], replay_port=where[2], topic="t", feed=feed, stats=stats)
+    again = EventPublisher(EventEndpoint(*where, "t"), feed, stats)
     again.stop()
     feed.stored(key(1), header(1))  # wakes nobody

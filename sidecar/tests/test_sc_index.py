@@ -16,6 +16,7 @@ from kvpool.errors import ConfigError, RetryableError
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.index import redis_server as embedded
 from kvpool_sidecar.index.base import IndexFullError, NodeInfo
+from kvpool_sidecar.index.credentials import IndexCredentials, Passwords
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.record import Record, entry_name, pack, unpack
 from kvpool_sidecar.index.redis_index import RedisIndex
@@ -66,11 +67,10 @@ def empty(server):
     return lambda: embedded.flush_index(str(server.directory))
 
 
-def connect(server, **kw):
-    return RedisIndex(
-        f"redis://{server.address}:{INDEX_PORT}/0",
-        **{"username": "kvpool", "password": PASSWORD, "lease_s": 30, "timeout_s": 5.0, **kw},
-    )
+def connect(server, *, username="kvpool", password=PASSWORD, **kw):
+    credentials = IndexCredentials(username, Passwords.fixed(password))
+    url = f"redis://{server.address}:{INDEX_PORT}/0"
+    return RedisIndex(url, credentials=credentials, **{"lease_s": 30, "timeout_s": 5.0, **kw})
 
 
 class TestRedis(IndexContract):

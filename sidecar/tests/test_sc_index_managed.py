@@ -14,7 +14,7 @@ from sc_raw import SECRET, block_id, payload
 from sc_redis import plain
 
 from kvpool.protocol import keys, wire
-from kvpool_sidecar.index.credentials import Passwords
+from kvpool_sidecar.index.credentials import IndexCredentials, Passwords
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_testing.index import A, key
@@ -85,7 +85,7 @@ def test_a_password_is_changed_without_any_lookup_failing(tmp_path):
         def traffic(n: int) -> None:
             """Straight through the index: what a sidecar remembers would hide that it cannot ask."""
             read = lambda: [f.read_text().strip() for f in sorted(c.secret.glob("index-password*"))]  # noqa: E731
-            index = RedisIndex(c.index_url, username="kvpool", passwords=Passwords(read))
+            index = RedisIndex(c.index_url, credentials=IndexCredentials("kvpool", Passwords(read)))
             keys_there = [key(n)]
             index.announce([(key(n), Record(1, 1, 1))])
             while not stop.is_set():
@@ -139,7 +139,7 @@ def _refused(client) -> bool:
 def test_a_node_that_has_the_new_password_first_is_let_in_with_the_old_one(index):
     index.put("second")  # the Secret of a node that was quicker than the server's
     passwords = Passwords(lambda: ("third", "first"))
-    found = RedisIndex(f"redis://{index.address}:{INDEX_PORT}/0", username="kvpool", passwords=passwords)
+    found = RedisIndex(f"redis://{index.address}:{INDEX_PORT}/0", credentials=IndexCredentials("kvpool", passwords))
     wait_for(lambda: index.is_good("second") and not index.is_good("first"), "the server has taken another password")
     index.put("first")
     wait_for(lambda: index.is_good("first"), "and the first again")
@@ -170,7 +170,9 @@ def test_probes_tell_a_server_that_hangs_from_one_that_is_gone(index):
 
 def test_entries_are_kept_where_that_is_asked_for_and_a_broken_file_keeps_nobody_from_starting(tmp_path):
     index = Index(tmp_path, "--persist")
-    found = RedisIndex(f"redis://{index.address}:{INDEX_PORT}/0", username="kvpool", password="first")
+    found = RedisIndex(
+        f"redis://{index.address}:{INDEX_PORT}/0", credentials=IndexCredentials("kvpool", Passwords.fixed("first"))
+    )
     try:
         index.start()
         wait_for(lambda: index.probe("/readyz") == 200, "it serves")

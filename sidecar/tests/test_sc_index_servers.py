@@ -14,6 +14,7 @@ from sc_redis import PASSWORD, Cluster, Sentinels, Servers, TlsFront
 from kvpool.errors import RetryableError
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.index.base import IndexAnswer, IndexFullError
+from kvpool_sidecar.index.credentials import IndexCredentials, Passwords
 from kvpool_sidecar.index.record import Record, entry_name
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.index.redis_topology import SLOTS, key_slot
@@ -22,8 +23,10 @@ from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_testing.index import A, B, IndexContract, key
 
 
-def connect(url, **kw):
-    return RedisIndex(url, **{"lease_s": 30, "timeout_s": 5.0, "slow_timeout_s": 5.0, **kw})
+def connect(url, *, username="", password="", ca="", cert="", key="", **kw):
+    passwords = Passwords.fixed(password) if password else None
+    credentials = IndexCredentials(username, passwords, ca, cert, key)
+    return RedisIndex(url, credentials=credentials, **{"lease_s": 30, "timeout_s": 5.0, "slow_timeout_s": 5.0, **kw})
 
 
 def works(call):

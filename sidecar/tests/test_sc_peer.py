@@ -16,7 +16,7 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.peers import server as peer_server
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.connection import PeerConnection, dial
-from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.peers.server import PeerServer, PeerServerOptions
 from kvpool_sidecar.storage.base import Block
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_testing.blocks import header, key, payload, put
@@ -38,7 +38,7 @@ def absent():
 
 @pytest.fixture
 def server(store, absent):
-    one = PeerServer(fresh_address(), 0, secret=SECRET, store=store, stats=Stats(), on_absent=absent.append)
+    one = PeerServer(fresh_address(), 0, store, Stats(), PeerServerOptions(secret=SECRET), on_absent=absent.append)
     one.host = one._listener.getsockname()[0]
     one.start()
     yield one
@@ -228,7 +228,7 @@ def test_something_else_that_listens_there_is_noticed():
 
 
 def test_unproven_connections_are_bounded_and_end_by_themselves(server, link, store, monkeypatch):
-    monkeypatch.setattr(peer_server, "MAX_UNPROVEN", 4)
+    monkeypatch.setattr(peer_server, "MAX_UNAUTHENTICATED", 4)
     monkeypatch.setattr(peer_server, "_HANDSHAKE_S", 0.5)
     put(store, 1)
     held = [socket.create_connection((server.host, server.port), timeout=5) for _ in range(6)]
@@ -267,7 +267,7 @@ class Shrinking(MemoryStore):
 def test_a_block_that_shrinks_under_way_ends_the_connection():
     store = Shrinking(1 << 20)
     put(store, 1)
-    server = PeerServer(fresh_address(), 0, secret=SECRET, store=store, stats=Stats())
+    server = PeerServer(fresh_address(), 0, store, Stats(), PeerServerOptions(secret=SECRET))
     server.start()
     one = dial(*server._listener.getsockname(), secret=SECRET, timeout_s=5)
     one.request([key(1)])
@@ -289,4 +289,4 @@ def test_congestion_control_is_set_or_the_nodes_own_is_used(store):
 
 def test_an_address_that_is_taken_is_an_error_at_once(server, store):
     with pytest.raises(OSError, match="in use"):
-        PeerServer(server.host, server.port, secret=SECRET, store=store, stats=Stats())
+        PeerServer(server.host, server.port, store, Stats(), PeerServerOptions(secret=SECRET))

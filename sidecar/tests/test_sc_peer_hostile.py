@@ -20,7 +20,7 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.peers import server as peer_server
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.connection import dial
-from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.peers.server import PeerServer, PeerServerOptions
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_testing.blocks import key, put
 
@@ -36,7 +36,7 @@ def store():
 
 @pytest.fixture
 def server(store):
-    one = PeerServer(fresh_address(), 0, secret=SECRET, store=store, stats=Stats())
+    one = PeerServer(fresh_address(), 0, store, Stats(), PeerServerOptions(secret=SECRET))
     one.start()
     yield one
     one.stop()

@@ -18,7 +18,7 @@ from kvpool_sidecar.peers import preconnect as spares
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.connection import PeerConnection, dial
 from kvpool_sidecar.peers.preconnect import Preconnector
-from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.peers.server import PeerServer, PeerServerOptions
 from kvpool_sidecar.resilience.fair_queue import FairQueue
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_testing.blocks import key, put
@@ -164,8 +164,8 @@ def store():
 def serving(store):
     made = []
 
-    def make(**kw) -> PeerServer:
-        made.append(PeerServer(fresh_address(), 0, secret=SECRET, store=store, stats=Stats(), **kw))
+    def make(queue=None, **kw) -> PeerServer:
+        made.append(PeerServer(fresh_address(), 0, store, Stats(), PeerServerOptions(secret=SECRET, queue=queue), **kw))
         made[-1].start()
         return made[-1]
 
@@ -193,7 +193,7 @@ def test_a_client_that_gives_up_costs_the_peer_no_more_than_what_is_on_the_way(s
 
 def test_what_goes_to_peers_is_bounded_and_in_turn(serving, store):
     lane = FairQueue(64 * MIB)
-    server = serving(lane=lane)
+    server = serving(queue=lane)
     put(store, 1, 16 * MIB)
     readers = [connect(server) for _ in range(5)]
     for reader in readers:
@@ -209,11 +209,11 @@ def test_what_goes_to_peers_is_bounded_and_in_turn(serving, store):
 
 
 def test_a_peer_whose_turn_does_not_come_gets_a_miss_and_the_index_is_not_told(serving, store, monkeypatch):
-    monkeypatch.setattr("kvpool_sidecar.peers.server._PATIENCE_S", 0.01)
+    monkeypatch.setattr("kvpool_sidecar.peers.server._MAX_QUEUED_S", 0.01)
     monkeypatch.setattr("kvpool_sidecar.resilience.fair_queue._GRACE_S", 60.0)
     absent = []
     lane = FairQueue(64 * MIB)
-    server = serving(lane=lane, on_absent=absent.append)
+    server = serving(queue=lane, on_absent=absent.append)
     put(store, 1, 16 * MIB)
     held = [lane.acquire("another", 16 * MIB, 0.0) for _ in range(3)]
     assert all(held)

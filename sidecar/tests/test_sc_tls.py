@@ -27,7 +27,7 @@ from kvpool_sidecar.peers.certificate import NodeIdentity
 from kvpool_sidecar.peers.connection import dial
 from kvpool_sidecar.peers.control import connect_tls
 from kvpool_sidecar.peers.security import PeerSecurity
-from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.peers.server import PeerServer, PeerServerOptions
 from kvpool_sidecar.peers.tickets import TicketIssuer
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_testing.blocks import header, key, put
@@ -70,7 +70,7 @@ class Far:
     def __init__(self, store, security: PeerSecurity) -> None:
         self.security = security
         self.stats = Stats()
-        self.server = PeerServer(fresh_address(), 0, security=security, store=store, stats=self.stats)
+        self.server = PeerServer(fresh_address(), 0, store, self.stats, PeerServerOptions(security=security))
         self.server.start()
         host, port = self.server._listener.getsockname()
         self.info = NodeInfo("b", host, port, 1)

@@ -16,6 +16,7 @@ from kvpool import config
 from kvpool.errors import CorruptBlockError, ProtocolError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
+from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted, CorruptBlockReported
 from kvpool_sidecar.blocks.popularity import HALF_LIFE_S, Popularity, roots_first
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
@@ -24,7 +25,7 @@ from kvpool_sidecar.peers import hottest
 from kvpool_sidecar.peers.connection import dial
 from kvpool_sidecar.peers.fetch import fetch_block
 from kvpool_sidecar.peers.hottest import HotList, HotRow
-from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.peers.server import PeerServer, PeerServerOptions
 from kvpool_sidecar.replication.peer_copy import CopyRequest, CopyResult, Replicator
 from kvpool_sidecar.replication.warm_up import is_cold, plan
 from kvpool_sidecar.resilience.rate_limiter import RateLimiter
@@ -171,13 +172,10 @@ class Peer:
     def __init__(self) -> None:
         self.store = MemoryStore(1 << 30)
         self.heat = Popularity()
-        self.server = PeerServer(
-            fresh_address(),
-            0,
-            secret=SECRET,
-            store=self.store,
-            stats=Stats(),
-            hottest=lambda request: hottest.build_response(
+        self.server = PeerServer(fresh_address(), 0, self.store, Stats(), PeerServerOptions(secret=SECRET))
+        self.server.register(
+            wire.Op.HOTTEST,
+            lambda request, _flags: hottest.build_response(
                 self.heat.hottest, lambda _k: SIZE, self.store.usage, request
             ),
         )
@@ -275,10 +273,11 @@ def test_a_peer_that_sends_another_length_is_not_believed(peer, drive):
 def replicator(local, peer, stop=None, **kw):
     stats = Stats()
     stored, corrupt = [], []
-    one = Replicator(
-        local, peer.dial, max_block_bytes=1 << 20, stats=stats, family="warm_up", stop=stop or threading.Event(),
-        on_stored=lambda k, n: stored.append(k), on_corrupt=corrupt.append,
-    )  # fmt: skip
+    events = BlockEvents()
+    events.subscribe(BlockPromoted, lambda event: stored.append(event.block_key))
+    events.subscribe(CorruptBlockReported, lambda event: corrupt.append(event.block_key))
+    stop = stop or threading.Event()
+    one = Replicator(local, peer.dial, events, stats, max_block_bytes=1 << 20, family="warm_up", stop=stop)
     return one, stats, stored, corrupt
 
 

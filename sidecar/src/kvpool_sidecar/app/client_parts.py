@@ -140,7 +140,7 @@ def _lookup_listeners(
 def _publisher(context: AppContext) -> EventPublisher | None:
     if context.feed is None:
         return None
-    from kvpool_sidecar.events.publisher import EventPublisher  # the only part that needs ZeroMQ
+    from kvpool_sidecar.events.publisher import EventEndpoint, EventPublisher  # the only part that needs ZeroMQ
 
     config, events = context.config.current, context.config.current.events
     names = {"{node}": context.settings.node, "{pool}": config.pool, "{namespace}": config.namespace}
@@ -148,12 +148,9 @@ def _publisher(context: AppContext) -> EventPublisher | None:
     for placeholder, name in names.items():
         topic = topic.replace(placeholder, name)
     return EventPublisher(
-        context.settings.address,
-        port=events.port,
-        replay_port=events.replay_port,
-        topic=topic,
-        feed=context.feed,
-        stats=context.stats,
+        EventEndpoint(context.settings.address, events.port, events.replay_port, topic),
+        context.feed,
+        context.stats,
         int_hashes=events.hashes == "Int64",
         models=lambda: dict(context.fingerprints.known()),
     )

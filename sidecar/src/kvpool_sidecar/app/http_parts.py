@@ -9,7 +9,7 @@ from kvpool.protocol import keys
 from kvpool_sidecar.admin.operations import Operations
 from kvpool_sidecar.admin.registry import OperationDeps, operation_handlers
 from kvpool_sidecar.admin.server import AdminServer
-from kvpool_sidecar.events.prefix_api import PrefixApi
+from kvpool_sidecar.events.prefix_api import PrefixApi, PrefixApiSettings
 from kvpool_sidecar.observability.http import HealthServer
 from kvpool_sidecar.observability.metrics import Metrics
 from kvpool_sidecar.observability.sections import (
@@ -125,10 +125,9 @@ def _prefix_api(context: AppContext, storage: StorageParts, network: NetworkPart
         tenancy = config.tenancy
         return (tenancy.tenant_id(namespace), *tenancy.reads_from(namespace))
 
+    token = keys.events_token(settings.secret, config.current.uid, config.current.events.token_revision)
     return PrefixApi(
-        keys.events_token(settings.secret, config.current.uid, config.current.events.token_revision),
-        settings.secret,
-        settings.node,
+        PrefixApiSettings(token, settings.secret, settings.node),
         storage.local,
         network.index.resolver,
         storage.shared,

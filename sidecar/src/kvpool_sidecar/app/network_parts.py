@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from kvpool.protocol import index_url, keys, wire
 from kvpool.transport.circuit_breaker import CircuitBreaker
-from kvpool_sidecar.blocks.events import BlockPromoted, BlocksRemoved, CorruptBlockReported
+from kvpool_sidecar.blocks.events import BlockPromoted, BlocksRemoved
 from kvpool_sidecar.blocks.popularity import Popularity
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.index.credentials import Passwords
+from kvpool_sidecar.index.credentials import IndexCredentials, Passwords
 from kvpool_sidecar.index.expiry import IndexExpiry
 from kvpool_sidecar.index.memory import MemoryIndex
 from kvpool_sidecar.index.redis_index import RedisIndex
@@ -21,10 +21,11 @@ from kvpool_sidecar.peers.certificate import NodeIdentity
 from kvpool_sidecar.peers.preconnect import Preconnector
 from kvpool_sidecar.peers.rdma import factory as rdma
 from kvpool_sidecar.peers.security import PeerSecurity
-from kvpool_sidecar.peers.server import PeerServer
+from kvpool_sidecar.peers.server import PeerServer, PeerServerOptions
 from kvpool_sidecar.replication.drain_source import DrainSource
 from kvpool_sidecar.replication.drain_target import DrainTarget
-from kvpool_sidecar.replication.warm_up import WarmUp
+from kvpool_sidecar.replication.peer_copy import PeerAccess
+from kvpool_sidecar.replication.warm_up import WarmUp, WarmUpLimits
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 
 if TYPE_CHECKING:
@@ -89,49 +90,52 @@ def build_network(context: AppContext, storage: StorageParts) -> NetworkParts:
     def popular(count: int, now: float) -> Sequence[PopularBlock]:
         return popularity.hottest(count, now) if popularity is not None else []
 
-    drain_target = DrainTarget(
-        storage.local,
-        lambda keys, timeout_s: parts.resolver.locate(keys, timeout_s),
-        dial,
-        max_block_bytes=config.cache.max_block_bytes,
-        leaving=lambda: drain.is_draining,
-        stats=context.stats,
-        on_stored=lambda key, size: context.events.emit(BlockPromoted(key, size)),
-        on_corrupt=lambda key: context.events.emit(CorruptBlockReported(key)),
+    options = PeerServerOptions(
+        security=security,
+        congestion_control=config.peer.congestion_control,
+        queue=context.queues.peers,
+        staging=stack.staging,
     )
-    cleanup.callback(drain_target.stop)
     peer_server = PeerServer(
         settings.address,
         config.peer.port,
-        security=security,
-        store=storage.local,
-        stats=context.stats,
-        congestion_control=config.peer.congestion_control,
-        lane=context.queues.peers,
-        staging=stack.staging,
-        hottest=lambda request: hottest.build_response(
-            popular, storage.local.payload_len, storage.local.usage, request
-        ),
-        others={wire.Op.HEADROOM: drain_target.headroom, wire.Op.RECEIVE: drain_target.receive},
+        storage.local,
+        context.stats,
+        options,
         on_absent=lambda key: parts.registration.withdraw([key]),
     )
     cleanup.callback(peer_server.stop)
     url = index_url.parse(config.index.url) if config.index.url else None
     passwords = Passwords(lambda: (*settings.index_passwords(), url.password if url else ""))
     parts = _build_index(context, storage, passwords, peer_server.port)
-    warm_up = _warm_up(context, storage, parts, dial)
+    peers = PeerAccess(settings.node, parts.index, parts.resolver, dial)
+    warm_up = _warm_up(context, storage, parts, peers)
     drain = DrainSource(
         storage.local,
         storage.shared if config.cache.write_policy != "LocalOnly" else None,
-        settings.node,
+        peers,
+        context.stats,
+        registration=parts.registration,
         hottest=popular,
-        members=parts.index.members,
-        holders=lambda keys, timeout_s: parts.resolver.replicas(keys, timeout_s, staying=True),
-        dial=dial,
-        tell=lambda leaving, timeout_s: parts.registration.set_draining(leaving=leaving, timeout_s=timeout_s),
-        stats=context.stats,
     )
     cleanup.callback(drain.cancel)
+    drain_target = DrainTarget(
+        storage.local,
+        peers,
+        context.events,
+        context.stats,
+        max_block_bytes=config.cache.max_block_bytes,
+        is_draining=lambda: drain.is_draining,
+    )
+    cleanup.callback(drain_target.stop)
+    peer_server.register(
+        wire.Op.HOTTEST,
+        lambda request, _flags: hottest.build_response(
+            popular, storage.local.payload_len, storage.local.usage, request
+        ),
+    )
+    peer_server.register(wire.Op.HEADROOM, drain_target.headroom)
+    peer_server.register(wire.Op.RECEIVE, drain_target.receive)
     return NetworkParts(security, dial, stack, peer_server, passwords, parts, warm_up, drain, popularity)
 
 
@@ -157,8 +161,7 @@ def _build_index(context: AppContext, storage: StorageParts, passwords: Password
         scanned=lambda: storage.local.scanned,
         lease_s=lease_s,
         keys_per_s=config.rebuild_per_s,
-        nodes=lambda: resolver.live_peers + 1,
-        on_renewed=resolver.refresh,
+        resolver=resolver,
     )
     cleanup.callback(registration.stop)
     expiry = IndexExpiry(
@@ -177,33 +180,22 @@ def _connect_index(context: AppContext, passwords: Passwords) -> Index:
     config, files = context.config.current.index, context.settings.index_files
     if not config.url:
         return MemoryIndex(config.lease_s, forget_s=config.forget_after_s)
-    return RedisIndex(
-        config.url,
-        username=config.username,
-        passwords=passwords,
-        lease_s=config.lease_s,
-        forget_s=config.forget_after_s,
-        ca=files.get("ca", ""),
-        cert=files.get("cert", ""),
-        key=files.get("key", ""),
+    credentials = IndexCredentials(
+        config.username, passwords, files.get("ca", ""), files.get("cert", ""), files.get("key", "")
     )
+    return RedisIndex(config.url, credentials=credentials, lease_s=config.lease_s, forget_s=config.forget_after_s)
 
 
-def _warm_up(context: AppContext, storage: StorageParts, index: IndexParts, dial: Preconnector) -> WarmUp | None:
+def _warm_up(context: AppContext, storage: StorageParts, index: IndexParts, peers: PeerAccess) -> WarmUp | None:
     cache, stats = context.config.current.cache, context.stats
     if not cache.warm_up_bytes_per_s or not context.config.current.index.url:
         return None
     return WarmUp(
         storage.local,
-        index.own,
-        index.index.members,
-        index.resolver.locate,
-        dial,
-        bytes_per_s=cache.warm_up_bytes_per_s,
-        max_block_bytes=cache.max_block_bytes,
+        peers,
+        context.events,
+        stats,
+        WarmUpLimits(cache.warm_up_bytes_per_s, cache.max_block_bytes),
         ready=lambda: storage.local.scanned and index.registration.status().connected,
         requests=lambda: sum(n for op, n in stats.family("requests").items() if op in _DATA_REQUESTS),
-        stats=stats,
-        on_stored=lambda key, size: context.events.emit(BlockPromoted(key, size)),
-        on_corrupt=lambda key: context.events.emit(CorruptBlockReported(key)),
     )

@@ -76,17 +76,20 @@ def _hex(text: object, what: str, least: int, most: int) -> bytes:
     return data
 
 
-class PrefixApi:
-    """Thread-safe. `token` is what a router must show; `secret` is the pool's.
+class PrefixApiSettings(NamedTuple):
+    """`token` authenticates routers; `secret` is the pool's; `node` is this node's name."""
 
-    `tenants_of`: the ids of a namespace's tenant and of those it may read.
-    """
+    token: str
+    secret: bytes
+    node: str
+
+
+class PrefixApi:
+    """Thread-safe. `tenants_of` returns the ids of a namespace's tenant and of the tenants it may read."""
 
     def __init__(
         self,
-        token: str,
-        secret: bytes,
-        node: str,
+        settings: PrefixApiSettings,
         local: Store,
         peers: BlockResolver,
         shared: SharedTier | None,
@@ -94,9 +97,9 @@ class PrefixApi:
         tenants_of: Callable[[str], Sequence[str]] = lambda namespace: (namespace,),
     ) -> None:
         self._tenants_of = tenants_of
-        self._token = token.encode()
-        self._secret = secret
-        self._node = node
+        self._token = settings.token.encode()
+        self._secret = settings.secret
+        self._node = settings.node
         self._local = local
         self._peers = peers
         self._shared = shared

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import zmq
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.events.feed import EventFeed
 
-__all__ = ["EventPublisher", "encode_batch"]
+__all__ = ["EventEndpoint", "EventPublisher", "encode_batch"]
 
 log = logging.getLogger(__name__)
 
@@ -144,18 +144,24 @@ def _go_together(a: Event, b: Event) -> bool:
     return a.kind is EventKind.REMOVED or (a.name.tokens == b.name.tokens and b.name.parent_hash == a.name.engine_hash)
 
 
+class EventEndpoint(NamedTuple):
+    """Address of the PUB socket and of the ROUTER socket for replays, and the topic of all messages. Port 0: any."""
+
+    address: str
+    port: int
+    replay_port: int
+    topic: str
+
+
 class EventPublisher:
     """Binds at once (OSError if an address is taken; port 0: any); publishes from `start` to `stop`."""
 
     def __init__(
         self,
-        address: str,
-        *,
-        port: int,
-        replay_port: int,
-        topic: str,
+        endpoint: EventEndpoint,
         feed: EventFeed,
         stats: Stats,
+        *,
         int_hashes: bool = False,
         models: Callable[[], Mapping[bytes, str]] = dict,
         remembered: int = _REMEMBERED,
@@ -163,7 +169,7 @@ class EventPublisher:
     ) -> None:
         self._feed = feed
         self._stats = stats
-        self._topic = topic.encode()
+        self._topic = endpoint.topic.encode()
         self._int_hashes = int_hashes
         self._models = models
         self._next = 0
@@ -176,8 +182,10 @@ class EventPublisher:
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context(io_threads=1)
         try:
-            self._pub = self._socket(zmq.PUB, address, port, {zmq.SNDHWM: high_water, zmq.SNDBUF: _SEND_BUFFER})
-            self._router = self._socket(zmq.ROUTER, address, replay_port, {zmq.ROUTER_MANDATORY: 1})
+            self._pub = self._socket(
+                zmq.PUB, endpoint.address, endpoint.port, {zmq.SNDHWM: high_water, zmq.SNDBUF: _SEND_BUFFER}
+            )
+            self._router = self._socket(zmq.ROUTER, endpoint.address, endpoint.replay_port, {zmq.ROUTER_MANDATORY: 1})
         except BaseException:
             self._close()
             raise

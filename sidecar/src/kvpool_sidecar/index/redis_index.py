@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import RetryableError
 from kvpool.protocol import index_url
 from kvpool_sidecar.index.base import MAX_NODE, Index, IndexAnswer, NodeInfo
-from kvpool_sidecar.index.credentials import Passwords
+from kvpool_sidecar.index.credentials import IndexCredentials, Passwords
 from kvpool_sidecar.index.record import Record, entry_name, is_entry_name, pack, unpack
 from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, Login
 from kvpool_sidecar.index.redis_topology import RedisTopology
@@ -49,31 +49,26 @@ _SLOW_TIMEOUT_S = 2.0
 
 
 class RedisIndex(Index):
-    """See Index. Connects at the first use, or when warmed. `url`: kvpool.protocol.index_url. `passwords`: those that
-    change.
+    """See Index. Connects at the first use, or when warmed. `url`: kvpool.protocol.index_url.
 
-    `timeout_s` is how long a connection that says nothing is kept, not how long a lookup may take: a caller in a hurry
-    stops waiting by itself, and an answer that is a little late leaves the connection whole.
+    `timeout_s` limits the silence of a connection, not a lookup: a caller with a shorter deadline stops waiting itself,
+    and a response that is slightly late leaves the connection intact.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        username: str = "",
-        password: str = "",
-        passwords: Passwords | None = None,
-        ca: str = "",
-        cert: str = "",
-        key: str = "",
+        credentials: IndexCredentials | None = None,
         lease_s: float = 15.0,
         forget_s: float = 3600.0,
         timeout_s: float = _TIMEOUT_S,
         slow_timeout_s: float = _SLOW_TIMEOUT_S,
     ) -> None:
         parsed = index_url.parse(url)
-        passwords = passwords or Passwords.fixed(password or parsed.password)
-        login = Login(username or parsed.username, passwords, parsed.db, parsed.tls, ca, cert, key)
+        c = credentials or IndexCredentials()
+        passwords = c.passwords or Passwords.fixed(parsed.password)
+        login = Login(c.username or parsed.username, passwords, parsed.db, parsed.tls, c.ca, c.cert, c.key)
         self._lease_ms = max(1, int(lease_s * 1000))
         self._forget_ms = max(1, int(forget_s * 1000))
         self._topology = RedisTopology(parsed, login, timeout_s, slow_timeout_s)

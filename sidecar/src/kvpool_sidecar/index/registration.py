@@ -1,7 +1,7 @@
-"""Keeps the index true to this node: the lease, what comes and goes, and everything again when the index was emptied.
+"""Registers this node and its blocks in the index: lease, announcements, withdrawals; all again for an emptied index.
 
-One thread. What is queued is bounded: while the index is away for long, the queue is dropped and everything is
-announced again later. Withdrawals that got lost do no harm: whoever asks is told MISS, and the entry goes then.
+One thread with a bounded queue: if the index is unavailable for long, the queue is dropped and all blocks are announced
+again later. A lost withdrawal is harmless: the node that requests the block gets MISS, and the entry is removed then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvpool.errors import KVPoolError
 from kvpool_sidecar.index.base import IndexFullError
@@ -34,15 +34,29 @@ _FULL_S = 5.0
 _SCAN_POLL_S = 0.05
 
 
+class LivePeers(Protocol):
+    """The resolver, as registration uses it."""
+
+    @property
+    def live_peers(self) -> int:
+        """Number of other nodes that are alive."""
+
+    def refresh(self) -> None:
+        """Read the live nodes again; called after each heartbeat."""
+
+
 class IndexStatus(NamedTuple):
     connected: bool
     epoch: str
-    announced: int  # blocks that the index of this epoch has been told
-    full: bool = False  # it has no memory for more
+    announced: int  # blocks announced in this epoch
+    full: bool = False  # no memory for new entries
 
 
 class IndexRegistration:
-    """`announce` and `withdraw` never block; `scanned` says when the store's table is complete."""
+    """`announce` and `withdraw` never block. `scanned` returns whether the store knows all its blocks.
+
+    `keys_per_s` is the rate of all live nodes together.
+    """
 
     def __init__(
         self,
@@ -53,8 +67,7 @@ class IndexRegistration:
         scanned: Callable[[], bool],
         lease_s: float,
         keys_per_s: float = 50_000.0,
-        nodes: Callable[[], int] = lambda: 1,
-        on_renewed: Callable[[], None] = lambda: None,
+        resolver: LivePeers | None = None,
     ) -> None:
         self.number = 0
         self._index = index
@@ -63,9 +76,8 @@ class IndexRegistration:
         self._scanned = scanned
         self._heartbeat_s = lease_s / 3
         self._keys_per_s = keys_per_s  # of all nodes together
-        self._nodes = nodes
+        self._resolver = resolver
         self._full_until = 0.0
-        self._on_renewed = on_renewed
         self._changed = threading.Condition()
         self._queue: dict[bytes, int | None] = {}  # payload length; None: withdraw
         self._remaining: Iterator[tuple[bytes, int]] | None = None
@@ -79,11 +91,11 @@ class IndexRegistration:
         self._thread = threading.Thread(target=self._run, name="announcer", daemon=True)
 
     def start(self) -> None:
-        """Register and go on announcing until `stop`."""
+        """Register, and announce until `stop`."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Give the lease back, so that peers stop asking at once."""
+        """End the lease, so that peers send no more requests."""
         self._stop.set()
         with self._changed:
             self._changed.notify_all()
@@ -91,10 +103,7 @@ class IndexRegistration:
             self._thread.join(timeout_s)
 
     def set_draining(self, *, leaving: bool, timeout_s: float = 0.0) -> bool:
-        """Tell the others that this node is drained, or is not any more, by a heartbeat that is due now.
-
-        True if the index has been told within `timeout_s`.
-        """
+        """Publish whether this node is drained, by an immediate heartbeat. True if published within `timeout_s`."""
         with self._changed:
             self._info = self._info._replace(leaving=leaving)
             self._heartbeat_due = self._published_info != self._info
@@ -102,21 +111,21 @@ class IndexRegistration:
             return self._changed.wait_for(lambda: self._published_info == self._info or self._stop.is_set(), timeout_s)
 
     def announce(self, key: bytes, payload_len: int) -> None:
-        """This node has the block now."""
+        """Queue a block that this node stored."""
         if payload_len < _MAX_PAYLOAD:
             self._put({key: payload_len})
 
     def withdraw(self, keys: Sequence[bytes]) -> None:
-        """This node has them no more."""
+        """Queue blocks that this node no longer has."""
         self._put(dict.fromkeys(keys))
 
     def status(self) -> IndexStatus:
         """For /status."""
         with self._changed:
-            coming = sum(1 for length in self._queue.values() if length is not None)
+            pending = sum(1 for length in self._queue.values() if length is not None)
             connected, epoch, complete, done = self._connected, self._epoch, self._complete, self._announced
             full = self._full_until > 0
-        announced = max(0, self._store.usage().blocks - coming) if complete else done
+        announced = max(0, self._store.usage().blocks - pending) if complete else done
         return IndexStatus(connected, epoch, announced, full)
 
     def _put(self, items: dict[bytes, int | None]) -> None:
@@ -145,17 +154,18 @@ class IndexRegistration:
                 worked = self._process()
             except KVPoolError as e:
                 if self._connected:
-                    log.warning("the index does not answer; peers' blocks are not found until it does: %s", e)
+                    log.warning("the index does not respond; blocks of peers are not found until it does: %s", e)
                 self._connected = False
                 beat_at = 0.0
                 self._stop.wait(_RETRY_S)
                 continue
             except Exception:
-                log.exception("announcing failed")
+                log.exception("publishing to the index failed")
                 self._stop.wait(_RETRY_S)
                 continue
             if worked:
-                self._stop.wait(_BATCH * max(1, self._nodes()) / self._keys_per_s)
+                nodes = 1 if self._resolver is None else self._resolver.live_peers + 1
+                self._stop.wait(_BATCH * nodes / self._keys_per_s)
             else:
                 self._wait_for_changes(beat_at - time.monotonic() if self._complete else _SCAN_POLL_S)
         self._leave()
@@ -178,19 +188,20 @@ class IndexRegistration:
             self._connected = True
             self._published_info = info
             self._changed.notify_all()
-        self._on_renewed()
+        if self._resolver is not None:
+            self._resolver.refresh()
 
     def _process(self) -> bool:
-        """One batch of news, else one of everything. False if there was nothing to do."""
+        """Publish one batch of changes, or else of the full announcement. False if there was nothing to do."""
         try:
             worked = self._publish_batch(only_withdrawals=time.monotonic() < self._full_until)
         except IndexFullError as e:
             if not self._full_until:
-                log.warning("new blocks are not announced until there is room: %s", e)
+                log.warning("the index is full; new blocks are not announced until memory is free: %s", e)
             self._full_until = time.monotonic() + _FULL_S
             return False
         if worked and 0 < self._full_until < time.monotonic():
-            log.info("the index has room again: announcing all blocks")
+            log.info("the index has free memory again: announcing all blocks")
             self._full_until = 0.0
             with self._changed:
                 self._restart_full_announcement()
@@ -200,11 +211,11 @@ class IndexRegistration:
         with self._changed:
             queued = self._queue.items()
             wanted = (item for item in queued if item[1] is None) if only_withdrawals else iter(queued)
-            news = dict(itertools.islice(wanted, _BATCH))
-        if news:
-            self._publish(news)
+            changes = dict(itertools.islice(wanted, _BATCH))
+        if changes:
+            self._publish(changes)
             with self._changed:
-                for key, length in news.items():
+                for key, length in changes.items():
                     if self._queue.get(key, -1) == length:
                         del self._queue[key]
             return True
@@ -222,7 +233,7 @@ class IndexRegistration:
             self._publish(dict(batch))
         except Exception:
             with self._changed:
-                if self._remaining is rest:  # it was not told: first of all next time
+                if self._remaining is rest:  # not published: first in the next batch
                     self._remaining = itertools.chain(batch.items(), rest)
             raise
         with self._changed:
@@ -233,13 +244,13 @@ class IndexRegistration:
                     self._remaining = None
         return True
 
-    def _publish(self, news: dict[bytes, int | None]) -> None:
+    def _publish(self, changes: dict[bytes, int | None]) -> None:
         generation = self._info.generation
-        self._index.withdraw(self.number, [key for key, length in news.items() if length is None])
+        self._index.withdraw(self.number, [key for key, length in changes.items() if length is None])
         self._index.announce(
             [
                 (key, Record(self.number, length, generation))
-                for key, length in news.items()
+                for key, length in changes.items()
                 if length is not None and length < _MAX_PAYLOAD and self._store.contains(key)
             ]
         )
@@ -258,4 +269,4 @@ class IndexRegistration:
             try:
                 self._index.leave(self.number, self._info)
             except Exception as e:
-                log.info("could not give the lease back: %s", e)
+                log.info("the index lease cannot be ended: %s", e)

@@ -1,6 +1,6 @@
-"""Serves this node's blocks to its peers: a thread per connection, sendfile, nothing before the proof.
+"""Serves this node's blocks to its peers: a thread per connection, sendfile, nothing before authentication.
 
-With `security` that is a certificate, or a ticket that was given for one; without it, the bare secret.
+Peers authenticate with a certificate, or with a ticket that was issued for one; without `security`, with the secret.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, KVPoolError, ProtocolError, RefusedError
@@ -23,71 +24,83 @@ from kvpool_sidecar.peers.rdma.server import PeerRdma
 from kvpool_sidecar.resilience.fair_queue import PEER_BYTES, FairQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.peers.rdma.staging import Staging
     from kvpool_sidecar.peers.security import PeerSecurity
     from kvpool_sidecar.storage.base import Block, Store
 
-__all__ = ["PeerServer"]
+__all__ = ["PeerServer", "PeerServerOptions"]
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
-MAX_UNPROVEN = 64
+MAX_UNAUTHENTICATED = 64
 _HANDSHAKE_S = 5.0
 _IDLE_S = 120.0
 _SEND_S = 10.0
-_PIECE_BYTES = 1 << 20
-_OPEN_AT_ONCE = 16
+_CHUNK_BYTES = 1 << 20
+_MAX_OPEN = 16
 _GRANT_BYTES = 4 << 20  # small blocks share a grant
 _thread = threading.local()
-_PATIENCE_S = 1.0  # of a request in the queue
+_MAX_QUEUED_S = 1.0  # longest wait of a request in the queue
+
+
+@dataclass(frozen=True)
+class PeerServerOptions:
+    """`security` authenticates peers by certificate or ticket; without it the bare `secret` does.
+
+    `queue` admits the bytes sent to peers; `staging` serves reads by RDMA.
+    """
+
+    secret: bytes = b""
+    security: PeerSecurity | None = None
+    congestion_control: str = ""
+    queue: FairQueue | None = None
+    staging: Staging | None = None
 
 
 class PeerServer:
-    """Binds at once (OSError if the address is taken), serves from `start` to `stop`."""
+    """Binds at once (OSError if the address is taken), serves from `start` to `stop`.
+
+    `on_absent(key)` is called for blocks that a peer requested and this node does not have.
+    """
 
     def __init__(
         self,
         host: str,
         port: int,
-        *,
-        secret: bytes = b"",
         store: Store,
         stats: Stats,
-        security: PeerSecurity | None = None,
-        congestion_control: str = "",
-        staging: Staging | None = None,
-        lane: FairQueue | None = None,
-        hottest: Callable[[bytes], bytes] = lambda _request: b"",
-        others: Mapping[int, Callable[[bytes, int], bytes]] | None = None,
+        options: PeerServerOptions,
+        *,
         on_absent: Callable[[bytes], None] = lambda _key: None,
     ) -> None:
         self._listener = tcp.listen(host, port)
         self.port: int = self._listener.getsockname()[1]
-        self.congestion_control = ""
-        self._secret = secret
-        self._security = security
+        self._secret = options.secret
+        self._security = options.security
         self._store = store
         self._stats = stats
-        self._congestion_control = congestion_control
+        self._congestion_control = options.congestion_control
         self._on_absent = on_absent
-        self._queue = lane if lane is not None else FairQueue(PEER_BYTES)
-        self._staging = staging
-        self._handlers: dict[int, Callable[[bytes, int], bytes]] = {
-            wire.Op.HOTTEST: lambda request, _flags: hottest(request),
-            **(others or {}),
-        }
+        self._queue = options.queue if options.queue is not None else FairQueue(PEER_BYTES)
+        self._staging = options.staging
+        self._handlers: dict[int, Callable[[bytes, int], bytes]] = {wire.Op.HOTTEST: lambda _request, _flags: b""}
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self._unproven = 0
+        self._unauthenticated = 0
         self._stopped = threading.Event()
-        tcp.configure(self._listener, congestion_control)
+        tcp.configure(self._listener, options.congestion_control)
         self.congestion_control = tcp.congestion_control(self._listener)
 
+    def register(self, op: int, handler: Callable[[bytes, int], bytes]) -> None:
+        """Serve `op` by `handler(request of 32 bytes, flags)`, which returns the response body. Before `start` only."""
+        self._handlers[op] = handler
+
     def start(self) -> None:
+        """Accept connections."""
         threading.Thread(target=self._accept, name="peer-accept", daemon=True).start()
 
     def stop(self) -> None:
@@ -112,69 +125,69 @@ class PeerServer:
             except OSError as e:
                 if self._stopped.is_set():
                     return
-                log.warning("accepting a peer: %s", e.strerror)
+                log.warning("a peer connection cannot be accepted: %s", e.strerror)
                 time.sleep(0.1)
                 continue
             with self._lock:
-                room = len(self._connections) < MAX_CONNECTIONS and self._unproven < MAX_UNPROVEN
-                if room:
+                has_room = len(self._connections) < MAX_CONNECTIONS and self._unauthenticated < MAX_UNAUTHENTICATED
+                if has_room:
                     self._connections.add(sock)
-                    self._unproven += 1
-            if not room:
+                    self._unauthenticated += 1
+            if not has_room:
                 self._stats.add("refused", "peer-connections")
                 sock.close()
                 continue
             threading.Thread(target=self._serve, args=(sock, address[0]), name="peer", daemon=True).start()
 
     def _serve(self, sock: socket.socket, host: str) -> None:
-        unproven = True
+        unauthenticated = True
         try:
             tcp.configure(sock, self._congestion_control)
             tcp.set_send_timeout(sock, _SEND_S)
             deadline = time.monotonic() + _HANDSHAKE_S
-            asked = tcp.receive_peer_request(sock, deadline)
-            if asked.kind == peer_wire.PeerKind.DATA:
-                session_key = tcp.prove_as_server(sock, self._ticket_secret(asked.ticket, host), asked)
+            request = tcp.receive_peer_request(sock, deadline)
+            if request.kind == peer_wire.PeerKind.DATA:
+                session_key = tcp.prove_as_server(sock, self._ticket_secret(request.ticket, host), request)
             else:
-                sock = self._start_tls(sock, asked.kind)
+                sock = self._start_tls(sock, request.kind)
                 self._handshake(sock, deadline)
-                session_key = tcp.receive(sock, 32, deadline) if asked.kind == peer_wire.PeerKind.TLS_DATA else b""
+                session_key = tcp.receive(sock, 32, deadline) if request.kind == peer_wire.PeerKind.TLS_DATA else b""
             with self._lock:
-                self._unproven -= 1
-                unproven = False
+                self._unauthenticated -= 1
+                unauthenticated = False
             if self._security is not None and isinstance(sock, ssl.SSLSocket) and not session_key:
                 self._security.serve_tickets(sock, host)
             else:
                 self._serve_requests(sock, host, session_key, PeerRdma(self._staging, self._stats))
         except (KVPoolError, OSError) as e:
-            if unproven:
+            if unauthenticated:
                 bad_certificate = isinstance(e, ssl.SSLCertVerificationError)
                 self._stats.add("refused", "peer-certificate" if bad_certificate else "peer-proof")
                 log.warning("peer %s: %s", host, e)
             else:
                 log.debug("peer %s: %s", host, e)
-                if isinstance(e, OSError):  # whoever does not read would not read the end either
+                if isinstance(e, OSError):  # a peer that does not read would not read the end either
                     tcp.reset_at_close(sock)
         except Exception:
             log.exception("peer %s", host)
         finally:
             with self._lock:
                 self._connections.discard(sock)
-                self._unproven -= unproven
+                self._unauthenticated -= unauthenticated
             sock.close()
 
     def _ticket_secret(self, ticket: bytes, host: str) -> bytes:
-        """What opens a connection for plain data."""
+        """Return the secret that authenticates a plain data connection."""
         if self._security is None:
             return self._secret
         key = None if self._security.encrypts_data else self._security.ticket_issuer.redeem(ticket, host)
         if key is None:
-            raise RefusedError("no such ticket")
+            raise RefusedError("the ticket is unknown, expired or used")
         return key
 
     def _start_tls(self, sock: socket.socket, kind: int) -> ssl.SSLSocket:
         if self._security is None or kind not in (peer_wire.PeerKind.CONTROL, peer_wire.PeerKind.TLS_DATA):
-            raise ProtocolError(f"a connection of kind {kind}")
+            raise ProtocolError(f"unexpected connection kind {kind}")
         with self._lock:
             self._connections.discard(sock)
             tls = self._security.accept(sock)
@@ -186,13 +199,13 @@ class PeerServer:
         tls.settimeout(max(0.001, deadline - time.monotonic()))
         tls.do_handshake()
         if self._security is not None and self._security.identity.is_operator(tls.getpeercert()):
-            raise RefusedError("the operator reads no blocks")
+            raise RefusedError("the operator may not read blocks")
 
     def _serve_requests(self, sock: socket.socket, host: str, session_key: bytes, rdma: PeerRdma) -> None:
         sequence = 0
         requests = _Requests(sock)
         while not self._stopped.is_set():
-            wanted: list[bytes] = []  # blocks that were asked for one after the other
+            wanted: list[bytes] = []  # consecutive block requests
             for request in requests.receive(time.monotonic() + _IDLE_S):
                 magic, op, flags, _, number, key, mac = peer_wire.PEER_REQUEST.unpack(request)
                 expected = peer_wire.peer_request_mac(session_key, sequence, key)
@@ -220,9 +233,9 @@ class PeerServer:
         sock.sendall(peer_wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body)
 
     def _send_blocks(self, sock: socket.socket, host: str, keys: Sequence[bytes]) -> None:
-        """Send these blocks in their order, some of them at a time under one grant."""
-        for start in range(0, len(keys), _OPEN_AT_ONCE):
-            some = keys[start : start + _OPEN_AT_ONCE]
+        """Send these blocks in order, in batches under one grant each."""
+        for start in range(0, len(keys), _MAX_OPEN):
+            some = keys[start : start + _MAX_OPEN]
             found = list(zip(some, self._store.open_many(some), strict=True))
             try:
                 while found:
@@ -233,9 +246,9 @@ class PeerServer:
                         os.close(block.fd)
 
     def _send_batch(self, sock: socket.socket, host: str, found: list[tuple[bytes, Block | None]]) -> None:
-        """Take from the front of `found` what one grant is for, and send it."""
-        count, size = _share(found)
-        grant = self._queue.acquire(host, size, time.monotonic() + _PATIENCE_S) if size else None
+        """Remove the blocks of one grant from the front of `found` and send them."""
+        count, size = _batch(found)
+        grant = self._queue.acquire(host, size, time.monotonic() + _MAX_QUEUED_S) if size else None
         send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else _send_file
         served = served_bytes = 0
         try:
@@ -243,15 +256,15 @@ class PeerServer:
                 key, block = found[0]
                 if block is None:
                     self._stats.add("peer_served", "miss")
-                    self._on_absent(key)  # the index says otherwise, else nobody would ask
+                    self._on_absent(key)  # the index is stale, otherwise no peer would request it
                 if block is None or grant is None:
                     sock.sendall(peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.MISS, 0, 0, 0))
                 else:
                     length = HEADER_BYTES + block.payload_len
                     response = peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.OK, 0, 0, length)
                     if not send(sock, response, block.fd, length):
-                        # there is no way to say so in the middle of an answer
-                        raise CorruptBlockError("block shrank while it was sent", key=key.hex())
+                        # a response in progress cannot report an error
+                        raise CorruptBlockError("the block shrank while it was sent", key=key.hex())
                     served += 1
                     served_bytes += length
                 found.pop(0)
@@ -268,7 +281,7 @@ class PeerServer:
 
 
 class _Requests:
-    """Requests of one connection, those that came together at once."""
+    """Requests of one connection, in the batches in which they arrive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -276,14 +289,14 @@ class _Requests:
         self._have = 0
 
     def receive(self, deadline: float) -> list[bytes]:
-        """At least one by `deadline` (monotonic); then the socket blocks, as sendfile needs it.
+        """Read at least one request by `deadline` (monotonic); the socket is blocking then, as sendfile needs.
 
-        DeadlineExceededError, ProtocolError if the other side has gone.
+        Raises DeadlineExceededError, or ProtocolError if the peer has closed the connection.
         """
         size = peer_wire.PEER_REQUEST.size
         while self._have < size:
             self._have += tcp.receive_some(self._socket, self._buffer[self._have :], deadline)
-        self._socket.settimeout(None)  # the kernel ends a stuck one
+        self._socket.settimeout(None)  # the kernel aborts a stuck send
         whole = self._have // size * size
         taken = [bytes(self._buffer[at : at + size]) for at in range(0, whole, size)]
         self._buffer[: self._have - whole] = bytes(self._buffer[whole : self._have])
@@ -291,8 +304,8 @@ class _Requests:
         return taken
 
 
-def _share(found: Sequence[tuple[bytes, Block | None]]) -> tuple[int, int]:
-    """How many blocks from the front one grant is for, and their bytes: at least one block."""
+def _batch(found: Sequence[tuple[bytes, Block | None]]) -> tuple[int, int]:
+    """Return how many blocks from the front one grant covers, at least one, and their bytes."""
     size = 0
     for count, (_, block) in enumerate(found):
         more = 0 if block is None else HEADER_BYTES + block.payload_len
@@ -303,7 +316,7 @@ def _share(found: Sequence[tuple[bytes, Block | None]]) -> tuple[int, int]:
 
 
 def _send_file(sock: socket.socket, response: bytes, fd: int, size: int) -> bool:
-    """False if the file is shorter than it was."""
+    """Send header and file; False if the file is shorter than expected."""
     sock.sendall(response, socket.MSG_MORE)
     sent = 0
     while sent < size:
@@ -315,14 +328,14 @@ def _send_file(sock: socket.socket, response: bytes, fd: int, size: int) -> bool
 
 
 def _send_encrypted(sock: socket.socket, response: bytes, fd: int, size: int) -> bool:
-    """The same through TLS: by way of this thread's buffer."""
+    """As `_send_file`, through TLS and this thread's buffer."""
     buffer: memoryview | None = getattr(_thread, "buffer", None)
     if buffer is None:
-        buffer = _thread.buffer = memoryview(bytearray(_PIECE_BYTES))
+        buffer = _thread.buffer = memoryview(bytearray(_CHUNK_BYTES))
     sock.sendall(response)
     sent = 0
     while sent < size:
-        n = os.preadv(fd, [buffer[: min(size - sent, _PIECE_BYTES)]], sent)
+        n = os.preadv(fd, [buffer[: min(size - sent, _CHUNK_BYTES)]], sent)
         if n == 0:
             return False
         sock.sendall(buffer[:n])

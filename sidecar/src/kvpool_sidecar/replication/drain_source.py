@@ -1,34 +1,33 @@
-"""A node that is drained moves what is hot and nowhere else: to the shared tier, else to peers that have room for it.
+"""Drains this node: copies hot blocks without a replica to the shared tier, or else to peers with headroom.
 
-While it leaves, everything that was used within the last hour is looked after, also what is stored only now: what
-neither the shared tier nor a peer that stays has is copied, the hottest first and roots before leaves, at the
-bandwidth it was told. Its peers are told by the index, so none of them counts on it or gives it blocks. It goes on
-serving all the while; nothing is removed from it.
+While the node is drained, blocks that were used within the last hour are copied, also those that are stored meanwhile,
+if neither the shared tier nor a peer that remains has them: the hottest first and roots before leaves, at the requested
+bandwidth. The index shows the peers that this node is drained, so that none relies on it or migrates blocks to it. The
+node keeps serving; nothing is removed from it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool.errors import KVPoolError, TierFullError
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.peers import migration as moving
 from kvpool_sidecar.peers.migration import ReceiveResult
+from kvpool_sidecar.replication.peer_selector import RECEIVE_S, PeerSelector
 from kvpool_sidecar.replication.write_back import copy_block
 from kvpool_sidecar.resilience.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvpool_sidecar.blocks.popularity import PopularBlock
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.peers.connection import PeerConnection
+    from kvpool_sidecar.index.registration import IndexRegistration
+    from kvpool_sidecar.replication.peer_copy import PeerAccess
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
@@ -38,27 +37,23 @@ log = logging.getLogger(__name__)
 
 FAMILY = "evacuated"
 HOT_S = 3600.0
-"""What was used within so many seconds is hot: the half-life of a block's heat."""
+"""Blocks used within this many seconds are hot: the half-life of a block's popularity."""
 NODE, OPERATION = "node", "operation"
-"""Why it is drained: the node is to leave, or an operation moves its blocks off once."""
+"""Requesters of a drain: the node is going to be removed, or an operation migrates its blocks once."""
 _MAX_BLOCKS = 1 << 17
 _MAX_HEAT = 1 << 16
 _BUCKET_S = 60.0
-_MAX_PEERS = 8
-_ASK_AGAIN = 64  # blocks after which peers are asked anew what room they have
-_ROOM_S = 2.0
-_TELL_S = 2.0
-_ADOPT_S = 30.0
-_ELSEWHERE_S = 2.0
+_ANNOUNCE_S = 2.0
+_LOCATE_S = 2.0
 _BATCH = 256
-_PAUSE_S = 2.0
-_LOOK_S = 10.0
+_RETRY_S = 2.0
+_POLL_S = 10.0
 _COPIED = ("shared", "peers")
-_SETTLE_S = 5.0  # a copy of a moment ago may not be in the index yet
+_SETTLE_S = 5.0  # a recent copy may not be in the index yet
 
 
 class Migration(NamedTuple):
-    """A block that is to have a copy elsewhere."""
+    """A block that needs a copy on another node or tier."""
 
     key: bytes
     payload_len: int
@@ -70,10 +65,10 @@ class Migration(NamedTuple):
 
 
 def in_order(hot: Sequence[PopularBlock], used: Iterable[tuple[bytes, int, float]]) -> list[Migration]:
-    """What to move, in order: what lookups found most (`hot` is sorted), then what was used last.
+    """Order the blocks to migrate: the most popular first (`hot` is sorted), then the most recently used.
 
-    `used` are (key, payload length, idle seconds) of the blocks that are here; others of `hot` are left out. Of blocks
-    that were used within the same minute the one used first comes first: a prompt is stored from its root on.
+    `used` are (key, payload length, idle seconds) of the local blocks; blocks of `hot` that are not local are left out.
+    Among blocks used within the same minute the one used first comes first: a prompt is stored from its root on.
     """
     here = {key: Migration(key, payload_len, idle_s) for key, payload_len, idle_s in used}
     first = [here.pop(one.key) for one in hot if one.key in here]
@@ -82,37 +77,31 @@ def in_order(hot: Sequence[PopularBlock], used: Iterable[tuple[bytes, int, float
 
 
 class DrainSource:
-    """One thread while this node leaves. `shared` is None where nothing may be copied there.
+    """One thread while this node is drained. `shared` is None if nothing may be copied to the shared tier.
 
-    `members` are the nodes of the pool, `holders` tells which staying peers have each block (None: nobody could tell).
+    `hottest(count, now)` returns the blocks that lookups requested most.
     """
 
     def __init__(
         self,
         local: LocalStore,
         shared: SharedTier | None,
-        own: str,
-        *,
-        hottest: Callable[[int, float], Sequence[PopularBlock]],
-        members: Callable[[], Sequence[NodeInfo]],
-        holders: Callable[[Sequence[bytes], float], list[set[str]] | None],
-        dial: Callable[[NodeInfo, float], PeerConnection],
-        tell: Callable[[bool, float], bool],
+        peers: PeerAccess,
         stats: Stats,
+        *,
+        registration: IndexRegistration,
+        hottest: Callable[[int, float], Sequence[PopularBlock]],
         hot_s: float = HOT_S,
     ) -> None:
         self._local = local
         self._shared = shared
-        self._own = own
-        self._hottest = hottest
-        self._members = members
-        self._holders = holders
-        self._dial = dial
-        self._set_draining = tell
+        self._peers = peers
         self._stats = stats
+        self._registration = registration
+        self._hottest = hottest
         self._hot_s = hot_s
         self._changed = threading.Condition()
-        self._stop = threading.Event()  # of the present thread
+        self._stop = threading.Event()  # of the current thread
         self._thread: threading.Thread | None = None
         self._bytes_per_s = 1
         self._clean = False
@@ -125,17 +114,14 @@ class DrainSource:
 
     @property
     def is_draining(self) -> bool:
-        """Is this node drained?"""
+        """True while this node is drained."""
         return self._thread is not None
 
-    def start(self, bytes_per_s: int, holder: str = NODE) -> None:
-        """This node is to be drained, at so many bytes per second, until `holder` says `stay`.
-
-        Called again, only the bandwidth changes.
-        """
+    def start(self, bytes_per_s: int, requester: str = NODE) -> None:
+        """Drain this node at `bytes_per_s`, until `requester` cancels. A second call changes only the bandwidth."""
         with self._changed:
             self._bytes_per_s = max(1, bytes_per_s)
-            self._requesters.add(holder)
+            self._requesters.add(requester)
             if self._thread is not None:
                 return
             self._clean, self._problem, self._remaining = False, "", (0, 0)
@@ -144,23 +130,23 @@ class DrainSource:
             self._stop = threading.Event()
             self._thread = threading.Thread(target=self._run, args=(self._stop,), name="evacuate", daemon=True)
             self._thread.start()
-        log.info("this node leaves: its hot blocks are moved")
+        log.info("drain started: hot blocks are migrated to the shared tier or to peers")
 
-    def cancel(self, holder: str = "") -> None:
-        """As far as `holder` goes it is not drained (any more); none is named: whoever said so. Copies stay."""
+    def cancel(self, requester: str = "") -> None:
+        """Cancel the drain for `requester`, or for all requesters. Copies that were made remain."""
         with self._changed:
-            self._requesters -= {holder} if holder else set(self._requesters)
+            self._requesters -= {requester} if requester else set(self._requesters)
             if self._requesters:
                 return
             thread, self._thread = self._thread, None
             self._stop.set()
             self._changed.notify_all()
         if thread is not None:
-            log.info("this node stays: %s", self.status())
-            self._set_draining(False, 0.0)
+            log.info("drain cancelled: %s", self.status())
+            self._registration.set_draining(leaving=False, timeout_s=0.0)
 
     def on_stored(self) -> None:
-        """A block was stored on this node: while it leaves, it must not be here alone."""
+        """Reconsider the node's blocks after one was stored, if the node is drained."""
         if self._thread is not None:
             with self._changed:
                 self._new = True
@@ -168,7 +154,7 @@ class DrainSource:
                 self._changed.notify_all()
 
     def status(self) -> dict[str, Any]:
-        """For /status. `clean`: everything hot is elsewhere, too. `problem`: why the last block could not be moved."""
+        """For /status. `clean`: every hot block has a copy elsewhere. `problem`: why the last migration failed."""
         with self._changed:
             blocks, size = self._remaining
             return {
@@ -183,16 +169,16 @@ class DrainSource:
             }
 
     def wait(self, timeout_s: float) -> bool:
-        """Until everything hot is elsewhere, too; False after `timeout_s` or when this node stays."""
+        """Wait until every hot block has a copy elsewhere; False after `timeout_s` or when the drain is cancelled."""
         with self._changed:
             self._changed.wait_for(lambda: self._clean or self._thread is None, timeout_s)
             return self._clean and self._thread is not None
 
     def _run(self, stop: threading.Event) -> None:
-        pace = RateLimiter(lambda: float(self._bytes_per_s), stop.wait)
-        # told before looking, so that of two nodes that leave at once one at least sees it of the other
-        while not stop.is_set() and not self._set_draining(True, _TELL_S):
-            self._set_problem("the index does not answer")
+        limiter = RateLimiter(lambda: float(self._bytes_per_s), stop.wait)
+        # announced first, so that of two nodes drained at the same time at least one sees the other
+        while not stop.is_set() and not self._registration.set_draining(leaving=True, timeout_s=_ANNOUNCE_S):
+            self._set_problem("the index does not respond")
             if self._shared is not None:
                 break
         while not stop.is_set():
@@ -202,15 +188,15 @@ class DrainSource:
             try:
                 wanted = self._pending()
                 self._update_progress(stop, len(wanted), sum(move.size for move in wanted))
-                moved = self._migrate(wanted, pace, stop)
+                moved = self._migrate(wanted, limiter, stop)
             except KVPoolError as e:
                 self._set_problem(str(e))
             except Exception as e:
                 self._set_problem(type(e).__name__)
-                log.exception("moving blocks")
+                log.exception("migrating blocks failed")
             with self._changed:
                 if not self._new and not stop.is_set() and not (moved and not self._clean):
-                    self._changed.wait(_LOOK_S if self._clean else _PAUSE_S)
+                    self._changed.wait(_POLL_S if self._clean else _RETRY_S)
 
     def _update_progress(self, stop: threading.Event, blocks: int, size: int) -> None:
         with self._changed:
@@ -227,36 +213,36 @@ class DrainSource:
             self._problem = problem[:200]
 
     def _pending(self) -> list[Migration]:
-        """What is hot, here, and nowhere else."""
+        """Hot local blocks without a copy elsewhere."""
         if not self._local.scanned:
             raise KVPoolError("the drives are still being scanned")
         now = time.monotonic()
         self._copied = {key: at for key, at in self._copied.items() if now - at < _SETTLE_S}
         moves = in_order(self._hottest(_MAX_HEAT, now), self._local.used_since(self._hot_s))
-        leaving = {self._own}
-        with contextlib.suppress(KVPoolError):  # then what is remembered of them must do
-            leaving |= {node.node for node in self._members() if node.leaving}
+        draining = {self._peers.own_node}
+        with contextlib.suppress(KVPoolError):  # then the cached state is used
+            draining |= {node.node for node in self._peers.index.members() if node.leaving}
         found: list[Migration] = []
         for at in range(0, len(moves), _BATCH):
             some = [move for move in moves[at : at + _BATCH] if move.key not in self._copied]
-            found += self._without_replica(some, leaving)
+            found += self._without_replica(some, draining)
         return found
 
-    def _without_replica(self, moves: Sequence[Migration], leaving: set[str]) -> list[Migration]:
-        """Those that neither the shared tier nor a peer that stays has, as far as one can tell."""
+    def _without_replica(self, moves: Sequence[Migration], draining: set[str]) -> list[Migration]:
+        """Those without a known copy in the shared tier or on a peer that remains."""
         rest = list(moves)
         if rest and self._shared is not None and self._shared.available:
-            there = self._shared.contains_many([move.key for move in rest], _ELSEWHERE_S)
+            there = self._shared.contains_many([move.key for move in rest], _LOCATE_S)
             rest = [move for move, is_there in zip(rest, there, strict=True) if not is_there]
         if rest:
-            held = self._holders([move.key for move in rest], _ELSEWHERE_S)
+            held = self._peers.resolver.replicas([move.key for move in rest], _LOCATE_S, staying=True)
             if held is not None:
-                rest = [move for move, names in zip(rest, held, strict=True) if not names - leaving]
+                rest = [move for move, names in zip(rest, held, strict=True) if not names - draining]
         return rest
 
-    def _migrate(self, wanted: Sequence[Migration], pace: RateLimiter, stop: threading.Event) -> int:
-        """Move these, as far as it goes; how many got a copy."""
-        peers = PeerSelector(self._own, self._members, self._dial)
+    def _migrate(self, wanted: Sequence[Migration], limiter: RateLimiter, stop: threading.Event) -> int:
+        """Migrate these blocks as far as possible; the number that got a copy."""
+        peers = PeerSelector(self._peers.own_node, self._peers.index.members, self._peers.dial)
         moved = 0
         left, left_bytes = len(wanted), sum(move.size for move in wanted)
         to_shared = self._shared is not None and self._shared.available
@@ -264,7 +250,7 @@ class DrainSource:
             for move in wanted:
                 if stop.is_set():
                     break
-                pace.acquire(move.size, time.monotonic() + _ADOPT_S)
+                limiter.acquire(move.size, time.monotonic() + RECEIVE_S)
                 where = "gone" if not self._local.contains(move.key) else ""
                 if not where and to_shared:
                     to_shared, where = self._to_shared(move)
@@ -285,7 +271,7 @@ class DrainSource:
         return moved
 
     def _to_shared(self, move: Migration) -> tuple[bool, str]:
-        """Whether the next block should be tried there, too; and where this one is now."""
+        """Return whether the shared tier takes further blocks, and where this block is now."""
         assert self._shared is not None  # noqa: S101
         try:
             copied = copy_block(self._local, self._shared.store, move.key)
@@ -295,7 +281,7 @@ class DrainSource:
         except (KVPoolError, OSError) as e:
             self._shared.bulkhead.breaker.failure()
             self._set_problem(str(e))
-            log.warning("copying %s to the shared tier: %s", move.key.hex()[:16], e)
+            log.warning("copying block %s to the shared tier failed: %s", move.key.hex()[:16], e)
             return self._shared.available, ""
         if copied is None:
             return True, "gone"
@@ -311,88 +297,3 @@ class DrainSource:
         self._set_problem(peers.problem)
         self._stats.add(FAMILY, "failed")
         return ""
-
-
-class PeerSelector:
-    """Those who may take blocks, for one pass."""
-
-    def __init__(
-        self, own: str, members: Callable[[], Sequence[NodeInfo]], dial: Callable[[NodeInfo, float], PeerConnection]
-    ) -> None:
-        self._own = own
-        self._members = members
-        self._dial = dial
-        self._connections: dict[NodeInfo, PeerConnection] = {}
-        self._headroom: dict[NodeInfo, moving.Headroom] = {}
-        self._placed: int | None = None
-        self.problem = ""
-
-    def close(self) -> None:
-        for link in self._connections.values():
-            link.close()
-        self._connections.clear()
-
-    def place(self, move: Migration) -> ReceiveResult | None:
-        """Have the peer with the most room take it; None if nobody does."""
-        if self._placed is None or self._placed >= _ASK_AGAIN:
-            self._poll_headroom()
-        for peer, evict in _choices(self._headroom, move):
-            result = self._request_receive(peer, move, evict=evict)
-            if result in (ReceiveResult.STORED, ReceiveResult.HAVE):
-                self._placed = (self._placed or 0) + 1
-                room = self._headroom[peer]
-                self._headroom[peer] = room._replace(spare_bytes=max(0, room.spare_bytes - move.size))
-                return result
-            if result == ReceiveResult.ABSENT:
-                self.problem = "a peer did not find the block: the index may not know it yet"
-                return result
-            if result == ReceiveResult.FULL:
-                self._headroom[peer] = self._headroom[peer]._replace(spare_bytes=0, coldest_idle_s=0.0)
-            elif result != ReceiveResult.BUSY:
-                self._headroom.pop(peer, None)
-        self.problem = self.problem or ("no peer has room" if self._headroom else "there is no peer that stays")
-        return None
-
-    def _poll_headroom(self) -> None:
-        self._placed = 0
-        self.problem = ""
-        peers = [node for node in self._members() if node.node != self._own and not node.leaving]
-        chosen = secrets.SystemRandom().sample(peers, min(_MAX_PEERS, len(peers)))
-        chosen += [peer for peer in self._connections if peer in peers and peer not in chosen]
-        self._headroom.clear()
-        for peer in chosen[: 2 * _MAX_PEERS]:
-            try:
-                room = moving.request_headroom(self._connection(peer), time.monotonic() + _ROOM_S)
-            except (KVPoolError, OSError) as e:
-                self._disconnect(peer, e)
-            else:
-                if not room.leaving:
-                    self._headroom[peer] = room
-
-    def _request_receive(self, peer: NodeInfo, move: Migration, *, evict: bool) -> ReceiveResult | None:
-        try:
-            return moving.request_receive(self._connection(peer), move.key, time.monotonic() + _ADOPT_S, evict=evict)
-        except (KVPoolError, OSError) as e:
-            self._disconnect(peer, e)
-            return None
-
-    def _connection(self, peer: NodeInfo) -> PeerConnection:
-        link = self._connections.get(peer)
-        if link is None:
-            link = self._connections[peer] = self._dial(peer, _ROOM_S)
-        return link
-
-    def _disconnect(self, peer: NodeInfo, error: Exception) -> None:
-        self.problem = f"node {peer.node}: {error}"
-        log.info("moving blocks to node %s: %s", peer.node, error)
-        if (link := self._connections.pop(peer, None)) is not None:
-            link.close()
-
-
-def _choices(rooms: Mapping[NodeInfo, moving.Headroom], move: Migration) -> list[tuple[NodeInfo, bool]]:
-    """Whom to ask, and whether colder blocks may go for it: first who has room, the most room first."""
-    roomy = [peer for peer, room in rooms.items() if room.spare_bytes >= move.size]
-    others = [peer for peer, room in rooms.items() if peer not in roomy and move.idle_s < room.coldest_idle_s]
-    roomy.sort(key=lambda peer: rooms[peer].spare_bytes, reverse=True)
-    others.sort(key=lambda peer: rooms[peer].coldest_idle_s, reverse=True)
-    return [(peer, False) for peer in roomy] + [(peer, True) for peer in others]

@@ -1,7 +1,7 @@
-"""The other side of a drain: this node takes copies of blocks that a node which leaves has asked it to take.
+"""Receiving side of a drain: fetches copies of blocks at the request of a node that is drained.
 
-Each is read from whoever the index says has it, by the way of warm-up: received into an unnamed file, header and
-checksum verified, then named and announced. A node that leaves itself takes nothing.
+Each block is fetched from a node that has it according to the index, as in warm-up: received into an unnamed file,
+header and checksum verified, then published and announced. A node that is drained itself receives nothing.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING
 from kvpool.errors import CorruptBlockError, KVPoolError, TierFullError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
+from kvpool_sidecar.blocks.events import BlockPromoted, CorruptBlockReported
 from kvpool_sidecar.peers.fetch import fetch_block
 from kvpool_sidecar.peers.migration import Headroom, ReceiveResult
 from kvpool_sidecar.resilience.rate_limiter import RateLimiter
 from kvpool_sidecar.storage.base import CommitOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from kvpool_sidecar.blocks.events import BlockEvents
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.index.resolver import ReplicaLocation
     from kvpool_sidecar.peers.connection import PeerConnection
+    from kvpool_sidecar.replication.peer_copy import PeerAccess
     from kvpool_sidecar.storage.local.store import LocalStore
 
 __all__ = ["FAMILY", "DrainTarget"]
@@ -33,46 +35,42 @@ __all__ = ["FAMILY", "DrainTarget"]
 log = logging.getLogger(__name__)
 
 FAMILY = "adopted"
-_AT_ONCE = 4
+_MAX_CONCURRENT = 4
 _LOCATE_S = 1.0
 _DIAL_S = 2.0
-_UNBOUNDED = 1e12  # who asks has its own pace
+_UNBOUNDED = 1e12  # the requesting node limits the rate
 
 
 class DrainTarget:
-    """Thread-safe. `leaving` says whether this node is drained itself."""
+    """Thread-safe. `is_draining` returns whether this node is drained itself. Emits BlockPromoted."""
 
     def __init__(
         self,
         local: LocalStore,
-        locate: Callable[[Sequence[bytes], float], list[ReplicaLocation | None]],
-        dial: Callable[[NodeInfo, float], PeerConnection],
+        peers: PeerAccess,
+        events: BlockEvents,
+        stats: Stats,
         *,
         max_block_bytes: int,
-        leaving: Callable[[], bool],
-        stats: Stats,
-        on_stored: Callable[[bytes, int], None],
-        on_corrupt: Callable[[bytes], None],
+        is_draining: Callable[[], bool],
     ) -> None:
         self._local = local
-        self._locate = locate
-        self._dial = dial
-        self._max_block_bytes = max_block_bytes
-        self._is_draining = leaving
+        self._peers = peers
+        self._events = events
         self._stats = stats
-        self._on_stored = on_stored
-        self._on_corrupt = on_corrupt
-        self._slots = threading.Semaphore(_AT_ONCE)
+        self._max_block_bytes = max_block_bytes
+        self._is_draining = is_draining
+        self._slots = threading.Semaphore(_MAX_CONCURRENT)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._connections: defaultdict[NodeInfo, list[PeerConnection]] = defaultdict(list)
 
     def headroom(self, _request: bytes, _flags: int) -> bytes:
-        """Answer to HEADROOM."""
+        """Return the response to HEADROOM."""
         return Headroom(self._local.headroom_bytes, self._local.coldest_idle_s(), self._is_draining()).pack()
 
     def receive(self, key: bytes, flags: int) -> bytes:
-        """Answer to RECEIVE; returns when the block is there, or is not to be."""
+        """Fetch the block and return the response to RECEIVE: a ReceiveResult."""
         if self._local.contains(key):
             return bytes([ReceiveResult.HAVE])
         if self._is_draining() or self._stop.is_set():
@@ -82,7 +80,7 @@ class DrainTarget:
         try:
             result = self._copy(key, evict=bool(flags & wire.Flag.EVICT))
         except (KVPoolError, OSError) as e:
-            log.info("taking over %s: %s", key.hex()[:16], e)
+            log.info("fetching block %s for a drained node failed: %s", key.hex()[:16], e)
             result = ReceiveResult.FULL if isinstance(e, TierFullError) else ReceiveResult.ABSENT
         finally:
             self._slots.release()
@@ -90,7 +88,7 @@ class DrainTarget:
         return bytes([result])
 
     def stop(self) -> None:
-        """Take nothing more."""
+        """Stop receiving, and close the connections."""
         self._stop.set()
         with self._lock:
             links = [link for some in self._connections.values() for link in some]
@@ -99,7 +97,7 @@ class DrainTarget:
             link.close()
 
     def _copy(self, key: bytes, *, evict: bool) -> ReceiveResult:
-        (found,) = self._locate([key], _LOCATE_S)
+        (found,) = self._peers.resolver.locate([key], _LOCATE_S)
         if found is None:
             return ReceiveResult.ABSENT
         if not 0 < found.payload_len <= self._max_block_bytes:
@@ -111,11 +109,11 @@ class DrainTarget:
             outcome = fetch_block(
                 link, key, found.payload_len, self._local, RateLimiter(lambda: _UNBOUNDED, self._stop.wait)
             )
-        except (CorruptBlockError, TierFullError) as e:  # the link is in order
+        except (CorruptBlockError, TierFullError) as e:  # the connection can be reused
             self._release(found.peer, link)
             if isinstance(e, CorruptBlockError):
-                log.warning("node %s gave a block that is not right: %s", found.peer.node, e)
-                self._on_corrupt(key)
+                log.warning("node %s sent a corrupt block: %s", found.peer.node, e)
+                self._events.emit(CorruptBlockReported(key))
             raise
         except BaseException:
             link.close()
@@ -126,7 +124,7 @@ class DrainTarget:
         if outcome is CommitOutcome.ALREADY_PRESENT:
             return ReceiveResult.HAVE
         self._stats.add(FAMILY, "bytes", HEADER_BYTES + found.payload_len)
-        self._on_stored(key, found.payload_len)
+        self._events.emit(BlockPromoted(key, found.payload_len))
         return ReceiveResult.STORED
 
     def _connection(self, peer: NodeInfo) -> PeerConnection:
@@ -135,7 +133,7 @@ class DrainTarget:
                 links = self._connections.get(peer)
                 link = links.pop() if links else None
             if link is None:
-                return self._dial(peer, _DIAL_S)
+                return self._peers.dial(peer, _DIAL_S)
             if link.alive:
                 return link
             link.close()

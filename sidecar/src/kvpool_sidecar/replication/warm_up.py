@@ -1,21 +1,20 @@
-"""A node that joins is warmed: the pool's hottest blocks are copied from its peers, slowly, roots before leaves.
+"""Warms up a node that joins: copies the pool's hottest blocks from its peers, rate limited, roots before leaves.
 
-It happens once after a start, and only if this node's drives hold less than half of what the peers' hold. It never
-evicts: it stops where the low watermark or the file system's reserve would be passed. While clients of this node read
-or write, it goes at a quarter of its bandwidth. Blocks come with their keys, under which nobody finds them but who may;
-no tenant's name is needed. After a restart it goes on with what is still missing.
+Runs once after a start, and only if this node's drives hold less than half of the median of its peers. It never evicts:
+it stops before the low watermark or the file system's reserve would be passed. While clients of this node read or
+write, it uses a quarter of its bandwidth. Blocks keep their keys, with which only permitted tenants find them; no
+tenant names are needed. After a restart it continues with the missing blocks.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import secrets
 import statistics
 import threading
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool.errors import KVPoolError
 from kvpool_sidecar.blocks.popularity import roots_first
@@ -26,37 +25,38 @@ from kvpool_sidecar.resilience.rate_limiter import RateLimiter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from kvpool_sidecar.blocks.events import BlockEvents
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.index.resolver import ReplicaLocation
-    from kvpool_sidecar.peers.connection import PeerConnection
     from kvpool_sidecar.peers.hottest import HotList
+    from kvpool_sidecar.replication.peer_copy import PeerAccess
     from kvpool_sidecar.storage.local.store import LocalStore
 
-__all__ = ["WarmUp", "is_cold", "plan"]
+__all__ = ["WarmUp", "WarmUpLimits", "is_cold", "plan"]
 
 log = logging.getLogger(__name__)
 
 FAMILY = "warm_up"
 _MAX_PEERS = 8
-_ROUNDS = 32
+_MAX_ROUNDS = 32
 _POLL_S = 0.2
-_AGAIN_S = 1.0
+_ROUND_INTERVAL_S = 1.0
 _LIST_S = 10.0
 _LOCATE_S = 1.0
 _BUSY_S = 1.0
-_BUSY_SHARE = 4
+_BUSY_DIVISOR = 4
 
 
 def is_cold(used_bytes: int, peers_used: Sequence[int]) -> bool:
-    """Does a node with `used_bytes` hold less than half of what is usual among its peers?"""
+    """Return whether `used_bytes` is less than half of the median of the peers."""
     return bool(peers_used) and 2 * used_bytes < statistics.median(peers_used)
 
 
 def plan(
     lists: Mapping[NodeInfo, HotList], locate: Callable[[list[bytes]], list[ReplicaLocation | None]]
 ) -> list[CopyRequest]:
-    """What to copy, in order: the heat of all lists together, roots first. `locate` finds blocks no list's peer has."""
+    """Merge the peers' lists into copy requests, roots first. `locate` finds blocks that no listed peer has."""
     heat: defaultdict[bytes, float] = defaultdict(float)
     parents: dict[bytes, bytes] = {}
     lengths: dict[bytes, int] = {}
@@ -82,81 +82,70 @@ def plan(
 
 
 def _rotated(peers: list[NodeInfo], by: int, turn: Mapping[NodeInfo, int]) -> tuple[NodeInfo, ...]:
-    """Each block starts with another of its sources, so that the peers share the work."""
+    """Rotate each block's sources, so that the peers share the load."""
     ordered = sorted(peers, key=lambda peer: turn.get(peer, 0))
     at = by % len(ordered)
     return tuple(ordered[at:] + ordered[:at])
 
 
-class WarmUp:
-    """One thread. `members` are the nodes of the pool (self too), `ready` says that this node knows what it has.
+class WarmUpLimits(NamedTuple):
+    """`bytes_per_s`: bandwidth while this node is idle; under load a quarter of it. Larger blocks are skipped."""
 
-    `requests` is a number that grows with every request of a client for data.
+    bytes_per_s: int
+    max_block_bytes: int
+
+
+class WarmUp:
+    """One thread. `ready` returns whether the drives are scanned and the node is registered in the index.
+
+    `requests` returns a counter of the clients' requests for data; it grows while this node is under load.
     """
 
     def __init__(
         self,
         local: LocalStore,
-        own: NodeInfo,
-        members: Callable[[], Sequence[NodeInfo]],
-        locate: Callable[[list[bytes], float], list[ReplicaLocation | None]],
-        dial: Callable[[NodeInfo, float], PeerConnection],
+        peers: PeerAccess,
+        events: BlockEvents,
+        stats: Stats,
+        limits: WarmUpLimits,
         *,
-        bytes_per_s: int,
-        max_block_bytes: int,
         ready: Callable[[], bool],
         requests: Callable[[], float],
-        stats: Stats,
-        on_stored: Callable[[bytes, int], None],
-        on_corrupt: Callable[[bytes], None],
     ) -> None:
         self._local = local
-        self._own = own
-        self._members = members
-        self._locate = locate
-        self._dial = dial
-        self._bytes_per_s = bytes_per_s
+        self._peers = peers
+        self._events = events
+        self._stats = stats
+        self._limits = limits
         self._ready = ready
         self._requests = requests
-        self._stats = stats
         self._stop = threading.Event()
         self._state = "waiting"
-        self._seen_requests = 0.0
+        self._last_requests = 0.0
         self._busy_until = 0.0
-        self._on_stored = on_stored
-        self._new_replicator = functools.partial(
-            Replicator, local, dial, max_block_bytes=max_block_bytes, stats=stats, family=FAMILY, on_corrupt=on_corrupt
-        )
-        self._replicator = self._new_replicator(stop=self._stop, on_stored=on_stored)
+        self._replicator = self._new_replicator(self._stop)
 
     def start(self) -> None:
+        """Start the thread."""
         threading.Thread(target=self._run, name="warm-up", daemon=True).start()
 
     def stop(self) -> None:
-        """Copy no more; a block under way is given up."""
+        """Stop; a copy in progress is aborted."""
         self._stop.set()
 
     def run_once(
         self,
         bytes_per_s: int,
         stop: threading.Event,
-        stored: Callable[[int], None],
+        on_copied: Callable[[int], None],
         progress: Callable[[int, int], None],
     ) -> bool:
-        """Copy the hottest blocks that are not here now, in this thread. True if there was no room for all.
+        """Copy the hottest missing blocks, in this thread. True if not all of them fit without eviction.
 
-        `stored(payload_len)` is told of each that came, `progress(done, total)` how far it is. KVPoolError if the index
-        does not tell who the peers are.
+        Calls `on_copied(payload_len)` for each copied block and `progress(done, total)`. KVPoolError if the index does
+        not respond.
         """
-
-        def came(key: bytes, payload_len: int) -> None:
-            self._on_stored(key, payload_len)
-            stored(payload_len)
-
-        peers = [node for node in self._members() if node.node != self._own.node]
-        wanted = [
-            one for one in plan(self._request_lists(peers), self._locate_all) if not self._local.contains(one.key)
-        ]
+        wanted = self._missing(self._request_lists(self._peers.peers()))
 
         def counted() -> Iterator[CopyRequest]:
             for done, one in enumerate(wanted):
@@ -164,11 +153,11 @@ class WarmUp:
                 yield one
             progress(len(wanted), len(wanted))
 
-        replicator = self._new_replicator(stop=stop, on_stored=came)
-        return replicator.copy(counted(), RateLimiter(lambda: self._rate(bytes_per_s), stop.wait)) == CopyResult.FULL
+        limiter = RateLimiter(lambda: self._rate(bytes_per_s), stop.wait)
+        return self._new_replicator(stop).copy(counted(), limiter, on_copied) == CopyResult.FULL
 
     def status(self) -> dict[str, Any]:
-        """`state` is waiting, copying, done, full (no room without eviction), unneeded, alone or stopped."""
+        """For /status. `state`: waiting, copying, done, full (no free space), unneeded, alone or stopped."""
         counts = self._stats.whole(FAMILY)
         return {"state": self._state, "blocks": 0, "bytes": 0, **counts}
 
@@ -177,23 +166,23 @@ class WarmUp:
             while not self._ready():
                 if self._stop.wait(_POLL_S):
                     break
-            for _ in range(_ROUNDS):
+            for _ in range(_MAX_ROUNDS):
                 if self._stop.is_set() or self._round():
                     break
-                self._stop.wait(_AGAIN_S)
+                self._stop.wait(_ROUND_INTERVAL_S)
         except Exception:
-            log.exception("warming up")
+            log.exception("warm-up failed")
             self._state = "failed"
         if self._stop.is_set():
             self._state = "stopped"
         log.info("warm-up: %s", self.status())
 
     def _round(self) -> bool:
-        """Ask the peers, copy what is missing. True when there is nothing more to do."""
+        """Query the peers and copy the missing blocks. True when there is nothing more to do."""
         try:
-            peers = [node for node in self._members() if node.node != self._own.node]
+            peers = self._peers.peers()
         except KVPoolError as e:
-            log.info("warm-up: %s", e)
+            log.info("warm-up waits for the index: %s", e)
             return False
         if not peers:
             self._state = "alone"
@@ -204,10 +193,11 @@ class WarmUp:
         if not is_cold(self._local.usage().used_bytes, [found.used_bytes for found in lists.values()]):
             self._state = "done" if self._state == "copying" else "unneeded"
             return True
-        wanted = [one for one in plan(lists, self._locate_all) if not self._local.contains(one.key)]
+        wanted = self._missing(lists)
         before = self._stats.whole(FAMILY).get("blocks", 0)
         self._state = "copying"
-        outcome = self._replicator.copy(wanted, RateLimiter(lambda: self._rate(self._bytes_per_s), self._stop.wait))
+        limiter = RateLimiter(lambda: self._rate(self._limits.bytes_per_s), self._stop.wait)
+        outcome = self._replicator.copy(wanted, limiter)
         copied = self._stats.whole(FAMILY).get("blocks", 0) - before
         if outcome == CopyResult.FULL:
             self._state = "full"
@@ -218,32 +208,46 @@ class WarmUp:
         return False
 
     def _request_lists(self, peers: Sequence[NodeInfo]) -> dict[NodeInfo, HotList]:
-        """The lists of a few peers, whichever; those that do not answer are left out."""
+        """Request the lists of a random sample of peers; peers that do not respond are left out."""
         chosen = secrets.SystemRandom().sample(peers, min(_MAX_PEERS, len(peers)))
         lists: dict[NodeInfo, HotList] = {}
         for peer in chosen:
             if self._stop.is_set():
                 break
             try:
-                link = self._dial(peer, _LIST_S)
+                link = self._peers.dial(peer, _LIST_S)
                 try:
                     lists[peer] = hottest.request_hot_list(link, hottest.MAX_ROWS, time.monotonic() + _LIST_S)
                 finally:
                     link.close()
             except (KVPoolError, OSError) as e:
-                log.info("warm-up: node %s: %s", peer.node, e)
+                log.info("warm-up: no list from node %s: %s", peer.node, e)
         return lists
+
+    def _missing(self, lists: Mapping[NodeInfo, HotList]) -> list[CopyRequest]:
+        return [request for request in plan(lists, self._locate_all) if not self._local.contains(request.key)]
+
+    def _new_replicator(self, stop: threading.Event) -> Replicator:
+        return Replicator(
+            self._local,
+            self._peers.dial,
+            self._events,
+            self._stats,
+            max_block_bytes=self._limits.max_block_bytes,
+            family=FAMILY,
+            stop=stop,
+        )
 
     def _locate_all(self, keys: list[bytes]) -> list[ReplicaLocation | None]:
         found: list[ReplicaLocation | None] = []
         for at in range(0, len(keys), 256):
-            found += self._locate(keys[at : at + 256], _LOCATE_S)
+            found += self._peers.resolver.locate(keys[at : at + 256], _LOCATE_S)
         return found
 
     def _rate(self, bytes_per_s: int) -> float:
-        """Bytes per second now."""
+        """Return the bytes per second that are allowed now."""
         now, requests = time.monotonic(), self._requests()
-        if requests != self._seen_requests:
-            self._seen_requests = requests
+        if requests != self._last_requests:
+            self._last_requests = requests
             self._busy_until = now + _BUSY_S
-        return bytes_per_s / (_BUSY_SHARE if now < self._busy_until else 1)
+        return bytes_per_s / (_BUSY_DIVISOR if now < self._busy_until else 1)
