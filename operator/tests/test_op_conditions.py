@@ -99,7 +99,7 @@ CASES: list[tuple[Any, ConditionInput, str, str, str]] = [
     (storage.not_created, subject(EMPTY, mode="DryRun"), "False", "DryRun", "no sidecars are created"),
     (storage.not_created, subject(EMPTY, outcome=ReconcileOutcome(preflight=FAILED)), "False", "NodesFailed", "full"),
     (storage.status_outdated, subject(outdated_daemonset()), "False", "NotCreated", "being created"),
-    (storage.pods_rejected, subject(observed(refusal="quota")), "False", "PodCreationFailed", "quota"),
+    (storage.pods_rejected, subject(observed(rejection="quota")), "False", "PodCreationFailed", "quota"),
     (storage.no_matching_nodes, subject(nodes=NodesStatus()), "False", "NoMatchingNodes", "spec.nodes.selector"),
     (
         storage.nodes_not_ready,

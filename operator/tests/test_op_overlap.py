@@ -217,8 +217,8 @@ def test_a_pod_alone_is_the_sidecar_and_says_why_it_does_not_serve():
     assert the_one(alone, {}) == Sidecar("node-0", True, "", None, "only")
     waits = the_one(alone, {"only": STANDING_BY})
     assert (waits.ready, waits.report, waits.address, waits.ready_delta) == (False, None, "", -1)
-    assert "another process has the drives" in waits.problem
-    assert "handed its drives over" in the_one(alone, {"only": HANDED_OVER}).problem
+    assert "another process owns the drives" in waits.problem
+    assert "handed over its drives" in the_one(alone, {"only": HANDED_OVER}).problem
 
 
 def test_a_pod_on_its_way_out_is_no_sidecar_but_counts_for_the_numbers():
@@ -315,7 +315,7 @@ class Turns(Reports):
 
 
 async def test_who_is_met_while_drives_change_hands_is_asked_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(asking, "PAUSE_S", 0.0)
+    monkeypatch.setattr(asking, "RETRY_INTERVAL_S", 0.0)
     pods = [pod("old", "01", ready=True), pod("new", "02", ready=False), pod("far", "01", ready=True, node="node-1")]
     calm = {"far": SERVING, "old": HANDED_OVER}
     scraper = Turns(calm | {"new": STANDING_BY}, {"old": HANDED_OVER}, {"old": HANDED_OVER, "new": SERVING})
@@ -326,7 +326,7 @@ async def test_who_is_met_while_drives_change_hands_is_asked_again(monkeypatch: 
     assert await poll_sidecars(gone, pods) == {"far": SERVING, "new": SERVING}
     dead = Turns(calm | {"new": STANDING_BY})
     await poll_sidecars(dead, pods)
-    assert len(dead.asked) == 1 + asking.TIMES
+    assert len(dead.asked) == 1 + asking.MAX_RETRIES
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_the_transport_that_is_used_is_compared_with_the_one_that_is_asked_for(
         (observed(nodes=0, ready=0), "StorageReady", ("False", "NoMatchingNodes"), "spec.nodes"),
         (observed(ready=1), "StorageReady", ("False", "NodesNotReady"), "1 of 2 nodes serve; node-1: not ready yet"),
         (
-            observed(ready=0, sidecars=(), refusal='violates PodSecurity "restricted"'),
+            observed(ready=0, sidecars=(), rejection='violates PodSecurity "restricted"'),
             "StorageReady",
             ("False", "PodCreationFailed"),
             "enforce=privileged",

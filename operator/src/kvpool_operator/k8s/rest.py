@@ -1,5 +1,4 @@
-"""The Kubernetes API. The only module that imports `kubernetes`: its asynchronous client, behind
-`cluster.ApiClient`."""
+"""`ApiClient` and `ListWatcher` on the asynchronous client of `kubernetes`, which only this module imports."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import json
 import logging
 import os
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -49,7 +49,7 @@ WATCH_S: Final = 240
 
 @contextlib.asynccontextmanager
 async def open_api_client(call_s: float = CALL_S) -> AsyncIterator[RestClient]:
-    """A connection as the pod's service account, or outside a pod as KUBECONFIG says."""
+    """Connect as the pod's service account, or outside a pod by KUBECONFIG."""
     configuration = Configuration(client_session_kwargs={"trust_env": False})
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         load_incluster_config(client_configuration=configuration)
@@ -69,7 +69,7 @@ class RestClient(ApiClient, ListWatcher):
 
     async def get(self, target: ObjectRef) -> Manifest | None:
         try:
-            return await self._call("GET", _path(target), str(target))
+            return await self._call("GET", _path(target), _subject(target))
         except RejectedError as e:
             if e.status == 404:
                 return None
@@ -109,7 +109,7 @@ class RestClient(ApiClient, ListWatcher):
         if cached and not token:
             query["resourceVersion"] = "0"  # from the API server's watch cache, which is cheap for it
         page = await self._call(
-            "GET", k.path(namespace), f"{kind}s", query=query, accept=_accept(metadata_only, "List")
+            "GET", k.path(namespace), _Subject(kind, f"{kind}s"), query=query, accept=_accept(metadata_only, "List")
         )
         meta = page.get("metadata") or {}
         return ListPage(
@@ -163,14 +163,14 @@ class RestClient(ApiClient, ListWatcher):
     async def create(self, manifest: Manifest) -> Manifest:
         target = ref(manifest)
         path = KINDS[target.kind].path(target.namespace)
-        return await self._call("POST", path, str(target), body=manifest, query={"fieldManager": FIELD_MANAGER})
+        return await self._call("POST", path, _subject(target), body=manifest, query={"fieldManager": FIELD_MANAGER})
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
         target = ref(manifest)
         return await self._call(
             "PATCH",
             _path(target, subresource),
-            str(target),
+            _subject(target),
             body=manifest,
             query={"fieldManager": FIELD_MANAGER, "force": "true"},
             content_type="application/apply-patch+yaml",
@@ -180,7 +180,7 @@ class RestClient(ApiClient, ListWatcher):
         return await self._call(
             "PATCH",
             _path(target, subresource),
-            str(target),
+            _subject(target),
             body=patch,
             query={"fieldManager": FIELD_MANAGER},
             content_type="application/merge-patch+json",
@@ -191,7 +191,7 @@ class RestClient(ApiClient, ListWatcher):
         if uid:
             options["preconditions"] = {"uid": uid}
         try:
-            await self._call("DELETE", _path(target), str(target), body=options)
+            await self._call("DELETE", _path(target), _subject(target), body=options)
         except RejectedError as e:
             if e.status != 404:
                 raise
@@ -204,7 +204,9 @@ class RestClient(ApiClient, ListWatcher):
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
         try:
-            await self._call("POST", _path(target, "eviction"), f"eviction of {target}", body=eviction)
+            await self._call(
+                "POST", _path(target, "eviction"), _Subject(target.kind, f"eviction of {target}"), body=eviction
+            )
         except ApiUnavailableError as e:
             if e.status == 429:
                 raise EvictionBlockedError(str(e)) from None
@@ -218,7 +220,7 @@ class RestClient(ApiClient, ListWatcher):
         self,
         method: str,
         path: str,
-        what: str,
+        subject: _Subject,
         *,
         body: Manifest | None = None,
         query: Mapping[str, str] | None = None,
@@ -226,7 +228,7 @@ class RestClient(ApiClient, ListWatcher):
         accept: str = "application/json",
     ) -> Manifest:
         headers = {"Accept": accept, "Content-Type": content_type}
-        if not what.startswith("Lease"):
+        if subject.kind != "Lease":
             await self._limiter.acquire()
         try:
             async with asyncio.timeout(self._call_s):
@@ -241,13 +243,25 @@ class RestClient(ApiClient, ListWatcher):
                 response = await self._client.call_api(*request, _request_timeout=self._call_s)
                 data = await response.read()
         except ApiException as e:
-            raise _error(method, what, e.status or 0, str(e.reason)) from None
+            raise _error(method, subject.text, e.status or 0, str(e.reason)) from None
         except (TimeoutError, aiohttp.ClientError, OSError) as e:
-            raise ApiUnavailableError(f"{method} {what}: {type(e).__name__}") from None
+            raise ApiUnavailableError(f"{method} {subject.text}: {type(e).__name__}") from None
         if not 200 <= response.status <= 299:
-            raise _error(method, what, response.status, _message(data, secret=what.startswith("Secret ")))
+            raise _error(method, subject.text, response.status, _message(data, secret=subject.kind == "Secret"))
         decoded: Manifest = json.loads(data) if data else {}
         return decoded
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What a request is about: the kind decides on limits and redaction, the text is for messages."""
+
+    kind: str
+    text: str
+
+
+def _subject(target: ObjectRef) -> _Subject:
+    return _Subject(target.kind, str(target))
 
 
 def _accept(metadata_only: bool, suffix: str) -> str:
@@ -279,7 +293,7 @@ def _path(target: ObjectRef, subresource: str = "") -> str:
 
 
 def _message(data: bytes, *, secret: bool) -> str:
-    """What the API server says; of a Secret only the reason, for a message may quote what was sent."""
+    """The API server's message; of a Secret only the reason, because a message may quote the request."""
     try:
         status = json.loads(data)
         text = str(status.get("reason" if secret else "message") or "")
@@ -292,6 +306,6 @@ def _error(method: str, what: str, status: int, message: str) -> OperatorError:
     text = f"{method} {what}: {message or 'no message'} (HTTP {status})"
     if status == 409:
         return ConflictError(text)
-    if status in (401, 408, 410, 429) or status >= 500 or status == 0:  # 410: a long list that is to be begun anew
+    if status in (401, 408, 410, 429) or status >= 500 or status == 0:  # 410: a list or watch that must start over
         return ApiUnavailableError(text, status)
     return RejectedError(text, status)

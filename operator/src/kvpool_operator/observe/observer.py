@@ -98,17 +98,17 @@ class Observer:
         if pool is None:
             return Snapshot(raw=raw, objects=objects, namespace_terminating=terminating)
         daemonset = objects.get(ObjectRef("DaemonSet", meta.namespace, names.sidecar(meta.name)))
-        look = objects.get(ObjectRef("DaemonSet", meta.namespace, names.preflight(meta.name)))
-        external, tenants, webhook, refused, looks = await asyncio.gather(
+        preflight = objects.get(ObjectRef("DaemonSet", meta.namespace, names.preflight(meta.name)))
+        external, tenants, webhook, rejected, preflight_run = await asyncio.gather(
             self._external(pool),
             self.tenants_of(meta.namespace, meta.name),
             self._webhook_state(),
-            self._refusal(meta, daemonset or look),
-            observe_preflight(self._cluster, self._scraper, self._listers.pool_pods, pool, look),
+            self._rejection(meta, daemonset or preflight),
+            observe_preflight(self._cluster, self._scraper, self._listers.pool_pods, pool, preflight),
         )
         allowed, pods = self._allowed(pool), self._pods(pool)
         sidecars = active_sidecars(pods, await poll_sidecars(self._scraper, [p for p in pods if podview.is_staying(p)]))
-        refusal, is_missing, refused_at = refused
+        rejection, is_missing, rejected_at = rejected
         newest = max((str(p["metadata"].get("creationTimestamp") or "") for p in pods), default="")
         return Snapshot(
             raw=raw,
@@ -121,10 +121,10 @@ class Observer:
             sidecars=sidecars,
             engines=self._engine_pods(pool),
             webhook=webhook,
-            refusal=refusal if is_missing else "",
-            # a pod that was made later shows that it was a former refusal
-            successor_rejection=refusal if not is_missing and refused_at > newest else "",
-            looks=looks,
+            rejection=rejection if is_missing else "",
+            # a pod that was created later shows that the rejection is over
+            successor_rejection=rejection if not is_missing and rejected_at > newest else "",
+            preflight_run=preflight_run,
             drives=local_drives(pods),
             stalled_rollover=stalled_rollover(pods, pool.spec.nodes.update.min_ready_seconds, datetime.now(UTC)),
         )
@@ -172,10 +172,10 @@ class Observer:
         if external is None:
             return ExternalIndexLookup()
         wanted = sorted(secret_names(external))
-        found = await asyncio.gather(
+        secrets = await asyncio.gather(
             *(self._cluster.get(ObjectRef("Secret", pool.metadata.namespace, name)) for name in wanted)
         )
-        return read_external(external, dict(zip(wanted, found, strict=True)))
+        return read_external(external, dict(zip(wanted, secrets, strict=True)))
 
     def _allowed(self, pool: KVCachePool) -> tuple[str, ...]:
         """Names of the namespaces whose pods are served; the pool's own always is."""
@@ -215,7 +215,7 @@ class Observer:
         """Pods of its sidecars, also those that are being deleted."""
         return self._listers.pool_pods.list(pool.metadata.namespace, labels.selector(pool, "sidecar"))
 
-    async def _refusal(self, meta: Metadata, daemonset: Manifest | None) -> tuple[str, bool, str]:
+    async def _rejection(self, meta: Metadata, daemonset: Manifest | None) -> tuple[str, bool, str]:
         """Pods that are refused (Pod Security, quota) never exist; only an Event says so.
 
         Its words, whether nodes are without any pod, and when it was told last.

@@ -1,4 +1,4 @@
-"""Asking a pool's pods how they are, once more where nobody serves a node because its drives change hands."""
+"""Polls the status of a pool's sidecars, and retries nodes whose sidecar is in a handover."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["poll_sidecars"]
 
-TIMES: Final = 4
-PAUSE_S: Final = 0.5
+MAX_RETRIES: Final = 4
+RETRY_INTERVAL_S: Final = 0.5
 
 
 async def poll_sidecars(scraper: StatusClient, pods: Sequence[Manifest]) -> dict[str, SidecarStatus]:
-    """Reports by address; who does not answer is left out."""
+    """Reports by address; sidecars that do not answer are left out. Nodes in a handover are polled again."""
     reports = await scraper.get_all([a for p in pods if (a := podview.address(p))], HTTP_PORT)
-    for _ in range(TIMES):
+    for _ in range(MAX_RETRIES):
         changing = in_handover(pods, reports)
         if not changing:
             break
-        await asyncio.sleep(PAUSE_S)
-        again = await scraper.get_all(changing, HTTP_PORT)
-        reports = {a: r for a, r in reports.items() if a not in changing} | again
+        await asyncio.sleep(RETRY_INTERVAL_S)
+        retried = await scraper.get_all(changing, HTTP_PORT)
+        reports = {a: r for a, r in reports.items() if a not in changing} | retried
     return reports

@@ -1,4 +1,4 @@
-"""The cluster as one pass sees it: frozen values that decisions are made from. Pure."""
+"""Snapshot of the cluster: the frozen input of one reconcile. Pure."""
 
 from __future__ import annotations
 
@@ -22,53 +22,54 @@ __all__ = ["Sidecar", "Snapshot", "Webhook"]
 
 @dataclass(frozen=True)
 class Sidecar:
-    """The pod that is a node's sidecar, and what it says of itself (None: it does not answer, or does not serve)."""
+    """The active sidecar of a node. `report` is None if it does not answer or does not serve."""
 
     node: str
     ready: bool
     problem: str = ""
     report: SidecarStatus | None = None
     address: str = ""
-    """Of its pod; empty while it has none, or does not serve."""
+    """IP of its pod; empty while it has none or does not serve."""
     ready_delta: int = 0
-    """What the DaemonSet's numberReady lacks of it (1) or has too much (-1): that goes by the node's oldest pod."""
+    """Correction of the DaemonSet's numberReady, which counts the node's oldest pod: 1 if it misses this sidecar, -1 if
+    it counts a pod that is not ready to serve."""
     successor_problem: str = ""
-    """Why the pod that is to take its place does not; empty when nothing is known."""
+    """Why the pod that should replace it does not; empty if no cause is known."""
 
 
 @dataclass(frozen=True)
 class Webhook:
-    """Whether new pods can be injected; `problem` is empty when they can."""
+    """Whether new pods can be injected; `problem` is empty if they can."""
 
     problem: str = ""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The cluster as it was a moment ago."""
+    """State of the cluster that concerns one pool."""
 
     raw: Manifest
     objects: Mapping[ObjectRef, Manifest] = field(default_factory=dict)
-    """The pool's objects by what they are; the Secret is among them."""
+    """Objects that the operator created for the pool, the Secrets included."""
     allowed_namespaces: tuple[str, ...] = ("*",)
     external: ExternalIndexUrl | None = None
     external_problem: str = ""
     namespace_terminating: bool = False
     sidecars: tuple[Sidecar, ...] = ()
     tenants: tuple[ResolvedTenant, ...] = ()
-    """The pool's KVCacheTenants, and what they come to."""
+    """The pool's KVCacheTenants, resolved."""
     engines: EnginePods = field(default_factory=EnginePods)
     webhook: Webhook = field(default_factory=Webhook)
-    looks: PreflightRun = field(default_factory=PreflightRun)
-    """What the pods of the look at the nodes answered; empty where none runs."""
-    refusal: str = ""
-    """Why no pod can be made for the DaemonSet, in the words of the API server."""
+    preflight_run: PreflightRun = field(default_factory=PreflightRun)
+    """Results of the preflight run's pods; empty if none runs."""
+    rejection: str = ""
+    """Why the API server rejects the DaemonSet's pods, in its words."""
     successor_rejection: str = ""
-    """The same of pods that are to run beside those that serve."""
+    """The same for pods that should start alongside active ones."""
     drives: tuple[frozenset[str], ...] = ()
-    """Directories of the local tiers of each sidecar's pod, also of one that is on its way out."""
+    """Directories of the local tiers of each sidecar's pod, also of a pod that is being deleted."""
     stalled_rollover: str = ""
-    """New sidecars' pods that have lasted long enough, while the ones before them are still there."""
+    """Token that changes while the DaemonSet controller should delete old pods; see `active_sidecar`."""
 
     @property
     def status(self) -> Manifest:
@@ -76,5 +77,5 @@ class Snapshot:
         return status if isinstance(status, dict) else {}
 
     def object(self, kind: str, name: str) -> Manifest | None:
-        """The pool's object of that kind and name in its namespace."""
+        """The pool's object of this kind and name in the pool's namespace."""
         return self.objects.get(ObjectRef(kind, self.raw["metadata"].get("namespace", ""), name))

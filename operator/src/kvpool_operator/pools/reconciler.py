@@ -171,7 +171,7 @@ class PoolReconciler:
         if pool.metadata.deletion_timestamp or mode == "Paused" or snapshot.external_problem:
             return PreflightResult.from_status(policy, previous)
         return PreflightResult.evaluate(
-            policy, preflight_spec(inputs), snapshot.looks, previous, self._now(), dry_run=mode == "DryRun"
+            policy, preflight_spec(inputs), snapshot.preflight_run, previous, self._now(), dry_run=mode == "DryRun"
         )
 
     def _plan(

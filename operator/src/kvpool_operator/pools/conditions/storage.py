@@ -18,7 +18,7 @@ __all__ = ["STORAGE_READY"]
 
 def not_created(i: ConditionInput) -> Verdict | None:
     """The DaemonSet does not exist: it is held back by the mode or by preflight checks, or it is being created."""
-    if i.daemonset is not None or i.snapshot.refusal:
+    if i.daemonset is not None or i.snapshot.rejection:
         return None
     if i.pool.spec.mode == "DryRun":
         return Verdict.false(Reason.DRY_RUN, "spec.mode is DryRun: no sidecars are created")
@@ -37,11 +37,11 @@ def status_outdated(i: ConditionInput) -> Verdict | None:
 
 def pods_rejected(i: ConditionInput) -> Verdict | None:
     """The API server rejects the pods, for example because of Pod Security or a quota."""
-    if not i.snapshot.refusal:
+    if not i.snapshot.rejection:
         return None
     return Verdict.false(
         Reason.POD_CREATION_FAILED,
-        f"the API server rejects the sidecars' pods: {i.snapshot.refusal}; if Pod Security is enforced, label the "
+        f"the API server rejects the sidecars' pods: {i.snapshot.rejection}; if Pod Security is enforced, label the "
         "pool's namespace pod-security.kubernetes.io/enforce=privileged",
     )
 
