@@ -20,6 +20,7 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 -include bench/soak/soak.mk
 -include supply/supply.mk
 -include charts/charts.mk
+-include docs/docs.mk
 
 .PHONY: help setup check test gen golden clean
 help: ## show this list
