@@ -19,13 +19,20 @@ Row = tuple[str, str, str, str]
 
 _HEAD = """# Metrics
 
-Made from the code by `make gen`. Units are seconds and bytes. Counters run since the process started. The chart's
-`monitoring` values scrape all of this, bring alerts ([runbooks](../operate/runbooks/)) and two dashboards; with its
-PodMonitors
-every sidecar's metrics also have the labels `namespace`, `pool` and `node`.
+Generated from the code by `make gen`.
+Units are seconds and bytes; counters run since the process started.
 
-No metric names a tenant. `sidecar.metrics.perTenant: true` of the chart adds those that have the label `tenant`: a
-tag that only the pool's secret can tie to a namespace.
+The chart's `monitoring` values add scraping, alerts and two dashboards: see [Monitoring](../operate/monitoring.md).
+With its PodMonitors, every metric of a sidecar also has the labels `namespace`, `pool` and `node`.
+
+No metric names a tenant.
+`sidecar.metrics.perTenant: true` of the chart adds the metrics with the label `tenant`.
+Its value is a tag that only the pool's secret can map to a namespace.
+
+!!! warning "Hit rate"
+    `kvpool_client_misses_total` counts blocks that a lookup promised and a load did not deliver.
+    Blocks that no node has are not in it: compare `kvpool_sidecar_lookup_hit_blocks_total` with
+    `kvpool_sidecar_lookup_blocks_total` for the hit rate.
 """
 
 

@@ -11,6 +11,9 @@ import tomllib
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 RULES = DOCS / "tools" / "style.toml"
+_PATH = re.compile(
+    r"`((?:operator|sidecar|client|crds|charts|e2e|bench|tests|supply|examples|images|docs|requirements)/[\w./-]+)`"
+)
 _ROOT_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "charts/kvpool/README.md")
 _FENCE = re.compile(r"^\s*(```|~~~)")
 _END = re.compile(r"(?<=[.!?:])[\"')*_]*\s+(?=[\"'(*_]*[A-Z`\[])")
@@ -74,6 +77,15 @@ def check(page: str, text: str, rules: dict, *, generated: bool) -> tuple[list[s
     return found, long_sentences
 
 
+def missing_paths(page: str, text: str) -> list[str]:
+    """List the files and folders of the repository that the page names and that do not exist."""
+    return [
+        f"{page}: `{path}` does not exist"
+        for path in _PATH.findall(text)
+        if path != "operator/__init__.py" and not (ROOT / path).exists()
+    ]
+
+
 def main(arguments: list[str]) -> int:
     """Check every page; with --write record the present numbers of long sentences where they fell."""
     rules = tomllib.loads(RULES.read_text())
@@ -83,13 +95,13 @@ def main(arguments: list[str]) -> int:
     lengths = {}
     for page, path in pages.items():
         found, lengths[page] = check(page, path.read_text(), rules, generated=page in rules["generated"])
-        problems += [] if page in rules["generated"] else found
+        problems += [] if page in rules["generated"] else found + missing_paths(page, path.read_text())
         if lengths[page] > rules["long"].get(page, 0) and "--write" not in arguments:
             problems.append(f"{page}: {lengths[page]} sentences above {rules['max_words']} words: split them")
     if "--write" in arguments:
-        head = RULES.read_text().split("[long]")[0]
+        head = RULES.read_text().split("\n[long]\n")[0]
         rows = [f'"{p}" = {n}' for p, n in sorted(lengths.items()) if n]
-        RULES.write_text(head + "[long]\n" + "\n".join(rows) + ("\n" if rows else ""))
+        RULES.write_text(head + "\n[long]\n" + "\n".join(rows) + ("\n" if rows else ""))
     print("\n".join(problems), file=sys.stderr) if problems else None
     return 1 if problems else 0
 
