@@ -1,7 +1,7 @@
 """Fault 18: the release is upgraded and rolled back under load. No call fails, blocks stay, pools are not touched.
 
 The other release is the same build under another tag: what is shown is the rollout, node by node, and that blocks
-outlive it. Formats of other builds are shown by the tests of the header (client/tests/test_cl_formats.py).
+outlive it. Formats of other builds are shown by the tests of the header (client/tests/protocol/test_cl_formats.py).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from kvpool import config
 from kvpool.errors import ConfigError, CorruptBlockError
 from kvpool.protocol import block, keys
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads((GOLDEN / "keys.json").read_text())
 HEADER: dict[str, Any] = json.loads((GOLDEN / "header.json").read_text())
 PAYLOAD = bytes(range(256)) * 32
