@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,15 +11,20 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_USAGE = """usage: kvpool-operator COMMAND [--help]
+_USAGE = """usage: kvpool-operator [--version] COMMAND [--help]
 
-  run      keep every KVCachePool of the cluster as its spec says
-  webhook  bring the pool into pods that opted in
+Commands:
+  run      run the controllers of KVCachePool, KVCacheTenant and KVCacheOperation
+  webhook  serve the admission webhook that injects opted-in pods
+
+Options:
+  --version  print the version
+  --help     describe the flags of a command, each with its environment variable
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process's exit status."""
+    """Run one command; the exit status of the process."""
     args = list(sys.argv[1:] if argv is None else argv)
     match args[:1]:
         case ["run"]:
@@ -29,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             from kvpool_operator.webhook.server import main as webhook
 
             return webhook(args[1:])
+        case ["--version"]:
+            print(f"kvpool-operator {metadata.version('kvpool-operator')}")
+            return 0
         case ["-h" | "--help"]:
             print(_USAGE, end="")
             return 0

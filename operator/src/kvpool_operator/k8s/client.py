@@ -1,4 +1,4 @@
-"""What the operator asks of a Kubernetes API, and nothing more. `kube.py` answers it; tests answer it from memory."""
+"""Kubernetes API client as the operator needs it. `rest` implements it; tests implement it in memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class ResourceKind:
-    """A kind of object and where the API keeps it."""
+    """A kind of object and its path in the API."""
 
     api_version: str
     name: str
@@ -99,7 +99,7 @@ class ObjectRef:
 
 
 def ref(manifest: Manifest) -> ObjectRef:
-    """The Ref of an object."""
+    """The reference of an object."""
     kind, metadata = KINDS[manifest["kind"]], manifest["metadata"]
     return ObjectRef(kind.name, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"])
 
@@ -135,35 +135,35 @@ class ListWatcher(Protocol):
 
 
 class ApiClient(Protocol):
-    """Seven calls. Each has a timeout of its own and raises only the errors of `kvpool_operator.errors`."""
+    """Requests of the operator. Each has a timeout and raises only the errors of `kvpool_operator.errors`."""
 
     async def get(self, target: ObjectRef) -> Manifest | None:
-        """The object as it is now; None when there is none."""
+        """The current object; None if there is none."""
         ...
 
     async def list(
         self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "", fresh: bool = False
     ) -> list[Manifest]:
-        """Objects by selector, in one namespace or in all. They may be some moments old unless they must be `fresh`."""
+        """Objects by selector, in one namespace or in all. Without `fresh`, the API server's cache may lag a moment."""
         ...
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Make it; ConflictError when it is there."""
+        """Create it; ConflictError if it exists."""
         ...
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
-        """Server-side apply as field manager `kvpool-operator`; takes over fields that others set."""
+        """Server-side apply as field manager `kvpool-operator`; takes ownership of conflicting fields."""
         ...
 
     async def patch(self, target: ObjectRef, patch: Manifest, *, subresource: str = "") -> Manifest:
-        """JSON merge patch. With metadata.resourceVersion in it, ConflictError when the object changed since."""
+        """JSON merge patch. If it contains metadata.resourceVersion: ConflictError if the object changed since."""
         ...
 
     async def delete(self, target: ObjectRef, *, uid: str = "", foreground: bool = False) -> None:
-        """Delete it if it is there (and is the one with `uid`). Foreground: it goes after what it owns."""
+        """Delete it if it exists (and has this `uid`). Foreground: after the objects that it owns."""
         ...
 
     async def evict(self, target: ObjectRef, *, uid: str) -> None:
-        """Ask for a pod's eviction, as `kubectl drain` does. HeldError when a budget does not allow it now;
-        ConflictError when it is another pod than the one with `uid`, or gone."""
+        """Evict a pod, as `kubectl drain` does. EvictionBlockedError if a PodDisruptionBudget does not allow it now;
+        ConflictError if the pod is gone or has another `uid`."""
         ...

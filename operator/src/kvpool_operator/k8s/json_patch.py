@@ -1,4 +1,4 @@
-"""The JSON patch (RFC 6902) between two documents: only what differs, and nothing when nothing does."""
+"""JSON patch (RFC 6902) between two documents: only the differences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["diff"]
 
 
 def diff(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
-    """Operations that turn `before` into `after`. Lists are compared by position: what we add stands at their end."""
+    """Operations that turn `before` into `after`. Lists are compared by position, because additions are appended."""
     if isinstance(before, dict) and isinstance(after, dict):
         return _objects(before, after, path)
     if isinstance(before, list) and isinstance(after, list):

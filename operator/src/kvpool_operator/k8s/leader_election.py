@@ -1,7 +1,7 @@
-"""One replica leads: a Lease that is renewed, and a process that ends when it is not.
+"""Leader election with a Lease. A process that cannot renew its Lease ends.
 
-Others' leases are judged by how long they have not changed on this machine's monotonic clock, never by the time that
-stands in them, so clocks need not agree. The method is that of client-go's leader election.
+The Lease of another replica expires by this machine's monotonic clock since its last change, never by the time written
+in it, so clocks need not agree. The method is that of client-go's leader election.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 
 LEASE_S: Final = 15.0
 RENEW_DEADLINE_FRACTION: Final = 2 / 3
-"""A leader that could not renew for so much of the Lease's time gives up, before others may take over."""
+"""A leader that could not renew for this part of the Lease's duration gives up, before another may take over."""
 RENEW_DEADLINE_S: Final = LEASE_S * RENEW_DEADLINE_FRACTION
 RETRY_FRACTION: Final = 2 / 15
 CALL_TIMEOUT_FRACTION: Final = 4 / 15
-"""A call that takes longer has failed, so that a second one fits in before the Lease is lost."""
+"""Timeout of a call: a second one fits in before the Lease is lost."""
 
 
 class Lease:
-    """The right to write. `acquire`, then `renew_loop` in a task of its own, then `release`."""
+    """The right to write: `acquire`, then `renew_loop` in a task, then `release`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Lease:
         return self._renewed is not None and self._clock() - self._renewed < self._lease_s * RENEW_DEADLINE_FRACTION
 
     async def acquire(self, retry_s: float | None = None) -> None:
-        """Wait until the Lease is ours."""
+        """Wait until this replica holds the Lease."""
         while True:
             if await self._try():
                 break
@@ -71,10 +71,10 @@ class Lease:
         while self.is_leader:
             await asyncio.sleep(self._lease_s * RETRY_FRACTION if retry_s is None else retry_s)
             await self._try()
-        log.error("the Lease is lost")
+        log.error("the Lease was lost: this replica stops")
 
     async def release(self) -> None:
-        """Let another replica lead at once."""
+        """Give up the Lease, so that another replica takes over immediately."""
         if self.is_leader:
             self._renewed = None
             with contextlib.suppress(OperatorError):
@@ -83,7 +83,7 @@ class Lease:
                     await self._write(lease, {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1})
 
     async def _try(self) -> bool:
-        """Take or renew the Lease if that may be done; the time of a renewal is that of its beginning."""
+        """Acquire or renew the Lease if it is free or ours. A renewal counts from its start."""
         started = self._clock()
         try:
             async with asyncio.timeout(self._lease_s * CALL_TIMEOUT_FRACTION):
@@ -141,7 +141,7 @@ class Lease:
 
 
 class FencedClient(ApiClient):
-    """Refuses to write once the Lease is not held: a process that was stopped and goes on later ends up here."""
+    """Write fence: refuses writes without the Lease, also in a process that was suspended and resumed."""
 
     def __init__(self, cluster: ApiClient, lease: Lease) -> None:
         self._cluster = cluster
@@ -177,4 +177,4 @@ class FencedClient(ApiClient):
 
     def _check(self) -> None:
         if not self._lease.is_leader:
-            raise NotLeaderError("the Lease is not held: nothing is written")
+            raise NotLeaderError("this replica does not hold the Lease: the write was refused")

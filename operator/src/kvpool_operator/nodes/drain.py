@@ -1,8 +1,8 @@
-"""When a node is to leave, and what is to be done about its blocks. Pure.
+"""State machine of a node's drain: which signal starts it, and which command follows. Pure.
 
-A node says so itself: it is cordoned, or carries a taint by which Cluster Autoscaler (ToBeDeletedByClusterAutoscaler,
-DeletionCandidateOfClusterAutoscaler) or Karpenter (karpenter.sh/disrupted; karpenter.sh/disruption before its v1)
-announce that they take it away. Nothing here ever holds a drain up: blocks are a cache.
+The signal is on the Node: a cordon, or a taint of Cluster Autoscaler (ToBeDeletedByClusterAutoscaler,
+DeletionCandidateOfClusterAutoscaler) or Karpenter (karpenter.sh/disrupted; karpenter.sh/disruption before its v1).
+Nothing here ever blocks a drain: blocks are a cache.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ class DrainPolicy:
 
 
 def drain_signal(node: Manifest) -> NodeDrainSignal:
-    """Of a Node object."""
+    """The drain signal of a Node."""
     spec = node.get("spec") or {}
     taints = {str(t.get("key")) for t in spec.get("taints") or []}
-    told = [sentence for key, sentence in _TAINTS.items() if key in taints]
-    if not told and spec.get("unschedulable"):
-        told = ["it is cordoned"]
-    return NodeDrainSignal(told[0] if told else "")
+    reasons = [reason for key, reason in _TAINTS.items() if key in taints]
+    if not reasons and spec.get("unschedulable"):
+        reasons = ["it is cordoned"]
+    return NodeDrainSignal(reasons[0] if reasons else "")
 
 
 def next_state(
     old: DrainStatus, reason: str, policy: DrainPolicy, report: DrainReport | None, now: str
 ) -> tuple[DrainStatus, Command | None]:
-    """The drain's state and what to tell the sidecar. `report` is None while the sidecar does not answer.
+    """The drain's next state, and the command for the sidecar. `report` is None while the sidecar does not answer.
 
-    `now` is RFC 3339. Asked again and again; the answer depends on what is seen now and on when the drain began.
+    `now` is RFC 3339. Idempotent: the result depends on the current observation and on the start of the drain only.
     """
-    tells = report is not None and report.leaving and report.by_node
+    is_draining = report is not None and report.leaving and report.by_node
     if not reason:
         once = report is not None and report.leaving and not report.by_node
         return _operation_drain(old, report, now) if once and report is not None else DrainStatus(), (
-            "remain" if tells else None
+            "remain" if is_draining else None
         )
     if old.reason == _BY_OPERATION:
         old = DrainStatus()
@@ -77,26 +77,26 @@ def next_state(
     base = _with_counts(old, report).model_copy(update={"reason": reason[:253], "start_time": start})
     if not policy.evacuate:
         return _finished(base, old, "Abandoned", "the pool's drain policy is Abandon: nothing is moved", now), (
-            "remain" if tells else None
+            "remain" if is_draining else None
         )
-    if report is not None and tells and report.clean:
+    if report is not None and is_draining and report.clean:
         return _finished(base, old, "Drained", "", now), None
     if not was_drained and _elapsed_s(start, now) >= policy.timeout_s:
-        message = "the time for it is over; what remains is computed again when it is asked for"
-        return _finished(base, old, "Abandoned", message, now), "remain" if tells else None
-    if was_drained:  # a block that came since is on its way, or the sidecar started anew
+        message = "the drain timed out; the remaining blocks are recomputed on their next use"
+        return _finished(base, old, "Abandoned", message, now), "remain" if is_draining else None
+    if was_drained:  # a newer block is in transfer, or the sidecar restarted
         return _finished(
             base, old, "Drained", base.message, now
-        ), "evacuate" if report is not None and not tells else None
+        ), "evacuate" if report is not None and not is_draining else None
     if report is None:
         return _in_progress(base, "Requested", "the sidecar does not answer"), None
-    if not tells:
+    if not is_draining:
         return _in_progress(base, "Requested", ""), "evacuate"
     return _in_progress(base, "Evacuating", report.problem), None
 
 
 def _operation_drain(old: DrainStatus, report: DrainReport, now: str) -> DrainStatus:
-    """Blocks are moved off once; the node stays."""
+    """An operation moves the blocks once; the node stays."""
     start = old.start_time if old.reason == _BY_OPERATION else now
     base = _with_counts(old, report).model_copy(update={"reason": _BY_OPERATION, "start_time": start})
     return (
@@ -105,14 +105,14 @@ def _operation_drain(old: DrainStatus, report: DrainReport, now: str) -> DrainSt
 
 
 def on_node_removed(old: DrainStatus, now: str) -> DrainStatus:
-    """The drain of a node that is not there any more: what was under way has ended."""
+    """The drain of a node that no longer exists: a drain in progress has ended."""
     if old.state not in ("Requested", "Evacuating"):
         return old
-    return _finished(old, old, "Abandoned", "the node went before all of it was moved", now)
+    return _finished(old, old, "Abandoned", "the node was removed before all blocks were moved", now)
 
 
 def _with_counts(old: DrainStatus, report: DrainReport | None) -> DrainStatus:
-    """What was moved and what remains; as it was where the sidecar does not tell."""
+    """Moved and remaining blocks as reported; unchanged if the sidecar does not report them."""
     if report is None or not report.leaving:
         return old
     return DrainStatus(

@@ -41,19 +41,19 @@ __all__ = [
 
 COMPONENT: Final = "node"
 RETAINED_FIELDS: Final = ("capacity", "used", "blocks", "generation", "transport", "conditions")
-"""What a status is told of the one before."""
+"""Fields that a new status takes over from the previous one."""
 _LONGEST: Final = 253
 _LOST: Final = (Reason.NODE_NOT_FOUND.value, Reason.SIDECAR_NOT_FOUND.value)
 
 
 def node_name(pool: str, node: str) -> str:
-    """Name of the KVCacheNode. A pool's name has no dot, so no two of them meet."""
+    """Name of the KVCacheNode. It is unique, because a pool's name has no dot."""
     name = f"{pool}.{node}"
     return name if len(name) <= _LONGEST else f"{name[:236]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def node_manifest(pool: KVCachePool, node: str) -> Manifest:
-    """The object but for its status; it goes with the pool."""
+    """The object without its status; the pool owns it."""
     return {
         "apiVersion": API_VERSION,
         "kind": NODE_KIND,
@@ -63,7 +63,7 @@ def node_manifest(pool: KVCachePool, node: str) -> Manifest:
 
 
 def read_drain(status: Manifest) -> DrainStatus:
-    """The drain of a status that the operator wrote; none where it makes no sense."""
+    """The drain in a status; the initial state if it cannot be parsed."""
     drain = status.get("drain")
     try:
         return DrainStatus.model_validate(drain) if isinstance(drain, dict) else DrainStatus()
@@ -80,7 +80,7 @@ def node_status(
     verdicts = {kind: first_verdict(chain, subject) for kind, chain in CHAINS.items()}
     conditions = with_verdicts(old.get("conditions"), verdicts, pool.metadata.generation, now, NodeCondition)
     kept: dict[str, Any] = {}
-    if report is None:  # what was known last is better than nothing
+    if report is None:  # the last known values are better than none
         kept = {k: old[k] for k in RETAINED_FIELDS if k in old and k != "conditions"}
     else:
         kept = {
@@ -106,7 +106,7 @@ def node_status(
 
 
 def stable_part(status: Manifest) -> Any:
-    """The part of a status whose change is told at once."""
+    """The part of a status whose change is written at once."""
     drain = status.get("drain") or {}
     return (
         [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or []],
@@ -117,13 +117,13 @@ def stable_part(status: Manifest) -> Any:
 
 
 def comparable_status(status: Manifest) -> Manifest:
-    """All of a status that is worth a write; that the pool's generation is another one says nothing of the node."""
+    """The status without the pool's generation, whose change alone is no reason for a write."""
     conditions = [{k: v for k, v in c.items() if k != "observedGeneration"} for c in status.get("conditions") or []]
     return {**status, "conditions": conditions}
 
 
 def lost_since(status: Manifest) -> str:
-    """Since when there is no node or no sidecar there (RFC 3339); empty while there is one."""
+    """When the node or its sidecar disappeared (RFC 3339); empty while both exist."""
     ready = find(status.get("conditions") or [], "Ready")
     return str(ready.get("lastTransitionTime", "")) if ready and ready.get("reason") in _LOST else ""
 
