@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from op_pool_world import GOOD, NS, World
 from op_samples import ENV, SECRET, inputs, pool
-from test_op_reconcile import GOOD, NS, World
 
 from kvpool.protocol.keys import index_login
 from kvpool_operator.desired import Inputs, build

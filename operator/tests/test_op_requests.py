@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from op_pool_world import NS, POOL, World
 from op_samples import MemoryLister
-from test_op_reconcile import NS, POOL, World
 
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
 from kvpool_operator.k8s.reflector import Store

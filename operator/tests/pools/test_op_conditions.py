@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from op_samples import pool, pool_manifest
-from test_op_status import GOOD, observed
+from op_status_samples import GOOD, observed
 
 import kvpool_operator
 from kvpool_operator.api.condition_types import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from op_samples import inputs, pool
-from test_op_status import GOOD, message, observed, status, told
+from op_status_samples import GOOD, message, observed, status, told
 
 from kvpool.protocol import block
 from kvpool_operator.api.conditions import first_verdict

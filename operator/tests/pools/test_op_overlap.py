@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from op_operation_world import World as Operations
+from op_pool_world import GOOD, NS, Reports, World
 from op_samples import inputs, pool
-from test_op_operations import World as Operations
-from test_op_reconcile import GOOD, NS, Reports, World
-from test_op_status import message, observed, status, told
+from op_status_samples import message, observed, status, told
 
 from kvpool_operator.api.annotations import ANNOTATION_RESYNC
 from kvpool_operator.desired import build

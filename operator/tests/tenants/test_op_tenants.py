@@ -32,7 +32,7 @@ from kvpool_operator.tenants.resolver import resolve, tenant_status, to_configs
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
 
-BAD = sorted((Path(__file__).parent / "bad_tenants").glob("*.yaml"))
+BAD = sorted((Path(__file__).parents[1] / "bad_tenants").glob("*.yaml"))
 SCHEMA = crdgen.crd(TENANT)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 NOW = "2026-11-20T10:00:00Z"
 
@@ -84,7 +84,7 @@ def test_every_rule_of_the_kind_has_a_bad_example_or_is_about_a_change():
 
 
 def test_the_example_is_valid():
-    parts = list(yaml.safe_load_all((Path(__file__).parents[2] / "examples" / "multi-tenant.yaml").read_text()))
+    parts = list(yaml.safe_load_all((Path(__file__).parents[3] / "examples" / "multi-tenant.yaml").read_text()))
     tenants = [KVCacheTenant.parse(p) for p in parts if p["kind"] == "KVCacheTenant"]
     read = {one.name: one.reads_from for one in resolve([t for t in parts if t["kind"] == "KVCacheTenant"], {}, ["*"])}
     assert read == {"acme": ("common",), "trials": ("common",), "common": ()}

@@ -3,77 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from op_samples import inputs, pool, pool_manifest
+from op_samples import pool, pool_manifest
+from op_status_samples import GOOD, LATER, NOW, message, observed, status, told
 
 from kvpool_operator.api.conditions import Condition, find, set_condition
 from kvpool_operator.api.crdgen import crd
-from kvpool_operator.desired import build
-from kvpool_operator.k8s.client import ref
 from kvpool_operator.observe.engine_pods import EnginePods
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot, Webhook
 from kvpool_operator.pools.conditions import ReconcileOutcome
-from kvpool_operator.pools.status import invalid_status, make_status, stable_part
+from kvpool_operator.pools.status import invalid_status, stable_part
 from kvpool_operator.pools.status_reporter import phase_event
-from kvpool_operator.sidecars.status import Fingerprint, SidecarStatus
+from kvpool_operator.sidecars.status import Fingerprint
 
-if TYPE_CHECKING:
-    from kvpool_operator.k8s.client import Manifest
-
-NOW, LATER = "2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"
 STATUS_SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
-GOOD = SidecarStatus(
-    ready=True,
-    capacity_bytes=10 * 2**30,
-    used_bytes=2**30,
-    blocks=32,
-    index_connected=True,
-    index_announced=32,
-    transport="TCP",
-    hits={"local": 5, "peer": 3},
-    bytes={"local": 100},
-    misses={"absent": 2},
-    fingerprints=(Fingerprint("4be1", "vllm 0.33", "llama", 2**30, connected=1),),
-)
-
-
-def observed(
-    *, nodes: int = 2, ready: int = 2, updated: int = 2, raw: Manifest | None = None, **kwargs: Any
-) -> Snapshot:
-    objects = {}
-    for manifest in build(inputs()):
-        manifest["metadata"] |= {"generation": 1, "uid": "u"}
-        if manifest["kind"] == "DaemonSet":
-            manifest["status"] = {
-                "observedGeneration": 1,
-                "desiredNumberScheduled": nodes,
-                "numberReady": ready,
-                "updatedNumberScheduled": updated,
-            }
-        if manifest["kind"] == "StatefulSet":
-            manifest["status"] = {"readyReplicas": 1}
-        objects[ref(manifest)] = manifest
-    sidecars = kwargs.pop("sidecars", tuple(Sidecar(f"node-{i}", i < ready, "", GOOD) for i in range(nodes)))
-    return Snapshot(raw=raw or pool_manifest(), objects=objects, sidecars=sidecars, **kwargs)
-
-
-def status(seen: Snapshot, progress: ReconcileOutcome | None = None, now: str = NOW, **spec: Any) -> Manifest:
-    return make_status(pool(**spec), seen, progress or ReconcileOutcome(), "id-1", now)
-
-
-def told(made: Manifest, kind: str) -> tuple[str, str]:
-    condition = find(made["conditions"], kind)
-    assert condition is not None
-    assert condition["message"]
-    return condition["status"], condition["reason"]
-
-
-def message(made: Manifest, kind: str) -> str:
-    return str((find(made["conditions"], kind) or {})["message"])
 
 
 def check(schema: dict[str, Any], value: Any, path: str = "status") -> None:
