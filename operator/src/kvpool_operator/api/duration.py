@@ -1,4 +1,4 @@
-"""Durations as Kubernetes users write them: `20ms`, `1m30s`."""
+"""Durations such as `20ms` and `1m30s`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
 def to_ms(text: str) -> int:
-    """Whole milliseconds. ValueError for anything that is not a duration."""
+    """Parse a duration to whole milliseconds. ValueError for anything else."""
     if not re.fullmatch(FORM, text, re.ASCII):
         raise ValueError("not a duration such as 20ms")
     return sum(int(n) * _MS[unit] for n, unit in re.findall(r"([0-9]+)(ms|s|m|h)", text))

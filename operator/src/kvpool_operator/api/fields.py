@@ -1,4 +1,4 @@
-"""The field types and rules of v1alpha1: what may be written, and the sentence that answers what may not."""
+"""Field types and validation rules of v1alpha1, with their error messages."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ __all__ = [
 ]
 
 HTTP_PORT: Final = 7422
-"""Port of the sidecar's health, metrics and status; not a setting."""
+"""Fixed port of the sidecar's health, metrics and status."""
 ADMIN_PORT: Final = 7423
-"""Port where the operator gives a sidecar its orders; not a setting."""
+"""Fixed port of the sidecar's admin API for the operator."""
 
 _NEW_TIER: Final = "add a tier with another name, then remove this one"
 

@@ -1,7 +1,7 @@
-"""Rules beyond types: once as CEL for the API server, once as Python for whoever reads a pool from elsewhere.
+"""Validation rules beyond types: as CEL for the API server, and as Python for manifests from other sources.
 
-Both say the same sentence, and the sentence says what to do. Each rule that can be broken by a single object has an
-example under operator/tests/bad_pools; tests hold CEL, Python and example together.
+Both return the same message, which names the correct value. Each rule that a single object can break has an example in
+operator/tests/bad_pools; tests compare CEL, Python and example.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of x-kubernetes-validations. `cel` is true for what is allowed."""
+    """Entry of x-kubernetes-validations. `cel` is true for valid objects."""
 
     cel: str
     message: str
@@ -39,18 +39,18 @@ class Rule:
         return {"rule": self.cel, "message": self.message}
 
     def check(self, allowed: bool) -> None:
-        """The Python side: ValueError with the same sentence."""
+        """Validate in Python: ValueError with the same message."""
         if not allowed:
             raise ValueError(self.message)
 
 
 def with_rules(*rules: Rule, **more: Any) -> dict[str, Any]:
-    """For `json_schema_extra` of a field or a model."""
+    """Return `json_schema_extra` of a field or a model."""
     return {"x-kubernetes-validations": [r.schema() for r in rules], **more}
 
 
 def immutable(what: str, instead: str) -> Rule:
-    """Only the API server sees the old object, so there is no Python side."""
+    """Rule for an immutable field. Only the API server has the old object, so Python does not check it."""
     return Rule("self == oldSelf", f"{what} cannot be changed: {instead}")
 
 
@@ -59,9 +59,9 @@ def _quote(pattern: str) -> str:
 
 
 def bytes_between(low: str, high: str, what: str, *more: Rule) -> Any:
-    """A quantity of bytes from `low` to `high`; the message is `what`."""
-    # each list of one binds a value: the API server budgets a rule by how often it reads a string, and an older one
-    # takes the length of integer-or-string for that of the largest request
+    """Field type: a quantity of bytes from `low` to `high`, with the error message `what`."""
+    # each one-element list binds a value: the API server estimates the cost of a rule by its string reads, and older
+    # versions assume the maximum request size as the length of integer-or-string
     rule = Rule(
         "[string(self)].all(text, isQuantity(text) && [quantity(text)].all(size, "
         f"!size.isLessThan(quantity('{low}')) && !size.isGreaterThan(quantity('{high}'))))",
@@ -81,7 +81,7 @@ def bytes_between(low: str, high: str, what: str, *more: Rule) -> Any:
 
 
 def duration_between(low: str, high: str, what: str) -> Any:
-    """A duration from `low` to `high`; the message is `what`."""
+    """Field type: a duration from `low` to `high`, with the error message `what`."""
     rule = Rule(
         f"self.matches({_quote(duration.FORM)}) && "
         f"duration(self) >= duration('{low}') && duration(self) <= duration('{high}')",
@@ -123,7 +123,7 @@ PATH_IS_NOT_THE_SYSTEMS: Final = Rule(
 
 
 def host_path(*more: Rule) -> Any:
-    """A directory on a node that a pool may own."""
+    """Field type: a directory on a node that a pool can own."""
 
     def check(value: str) -> str:
         PATH_IS_CLEAN.check(re.fullmatch(_CLEAN, value) is not None)
@@ -136,7 +136,7 @@ def host_path(*more: Rule) -> Any:
 
 
 def matching(form: str, max_length: int, what: str, *more: Rule) -> Any:
-    """A string of a certain form (an anchored pattern that RE2 and Python read alike)."""
+    """Field type: a string that matches an anchored pattern, valid for RE2 and Python."""
     rule = Rule(f"self.matches({_quote(form)})", what)
 
     def check(value: str) -> str:
@@ -148,12 +148,12 @@ def matching(form: str, max_length: int, what: str, *more: Rule) -> Any:
 
 
 def name(max_length: int, what: str) -> Any:
-    """A DNS label that may become part of a volume's name."""
+    """Field type: a DNS label that can be part of a volume name."""
     return matching(rf"^[a-z]([-a-z0-9]{{0,{max_length - 2}}}[a-z0-9])?$", max_length, what)
 
 
 def count_or_percent(what: str) -> Any:
-    """A count of nodes from 1 to 1000, or a percentage from 1% to 100%."""
+    """Field type: a count of nodes from 1 to 1000, or a percentage from 1% to 100%."""
     percent = r"^([1-9][0-9]?|100)%$"
     rule = Rule(
         f"type(self) == int ? self >= 1 && self <= 1000 : string(self).matches({_quote(percent)})",
@@ -172,7 +172,7 @@ def count_or_percent(what: str) -> Any:
 
 
 def reserve(what: str) -> Any:
-    """A percentage from 0% to 90%, or a quantity of bytes; always a string."""
+    """Field type: a percentage from 0% to 90%, or a quantity of bytes, as a string."""
     percent = r"^([0-9]|[1-8][0-9]|90)%$"
     rule = Rule(
         f"self.matches({_quote(percent)}) || (isQuantity(self) && !quantity(self).isLessThan(quantity('0')))", what

@@ -1,4 +1,4 @@
-"""JSON schema as pydantic writes it -> structural schema as the API server wants it. Pure.
+"""Conversion of pydantic's JSON schema to a structural schema for the API server.
 
 The rules are those of the Kubernetes documentation on structural schemas: one type at each node, no $ref, no unions but
 integer-or-string, exclusiveMinimum as a flag (OpenAPI 3.0), no additionalProperties beside properties.
@@ -35,7 +35,7 @@ _KEPT: Final[tuple[str, ...]] = (
 
 
 def structural(schema: Schema) -> Schema:
-    """ValueError for what has no structural form: recursion, unions."""
+    """Convert a schema. ValueError if it has no structural form: recursion, unions."""
     return _convert(schema, schema.get("$defs", {}), ())
 
 
@@ -44,9 +44,9 @@ def _convert(node: Schema, defs: dict[str, Schema], inside: tuple[str, ...]) -> 
     while "$ref" in node:
         target = node.pop("$ref").rsplit("/", 1)[1]
         if target in inside:
-            raise ValueError(f"{target} contains itself, which a CRD cannot say")
+            raise ValueError(f"{target} contains itself, which a CRD does not support")
         inside = (*inside, target)
-        node = {**defs[target], **node}  # what stands beside the reference (description, default) wins
+        node = {**defs[target], **node}  # keywords next to the reference (description, default) take precedence
     int_or_string = node.get("x-kubernetes-int-or-string", False)
     if "anyOf" in node and not int_or_string:
         arms = [a for a in node.pop("anyOf") if a.get("type") != "null"]
@@ -58,7 +58,7 @@ def _convert(node: Schema, defs: dict[str, Schema], inside: tuple[str, ...]) -> 
         out["description"] = " ".join(out["description"].split())
     out |= {k: v for k, v in node.items() if k.startswith("x-kubernetes-")}
     if out.get("default", ...) is None:
-        del out["default"]  # absent is how Kubernetes says null
+        del out["default"]  # Kubernetes omits null
     if int_or_string:
         out.pop("type", None)
         out["anyOf"] = [{"type": "integer"}, {"type": "string"}]

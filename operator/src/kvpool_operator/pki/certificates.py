@@ -1,11 +1,13 @@
-"""The webhook's certificates: an authority of our own, rotated with overlap, and short-lived leaves.
+"""Self-signed CA of the webhook, rotated with overlap, and short-lived leaf certificates.
 
-Pure: every function takes the time. The authority lives in one Secret that all replicas share; a leaf lives in the
-memory of its replica and is never written. The shape follows cert-manager's dynamic authority: authority one year, leaf
-seven days, both renewed at two thirds of their life.
+Pure: every function takes the time. All replicas share the CA in one Secret; each replica holds its leaf in memory and
+never writes it. The design follows cert-manager's dynamic authority: the CA is valid for one year, a leaf for seven
+days,
+and both are renewed after two thirds of their validity.
 
-Rotation: a new authority is published beside the old one (the webhook configuration trusts both), signs only after
-`settle`, when every API server has seen it, and the old one is trusted until it expires.
+Rotation: a new CA is published next to the old one (the webhook configuration trusts both). It signs only after
+`settle`,
+when every API server has read it. The old CA is trusted until it expires.
 """
 
 from __future__ import annotations
@@ -40,60 +42,60 @@ _OLD_KEY: Final = "previous.key"
 
 @dataclass(frozen=True)
 class CertPolicy:
-    """Lives and margins."""
+    """Validity periods and margins."""
 
     ca_life: timedelta = timedelta(days=365)
     leaf_life: timedelta = timedelta(days=7)
     settle: timedelta = timedelta(minutes=10)
-    """A new authority is trusted for so long before it signs."""
+    """Time that a new CA is trusted before it signs."""
     skew: timedelta = timedelta(minutes=5)
-    """Certificates are valid so long before they were made: clocks differ."""
+    """Time before its creation from which a certificate is valid, for clocks that differ."""
 
 
 @dataclass(frozen=True)
 class CertificateAuthority:
-    """One CA certificate with its key."""
+    """CA certificate with its key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @property
     def certificate_pem(self) -> bytes:
-        """The certificate as PEM."""
+        """Return the certificate as PEM."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
     def key_pem(self) -> bytes:
-        """The private key as unencrypted PKCS 8 PEM."""
+        """Return the private key as unencrypted PKCS 8 PEM."""
         return _key_pem(self.key)
 
     @property
     def expires(self) -> datetime:
-        """End of the certificate's life, UTC."""
+        """Expiry of the certificate, UTC."""
         return self.certificate.not_valid_after_utc
 
 
 @dataclass(frozen=True)
 class TrustBundle:
-    """The authority in use and, while it overlaps, the one before it. This is what the Secret holds."""
+    """Current CA and, while they overlap, the previous one. The Secret stores them."""
 
     current: CertificateAuthority
     previous: CertificateAuthority | None = None
 
     def bundle(self, now: datetime) -> bytes:
-        """PEM of all that is to be trusted: the caBundle of the webhook configuration."""
+        """Return the PEM of all trusted CAs: the caBundle of the webhook configuration."""
         return b"".join(a.certificate_pem for a in (self.current, self.previous) if a and a.expires > now)
 
     def signer(self, now: datetime, policy: CertPolicy) -> CertificateAuthority:
-        """The authority that signs now: the new one once it has settled, or when the old one can no longer."""
+        """Return the CA that signs now: the current one after `settle`, or if the previous one expires before."""
         old = self.previous
-        made = self.current.certificate.not_valid_before_utc + policy.skew
-        if old and old.expires > now + policy.settle and now < made + policy.settle:
+        created = self.current.certificate.not_valid_before_utc + policy.skew
+        if old and old.expires > now + policy.settle and now < created + policy.settle:
             return old
         return self.current
 
     def to_secret(self) -> dict[str, bytes]:
-        """Data of the Secret."""
+        """Return the data of the Secret."""
         data = {_CA_CERT: self.current.certificate_pem, _CA_KEY: self.current.key_pem}
         if self.previous:
             data |= {_OLD_CERT: self.previous.certificate_pem, _OLD_KEY: self.previous.key_pem}
@@ -101,14 +103,14 @@ class TrustBundle:
 
     @classmethod
     def from_secret(cls, data: dict[str, bytes]) -> TrustBundle | None:
-        """Data of the Secret; None when there is none, or none that can be used."""
+        """Parse the data of the Secret. None if the CA is absent or invalid."""
         current = _authority(data.get(_CA_CERT), data.get(_CA_KEY))
         return cls(current, _authority(data.get(_OLD_CERT), data.get(_OLD_KEY))) if current else None
 
 
 @dataclass(frozen=True)
 class LeafCertificate:
-    """A server certificate and its key, both PEM, and who signed it."""
+    """Server certificate and key, both PEM, with its signer."""
 
     certificate_pem: bytes
     key_pem: bytes
@@ -118,7 +120,7 @@ class LeafCertificate:
 
 
 def new_authority(name: str, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy) -> CertificateAuthority:
-    """A self-signed authority that can vouch for `dns_names` and nothing else (a critical name constraint)."""
+    """Create a self-signed CA whose critical name constraint allows only `dns_names`."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -145,7 +147,7 @@ def new_authority(name: str, dns_names: tuple[str, ...], now: datetime, policy: 
 def next_authorities(
     stored: TrustBundle | None, name: str, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy
 ) -> TrustBundle:
-    """What the Secret should hold now; `stored` itself when nothing is to be done."""
+    """Return the CAs that the Secret should contain; `stored` itself if no change is needed."""
     if stored is None or stored.current.expires <= now:
         return TrustBundle(new_authority(name, dns_names, now, policy))
     life = stored.current.certificate
@@ -164,7 +166,7 @@ def issue_leaf(
     *,
     for_client: bool = False,
 ) -> LeafCertificate:
-    """A certificate of a server, or of a client, for `dns_names`; it never outlives its signer."""
+    """Issue a server or client certificate for `dns_names`. It never outlives its signer."""
     usage = ExtendedKeyUsageOID.CLIENT_AUTH if for_client else ExtendedKeyUsageOID.SERVER_AUTH
     key = ec.generate_private_key(ec.SECP256R1())
     not_before, expires = now - policy.skew, min(now + policy.leaf_life, signer.expires)
@@ -196,7 +198,7 @@ def issue_leaf(
 
 
 def leaf_due(leaf: LeafCertificate | None, signer: CertificateAuthority, now: datetime, policy: CertPolicy) -> bool:
-    """Whether a new leaf is needed: none yet, another signer, or two thirds of its life are over."""
+    """Whether a new leaf is needed: none yet, another signer, or two thirds of its validity have passed."""
     if leaf is None or leaf.issuer.certificate != signer.certificate:
         return True
     return now >= _renewal(leaf.not_before + policy.skew, leaf.expires)
@@ -227,7 +229,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _authority(certificate_pem: bytes | None, key_pem: bytes | None) -> CertificateAuthority | None:
-    """None for what is missing, damaged, of another kind, or does not belong together."""
+    """Return None if certificate or key is missing, damaged, of another kind, or they do not match."""
     if not certificate_pem or not key_pem:
         return None
     try:
@@ -242,5 +244,5 @@ def _authority(certificate_pem: bytes | None, key_pem: bytes | None) -> Certific
 
 
 def utc_now() -> datetime:
-    """The clock that everything here is given."""
+    """Return the current time, UTC."""
     return datetime.now(UTC)

@@ -1,8 +1,7 @@
-"""The authority that a pool's sidecars prove themselves by: its files in the pool's Secret. Pure.
+"""CA of a pool's sidecars, stored as files in the pool's Secret.
 
-Sidecars sign their own leaves with it (kvpool_sidecar.peers.ca). The life of an authority and the overlap of
-two are those of kvpool_operator.pki.certificates: a year, a new one at two thirds, which signs once every node has
-read it.
+Sidecars sign their own leaf certificates with it (kvpool_sidecar.peers.ca). Validity and overlap are those of
+kvpool_operator.pki.certificates: one year, renewed after two thirds; the new CA signs when every node has read it.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _POLICY: Final = CertPolicy()
 
 
 def peer_authorities(stored: Mapping[str, str]) -> TrustBundle | None:
-    """Those in the Secret; None when there is none, or none that can be used."""
+    """Parse the CAs in the Secret. None if they are absent or invalid."""
     return TrustBundle.from_secret({there: stored[here].encode() for here, there in _FILES.items() if stored.get(here)})
 
 
 def peer_files(stored: Mapping[str, str], now: datetime, policy: CertPolicy = _POLICY) -> dict[str, str]:
-    """What the Secret should hold now, PEM by name; `stored` itself when nothing is to be done."""
+    """Return the files that the Secret should contain, PEM by name. They equal `stored` if no change is needed."""
     known = peer_authorities(stored)
     wanted = next_authorities(known, "kvpool peers", ("kvpool",), now, policy)
     if wanted is known:

@@ -1,4 +1,4 @@
-"""What the webhook reads and keeps, asked of the operator's `ApiClient`."""
+"""API server access of the webhook, through the operator's `ApiClient`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["WebhookApiClient"]
 
 
 class WebhookApiClient:
-    """`PoolReader` and `TrustStore` in one. Raises the errors of `kvpool_operator.errors`."""
+    """Implementation of `PoolReader` and `TrustStore`. Raises the errors of `kvpool_operator.errors`."""
 
     def __init__(self, cluster: ApiClient, settings: WebhookSettings) -> None:
         self._cluster = cluster

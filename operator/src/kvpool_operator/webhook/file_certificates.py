@@ -1,4 +1,4 @@
-"""A certificate that somebody else keeps, such as cert-manager: two files that change now and then.
+"""Webhook certificate that another component renews, such as cert-manager: two files that change.
 
 The caBundle of the webhook configuration is that somebody's, too; nothing of the cluster is written here.
 """
@@ -31,7 +31,7 @@ MOST_BYTES: Final = 64 * 1024
 
 
 class FileCertificates:
-    """`tls.crt` and `tls.key` of a directory, as a Secret of type kubernetes.io/tls is mounted."""
+    """Certificate from tls.crt and tls.key of a directory, the mount of a Secret of type kubernetes.io/tls."""
 
     def __init__(
         self,
@@ -50,40 +50,45 @@ class FileCertificates:
 
     @property
     def ready(self) -> bool:
-        """Whether a certificate is served that has not run out."""
+        """Whether a valid certificate is served."""
         return self._expires is not None and self._clock() < self._expires
 
     @property
     def expires(self) -> datetime | None:
-        """End of the certificate's life."""
+        """Expiry of the certificate."""
         return self._expires
 
     @property
     def authority_expires(self) -> datetime | None:
-        """Not known here."""
+        """Unknown: another component manages the CA."""
         return None
 
     async def run(self) -> None:
-        """Look again and again until cancelled. What cannot be used is passed by: the certificate before it stays."""
+        """Poll until cancelled. An invalid certificate is ignored, and the previous one stays in use."""
         while True:
             try:
                 self.step()
             except (OSError, ValueError) as e:
-                log.warning("%s holds no certificate that can be used (%s: %s)", self._folder, type(e).__name__, e)
+                log.warning(
+                    "%s contains no valid certificate (%s: %s); the previous one stays in use",
+                    self._folder,
+                    type(e).__name__,
+                    e,
+                )
             await asyncio.sleep(self._poll_s)
 
     def step(self) -> None:
-        """Serve what the files hold now. OSError, ssl.SSLError or ValueError when that cannot be done."""
+        """Load the files if they have changed. OSError, ssl.SSLError or ValueError if they are invalid."""
         certificate, key = _read(self._folder / CERTIFICATE), _read(self._folder / KEY)
         pem = certificate + b"\n" + key
         if pem == self._pem:
             return
         expires = x509.load_pem_x509_certificate(certificate).not_valid_after_utc
-        # files that do not belong together, as between two writes, must not reach the context that serves
+        # test the files in a separate context: during an update certificate and key can mismatch
         load_pem(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), pem)
         load_pem(self._context, pem)
         self._pem, self._expires = pem, expires
-        log.info("a new server certificate, valid until %s", expires.isoformat())
+        log.info("loaded a server certificate, valid until %s", expires.isoformat())
 
 
 def _read(path: Path) -> bytes:

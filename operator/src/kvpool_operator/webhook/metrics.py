@@ -20,21 +20,21 @@ class WebhookMetrics:
         )
         self.seconds = Histogram(
             "kvpool_webhook_review_seconds",
-            "Time from the request's first byte to its answer.",
+            "Time from the first byte of the request to the response.",
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
             registry=self.registry,
         )
-        self.pools = Gauge("kvpool_webhook_pools", "KVCachePools in the view.", registry=self.registry)
+        self.pools = Gauge("kvpool_webhook_pools", "KVCachePools in the cache.", registry=self.registry)
         self.view_age = Gauge(
             "kvpool_webhook_pool_view_age_seconds", "Seconds since the pools were listed.", registry=self.registry
         )
         self.certificate_expires = Gauge(
             "kvpool_webhook_certificate_expiry_timestamp_seconds",
-            "When this replica's certificate ends, in seconds since 1970.",
+            "Expiry of the certificate of this replica, in seconds since 1970.",
             registry=self.registry,
         )
         self.authority_expires = Gauge(
             "kvpool_webhook_authority_expiry_timestamp_seconds",
-            "When the authority of our own that signs certificates ends, in seconds since 1970; 0 where another signs.",
+            "Expiry of the webhook's own CA, in seconds since 1970; 0 if another CA signs.",
             registry=self.registry,
         )

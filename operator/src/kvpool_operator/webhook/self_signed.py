@@ -1,4 +1,4 @@
-"""Keeps the webhook's certificates: the Secret of the authority, the caBundle, and this replica's leaf.
+"""Manages the webhook's self-signed certificates: the Secret of the authority, the caBundle, and this replica's leaf.
 
 All replicas run this. The Secret is written under its resourceVersion, so one of them wins and the others read what it
 wrote. Exactly one MutatingWebhookConfiguration, by name, is patched, and of it nothing but `caBundle`.
@@ -39,35 +39,36 @@ _ATTEMPTS: Final = 4
 
 
 class TrustStore(Protocol):
-    """The two objects that are kept, and nothing else of the cluster."""
+    """Access to the two objects that the manager maintains."""
 
     async def read_secret(self) -> dict[str, Any] | None:
-        """The authority's Secret as JSON, None when there is none."""
+        """Return the CA's Secret as JSON, or None."""
         ...
 
     async def write_secret(self, data: dict[str, str | None], resource_version: str | None) -> None:
-        """Create it (None), or change it at that version; a value of None goes. ConflictError: another was first."""
+        """Create the Secret (None), or patch that version; None deletes a key. ConflictError: another replica was
+        first."""
         ...
 
     async def read_configuration(self) -> dict[str, Any] | None:
-        """The MutatingWebhookConfiguration as JSON, None when there is none."""
+        """Return the MutatingWebhookConfiguration as JSON, or None."""
         ...
 
     async def write_webhooks(self, webhooks: list[dict[str, Any]], resource_version: str) -> None:
-        """Replace its list of webhooks at that version. ConflictError: another was first."""
+        """Replace the list of webhooks of that version. ConflictError: another replica was first."""
         ...
 
 
 @dataclass(frozen=True)
 class DnsNames:
-    """Whom the certificates speak for."""
+    """Subject names of the certificates."""
 
     authority: str
     service_dns: tuple[str, ...]
 
 
 class CertificateManager:
-    """One per replica. `step` is the whole loop body; `run` repeats it."""
+    """Certificates of one replica. `step` is the body of the loop; `run` repeats it."""
 
     def __init__(
         self,
@@ -91,32 +92,32 @@ class CertificateManager:
 
     @property
     def ready(self) -> bool:
-        """Whether the API server can reach us: a valid leaf of an authority that it was told of."""
+        """Whether the API server can connect: the leaf is valid and its CA is in the caBundle."""
         return self._trusted and self._leaf is not None and self._clock() < self._leaf.expires
 
     @property
     def expires(self) -> datetime | None:
-        """End of the leaf's life."""
+        """Expiry of the leaf."""
         return self._leaf.expires if self._leaf else None
 
     @property
     def authority_expires(self) -> datetime | None:
-        """End of the newest authority's life."""
+        """Expiry of the newest CA."""
         return self._authority_expires
 
     async def run(self) -> None:
-        """Poll until cancelled. After a failure the last leaf stays in use and the next try comes sooner."""
+        """Poll until cancelled. After a failure the last leaf stays in use, and the retry comes sooner."""
         while True:
             pause = self._poll_s
             try:
                 await self.step()
             except Exception as e:
-                log.warning("certificates could not be checked (%s: %s)", type(e).__name__, e)
+                log.warning("cannot check the certificates (%s: %s); the current ones stay in use", type(e).__name__, e)
                 pause = min(5.0, self._poll_s)
             await asyncio.sleep(pause)
 
     async def step(self) -> None:
-        """Authority, caBundle, leaf: in this order, so that nothing is served before it is trusted."""
+        """Update CA, caBundle and leaf, in this order, so that only trusted certificates are served."""
         authorities = await self._authorities()
         self._authority_expires = authorities.current.expires
         now = self._clock()
@@ -126,7 +127,7 @@ class CertificateManager:
             self._serve(signer, now)
 
     async def _authorities(self) -> TrustBundle:
-        """What the Secret holds, after it was brought up to date."""
+        """Return the CAs of the Secret, after updating it."""
         for _ in range(_ATTEMPTS):
             secret = await self._store.read_secret()
             stored = TrustBundle.from_secret(_decoded(secret))
@@ -140,31 +141,33 @@ class CertificateManager:
             try:
                 await self._store.write_secret(data, _version(secret) if secret else None)
             except ConflictError:
-                continue  # another replica was first: use its authority
-            log.info("a new certificate authority, valid until %s", wanted.current.expires.isoformat())
+                continue  # another replica was first: use its CA
+            log.info("created a certificate authority, valid until %s", wanted.current.expires.isoformat())
             return wanted
-        raise ConflictError(f"the authority's Secret changed {_ATTEMPTS} times in a row")
+        raise ConflictError(f"the Secret of the CA changed {_ATTEMPTS} times in a row")
 
     async def _publish(self, bundle: str) -> None:
         configuration = await self._store.read_configuration()
         if configuration is None:
-            raise LookupError("the MutatingWebhookConfiguration does not exist: nothing calls this webhook")
+            raise LookupError(
+                "the MutatingWebhookConfiguration does not exist, so the API server does not call this webhook"
+            )
         present: list[dict[str, Any]] = configuration.get("webhooks") or []
         wanted = [w | {"clientConfig": (w.get("clientConfig") or {}) | {"caBundle": bundle}} for w in present]
         if wanted != present:
             await self._store.write_webhooks(wanted, _version(configuration))
-            log.info("caBundle written")
+            log.info("updated the caBundle")
         self._trusted = True
 
     def _serve(self, signer: CertificateAuthority, now: datetime) -> None:
         leaf = issue_leaf(signer, self._names.service_dns, now, self._policy)
         load_pem(self._context, leaf.certificate_pem + leaf.key_pem)
         self._leaf = leaf
-        log.info("a new server certificate, valid until %s", leaf.expires.isoformat())
+        log.info("issued a server certificate, valid until %s", leaf.expires.isoformat())
 
 
 def server_context() -> ssl.SSLContext:
-    """TLS 1.3 for HTTP/1.1; the certificate is loaded later and replaced in place: new handshakes get the new one."""
+    """Return a context for TLS 1.3 and HTTP/1.1. Its certificate is replaced in place, for new handshakes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])
@@ -172,9 +175,9 @@ def server_context() -> ssl.SSLContext:
 
 
 def load_pem(context: ssl.SSLContext, pem: bytes) -> None:
-    """Serve a certificate with its key. OpenSSL reads files; an anonymous one in memory keeps the key off every disk.
+    """Load a certificate with its key. OpenSSL reads files, so an anonymous memory file keeps the key off the disk.
 
-    ssl.SSLError when they do not belong together.
+    ssl.SSLError if they do not match.
     """
     fd = os.memfd_create("kvpool-webhook-leaf", os.MFD_CLOEXEC)
     try:
@@ -195,5 +198,5 @@ def _decoded(secret: dict[str, Any] | None) -> dict[str, bytes]:
         try:
             data[name] = base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError, TypeError):
-            log.warning("the authority's Secret: %s is not base64", name)
+            log.warning("the Secret of the CA: %s is not base64", name)
     return data

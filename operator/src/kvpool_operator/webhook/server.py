@@ -1,4 +1,4 @@
-"""The webhook's process: HTTPS for the API server, plain HTTP for probes and metrics, both on the pod's own address."""
+"""Webhook process: HTTPS for the API server, HTTP for probes and metrics, both on the pod IP address."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ __all__ = ["WebhookServer", "main", "serve"]
 log = logging.getLogger(__name__)
 
 MAX_BODY: Final = 8 * 2**20
-"""Bytes of one review. An object of the API is at most 3 MiB on its way in, and a review carries it at most twice."""
+"""Maximum bytes of one review. An API object has at most 3 MiB, and a review contains it at most twice."""
 DECIDE_S: Final = 1.5
-"""The API server waits 3 s (the chart's timeoutSeconds); an answer that says why is better than its timeout."""
+"""Time limit of a decision, below the 3 s of the API server (timeoutSeconds): a skip with a reason beats a timeout."""
 BODY_S: Final = 2.0
-"""Longest wait for a request's body."""
+"""Time limit for reading the body of a request."""
 
 
 class WebhookServer:
-    """Routes, limits and counts around `review.review_pod`."""
+    """HTTP routes, limits and metrics for `review.review_pod`."""
 
     def __init__(
         self, pools: PoolCache, certs: CertificateManager | FileCertificates, installation: InjectorConfig
     ) -> None:
         self.draining = False
-        """Set before the end, so that the Service stops sending while requests are still answered."""
+        """Set before the shutdown: /readyz fails while requests are still served."""
         self._pools = pools
         self._certs = certs
         self._installation = installation
@@ -81,7 +81,7 @@ class WebhookServer:
             self.metrics.reviews.labels("bad-request").inc()
             raise web.HTTPRequestTimeout from None
         except (ValueError, RecursionError) as e:
-            # nothing that could be answered: the API server admits the pod by failurePolicy
+            # the request is invalid: the API server applies the failurePolicy
             self.metrics.reviews.labels("bad-request").inc()
             raise web.HTTPBadRequest(text=f"not an AdmissionReview: {type(e).__name__}") from None
         self.metrics.reviews.labels(reply.outcome).inc()
@@ -93,13 +93,13 @@ class WebhookServer:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         missing = [
-            what
-            for what, there in (
+            name
+            for name, is_ready in (
                 ("certificate", self._certs.ready),
                 ("pools", self._pools.synced),
-                ("the end of this process", not self.draining),
+                ("shutdown", not self.draining),
             )
-            if not there
+            if not is_ready
         ]
         if missing:
             return web.Response(status=503, text=f"waiting for: {', '.join(missing)}\n")
@@ -117,7 +117,7 @@ class WebhookServer:
 
 @asynccontextmanager
 async def serve(settings: WebhookSettings, reader: PoolReader, store: TrustStore) -> AsyncIterator[WebhookServer]:
-    """Listen, keep the view and the certificates fresh, and stop all of it on the way out."""
+    """Serve, with tasks that refresh pools and certificates, until the context exits."""
     context = server_context()
     pools = PoolCache(reader)
     certs = _certificates(settings, store, context)

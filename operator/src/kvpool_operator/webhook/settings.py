@@ -1,4 +1,4 @@
-"""Settings of the webhook's process: every flag is also an environment variable."""
+"""Settings of the webhook process. Every flag is also an environment variable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["WebhookSettings", "read_settings"]
 
 @dataclass(frozen=True)
 class WebhookSettings:
-    """Where to listen, whom to speak for, what to bring into pods."""
+    """Settings of the webhook process."""
 
     address: str
     port: int
@@ -27,7 +27,7 @@ class WebhookSettings:
     configuration: str
     ca_secret: str
     certificate_dir: str
-    """Empty: an authority of our own."""
+    """Directory of externally managed certificates. Empty: the webhook runs its own CA."""
     policy: CertPolicy
     certificate_poll_s: float
     sidecar_image: str
@@ -37,14 +37,14 @@ class WebhookSettings:
 
     @property
     def dns_name(self) -> str:
-        """The name by which the API server calls a webhook's Service."""
+        """DNS name by which the API server calls the Service of the webhook."""
         return f"{self.service}.{self.namespace}.svc"
 
 
 def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> WebhookSettings:
-    """Flags first, then the environment, then the default; SystemExit with a message when one is missing."""
+    """Read flags, then the environment, then defaults. SystemExit if a required setting is missing."""
     parser = argparse.ArgumentParser(
-        prog="kvpool-operator webhook", description="Admission webhook that brings the pool into opted-in pods."
+        prog="kvpool-operator webhook", description="Admission webhook that injects opted-in pods."
     )
 
     def flag(name: str, help_text: str, default: str | None = None) -> None:
@@ -54,21 +54,27 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> WebhookSet
             f"--{name}", default=value, required=value is None, help=f"{help_text} ({variable}; default: {default})"
         )
 
-    flag("address", "address to listen on: the pod's own", "127.0.0.1")
-    flag("https-port", "port for the API server (HTTPS)", "9443")
-    flag("admin-port", "port for probes and metrics (HTTP)", "8081")
+    flag("address", "listen address, such as the pod IP address", "127.0.0.1")
+    flag("https-port", "HTTPS port for the API server", "9443")
+    flag("admin-port", "HTTP port for probes and metrics", "8081")
     flag("namespace", "namespace of this installation")
-    flag("webhook-service", "Service by which the API server calls this webhook", "kvpool-webhook")
-    flag("webhook-configuration", "the MutatingWebhookConfiguration whose caBundle is kept", "kvpool-webhook")
-    flag("ca-secret", "Secret of the certificate authority, shared by the replicas", "kvpool-webhook-ca")
-    flag("certificate-dir", "directory of a tls.crt and tls.key that somebody else keeps, such as cert-manager", "")
-    flag("ca-life", "seconds that an authority of our own lives; a new one comes at two thirds", "31536000")
-    flag("certificate-life", "seconds that a certificate of our own lives; a new one comes at two thirds", "604800")
-    flag("ca-settle", "seconds that a new authority is trusted before it signs", "600")
-    flag("certificate-poll", "seconds between two looks at the certificates", "60")
-    flag("sidecar-image", "image of the init container that brings the client")
-    flag("sidecar-pull-policy", "its imagePullPolicy", "IfNotPresent")
-    flag("drain", "seconds to go on answering after SIGTERM, while the Service forgets this pod", "5")
+    flag("webhook-service", "name of the Service of the webhook", "kvpool-webhook")
+    flag(
+        "webhook-configuration", "name of the MutatingWebhookConfiguration whose caBundle is updated", "kvpool-webhook"
+    )
+    flag("ca-secret", "name of the Secret with the CA that the replicas share", "kvpool-webhook-ca")
+    flag(
+        "certificate-dir",
+        "directory with tls.crt and tls.key that another component renews, such as cert-manager; empty: own CA",
+        "",
+    )
+    flag("ca-life", "validity of the own CA in seconds; renewed after two thirds", "31536000")
+    flag("certificate-life", "validity of an own certificate in seconds; renewed after two thirds", "604800")
+    flag("ca-settle", "seconds that a new CA is trusted before it signs", "600")
+    flag("certificate-poll", "seconds between two checks of the certificates", "60")
+    flag("sidecar-image", "image of the init container that installs the client")
+    flag("sidecar-pull-policy", "imagePullPolicy of the init container", "IfNotPresent")
+    flag("drain", "seconds to keep serving after SIGTERM, while the Service removes this pod", "5")
     flag("log-level", "DEBUG, INFO, WARNING or ERROR", "INFO")
     a = parser.parse_args(argv)
     return WebhookSettings(
