@@ -207,12 +207,12 @@ def test_wipe_removes_this_pools_blocks_and_nothing_else(tmp_path, pool):
         a.stop()
         path = a.home / "pool.json"
         done = run("wipe", f"--config={path}", "--tier=local")
-        assert (done.returncode, done.stdout) == (0, "6 files removed\n")
+        assert (done.returncode, done.stdout) == (0, "6 files deleted\n")
         assert os.listdir(a.nvme) == ["note"]
         assert len([f for f in cluster.shared.rglob("blocks/*/*/*") if f.is_file()]) == 5
-        assert run("wipe", f"--config={path}").stdout == "6 files removed\n"
+        assert run("wipe", f"--config={path}").stdout == "6 files deleted\n"
         assert os.listdir(cluster.shared) == []
-        assert run("wipe", f"--config={path}").stdout == "0 files removed\n"
+        assert run("wipe", f"--config={path}").stdout == "0 files deleted\n"
 
 
 def test_wipe_leaves_another_pools_directory_alone(tmp_path, pool):
@@ -222,7 +222,7 @@ def test_wipe_leaves_another_pools_directory_alone(tmp_path, pool):
     names.claim_directory(fd, "another-pool", "")
     os.close(fd)
     before = sorted(os.listdir(fd_path))
-    assert run("wipe", f"--config={pool(fd_path)}").stdout == "0 files removed\n"
+    assert run("wipe", f"--config={pool(fd_path)}").stdout == "0 files deleted\n"
     assert sorted(os.listdir(fd_path)) == before
 
 

@@ -18,7 +18,7 @@ from sc_s3 import KEY, SECRET, Proxy, S3Server
 from kvpool import config
 from kvpool.protocol.wire import Tier
 from kvpool_sidecar.preflight.finding import Level
-from kvpool_sidecar.preflight.shared import look_at_objects
+from kvpool_sidecar.preflight.shared import check_objects
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_what_cannot_be_used_is_said_at_the_start(cluster, url, words):
 
 
 def test_a_look_at_a_node_tries_the_object_store_and_leaves_nothing(s3, secret):
-    (found,) = look_at_objects(far(s3, "looked-at"), "pool-uid", str(secret))
+    (found,) = check_objects(far(s3, "looked-at"), "pool-uid", str(secret))
     assert found.level is Level.OK, found
     assert found.values["round_trip_ms"] > 0
     assert b"preflight" not in s3.call("GET", "kvpool?list-type=2")[1]
@@ -187,7 +187,7 @@ def test_a_look_at_a_node_tries_the_object_store_and_leaves_nothing(s3, secret):
 
 def test_a_look_at_a_bucket_that_is_not_there_fails_without_a_secret_in_the_message(s3, secret):
     nowhere = config.FsspecTier("far", "s3://nowhere/kv", endpoint=s3.url, region="us-east-1")
-    (found,) = look_at_objects(nowhere, "pool-uid", str(secret))
+    (found,) = check_objects(nowhere, "pool-uid", str(secret))
     assert found.level is Level.FAIL
     assert "NoSuchBucket" in found.message
     assert SECRET not in json.dumps(found.dump())

@@ -184,7 +184,7 @@ def test_pods_get_their_sockets_from_whoever_serves_and_nobody_fights_over_them(
     wait_until(first, "Serving")
     with _connect(socket_of) as raw:
         assert raw.get([block_id(1)]) == [payload(1)]
-    placed = (made.directory / "r0.log").read_text().count(": socket for pod")
+    placed = (made.directory / "r0.log").read_text().count(": created the socket of pod")
     assert placed == 3  # the first pod's, and both when it served again
 
 

@@ -23,7 +23,7 @@ from kvpool_sidecar.admin.context import Context
 from kvpool_sidecar.admin.preflight import Preflight
 from kvpool_sidecar.preflight import drive, index, kernel, mounts, rdma, shared, speed
 from kvpool_sidecar.preflight.finding import Level, Report, failed, fine, warned
-from kvpool_sidecar.preflight.report import show
+from kvpool_sidecar.preflight.report import format_report
 from kvpool_sidecar.preflight.run import PreflightSettings, run
 from kvpool_sidecar.preflight.serve import serve_preflight
 from kvpool_sidecar.storage import layout as names
@@ -36,8 +36,8 @@ def tier(path, capacity=MIB, **kw):
     return config.LocalTier("nvme", str(path), capacity, **{"reserve_free_percent": 0, **kw})
 
 
-def look(path, *, node_files=(), most_s=0.1, **kw):
-    found = drive.look_at_drive(tier(path, **kw), UID, expected_mb_s=1, node_files=node_files, most_s=most_s)
+def look(path, *, node_files=(), max_s=0.1, **kw):
+    found = drive.check_drive(tier(path, **kw), UID, expected_mb_s=1, node_files=node_files, max_s=max_s)
     return {f.check: f for f in found}
 
 
@@ -127,7 +127,7 @@ def test_a_drive_that_returns_errors_fails(folder, monkeypatch):
 
 def test_a_slow_drive_is_told(folder, monkeypatch):
     monkeypatch.setattr(speed, "measure", lambda *_a, **_k: speed.Speed(90.0, 100.0, 64 * MIB, direct=True))
-    found = {f.check: f for f in drive.look_at_drive(tier(folder), UID, expected_mb_s=1000, node_files=())}
+    found = {f.check: f for f in drive.check_drive(tier(folder), UID, expected_mb_s=1000, node_files=())}
     assert found["Speed"].level is Level.WARN
     assert "expectedBandwidth" in found["Speed"].advice
 
@@ -144,7 +144,7 @@ def test_without_unnamed_files_and_direct_io_it_is_told(folder, monkeypatch):
 
 def test_measuring_keeps_to_its_bounds(folder):
     with drive.scratch_file(os.open(folder, os.O_RDONLY)) as (file, _):
-        found = speed.measure(file, direct=False, most_bytes=9 * MIB, most_s=60)
+        found = speed.measure(file, direct=False, max_bytes=9 * MIB, max_s=60)
         assert found.written == 8 * MIB  # whole chunks
         assert os.fstat(file).st_size == 8 * MIB
 
@@ -169,14 +169,14 @@ def test_a_drive_of_its_own_that_is_nearly_full(tmp_path):
     try:
         there.chmod(0o700)
         found = {
-            f.check: f for f in drive.look_at_drive(tier(there), UID, expected_mb_s=1, most_s=0.1)
+            f.check: f for f in drive.check_drive(tier(there), UID, expected_mb_s=1, max_s=0.1)
         }  # the real files of the node: this is another device
         assert found["Filesystem"].message.startswith("ext4 on /dev/loop")
         assert found["Space"].level is Level.FAIL  # 48 MiB are no drive
         assert 0 < found["Speed"].values["measured_bytes"] <= 12 * MIB  # a quarter of what is free
         fd = os.open(there, os.O_RDONLY)
         with drive.scratch_file(fd) as (file, _):
-            full = speed.measure(file, direct=True, most_bytes=256 * MIB, most_s=5)
+            full = speed.measure(file, direct=True, max_bytes=256 * MIB, max_s=5)
         os.close(fd)
         assert 16 * MIB < full.written < 48 * MIB
         assert set(os.listdir(there)) == {"lost+found"}
@@ -204,7 +204,7 @@ def test_what_mountinfo_says():
 
 def shared_look(path, **kw):
     kw.setdefault("node_files", ())
-    found = shared.look_at_directory(config.SharedTier("cold", str(path)), UID, most_s=0.05, **kw)
+    found = shared.check_directory(config.SharedTier("cold", str(path)), UID, max_s=0.05, **kw)
     return {f.check: f for f in found}
 
 
@@ -244,7 +244,7 @@ def test_a_shared_directory_that_is_away_read_only_or_somebody_elses_fails(folde
 
 
 def index_look(url, password=""):
-    return {f.check: f for f in index.look_at_index(config.IndexConfig(url), lambda: (password,), {})}
+    return {f.check: f for f in index.check_index(config.IndexConfig(url), lambda: (password,), {})}
 
 
 def test_an_index_is_tried(tmp_path, monkeypatch):
@@ -254,7 +254,7 @@ def test_an_index_is_tried(tmp_path, monkeypatch):
         found = index_look(url, "right")
         assert {f.level for f in found.values()} == {Level.OK}
         assert server.client.dbsize() == 0
-        monkeypatch.setattr(index, "LEAST", (99,))
+        monkeypatch.setattr(index, "MIN_VERSION", (99,))
         assert index_look(url, "right")["IndexVersion"].level is Level.FAIL
         wrong = index_look(url, "a wrong password")["Index"]
         assert wrong.level is Level.FAIL
@@ -290,7 +290,7 @@ def device(sys, state="4: ACTIVE", gids=None, link="Ethernet"):
 
 def rdma_look(sys, protocol="RDMA", here=(True, True), memlock=1 << 40, **kw):
     peer = config.PeerConfig(protocol=protocol, **kw)
-    found = rdma.look_at_rdma(peer, sys=str(sys), here=here, memlock=memlock, interfaces=frozenset({"eth0", "net1"}))
+    found = rdma.check_rdma(peer, sys=str(sys), here=here, memlock=memlock, interfaces=frozenset({"eth0", "net1"}))
     return {f.check: f for f in found}
 
 
@@ -329,15 +329,15 @@ def test_no_device_is_a_failure_only_where_rdma_is_asked_for(tmp_path):
 
 
 def test_the_kernel_has_what_is_needed_and_what_it_has_not_is_named():
-    assert [f.level for f in kernel.look_at_kernel()] == [Level.OK]
+    assert [f.level for f in kernel.check_kernel()] == [Level.OK]
 
     def sealed_memory():
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    (found, *_) = kernel.look_at_kernel((kernel.peer_credentials, sealed_memory))
+    (found, *_) = kernel.check_kernel((kernel.peer_credentials, sealed_memory))
     assert found.level is Level.FAIL
     assert "sealed memory: Function not implemented" in found.message
-    (found,) = kernel.look_at_kernel(has_openat2=lambda: False)
+    (found,) = kernel.check_kernel(has_openat2=lambda: False)
     assert found.level is Level.WARN
 
 
@@ -374,11 +374,11 @@ def test_a_look_that_hangs_holds_nobody_up_and_one_that_breaks_is_a_finding():
         ("Good", lambda: [fine("G", "g")]),
     ]
     try:
-        report = run(settings("/nowhere"), wanted=looks, most_s=0.5)
+        report = run(settings("/nowhere"), selected=looks, max_s=0.5)
     finally:
         ever.set()
     found = {f.check: f for f in report.findings}
-    assert "no answer within" in found["Hung"].message
+    assert "no result within" in found["Hung"].message
     assert "ZeroDivisionError" in found["Broken"].message
     assert {"Before", "G"} <= set(found)
     assert not report.passed
@@ -390,7 +390,7 @@ def test_a_report_is_bounded_and_its_worst_comes_first():
     assert told["findings"][0]["check"] == "D"
     assert len(told["findings"]) == 64
     assert len(json.dumps(told)) < 64 * 1024
-    assert "D: y" in show(Report("node", 1.0, many), as_json=False)
+    assert "D: y" in format_report(Report("node", 1.0, many), as_json=False)
 
 
 # -- as an operation of a sidecar that runs
@@ -446,9 +446,9 @@ def test_it_is_told_over_http_and_looked_at_again_until_it_is_well(folder):
         target=serve_preflight,
         args=(settings(folder), address, 17422),
         kwargs={
-            "again_s": 0.05,
+            "interval_s": 0.05,
             "stop": stop,
-            "look": counted,
+            "run_checks": counted,
         },
     )
     thread.start()

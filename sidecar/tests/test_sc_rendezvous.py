@@ -23,7 +23,7 @@ from sc_raw import GoneError, Raw, block_id, payload
 from kvpool.protocol import wire
 from kvpool_sidecar.rendezvous import pod_watch as source_module
 from kvpool_sidecar.rendezvous.pod_watch import KubePods
-from kvpool_sidecar.rendezvous.pods import TargetPod, wanted_pod
+from kvpool_sidecar.rendezvous.pods import TargetPod, parse_pod
 
 POOL = "kvpool/test"
 
@@ -290,12 +290,12 @@ def test_a_volume_that_is_no_directory_gets_nothing_and_stops_nobody(setup, what
 
 @pytest.mark.parametrize("uid", ["../../../tmp/x", "..", "", "a/b", "A" * 36, None, 5])
 def test_a_uid_that_is_none_is_never_part_of_a_path(uid):
-    assert wanted_pod(pod("x", uid="") | {"metadata": {"uid": uid}}, POOL) == ("", None)
+    assert parse_pod(pod("x", uid="") | {"metadata": {"uid": uid}}, POOL) == ("", None)
 
 
 @pytest.mark.parametrize("raw", [None, [], {}, {"metadata": None}, {"metadata": []}, {"metadata": {"uid": {}}}])
 def test_what_is_no_pod_is_left_out(raw):
-    assert wanted_pod(raw, POOL) == ("", None)
+    assert parse_pod(raw, POOL) == ("", None)
 
 
 def test_a_socket_that_the_pod_removes_or_replaces_is_put_back(setup):
@@ -375,14 +375,14 @@ import subprocess, sys, os
 child = subprocess.Popen(
     ["unshare", "-m", "--propagation", "slave", sys.executable, "-c", '''
 import os, sys
-from kvpool_sidecar.rendezvous.socket_path import is_in_place, put_socket, take_away
+from kvpool_sidecar.rendezvous.socket_path import is_in_place, place_socket, remove_socket
 fd = os.open({str(tmp_path)!r}, os.O_RDONLY)
 print("started", flush=True)
 sys.stdin.readline()
-placed = put_socket(fd, {uid!r})
+placed = place_socket(fd, {uid!r})
 print(is_in_place(fd, {uid!r}, placed), flush=True)
 sys.stdin.readline()
-take_away(fd, {uid!r}, placed)
+remove_socket(fd, {uid!r}, placed)
 print("taken", flush=True)
 sys.stdin.readline()
 '''], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -558,7 +558,7 @@ def test_pods_are_listed_and_watched(api):
     api.pods["1"] = pod("one")
     source = KubePods("node-1", POOL, url=api.url)
     changes = []
-    source.changed = lambda: changes.append(1)
+    source.on_change = lambda: changes.append(1)
     assert source.pods() is None
     source.start()
     wait_for(lambda: names(source) == ["one"], "listed")
@@ -604,7 +604,7 @@ def test_a_watch_that_is_too_old_is_begun_anew(api):
 
 
 def test_a_watch_that_is_silent_is_begun_anew(api, monkeypatch):
-    monkeypatch.setattr(source_module, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(source_module, "_IDLE_TIMEOUT_S", 0.3)
     monkeypatch.setattr(source_module, "_BACKOFF_S", (0.05, 0.2))
     source = KubePods("n", POOL, url=api.url)
     source.start()

@@ -121,13 +121,13 @@ def _wipe(args: argparse.Namespace) -> int:
     config = read_config(args.config)
     local, shared = args.tier != "shared", args.tier != "local"
     removed = wipe(config, local=local, shared=shared, object_secret_dir=args.object_secret_dir)
-    print(f"{removed} files removed")
+    print(f"{removed} files deleted")
     return 0
 
 
 def _preflight(args: argparse.Namespace) -> int:
     from kvpool_sidecar import settings
-    from kvpool_sidecar.preflight.report import show
+    from kvpool_sidecar.preflight.report import format_report
     from kvpool_sidecar.preflight.run import PreflightSettings, run
     from kvpool_sidecar.preflight.serve import serve_preflight
 
@@ -145,7 +145,7 @@ def _preflight(args: argparse.Namespace) -> int:
         code = serve_preflight(checks, address, config.http_port if args.http_port is None else args.http_port)
     else:
         report = run(checks)
-        print(show(report, as_json=args.json))
+        print(format_report(report, as_json=args.json))
         code = 0 if report.passed else 1
     if threading.active_count() > 1:  # a check that hangs in the kernel must not block the exit
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Copies the client into an engine pod's volume: pure Python, its entry points, and xxhash for every Python at hand.
+"""`kvpool-sidecar install-client`: copy the client, its entry points and xxhash to an engine pod's volume.
 
-The init container runs this as whatever user the pod has. The directory appears whole or not at all, and running it
-again with the same content changes nothing.
+The init container runs this with the user of the pod. The directory appears completely or not at all, and a repeated
+run with the same content changes nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _SKIP = {"__pycache__"}
 
 
 def install_client(target: str, extras: str) -> bool:
-    """Make `target` hold the client. `extras`: folder of unpacked wheels (xxhash); may be missing.
+    """Install the client in `target`; return whether anything was written.
 
-    True if anything was written. ConfigError if the client cannot be found, OSError if `target` cannot be written.
+    `extras`: directory of unpacked xxhash wheels; may be missing. ConfigError if the client is not installed here,
+    OSError if `target` cannot be written.
     """
     files = dict(_client_files())
     files.update(_xxhash_files(Path(extras)))
@@ -44,12 +45,12 @@ def install_client(target: str, extras: str) -> bool:
         if (place / _STAMP).read_text() == stamp:
             return False
     place.parent.mkdir(parents=True, exist_ok=True)
-    fresh = place.with_name(f".{place.name}.{secrets.token_hex(6)}")
+    staging = place.with_name(f".{place.name}.{secrets.token_hex(6)}")
     try:
-        _write_all(fresh, files, stamp)
-        _put_in_place(fresh, place)
+        _write_all(staging, files, stamp)
+        _put_in_place(staging, place)
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
     return True
 
 
@@ -60,17 +61,17 @@ def _write_all(directory: Path, files: dict[str, Path], stamp: str) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
     (directory / _STAMP).write_text(stamp)
-    for folder, _, names in os.walk(directory):  # whatever the umask: the engine may be another user
+    for folder, _, names in os.walk(directory):  # regardless of the umask: the engine may run as another user
         os.chmod(folder, 0o755)  # noqa: S103
         for name in names:
             os.chmod(Path(folder, name), 0o644)
 
 
-def _put_in_place(fresh: Path, place: Path) -> None:
+def _put_in_place(staging: Path, place: Path) -> None:
     old = place.with_name(f".{place.name}.old.{secrets.token_hex(6)}")
     with contextlib.suppress(FileNotFoundError):
         place.rename(old)
-    fresh.rename(place)
+    staging.rename(place)
     if old.is_dir() and not old.is_symlink():
         shutil.rmtree(old, ignore_errors=True)
     else:
@@ -78,23 +79,23 @@ def _put_in_place(fresh: Path, place: Path) -> None:
 
 
 def _client_files() -> Iterator[tuple[str, Path]]:
-    """Name below the target, and source."""
+    """Yield the path below the target and the source file."""
     spec = importlib.util.find_spec("kvpool")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("the client, distribution kvpool, is not installed here")
+        raise ConfigError("the client (distribution kvpool) is not installed in this image")
     yield from _tree(Path(spec.submodule_search_locations[0]), "kvpool")
     distribution = importlib.metadata.distribution("kvpool")
     folder = f"kvpool-{distribution.version}.dist-info"
-    for name in _METADATA:  # not RECORD and the like: they speak of the place it was installed in
+    for name in _METADATA:  # not RECORD, which has paths of this installation
         source = Path(str(distribution.locate_file(folder))) / name
         if source.is_file():
             yield f"{folder}/{name}", source
 
 
 def _xxhash_files(extras: Path) -> Iterator[tuple[str, Path]]:
-    """One xxhash package for all interpreters: each picks its own extension module by suffix."""
+    """Yield one xxhash package for all interpreters: each loads the extension module with its own suffix."""
     packages = sorted(extras.glob("xxhash")) + sorted(extras.glob("*/xxhash")) if extras.is_dir() else []
-    if not packages:  # at least for an engine with the same Python as ours
+    if not packages:  # at least for engines with this Python version
         spec = importlib.util.find_spec("xxhash")
         packages = [Path(spec.submodule_search_locations[0])] if spec and spec.submodule_search_locations else []
     for package in packages:

@@ -1,4 +1,4 @@
-"""Removes a pool's blocks from this node's drives and the shared tier: only from directories that say they are its."""
+"""`kvpool-sidecar wipe`: delete a pool's blocks, only from directories that are marked as this pool's."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ _LOCK_WAIT_S = 30.0
 
 
 def wipe(config: PoolConfig, *, local: bool = True, shared: bool = True, object_secret_dir: str = "") -> int:
-    """How many files went. Safe to run twice, and on several nodes at once. RetryableError while a sidecar runs."""
+    """Delete the blocks and return the number of files. Idempotent, and safe to run on several nodes in parallel.
+
+    RetryableError while a sidecar runs.
+    """
     removed = 0
     if local:
-        removed += sum(_wipe_directory(tier.path, config.uid, alone=True) for tier in config.local)
+        removed += sum(_wipe_directory(tier.path, config.uid, exclusive=True) for tier in config.local)
     if shared and config.shared is not None:
-        removed += _wipe_directory(config.shared.path, config.uid, alone=False)
+        removed += _wipe_directory(config.shared.path, config.uid, exclusive=False)
     if shared and config.fsspec is not None:
         store = ObjectStore(
             open_bucket(config.fsspec, object_secret_dir), pool_uid=config.uid, max_payload=config.cache.max_block_bytes
@@ -40,7 +43,7 @@ def wipe(config: PoolConfig, *, local: bool = True, shared: bool = True, object_
     return removed
 
 
-def _wipe_directory(path: str, pool_uid: str, *, alone: bool) -> int:
+def _wipe_directory(path: str, pool_uid: str, *, exclusive: bool) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -48,22 +51,22 @@ def _wipe_directory(path: str, pool_uid: str, *, alone: bool) -> int:
     try:
         known = names.read_pool_id(fd, path)
         if known is None or known.pool_uid != pool_uid:
-            log.info("%s is not of this pool: left alone", path)
+            log.info("%s does not belong to this pool and is left unchanged", path)
             return 0
-        if alone:
+        if exclusive:
             _lock(fd, path)
         removed = sum(safefs.remove_tree(fd, name) for name in (names.BLOCKS, names.QUARANTINE, names.TMP, names.SWEEP))
-        # last, so that a wipe that was cut short is taken up again
+        # last, so that an interrupted wipe can be repeated
         removed += safefs.remove_tree(fd, names.POOL_ID)
-        removed += safefs.remove_tree(fd, names.SWEEP)  # a sidecar that still ran may have made it anew; now it cannot
+        removed += safefs.remove_tree(fd, names.SWEEP)  # a sidecar that still ran may have recreated it; now it cannot
     finally:
         os.close(fd)
-    log.info("%s: %d files removed", path, removed)
+    log.info("%s: deleted %d files", path, removed)
     return removed
 
 
 def _lock(dir_fd: int, path: str) -> None:
-    """The lock is let go when the process ends, with the file that it is on gone."""
+    """Lock the directory; the lock ends with the process, after its file is deleted."""
     fd = safefs.open_beneath(dir_fd, names.POOL_ID, os.O_RDONLY)
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
@@ -73,5 +76,5 @@ def _lock(dir_fd: int, path: str) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 os.close(fd)
-                raise RetryableError("a sidecar still serves this directory", where=path) from None
+                raise RetryableError("a sidecar still serves this directory; stop it first", where=path) from None
         time.sleep(0.1)

@@ -1,5 +1,5 @@
-"""Looks at a node before a pool is rolled out to it: is there what the pool's spec asks for, and how fast is it?
+"""Preflight checks of a node before a pool is rolled out to it: requirements of the pool's spec, and speed.
 
-Each module looks at one thing and answers `Finding`s; `run` puts them together in bounded time. Nothing stays: files
-have no name or go at once, objects and keys are removed. See docs/reference/preflight.md.
+Each module checks one subject and yields `Finding`s; `run` collects them in bounded time. The checks leave nothing
+behind: files are unnamed or removed immediately, objects and keys are deleted. See docs/reference/preflight.md.
 """

@@ -1,4 +1,4 @@
-"""What a look at a node found, as values and as JSON."""
+"""Findings of the preflight checks, as values and as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Level", "Report", "failed", "fine", "warned"]
 
-_MOST_FINDINGS = 64
-_TEXT = 300
+_MAX_FINDINGS = 64
+_MAX_TEXT = 300
 
 
 class Level(StrEnum):
-    """Fail: the pool cannot work on this node as its spec asks. Warn: it works, and somebody should know."""
+    """Fail: the pool cannot work on this node with its spec. Warn: it works with a limitation."""
 
     OK = "Ok"
     WARN = "Warn"
@@ -23,7 +23,7 @@ class Level(StrEnum):
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at. `values` are numbers with their unit in the name (`write_mb_s`, `free_bytes`)."""
+    """Result of one check. `values` are numbers with the unit in their name (`write_mb_s`, `free_bytes`)."""
 
     check: str
     level: Level
@@ -36,15 +36,15 @@ class Finding(NamedTuple):
         return {
             "check": self.check,
             "level": self.level.value,
-            "message": self.message[:_TEXT],
-            "advice": self.advice[:_TEXT],
+            "message": self.message[:_MAX_TEXT],
+            "advice": self.advice[:_MAX_TEXT],
             "tier": self.tier,
             "values": {k: round(v, 3) for k, v in self.values.items()},
         }
 
 
 class Report(NamedTuple):
-    """A whole look at a node."""
+    """All findings of one node."""
 
     node: str
     seconds: float
@@ -55,7 +55,7 @@ class Report(NamedTuple):
         return all(f.level is not Level.FAIL for f in self.findings)
 
     def dump(self) -> dict[str, Any]:
-        """JSON values only; the worst findings first."""
+        """Return JSON values, with the worst findings first."""
         order = {Level.FAIL: 0, Level.WARN: 1, Level.OK: 2}
         worst = sorted(self.findings, key=lambda f: order[f.level])
         return {
@@ -63,20 +63,20 @@ class Report(NamedTuple):
             "node": self.node,
             "passed": self.passed,
             "seconds": round(self.seconds, 2),
-            "findings": [f.dump() for f in worst[:_MOST_FINDINGS]],
+            "findings": [f.dump() for f in worst[:_MAX_FINDINGS]],
         }
 
 
 def fine(check: str, message: str, *, tier: str = "", **values: float) -> Finding:
-    """As it should be."""
+    """Return a finding that meets the requirement."""
     return Finding(check, Level.OK, message, "", tier, values)
 
 
 def warned(check: str, message: str, advice: str, *, tier: str = "", **values: float) -> Finding:
-    """Works, but somebody should know."""
+    """Return a finding that works with a limitation."""
     return Finding(check, Level.WARN, message, advice, tier, values)
 
 
 def failed(check: str, message: str, advice: str, *, tier: str = "", **values: float) -> Finding:
-    """Does not work as the spec asks."""
+    """Return a finding that does not meet the requirement."""
     return Finding(check, Level.FAIL, message, advice, tier, values)

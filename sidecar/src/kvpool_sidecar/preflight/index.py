@@ -1,4 +1,4 @@
-"""An index of the user's own: does it answer, does it let us in, is it new enough, may we do there what we must?"""
+"""Checks of an external index: connection, authentication, version, and permissions."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from kvpool_sidecar.index.redis_topology import RedisServer
     from kvpool_sidecar.preflight.finding import Finding
 
-__all__ = ["look_at_index", "version_of"]
+__all__ = ["check_index", "version_of"]
 
-LEAST = (6, 2)
+MIN_VERSION = (6, 2)
 _SLOW_S = 3.0
 _HINTS = {
-    "NOAUTH": "give its password (passwordSecretRef)",
+    "NOAUTH": "set its password (passwordSecretRef)",
     "WRONGPASS": "check user and password",
-    "NOPERM": "give the user the rights that docs/reference/prefix-index.md names",
-    "READONLY": "give the URL of the master, or of the Sentinels",
+    "NOPERM": "grant the user the rights in docs/reference/prefix-index.md",
+    "READONLY": "use the URL of the master, or of the Sentinels",
     "AuthenticationError": "check user and password",
     "AuthenticationWrongNumberOfArgsError": "check user and password",
-    "SSLError": "check the authority (caSecretRef) and the client's certificate",
+    "SSLError": "check the CA (caSecretRef) and the client's certificate",
 }
 
 
-def look_at_index(
+def check_index(
     config: IndexConfig, passwords: Callable[[], tuple[str, ...]], files: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Write, read and remove one key as a sidecar would, and ask each server which version it is."""
+    """Write, read and delete one key as a sidecar does, and query the version of each server."""
     try:
         url = index_url.parse(config.url)
     except KVPoolError as e:
@@ -62,10 +62,10 @@ def look_at_index(
         servers.execute([(b"DEL", name)])
         ms = (time.monotonic() - started) * 1000 / 3
         if got != value:
-            yield failed("Index", "it gives other bytes than it was told", "do not use it")
+            yield failed("Index", "the index returned other bytes than were written", "replace the index server")
             return
         yield from _versions([server for server, _ in servers.servers()])
-        yield _told(ms, config.lookup_timeout_ms)
+        yield _latency(ms, config.lookup_timeout_ms)
     except KVPoolError as e:
         hint = next((h for code, h in _HINTS.items() if code in str(e)), "check the URL and the network policy")
         yield failed("Index", f"{url.public} cannot be used: {e}", hint)
@@ -74,7 +74,7 @@ def look_at_index(
 
 
 def version_of(info: bytes) -> tuple[int, ...]:
-    """Of INFO server; empty if it does not say. Valkey says which Redis it is like."""
+    """Return the version in the reply to INFO server, or empty. Valkey reports its compatible Redis version."""
     for line in info.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name == b"redis_version":
@@ -88,24 +88,26 @@ def _versions(servers: list[RedisServer]) -> Iterator[Finding]:
         if isinstance(answer, ConnectionFailure) or isinstance(answer[0], ErrorReply):
             yield warned(
                 "IndexVersion",
-                f"{server.slow.name} does not tell its version",
-                "allow the user INFO (docs/reference/prefix-index.md)",
+                f"{server.slow.name} does not report its version",
+                "grant the user INFO (docs/reference/prefix-index.md)",
             )
             continue
         version = version_of(answer[0])
-        if version and version < LEAST:
-            told = ".".join(map(str, version))
-            yield failed("IndexVersion", f"{server.slow.name} is Redis {told}", "use Redis 6.2, Valkey 7.2 or newer")
+        if version and version < MIN_VERSION:
+            number = ".".join(map(str, version))
+            yield failed("IndexVersion", f"{server.slow.name} is Redis {number}", "use Redis 6.2, Valkey 7.2 or newer")
         else:
-            yield fine("IndexVersion", f"{server.slow.name} is like Redis {'.'.join(map(str, version)) or '?'}")
+            yield fine(
+                "IndexVersion", f"{server.slow.name} is compatible with Redis {'.'.join(map(str, version)) or '?'}"
+            )
 
 
-def _told(ms: float, lookup_ms: int) -> Finding:
+def _latency(ms: float, lookup_ms: int) -> Finding:
     if ms > lookup_ms:
         return warned(
             "Index",
-            f"an answer takes {ms:.1f} ms, and a lookup waits {lookup_ms} ms for it",
-            "use an index that is nearer, or raise index.lookupTimeout",
+            f"the index responds in {ms:.1f} ms, and a lookup waits {lookup_ms} ms: lookups will miss",
+            "use an index with lower latency, or raise index.lookupTimeout",
             round_trip_ms=ms,
         )
-    return fine("Index", f"answers in {ms:.1f} ms", round_trip_ms=ms)
+    return fine("Index", f"responds in {ms:.1f} ms", round_trip_ms=ms)

@@ -1,4 +1,4 @@
-"""What the sidecar asks of the kernel, and what a seccomp profile may have taken away."""
+"""Checks of kernel features that the sidecar needs and that a seccomp profile may block."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.preflight.finding import Finding
 
-__all__ = ["look_at_kernel", "passed_descriptor", "peer_credentials", "sealed_memory"]
+__all__ = ["check_kernel", "passed_descriptor", "peer_credentials", "sealed_memory"]
 
 
 def peer_credentials() -> None:
-    """The server knows its callers by them. OSError if a socket does not tell."""
+    """Check SO_PEERCRED, by which the server identifies callers. OSError if it does not work."""
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with a, b:
         _, uid, _ = struct.unpack("3i", a.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid():
-            raise OSError(f"SO_PEERCRED says user {uid}")
+            raise OSError(f"SO_PEERCRED reports user {uid}")
 
 
 def passed_descriptor() -> None:
-    """Blocks are handed to engines as descriptors. OSError if none arrives."""
+    """Check SCM_RIGHTS, by which blocks reach engines. OSError if no descriptor arrives."""
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with a, b:
         a.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [a.fileno()]))])
@@ -41,7 +41,7 @@ def passed_descriptor() -> None:
 
 
 def sealed_memory() -> None:
-    """Blocks of peers and of object stores are handed over in sealed memory. OSError if there is none."""
+    """Check sealed memfds, which carry blocks of peers and object stores. OSError if they are not available."""
     fd = os.memfd_create("preflight", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -49,31 +49,31 @@ def sealed_memory() -> None:
         os.close(fd)
 
 
-def look_at_kernel(
+def check_kernel(
     needed: tuple[Callable[[], None], ...] = (peer_credentials, passed_descriptor, sealed_memory),
     *,
     has_openat2: Callable[[], bool] = safefs.has_openat2,
 ) -> Iterator[Finding]:
-    """One finding for each thing that is missing, or one for all that are there."""
-    missing = [told for try_out in needed if (told := _trouble(try_out))]
+    """Yield one finding for each missing feature, or one if all are present."""
+    missing = [problem for probe in needed if (problem := _problem_of(probe))]
     release = os.uname().release
-    for told in missing:
+    for problem in missing:
         yield failed(
-            "Kernel", f"Linux {release}: {told}", "use Linux 5.6 or newer and the runtime's default seccomp profile"
+            "Kernel", f"Linux {release}: {problem}", "use Linux 5.6 or newer and the runtime's default seccomp profile"
         )
     if not has_openat2():
         yield warned(
             "Kernel",
-            f"Linux {release} has no openat2: paths are walked step by step",
+            f"Linux {release} has no openat2: paths are resolved step by step, which is slower",
             "use Linux 5.6 or newer and the runtime's default seccomp profile",
         )
     elif not missing:
         yield fine("Kernel", f"Linux {release}")
 
 
-def _trouble(try_out: Callable[[], None]) -> str:
+def _problem_of(probe: Callable[[], None]) -> str:
     try:
-        try_out()
+        probe()
     except OSError as e:
-        return f"{try_out.__name__.replace('_', ' ')}: {e.strerror or e}"
+        return f"{probe.__name__.replace('_', ' ')}: {e.strerror or e}"
     return ""

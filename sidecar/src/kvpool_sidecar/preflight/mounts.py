@@ -1,4 +1,4 @@
-"""What kind of file system a directory is on, by /proc/self/mountinfo. Linux only."""
+"""File system type of a directory, from /proc/self/mountinfo. Linux only."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NETWORK = frozenset(
         "orangefs",
     }
 )
-"""Types whose files other machines may see, too. What FUSE carries tells by its subtype (`fuse.juicefs`)."""
+"""File system types that other machines may mount. FUSE reports its subtype (`fuse.juicefs`)."""
 _MAX_MOUNTINFO = 4 << 20
 
 
 class Mount(NamedTuple):
-    """`options` are those of the file system itself (`soft`, `proto=rdma`), not of the mount point."""
+    """A mounted file system; `options` are those of the file system (`soft`, `proto=rdma`), not of the mount point."""
 
     fs_type: str
     source: str
@@ -45,18 +45,18 @@ class Mount(NamedTuple):
 
 
 def parse(text: str, device: str) -> Mount | None:
-    """The mount of the device `major:minor`; of several the last, which covers the others. proc(5)."""
-    found = None
+    """Return the last mount of the device `major:minor`, which covers earlier ones. See proc(5)."""
+    mount = None
     for line in text.splitlines():
         left, separator, right = line.partition(" - ")
-        here, there = left.split(), right.split()
-        if separator and len(here) >= 6 and len(there) >= 2 and here[2] == device:
-            found = Mount(there[0], there[1], tuple(there[2].split(",")) if len(there) > 2 else ())
-    return found
+        fields, tail = left.split(), right.split()
+        if separator and len(fields) >= 6 and len(tail) >= 2 and fields[2] == device:
+            mount = Mount(tail[0], tail[1], tuple(tail[2].split(",")) if len(tail) > 2 else ())
+    return mount
 
 
 def mount_of(fd: int) -> Mount | None:
-    """The file system that the directory `fd` is on; None where /proc does not tell."""
+    """Return the file system of the directory `fd`; None if /proc does not list it."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
             return parse(file.read(_MAX_MOUNTINFO), _device(fd))

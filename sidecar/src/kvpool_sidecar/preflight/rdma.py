@@ -1,8 +1,8 @@
-"""RDMA as this pod sees it: devices, ports, GIDs of the pod's own network namespace, memory that may be pinned.
+"""Checks of RDMA in this pod: devices, ports, GIDs of the pod's network namespace, and the memlock limit.
 
-A device that was put into a pod is of no use there for RoCE if none of its GIDs belongs to a network device of the
-pod's network namespace: the kernel keeps the table (Documentation/ABI/stable/sysfs-class-infiniband), and reading whose
-a GID is (`gid_attrs/ndevs`) fails for those of other namespaces.
+For RoCE, a device in a pod is useful only if one of its GIDs belongs to a network device of the pod's network
+namespace. The kernel has the table (Documentation/ABI/stable/sysfs-class-infiniband); reading the owner of a GID
+(`gid_attrs/ndevs`) fails for GIDs of other namespaces.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from kvpool.config import PeerConfig
     from kvpool_sidecar.preflight.finding import Finding
 
-__all__ = ["Port", "look_at_rdma", "ports"]
+__all__ = ["Port", "check_rdma", "ports"]
 
-_MOST_DEVICES, _MOST_PORTS, _MOST_GIDS = 64, 8, 256
+_MAX_DEVICES, _MAX_PORTS, _MAX_GIDS = 64, 8, 256
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
 class Port(NamedTuple):
-    """One port of a device. `gids`: how many may be used from here."""
+    """One port of a device. `gids`: number of GIDs usable in this pod."""
 
     device: str
     number: str
@@ -38,7 +38,7 @@ class Port(NamedTuple):
 
 
 def ports(sys: str = "/sys", interfaces: frozenset[str] | None = None) -> list[Port]:
-    """Ports of the devices that this pod sees. `interfaces`: the network devices of this namespace."""
+    """Return the ports of the visible devices. `interfaces`: network devices of this namespace."""
     here = _interfaces(sys) if interfaces is None else interfaces
     return [
         Port(
@@ -48,12 +48,12 @@ def ports(sys: str = "/sys", interfaces: frozenset[str] | None = None) -> list[P
             _gids(port, here),
             _read(port / "link_layer") or "Ethernet",
         )
-        for device in _entries(Path(sys, "class", "infiniband"), _MOST_DEVICES)
-        for port in _entries(device / "ports", _MOST_PORTS)
+        for device in _entries(Path(sys, "class", "infiniband"), _MAX_DEVICES)
+        for port in _entries(device / "ports", _MAX_PORTS)
     ]
 
 
-def look_at_rdma(
+def check_rdma(
     peer: PeerConfig,
     *,
     sys: str = "/sys",
@@ -61,31 +61,31 @@ def look_at_rdma(
     memlock: int | None = None,
     interfaces: frozenset[str] | None = None,
 ) -> Iterator[Finding]:
-    """`here`: is NIXL's package there, is a device there. What the pool does not ask for is no failure."""
+    """Yield findings; only a pool that requires RDMA fails. `here`: whether NIXL and a device are present."""
     if peer.protocol == "TCP" or peer.encryption == "Always":
         return
     package, devices = detect_rdma() if here is None else here
-    wanted = peer.protocol == "RDMA"
-    missing = failed if wanted else warned
+    required = peer.protocol == "RDMA"
+    missing = failed if required else warned
     if not devices:
-        told = "no RDMA device in this pod (/dev/infiniband/uverbs*)"
-        if wanted:
-            yield failed("RdmaDevice", told, "name the device plugin's resource in transport.rdma.resources")
+        problem = "no RDMA device in this pod (/dev/infiniband/uverbs*)"
+        if required:
+            yield failed("RdmaDevice", problem, "set the device plugin's resource in transport.rdma.resources")
         else:
-            yield fine("RdmaDevice", f"blocks travel over TCP: {told}")
+            yield fine("RdmaDevice", f"blocks are sent over TCP: {problem}")
         return
     if not package:
-        yield missing("RdmaPackage", "there is a device, and this image has no NIXL", "build the image with RDMA=1")
+        yield missing("RdmaPackage", "a device is present, but the image has no NIXL", "build the image with RDMA=1")
     found = ports(sys, interfaces)
     active = [port for port in found if port.active]
     if not active:
         yield missing(
-            "RdmaPort", f"none of {len(found)} RDMA ports is active", "look at the cable, the switch and the driver"
+            "RdmaPort", f"none of {len(found)} RDMA ports is active", "check the cable, the switch and the driver"
         )
     elif not any(port.gids for port in active):
         yield missing(
             "GIDTableEmpty",
-            f"no GID of {', '.join(sorted({p.device for p in active}))[:100]} is of this pod's network namespace",
+            f"no GID of {', '.join(sorted({p.device for p in active}))[:100]} belongs to this pod's network namespace",
             "give the pod a network device of the adapter (SR-IOV, macvlan or host device plugin)",
         )
     else:
@@ -95,17 +95,17 @@ def look_at_rdma(
     if limit != resource.RLIM_INFINITY and limit < peer.rdma_bytes:
         yield missing(
             "MemlockTooLow",
-            f"{limit >> 20} MiB may be pinned, and transport.rdma.memory is {peer.rdma_bytes >> 20} MiB",
+            f"{limit >> 20} MiB can be pinned, but transport.rdma.memory is {peer.rdma_bytes >> 20} MiB",
             "raise the container runtime's memlock limit (LimitMEMLOCK=infinity of its unit)",
             memlock_bytes=float(limit),
         )
 
 
 def _gids(port: Path, interfaces: frozenset[str]) -> int:
-    """InfiniBand proper has GIDs of its own; RoCE's are of a network device, which must be one of ours."""
+    """Count usable GIDs: all of InfiniBand, and for RoCE those of a network device of this namespace."""
     is_ethernet = _read(port / "link_layer") != "InfiniBand"
     count = 0
-    for entry in _entries(port / "gids", _MOST_GIDS):
+    for entry in _entries(port / "gids", _MAX_GIDS):
         if _read(entry) in ("", _NO_GID):
             continue
         owner = _read(port / "gid_attrs" / "ndevs" / entry.name)

@@ -1,4 +1,4 @@
-"""A look at a node for people, or as JSON."""
+"""Formats a preflight report as text or JSON."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvpool_sidecar.preflight.finding import Report
 
-__all__ = ["show"]
+__all__ = ["format_report"]
 
 
-def show(report: Report, *, as_json: bool) -> str:
-    """The worst first. JSON on one line, or a line for each finding and its advice."""
-    told = report.dump()
+def format_report(report: Report, *, as_json: bool) -> str:
+    """Return JSON on one line, or a line for each finding and its fix; the worst findings first."""
+    content = report.dump()
     if as_json:
-        return json.dumps(told, sort_keys=True)
+        return json.dumps(content, sort_keys=True)
     lines = []
-    for found in told["findings"]:
-        name = f"{found['check']} {found['tier']}".rstrip()
-        lines.append(f"{found['level'].lower():5} {name}: {found['message']}")
-        if found["advice"]:
-            lines.append(f"      {found['advice']}")
+    for finding in content["findings"]:
+        name = f"{finding['check']} {finding['tier']}".rstrip()
+        lines.append(f"{finding['level'].lower():5} {name}: {finding['message']}")
+        if finding["advice"]:
+            lines.append(f"      {finding['advice']}")
     verdict = "passed" if report.passed else "FAILED"
     return "\n".join([*lines, f"{report.node}: {verdict} in {report.seconds:.1f} s"])

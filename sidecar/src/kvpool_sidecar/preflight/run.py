@@ -1,7 +1,7 @@
-"""A whole look at a node, in bounded time: every tier, the index, RDMA and the kernel side by side.
+"""Runs all preflight checks of a node in bounded time: tiers, index, RDMA and kernel in parallel.
 
-Tiers on one device are measured one after the other. What does not answer in time is a finding of its own: its thread
-is left behind, for a thread that is stuck in the kernel cannot be cancelled.
+Tiers on one device are measured one after the other. A check that does not end in time is a finding of its own; its
+thread is left behind, because a thread that hangs in the kernel cannot be cancelled.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.preflight.drive import device_of, look_at_drive
+from kvpool_sidecar.preflight.drive import check_drive, device_of
 from kvpool_sidecar.preflight.finding import Report, failed, warned
-from kvpool_sidecar.preflight.index import look_at_index
-from kvpool_sidecar.preflight.kernel import look_at_kernel
-from kvpool_sidecar.preflight.rdma import look_at_rdma
-from kvpool_sidecar.preflight.shared import look_at_directory, look_at_objects
+from kvpool_sidecar.preflight.index import check_index
+from kvpool_sidecar.preflight.kernel import check_kernel
+from kvpool_sidecar.preflight.rdma import check_rdma
+from kvpool_sidecar.preflight.shared import check_directory, check_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,87 +27,89 @@ if TYPE_CHECKING:
     from kvpool.config import LocalTier, PoolConfig
     from kvpool_sidecar.preflight.finding import Finding
 
-__all__ = ["MOST_S", "Look", "PreflightSettings", "looks", "run"]
+__all__ = ["MAX_S", "Check", "PreflightSettings", "checks", "run"]
 
 log = logging.getLogger(__name__)
 
-MOST_S = 10.0
-"""Longest time of a look; one that finds everything well takes about 2 s for each device."""
+MAX_S = 10.0
+"""Time limit of all checks; without problems they take about 2 s per device."""
 
-Look = tuple[str, "Callable[[], Iterable[Finding]]"]
+Check = tuple[str, "Callable[[], Iterable[Finding]]"]
 
 
 @dataclass(frozen=True)
 class PreflightSettings:
-    """What is looked at, and with which credentials."""
+    """Configuration and credentials of the checks."""
 
     config: PoolConfig
     node: str
     index_passwords: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False)
-    """Those that are good now, the newest first (kvpool_sidecar.index.credentials)."""
+    """Returns the valid passwords, newest first (kvpool_sidecar.index.credentials)."""
     index_files: Mapping[str, str] = field(default_factory=dict)
     object_secret_dir: str = ""
 
 
-def looks(settings: PreflightSettings, *, measure: bool = True) -> list[Look]:
-    """Name and work of each look; they run side by side. An index without a URL is not looked at."""
+def checks(settings: PreflightSettings, *, measure: bool = True) -> list[Check]:
+    """Return name and function of each check; they run in parallel. An index without a URL is not checked."""
     config = settings.config
     devices = defaultdict(list)
     for tier in config.local:
         devices[device_of(tier.path) or tier.path].append(tier)
-    wanted: list[Look] = [("Kernel", look_at_kernel), ("Rdma", functools.partial(look_at_rdma, config.peer))]
-    wanted += [("Drive", functools.partial(_drives, settings, tiers, measure)) for tiers in devices.values()]
+    selected: list[Check] = [("Kernel", check_kernel), ("Rdma", functools.partial(check_rdma, config.peer))]
+    selected += [("Drive", functools.partial(_drives, settings, tiers, measure)) for tiers in devices.values()]
     if config.shared is not None:
-        wanted.append(
-            ("SharedDirectory", functools.partial(look_at_directory, config.shared, config.uid, measure=measure))
+        selected.append(
+            ("SharedDirectory", functools.partial(check_directory, config.shared, config.uid, measure=measure))
         )
     if config.fsspec is not None:
-        objects = functools.partial(look_at_objects, config.fsspec, config.uid, settings.object_secret_dir)
-        wanted.append(("ObjectStore", objects))
+        objects = functools.partial(check_objects, config.fsspec, config.uid, settings.object_secret_dir)
+        selected.append(("ObjectStore", objects))
     if config.index.url:
-        index = functools.partial(look_at_index, config.index, settings.index_passwords, settings.index_files)
-        wanted.append(("Index", index))
-    return wanted
+        index = functools.partial(check_index, config.index, settings.index_passwords, settings.index_files)
+        selected.append(("Index", index))
+    return selected
 
 
 def run(
-    settings: PreflightSettings, *, measure: bool = True, wanted: list[Look] | None = None, most_s: float = MOST_S
+    settings: PreflightSettings, *, measure: bool = True, selected: list[Check] | None = None, max_s: float = MAX_S
 ) -> Report:
-    """Everything of `looks`, or what is `wanted`. Never raises for what it finds."""
+    """Run all checks, or only `selected`. Problems are findings, never exceptions."""
     started = time.monotonic()
-    found: list[tuple[str, list[Finding], threading.Thread]] = []
-    for name, work in looks(settings, measure=measure) if wanted is None else wanted:
+    running: list[tuple[str, list[Finding], threading.Thread]] = []
+    for name, work in checks(settings, measure=measure) if selected is None else selected:
         findings: list[Finding] = []
-        thread = threading.Thread(target=_collect, args=(name, work, findings), name=f"look {name}", daemon=True)
+        thread = threading.Thread(target=_collect, args=(name, work, findings), name=f"check {name}", daemon=True)
         thread.start()
-        found.append((name, findings, thread))
-    told: list[Finding] = []
-    for name, findings, thread in found:
-        thread.join(max(0.0, started + most_s - time.monotonic()))
-        told += list(findings)
+        running.append((name, findings, thread))
+    collected: list[Finding] = []
+    for name, findings, thread in running:
+        thread.join(max(0.0, started + max_s - time.monotonic()))
+        collected += list(findings)
         if thread.is_alive():
-            told.append(failed(name, f"no answer within {most_s:.0f} s", "look for a hung mount, drive or server"))
-    return Report(settings.node, time.monotonic() - started, tuple(told))
+            collected.append(
+                failed(name, f"no result within {max_s:.0f} s", "check for a mount, drive or server that hangs")
+            )
+    return Report(settings.node, time.monotonic() - started, tuple(collected))
 
 
 def _collect(name: str, work: Callable[[], Iterable[Finding]], findings: list[Finding]) -> None:
     try:
         findings.extend(work())
-    except Exception as e:  # a look that fails is a finding, whatever it failed with
-        log.exception("looking at %s", name)
-        findings.append(failed(name, f"the look itself failed: {type(e).__name__}", "see the log of this pod"))
+    except Exception as e:  # an error of the check itself is a finding
+        log.exception("preflight check %s failed", name)
+        findings.append(failed(name, f"the check itself failed: {type(e).__name__}", "see the log of this pod"))
 
 
 def _drives(settings: PreflightSettings, tiers: list[LocalTier], measure: bool) -> Iterable[Finding]:
     if len(tiers) > 1:
         yield warned(
             "SameDevice",
-            f"tiers {', '.join(t.name for t in tiers)} are on one device: they share its speed and its room",
+            f"tiers {', '.join(t.name for t in tiers)} are on one device: they share its bandwidth and its space",
             "mount a drive for each, or make them one tier",
             tier=tiers[0].name,
         )
     for tier in tiers:
-        yield from look_at_drive(
+        yield from check_drive(
             tier,
             settings.config.uid,
             expected_mb_s=settings.config.deadlines.load_expected_mb_s,

@@ -1,6 +1,6 @@
-"""Looks at the node, tells over HTTP what was found (/status), and looks again while something is wrong.
+"""Runs the preflight checks, serves the report at /status, and repeats the checks until they pass.
 
-The pod is Ready once there is an answer, good or bad; the operator reads it there, and ends the pod.
+The pod is Ready once there is a report, whatever its result; the operator reads the report and deletes the pod.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from kvpool_sidecar.preflight.finding import Report
     from kvpool_sidecar.preflight.run import PreflightSettings
 
-__all__ = ["PreflightReply", "again", "serve_preflight"]
+__all__ = ["PreflightReply", "merge_measurements", "serve_preflight"]
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 5.0
+REPEAT_INTERVAL_S = 5.0
 _MEASURED = ("Speed",)
 
 
 class PreflightReply:
-    """What is told at /status; thread-safe. Not ready before the first look has ended."""
+    """Content of /status; thread-safe. Ready once the first report is there."""
 
     def __init__(self) -> None:
         self._report: Report | None = None
 
-    def tell(self, report: Report) -> None:
-        """The newest look."""
+    def publish(self, report: Report) -> None:
+        """Replace the report."""
         self._report = report
 
     def ready(self) -> bool:
@@ -44,14 +44,14 @@ class PreflightReply:
         return {"preflight": self._report.dump() if self._report is not None else None}
 
     def text(self) -> bytes:
-        """There are no metrics of a pod that lives for seconds."""
+        """Return no metrics: the pod lives for seconds."""
         return b""
 
 
-def again(first: Report, newer: Report) -> Report:
-    """The newer look with what only the first one measured."""
-    kept = tuple(f for f in first.findings if f.check in _MEASURED)
-    return newer._replace(findings=(*newer.findings, *kept))
+def merge_measurements(first: Report, newer: Report) -> Report:
+    """Return the newer report with the measurements of the first one, which are not repeated."""
+    measured = tuple(f for f in first.findings if f.check in _MEASURED)
+    return newer._replace(findings=(*newer.findings, *measured))
 
 
 def serve_preflight(
@@ -59,11 +59,11 @@ def serve_preflight(
     host: str,
     port: int,
     *,
-    again_s: float = AGAIN_S,
+    interval_s: float = REPEAT_INTERVAL_S,
     stop: threading.Event | None = None,
-    look: Callable[..., Report] = run,
+    run_checks: Callable[..., Report] = run,
 ) -> int:
-    """Until SIGTERM, SIGINT or `stop`. OSError if the address is taken."""
+    """Serve until SIGTERM, SIGINT or `stop`. OSError if the address is in use."""
     stopping = stop or threading.Event()
     if stop is None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -72,24 +72,24 @@ def serve_preflight(
     server = HealthServer(host, port, answer, answer)
     server.start()
     try:
-        first = look(settings)
+        first = run_checks(settings)
         _log(first)
-        answer.tell(first)
+        answer.publish(first)
         newest = first
-        while not stopping.wait(again_s):
+        while not stopping.wait(interval_s):
             if newest.passed:
                 continue
-            newest = again(first, look(settings, measure=False))
-            answer.tell(newest)
+            newest = merge_measurements(first, run_checks(settings, measure=False))
+            answer.publish(newest)
             if newest.passed:
-                log.info("passed now")
+                log.info("all preflight checks pass now")
     finally:
         server.stop()
     return 0
 
 
 def _log(report: Report) -> None:
-    for found in report.findings:
-        level = logging.INFO if found.level.value == "Ok" else logging.WARNING
-        advice = f"; {found.advice}" if found.advice else ""
-        log.log(level, "%s %s %s: %s%s", found.level.value, found.check, found.tier, found.message, advice)
+    for finding in report.findings:
+        level = logging.INFO if finding.level.value == "Ok" else logging.WARNING
+        advice = f"; {finding.advice}" if finding.advice else ""
+        log.log(level, "%s %s %s: %s%s", finding.level.value, finding.check, finding.tier, finding.message, advice)

@@ -1,6 +1,6 @@
-"""The shared tier as this node reaches it: a directory that every node mounts, or an object store.
+"""Checks of the shared tier from this node: a directory that every node mounts, or an object store.
 
-Both may hang, so `run` calls these in threads that it does not wait for for ever.
+Both may hang, so `run` calls these checks in threads with a time limit.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ if TYPE_CHECKING:
     from kvpool_sidecar.preflight.mounts import Mount
     from kvpool_sidecar.storage.buckets.base import Bucket
 
-__all__ = ["look_at_directory", "look_at_objects"]
+__all__ = ["check_directory", "check_objects"]
 
 _ROUNDS = 5
 _PAGE = 4096
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
-def look_at_directory(
+def check_directory(
     tier: SharedTier,
     pool_uid: str,
     *,
     node_files: tuple[str, ...] = filesystem.NODE_FILES,
     measure: bool = True,
-    most_s: float = speed.MOST_S,
+    max_s: float = speed.MAX_S,
     mount: Callable[[int], Mount | None] = mount_of,
 ) -> Iterator[Finding]:
-    """Is it there, is it really shared, may we write, how long does a small file take there and back?"""
+    """Check that the directory exists, is shared and writable, and measure the round trip of a small file."""
     try:
         fd = os.open(tier.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as e:
-        yield _away(tier.name, f"the directory cannot be opened: {e.strerror}")
+        yield _unavailable(tier.name, f"the directory cannot be opened: {e.strerror}")
         return
     try:
         known = names.read_pool_id(fd, tier.path)
         foreign = names.foreign_entry(fd) if known is None else ""
         if foreign or (known is not None and known.pool_uid != pool_uid):
-            whose = f"pool {known.pool_uid}" if known is not None else f"somebody else ({foreign[:64]!r})"
-            yield failed(
-                "SharedDirectory", f"the directory is of {whose}", "give the pool its own directory", tier=tier.name
+            owner = (
+                f"belongs to pool {known.pool_uid}" if known is not None else f"holds foreign files ({foreign[:64]!r})"
             )
+            yield failed("SharedDirectory", f"the directory {owner}", "use a dedicated directory", tier=tier.name)
             return
         yield from _kind(mount(fd), fd, tier, node_files)
         yield _round_trip(fd, tier)
         if measure:
-            yield _speed(fd, tier, most_s)
+            yield _speed(fd, tier, max_s)
     except (OSError, ConfigError) as e:
-        told = (e.strerror if isinstance(e, OSError) else None) or str(e)
-        yield _away(tier.name, f"it does not take or give a small file: {told}")
+        problem = (e.strerror if isinstance(e, OSError) else None) or str(e)
+        yield _unavailable(tier.name, f"a small file cannot be written and read: {problem}")
     finally:
         os.close(fd)
 
 
-def _away(tier: str, told: str) -> Finding:
-    advice = "mount it on this node, and let user 65532 write there"
-    return failed("SharedDirectory", told, advice, tier=tier)
+def _unavailable(tier: str, problem: str) -> Finding:
+    advice = "mount the directory on this node, and make it writable for user 65532"
+    return failed("SharedDirectory", problem, advice, tier=tier)
 
 
 def _kind(mount: Mount | None, fd: int, tier: SharedTier, node_files: tuple[str, ...]) -> Iterator[Finding]:
@@ -80,12 +80,17 @@ def _kind(mount: Mount | None, fd: int, tier: SharedTier, node_files: tuple[str,
     if filesystem.is_shared(fd, node_files):
         yield warned(
             "NotMounted",
-            f"the directory is on the node's own file system ({on}): other nodes do not see it",
+            f"the directory is on the node's own file system ({on}): other nodes cannot see it",
             "mount the shared file system there",
             tier=tier.name,
         )
     elif mount is not None and not mount.is_network:
-        yield warned("NotShared", f"other nodes may not see {on}", "use NFS, CephFS, Lustre or alike", tier=tier.name)
+        yield warned(
+            "NotShared",
+            f"other nodes may not see {on}",
+            "use NFS, CephFS, Lustre or a similar file system",
+            tier=tier.name,
+        )
     elif mount is not None and mount.fs_type.startswith("nfs"):
         yield _nfs(mount, tier.name)
     else:
@@ -94,20 +99,20 @@ def _kind(mount: Mount | None, fd: int, tier: SharedTier, node_files: tuple[str,
 
 def _nfs(mount: Mount, tier: str) -> Finding:
     over = "RDMA" if {"proto=rdma", "rdma"} & set(mount.options) else "TCP"
-    told = f"{mount.fs_type} from {mount.source} over {over}"
+    summary = f"{mount.fs_type} from {mount.source} over {over}"
     if "hard" in mount.options:
         return warned(
             "HardMount",
-            f"{told}, mounted hard: threads hang while the server is away",
-            "mount it with soft,timeo=30,retrans=2: a lost block is computed again",
+            f"{summary}, mounted hard: threads hang while the server is unavailable",
+            "mount it with soft,timeo=30,retrans=2: a lost block is recomputed",
             tier=tier,
         )
-    return fine("SharedFilesystem", told, tier=tier)
+    return fine("SharedFilesystem", summary, tier=tier)
 
 
 def _round_trip(fd: int, tier: SharedTier) -> Finding:
-    """A page written, brought to the server, opened again by its name, read, removed; the median of some."""
-    took = []
+    """Write a page, sync it, reopen it by name, read it, and remove it; report the median of several rounds."""
+    durations = []
     for _ in range(_ROUNDS):
         data, name = os.urandom(_PAGE), f".{names.POOL_ID}.preflight-{secrets.token_hex(8)}"
         started = time.monotonic()
@@ -126,37 +131,42 @@ def _round_trip(fd: int, tier: SharedTier) -> Finding:
         finally:
             os.unlink(name, dir_fd=fd)
         if got != data:
-            return failed("SharedDirectory", "other bytes came back than were written", "do not use it", tier=tier.name)
-        took.append((time.monotonic() - started) * 1000)
-    ms = statistics.median(took)
-    return fine("RoundTrip", f"a small file there and back in {ms:.1f} ms", tier=tier.name, round_trip_ms=ms)
+            return failed(
+                "SharedDirectory",
+                "the file system returned other bytes than were written",
+                "replace the file system",
+                tier=tier.name,
+            )
+        durations.append((time.monotonic() - started) * 1000)
+    ms = statistics.median(durations)
+    return fine("RoundTrip", f"round trip of a small file: {ms:.1f} ms", tier=tier.name, round_trip_ms=ms)
 
 
-def _speed(fd: int, tier: SharedTier, most_s: float) -> Finding:
+def _speed(fd: int, tier: SharedTier, max_s: float) -> Finding:
     info = os.fstatvfs(fd)
     free = info.f_bavail * info.f_frsize
     with scratch_file(fd) as (file, _):
         direct = speed.takes_direct_io(file)
-        most = min(_MOST_BYTES, max(speed.CHUNK, free // 4))
-        found = speed.measure(file, direct=direct, most_bytes=most, most_s=most_s / 2)
-    told = f"writes {found.write_mb_s:.0f} MB/s, reads {found.read_mb_s:.0f} MB/s ({size(found.written)}, one stream)"
+        limit = min(_MAX_BYTES, max(speed.CHUNK, free // 4))
+        found = speed.measure(file, direct=direct, max_bytes=limit, max_s=max_s / 2)
+    speeds = f"writes {found.write_mb_s:.0f} MB/s, reads {found.read_mb_s:.0f} MB/s ({size(found.written)}, one stream)"
     values = {"write_mb_s": found.write_mb_s, "read_mb_s": found.read_mb_s, "free_bytes": float(free)}
     if tier.capacity_bytes and info.f_blocks * info.f_frsize < tier.capacity_bytes:
         return warned(
             "Space",
-            f"{told}; capacity is {size(tier.capacity_bytes)}, and the file system has "
+            f"{speeds}; capacity is {size(tier.capacity_bytes)}, and the file system has "
             f"{size(info.f_blocks * info.f_frsize)}",
-            "set capacity to what there is",
+            "set capacity to the available space",
             tier=tier.name,
             **values,
         )
-    return fine("Speed", told, tier=tier.name, **values)
+    return fine("Speed", speeds, tier=tier.name, **values)
 
 
-def look_at_objects(
+def check_objects(
     tier: FsspecTier, pool_uid: str, secret_dir: str, *, open_it: Callable[[FsspecTier, str], Bucket] = open_bucket
 ) -> Iterator[Finding]:
-    """Put a small object, get it, remove it. What the store says is told; credentials never are."""
+    """Put, get and delete a small object. Errors of the store are reported; credentials never are."""
     try:
         bucket = open_it(tier, secret_dir)
     except ConfigError as e:
@@ -175,14 +185,19 @@ def look_at_objects(
             bucket.delete(name)
         ms = (time.monotonic() - started) * 1000
         if os.pread(back, _PAGE, 0) != data:
-            yield failed("ObjectStore", "other bytes came back than were put", "do not use it", tier=tier.name)
+            yield failed(
+                "ObjectStore",
+                "the store returned other bytes than were put",
+                "replace the object store",
+                tier=tier.name,
+            )
         else:
-            yield fine("ObjectStore", f"an object there and back in {ms:.0f} ms", tier=tier.name, round_trip_ms=ms)
+            yield fine("ObjectStore", f"round trip of an object: {ms:.0f} ms", tier=tier.name, round_trip_ms=ms)
     except (OSError, KVPoolError) as e:
-        told = (e.strerror if isinstance(e, OSError) else None) or str(e)
+        problem = (e.strerror if isinstance(e, OSError) else None) or str(e)
         yield failed(
             "ObjectStore",
-            f"no object can be put, got and removed: {told}",
+            f"an object cannot be put, read and deleted: {problem}",
             "check the URL, the endpoint and the Secret (docs/how-to/storage/object-store.md)",
             tier=tier.name,
         )

@@ -1,4 +1,4 @@
-"""How fast a file system writes and reads, past the page cache, with little data and in little time."""
+"""Measures the speed of a file system without the page cache, with little data and in little time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CHUNK", "MOST_BYTES", "MOST_S", "Speed", "measure", "takes_direct_io"]
+__all__ = ["CHUNK", "MAX_BYTES", "MAX_S", "Speed", "measure", "takes_direct_io"]
 
 CHUNK = 4 << 20
-MOST_BYTES = 256 << 20
-MOST_S = 1.0
-"""For writing; reading has as much again, so that a whole measurement takes at most 2 s."""
+MAX_BYTES = 256 << 20
+MAX_S = 1.0
+"""Time limit for writing, and reopened for reading, so that a measurement takes at most 2 s."""
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS}
 
 
 class Speed(NamedTuple):
-    """Megabytes (10^6 bytes) per second; 0 where too little came to say. `written` in bytes."""
+    """Megabytes (10^6 bytes) per second; 0 if too little data was transferred. `written` in bytes."""
 
     write_mb_s: float
     read_mb_s: float
@@ -30,46 +30,46 @@ class Speed(NamedTuple):
 
 
 def takes_direct_io(fd: int) -> bool:
-    """Does the file `fd` take aligned writes with O_DIRECT? 4 KiB of it are written over. OSError for anything else."""
+    """Return whether the file `fd` accepts aligned writes with O_DIRECT. Overwrites 4 KiB. OSError for other errors."""
     try:
-        again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+        reopened = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as e:
         if e.errno in _NO_DIRECT:
             return False
         raise
     try:
         with mmap.mmap(-1, 4096) as page:
-            return os.pwrite(again, page, 0) == 4096
+            return os.pwrite(reopened, page, 0) == 4096
     except OSError as e:
         if e.errno in _NO_DIRECT:
             return False
         raise
     finally:
-        os.close(again)
+        os.close(reopened)
 
 
-def measure(fd: int, *, direct: bool, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -> Speed:
-    """Write the file `fd` from its start, read it back. OSError if that fails; a drive that is full ends it early."""
+def measure(fd: int, *, direct: bool, max_bytes: int = MAX_BYTES, max_s: float = MAX_S) -> Speed:
+    """Write the file `fd` from its start and read it back. OSError if that fails; a full drive ends it early."""
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
-    again = os.open(f"/proc/self/fd/{fd}", flags)
+    reopened = os.open(f"/proc/self/fd/{fd}", flags)
     try:
-        with mmap.mmap(-1, CHUNK) as chunk:  # page-aligned, as O_DIRECT wants it
-            chunk.write(os.urandom(CHUNK))  # drives that compress must not look faster than they are
-            written, took = _timed(lambda at: _write(again, chunk, at), most_bytes, most_s)
+        with mmap.mmap(-1, CHUNK) as chunk:  # page-aligned, as O_DIRECT requires
+            chunk.write(os.urandom(CHUNK))  # random data, because drives may compress
+            written, elapsed = _timed(lambda at: _write(reopened, chunk, at), max_bytes, max_s)
             started = time.monotonic()
-            os.fdatasync(again)
-            took += time.monotonic() - started
-            os.posix_fadvise(again, 0, 0, os.POSIX_FADV_DONTNEED)
-            got, read_took = _timed(lambda at: os.preadv(again, [chunk], at), written, most_s)
+            os.fdatasync(reopened)
+            elapsed += time.monotonic() - started
+            os.posix_fadvise(reopened, 0, 0, os.POSIX_FADV_DONTNEED)
+            got, read_elapsed = _timed(lambda at: os.preadv(reopened, [chunk], at), written, max_s)
     finally:
-        os.close(again)
-    return Speed(_rate(written, took), _rate(got, read_took), written, direct)
+        os.close(reopened)
+    return Speed(_rate(written, elapsed), _rate(got, read_elapsed), written, direct)
 
 
-def _timed(step: Callable[[int], int], most_bytes: int, most_s: float) -> tuple[int, float]:
-    """Bytes that `step(offset)` moved, a chunk at a time, and how long that took."""
+def _timed(step: Callable[[int], int], max_bytes: int, max_s: float) -> tuple[int, float]:
+    """Call `step(offset)` chunk by chunk; return the bytes moved and the seconds taken."""
     started, at = time.monotonic(), 0
-    while at + CHUNK <= most_bytes and time.monotonic() - started < most_s:
+    while at + CHUNK <= max_bytes and time.monotonic() - started < max_s:
         moved = step(at)
         at += max(0, moved)
         if moved < CHUNK:

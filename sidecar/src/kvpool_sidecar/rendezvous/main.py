@@ -1,4 +1,4 @@
-"""The loop: wanted pods -> sockets in place -> the server knows them. Each pod on its own: none stops another's."""
+"""Reconcile loop: target pods -> sockets in their volumes -> server. Pods are independent: no pod blocks another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool_sidecar.rendezvous.socket_path import PlacedSocket, is_in_place, put_socket, take_away
+from kvpool_sidecar.rendezvous.socket_path import PlacedSocket, is_in_place, place_socket, remove_socket
 from kvpool_sidecar.rendezvous.socket_provider import SocketProvider
 
 if TYPE_CHECKING:
@@ -21,143 +21,148 @@ __all__ = ["Rendezvous", "run"]
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.2
-_CHECK_S = 1.0
+_POLL_INTERVAL_S = 0.2
+_CHECK_INTERVAL_S = 1.0
 _RETRY_S = (0.5, 30.0)
 
 
-class _Trouble(NamedTuple):
-    """A pod whose directory would not let us."""
+class _Backoff(NamedTuple):
+    """Retry delay of a pod whose directory returned an error."""
 
     wait_s: float
     until: float
 
 
 class Rendezvous:
-    """`step` does all that is due and returns; it never raises for what a pod has done."""
+    """`step` does all due work and returns; it never raises because of a pod."""
 
-    def __init__(self, pods_dir: str, source: PodWatcher, giver: SocketProvider) -> None:
+    def __init__(self, pods_dir: str, watcher: PodWatcher, provider: SocketProvider) -> None:
         self._pods_fd = os.open(pods_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._source = source
-        self._giver = giver
+        self._watcher = watcher
+        self._provider = provider
         self._placed: dict[str, tuple[TargetPod, PlacedSocket]] = {}
         self._checked: dict[str, float] = {}
-        self._trouble: dict[str, _Trouble] = {}
+        self._backoffs: dict[str, _Backoff] = {}
         self._refused: set[str] = set()
 
     def step(self) -> None:
-        """Look at every wanted pod once."""
-        self._talk_to_server()
-        wanted = self._source.pods()
-        if wanted is None:
+        """Reconcile every target pod once."""
+        self._sync_server()
+        targets = self._watcher.pods()
+        if targets is None:
             return
-        for uid in set(self._placed) - set(wanted):
+        for uid in set(self._placed) - set(targets):
             self._drop(uid, "the pod has ended")
-        for uid in (self._trouble.keys() | self._refused) - set(wanted):
-            self._trouble.pop(uid, None)
+        for uid in (self._backoffs.keys() | self._refused) - set(targets):
+            self._backoffs.pop(uid, None)
             self._refused.discard(uid)
-        for uid, pod in wanted.items():
+        for uid, pod in targets.items():
             if uid in self._refused:
                 continue
             try:
                 self._serve(pod)
             except OSError as e:
-                self._note_trouble(pod, e)
+                self._back_off(pod, e)
             except Exception:
-                log.exception("pod %s/%s", pod.namespace, pod.pod)
-        if self._giver.connected:
-            self._giver.synced()
+                log.exception("cannot serve pod %s/%s because of a defect; retrying", pod.namespace, pod.pod)
+        if self._provider.connected:
+            self._provider.synced()
 
     def fileno(self) -> int:
-        """The server's connection, to wait on; -1 while there is none."""
-        return self._giver.fileno()
+        """Return the descriptor of the server's connection, for polling; -1 while not connected."""
+        return self._provider.fileno()
 
     def close(self) -> None:
-        """Let the sockets go. They stay where they are: the next rendezvous replaces them."""
+        """Close the listening sockets; their files stay until the next rendezvous replaces them."""
         for _, placed in self._placed.values():
             placed.listener.close()
         os.close(self._pods_fd)
 
-    def _talk_to_server(self) -> None:
-        for uid in self._giver.refusals():
+    def _sync_server(self) -> None:
+        for uid in self._provider.refusals():
             self._refused.add(uid)
-            self._drop(uid, "the server does not serve it")
-        if self._giver.resting and self._placed:
-            self._rest()
-        if not self._giver.connected:
+            self._drop(uid, "the server refused it")
+        if self._provider.is_released and self._placed:
+            self._release()
+        if not self._provider.connected:
             self._refused.clear()  # the next server may have another configuration
-            self._giver.connect(self._placed)
+            self._provider.connect(self._placed)
 
     def _serve(self, pod: TargetPod) -> None:
         now = time.monotonic()
         if pod.uid in self._placed:
-            if now - self._checked.get(pod.uid, 0.0) < _CHECK_S:
+            if now - self._checked.get(pod.uid, 0.0) < _CHECK_INTERVAL_S:
                 return
             self._checked[pod.uid] = now
             state = is_in_place(self._pods_fd, pod.uid, self._placed[pod.uid][1])
             if state:
                 return
             self._drop(pod.uid, "its volume is gone" if state is None else "its socket was removed")
-        if not self._giver.connected or self._giver.resting:
-            return  # nobody would answer there, and another sidecar of this node may
-        if pod.uid in self._trouble and now < self._trouble[pod.uid].until:
+        if not self._provider.connected or self._provider.is_released:
+            return  # no server would accept there, but another sidecar of this node may
+        if pod.uid in self._backoffs and now < self._backoffs[pod.uid].until:
             return
-        placed = put_socket(self._pods_fd, pod.uid)
+        placed = place_socket(self._pods_fd, pod.uid)
         if placed is None:
             return
-        self._trouble.pop(pod.uid, None)
+        self._backoffs.pop(pod.uid, None)
         self._placed[pod.uid] = (pod, placed)
         self._checked[pod.uid] = now
-        self._giver.add(pod, placed)
-        log.info("socket for pod %s/%s", pod.namespace, pod.pod)
+        self._provider.add(pod, placed)
+        log.info("created the socket of pod %s/%s", pod.namespace, pod.pod)
 
-    def _rest(self) -> None:
-        """Another sidecar of this node serves: let go of the sockets at once, so that clients look for the new ones.
+    def _release(self) -> None:
+        """Close all sockets, because another sidecar of this node serves, so that clients connect to the new ones.
 
-        Their names stay, for the other one's rendezvous to replace.
+        The files stay until the other sidecar's rendezvous replaces them.
         """
         for _, placed in self._placed.values():
             placed.listener.close()
-        log.info("another sidecar serves this node: %d sockets let go", len(self._placed))
+        log.info("another sidecar serves this node: closed %d sockets", len(self._placed))
         self._placed.clear()
         self._checked.clear()
 
-    def _drop(self, uid: str, why: str) -> None:
-        found = self._placed.pop(uid, None)
+    def _drop(self, uid: str, reason: str) -> None:
+        entry = self._placed.pop(uid, None)
         self._checked.pop(uid, None)
-        if found is None:
+        if entry is None:
             return
-        pod, placed = found
-        self._giver.remove(uid)
-        take_away(self._pods_fd, uid, placed)
-        log.info("no socket any more for pod %s/%s: %s", pod.namespace, pod.pod, why)
+        pod, placed = entry
+        self._provider.remove(uid)
+        remove_socket(self._pods_fd, uid, placed)
+        log.info("removed the socket of pod %s/%s: %s", pod.namespace, pod.pod, reason)
 
-    def _note_trouble(self, pod: TargetPod, error: OSError) -> None:
-        before = self._trouble.get(pod.uid)
-        wait = min(before.wait_s * 2, _RETRY_S[1]) if before else _RETRY_S[0]
-        if before is None:
-            log.warning("pod %s/%s: no socket can be put into its volume: %s", pod.namespace, pod.pod, error.strerror)
-        self._trouble[pod.uid] = _Trouble(wait, time.monotonic() + wait)
+    def _back_off(self, pod: TargetPod, error: OSError) -> None:
+        previous = self._backoffs.get(pod.uid)
+        wait = min(previous.wait_s * 2, _RETRY_S[1]) if previous else _RETRY_S[0]
+        if previous is None:
+            log.warning(
+                "cannot create the socket of pod %s/%s, it runs without the pool; retrying: %s",
+                pod.namespace,
+                pod.pod,
+                error.strerror,
+            )
+        self._backoffs[pod.uid] = _Backoff(wait, time.monotonic() + wait)
 
 
-def run(pods_dir: str, source: PodWatcher, handoff: str) -> int:
-    """Until SIGTERM or SIGINT; 0. OSError if `pods_dir` cannot be opened."""
+def run(pods_dir: str, watcher: PodWatcher, rendezvous_socket: str) -> int:
+    """Run until SIGTERM or SIGINT and return 0. OSError if `pods_dir` cannot be opened."""
     stop_r, stop_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def poke(fd: int) -> None:
+    def wake(fd: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(fd, b"w")
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: poke(stop_w))
-    rendezvous = Rendezvous(pods_dir, source, SocketProvider(handoff))
-    source.changed = lambda: poke(wake_w)
-    source.start()
+        signal.signal(number, lambda *_: wake(stop_w))
+    rendezvous = Rendezvous(pods_dir, watcher, SocketProvider(rendezvous_socket))
+    watcher.on_change = lambda: wake(wake_w)
+    watcher.start()
     while True:
         rendezvous.step()
         watched = [stop_r, wake_r, *([rendezvous.fileno()] if rendezvous.fileno() >= 0 else [])]
-        ready, _, _ = select.select(watched, [], [], _POLL_S)
+        ready, _, _ = select.select(watched, [], [], _POLL_INTERVAL_S)
         if stop_r in ready:
             rendezvous.close()
             return 0

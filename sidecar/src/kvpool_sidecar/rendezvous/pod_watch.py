@@ -1,6 +1,6 @@
-"""Where the pods of this node are learnt from: the API server by list and watch, or a file.
+"""Sources of this node's pods: the API server by list and watch, or a file.
 
-What was learnt stays while the source is away: known pods keep their sockets.
+The last known state stays valid while the source is unavailable, so pods keep their sockets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvpool_sidecar.rendezvous.pods import INJECT_LABEL, TargetPod, wanted_pod
+from kvpool_sidecar.rendezvous.pods import INJECT_LABEL, TargetPod, parse_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,28 +32,28 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MAX_LIST = 64 << 20
 _MAX_EVENT = 4 << 20
 _LIST_TIMEOUT_S = 10.0
-_WATCH_S = 240  # then list again: the resynchronisation
-_SILENCE_S = 90.0  # bookmarks come about every minute; a watch that is silent for longer is dead
+_WATCH_S = 240  # then list again (resync)
+_IDLE_TIMEOUT_S = 90.0  # bookmarks arrive about every minute; a watch that is idle for longer is dead
 _BACKOFF_S = (0.2, 10.0)
 
 
 class PodWatcher(abc.ABC):
-    """`pods()` is the last known state; `changed` is called, from any thread, when it has changed."""
+    """`pods()` is the last known state; `on_change` is called, from any thread, when it changes."""
 
     def __init__(self) -> None:
-        self.changed: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Begin to learn."""
+        """Start to watch."""
 
     @abc.abstractmethod
     def pods(self) -> dict[str, TargetPod] | None:
-        """Wanted pods by uid; None while nothing has been learnt yet."""
+        """Return the target pods by uid; None before the first list."""
 
 
 class FilePods(PodWatcher):
-    """A file with a JSON list of pod objects, read again when it changes. For a node without an API server."""
+    """Reads a JSON list of pod objects from a file whenever it changes, for a node without an API server."""
 
     def __init__(self, path: str, pool: str) -> None:
         super().__init__()
@@ -63,29 +63,29 @@ class FilePods(PodWatcher):
         self._known: dict[str, TargetPod] | None = None
 
     def start(self) -> None:
-        """Nothing to begin."""
+        """Do nothing: `pods` reads the file."""
 
     def pods(self) -> dict[str, TargetPod] | None:
         try:
             info = self._path.stat()
             stamp = (info.st_mtime_ns, info.st_ino)
             if stamp != self._stamp:
-                found = [wanted_pod(raw, self._pool) for raw in json.loads(self._path.read_text())]
-                self._known = {uid: pod for uid, pod in found if pod is not None}
+                parsed = [parse_pod(raw, self._pool) for raw in json.loads(self._path.read_text())]
+                self._known = {uid: pod for uid, pod in parsed if pod is not None}
                 self._stamp = stamp
         except (OSError, ValueError, TypeError) as e:
-            log.warning("%s: %s", self._path, e)
+            log.warning("cannot read %s, the last known pods stay: %s", self._path, e)
         return self._known
 
 
 class KubePods(PodWatcher):
-    """List and watch of this node's opted-in pods with the service account of this pod."""
+    """Lists and watches this node's opted-in pods with the service account of this pod."""
 
     def __init__(self, node: str, pool: str, *, url: str = "", account: str = SERVICE_ACCOUNT) -> None:
         super().__init__()
         self._pool = pool
         self._account = account
-        self._jitter = random.Random()  # noqa: S311 - of our own: the process's is not ours to advance
+        self._jitter = random.Random()  # noqa: S311 - private, so that the global generator is not advanced
         self._lock = threading.Lock()
         self._known: dict[str, TargetPod] | None = None
         if not url:
@@ -109,9 +109,11 @@ class KubePods(PodWatcher):
                 self._watch(self._list())
                 wait = _BACKOFF_S[0]
             except Exception as e:
-                log.warning("the API server: %s: %s; known pods are served on", type(e).__name__, e)
+                log.warning(
+                    "cannot watch pods at the API server, known pods stay served; retrying: %s: %s", type(e).__name__, e
+                )
                 if time.monotonic() - began > _BACKOFF_S[1]:
-                    wait = _BACKOFF_S[0]  # it had worked for a while
+                    wait = _BACKOFF_S[0]  # it worked for a while
                 time.sleep(wait * self._jitter.uniform(0.7, 1.3))
                 wait = min(wait * 2, _BACKOFF_S[1])
 
@@ -119,16 +121,16 @@ class KubePods(PodWatcher):
         with self._get("", _LIST_TIMEOUT_S) as response:
             body = response.read(_MAX_LIST + 1)
         if len(body) > _MAX_LIST:
-            raise ValueError("the list of pods is too long")
+            raise ValueError("the list of pods exceeds 64 MiB")
         listed = json.loads(body)
-        found = [wanted_pod(raw, self._pool) for raw in listed["items"]]
+        parsed = [parse_pod(raw, self._pool) for raw in listed["items"]]
         with self._lock:
-            self._known = {uid: pod for uid, pod in found if pod is not None}
-        self.changed()
+            self._known = {uid: pod for uid, pod in parsed if pod is not None}
+        self.on_change()
         return str(listed["metadata"]["resourceVersion"])
 
     def _watch(self, version: str) -> None:
-        """Follow changes until the server ends the watch, at the latest after _WATCH_S."""
+        """Apply changes until the server ends the watch, at the latest after _WATCH_S."""
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -138,10 +140,10 @@ class KubePods(PodWatcher):
         for event in self._events("&" + urllib.parse.urlencode(query)):
             kind = event.get("type")
             if kind == "ERROR":
-                return  # mostly 410 Gone: list again
+                return  # usually 410 Gone: list again
             if kind not in ("ADDED", "MODIFIED", "DELETED"):
                 continue
-            uid, pod = wanted_pod(event.get("object"), self._pool)
+            uid, pod = parse_pod(event.get("object"), self._pool)
             with self._lock:
                 known = self._known if self._known is not None else {}
                 if kind == "DELETED" or pod is None:
@@ -150,13 +152,13 @@ class KubePods(PodWatcher):
                     changed = known.get(uid) != pod
                     known[uid] = pod
             if changed:
-                self.changed()
+                self.on_change()
 
     def _events(self, query: str) -> Iterator[dict[str, Any]]:
-        with self._get(query, _SILENCE_S) as response:
+        with self._get(query, _IDLE_TIMEOUT_S) as response:
             while line := response.readline(_MAX_EVENT + 1):
                 if len(line) > _MAX_EVENT:
-                    raise ValueError("an event is too long")
+                    raise ValueError("a watch event exceeds 4 MiB")
                 event = json.loads(line)
                 if isinstance(event, dict):
                     yield event
@@ -166,13 +168,13 @@ class KubePods(PodWatcher):
         context = None
         if self._url.startswith("https:"):
             context = ssl.create_default_context(cafile=f"{self._account}/ca.crt")
-            # read each time: the kubelet renews it
+            # read for each request, because the kubelet renews it
             request.add_header("Authorization", f"Bearer {Path(self._account, 'token').read_text().strip()}")
         return _opener(context).open(request, timeout=timeout_s)
 
 
 def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
-    """No proxies from the environment, no redirects to elsewhere with our token."""
+    """Return an opener without proxies from the environment and without redirects, which would leak the token."""
     return urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _NoRedirects()
     )

@@ -1,11 +1,11 @@
-"""Which pods of this node want a socket, as the API server says. Pure parsing; what is odd is left out."""
+"""Parses pod objects and selects those that need a socket. Pure; malformed objects are skipped."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple
 
-__all__ = ["INJECT_LABEL", "POOL_ANNOTATION", "TargetPod", "wanted_pod"]
+__all__ = ["INJECT_LABEL", "POOL_ANNOTATION", "TargetPod", "parse_pod"]
 
 INJECT_LABEL = "kvpool.dev/inject"
 POOL_ANNOTATION = "kvpool.dev/pool"
@@ -13,7 +13,7 @@ _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class TargetPod(NamedTuple):
-    """A pod that is to be served."""
+    """A pod that needs a socket."""
 
     uid: str
     namespace: str
@@ -24,10 +24,10 @@ class TargetPod(NamedTuple):
         return {"op": "add", **self._asdict()}
 
 
-def wanted_pod(raw: Any, pool: str) -> tuple[str, TargetPod | None]:
-    """The uid of a pod object, and the pod if it belongs to `pool` (namespace/name) and still runs.
+def parse_pod(raw: Any, pool: str) -> tuple[str, TargetPod | None]:
+    """Return the uid of a pod object, and the pod if it belongs to `pool` (namespace/name) and still runs.
 
-    An empty uid: not a pod at all. The uid becomes part of a path, so it must look like one that the API server gives.
+    An empty uid means that the object is not a pod. The uid becomes part of a path, so its format is checked.
     """
     meta = _dict(_dict(raw).get("metadata"))
     uid = meta.get("uid")
@@ -43,7 +43,7 @@ def wanted_pod(raw: Any, pool: str) -> tuple[str, TargetPod | None]:
 
 
 def _has_ended(raw: dict[str, Any]) -> bool:
-    """Ended, or told to end and no container runs any more: then the kubelet wants the volume back."""
+    """Return whether the pod has ended, or is being deleted and runs no container: the kubelet unmounts its volume."""
     status = _dict(raw.get("status"))
     if status.get("phase") in ("Succeeded", "Failed"):
         return True

@@ -1,8 +1,8 @@
-"""Puts a socket into a pod's volume. Whatever the pod has made of that directory harms the pod alone.
+"""Creates a socket in a pod's volume. Manipulations of the directory by the pod can harm only that pod.
 
-The pod owns the directory's contents and may put links, directories, pipes or sockets of its own there. So nothing in
-it is listed, read or followed: the directory is opened without following a link, the socket is bound under a random
-name and renamed over whatever is called `kv.sock`.
+The pod owns the contents of the directory and may create links, directories, pipes or sockets there. So nothing in it
+is listed, read or followed: the directory is opened without following links, and the socket is bound under a random
+name and renamed to `kv.sock`, replacing any file of that name.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvpool_sidecar.system.unix_socket import listen_at
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["SOCKET", "VOLUME", "PlacedSocket", "is_in_place", "put_socket", "take_away", "volume_path"]
+__all__ = ["SOCKET", "VOLUME", "PlacedSocket", "is_in_place", "place_socket", "remove_socket", "volume_path"]
 
 VOLUME = "kvpool"
 SOCKET = "kv.sock"
 
 
 class PlacedSocket(NamedTuple):
-    """A listening socket and where it is: (device, inode) of the directory, inode of the socket."""
+    """A listening socket, (device, inode) of its directory, and its own inode."""
 
     listener: socket.socket
     directory: tuple[int, int]
@@ -33,12 +33,12 @@ class PlacedSocket(NamedTuple):
 
 
 def volume_path(uid: str) -> str:
-    """The pod's volume below the kubelet's pods directory."""
+    """Return the path of the pod's volume below the kubelet's pods directory."""
     return f"{uid}/volumes/kubernetes.io~empty-dir/{VOLUME}"
 
 
-def put_socket(pods_fd: int, uid: str) -> PlacedSocket | None:
-    """None while the pod has no such volume yet. OSError if its directory does not let us."""
+def place_socket(pods_fd: int, uid: str) -> PlacedSocket | None:
+    """Create the socket; None while the volume does not exist. OSError if the directory cannot be used."""
     try:
         dir_fd = _open(pods_fd, uid)
     except FileNotFoundError:
@@ -53,28 +53,28 @@ def put_socket(pods_fd: int, uid: str) -> PlacedSocket | None:
             raise
         return PlacedSocket(listener, (info.st_dev, info.st_ino), inode)
     finally:
-        os.close(dir_fd)  # never kept: an open directory would keep the kubelet from unmounting the volume
+        os.close(dir_fd)  # not kept open: that would prevent the kubelet from unmounting the volume
 
 
 def is_in_place(pods_fd: int, uid: str, placed: PlacedSocket) -> bool | None:
-    """Is it still there? None: the volume is gone. False: it was removed or replaced, or the volume is another."""
+    """Return whether the socket is still there; None if the volume is gone, False if either was replaced."""
     try:
         dir_fd = _open(pods_fd, uid)
     except FileNotFoundError:
         return None
     try:
         info = os.fstat(dir_fd)
-        found = os.stat(SOCKET, dir_fd=dir_fd, follow_symlinks=False)
+        current = os.stat(SOCKET, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
     finally:
         os.close(dir_fd)
-    same = (info.st_dev, info.st_ino) == placed.directory and found.st_ino == placed.inode
-    return same and stat.S_ISSOCK(found.st_mode)
+    same = (info.st_dev, info.st_ino) == placed.directory and current.st_ino == placed.inode
+    return same and stat.S_ISSOCK(current.st_mode)
 
 
-def take_away(pods_fd: int, uid: str, placed: PlacedSocket) -> None:
-    """Close, and remove the socket if it is still ours. What cannot be removed stays: the pod's volume ends with it."""
+def remove_socket(pods_fd: int, uid: str, placed: PlacedSocket) -> None:
+    """Close and delete the socket unless it was replaced. A file that cannot be deleted ends with the pod's volume."""
     placed.listener.close()
     with contextlib.suppress(OSError):
         if is_in_place(pods_fd, uid, placed):

@@ -1,4 +1,4 @@
-"""Hands pods' listening sockets to the storage server, and all of them again after either side has restarted."""
+"""Passes the pods' listening sockets to the storage server, and again after a restart of either side."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ __all__ = ["SocketProvider"]
 log = logging.getLogger(__name__)
 
 _SEND_TIMEOUT_S = 5.0
-_MAX_ANSWER = 8192
+_MAX_REPLY = 8192
 
 
 class SocketProvider:
-    """One connection to the server; `connect` tries once. Not thread-safe."""
+    """One connection to the storage server; `connect` tries once. Not thread-safe."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._socket: socket.socket | None = None
         self._synced = False
-        self._resting = False
+        self._released = False
 
     @property
     def connected(self) -> bool:
         return self._socket is not None
 
     @property
-    def resting(self) -> bool:
-        """True from when the server says that another sidecar of this node serves the pods, to the next server."""
-        return self._resting
+    def is_released(self) -> bool:
+        """Whether the server has requested to close the sockets, because another sidecar serves the pods."""
+        return self._released
 
     def fileno(self) -> int:
-        """To wait on; -1 while not connected."""
+        """Return the descriptor for polling; -1 while not connected."""
         return self._socket.fileno() if self._socket is not None else -1
 
-    def connect(self, everything: Mapping[str, tuple[TargetPod, PlacedSocket]]) -> bool:
-        """Connect and hand over `everything` that is in place. False if the server is not there."""
+    def connect(self, sockets: Mapping[str, tuple[TargetPod, PlacedSocket]]) -> bool:
+        """Connect and pass all `sockets`; return False if the server is not available."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.settimeout(_SEND_TIMEOUT_S)
         try:
@@ -54,47 +54,47 @@ class SocketProvider:
             sock.close()
             return False
         self._socket = sock
-        self._synced = self._resting = False
-        for pod, placed in everything.values():
+        self._synced = self._released = False
+        for pod, placed in sockets.values():
             self.add(pod, placed)
         if self.connected:
-            log.info("connected to the server, %d sockets handed over", len(everything))
+            log.info("connected to the storage server and passed %d sockets", len(sockets))
         return self.connected
 
     def add(self, pod: TargetPod, placed: PlacedSocket) -> None:
-        """Hand over one pod's socket."""
+        """Pass the socket of one pod."""
         self._send(pod.add_message(), [placed.listener.fileno()])
 
     def synced(self) -> None:
-        """Say, once per connection, that all pods have been told: the server forgets the others."""
+        """Report, once per connection, that all pods were passed, so that the server removes others."""
         if not self._synced:
             self._synced = True
             self._send({"op": "synced"})
 
     def remove(self, uid: str) -> None:
-        """Say that a pod is gone."""
+        """Report that a pod has ended."""
         self._send({"op": "remove", "uid": uid})
 
     def refusals(self) -> list[str]:
-        """Uids that the server will not serve, as far as it has said so; notices when it is gone."""
+        """Return the uids that the server has refused since the last call; detects a lost connection."""
         refused: list[str] = []
         while self._socket is not None and self._readable():
             try:
-                data = self._socket.recv(_MAX_ANSWER)
+                data = self._socket.recv(_MAX_REPLY)
             except OSError:
                 data = b""
             if not data:
-                self._lost()
+                self._disconnect()
                 break
             message = json.loads(data)
             if message.get("op") == "refused" and isinstance(message.get("uid"), str):
                 refused.append(message["uid"])
             elif message.get("op") == "rest":
-                self._resting = True
+                self._released = True
         return refused
 
     def _readable(self) -> bool:
-        # not MSG_DONTWAIT: on a socket with a timeout Python waits all the same
+        # not MSG_DONTWAIT: Python waits on a socket with a timeout anyway
         return self._socket is not None and bool(select.select([self._socket], [], [], 0)[0])
 
     def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
@@ -103,11 +103,11 @@ class SocketProvider:
         try:
             socket.send_fds(self._socket, [json.dumps(message).encode()], fds or [])
         except OSError as e:
-            log.warning("handing over: %s", e)
-            self._lost()
+            log.warning("cannot pass a socket to the storage server; reconnecting: %s", e)
+            self._disconnect()
 
-    def _lost(self) -> None:
+    def _disconnect(self) -> None:
         if self._socket is not None:
-            log.info("the server is gone; its sockets are kept for the next one")
+            log.info("the storage server disconnected; the sockets are kept for the next one")
             self._socket.close()
             self._socket = None
