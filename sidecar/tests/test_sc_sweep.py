@@ -273,9 +273,9 @@ def test_nothing_goes_below_the_high_watermark_and_above_it_down_to_the_low():
     groups = [(Group(b"a", b"f"), [(n * 100.0, 10) for n in range(80)], 0)]
     census = census_of(*groups)
     assert not make_plan(census, limits, [])
-    plan = make_plan(census, limits, [], coming=10)
+    plan = make_plan(census, limits, [], concurrent_writes=10)
     assert 210 <= taken(plan, groups)["capacity"] < 230
-    assert not make_plan(census, CollectionLimits(), [], coming=10**9)
+    assert not make_plan(census, CollectionLimits(), [], concurrent_writes=10**9)
 
 
 def test_superseded_fingerprints_go_first_and_only_as_far_as_space_is_needed():

@@ -225,7 +225,7 @@ def test_a_store_that_does_not_tell_times_is_not_swept(pool, monkeypatch):
     monkeypatch.setattr(FsspecBucket, "list", lambda self, f: (ObjectInfo(o.name, o.size, None) for o in true(self, f)))
     sweeper = pool.sweeper(idle_s=1.0)
     sweeper._attempt(sweeper.step)
-    assert "does not tell" in sweeper.status()["problem"]
+    assert "does not report" in sweeper.status()["problem"]
     assert pool.left([1]) == [1]
 
 

@@ -1,4 +1,4 @@
-"""Reading and checking a block's file through its descriptor. The format itself is kvpool.protocol.block."""
+"""Reads and verifies a block's file through its descriptor. The format is kvpool.protocol.block."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _buffers = threading.local()
 
 
 class Expect(NamedTuple):
-    """What a block must say of itself; None: anything. `packed`: it may be compressed."""
+    """Expected header fields; None: any. `packed`: the block may be compressed."""
 
     block_id: bytes | None = None
     tenant_tag: bytes | None = None
@@ -57,8 +57,7 @@ def read_header(fd: int, key: bytes, stored_len: int, expect: Expect = ANYTHING)
 
 
 def header_of(fd: int, key: bytes | None = None) -> block.BlockHeader:
-    """What the file `fd`, which is closed, says of itself. CorruptBlockError if it cannot be read or is of another
-    `key`."""
+    """Return the header of the file `fd`, and close it. CorruptBlockError if it is undecodable or has another `key`."""
     try:
         header = block.decode_header(os.pread(fd, block.HEADER_BYTES, 0), packed=True)
     finally:
@@ -115,20 +114,20 @@ def verify(fd: int, key: bytes, payload_len: int) -> block.BlockHeader:
 
 
 def acquire_read_lease(fd: int) -> None:
-    """Take a read lease on `fd`: the kernel refuses it while anybody can still write (fcntl(2), F_SETLEASE).
+    """Take a read lease on `fd`: the kernel refuses it while a writer has the file open (fcntl(2), F_SETLEASE).
 
-    RefusedError if somebody can. The lease lasts until `fd` is closed.
+    RefusedError if a writer remains. The lease lasts until `fd` is closed.
     """
-    # a broken lease is told by SIGIO, which ends a process that does not expect it: name a signal that ends nobody
+    # a broken lease raises SIGIO, which ends a process by default: use a signal that is ignored by default
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
-        raise RefusedError("somebody can still write this file") from None
+        raise RefusedError("the file is still open for writing") from None
 
 
 def release_read_lease(fd: int) -> None:
-    """Give the lease up."""
+    """Release the lease."""
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 

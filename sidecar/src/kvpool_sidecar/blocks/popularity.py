@@ -1,8 +1,8 @@
-"""Which blocks of the pool are asked for most, as far as this node's lookups tell. Pure, and thread-safe.
+"""Popularity of blocks by this node's lookups. Pure and thread-safe.
 
-A block's heat is the number of lookups that found it, each worth half as much after `HALF_LIFE_S` (forward decay:
+A block's score is the number of lookups that found it, each worth half as much after `HALF_LIFE_S` (forward decay:
 Cormode et al., "Forward decay: a practical time decay model for streaming systems", 2009). Lookups list blocks in the
-prompt's order, so each also tells which block comes before which: whoever copies the hottest copies roots first.
+prompt's order, so they also show each block's predecessor: copies of the most popular blocks start with the roots.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RESCALE_AT = 2.0**60
 
 
 class PopularBlock(NamedTuple):
-    """`parent` comes before `key` in some prompt; None: not known."""
+    """`parent` precedes `key` in some prompt; None: unknown."""
 
     key: bytes
     score: float
@@ -30,7 +30,7 @@ class PopularBlock(NamedTuple):
 
 
 class Popularity:
-    """Of at most `max_blocks` blocks, the most recently found. `now` is monotonic seconds."""
+    """Scores of at most `max_blocks` blocks, the most recently found. `now` is monotonic seconds."""
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
@@ -42,7 +42,7 @@ class Popularity:
         return len(self._blocks)
 
     def record_hits(self, keys: Sequence[bytes], now: float) -> None:
-        """A lookup found these, in the prompt's order."""
+        """Record the blocks that a lookup found, in the prompt's order."""
         with self._lock:
             worth = self._decay_weight(now)
             before: bytes | None = None
@@ -62,7 +62,7 @@ class Popularity:
         return [PopularBlock(key, blocks[key][0] / worth, blocks[key][1]) for key in order]
 
     def _decay_weight(self, now: float) -> float:
-        """What one lookup at `now` weighs; weights of before are made smaller when it grows too large."""
+        """Return the weight of a lookup at `now`; rescales earlier weights when it grows too large."""
         worth = 2.0 ** ((now - self._epoch) / HALF_LIFE_S) if now - self._epoch < 60 * HALF_LIFE_S else _RESCALE_AT
         if worth < _RESCALE_AT:
             return float(worth)

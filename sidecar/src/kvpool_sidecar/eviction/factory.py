@@ -1,4 +1,4 @@
-"""From limits to tables and back: what a drive's table must be like, and what must go because of its limits. Pure."""
+"""Creates policies from limits and applies changed limits. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["EvictionConfig", "create", "create_policy", "expired", "reconfigure"
 
 
 class EvictionConfig(NamedTuple):
-    """In which order blocks go. Those used `pinned_min_uses` times go last, up to `pinned_percent` of the room."""
+    """Eviction order. Blocks used `pinned_min_uses` times are evicted last, up to `pinned_percent` of the capacity."""
 
     policy: str = "PrefixAware"
     pinned_percent: int = 0
@@ -28,7 +28,7 @@ class EvictionConfig(NamedTuple):
 
 
 def create_policy(policy: str, capacity_bytes: int, pins: PinSet | None = None) -> EvictionPolicy:
-    """An empty table by the policy's name in the pool's spec; what `pins` holds goes last. KeyError: no such name."""
+    """Create an empty policy by its name in the pool's spec; blocks in `pins` are evicted last. KeyError if unknown."""
     table = _plain_table(policy, capacity_bytes)
     if pins is not None:
         table.set_pins(pins)
@@ -36,7 +36,7 @@ def create_policy(policy: str, capacity_bytes: int, pins: PinSet | None = None) 
 
 
 def create(order: EvictionConfig, limits: CapacityLimits) -> EvictionPolicy:
-    """An empty table for a drive with these limits: one for each tenant where it matters whose a block is."""
+    """Create an empty policy for a drive: one per tenant where the limits differ by tenant."""
     if limits.by_tenant:
         return PerTenant(*_rules(order, limits))
     return _one(order, limits, limits.of(b""))
@@ -45,13 +45,13 @@ def create(order: EvictionConfig, limits: CapacityLimits) -> EvictionPolicy:
 def requires_rebuild(
     order: EvictionConfig, limits: CapacityLimits, before: EvictionConfig, limits_before: CapacityLimits
 ) -> bool:
-    """Is another table needed, or is what the present one knows of its blocks too little?"""
+    """Return whether the change needs another policy, or entry fields that the present one lacks."""
     more = limits.by_age and not (limits_before.by_age or limits_before.by_tenant)
     return order.policy != before.policy or limits.by_tenant != limits_before.by_tenant or more
 
 
 def reconfigure(table: EvictionPolicy, order: EvictionConfig, limits: CapacityLimits) -> None:
-    """Have a table follow limits for which it need not be another."""
+    """Apply limits that need no rebuild."""
     if not isinstance(table, PerTenant):
         _fit(table, order, limits, limits.of(b""))
         return
@@ -61,10 +61,10 @@ def reconfigure(table: EvictionPolicy, order: EvictionConfig, limits: CapacityLi
 
 
 def expired(table: EvictionPolicy, limits: CapacityLimits, wall: float, settled_s: float) -> list[bytes]:
-    """Blocks that were idle for too long or are too old at `wall`, Unix seconds. Takes time for every block.
+    """Return blocks that are idle for too long or too old at `wall`, Unix seconds. O(blocks).
 
-    The limits have held for `settled_s`: how exactly last uses were noted before that is not known, so nothing counts
-    as idle until it could have been noted anew.
+    The limits have held for `settled_s`. The precision of earlier access times is unknown, so no block counts as idle
+    until its use could have been persisted again.
     """
     if not isinstance(table, PerTenant):
         return _expired(table, limits.of(b""), wall, settled_s)

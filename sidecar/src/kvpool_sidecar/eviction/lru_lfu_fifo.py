@@ -1,4 +1,4 @@
-"""The plain orders: by last use, by arrival, by number of uses. Constant time each."""
+"""LRU, LFU and FIFO. O(1) per operation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Fifo", "Lfu", "Lru"]
 
 
 class Fifo(EvictionPolicy):
-    """What was stored first goes first; uses change nothing."""
+    """Evicts in order of arrival; uses have no effect."""
 
     persists_uses = False
 
@@ -47,7 +47,7 @@ class Fifo(EvictionPolicy):
 
 
 class Lru(Fifo):
-    """What was not used for the longest time goes first."""
+    """Evicts the least recently used block."""
 
     persists_uses = True
 
@@ -56,7 +56,7 @@ class Lru(Fifo):
 
 
 class Lfu(EvictionPolicy):
-    """What was used least often goes first; of those, what was not used for the longest time."""
+    """Evicts the least frequently used block; ties by least recent use."""
 
     def __init__(self) -> None:
         super().__init__()

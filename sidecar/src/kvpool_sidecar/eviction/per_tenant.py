@@ -1,8 +1,8 @@
-"""One table for each tenant, where it matters whose a block is: a tenant's own order decides what of its own goes.
+"""One policy per tenant: a tenant's own order decides which of its blocks are evicted.
 
-Who makes room when the drive as a whole is full: of the tenants with the lowest priority the one that takes the most.
-So a tenant that writes much pays for itself, and nothing that one tenant does changes the order of another. The number
-of tenants is that of the namespaces served.
+When the drive as a whole is full, the largest of the tenants with the lowest priority loses blocks. So a tenant that
+writes much pays for itself, and no tenant changes the order of another. The number of tenants is that of the namespaces
+served.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["PerTenant"]
 
 
 class PerTenant(EvictionPolicy):
-    """`make` gives a tenant's table, `priority` tells who loses blocks first: the lowest.
+    """`make` creates a tenant's policy; tenants with the lowest `priority` lose blocks first.
 
-    Whose a block is says `Entry.tenant`, which is in the block's header.
+    `Entry.tenant`, from the block's header, attributes a block.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class PerTenant(EvictionPolicy):
         self._policies: dict[bytes, EvictionPolicy] = {}
 
     def configure(self, make: Callable[[bytes], EvictionPolicy], priority: Callable[[bytes], int]) -> None:
-        """From now on; the tables that there are stay."""
+        """Set the rules for new policies; existing policies stay."""
         self._create, self._priority = make, priority
 
     def policies(self) -> dict[bytes, EvictionPolicy]:
-        """Each tenant's, to be read and limited, not to be changed otherwise."""
+        """Policies by tenant, for reading and limiting only."""
         return dict(self._policies)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -110,7 +110,7 @@ class PerTenant(EvictionPolicy):
         return key
 
     def _use(self, key: bytes) -> None:
-        raise NotImplementedError  # `touch` asks the tenant's table
+        raise NotImplementedError  # `touch` delegates to the tenant's policy
 
     def _forget(self, key: bytes) -> None:
         """`discard` has told the tenant's table."""

@@ -1,7 +1,7 @@
-"""Which blocks are pinned: those used often, as long as they are, up to a share of the room. Pure; the owner locks.
+"""Pins frequently used blocks up to a share of the capacity. Pure; the owner locks.
 
-A system prompt that every session begins with must not go because a burst of long prompts came by. Nobody names such
-prefixes by hand: uses are counted, and halved now and then, so that yesterday's prompts give their place back.
+A system prompt that starts every session must survive a burst of long prompts. No operator names such prefixes: uses
+are counted and halved periodically, so that prompts out of use lose their pins.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class PinSet:
         return key in self._pinned
 
     def uses(self, key: bytes) -> int:
-        """How often a block was used of late."""
+        """Return the recent number of uses."""
         return self._uses.get(key, 0)
 
     def record_use(self, key: bytes, size: int) -> bool:
-        """One use of a block of `size` bytes. True if it is pinned from now on."""
+        """Count a use of a block of `size` bytes. True if it becomes pinned."""
         self._seen += 1
         count = self._uses[key] = self._uses.pop(key, 0) + 1
         if len(self._uses) > _COUNTED:
@@ -49,7 +49,7 @@ class PinSet:
         return True
 
     def expired(self) -> list[bytes]:
-        """Blocks that are pinned no more; to be asked now and then."""
+        """Return the blocks that lose their pins. Call periodically."""
         if self._seen < self._halve_after:
             return []
         self._seen = 0
@@ -60,7 +60,7 @@ class PinSet:
         return gone
 
     def resize(self, budget_bytes: int, min_uses: int) -> list[bytes]:
-        """Another budget, another number of uses. Blocks that are pinned no more: those pinned last."""
+        """Set budget and number of uses. Returns the blocks that lose their pins: the last pinned."""
         self._budget, self._min_uses = budget_bytes, min_uses
         gone = []
         while self.total_bytes > budget_bytes:
@@ -68,7 +68,7 @@ class PinSet:
         return gone
 
     def discard(self, key: bytes) -> bool:
-        """A block is pinned no more. False if it was not."""
+        """Unpin a block. False if it was not pinned."""
         size = self._pinned.pop(key, None)
         if size is None:
             return False
@@ -76,7 +76,7 @@ class PinSet:
         return True
 
     def pop_last(self) -> bytes:
-        """The block that was pinned last, which is pinned no more: there is nothing else left to go."""
+        """Unpin and return the last pinned block: only pinned blocks are left to evict."""
         key, size = self._pinned.popitem()
         self.total_bytes -= size
         return key

@@ -31,18 +31,20 @@ class Entry(NamedTuple):
 
 
 def encode_mtime_ns(now: float, uses: int) -> int:
-    """The modification time, in nanoseconds, that says both."""
+    """Return the modification time, in nanoseconds, that encodes the last use and the number of uses."""
     return int(now) * 1_000_000_000 + _MARK_NS + min(uses, _MAX_USES)
 
 
 def decode_uses(mtime_ns: int) -> int:
-    """How many uses a modification time tells of; 0 if it is not one of ours."""
+    """Return the number of uses in a modification time; 0 if the time was not encoded by `encode_mtime_ns`."""
     uses = mtime_ns % 1_000_000_000 - _MARK_NS
     return uses if 0 <= uses <= _MAX_USES else 0
 
 
 class EvictionPolicy(abc.ABC):
-    """Blocks, their bytes, and what goes first. Not thread-safe. All calls but `pop_victims` take constant time."""
+    """Blocks, their sizes and the eviction order. Not thread-safe. All operations but `pop_victims` are O(1) unless
+    noted.
+    """
 
     persists_uses = True  # does a use change what a restart must know?
 
@@ -63,11 +65,11 @@ class EvictionPolicy(abc.ABC):
         return self._in_order() if self._pins is None else iter(self._entries)
 
     def set_pins(self, pins: PinSet) -> None:
-        """What `pins` holds goes last; it holds nothing yet."""
+        """Evict the blocks of `pins`, which is empty, last."""
         self._pins = pins
 
     def configure_pins(self, budget_bytes: int, min_uses: int) -> None:
-        """So many bytes of blocks that were used so often go last from now on; 0: none."""
+        """Pin up to `budget_bytes` of blocks used `min_uses` times; 0: none."""
         if self._pins is None:
             if budget_bytes:
                 self.set_pins(PinSet(budget_bytes, min_uses))
@@ -79,15 +81,15 @@ class EvictionPolicy(abc.ABC):
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of blocks that go last."""
+        """Bytes of pinned blocks."""
         return 0 if self._pins is None else self._pins.total_bytes
 
     def get(self, key: bytes) -> Entry | None:
-        """What is known of one block."""
+        """Return the entry of a block."""
         return self._entries.get(key)
 
     def add(self, key: bytes, entry: Entry) -> None:
-        """A block that was stored just now; a known one is replaced."""
+        """Add a stored block, or replace it."""
         self.discard(key)
         self._entries[key] = entry
         self.total_bytes += entry.size
@@ -95,7 +97,7 @@ class EvictionPolicy(abc.ABC):
         self._admit(key, entry)
 
     def touch(self, key: bytes, now: float) -> bool:
-        """Mark as just used. True if the file's modification time should be brought up to date."""
+        """Record a use. True if the file's modification time should be updated."""
         entry = self._entries.get(key)
         if entry is None:
             return False
@@ -109,25 +111,27 @@ class EvictionPolicy(abc.ABC):
         return self.persists_uses
 
     def expired(self, idle_since: float, created_before: float) -> list[bytes]:
-        """Blocks whose last use is older than `idle_since`, or that were made before `created_before` (Unix seconds).
+        """Return blocks last used before `idle_since` or created before `created_before` (Unix seconds).
 
-        A use counts as of when it was noted, up to `persist_every_s` too early. Takes time for every block."""
+        The last use may be `persist_every_s` too early. O(blocks).
+        """
         late = idle_since - self.persist_every_s
         return [k for k, e in self._entries.items() if e.persisted_at < late or 0 < e.created < created_before]
 
     def used_since(self, when: float) -> list[tuple[bytes, int, float]]:
-        """Key, payload length and last use (Unix seconds) of the blocks used after `when`, noted as for `expired`.
+        """Return key, payload length and last use (Unix seconds) of the blocks used after `when`, as in `expired`.
 
-        Takes time for every block."""
+        O(blocks).
+        """
         since = when - self.persist_every_s
         return [(k, e.payload_len, e.persisted_at) for k, e in self._entries.items() if e.persisted_at >= since]
 
     def last_uses(self) -> list[float]:
-        """When each block was last used, in no order. Takes time for every block."""
+        """Return the last use of each block, unordered. O(blocks)."""
         return [entry.persisted_at for entry in self._entries.values()]
 
     def discard(self, key: bytes) -> bool:
-        """Take a block out. False if it was not here."""
+        """Remove a block. False if it was absent."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return False
@@ -138,7 +142,7 @@ class EvictionPolicy(abc.ABC):
         return True
 
     def pop_victims(self, need_bytes: int, max_count: int, *, at_least: int = 0) -> list[tuple[bytes, Entry]]:
-        """Take out what goes first until `need_bytes` and `at_least` so many are gone, `max_count` at most."""
+        """Remove and return victims until `need_bytes` and `at_least` blocks are freed, at most `max_count`."""
         taken: list[tuple[bytes, Entry]] = []
         freed = 0
         while self._entries and len(taken) < max_count and (freed < need_bytes or len(taken) < at_least):
@@ -170,12 +174,12 @@ class EvictionPolicy(abc.ABC):
             self._admit(faded, self._entries[faded])
 
     def reinsert(self, key: bytes, entry: Entry) -> None:
-        """A victim that could not be removed."""
+        """Add a victim again that could not be deleted; it is the next victim."""
         self.add(key, entry)
         self._demote(key)
 
     def sort_by_last_use(self) -> None:
-        """Once after a scan, which meets files in no order; later uses have a later `persisted_at` or none was due."""
+        """Order the entries by last use, once after a scan."""
         found = sorted(self._entries.items(), key=lambda item: item[1].persisted_at)
         self._reset()
         self._entries = dict(found)
@@ -184,10 +188,10 @@ class EvictionPolicy(abc.ABC):
                 self._admit(key, entry)
 
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:  # noqa: B027 - most orders have no use for it
-        """A prompt's blocks in order, from its first on: each is worth nothing without those before it."""
+        """Record a prompt's blocks in order: each is useless without its predecessors."""
 
     def uses(self, key: bytes) -> int:
-        """How often a block was used, as far as this policy counts."""
+        """Return the number of uses that this policy counts."""
         return self._uses_of(key) if self._pins is None or key not in self._pins else self._pins.uses(key)
 
     def _in_order(self) -> Iterator[bytes]:
@@ -199,23 +203,23 @@ class EvictionPolicy(abc.ABC):
 
     @abc.abstractmethod
     def _admit(self, key: bytes, entry: Entry) -> None:
-        """A new block; `entry` is in the table already."""
+        """Add a block to the order; `entry` is in the table."""
 
     @abc.abstractmethod
     def _use(self, key: bytes) -> None:
-        """A block of the table was used."""
+        """Update the order after a use."""
 
     @abc.abstractmethod
     def _forget(self, key: bytes) -> None:
-        """A block was taken out, though it was not its turn."""
+        """Remove a block from the order."""
 
     @abc.abstractmethod
     def _evict(self) -> bytes:
-        """The block that goes first, which is forgotten. There is at least one."""
+        """Remove and return the next victim. The order is not empty."""
 
     @abc.abstractmethod
     def _reset(self) -> None:
-        """Forget all blocks."""
+        """Remove all blocks from the order."""
 
     def _demote(self, key: bytes) -> None:  # noqa: B027 - where there is no first place the block takes its chance
-        """Put a block where it goes first."""
+        """Make a block the next victim."""

@@ -1,9 +1,8 @@
-"""The default order: prefix-aware. Only a block that no block here builds on can go, and of those the least promising.
+"""Prefix-aware eviction, the default: evicts leaves only, those with the lowest expected value first.
 
-A block is worth nothing without the blocks before it in its prompt, so within a prompt the last goes first, and a
-prefix that many prompts share stays as long as any of them does. Which of many prompts loses its end is decided by
-`kvpool_sidecar.eviction.reuse_model`, among a few taken by chance, which needs no order to be kept up on the way of a
-read.
+A block is useless without its predecessors in the prompt. So the last block of a prompt is evicted first, and a prefix
+shared by many prompts stays as long as one of them does. `kvpool_sidecar.eviction.reuse_model` decides which prompt
+loses its end, among a random sample of leaves, so reads maintain no order.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class _Node:
 
 
 class SequenceHints:
-    """What block comes before a block that is not here yet: told by a lookup, used by the store that follows.
+    """Predecessors of blocks that are not stored yet: recorded by lookups, used by the stores that follow.
 
-    Bounded for each tenant, so that one who asks much does not make the pool forget what it heard from another.
+    Bounded per tenant, so that one tenant's lookups do not displace the hints of another.
     """
 
     def __init__(self, per_tenant: int = _HINTS, tenants: int = _TENANTS) -> None:
@@ -56,7 +55,7 @@ class SequenceHints:
         return sum(map(len, self._by_tenant.values()))
 
     def add(self, tenant: bytes, key: bytes, before: bytes, depth: int) -> None:
-        """`before` is what `key` builds on; `depth` is how many blocks are before it."""
+        """Record that `before` precedes `key`; `depth` is the number of predecessors."""
         hints = self._by_tenant.get(tenant)
         if hints is None:
             hints = self._by_tenant[tenant] = OrderedDict()
@@ -67,7 +66,7 @@ class SequenceHints:
             hints.popitem(last=False)
 
     def pop(self, tenant: bytes, key: bytes) -> tuple[bytes, int] | None:
-        """What `key` builds on and how deep it is, once."""
+        """Return and remove the predecessor of `key` and its depth."""
         hints = self._by_tenant.get(tenant)
         return None if hints is None else hints.pop(key, None)
 
@@ -154,7 +153,7 @@ class PrefixAware(EvictionPolicy):
         self._next = None
 
     def _link(self, node: _Node, parent: _Node) -> None:
-        """`node` builds on `parent`. Depths never change, so no tale of prompts makes a circle, which could not go."""
+        """Make `parent` the predecessor of `node`. Depths never change, so inconsistent sequences form no cycle."""
         if not 0 <= parent.depth < node.depth:
             return
         node.parent = parent

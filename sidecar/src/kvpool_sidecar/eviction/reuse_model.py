@@ -52,7 +52,7 @@ class ReuseModel:
         self._index = [self._gittins(c) for c in range(CLASSES)]
 
     def record(self, key: bytes, uses: int) -> int:
-        """A block was stored or used. Its class, which remembers uses of before it was evicted."""
+        """Record a store or a use. Returns the class, which counts uses from before an eviction."""
         waited = self._waiting.pop(key, None)
         if waited is not None:
             before, since = waited
@@ -67,11 +67,11 @@ class ReuseModel:
         return uses
 
     def index(self, uses: int, last: int) -> float:
-        """Of a block of this class that was used when the clock was `last`: the higher, the better kept."""
+        """Return the expected value of a block of this class last used at clock `last`; higher is kept longer."""
         return self._index[uses][_bucket((self.clock - last) // self._grain)]
 
     def refit(self) -> None:
-        """Take in what was seen, if it is worth it. A few milliseconds."""
+        """Update the index if enough was recorded. A few milliseconds."""
         if self._seen - self._renewed < _RENEW_AFTER:
             return
         self._renewed = self._seen

@@ -1,9 +1,9 @@
-"""Keeps the time of last use of shared blocks: their modification time, stamped anew when they are used, seldom.
+"""Access times of shared blocks, persisted as modification times at a bounded rate.
 
-Access times cannot be had (most mounts do not keep them, and reading one's own cache does not count), and what a
-sidecar remembers ends with it and is not known to the others. So whoever uses a block has the file system stamp it, if
-that was not done within the last minutes by anybody; behind the reader's back, and at a bounded rate. A use is also a
-lookup that found the block on a node: a copy is wanted most where all nodes have the block in hand and may go at once.
+File system access times are unusable (most mounts do not keep them, and reads from the page cache do not count), and a
+sidecar's memory is neither persistent nor shared. So a use updates the modification time unless any sidecar did so
+within the last minutes, off the read path. A lookup hit on a node counts as a use: a copy matters most where all nodes
+hold the block and may evict it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REMEMBERED = 1 << 16
 
 
 class AccessTimes:
-    """A bounded queue and a thread. `touch(key, every_s)` stamps a block unless it was of late."""
+    """A bounded queue and a thread. `touch(key, every_s)` updates a block unless that happened recently."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class AccessTimes:
         threading.Thread(target=self._run, name="touches", daemon=True).start()
 
     def stop(self) -> None:
-        """What is queued is forgotten."""
+        """Stop; queued updates are dropped."""
         self._stop.set()
         with self._ready:
             self._ready.notify_all()
 
     def record(self, key: bytes) -> None:
-        """This block was used just now. Returns at once."""
+        """Record a use of this block. Returns at once."""
         now = self._clock()
         with self._ready:
             if now - self._done.get(key, float("-inf")) < self.every_s or len(self._queue) >= _MAX_QUEUED:
@@ -74,7 +74,7 @@ class AccessTimes:
             self._ready.notify()
 
     def on_lookup(self, _tenant: bytes, keys: Sequence[bytes], tiers: bytes, _asked_at: float) -> None:
-        """A listener of AfterLookup: what a node has is in use; what is read from the shared tier tells of itself."""
+        """Listener of LookupEvents: blocks held by nodes are in use. Reads of the shared tier are recorded on open."""
         for key, tier in zip(keys, tiers, strict=True):
             if tier in (Tier.LOCAL, Tier.PEER):
                 self.record(key)

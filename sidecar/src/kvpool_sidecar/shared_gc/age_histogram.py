@@ -1,6 +1,6 @@
-"""How many bytes lie there by age of last use, and from which age on enough lies there: a histogram of bounded size.
+"""Histogram of bytes by age of last use, of bounded size, and the cutoff age for a number of bytes.
 
-Pure. Ages are seconds by the mount's own clock; a class of ages is about a twelfth of the age wide.
+Pure. Ages are seconds by the mount's clock; an age class is about a twelfth of the age wide.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ _OLDEST = 40 * _PER_DOUBLING
 
 
 def class_of(age_s: float) -> int:
-    """Number of the class: higher is older."""
+    """Return the age class: higher is older."""
     return min(_OLDEST, int(math.log2(1.0 + max(0.0, age_s)) * _PER_DOUBLING))
 
 
 class AgeCutoff:
-    """What is older than a class goes, and of that class itself `bytes_left` bytes."""
+    """Selects blocks older than a class, and `bytes_left` bytes of that class."""
 
     def __init__(self, age_class: int, bytes_left: int) -> None:
         self.age_class = age_class
         self.bytes_left = bytes_left
 
     def selects(self, age_s: float, size: int) -> bool:
-        """Does this block go? Counts it."""
+        """Return whether this block is selected, and count it."""
         found = class_of(age_s)
         if found != self.age_class:
             return found > self.age_class
@@ -54,7 +54,7 @@ class AgeHistogram:
         self.total += other.total
 
     def cutoff(self, need: int) -> AgeCutoff:
-        """So that the oldest `need` bytes go, or all if there are fewer."""
+        """Return the cutoff that selects the oldest `need` bytes, or all."""
         last = 0
         for number in sorted(self._bytes, reverse=True):
             last = number

@@ -1,7 +1,7 @@
-"""One sweep of a shared tier by the holder of the lease: what is too old goes at once, then what there is no room for.
+"""One collection of a shared tier by the lease holder: removes expired blocks, then blocks above the capacity.
 
-A first walk counts and applies the ages, a second removes what the plan says, if there is one. Both are paced, and
-before each removal the lease is asked: whoever lost it stops there.
+A first walk counts and applies the ages; a second one removes what the plan selects, if any. Both are rate-limited. The
+lease is checked before each removal; losing it ends the collection.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 _SAFE_AGE_S = 3600.0
 _EMPTY_AGE_S = 600.0
 _SUPERSEDED_S = 7 * 86400.0
-_READ_ALL = 1 << 17  # so many headers are read for the accounting alone; of more blocks a part
+_READ_ALL = 1 << 17  # headers read for accounting alone; beyond that a sample
 
 
 class LeaseLostError(Exception):
-    """Somebody else sweeps now."""
+    """Another sidecar holds the lease."""
 
 
 class CollectionStoppedError(Exception):
-    """The process is about to end."""
+    """The process is ending."""
 
 
 class EntryRateLimiter:
@@ -64,7 +64,7 @@ class EntryRateLimiter:
 
 
 class CollectionResult(NamedTuple):
-    """Of one sweep: what stayed, in all and of each tenant, and what went."""
+    """Result: what is left, in total and per tenant, and what was removed."""
 
     used: int
     blocks: int
@@ -74,9 +74,9 @@ class CollectionResult(NamedTuple):
 
 
 class Collection:
-    """`now()` is the mount's time, `may()` asks the lease, `gone(reason, size, key)` is told of each removal.
+    """`now()` is the mount's time, `on_removed(reason, size, key)` is called for each removal.
 
-    `key` is None for what is no block. `expected`: about how many blocks there are; 0 if that is not known.
+    `key` is None for files that are no blocks. `expected`: approximate number of blocks; 0 if unknown.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class Collection:
         limits: CollectionLimits,
         *,
         now: Callable[[], float],
-        may: Callable[[], bool],
+        is_lease_held: Callable[[], bool],
         pace: EntryRateLimiter,
-        gone: Callable[[str, int, bytes | None], None],
+        on_removed: Callable[[str, int, bytes | None], None],
         expected: int = 0,
         grace_s: float = 0.0,
     ) -> None:
         self._tier = tier
         self._limits = limits
         self._now = now
-        self._is_lease_held = may
+        self._is_lease_held = is_lease_held
         self._rate_limit = pace
-        self._on_removed = gone
+        self._on_removed = on_removed
         self._grace_s = grace_s
         self._mask = 0 if limits.by_tenant or limits.max_age_s else _mask(expected)
         self._as_of = now()  # ages are counted up to here, in both walks
@@ -104,19 +104,23 @@ class Collection:
         self._removed_blocks = 0
         self._removed_bytes = 0
 
-    def run(self, coming: Callable[[], int]) -> CollectionResult:
-        """`coming()`: bytes stored meanwhile that the first walk did not meet.
+    def run(self, concurrent_writes: Callable[[], int]) -> CollectionResult:
+        """`concurrent_writes()`: bytes stored meanwhile that the first walk did not meet.
 
         LeaseLostError, CollectionStoppedError, OSError.
         """
-        census = self._count()
+        inventory = self._count()
         for reason, size in remove_orphans(
-            self._tier, self._now(), safe_age_s=_SAFE_AGE_S, model_age_s=4 * _SUPERSEDED_S, may=self._is_lease_held
+            self._tier,
+            self._now(),
+            safe_age_s=_SAFE_AGE_S,
+            model_age_s=4 * _SUPERSEDED_S,
+            is_lease_held=self._is_lease_held,
         ):
             self._on_removed(reason, size, None)
             self._rate_limit(1)
-        plan = make_plan(census, self._limits, self._superseded(census), coming=coming())
-        size, blocks, tenants = census.bytes, census.blocks, census.tenants()
+        plan = make_plan(inventory, self._limits, self._superseded(inventory), concurrent_writes=concurrent_writes())
+        size, blocks, tenants = inventory.bytes, inventory.blocks, inventory.tenants()
         if plan:
             log.info("the shared tier holds %d blocks, %d bytes: making room", blocks, size)
             before_blocks, before_bytes = self._removed_blocks, self._removed_bytes
@@ -126,18 +130,18 @@ class Collection:
         return CollectionResult(size, blocks, tenants, self._removed_blocks, self._removed_bytes)
 
     def _count(self) -> Inventory:
-        census = Inventory()
+        inventory = Inventory()
         for leaf in leaves(self._tier.blocks, self._tier.device, self._first):
             entries = 0
             for found in leaf.blocks():
                 entries += 1
-                self._visit(leaf, found, census)
+                self._visit(leaf, found, inventory)
             if not entries:
                 self._remove_empty(leaf)
             self._rate_limit(max(1, entries))
-        return census
+        return inventory
 
-    def _visit(self, leaf: LeafDirectory, found: WalkResult, census: Inventory) -> None:
+    def _visit(self, leaf: LeafDirectory, found: WalkResult, inventory: Inventory) -> None:
         now = self._as_of
         age = now - found.used_at
         is_read = self._is_read(found)
@@ -146,26 +150,26 @@ class Collection:
         if limits.idle_s and age > limits.idle_s + self._grace_s:
             self._remove(leaf, found, "idle")
             return
-        # whoever made it may have a clock that is ahead
+        # the writer's clock may be ahead
         made = min(known.made_at, found.used_at) if known is not None else found.used_at
         if known is not None and limits.max_age_s and now - made > limits.max_age_s:
             self._remove(leaf, found, "age")
             return
-        census.add(found.size, age)
+        inventory.add(found.size, age)
         if is_read:
             group = known.group if known is not None else Group()
-            census.attribute(group, found.size, age, now - made, self._mask + 1)
+            inventory.attribute(group, found.size, age, now - made, self._mask + 1)
 
-    def _superseded(self, census: Inventory) -> list[Group]:
+    def _superseded(self, inventory: Inventory) -> list[Group]:
         models: dict[bytes, Model] = {}
         for name, fingerprint, stamped in folder.notes(self._tier.sweep, folder.MODEL):
             digest = folder.read_note(self._tier.sweep, name).get("model")
             if isinstance(digest, str):
                 models[bytes.fromhex(fingerprint)] = Model(digest, self._now() - stamped)
-        return superseded(census, models, _SUPERSEDED_S)
+        return superseded(inventory, models, _SUPERSEDED_S)
 
     def _is_read(self, found: WalkResult) -> bool:
-        """Keys are as good as random: those of a kind stand for all."""
+        """Sample by key: keys are uniformly distributed."""
         return int.from_bytes(found.key[-4:], "big") & self._mask == 0
 
     def _make_room(self, plan: CollectionPlan, tenants: dict[bytes, int]) -> None:
@@ -206,5 +210,5 @@ class Collection:
 
 
 def _mask(expected: int) -> int:
-    """Headers of blocks whose key has none of these bits are read."""
+    """Return the mask of key bits that must be zero for a header to be read."""
     return (1 << max(0, (expected // _READ_ALL).bit_length())) - 1

@@ -1,4 +1,4 @@
-"""What a sidecar does for a shared tier besides reading and writing: its part in sweeping, and noting uses."""
+"""A sidecar's part in shared GC: the collector and the access times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LISTED_PER_S = 10_000.0
 
 
 class GcConfig(NamedTuple):
-    """What a configuration says of a shared tier."""
+    """Shared GC settings derived from a configuration."""
 
     limits: CollectionLimits
     access_time_precision_s: float  # a note of the last use may be as old
@@ -40,12 +40,12 @@ class GcConfig(NamedTuple):
 
 
 class SharedGcController:
-    """A sweeper and the touches of one sidecar."""
+    """Collector and access times of one sidecar."""
 
     def __init__(
         self,
         rules: GcConfig,
-        make_sweeper: Callable[[GcConfig], LeasedLoop],
+        create_collector: Callable[[GcConfig], LeasedLoop],
         store: FilesystemStore | ObjectStore,
         stats: Stats,
         *,
@@ -53,7 +53,7 @@ class SharedGcController:
     ) -> None:
         self._config = rules
         self._store = store
-        self.collector = make_sweeper(rules)
+        self.collector = create_collector(rules)
         self.access_times = AccessTimes(self._touch, stats, every_s=rules.access_time_precision_s, per_s=per_s)
         store.events.subscribe(SharedBlockOpened, self._on_opened)
 
@@ -62,12 +62,12 @@ class SharedGcController:
         self.access_times.start()
 
     def stop(self) -> None:
-        """Give the lease back. Waits two seconds at most."""
+        """Release the lease. Waits at most two seconds."""
         self.access_times.stop()
         self.collector.stop()
 
     def reconfigure(self, config: PoolConfig, tenancy: Tenancy) -> None:
-        """Another capacity, other quotas and ages. Whichever sidecar sweeps follows them with its next turn."""
+        """Apply another capacity, quotas and ages. The holder of the lease follows at its next step."""
         rules = gc_config(config, tenancy)
         if rules is None:
             return
@@ -96,7 +96,7 @@ def create_controller(
     stats: Stats,
     models: Callable[[], Iterable[tuple[bytes, str]]],
 ) -> SharedGcController | None:
-    """None where there is nothing to keep. `models()` gives fingerprints that engines named, with the model."""
+    """Return None without a shared tier. `models()` yields fingerprints that engines reported, with the model."""
     store = tier.store.inner if isinstance(tier.store, CompressedStore) else tier.store
     rules = gc_config(config, tenancy)
     if rules is None:
@@ -165,6 +165,6 @@ def gc_config(config: PoolConfig, tenancy: Tenancy) -> GcConfig | None:
 
 
 def _every_s(limits: CollectionLimits, usual: float) -> float:
-    """How old a note of the last use may be."""
+    """Return the precision of access times that the limits need."""
     idle = [one.idle_s for one in (limits.of(b""), *limits.tenants.values()) if one.idle_s]
     return min([usual, *(one / 4 for one in idle)])

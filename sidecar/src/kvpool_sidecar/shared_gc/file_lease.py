@@ -1,11 +1,10 @@
-"""Who sweeps: a lease in files on the mount itself. No locks, no index, no clock of a node.
+"""Lease of shared GC in files on the mount itself: no locks, no index, no node's clock.
 
-Each term is a file `term-<number>` that names its owner, made with O_EXCL: of several that try for the same term
-exactly one succeeds, on NFS version 3 and later too (open(2)). The highest term holds the lease while its modification
-time is young. The holder renews by having the file system stamp that time anew; whoever compares does so with a file
-that the same file system has just stamped. A new holder removes the files of earlier terms before it does anything
-else, so one that comes back finds its own file gone, or a higher one beside it, and stops. Terms only grow; giving up
-sets the time to 1970.
+Each term is a file `term-<number>` that contains its owner, created with O_EXCL: exactly one of several contenders for
+a term succeeds, also on NFS version 3 and later (open(2)). The highest term holds the lease while its modification time
+is recent. The holder renews it by having the file system update that time; contenders compare it with a file that the
+same file system has just stamped. A new holder first removes the files of earlier terms. So a holder that returns finds
+its file missing, or a higher term, and stops. Terms only grow; a release sets the time to 1970.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _MOST_TERMS = 10**12 - 1
 
 
 class Lease:
-    """Of one sidecar. `folder` is always a descriptor of the same directory, freshly opened. Not thread-safe.
+    """Lease of one sidecar. `folder` is always a newly opened descriptor of the same directory. Not thread-safe.
 
-    Between two questions to the file system at most `trust_s` and `trust_count` uses of `still_held` pass, and a
-    process that was stopped asks first.
+    `still_held` trusts the last check for at most `trust_s` seconds and `trust_count` calls, so a process that was
+    suspended checks first.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Lease:
         self._uses = 0
 
     def hold(self, folder: int, now: float) -> bool:
-        """Renew it, or take it if nobody has it. `now`: the mount's time, by a file stamped just before."""
+        """Renew the lease, or acquire it if it is free. `now`: the mount's time, by a file stamped just before."""
         if self.held and self._renew(folder):
             return True
         found = _terms(folder)
@@ -62,13 +61,13 @@ class Lease:
             try:
                 age = now - os.stat(_name(top), dir_fd=folder, follow_symlinks=False).st_mtime
             except FileNotFoundError:
-                return False  # terms are changing hands: look again at the next turn
+                return False  # the term is changing: retry at the next step
             if abs(age) <= self._lease_s:  # far in the future: the mount's clock was set back
                 return False
         return top < _MOST_TERMS and self._take(folder, top + 1)
 
     def still_held(self, folder: int) -> bool:
-        """Ask this before each removal: cheap, and False for good once somebody else has the lease."""
+        """Check before each removal: cheap, and False for good once another sidecar holds the lease."""
         if not self.held:
             return False
         self._uses += 1
@@ -77,7 +76,7 @@ class Lease:
         return self._renew(folder)
 
     def release(self, folder: int) -> None:
-        """The next one need not wait."""
+        """Release the lease, so that the next holder need not wait."""
         if self.held and self._renew(folder):
             with contextlib.suppress(OSError):
                 os.utime(_name(self.term), (0, 0), dir_fd=folder, follow_symlinks=False)
@@ -135,7 +134,7 @@ def _owner(folder: int, name: str) -> bytes:
 
 
 def _terms(folder: int) -> list[int]:
-    """Of the files in `folder`; the directory is opened anew, which network file systems take as a reason to look."""
+    """List the terms in `folder`; reopening the directory makes network file systems revalidate it."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         with os.scandir(fd) as entries:

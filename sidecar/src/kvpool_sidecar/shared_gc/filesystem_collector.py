@@ -1,5 +1,6 @@
-"""The thread of each sidecar that takes part in housekeeping a shared tier: at each turn it says that it is there, and
-sweeps if it holds the lease and it is time. The mount may hang at any call; then this thread hangs, and nothing else.
+"""Shared GC of a directory: each sidecar publishes its usage at each step, and the lease holder collects when due.
+
+The mount may hang at any call; then only this thread hangs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MOST_MODELS = 256
 
 
 class FilesystemCollector(LeasedLoop):
-    """See Turns. `models()` gives fingerprints and names of models that engines named here."""
+    """See LeasedLoop. `models()` yields fingerprints and model names that engines reported here."""
 
     def __init__(
         self,
@@ -79,10 +80,10 @@ class FilesystemCollector(LeasedLoop):
                 log.info("this sidecar sweeps the shared tier from now on (term %d)", self._lease.term)
                 self._apply_report(UsageReport.from_json(folder.read_note(tier.sweep, folder.SUMMARY)))
                 self._usage.reset(self._report.used, self._report.baselines)
-            told = self._read_usages(tier)
-            self._usage.update(told)
+            usages = self._read_usages(tier)
+            self._usage.update(usages)
             if self._is_due():
-                self._collect(tier, told)
+                self._collect(tier, usages)
             self._publish(tier)
 
     def resign(self) -> None:
@@ -91,21 +92,21 @@ class FilesystemCollector(LeasedLoop):
             folder.remove_note(tier.sweep, f"node-{self._owner}")
 
     def _publish_usage(self, tier: TierMetadata) -> None:
-        """Tell the holder what was stored here, and learn the time."""
+        """Publish what was stored here, and read the mount's clock."""
         name = f"node-{self._owner}"
         now = folder.write_note(tier.sweep, name, {"stored": self._store.stored, "node": self._node})
         self._ahead_s = now - time.monotonic()
         self._store.set_clock_offset(self._ahead_s)
 
     def _read_usages(self, tier: TierMetadata) -> dict[str, StoredUsage]:
-        """What the sidecars told: for the holder, who alone reads so many files."""
-        told: dict[str, StoredUsage] = {}
+        """Read the reports of all sidecars. Only the lease holder reads that many files."""
+        usages: dict[str, StoredUsage] = {}
         for name, owner, _ in folder.notes(tier.sweep, folder.NODE):
             try:
-                told[owner] = stored(folder.read_note(tier.sweep, name).get("stored"))
+                usages[owner] = stored(folder.read_note(tier.sweep, name).get("stored"))
             except (TypeError, ValueError):
                 continue
-        return told
+        return usages
 
     def _note_models(self, tier: TierMetadata) -> None:
         now = time.monotonic()
@@ -125,23 +126,23 @@ class FilesystemCollector(LeasedLoop):
             tier,
             self._limits,
             now=self._now,
-            may=lambda: self._lease.still_held(tier.sweep),
+            is_lease_held=lambda: self._lease.still_held(tier.sweep),
             pace=EntryRateLimiter(self._timing.entries_per_s, lambda seconds: self._wait_and_renew(tier, seconds)),
-            gone=self._on_removed,
+            on_removed=self._on_removed,
             expected=self._report.used.blocks,
             grace_s=self._grace_s,
         )
-        met = StoredUsage()
+        seen = StoredUsage()
 
-        def coming() -> int:
-            nonlocal met
+        def concurrent_writes() -> int:
+            nonlocal seen
             self._publish_usage(tier)
             self._usage.update(self._read_usages(tier))
-            met = self._usage.seen_during_walk(marks)
-            return met.bytes
+            seen = self._usage.seen_during_walk(marks)
+            return seen.bytes
 
         try:
-            done = sweep.run(coming)
+            done = sweep.run(concurrent_writes)
         except LeaseLostError:
             log.warning("another sidecar has taken over the lease: sweep given up")
             return
@@ -156,7 +157,7 @@ class FilesystemCollector(LeasedLoop):
                 "swept the shared tier in %.1f s: %d blocks, %d bytes went; %d blocks, %d bytes are left",
                 *(seconds, done.removed_blocks, done.removed_bytes, done.blocks, done.used),
             )
-        self._usage.reset(StoredUsage(done.used, done.blocks), marks, met)
+        self._usage.reset(StoredUsage(done.used, done.blocks), marks, seen)
         self._report = UsageReport(
             finished=self._now(),
             seconds=seconds,
@@ -164,7 +165,7 @@ class FilesystemCollector(LeasedLoop):
         )
 
     def _wait_and_renew(self, tier: TierMetadata, seconds: float) -> bool:
-        """Wait; keep the lease meanwhile. LeaseLostError."""
+        """Wait while renewing the lease. LeaseLostError."""
         if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
             return True
         if time.monotonic() - self._renewed_at > self._timing.step_s:

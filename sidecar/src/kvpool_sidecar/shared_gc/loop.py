@@ -1,4 +1,4 @@
-"""What every sweeper of a shared tier does, whatever the tier is: a thread that takes turns, and what it tells."""
+"""Base of the collectors: a thread that steps periodically under a lease, and its status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OTHERS_FOLLOW_S = 120.0  # sidecars take a new configuration within so long of 
 
 
 class Schedule(NamedTuple):
-    """`every_s`: between counts when nothing presses; `entries_per_s`: that a sweep looks at."""
+    """`every_s`: between collections without pressure; `entries_per_s`: scan rate of a collection."""
 
     lease_s: float = 60.0
     every_s: float = 600.0
@@ -40,21 +40,21 @@ class Schedule(NamedTuple):
 
 
 class SweepTarget(Protocol):
-    """The store whose directory is swept."""
+    """The store whose blocks are collected."""
 
     @property
     def stored(self) -> tuple[int, int]:
         """Bytes and blocks stored since the process started."""
 
     def set_usage(self, used_bytes: int, blocks: int) -> None:
-        """What lies there, this process' own included."""
+        """Set the usage, including that of this process."""
 
     def set_clock_offset(self, ahead_s: float) -> None:
-        """How far the mount's clock is ahead of the monotonic one."""
+        """Set by how much the mount's clock is ahead of the monotonic one."""
 
 
 class LeasedLoop(abc.ABC):
-    """`removed(key)` is told of each block that went. While `available()` is False nothing is tried."""
+    """`removed(key)` is called for each removed block. While `available()` is False no step is tried."""
 
     def __init__(
         self,
@@ -91,15 +91,16 @@ class LeasedLoop(abc.ABC):
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Give the lease back, in the middle of a sweep if need be."""
+        """Release the lease, also during a collection."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def reconfigure(self, limits: CollectionLimits, grace_s: float) -> None:
-        """From the next sweep on, which is due with the next turn. `grace_s`: uses may be noted as much too early.
+        """Apply limits from the next collection on, which is due with the next step. `grace_s`: precision of access
+        times.
 
-        Where uses are noted more often from now on, what is in use must have the time to be noted before it is swept.
+        If access times become more precise, blocks in use get time to be recorded before the next collection.
         """
         if grace_s < self._grace_s:
             self._not_before = time.monotonic() + min(self._grace_s, 4 * grace_s + _OTHERS_FOLLOW_S)
@@ -129,15 +130,15 @@ class LeasedLoop(abc.ABC):
     @property
     @abc.abstractmethod
     def term(self) -> int:
-        """Of the lease, while this sidecar holds it; else 0."""
+        """Term of the lease while this sidecar holds it; else 0."""
 
     @abc.abstractmethod
     def step(self) -> None:
-        """One turn, as the thread takes it. OSError, KVPoolError."""
+        """Run one step. OSError, KVPoolError."""
 
     @abc.abstractmethod
     def resign(self) -> None:
-        """Leave: the next sidecar need not wait for the lease to run out. OSError, KVPoolError."""
+        """Release the lease, so that the next sidecar need not wait. OSError, KVPoolError."""
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -166,7 +167,7 @@ class LeasedLoop(abc.ABC):
         return time.monotonic() + self._ahead_s
 
     def _apply_report(self, summary: UsageReport) -> None:
-        """Believe what the holder tells, and add what was stored here since."""
+        """Apply the holder's report, plus what was stored here since."""
         self._report = summary
         own, seen = StoredUsage(*self._store.stored), summary.baselines.get(self._owner, StoredUsage())
         self._store.set_usage(

@@ -55,7 +55,7 @@ _TEMPORARY = re.compile(rf"({NODE.pattern}|{MODEL.pattern}|{SUMMARY})\.[0-9a-f]{
 
 
 class UnclaimedError(ConfigError):
-    """It is nobody's so far: the first block that is stored will tell."""
+    """The directory has no owner yet; the first store claims it."""
 
 
 class TierMetadata:
@@ -96,7 +96,7 @@ class TierMetadata:
 
 
 def write_note(folder: int, name: str, value: dict[str, Any]) -> float:
-    """Replace it; the mount's time, Unix seconds as the file system stamped it."""
+    """Replace a note. Returns the mount's time, Unix seconds as stamped by the file system."""
     temporary = f"{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=folder)
@@ -115,7 +115,7 @@ def write_note(folder: int, name: str, value: dict[str, Any]) -> float:
 
 
 def read_note(folder: int, name: str) -> dict[str, Any]:
-    """Empty if there is none that can be read."""
+    """Return a note; empty if it is missing or invalid."""
     try:
         fd = safefs.open_beneath(folder, name, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -134,7 +134,7 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
 
 
 def touch_note(folder: int, name: str) -> bool:
-    """Have it stamped anew. False if it is not there."""
+    """Update the note's time. False if it is missing."""
     try:
         os.utime(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -143,7 +143,7 @@ def touch_note(folder: int, name: str) -> bool:
 
 
 def remove_note(folder: int, name: str) -> bool:
-    """False if it was not there."""
+    """Remove a note. False if it was missing."""
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
@@ -152,7 +152,7 @@ def remove_note(folder: int, name: str) -> bool:
 
 
 def notes(folder: int, kind: re.Pattern[str]) -> Iterator[tuple[str, str, float]]:
-    """Of each note of this kind its name, what the name tells, and its time; at most MAX_NOTES."""
+    """Yield name, the part of the name that the pattern captures, and time of each note; at most MAX_NOTES."""
     count = 0
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -167,10 +167,10 @@ def notes(folder: int, kind: re.Pattern[str]) -> Iterator[tuple[str, str, float]
 
 
 def is_ours(name: str) -> bool:
-    """Is it a note, one on its way, or a lease?"""
+    """Return whether the name is that of a note, a temporary note, or a lease."""
     return name == SUMMARY or any(p.fullmatch(name) for p in (NODE, MODEL, TERM, _TEMPORARY))
 
 
 def is_temporary(name: str) -> bool:
-    """Was this left by a writer that did not get to rename it?"""
+    """Return whether this is a temporary file of an interrupted writer."""
     return _TEMPORARY.fullmatch(name) is not None

@@ -1,7 +1,7 @@
-"""Housekeeping of an object store by its listings alone: capacity by last use, idle and maximum age. No header is read.
+"""Shared GC of an object store by listings alone: capacity by last use, idle time and maximum age. Reads no header.
 
-The time of an object is when it was stored, or touched where the store can (S3, file). What is not called as a block is
-left alone.
+An object's time is that of its store, or of its last touch where supported (S3, file). Objects without a block's name
+are skipped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Object(NamedTuple):
 
 
 class ObjectCollector(LeasedLoop):
-    """See Turns. `entries_per_s` of the timing is a bound on what listings tell."""
+    """See LeasedLoop. `entries_per_s` of the schedule bounds the listed entries."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ObjectCollector(LeasedLoop):
         view = self._heartbeat(bucket, folder)
         held = self._lease.hold(bucket, folder, view)
         self._problem = ""
-        told = {owner: beat.stored for owner, beat in view.beats.items()}
+        usages = {owner: beat.stored for owner, beat in view.beats.items()}
         if not held or not was_held:
             if was_held:
                 log.info("another sidecar sweeps the object store now")
@@ -84,10 +84,10 @@ class ObjectCollector(LeasedLoop):
             return
         if not was_held:
             log.info("this sidecar sweeps the object store from now on (term %d)", self.term)
-            self._usage.reset(self._report.used, told)
-        self._usage.update(told)
+            self._usage.reset(self._report.used, usages)
+        self._usage.update(usages)
         if self._is_due():
-            self._collect(bucket, folder, told)
+            self._collect(bucket, folder, usages)
             view = self._heartbeat(bucket, folder)
         self._publish(bucket, folder, view)
 
@@ -133,12 +133,12 @@ class ObjectCollector(LeasedLoop):
                             yield one
 
         try:
-            census = Inventory()
-            for _ in remove(self._count(census, pace, at)):
+            inventory = Inventory()
+            for _ in remove(self._count(inventory, pace, at)):
                 pass
-            met = self._usage.seen_during_walk(marks)
-            plan = make_plan(census, self._limits, [], coming=met.bytes)
-            used, blocks = census.bytes, census.blocks
+            seen = self._usage.seen_during_walk(marks)
+            plan = make_plan(inventory, self._limits, [], concurrent_writes=seen.bytes)
+            used, blocks = inventory.bytes, inventory.blocks
             if plan:
                 log.info("the object store holds %d blocks, %d bytes: making room", blocks, used)
                 going = ((o, why) for o in self._all(pace, at) if (why := plan.reason(Group(), o.size, o.age_s)))
@@ -156,11 +156,11 @@ class ObjectCollector(LeasedLoop):
         self._not_before = time.monotonic() + min(seconds, self._timing.every_s)
         if removed:
             log.info("swept the object store in %.1f s: %d blocks went, %d are left", seconds, removed, blocks)
-        self._usage.reset(StoredUsage(used, blocks), marks, met)
+        self._usage.reset(StoredUsage(used, blocks), marks, seen)
         self._report = UsageReport(finished=self._now(), seconds=seconds)
 
-    def _count(self, census: Inventory, pace: EntryRateLimiter, at: float) -> Iterator[tuple[_Object, str]]:
-        """What is too old; the rest is counted."""
+    def _count(self, inventory: Inventory, pace: EntryRateLimiter, at: float) -> Iterator[tuple[_Object, str]]:
+        """Yield expired blocks; count the rest."""
         limits = self._limits
         for one in self._all(pace, at):
             if limits.max_age_s and one.age_s > limits.max_age_s:
@@ -168,10 +168,10 @@ class ObjectCollector(LeasedLoop):
             elif limits.idle_s and one.age_s > limits.idle_s + self._grace_s:
                 yield one, "idle"
             else:
-                census.add(one.size, one.age_s)
+                inventory.add(one.size, one.age_s)
 
     def _all(self, pace: EntryRateLimiter, now: float) -> Iterator[_Object]:
-        """One folder of 256 at a time."""
+        """List one of 256 folders at a time."""
         for number in range(256):
             outer = f"{number:02x}"
             bucket, folder = self._objects.folder(f"blocks/{outer}")

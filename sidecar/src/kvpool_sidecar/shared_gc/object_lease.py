@@ -1,14 +1,15 @@
-"""Who sweeps an object store: a lease in the bucket itself. Objects are made, listed and removed, never changed.
+"""Lease of shared GC in an object store. Objects are created, listed and deleted, never changed.
 
 ::
 
-    <pool>/sweep/term-000000000007                         names its owner
-    <pool>/sweep/beat-<owner>-<number>-<bytes>-<blocks>    of each sidecar, a new one at each turn: what it has stored
-    <pool>/sweep/count-<number>-<finished>-<bytes>-<blocks>   of the holder: what lies there
+    <pool>/sweep/term-000000000007                         contains its owner
+    <pool>/sweep/beat-<owner>-<number>-<bytes>-<blocks>    heartbeat of a sidecar, one per step: what it has stored
+    <pool>/sweep/count-<number>-<finished>-<bytes>-<blocks>   of the holder: the usage
 
-A term is made only if there is none of that number, where the store can tell (S3: If-None-Match), and read back. The
-owner of the highest term holds the lease while its latest beat is young by the store's own clock, as the listing tells
-it beside one's own. Where the store cannot tell, two may hold it for a turn; both remove what is too much already.
+A term is created only if its number is free, where the store can enforce that (S3: If-None-Match), and read back. The
+owner of the highest term holds the lease while its latest heartbeat is recent by the store's own clock, which the
+listing shows next to the own heartbeat. Where the store cannot enforce it, two may hold the lease for one step; both
+remove only excess blocks.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Count(NamedTuple):
 
 
 class LeaseView(NamedTuple):
-    """What the listing showed. `now` is the store's time."""
+    """Result of a listing. `now` is the store's time."""
 
     now: float
     terms: list[int]
@@ -83,7 +84,7 @@ class ObjectLease:
         self._asked_at = float("-inf")
 
     def heartbeat(self, bucket: Bucket, folder: str, stored: StoredUsage) -> LeaseView:
-        """Leave a beat, look around, tidy up one's own. OSError."""
+        """Write a heartbeat, list the folder, and delete own stale objects. OSError."""
         self._number += 1
         name = f"beat-{self._owner}-{self._number:09d}-{stored.bytes}-{stored.blocks}"
         put(bucket, f"{folder}/{name}", b"\n")
@@ -92,7 +93,7 @@ class ObjectLease:
         return view
 
     def hold(self, bucket: Bucket, folder: str, view: LeaseView) -> bool:
-        """Keep it, or take it if nobody has it. OSError."""
+        """Renew the lease, or acquire it if it is free. OSError."""
         top = max(view.terms, default=0)
         self._asked_at = self._clock()
         if self.term and top == self.term:
@@ -112,7 +113,7 @@ class ObjectLease:
         return True
 
     def still_held(self, bucket: Bucket, folder: str) -> bool:
-        """Ask before each few removals. False for good once somebody else has it. OSError."""
+        """Check before each batch of deletions. False for good once another sidecar holds the lease. OSError."""
         if self.term and self._clock() - self._asked_at > self._trust_s:
             if max(read_view(bucket, folder, "").terms, default=0) != self.term:
                 self.term = 0
@@ -120,14 +121,14 @@ class ObjectLease:
         return self.term > 0
 
     def publish(self, bucket: Bucket, folder: str, view: LeaseView, finished: float, used: StoredUsage) -> None:
-        """Tell the others what lies there. OSError."""
+        """Publish the usage. OSError."""
         number = view.counted.number + 1 if view.counted is not None else 1
         put(bucket, f"{folder}/count-{number:012d}-{int(finished)}-{used.bytes}-{used.blocks}", b"\n")
         if view.counted is not None:
             _remove(bucket, folder, [view.counted.name])
 
     def release(self, bucket: Bucket, folder: str) -> None:
-        """Without a beat the term is nobody's. OSError."""
+        """Delete the own heartbeat, which frees the term. OSError."""
         view = read_view(bucket, folder, "")
         own = view.beats.get(self._owner)
         self.term = 0
@@ -135,7 +136,7 @@ class ObjectLease:
 
 
 def put(bucket: Bucket, name: str, data: bytes) -> bool:
-    """A small object; False if there was one."""
+    """Create a small object. False if it exists."""
     fd = os.memfd_create("kvpool-note", os.MFD_CLOEXEC)
     try:
         os.write(fd, data)
@@ -145,7 +146,7 @@ def put(bucket: Bucket, name: str, data: bytes) -> bool:
 
 
 def read_view(bucket: Bucket, folder: str, own: str) -> LeaseView:
-    """What is there; `own` names the object whose time is now, else it is the latest of all."""
+    """List the folder. `own` names the object whose time is now; else the latest of all is."""
     now: float | None = None
     terms: list[int] = []
     beats: dict[str, Heartbeat] = {}
@@ -156,7 +157,7 @@ def read_view(bucket: Bucket, folder: str, own: str) -> LeaseView:
         if seen > _MOST_OBJECTS:
             raise OSError(errno.EFBIG, "too many notes in the folder `sweep`", bucket.url)
         if at is None:
-            raise OSError(errno.ENOTSUP, "this store does not tell when an object was stored", bucket.url)
+            raise OSError(errno.ENOTSUP, "the store does not report when an object was stored", bucket.url)
         latest = max(latest, at)
         now = at if name == own else now
         if found := _TERM.fullmatch(name):
@@ -177,7 +178,7 @@ def read_view(bucket: Bucket, folder: str, own: str) -> LeaseView:
 
 
 def _content(bucket: Bucket, name: str) -> str:
-    """Of a term: its owner; empty if there is none."""
+    """Return the owner of a term; empty if there is none."""
     fd = os.memfd_create("kvpool-note", os.MFD_CLOEXEC)
     try:
         bucket.get_to_fd(name, fd, _OWNER_BYTES)

@@ -1,6 +1,6 @@
-"""What else is ours to remove in a shared tier: files that a writer left behind, quarantined blocks, old notes.
+"""Orphans of a shared tier: abandoned temporary files, quarantined blocks and old notes.
 
-Only what is called as we call such things, only plain files, and only when the mount's clock says that it is old.
+Only regular files with our naming scheme are removed, and only if they are old by the mount's clock.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _KEPT_IN_QUARANTINE = 8
 
 
 def remove_orphans(
-    tier: TierMetadata, now: float, *, safe_age_s: float, model_age_s: float, may: Callable[[], bool]
+    tier: TierMetadata, now: float, *, safe_age_s: float, model_age_s: float, is_lease_held: Callable[[], bool]
 ) -> Iterator[tuple[str, int]]:
-    """Remove, and tell the reason and the bytes of each. Ends early when `may()` says no."""
+    """Remove orphans; yield reason and bytes of each. Ends early once `is_lease_held()` is False."""
     old = now - safe_age_s
     for reason, fd, found in (
         ("temporary", tier.tmp, _older(tier.tmp, _TEMPORARY.fullmatch, old)),
@@ -42,7 +42,7 @@ def remove_orphans(
         ("quarantine", tier.quarantine, _all_but_newest(tier.quarantine, old)),
     ):
         for name, info in found:
-            if not may():
+            if not is_lease_held():
                 return
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=fd)

@@ -1,8 +1,7 @@
-"""What goes from a shared tier, and in which order, once it is known what lies there. Pure; sizes are bytes.
+"""Decides which blocks of a shared tier are removed, and in which order. Pure; sizes are bytes.
 
-First blocks of a superseded fingerprint. Then the oldest by last use: where it matters whose a block is, of the tenants
-with the lowest priority those that take the most, else of all. A tenant over its quota loses blocks of its own,
-whatever else is there.
+Blocks of superseded fingerprints come first, then the least recently used: where limits differ by tenant, of the
+largest tenants with the lowest priority, else of all. A tenant over its quota loses its own blocks in any case.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ class CollectionLimits(NamedTuple):
     tenants: Mapping[bytes, TenantLimits] = _NO_OVERRIDES
 
     def of(self, tenant: bytes) -> TenantLimits:
-        """What holds for this tenant."""
+        """The tenant's limits."""
         return self.tenants.get(tenant) or TenantLimits(self.tenant_bytes, self.idle_s, self.max_age_s)
 
     @property
     def by_tenant(self) -> bool:
-        """Does it matter whose a block is?"""
+        """True if limits differ by tenant."""
         return bool(self.tenant_bytes or self.tenants)
 
     @property
@@ -94,7 +93,7 @@ class Inventory:
         self.all.add(age_s, size)
 
     def attribute(self, group: Group, size: int, age_s: float, made_s: float, weight: int = 1) -> None:
-        """Whose it is. `weight`: for how many blocks this one stands, where not every header is read."""
+        """Attribute a block. `weight`: the number of blocks that this one represents when headers are sampled."""
         if group not in self.groups and len(self.groups) >= MAX_GROUPS:
             group = Group()
         count = self.groups.setdefault(group, GroupStats())
@@ -140,18 +139,18 @@ class CollectionPlan:
         return ""
 
 
-def superseded(census: Inventory, models: Mapping[bytes, Model], after_s: float) -> list[Group]:
-    """Groups without any use or store for `after_s`, of a model for which the same tenant has a younger fingerprint.
+def superseded(inventory: Inventory, models: Mapping[bytes, Model], after_s: float) -> list[Group]:
+    """Return groups unused for `after_s` of a model for which the same tenant has a younger fingerprint.
 
-    `models` by fingerprint; what is not known there is never superseded. Longest unused first. A tenant's own blocks
-    alone decide, so nobody can make another's blocks go.
+    `models` by fingerprint; unknown fingerprints are never superseded. Longest unused first. Only a tenant's own blocks
+    count, so no tenant can have another tenant's blocks removed.
     """
     found = []
-    for group, count in census.groups.items():
+    for group, count in inventory.groups.items():
         model = models.get(group.fingerprint)
         if model is None or min(model.idle_s, count.idle_s) < after_s:
             continue
-        for other, newer in census.groups.items():
+        for other, newer in inventory.groups.items():
             known = models.get(other.fingerprint)
             if (
                 other.tenant == group.tenant
@@ -162,11 +161,11 @@ def superseded(census: Inventory, models: Mapping[bytes, Model], after_s: float)
             ):
                 found.append(group)
                 break
-    return sorted(found, key=lambda group: census.groups[group].idle_s, reverse=True)
+    return sorted(found, key=lambda group: inventory.groups[group].idle_s, reverse=True)
 
 
 def level(have: Mapping[bytes, int], need: int) -> dict[bytes, int]:
-    """What each gives so that `need` goes together: the largest come down to one level first."""
+    """Return how many bytes each gives so that `need` bytes are freed: the largest are leveled first."""
     ordered = sorted(have.items(), key=lambda item: item[1], reverse=True)
     total = 0
     for count, (_, size) in enumerate(ordered, 1):
@@ -178,12 +177,15 @@ def level(have: Mapping[bytes, int], need: int) -> dict[bytes, int]:
     return dict(ordered)
 
 
-def make_plan(census: Inventory, limits: CollectionLimits, old: list[Group], *, coming: int = 0) -> CollectionPlan:
-    """`old` as `superseded` told; `coming`: bytes that were stored meanwhile and not counted."""
-    need = census.bytes + coming - limits.low if limits.capacity and census.bytes + coming > limits.high else 0
-    gives = _Gives(census, old)
+def make_plan(
+    inventory: Inventory, limits: CollectionLimits, old: list[Group], *, concurrent_writes: int = 0
+) -> CollectionPlan:
+    """Plan removals. `old`: result of `superseded`; `concurrent_writes`: bytes stored but not counted."""
+    total = inventory.bytes + concurrent_writes
+    need = total - limits.low if limits.capacity and total > limits.high else 0
+    gives = _Gives(inventory, old)
     if limits.by_tenant:
-        for tenant, size in census.tenants().items():
+        for tenant, size in inventory.tenants().items():
             quota = limits.of(tenant).bytes
             if tenant and quota and size > quota:
                 give = size - quota * limits.low_percent // limits.high_percent
@@ -194,15 +196,15 @@ def make_plan(census: Inventory, limits: CollectionLimits, old: list[Group], *, 
     need = gives.take_old(max(0, need), None)
     if need and not limits.by_tenant:
         # where nothing is superseded the exact ages of all are known, headers read or not
-        plan.everyone = (gives.rest(None) if gives.from_old else census.all).cutoff(need)
+        plan.everyone = (gives.rest(None) if gives.from_old else inventory.all).cutoff(need)
     elif need:
-        have = {tenant: gives.rest(tenant).total - gives.by_tenant.get(tenant, 0) for tenant in census.tenants()}
+        have = {tenant: gives.rest(tenant).total - gives.by_tenant.get(tenant, 0) for tenant in inventory.tenants()}
         for priority in sorted({limits.of(tenant).priority for tenant in have}):
             some = {tenant: size for tenant, size in have.items() if limits.of(tenant).priority == priority}
             for tenant, size in (level(some, need) if need > 0 else {}).items():
                 gives.by_tenant[tenant] = gives.by_tenant.get(tenant, 0) + size
                 need -= size
-    plan.groups = {group: census.groups[group].ages.cutoff(size) for group, size in gives.from_old.items()}
+    plan.groups = {group: inventory.groups[group].ages.cutoff(size) for group, size in gives.from_old.items()}
     for tenant, size in gives.by_tenant.items():
         if size:
             (plan.quota if tenant in over else plan.tenants)[tenant] = gives.rest(tenant).cutoff(size)
@@ -212,10 +214,10 @@ def make_plan(census: Inventory, limits: CollectionLimits, old: list[Group], *, 
 class _Gives:
     """How many bytes each old group, and each tenant beside that, gives."""
 
-    def __init__(self, census: Inventory, old: list[Group]) -> None:
+    def __init__(self, inventory: Inventory, old: list[Group]) -> None:
         self.from_old: dict[Group, int] = {}
         self.by_tenant: dict[bytes, int] = {}
-        self._census = census
+        self._census = inventory
         self._old = old
 
     def take_old(self, need: int, tenant: bytes | None) -> int:

@@ -1,6 +1,6 @@
-"""How much lies in a shared tier between two counts: what was counted, and what sidecars stored since. Pure.
+"""Estimate of a shared tier's usage between two counts: the last count plus what sidecars stored since. Pure.
 
-Each sidecar tells the bytes and blocks that it stored since it started, under a name that is new with each start.
+Each sidecar reports the bytes and blocks it stored since its start, under a name that is new with each start.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _MOST_TENANTS = 256
 
 
 class StoredUsage(NamedTuple):
-    """Since a sidecar started."""
+    """Totals since a sidecar started."""
 
     bytes: int = 0
     blocks: int = 0
 
 
 class UsageReport(NamedTuple):
-    """What the holder of the lease tells the others. `finished`: the last count's end, mount's time; 0: none yet."""
+    """Report of the lease holder. `finished`: end of the last count, mount's time; 0: none yet."""
 
     finished: float = 0.0
     seconds: float = 0.0
@@ -45,7 +45,7 @@ class UsageReport(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> UsageReport:
-        """Whatever is not as it should be is as good as no summary."""
+        """Parse a report; an invalid one is empty."""
         try:
             return cls(
                 finished=float(value["finished"]),
@@ -60,13 +60,13 @@ class UsageReport(NamedTuple):
 
 
 def stored(value: Any) -> StoredUsage:
-    """From JSON. TypeError or ValueError if it is none."""
+    """Parse from JSON. TypeError or ValueError if invalid."""
     size, blocks = value
     return StoredUsage(max(0, int(size)), max(0, int(blocks)))
 
 
 class UsageEstimator:
-    """Of the holder of the lease. Not thread-safe."""
+    """Held by the lease holder. Not thread-safe."""
 
     def __init__(self) -> None:
         self._base = StoredUsage()
@@ -75,12 +75,12 @@ class UsageEstimator:
 
     @property
     def latest(self) -> dict[str, StoredUsage]:
-        """What each sidecar said last."""
+        """The last report of each sidecar."""
         return dict(self._latest)
 
-    def update(self, told: Mapping[str, StoredUsage]) -> None:
-        """What the sidecars say now; what one said that has ended stays true."""
-        self._latest.update(told)
+    def update(self, reports: Mapping[str, StoredUsage]) -> None:
+        """Apply current reports; the last report of a sidecar that ended stays valid."""
+        self._latest.update(reports)
 
     def reset(
         self,
@@ -94,16 +94,16 @@ class UsageEstimator:
         self._latest = {owner: n for owner, n in self._latest.items() if owner in baselines}
 
     def subtract(self, size: int) -> None:
-        """A block of what was counted has gone."""
+        """Subtract a removed block of the count."""
         self._base = StoredUsage(self._base.bytes - size, self._base.blocks - 1)
 
     def seen_during_walk(self, marks: Mapping[str, StoredUsage]) -> StoredUsage:
-        """Of what was stored since the sidecars had said `baselines`, a walk that began then has met about a half."""
+        """Estimate how much of what was stored since `marks` a walk that began then has counted: one half."""
         size, blocks = self._since(marks)
         return StoredUsage(size // 2, blocks // 2)
 
     def used(self) -> StoredUsage:
-        """What lies there now, as far as told."""
+        """Return the estimated usage now."""
         size, blocks = self._since(self._baselines)
         return StoredUsage(max(0, self._base.bytes + size), max(0, self._base.blocks + blocks))
 

@@ -1,6 +1,6 @@
-"""Blocks of a shared tier, one fan-out directory at a time: memory does not grow with their number.
+"""Walks the blocks of a shared tier one fan-out directory at a time: memory is independent of their number.
 
-What is not called as a block is called there is passed over, links and other file systems too.
+Files without a block's name, links and other file systems are skipped.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class WalkResult(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """What a header tells; `made_at` in Unix seconds by the clock of who made it."""
+    """Header fields of a block; `made_at` in Unix seconds by the writer's clock."""
 
     group: Group
     made_at: float
 
 
 class LeafDirectory(NamedTuple):
-    """One directory `blocks/ab/cd`: `fd` is open while it is looked at, `parent` is that of `ab`."""
+    """One directory `blocks/ab/cd`: `fd` is open during the visit, `parent` is that of `ab`."""
 
     parent: int
     fd: int
@@ -53,7 +53,7 @@ class LeafDirectory(NamedTuple):
     inner: str
 
     def blocks(self) -> Iterator[WalkResult]:
-        """As they are met; those that come and go meanwhile may be missed."""
+        """Yield the blocks; concurrent changes may be missed."""
         with os.scandir(self.fd) as entries:
             for entry in entries:
                 key = names.parse_block_key(entry.name, self.outer, self.inner)
@@ -66,7 +66,7 @@ class LeafDirectory(NamedTuple):
 
 
 def leaves(blocks: int, device: int, first: int = 0) -> Iterator[LeafDirectory]:
-    """Every fan-out directory, beginning with the outer one of number `first`. Descriptors are closed behind it."""
+    """Yield each fan-out directory, starting with outer number `first`. Descriptors are closed afterwards."""
     outers = sorted(_fan_out(blocks))
     start = sum(int(name, 16) < first for name in outers)
     for outer in outers[start:] + outers[:start]:
@@ -80,7 +80,7 @@ def leaves(blocks: int, device: int, first: int = 0) -> Iterator[LeafDirectory]:
 
 
 def read_owner(leaf: LeafDirectory, found: WalkResult) -> Owner | None:
-    """None if the file has gone, or its header is not that of this block."""
+    """Return None if the file is gone or its header is not of this block."""
     try:
         fd = safefs.open_beneath(leaf.fd, found.name, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -98,7 +98,7 @@ def read_owner(leaf: LeafDirectory, found: WalkResult) -> Owner | None:
 
 @contextlib.contextmanager
 def _opened(parent: int, name: str, device: int) -> Iterator[int]:
-    """-1 if it is not a directory of this file system, or has gone."""
+    """Yield -1 if it is not a directory of this file system, or gone."""
     try:
         fd = safefs.open_beneath(parent, name, _DIRECTORY)
     except OSError as e:

@@ -1,4 +1,4 @@
-"""Where a block's file is below a tier's directory, and the file that says whose directory that is.
+"""Paths of block files below a tier's directory, and the file POOL_ID that identifies the owner.
 
 ::
 
@@ -6,7 +6,7 @@
     <tier>/blocks/ab/cd/abcd...     64 lower-case hex digits, fanned out twice
     <tier>/quarantine/abcd...       bad blocks, a few
     <tier>/tmp/                     files on their way, where the file system cannot make unnamed ones
-    <tier>/sweep/                   shared tiers only: who sweeps, and what lies there
+    <tier>/sweep/                   shared tiers only: lease and usage of shared GC
     (kvpool_sidecar.shared_gc.metadata)
 """
 
@@ -63,7 +63,7 @@ def parse_block_key(name: str, outer: str, inner: str) -> bytes | None:
 
 
 def read_pool_id(dir_fd: int, where: str) -> PoolId | None:
-    """Whose directory it is; None if it says nothing. ConfigError if what it says cannot be read."""
+    """Read the directory's owner; None without POOL_ID. ConfigError if POOL_ID is invalid."""
     try:
         fd = safefs.open_beneath(dir_fd, POOL_ID, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def read_pool_id(dir_fd: int, where: str) -> PoolId | None:
 def claim_directory(dir_fd: int, pool_uid: str, where: str) -> PoolId:
     """Make sure that the directory is of this pool, and is so from now on if it was empty.
 
-    ConfigError if it is of another pool, or holds files of somebody else. Several sidecars may do this at once.
+    ConfigError if it belongs to another pool or holds foreign files. Safe for concurrent sidecars.
     """
     known = read_pool_id(dir_fd, where)
     if known is None:

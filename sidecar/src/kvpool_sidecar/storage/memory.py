@@ -87,7 +87,7 @@ class MemoryStore(Store, TransactionTarget):
         return WriteTransaction(self, key, payload_len, writer, _reopen(writer), reserved=total)
 
     def seal(self, pending: WriteTransaction) -> None:
-        """Whoever still holds the descriptor cannot write by it any more (fcntl(2), F_SEAL_WRITE)."""
+        """Revoke write access for every holder of the descriptor (fcntl(2), F_SEAL_WRITE)."""
         try:
             writer = os.open(f"/proc/self/fd/{pending.reader}", os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -95,7 +95,7 @@ class MemoryStore(Store, TransactionTarget):
             finally:
                 os.close(writer)
         except OSError as e:
-            raise RefusedError(f"somebody has mapped this file: {e.strerror}", key=pending.key.hex()) from None
+            raise RefusedError(f"the file is mapped for writing: {e.strerror}", key=pending.key.hex()) from None
 
     def fill_checksum(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
         sealed = pending.reader

@@ -1,4 +1,4 @@
-"""What lies in a tier's directory after a start: blocks are told, all else is removed. One directory at a time."""
+"""Startup scan of a tier directory: reports blocks and removes other files, one directory at a time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def scan(
 
 
 def remove_orphan(dir_fd: int, name: str) -> bool:
-    """Remove what is no block. A directory only if it is empty: what somebody else filled is not ours to remove."""
+    """Remove a file that is no block. Directories only if empty: their content may be foreign."""
     try:
         os.unlink(name, dir_fd=dir_fd)
     except IsADirectoryError:
@@ -65,7 +65,7 @@ def remove_orphan(dir_fd: int, name: str) -> bool:
 
 
 def prune(dir_fd: int, keep: int) -> int:
-    """Remove all but the `keep` newest files; the bytes of those that stay."""
+    """Remove all but the `keep` newest files. Returns the bytes of the rest."""
     found: list[tuple[float, int, str]] = []
     for name in os.listdir(dir_fd):
         with contextlib.suppress(FileNotFoundError):
@@ -78,7 +78,7 @@ def prune(dir_fd: int, keep: int) -> int:
 
 
 def purge(dir_fd: int, doomed: Callable[[BlockHeader | None], bool]) -> int:
-    """Remove files by what they say of themselves (None: nothing that can be read); how many went."""
+    """Remove files selected by header (None: undecodable). Returns how many."""
     removed = 0
     for name in os.listdir(dir_fd):
         header = None

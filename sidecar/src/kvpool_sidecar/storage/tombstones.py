@@ -1,6 +1,6 @@
-"""What was purged does not come back: copies of purged blocks that are still on their way are refused for a while.
+"""Purge tombstones: reject late copies of purged blocks for ten minutes.
 
-A copy keeps the header of its block, with the time at which that was made; whatever an engine stores anew is younger.
+A copy has the header of its block, with the creation time; blocks that engines store again are younger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Tombstone(NamedTuple):
 
 
 class PurgeTombstones:
-    """Thread-safe, and bounded: the oldest of 64 goes."""
+    """Thread-safe and bounded: the oldest of 64 is dropped."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -35,14 +35,14 @@ class PurgeTombstones:
         self._bars: tuple[_Tombstone, ...] = ()
 
     def add(self, fits: Callable[[BlockHeader], bool], made_before_ms: int) -> None:
-        """Refuse blocks that fit and were made before (Unix milliseconds), for ten minutes."""
+        """Reject blocks that match and were created before this time (Unix milliseconds), for ten minutes."""
         now = self._clock()
         with self._lock:
             kept = [bar for bar in self._bars if bar.until > now][1 - _MAX :]
             self._bars = (*kept, _Tombstone(fits, made_before_ms, now + LIFE_S))
 
     def rejects(self, header: BlockHeader) -> bool:
-        """Was this block purged?"""
+        """Return whether this block was purged."""
         bars = self._bars
         if not bars:
             return False

@@ -1,4 +1,4 @@
-"""Who is calling: the socket that a connection came in by says so, never the caller. Pure."""
+"""Identity of a caller: derived from the socket of its connection, never from the caller. Pure."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Identity(NamedTuple):
 
 
 class Tenant:
-    """Names of blocks within one tenant. Holds the pool's secret: never shown to a client.
+    """Block keys of one tenant. Holds the pool secret, which is never shown to a client.
 
-    `name` is that of a namespace, or the id of a tenant of several (kvpool_sidecar.tenancy.mapping).
+    `name` is that of a namespace, or the id of a tenant with several (kvpool_sidecar.tenancy.mapping).
     """
 
     def __init__(self, secret: bytes, name: str) -> None:
@@ -61,5 +61,5 @@ class Tenant:
 
 
 def is_allowed(identity: Identity, allowed_namespaces: Sequence[str]) -> bool:
-    """Is this pod's namespace one that the pool serves?"""
+    """Return whether the pool serves this pod's namespace."""
     return "*" in allowed_namespaces or identity.namespace in allowed_namespaces

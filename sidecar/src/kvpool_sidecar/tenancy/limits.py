@@ -1,4 +1,4 @@
-"""How many bytes must go before so many more may come. Pure arithmetic in bytes."""
+"""Capacity arithmetic: how many bytes must be evicted before others fit. Pure; bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_OVERRIDES: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
 
 
 class CapacityLimits(NamedTuple):
-    """Of one root directory."""
+    """Limits of one drive."""
 
     capacity: int
     high_percent: int
@@ -48,22 +48,22 @@ class CapacityLimits(NamedTuple):
     tenants: Mapping[bytes, TenantLimits] = _NO_OVERRIDES  # by tag: those for which something else holds
 
     def of(self, tenant: bytes) -> TenantLimits:
-        """What holds for this tenant."""
+        """The tenant's limits."""
         return self.tenants.get(tenant) or TenantLimits(self.tenant_bytes, self.idle_s, self.max_age_s)
 
     @property
     def by_tenant(self) -> bool:
-        """Does it matter whose a block is?"""
+        """True if limits differ by tenant."""
         return bool(self.tenant_bytes or self.tenants)
 
     @property
     def by_age(self) -> bool:
-        """Does it matter when a block was made?"""
+        """True if a limit depends on creation times."""
         return bool(self.max_age_s or any(one.max_age_s for one in self.tenants.values()))
 
 
 def share_of(quota_bytes: int, share: float) -> int:
-    """Of a tenant's quota, for a drive with this share of the room. At least a byte, for 0 would be no quota."""
+    """Return a drive's share of a tenant's quota. At least one byte, as 0 means no quota."""
     return max(1, int(quota_bytes * share)) if quota_bytes else 0
 
 
@@ -90,7 +90,7 @@ def fs_shortfall(fs_free: int, fs_total: int, need: int, limits: CapacityLimits)
 
 
 def headroom(used: int, fs_free: int, fs_total: int, limits: CapacityLimits) -> int:
-    """Bytes that may come, and nothing need go for long; below 0: too much is there. `used`: with what is promised."""
+    """Bytes that fit without eviction; below 0: too much is stored. `used`: including reservations."""
     return min(limits.capacity * limits.low_percent // 100 - used, fs_free - reserve(fs_total, limits))
 
 

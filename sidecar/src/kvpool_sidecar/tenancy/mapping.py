@@ -1,7 +1,7 @@
-"""Whose blocks are whose: the tenant of a namespace, and what each tenant may take. Pure but for the hashing of names.
+"""Tenants by namespace, and their limits. Pure but for the hashing of names.
 
-A namespace is a tenant by itself unless the configuration puts it into one with others. Such a tenant's id has a colon,
-which no namespace has, so nobody becomes one of its members by a name.
+A namespace is its own tenant unless the configuration groups it with others. The id of such a group contains a colon,
+which no namespace has, so no namespace can pose as a member.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Tenancy"]
 
 
 class Tenancy:
-    """Of one configuration. Immutable; holds the pool's secret."""
+    """Tenants of one configuration. Immutable; holds the pool secret."""
 
     def __init__(self, secret: bytes, config: PoolConfig) -> None:
         self._by_namespace = {n: tenant for tenant in config.tenants for n in tenant.namespaces}
@@ -28,17 +28,17 @@ class Tenancy:
         self._by_tag = {keys.tenant_tag(secret, tenant.id): tenant for tenant in config.tenants}
 
     def tenant_id(self, namespace: str) -> str:
-        """What names of the blocks of this namespace's pods are made with."""
+        """Return the tenant id that block keys of this namespace's pods are derived from."""
         tenant = self._by_namespace.get(namespace)
         return namespace if tenant is None else tenant.id
 
     def display_name(self, namespace: str) -> str:
-        """What people and routers are told: the namespace, or `kvt/NAME` of its tenant."""
+        """Return the name for users and routers: the namespace, or `kvt/NAME` of its tenant."""
         tenant = self._by_namespace.get(namespace)
         return namespace if tenant is None else f"kvt/{tenant.name}"
 
     def reads_from(self, namespace: str) -> tuple[str, ...]:
-        """Ids of the other tenants whose blocks this namespace's pods may read, in order."""
+        """Return the ids of other tenants whose blocks this namespace's pods may read, in order."""
         tenant = self._by_namespace.get(namespace)
         return () if tenant is None else tuple(one for one in tenant.reads_from if one in self._ids)
 
@@ -48,11 +48,11 @@ class Tenancy:
         return list(self._by_tag)
 
     def local_limits(self, share: float) -> Mapping[bytes, TenantLimits]:
-        """What they may take on a drive that holds this part of a node's room; by tag."""
+        """Limits by tag on a drive with this share of the capacity of a node."""
         return {tag: _limits(tenant, share_of(tenant.quota_bytes, share)) for tag, tenant in self._by_tag.items()}
 
     def shared_limits(self) -> Mapping[bytes, TenantLimits]:
-        """What they may take in a shared directory; by tag."""
+        """Limits by tag in the shared tier."""
         return {tag: _limits(tenant, tenant.shared_quota_bytes) for tag, tenant in self._by_tag.items()}
 
 

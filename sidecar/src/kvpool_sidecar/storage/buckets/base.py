@@ -1,6 +1,6 @@
-"""What an object store is asked for: objects by name below one prefix. The block format and its checks are `objects`.
+"""Interface of an object store: objects by name below one prefix. `object_store` knows the block format.
 
-Names are made by us alone (digits, letters, `/`, `-`, `.`). An object appears whole or not at all.
+Names consist of digits, letters, `/`, `-` and `.`. An object appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PIECE = 4 << 20  # most bytes of an object that are in memory at a time, for eac
 class ObjectInfo(NamedTuple):
     """An object: its name below the folder, bytes, and when it was stored or touched.
 
-    `stored_at` is Unix seconds by the store's clock; None if it does not tell.
+    `stored_at` is Unix seconds by the store's clock; None if the store does not report it.
     """
 
     name: str
@@ -46,27 +46,27 @@ class Bucket(abc.ABC):
 
     @abc.abstractmethod
     def put(self, name: str, fd: int, size: int) -> bool:
-        """Make an object of the first `size` bytes of `fd`; False if there was one, where that can be told."""
+        """Create an object from the first `size` bytes of `fd`. False if it exists, where the store can detect that."""
 
     @abc.abstractmethod
     def copy(self, name: str, to: str) -> None:
-        """Copy an object, without its bytes coming here where that can be had."""
+        """Copy an object, on the server where supported."""
 
     @abc.abstractmethod
     def delete(self, name: str) -> bool:
-        """False if there was none."""
+        """Delete an object. False if it did not exist."""
 
     @abc.abstractmethod
     def list(self, folder: str) -> Iterator[ObjectInfo]:
         """Each object below `folder` (`ab/abcd`), there and one folder further down, in no order."""
 
     def names(self, folder: str) -> Iterator[tuple[str, int]]:
-        """Name and size of the same."""
+        """Yield name and size of each object below `folder`."""
         for found in self.list(folder):
             yield found.name, found.size
 
     def touch(self, name: str) -> bool:
-        """Have the store stamp the object anew. False where that cannot be had, or there is none."""
+        """Update the object's time. False if that is unsupported or the object does not exist."""
         return False
 
     def close(self) -> None:  # noqa: B027 - nothing to do is a fine default

@@ -26,7 +26,7 @@ PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "file": "", "memory": 
 """The schemes that are let through, and the package that each needs beside fsspec."""
 
 TOUCHES = ("s3", "file")
-"""Those of them whose objects can be stamped anew."""
+"""Protocols whose objects' times can be updated."""
 
 _URL = re.compile(r"([a-z0-9]+)://([^\s?#@\\]*)")
 _CALL_S = 10.0  # one request, or one piece of an object
@@ -97,7 +97,7 @@ class FsspecBucket(Bucket):
             at = end
 
     def get_prefix(self, name: str, fd: int, size: int) -> None:
-        self.get_to_fd(name, fd, size)  # which asks for ranges
+        self.get_to_fd(name, fd, size)  # uses range requests
 
     def put(self, name: str, fd: int, size: int) -> bool:
         path = self._path(name)

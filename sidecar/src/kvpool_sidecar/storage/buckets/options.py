@@ -1,6 +1,6 @@
 """What a Secret's files mean for an object store: names as fsspec has them, or as AWS has them.
 
-The files are read anew by whoever asks, so a rotated Secret is used without a restart. Values never leave as text.
+Each call reads the files again, so a rotated Secret is used without a restart. Values never leave as text.
 """
 
 from __future__ import annotations

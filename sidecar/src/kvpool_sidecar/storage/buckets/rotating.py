@@ -1,4 +1,4 @@
-"""A bucket whose credentials may change while it is used: a rotated Secret needs no restart."""
+"""A bucket with rotating credentials: a changed Secret needs no restart."""
 
 from __future__ import annotations
 

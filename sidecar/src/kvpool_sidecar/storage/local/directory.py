@@ -49,7 +49,7 @@ class TierDirectory:
             raise
 
     def create_temporary(self) -> tuple[int, str]:
-        """A file to write, and its temporary name where the file system cannot make one without."""
+        """Create a file to write; with a temporary name where the file system has no unnamed files."""
         flags = os.O_WRONLY | os.O_CLOEXEC
         if self._use_tmpfile:
             try:
@@ -73,9 +73,9 @@ class TierDirectory:
         return self._link(source, path, source_dir, follow=not name)
 
     def probe(self) -> None:
-        """Write a small file, bring it to the drive, read it back, remove it. OSError if the drive does not do that.
+        """Write a small file, sync it, read it back and remove it. OSError if the drive fails.
 
-        A drive that is full works: what is there can be read.
+        A full drive is healthy: its blocks can be read.
         """
         wanted = os.urandom(_CANARY_BYTES)
         name = f"canary-{os.urandom(8).hex()}"
@@ -150,7 +150,7 @@ class TierDirectory:
         return fd
 
     def _probe_leases(self) -> None:
-        """Without leases nothing tells whether a writer is still there, so such a file system will not do."""
+        """Check that the file system supports leases, which detect open writers."""
         fd, name = self.create_temporary()
         try:
             reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)

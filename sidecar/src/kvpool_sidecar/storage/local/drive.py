@@ -97,7 +97,7 @@ class Drive(Store, TransactionTarget):
         return self._space.settled
 
     def set_pending_copies(self, pending_copies: PendingCopies) -> None:
-        """Ask this before evicting blocks."""
+        """Set the blocks that eviction copies first."""
         self._state.pending_copies = pending_copies
 
     def reconfigure(self, limits: quota.CapacityLimits, order: EvictionConfig) -> None:
@@ -175,7 +175,7 @@ class Drive(Store, TransactionTarget):
             return Usage(self._state.limits.capacity, self._state.used_bytes, len(self._state.policy))
 
     def tenants(self) -> dict[bytes, TenantUsage]:
-        """By tag, where it matters whose a block is; else nothing."""
+        """Usage by tenant tag, where blocks are attributed to tenants; else empty."""
         with self._state.lock:
             tables = self._state.policy.policies() if isinstance(self._state.policy, PerTenant) else {}
             return {
@@ -198,7 +198,7 @@ class Drive(Store, TransactionTarget):
             self._state.policy.observe_sequence(keys, tenant)
 
     def mark_shared(self, key: bytes) -> None:
-        """The file says so itself, by its sticky bit, which means nothing else for a file."""
+        """Persist the copy in the sticky bit of the file, which has no other meaning for a file."""
         fd = self.peek_fd(key)
         if fd < 0:
             return

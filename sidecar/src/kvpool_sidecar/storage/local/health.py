@@ -1,8 +1,8 @@
-"""Whether a drive may be used. Its errors fence it, and so does a call that does not return; a canary lets it back.
+"""Health of a drive: errors or a hung call fence it; a canary ends the fencing.
 
-While a drive is fenced its blocks are misses at once: nobody waits for it, and no engine's block is the trial. The
-canary is a small file, written, brought to the drive, read back and removed; it runs in a thread of its own, because a
-drive that hangs would keep whoever tries it.
+The blocks of a fenced drive are misses at once: no caller waits for it, and no engine's block is used as a probe. The
+canary is a small file that is written, synced, read back and removed. It runs in its own thread, because a hung drive
+would block its caller.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _LONGEST_RETRY_S = 60.0
 
 
 class DriveHealth:
-    """Thread-safe. `with fence:` around calls of the drive; `tick` must be called about once a second.
+    """Thread-safe. Use `with health:` around drive calls; `tick` must be called about once a second.
 
-    `canary` raises OSError if the drive does not work. `strikes` errors within `window_s` seconds fence, and so does a
-    call that takes longer than `hung_s`. After a failed canary the next waits twice as long.
+    `canary` raises OSError if the drive does not work. `strikes` errors within `window_s` seconds fence the drive, and
+    so does a call that takes longer than `hung_s`. Each failed canary doubles the delay before the next.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DriveHealth:
         self._under_way.pop(threading.get_ident(), None)
 
     def record_error(self, error: OSError) -> None:
-        """An error of the drive itself."""
+        """Record an error of the drive itself."""
         now = self._clock()
         with self._lock:
             self._errors.append(now)
@@ -73,7 +73,7 @@ class DriveHealth:
                 self._close(f"{len(self._errors)} errors, the last: {error.strerror or error}")
 
     def tick(self) -> None:
-        """Look for calls that do not return, and try a fenced drive when it is time. Never waits for the drive."""
+        """Detect hung calls, and probe a fenced drive when due. Never waits for the drive."""
         now = self._clock()
         oldest = min(list(self._under_way.values()), default=now)
         with self._lock:

@@ -1,8 +1,8 @@
-"""Who has a node's drives, where two sidecars of one pool overlap while one replaces the other.
+"""Ownership of a node's drives while one sidecar of a pool replaces another.
 
-Two locks on each tier's POOL_ID, both gone with the process that has them. Who serves has the file's `flock`
-(TierDirectory). Who wants to serve next says so by an open file description lock on the file's first byte (fcntl(2)):
-whoever serves looks for that one now and then, and lets go.
+Two locks on each tier's POOL_ID; both end with the process that holds them. The serving sidecar holds the file's
+`flock` (TierDirectory). Its successor requests the drives with an open file description lock on the file's first byte
+(fcntl(2)). The serving sidecar polls for that lock and releases the drives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence
 class DriveOwnership:
     """The tiers at `paths`. Not thread-safe.
 
-    A directory that nobody has claimed yet is free; so is one that cannot be read: its server says what is wrong.
+    An unclaimed directory is available; so is an unreadable one: opening it reports the problem.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ class DriveOwnership:
 
     @property
     def available(self) -> bool:
-        """True if nobody serves from any of them."""
+        """True if no sidecar serves from any of the drives."""
         for file in self._files:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -59,18 +59,18 @@ class DriveOwnership:
         return True
 
     def request(self) -> None:
-        """Say that we want them, until `close`."""
+        """Request the drives until `close`."""
         for file in self._files:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
 
     @property
     def requested(self) -> bool:
-        """True if somebody else has said so."""
-        wish = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        return any(_FLOCK.unpack(fcntl.fcntl(f, fcntl.F_OFD_GETLK, wish))[0] != fcntl.F_UNLCK for f in self._files)
+        """True if another sidecar has requested the drives."""
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        return any(_FLOCK.unpack(fcntl.fcntl(f, fcntl.F_OFD_GETLK, query))[0] != fcntl.F_UNLCK for f in self._files)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Release all locks."""
         files, self._files = self._files, []
         for file in files:
             os.close(file)

@@ -1,4 +1,4 @@
-"""A node's own drives as one store: each block has its place by its key, each drive its own table and capacity."""
+"""A node's own drives as one store: the key selects a block's drive; each drive has its own table and capacity."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ TenantsOf = Callable[[float], Mapping[bytes, quota.TenantLimits]]
 
 
 class LocalStore(Store):
-    """See Store. A block that an earlier set of drives put elsewhere is still found; new ones go to their place."""
+    """See Store. Blocks that an earlier set of drives placed elsewhere are still found; new blocks follow the current
+    placement.
+    """
 
     name = "local"
 
@@ -40,13 +42,13 @@ class LocalStore(Store):
         self._weights = [root.usage().capacity_bytes for root in roots]
 
     def reconfigure(self, tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) -> None:
-        """Other capacities, orders, quotas and ages of the same drives. Returns at once; housekeeping follows."""
+        """Apply other capacities, orders, quotas and ages to the drives. Returns at once; `maintain` enforces them."""
         for root, limits in zip(self.drives, _limits(tiers, cache, tenants), strict=True):
             root.reconfigure(limits, _order(cache))
         self._weights = [tier.capacity_bytes for tier in tiers]
 
     def set_pending_copies(self, pending_copies: PendingCopies) -> None:
-        """Ask this before evicting blocks: those that are not copied yet are copied first, if possible."""
+        """Set the blocks whose copy is pending: eviction copies them first, if possible."""
         for drive in self.drives:
             drive.set_pending_copies(pending_copies)
 
@@ -55,7 +57,7 @@ class LocalStore(Store):
             drive.set_tombstones(tombstones)
 
     def start(self) -> None:
-        """Scan each drive in a thread of its own; reads are served meanwhile."""
+        """Scan each drive in its own thread; reads are served meanwhile."""
         for root in self.drives:
             threading.Thread(target=root.scan, name=f"scan-{root.name}", daemon=True).start()
 
@@ -65,7 +67,7 @@ class LocalStore(Store):
 
     @property
     def generation(self) -> int:
-        """Changes when the first drive's directory is made anew: what the index says of older ones is void."""
+        """Generation of the first drive. It changes when the directory is recreated: older index entries are void."""
         return self.drives[0].generation
 
     def contains(self, key: bytes) -> bool:
@@ -88,7 +90,7 @@ class LocalStore(Store):
         return found
 
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes) -> None:
-        """A prompt's blocks in order, from its first on: what a drive should know when it must let some go."""
+        """Record a prompt's blocks in order, from its first on, for the eviction order."""
         if len(self.drives) == 1:
             self.drives[0].observe_sequence(keys, tenant)
             return
@@ -99,12 +101,12 @@ class LocalStore(Store):
             root.observe_sequence(part, tenant)
 
     def drive_of(self, key: bytes) -> Drive | None:
-        """The drive that has the block, as far as the tables know."""
+        """Return the drive that has the block, by the tables."""
         home = self._home(key)
         return next((root for root in (home, *self.drives) if root.contains(key)), None)
 
     def payload_len(self, key: bytes) -> int:
-        """Of a block whose drive has been scanned; 0 if it is not here."""
+        """Return the payload length of a block on a scanned drive; 0 if it is absent."""
         return next((n for root in self.drives if (n := root.payload_len(key))), 0)
 
     def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
@@ -112,16 +114,16 @@ class LocalStore(Store):
         return [found for root in self.drives for found in root.used_since(idle_s)]
 
     def coldest_idle_s(self) -> float:
-        """Idle seconds of the coldest tenth of the blocks, on the drive where that is the least."""
+        """Idle seconds of the coldest tenth of the blocks, on the drive where that is lowest."""
         return min((root.coldest_idle_s() for root in self.drives), default=0.0)
 
     @property
     def headroom_bytes(self) -> int:
-        """Bytes that the drives can take before anything must go."""
+        """Bytes that the drives can take before eviction starts."""
         return sum(max(0, root.headroom_bytes()) for root in self.drives)
 
     def headroom_for(self, key: bytes) -> int:
-        """Bytes that the block's drive can take before anything must go."""
+        """Bytes that the block's drive can take before eviction starts."""
         return self._home(key).headroom_bytes()
 
     def mark_shared(self, key: bytes) -> None:
@@ -149,7 +151,7 @@ class LocalStore(Store):
         return Usage(*(sum(column) for column in zip(*each, strict=True)))
 
     def tenants(self) -> dict[bytes, TenantUsage]:
-        """By tag, where it matters whose a block is; else nothing."""
+        """Usage by tenant tag, where blocks are attributed to tenants; else empty."""
         found: dict[bytes, list[TenantUsage]] = {}
         for root in self.drives:
             for tag, usage in root.tenants().items():
@@ -163,7 +165,7 @@ class LocalStore(Store):
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of blocks that go last, because they are used so often."""
+        """Bytes of pinned blocks, which are evicted last."""
         return sum(root.pinned_bytes for root in self.drives)
 
     def keys(self) -> Iterator[tuple[bytes, int]]:
@@ -198,7 +200,7 @@ def open_local(
     """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only.
 
     `tenants(share)` gives the tenants for which something else holds, on a drive with that part of the node's room.
-    `read_headers`: a scan reads what each block says of itself, for BlockStored.
+    `read_headers`: the scan reads block headers, for BlockStored.
     """
     roots: list[Drive] = []
     try:

@@ -1,10 +1,10 @@
 """A shared store whose blocks may be compressed.
 
-A new block is compressed by the pool's codec on its way there, unless that saves less than a sixteenth; a block that is
-read may be of any codec or of none, so a pool can change its codec at any time. Clients get descriptors of plain files
-and local drives keep plain files: a compressed block that is asked for is decompressed into the local tier, verified
-before it has a name there, and opened there. So no memory is held for readers, the descriptor is as safe as any other,
-the next read is local, and what came too late for this load is there for the next.
+The pool's codec compresses a new block unless that saves less than a sixteenth of its size. Blocks of any codec can be
+read, so a pool can change its codec at any time. Clients get descriptors of plain files, and local drives store plain
+files: opening a compressed block decompresses it into the local tier, verifies it before it is visible, and opens it
+there. So readers hold no memory, the descriptor is as safe as any other, the next read is local, and a block that
+missed its deadline is there for the next load.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PACKED = blockfile.Expect(packed=True)
 
 
 class CompressedStore(WrapperStore, TransactionTarget):
-    """See Store; `inner` keeps the blocks. `keys` tells the lengths as they are stored.
+    """See Store; `inner` stores the blocks. `keys` yields the stored lengths.
 
     `local` is the store that compressed blocks are promoted to, with an event BlockPromoted. A payload of more than
     `max_payload` bytes is not decompressed.
@@ -115,7 +115,7 @@ class CompressedStore(WrapperStore, TransactionTarget):
             if coming is None:
                 mine = self._coming[key] = threading.Event()
         if coming is not None:
-            coming.wait(_WAIT_S)  # for somebody who gave up waiting, or who reads ahead
+            coming.wait(_WAIT_S)  # another call promotes it already
             return self._local.open(key)
         try:
             self._promote(key, found)
@@ -192,7 +192,7 @@ class CompressedStore(WrapperStore, TransactionTarget):
 
 
 def _codec_of(fd: int) -> int:
-    """What the header says, unverified; CODEC_NONE for what is no block: its reader finds out."""
+    """Return the codec of the unverified header; CODEC_NONE for a file that is no block, which its reader detects."""
     start = os.pread(fd, _CODEC_AT + 1, 0)
     return start[_CODEC_AT] if len(start) > _CODEC_AT and start.startswith(MAGIC) else CODEC_NONE
 

@@ -35,7 +35,7 @@ def open_shared(settings: ServeSettings, local: Store, events: BlockEvents, stat
             events=events,
             staging=config.local[0].path,
             capacity_bytes=config.fsspec.capacity_bytes,
-            recount_s=float("inf"),  # the sweeper tells
+            recount_s=float("inf"),  # shared GC reports the usage
         )
     if config.shared is None:
         return None

@@ -1,9 +1,8 @@
-"""The shared tier: one directory that every node mounts. Several sidecars write the same tree at the same time.
+"""The shared tier in one directory that every node mounts. Several sidecars write the tree concurrently.
 
-A block is copied to a temporary name and then linked (or, where there are no links, renamed) to its own: readers see it
-whole or not at all. Nothing is kept in memory; the file system is asked each time. Every call may hang where the mount
-does, so callers go through `kvpool_sidecar.storage.shared.tier`. What goes, and how much is there, is the business of
-`kvpool_sidecar.shared_gc`.
+A block is copied to a temporary name and then linked (renamed where links are not supported), so readers see it whole
+or not at all. No state is held in memory; every operation queries the file system. Any call may hang with the mount, so
+callers use `kvpool_sidecar.storage.shared.tier`. Eviction and usage are the task of `kvpool_sidecar.shared_gc`.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EX
 
 
 class FilesystemStore(Store, TransactionTarget):
-    """See Store. The directory is opened at the first use, so a mount that is not there yet costs nothing.
+    """See Store. The directory is opened at first use, so a mount that is not ready yet costs nothing.
 
-    `capacity_bytes`: 0 for no limit of ours; else copying stops there, by what `set_usage` told and was stored since.
-    Each open emits SharedBlockOpened with the previous access time by the mount's clock.
+    `capacity_bytes`: 0 for no limit; else writes stop there, by the usage that `set_usage` reported plus what this
+    process stored since. Each open emits SharedBlockOpened with the previous access time by the mount's clock.
     """
 
     name = "shared"
@@ -131,31 +130,31 @@ class FilesystemStore(Store, TransactionTarget):
 
     @property
     def now(self) -> float:
-        """The mount's time in Unix seconds, as far as `set_clock_offset` told."""
+        """The mount's time in Unix seconds, by the offset of `set_clock_offset`."""
         return time.monotonic() + self._ahead_s
 
     @property
     def stored(self) -> tuple[int, int]:
-        """Bytes and blocks stored since this object was made."""
+        """Bytes and blocks stored by this object."""
         with self._lock:
             return self._stored
 
     def set_capacity(self, capacity_bytes: int) -> None:
-        """Another capacity; what is there above it is swept."""
+        """Set another capacity; shared GC removes the excess."""
         with self._lock:
             self._capacity = capacity_bytes
 
     def set_usage(self, used_bytes: int, blocks: int) -> None:
-        """So much lies there, all sidecars together."""
+        """Set the usage of all sidecars together."""
         with self._lock:
             self._used, self._count = used_bytes, blocks
 
     def set_clock_offset(self, ahead_s: float) -> None:
-        """The mount's clock is so many seconds ahead of the monotonic one."""
+        """Set by how many seconds the mount's clock is ahead of the monotonic clock."""
         self._ahead_s = ahead_s
 
     def touch(self, key: bytes, every_s: float) -> bool:
-        """Have the file system stamp the block as used now. False if it was within `every_s`, or is not there."""
+        """Update the access time of a block. False if it is younger than `every_s`, or the block is absent."""
         blocks, path = self._dir(names.BLOCKS), names.block_path(key)
         try:
             if self.now - os.stat(path, dir_fd=blocks, follow_symlinks=False).st_mtime < every_s:
@@ -190,7 +189,7 @@ class FilesystemStore(Store, TransactionTarget):
             raise
 
     def _retry_if_stale(self, work: Callable[[], T]) -> T:
-        """Network file systems may disown a handle (ESTALE): open the directories anew, once."""
+        """Reopen the directories once if a network file system invalidated a handle (ESTALE)."""
         try:
             return work()
         except OSError as e:
@@ -200,7 +199,7 @@ class FilesystemStore(Store, TransactionTarget):
         return work()
 
     def _reopen(self) -> None:
-        """Have the directories opened anew. Other threads may be using the old descriptors: those live on a while."""
+        """Reopen the directories. The previous descriptors stay open for a while: other threads may use them."""
         with self._lock:
             if time.monotonic() - self._reopened_at < _RETIRED_S:
                 return

@@ -42,7 +42,7 @@ _MARKER = "POOL"
 _MAX_MARKER = 4096
 _NAME = re.compile(r"([0-9a-f]{2})/(\1[0-9a-f]{62})")
 _POOL_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_QUARANTINED = 8  # bad blocks that are kept for a look
+_QUARANTINED = 8  # slots for quarantined blocks
 _WAIT_S = 20.0
 _WIPERS = 16
 _IN_HAND = 1 << 30
@@ -52,9 +52,9 @@ class ObjectStore(Store, TransactionTarget):
     """See Store. The bucket is used at the first call, so one that does not answer yet costs nothing.
 
     `local` is the store that a block is promoted to, with an event BlockPromoted; None: into memory only.
-    `staging` is a directory for unnamed files on their way there; empty: memory. `capacity_bytes`: 0 for no limit of
-    ours; else storing stops there, by a count that `maintain` renews every `recount_s` (infinite: others tell it).
-    `in_hand_bytes` bounds what is on its way.
+    `staging` is a directory for unnamed files during uploads; empty: memory. `capacity_bytes`: 0 for no limit; else
+    writes stop there, by a count that `maintain` updates every `recount_s` (infinite: `set_usage` reports it).
+    `in_hand_bytes` bounds the bytes in transfer.
     """
 
     name = "shared"
@@ -98,7 +98,7 @@ class ObjectStore(Store, TransactionTarget):
         return self._payload_len(self._bucket_of_this_pool().size(self._name(key))) is not None
 
     def open(self, key: bytes) -> Block | None:
-        """The block, brought here and verified; None also if it was corrupt, which quarantines it."""
+        """Promote and verify the block, and open it. None also if it was corrupt, which quarantines it."""
         bucket = self._bucket_of_this_pool()
         self.events.emit(SharedBlockOpened(key, 0.0))  # object stores do not report the last use here
         while True:
@@ -107,7 +107,7 @@ class ObjectStore(Store, TransactionTarget):
                 if coming is None:
                     self._coming[key] = threading.Event()
                     break
-            coming.wait(_WAIT_S)  # it is on its way already: for somebody who gave up waiting, or read ahead
+            coming.wait(_WAIT_S)  # another call promotes it already
             if self._local is not None and (found := self._local.open(key)) is not None:
                 return found
         try:
@@ -173,7 +173,7 @@ class ObjectStore(Store, TransactionTarget):
 
     def quarantine(self, key: bytes) -> bool:
         bucket, name = self._bucket_of_this_pool(), self._name(key)
-        with contextlib.suppress(OSError):  # a look at it is worth less than its being gone
+        with contextlib.suppress(OSError):  # removal matters more than inspection
             bucket.copy(name, f"{self._prefix}/quarantine/{key[0] % _QUARANTINED}")
         return bucket.delete(name)
 

@@ -1,4 +1,4 @@
-"""The shared tier as the rest of the sidecar sees it: answers come in time, and a hung mount is an absent tier."""
+"""Access to the shared tier with deadlines: a hung mount behaves like an absent tier."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHECK_TIMEOUT_S = 30.0
 
 
 class SharedTier:
-    """Calls to `store` in bounded threads, behind a breaker. Remembers for a while what it saw there."""
+    """Calls `store` in bounded threads behind a circuit breaker; caches which blocks were present for a while."""
 
     def __init__(
         self, store: Store, *, failures: int = 3, cooldown_s: float = 1.0, events: BlockEvents | None = None
@@ -47,14 +47,14 @@ class SharedTier:
         return self.bulkhead.available
 
     def contains_many(self, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
-        """Which are there, in order. False also for those that nobody could tell in time."""
+        """Return which blocks are present, in order. False also for those whose state is unknown at the deadline."""
         now = time.monotonic()
         with self._lock:
             known = [self._seen.get(key, 0.0) > now for key in keys]
-        asked = [key for key, is_known in zip(keys, known, strict=True) if not is_known]
-        results = self.bulkhead.run_all([functools.partial(self.store.contains, key) for key in asked], timeout_s)
+        unknown = [key for key, is_known in zip(keys, known, strict=True) if not is_known]
+        results = self.bulkhead.run_all([functools.partial(self.store.contains, key) for key in unknown], timeout_s)
         self._note(results)
-        self._absent([key for key, result in zip(asked, results, strict=True) if result is False])
+        self._absent([key for key, result in zip(unknown, results, strict=True) if result is False])
         answers = iter(results)
         found = [is_known or next(answers) is True for is_known in known]
         for key, is_found in zip(keys, found, strict=True):
@@ -63,12 +63,12 @@ class SharedTier:
         return found
 
     def is_known_present(self, key: bytes) -> bool:
-        """Was it there of late? Asks nobody."""
+        """Return whether the block was present recently. No I/O."""
         with self._lock:
             return self._seen.get(key, 0.0) > time.monotonic()
 
     def open_many(self, keys: Sequence[bytes], timeout_s: float) -> list[Block | None]:
-        """Open blocks, in order; None for those that are not there or did not open in time."""
+        """Open blocks, in order; None for those that are absent or did not open within the deadline."""
         jobs = [functools.partial(self.store.open, key) for key in keys]
         results = self.bulkhead.run_all(jobs, timeout_s, discard=_close)
         self._note(results)
@@ -88,7 +88,7 @@ class SharedTier:
             return False
 
     def mark_present(self, key: bytes) -> None:
-        """It is there."""
+        """Record that the block is present."""
         with self._lock:
             self._seen[key] = time.monotonic() + _REMEMBER_S
             self._seen.move_to_end(key)
@@ -96,18 +96,18 @@ class SharedTier:
                 self._seen.popitem(last=False)
 
     def mark_absent(self, key: bytes) -> None:
-        """It was not there after all."""
+        """Record that the block is absent."""
         with self._lock:
             self._seen.pop(key, None)
 
     def mark_deleted(self, keys: Sequence[bytes]) -> None:
-        """They are surely not there any more."""
+        """Record that these blocks are absent, and emit SharedBlocksAbsent."""
         for key in keys:
             self.mark_absent(key)
         self._absent(keys)
 
     def close(self) -> None:
-        """Take no more calls. Descriptors stay: a thread may hang on one."""
+        """Accept no more calls. Descriptors stay open: a thread may hang on one."""
         self.bulkhead.close()
 
     def _absent(self, keys: Sequence[bytes]) -> None:
@@ -115,10 +115,10 @@ class SharedTier:
             self.events.emit(SharedBlocksAbsent(keys))
 
     def _note(self, results: Sequence[object]) -> None:
-        """Remember why the tier cannot be used. That it is not even tried is no news."""
-        told = [r for r in results if not isinstance(r, PoolUnavailableError)]
-        if told:
-            self.problem = next((str(r) for r in told if isinstance(r, (KVPoolError, OSError))), "")
+        """Record why the tier is unavailable. A call refused by the open breaker carries no news."""
+        answered = [r for r in results if not isinstance(r, PoolUnavailableError)]
+        if answered:
+            self.problem = next((str(r) for r in answered if isinstance(r, (KVPoolError, OSError))), "")
 
 
 def _close(block: Block | None) -> None:
