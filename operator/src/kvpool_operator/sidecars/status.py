@@ -1,5 +1,4 @@
-"""What a sidecar says of itself at /status (docs/contribute/design/contracts.md). An odd value counts as a missing
-one."""
+"""Status of a sidecar as /status reports it (docs/contribute/design/contracts.md); invalid values count as missing."""
 
 from __future__ import annotations
 
