@@ -191,13 +191,13 @@ def test_who_waits_is_let_in_when_grants_run_out():
 def test_a_grant_is_corrected_when_the_size_is_known(frozen):
     one = frozen.acquire("a", 100, 0.0)
     two = frozen.acquire("a", 100, 0.0)
-    frozen.resize(one, 5, told=True)
+    frozen.resize(one, 5, notified=True)
     assert frozen.held_bytes == 105
     assert not frozen.is_busy
-    frozen.resize(two, 1000, told=False)
+    frozen.resize(two, 1000, notified=False)
     assert frozen.held_bytes == 105  # a quarter of the lane
     frozen.release(one)
-    frozen.resize(one, 50, told=True)  # too late
+    frozen.resize(one, 50, notified=True)  # too late
     frozen.release(two)
     assert frozen.held_bytes == 0
 
@@ -211,7 +211,7 @@ def test_many_threads_leave_nothing_behind():
             grant = lane.acquire(tenant, 40 + n, time.monotonic() + 30)
             if grant is not None:
                 got.append(tenant)
-                lane.resize(grant, 70, told=True)
+                lane.resize(grant, 70, notified=True)
                 lane.release(grant)
 
     threads = [threading.Thread(target=run, args=(f"t{i % 3}",)) for i in range(9)]

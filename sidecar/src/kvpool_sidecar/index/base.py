@@ -1,4 +1,4 @@
-"""The one interface of an index. Calls may block up to their timeout; what fails raises RetryableError.
+"""The interface of an index. Calls may block up to their timeout; failures raise RetryableError.
 
 `kvpool_testing.index` is the contract as tests. Implementations are thread-safe.
 """
@@ -23,7 +23,7 @@ _MAX_TEXT = 253
 
 
 class NodeInfo(NamedTuple):
-    """What a node says of itself. `generation`: see Record. `leaving`: it is drained: ask it, rely on nothing."""
+    """A node as registered in the index. `generation`: see Record. `leaving`: it is drained, the last choice."""
 
     node: str
     host: str
@@ -36,10 +36,10 @@ class NodeInfo(NamedTuple):
 
     @classmethod
     def loads(cls, text: bytes | str) -> NodeInfo | None:
-        """None for anything that no node would write."""
+        """Parse; None for anything that no node would write."""
         try:
             value = json.loads(text)
-            leaving = value.get("leaving", False) is True  # a sidecar of before this field does not say
+            leaving = value.get("leaving", False) is True  # absent in records of releases before this field
             info = cls(value["node"], value["host"], value["port"], value["generation"], leaving)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -51,11 +51,11 @@ class NodeInfo(NamedTuple):
 
 
 class IndexFullError(RetryableError):
-    """The index has no memory left for anything new; it still answers."""
+    """The index has no memory for new entries; reads still work."""
 
 
 class IndexAnswer(NamedTuple):
-    """To Index.ask. `unknown`: nodes of which nobody could tell just now whether their lease holds."""
+    """Result of Index.query. `unknown`: nodes whose lease could not be checked."""
 
     records: list[tuple[Record, ...]]
     nodes: Mapping[int, NodeInfo]
@@ -67,7 +67,7 @@ class Index(abc.ABC):
 
     @abc.abstractmethod
     def join(self, info: NodeInfo) -> int:
-        """Register; the node's number: the same as before if the index still knows it and nobody else has it."""
+        """Register the node; its number, which stays the same if the index knows it and no other node holds it."""
 
     @abc.abstractmethod
     def renew(self, number: int, info: NodeInfo) -> str | None:
@@ -79,45 +79,42 @@ class Index(abc.ABC):
 
     @abc.abstractmethod
     def announce(self, blocks: Sequence[tuple[bytes, Record]]) -> None:
-        """These blocks are there. Telling it twice changes nothing."""
+        """Add entries for these blocks. Idempotent."""
 
     @abc.abstractmethod
     def withdraw(self, number: int, keys: Sequence[bytes]) -> None:
-        """Node `number` no longer has these. Best effort: a reader finds out by itself."""
+        """Remove the entries of node `number` for these blocks. Best effort: readers detect stale entries."""
 
     @abc.abstractmethod
     def query(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
-        """Where each block is said to be, in the order of `keys`, and those of the nodes whose lease holds.
-
-        One round trip for all of it.
-        """
+        """Return the records of each block, in the order of `keys`, and the live nodes of `numbers`. One round trip."""
 
     def locate(self, keys: Sequence[bytes]) -> list[tuple[Record, ...]]:
-        """Where each block is said to be, in the order of `keys`. One round trip."""
+        """Return the records of each block, in the order of `keys`. One round trip."""
         return self.query(keys, ()).records
 
     def nodes(self, numbers: Sequence[int]) -> Mapping[int, NodeInfo]:
-        """Those of the nodes whose lease holds. One round trip."""
+        """Return the live nodes of `numbers`. One round trip."""
         return self.query((), numbers).nodes
 
     @abc.abstractmethod
     def live_nodes(self) -> IndexAnswer:
-        """All nodes whose lease holds; not for the path of requests."""
+        """Return all nodes whose lease holds. Not for the request path."""
 
     @abc.abstractmethod
     def expire(self, number: int, pace: Callable[[int], bool]) -> int:
-        """Remove the entries of nodes that have not been heard of for `forget_s`; how many were removed.
+        """Remove the entries of nodes without a heartbeat for `forget_s`; the number of removed entries.
 
-        One node at a time does it, and it is done once in `forget_s`; else 0. `pace(n)` is called after every n entries
-        that were looked at; it may sleep, and False ends it.
+        One node at a time does this, once in `forget_s`; otherwise the result is 0. `pace(n)` is called after every n
+        scanned entries; it may sleep, and False ends the run.
         """
 
     def members(self) -> list[NodeInfo]:
-        """The nodes whose lease holds, this one too. Slow: for the background."""
+        """Return the nodes whose lease holds, this one included. Slow: for background work."""
         return list(self.live_nodes().nodes.values())
 
-    def warm(self, connections: int) -> None:  # noqa: B027 - nothing to do is a fine default
-        """Have so many connections ready, so that no lookup pays for making one."""
+    def warm(self, connections: int) -> None:  # noqa: B027 - optional
+        """Open `connections` connections in advance, so that no lookup waits for one."""
 
-    def close(self) -> None:  # noqa: B027 - nothing to do is a fine default
-        """Let go of connections."""
+    def close(self) -> None:  # noqa: B027 - optional
+        """Close the connections."""

@@ -1,9 +1,8 @@
-"""How far a prompt's chain of blocks reaches, found by two questions instead of one for each block. Pure.
+"""Finds the length of a prompt's prefix in the index by two queries instead of one per block. Pure.
 
-Chains are stored from their start and most of a chain shares its fate, so a few probes say where it ends, and the
-blocks between the last probe that was found and the first that was not say it exactly. What lies between two probes
-that were found is presumed: where a chain has a hole, the load of that block is a miss, and from then on the block is
-among the doubtful ones, which are always asked for.
+Prefixes are stored from their start and are mostly evicted together, so a few probes bound the end of a prefix, and the
+blocks between the last probe that hit and the first that missed determine it exactly. Blocks between two probes that
+hit are presumed present: if one is missing, its load is a miss, and is a recent miss then, and always queried.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["EXACT", "PROBES", "first_query", "presumed", "second_query"]
 
 EXACT = 128
-"""A prompt of so many blocks is asked for one by one: the answer costs less than a second round trip."""
+"""Prompts up to this many blocks are queried completely: the reply costs less than a second round trip."""
 PROBES = 16
 _MAX_DOUBTFUL = 32
 
 
 def first_query(count: int, doubtful: Sequence[int]) -> list[int]:
-    """Positions to ask for in a chain of `count` blocks: PROBES with both ends, and the first of the doubtful."""
+    """Positions to query in a prefix of `count` blocks: PROBES including both ends, and the first recent misses."""
     if count <= EXACT:
         return list(range(count))
     evenly = {i * (count - 1) // (PROBES - 1) for i in range(PROBES)}
@@ -31,7 +30,7 @@ def first_query(count: int, doubtful: Sequence[int]) -> list[int]:
 
 
 def second_query(found: Mapping[int, bool]) -> range:
-    """Where the chain ends, given the answers to the first question in ascending order; empty if that is clear."""
+    """Range in which the prefix ends, given the replies in ascending order; empty if the end is already known."""
     lower = -1
     for upper, is_found in found.items():
         if not is_found:
@@ -41,6 +40,6 @@ def second_query(found: Mapping[int, bool]) -> range:
 
 
 def presumed(found: Mapping[int, bool]) -> list[range]:
-    """What nobody asked for and lies between two answers, in ascending order, that were both found."""
+    """Ranges that were not queried and lie between two hits; `found` is in ascending order."""
     pairs = itertools.pairwise(found.items())
     return [range(a + 1, b) for (a, a_found), (b, b_found) in pairs if a_found and b_found and b > a + 1]

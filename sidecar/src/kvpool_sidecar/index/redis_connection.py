@@ -1,7 +1,7 @@
-"""Connections to one Redis or Valkey server. The only module that knows the library `redis`; protocol RESP2.
+"""Connections to one Redis or Valkey server. The only module that imports the library `redis`; protocol RESP2.
 
 A connection that broke off in the middle of an exchange, for whatever reason, is closed and never used again, so an
-answer can never be taken for that of another question (CVE-2023-28858).
+reply can never be taken for that of another question (CVE-2023-28858).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _pack = cast("Callable[[Command], bytes]", hiredis.pack_command)  # its stub kno
 
 
 class Login(NamedTuple):
-    """How to get in. `ca`, `cert` and `key` are paths, read anew for each connection like the passwords: all rotate."""
+    """Login data. `ca`, `cert` and `key` are paths, read for each connection like the passwords: all may be rotated."""
 
     username: str = ""
     passwords: Passwords = Passwords.fixed("")
@@ -61,13 +61,13 @@ class Login(NamedTuple):
 
 
 class ErrorReply(NamedTuple):
-    """An error that the server answered: its code, such as OOM, READONLY, NOPERM or ERR."""
+    """An error reply of the server: its code, such as OOM, READONLY, NOPERM or ERR."""
 
     code: str
 
 
 class Redirect(NamedTuple):
-    """The server sends us elsewhere; `asking`: for this once."""
+    """A MOVED reply, or with `asking` an ASK reply: the redirect is for one command only."""
 
     slot: int
     target: Target
@@ -75,46 +75,46 @@ class Redirect(NamedTuple):
 
 
 class ConnectionFailure(NamedTuple):
-    """No answers: what went wrong on the way. `ended`: the server closed the connection, which may have been old."""
+    """No reply, and the reason. `ended`: the server closed the connection, which may have been idle for long."""
 
     reason: str
     ended: bool = False
 
 
 class _Credentials(CredentialProvider):
-    """What a connection that this thread makes shows; the library asks for it when it makes one."""
+    """Credentials of the connections that this thread opens; the library calls it for each."""
 
     def __init__(self, login: Login) -> None:
         self._username = login.username
         self._passwords = login.passwords
-        self._turn = threading.local()
+        self._attempt = threading.local()
 
     def connect(self, pool: ConnectionPool) -> Any:
-        """A connection of the pool, a new one with the newest password that the server takes."""
+        """Take a connection of the pool; a new one logs in with the newest password that the server accepts."""
         refused: redis.AuthenticationError | None = None
         for password in self._passwords.candidates():
-            self._turn.password, self._turn.is_shown = password, False
+            self._attempt.password, self._attempt.is_shown = password, False
             try:
                 connection = pool.get_connection()
             except redis.AuthenticationError as e:
                 refused = e
                 continue
-            if self._turn.is_shown:
+            if self._attempt.is_shown:
                 self._passwords.accept(password)
             return connection
         raise refused or redis.AuthenticationError
 
     def get_credentials(self) -> Any:
-        """Empty where there is no password."""
-        password = getattr(self._turn, "password", "")
-        self._turn.is_shown = True
+        """Return user and password; empty without a password."""
+        password = getattr(self._attempt, "password", "")
+        self._attempt.is_shown = True
         if not password:
             return ()
         return (self._username, password) if self._username else (password,)
 
 
 class RedisConnection:
-    """A pool of connections to one server. Thread-safe. Connects when it must, or when warmed."""
+    """A pool of connections to one server. Thread-safe. Connects on demand, or in advance by `warm`."""
 
     def __init__(self, target: Target, login: Login, timeout_s: float) -> None:
         self.target = target
@@ -150,7 +150,7 @@ class RedisConnection:
         return f"{host}:{port}" if port else host
 
     def open(self) -> Exchange:
-        """One connection for several exchanges; for `with`. Broken as an exception: RetryableError."""
+        """Borrow one connection for several round trips; for `with`. RetryableError if it cannot connect."""
         return Exchange(self._pool, self._entry, self.name)
 
     def execute(self, commands: Sequence[Command]) -> list[Reply] | ConnectionFailure:
@@ -158,25 +158,25 @@ class RedisConnection:
         return execute_all([(self, commands)])[0]
 
     def warm(self, connections: int) -> ConnectionFailure | None:
-        """Have so many connections ready."""
+        """Open `connections` connections in advance."""
         held: list[Exchange] = []
         try:
             for _ in range(connections):
-                held.append(self.open())  # noqa: PERF401 - those made before a failure are given back
+                held.append(self.open())  # noqa: PERF401 - connections opened before a failure are returned
         except RetryableError as e:
             return ConnectionFailure(str(e))
         finally:
-            for talk in held:
-                talk.close()
+            for exchange in held:
+                exchange.close()
         return None
 
     def close(self) -> None:
-        """Let go of the connections that nobody is using."""
+        """Close the idle connections."""
         self._pool.disconnect(inuse_connections=False)
 
 
 class Exchange:
-    """One borrowed connection. Given back whole, or closed. Not thread-safe."""
+    """One borrowed connection: returned to the pool if it is intact, closed otherwise. Not thread-safe."""
 
     def __init__(self, pool: ConnectionPool, entry: _Credentials, name: str) -> None:
         self._pool = pool
@@ -191,7 +191,7 @@ class Exchange:
         self._try(lambda: self._connection.send_packed_command(packed, check_health=False))
 
     def receive(self) -> list[Reply]:
-        """All answers that are due, in order. RetryableError if the connection broke."""
+        """Read all outstanding replies, in order. RetryableError if the connection broke."""
         replies = []
         while self._waiting:
             replies.append(self._try(self._receive_one))
@@ -236,52 +236,52 @@ class _EndedError(RetryableError):
 
 
 def _is_end(error: Exception) -> bool:
-    """Not a time that ran out, and not a server that takes no connection."""
+    """Return whether the server closed the connection: no timeout, and no refused connection."""
     return type(error) is redis.ConnectionError and not isinstance(error.__cause__, ConnectionRefusedError)
 
 
 def execute_all(work: Sequence[tuple[RedisConnection, Sequence[Command]]]) -> list[list[Reply] | ConnectionFailure]:
-    """The same round trip for all: every server is asked before the first answer is awaited."""
-    talks: list[Exchange | ConnectionFailure] = []
+    """Execute on several servers in one round trip: all requests are sent before the first reply is read."""
+    exchanges: list[Exchange | ConnectionFailure] = []
     try:
-        talks.extend(_begin(link, commands) for link, commands in work)
-        return [talk if isinstance(talk, ConnectionFailure) else _end(talk) for talk in talks]
+        exchanges.extend(_begin(link, commands) for link, commands in work)
+        return [exchange if isinstance(exchange, ConnectionFailure) else _end(exchange) for exchange in exchanges]
     finally:
-        for talk in talks:
-            if not isinstance(talk, ConnectionFailure):
-                talk.close()
+        for exchange in exchanges:
+            if not isinstance(exchange, ConnectionFailure):
+                exchange.close()
 
 
 def _begin(link: RedisConnection, commands: Sequence[Command]) -> Exchange | ConnectionFailure:
     try:
-        talk = link.open()
+        exchange = link.open()
     except RetryableError as e:
         return ConnectionFailure(str(e))
     try:
-        talk.send(commands)
+        exchange.send(commands)
     except RetryableError as e:
-        talk.close()
+        exchange.close()
         return ConnectionFailure(str(e), isinstance(e, _EndedError))
-    return talk
+    return exchange
 
 
-def _end(talk: Exchange) -> list[Reply] | ConnectionFailure:
+def _end(exchange: Exchange) -> list[Reply] | ConnectionFailure:
     try:
-        return talk.receive()
+        return exchange.receive()
     except RetryableError as e:
         return ConnectionFailure(str(e), isinstance(e, _EndedError))
 
 
 def execute_once(unix_socket: str, username: str, password: str, *commands: Command) -> list[Reply]:
-    """Ask the Redis behind `unix_socket` once. RetryableError if it does not answer or refuses one of them."""
+    """Execute commands once on the Redis at `unix_socket`. RetryableError without a reply, or for an error reply."""
     link = RedisConnection((unix_socket, 0), Login(username, Passwords.fixed(password)), _CONNECT_S)
     try:
-        answer = link.execute(commands)
-        if isinstance(answer, ConnectionFailure):
-            raise RetryableError(answer.reason)
-        for refusal in (a for a in answer if isinstance(a, ErrorReply)):
+        reply = link.execute(commands)
+        if isinstance(reply, ConnectionFailure):
+            raise RetryableError(reply.reason)
+        for refusal in (a for a in reply if isinstance(a, ErrorReply)):
             raise RetryableError(f"index: {refusal.code}", where=unix_socket)
-        return answer
+        return reply
     finally:
         link.close()
 
@@ -299,7 +299,7 @@ _CODES = {
 
 
 def _code(error: redis.ResponseError) -> str:
-    """The server's own word for it."""
+    """Return the error code of the reply."""
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code

@@ -1,19 +1,19 @@
-"""The index in Redis or Valkey: what is asked and told; commands of Redis 6.2, no scripts.
+"""The index in Redis or Valkey: data model and commands (Redis 6.2, no scripts).
 
 ====================== ==========================================================================
 `b` + key[:16]         packed records (kvpool_sidecar.index.record), one per node that has the block
 `n:<number>`           JSON of NodeInfo, expires with the node's lease
 `N:<node name>`        the node's number
-`nodes`                counter that numbers are taken from
-`epoch` + tag          random, one on each server; whoever finds one missing sets it
-`s:<number>`           the node was heard of; expires when its entries are to be forgotten
-`s:sweeper` + tag      who looks for forgotten entries on this server, a lease
-`s:swept` + tag        expires when they are to be looked for again
+`nodes`                counter from which numbers are taken
+`epoch` + tag          random, one on each server; a node that finds it missing sets it
+`s:<number>`           heartbeat; expires when the node's entries may be removed
+`s:sweeper` + tag      lease of the node that expires entries on this server
+`s:swept` + tag        expires when the next expiry is due
 ====================== ==========================================================================
 
-A node appends its record to an entry (APPEND is atomic) and takes it out under WATCH. The epoch that nodes are told
-changes when one of the servers was emptied, replaced by its replica or started anew: then everybody announces again.
-A lease is extended by commands that need no memory, so that nodes stay alive in an index that is full.
+A node appends its record to an entry (APPEND is atomic) and removes it under WATCH. The epoch that nodes read changes
+when one of the servers was emptied, replaced by its replica or restarted: then all nodes announce their blocks again.
+A lease is extended by commands that need no memory, so that nodes stay alive in a full index.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RedisIndex(Index):
         self._lease_ms = max(1, int(lease_s * 1000))
         self._forget_ms = max(1, int(forget_s * 1000))
         self._topology = RedisTopology(parsed, login, timeout_s, slow_timeout_s)
-        self._epochs: dict[Target, str] = {}  # what tells a server's data apart
+        self._epochs: dict[Target, str] = {}  # identifies the data set of a server
         self._missed: set[Target] = set()  # servers that missed announcements
         self._returns = 0
 
@@ -109,7 +109,7 @@ class RedisIndex(Index):
         lease, name = b"n:%d" % number, f"N:{info.node}"
         value, known, count = self._topology.execute([(b"GET", lease), (b"GET", name), (b"GET", b"nodes")])
         behind = number - 1 - (int(count) if count is not None and count.isdigit() else 0)
-        if behind > 0:  # the index was emptied: who counts the nodes would not come as far as this one
+        if behind > 0:  # the index was emptied: the counter must cover this number again
             self._topology.execute([(b"INCRBY", b"nodes", behind)])
         if value != info.dumps().encode():
             if not self._claim(number, info):
@@ -142,11 +142,11 @@ class RedisIndex(Index):
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
     def _note_epoch(self, server: RedisServer, epoch: Reply) -> None:
-        """Note what tells apart the data that this server has now from any that it had or will have."""
+        """Record what distinguishes the server's current data set from its past and future ones."""
         life = self._run_id(server) if isinstance(epoch, bytes) else None
         if life is None:
             return
-        if server.target in self._missed:  # back again: what it was not told meanwhile is told now
+        if server.target in self._missed:  # available again: the missed announcements are due
             self._missed.discard(server.target)
             self._returns += 1
             self._epochs.pop(server.target, None)
@@ -155,7 +155,7 @@ class RedisIndex(Index):
         self._epochs[server.target] = f"{now}~{times if now == before else self._returns}"
 
     def _run_id(self, server: RedisServer) -> str | None:
-        """What changes with the process behind an address, where we may ask. None: it does not answer."""
+        """Return an identifier of the server process, if INFO is permitted. None: no reply."""
         if not server.allows_info:
             return server.slow.name
         answer = server.slow.execute([(b"INFO", b"server")])
@@ -199,7 +199,7 @@ class RedisIndex(Index):
                     self._note_missed(name)
 
     def _note_missed(self, name: bytes) -> None:
-        """The server that this entry belongs to is away. When it is back, the epoch changes and all is told again."""
+        """Record a missed announcement. When the server is back, the epoch changes and all is announced again."""
         target = self._topology.target_of(name)
         if target is not None:
             self._missed.add(target)
@@ -209,7 +209,7 @@ class RedisIndex(Index):
             self._remove_records(number, [entry_name(key) for key in dict.fromkeys(keys)])
 
     def _remove_records(self, number: int, names: Sequence[bytes]) -> None:
-        """What a server that is away is not told, a reader finds out by itself."""
+        """Remove records; entries on an unavailable server become stale, which readers detect."""
         self._topology.update(names, functools.partial(_without, {number}))
 
     def query(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
@@ -268,7 +268,7 @@ class RedisIndex(Index):
                 return removed, True
 
     def _expired_nodes(self, numbers: Collection[int]) -> set[int]:
-        """Those that neither have a lease nor were heard of."""
+        """Return the nodes without a lease and without a heartbeat."""
         asked = list(numbers)
         if not asked:
             return set()
@@ -283,7 +283,7 @@ class RedisIndex(Index):
 
 
 def _without(numbers: Collection[int], value: bytes) -> bytes:
-    """An entry's value without the records of these nodes; unchanged if there are none."""
+    """Return an entry's value without the records of these nodes; unchanged if there are none."""
     records = unpack(value)
     left = [r for r in records if r.node not in numbers]
     return b"".join(pack(r) for r in left) if len(left) < len(records) else value

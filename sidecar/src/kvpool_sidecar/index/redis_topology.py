@@ -1,8 +1,8 @@
-"""The servers that together are one index: a single Redis, the master that Sentinels name, or the masters of a Cluster.
+"""The servers of one index: a single Redis, the master that Sentinel reports, or the masters of a Cluster.
 
-Reads (the fast lane) never look for servers, except the very first: where a server does not answer, its part of the
-answer is missing. Everything else (the slow lane: heartbeats, announcements) finds out where the servers are now. In a
-Cluster a question is split by slot and put to all masters at the same time.
+Reads (fast connections) never run discovery, except the first one: the part of an unavailable server is missing in the
+result. All other commands (slow connections: heartbeats, announcements) discover the current servers. In a Cluster,
+commands are grouped by slot and sent to all masters at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["SLOTS", "RedisServer", "RedisTopology", "key_slot"]
 
 SLOTS = 16384
-_LOOK_AGAIN_S = 30.0
+_DISCOVERY_INTERVAL_S = 30.0
 _MOVING = {"READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED"}
 _CLUSTERED = {"MOVED", "CROSSSLOT"}
 _HEADROOM = 0.03
@@ -35,7 +35,7 @@ _MAX_TAGS = 1 << 16
 
 
 def key_slot(name: bytes) -> int:
-    """Slot of a key as Redis Cluster reckons it (CRC16/XMODEM of the part in the first braces, or of all)."""
+    """Return the Redis Cluster slot of a key: CRC16/XMODEM of the hash tag in the first braces, or of the whole key."""
     start = name.find(b"{")
     if start >= 0:
         end = name.find(b"}", start + 1)
@@ -45,7 +45,7 @@ def key_slot(name: bytes) -> int:
 
 
 class RedisServer:
-    """One master. `down`: it did not answer when last asked; the slow lane finds out when it does again."""
+    """One master. `down`: it did not respond last time; slow connections detect its return."""
 
     def __init__(self, target: Target, login: Login, fast_s: float, slow_s: float) -> None:
         self.target = target
@@ -53,7 +53,7 @@ class RedisServer:
         self.slow = RedisConnection(target, login, slow_s)
         self.down = False
         self.allows_info = True
-        self.free = 1.0  # part of its memory, when last measured
+        self.free = 1.0  # free part of its memory at the last check
 
     def close(self) -> None:
         self.fast.close()
@@ -67,7 +67,7 @@ class _SlotMap(NamedTuple):
 
 
 class RedisTopology:
-    """Thread-safe. RetryableError for what may work later, IndexFullError where there is no memory left."""
+    """Thread-safe. RetryableError for temporary failures, IndexFullError if a server has no memory left."""
 
     def __init__(self, url: IndexUrl, login: Login, fast_s: float, slow_s: float) -> None:
         self._url = url
@@ -86,17 +86,17 @@ class RedisTopology:
 
     @property
     def is_fixed(self) -> bool:
-        """One server whose address never changes."""
+        """True for one server whose address never changes."""
         return self._url.kind in ("single", "unix")
 
     def read(self, names: Sequence[bytes]) -> list[bytes | ConnectionFailure | None]:
-        """The values; Broken for those of a server that did not answer. RetryableError if none did."""
+        """Read values; ConnectionFailure for those of an unavailable server. RetryableError if all are unavailable."""
         known = self._map or self._discover()
         if not known.owners:
             question = [(known.servers[0].fast, [(b"MGET", *names)])]
             (answer,) = execute_all(question)
             if isinstance(answer, ConnectionFailure) and answer.ended:
-                (answer,) = execute_all(question)  # whoever shows us out may let us in again: a password was changed
+                (answer,) = execute_all(question)  # closed at a password change: retry once
             if isinstance(answer, ConnectionFailure):
                 self._mark(known.servers[0], is_down=True)
                 raise RetryableError(answer.reason)
@@ -110,9 +110,9 @@ class RedisTopology:
         return values
 
     def execute(self, commands: Sequence[Command], *, partly: bool = False) -> list[Reply]:
-        """Each command, sent to the server of its first key, all at once; the answers in order.
+        """Execute each command on the server of its first key, in parallel; the replies in order.
 
-        All or an error; with `partly` Broken for those of a server that does not answer, unless none does.
+        All or an error; with `partly`, ConnectionFailure for the commands of an unavailable server, unless all are.
         """
         replies = self._route(self._current_map(), commands, fast=False)
         broken = [r for r in replies if isinstance(r, ConnectionFailure)]
@@ -122,9 +122,9 @@ class RedisTopology:
         return replies
 
     def update(self, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> list[RedisServer]:
-        """Replace values by what `edit` makes of them, b"" being no value. Best effort against other writers.
+        """Replace values by `edit(value)`; b"" deletes the key. Best effort against concurrent writers.
 
-        The servers that did not answer; RetryableError if none did.
+        Returns the unavailable servers; RetryableError if all are.
         """
         groups = self._groups(self._current_map(), names)
         away: dict[RedisServer, RetryableError] = {}
@@ -133,7 +133,7 @@ class RedisTopology:
                 continue
             try:
                 if not self._update(server, group, edit) and len(group) > 1:
-                    for name in group:  # somebody wrote one of them meanwhile: one by one, once
+                    for name in group:  # a concurrent write: retry each key once
                         self._update(server, [name], edit)
             except IndexFullError:
                 raise
@@ -145,7 +145,7 @@ class RedisTopology:
         return list(away)
 
     def require_memory(self, names: Iterable[bytes]) -> None:
-        """IndexFullError if a server of these keys has little memory left: that is for leases, not for entries."""
+        """Raise IndexFullError if a server of these keys is nearly full: the rest is reserved for leases."""
         known = self._current_map()
         servers = {_owner(known, (b"", name)) for name in names} if known.owners else {known.servers[0]}
         asked = [s for s in servers if s is not None and s.allows_info]
@@ -158,7 +158,7 @@ class RedisTopology:
             raise IndexFullError("index: its memory is nearly full", where=self.address)
 
     def scan(self, server: RedisServer, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
-        """The next cursor and about so many keys of one server. RetryableError."""
+        """Return the next cursor and about `count` keys of one server. RetryableError."""
         answer = server.slow.execute([(b"SCAN", cursor, b"COUNT", count)])
         if isinstance(answer, ConnectionFailure):
             self._mark(server, is_down=True)
@@ -167,17 +167,17 @@ class RedisTopology:
         return answer[0][0], answer[0][1]
 
     def servers(self) -> list[tuple[RedisServer, str]]:
-        """Every server, with something that makes `name + tag` a key of its own."""
+        """Return every server with a tag such that `name + tag` is a key of that server."""
         known = self._current_map()
         return list(zip(known.servers, known.tags, strict=True))
 
     def target_of(self, name: bytes) -> Target | None:
-        """Where that key belongs, as far as is known."""
+        """Return the server of a key, if it is known."""
         server = _owner(self._map, (b"", name)) if self._map is not None else None
         return server.target if server is not None else None
 
     def warm(self, connections: int) -> None:
-        """Have connections for reads ready. RetryableError if no server takes one."""
+        """Open read connections in advance. RetryableError if no server accepts one."""
         known = self._current_map()
         failed = ""
         for server in known.servers:
@@ -188,7 +188,7 @@ class RedisTopology:
             raise RetryableError(failed)
 
     def rotate_password(self) -> None:
-        """Where the servers have not taken the newest password yet, knock anew; resting connections follow then."""
+        """Reconnect if the servers have not accepted the newest password yet, and then renew idle connections."""
         passwords = self._login.passwords
         if passwords.is_rotated() or self._map is None:
             return
@@ -200,14 +200,12 @@ class RedisTopology:
                 server.fast.close()
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for server in list(self._known.values()):
             server.close()
 
-    # -- asking
-
     def _route(self, known: _SlotMap, commands: Sequence[Command], *, fast: bool) -> list[Reply]:
-        replies: list[Reply] = [ConnectionFailure("index: nobody has that slot")] * len(commands)
+        replies: list[Reply] = [ConnectionFailure("index: no server owns that slot")] * len(commands)
         parts: dict[RedisServer, list[int]] = {}
         for at, command in enumerate(commands):
             server = _owner(known, command)
@@ -225,7 +223,7 @@ class RedisTopology:
                     asking.add(at)
         if elsewhere:
             self._round_trip(elsewhere, commands, replies, fast=fast, asking=asking)
-        return [ConnectionFailure("index: sent in circles") if isinstance(r, Redirect) else r for r in replies]
+        return [ConnectionFailure("index: redirected twice") if isinstance(r, Redirect) else r for r in replies]
 
     def _round_trip(
         self,
@@ -277,26 +275,26 @@ class RedisTopology:
         return [(known.servers[known.owners[slot]], group) for slot, group in slots.items() if known.owners[slot] >= 0]
 
     def _update(self, server: RedisServer, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> bool:
-        """False if somebody else changed one of them meanwhile."""
-        with server.slow.open() as talk:
-            replies = talk.execute([(b"WATCH", *names), (b"MGET", *names)])
+        """Update under WATCH; False after a concurrent write."""
+        with server.slow.open() as exchange:
+            replies = exchange.execute([(b"WATCH", *names), (b"MGET", *names)])
             self._check(replies)
             new = {name: edit(value) for name, value in zip(names, replies[1], strict=True) if value is not None}
             old = {name: value for name, value in zip(names, replies[1], strict=True) if value is not None}
             changed = [name for name in new if new[name] != old[name]]
             if not changed:
-                self._check(talk.execute([(b"UNWATCH",)]))
+                self._check(exchange.execute([(b"UNWATCH",)]))
                 return True
             writes = [(b"SET", name, new[name]) if new[name] else (b"DEL", name) for name in changed]
-            replies = talk.execute([(b"MULTI",), *writes, (b"EXEC",)])
+            replies = exchange.execute([(b"MULTI",), *writes, (b"EXEC",)])
             if any(isinstance(r, ErrorReply) and r.code == "OOM" for r in replies):
-                # no memory to write even less: what others have there is forgotten with it
-                replies = talk.execute([(b"DEL", name) for name in changed])
+                # no memory even for shorter values: the entries are deleted with the records of other nodes
+                replies = exchange.execute([(b"DEL", name) for name in changed])
             self._check(replies)
             return replies[-1] is not None
 
     def _check(self, replies: Iterable[Reply]) -> None:
-        """Raise what the servers refused."""
+        """Raise the error replies."""
         refusals = [r for r in replies if isinstance(r, (ErrorReply, Redirect))]
         for r in refusals:
             code = r.code if isinstance(r, ErrorReply) else "MOVED"
@@ -312,16 +310,14 @@ class RedisTopology:
         if is_down:
             self._stale = True
 
-    # -- where they are
-
     def _current_map(self) -> _SlotMap:
-        is_old = self._stale or time.monotonic() - self._discovered_at > _LOOK_AGAIN_S
+        is_old = self._stale or time.monotonic() - self._discovered_at > _DISCOVERY_INTERVAL_S
         if self._map is None or (is_old and not self.is_fixed):
             return self._discover()
         return self._map
 
     def _discover(self) -> _SlotMap:
-        """Find out where the servers are. RetryableError if nobody can tell."""
+        """Discover the servers. RetryableError if no server can be queried."""
         with self._discovery_lock:
             self._stale = False
             if self._url.kind == "unix":
@@ -358,7 +354,7 @@ class RedisTopology:
             if len(tags) == len(owned):
                 break
         if len(tags) < len(owned):
-            raise RetryableError("index: a server has next to no slots", where=self.address)
+            raise RetryableError("index: a server has too few slots", where=self.address)
         return _SlotMap(tuple(s for s in servers if s), owners, tuple(tags[n] for n in range(len(owned))))
 
     def _server(self, target: Target) -> RedisServer | None:
@@ -369,11 +365,11 @@ class RedisTopology:
             return server
 
     def _query_sentinels(self) -> Target:
-        reason = "no Sentinel answers"
+        reason = "no Sentinel responds"
         for endpoint in self._url.endpoints:
-            # Sentinels have their own users or none; where they want a password it is the same one
-            stranger = self._login._replace(username="", passwords=Passwords.fixed(""), db=0)
-            for login in (stranger, self._login._replace(db=0)):
+            # Sentinels have users of their own or none; if they require a password, it is the same one
+            anonymous = self._login._replace(username="", passwords=Passwords.fixed(""), db=0)
+            for login in (anonymous, self._login._replace(db=0)):
                 answer = self._execute_once(
                     endpoint, login, (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._url.service)
                 )
@@ -382,7 +378,7 @@ class RedisTopology:
                     role = self._execute_once(target, self._login, (b"ROLE",))
                     if (isinstance(role, list) and role and role[0] == b"master") or role == ErrorReply("NOPERM"):
                         return target
-                    reason = "the master that the Sentinels name is none, or does not answer"
+                    reason = "the master that the Sentinels report is no master, or does not respond"
                 elif answer is None:
                     reason = "the Sentinels know no master of that name"
                 if not isinstance(answer, ErrorReply):
@@ -396,7 +392,7 @@ class RedisTopology:
             found = _read_slots(answer, target[0]) if isinstance(answer, list) else {}
             if found:
                 return sorted(found.items())
-        raise RetryableError("index: no server of the cluster can tell who has which slots", where=self.address)
+        raise RetryableError("index: no server of the cluster returned its slots", where=self.address)
 
     def _execute_once(self, target: Target, login: Login, command: Command) -> Reply:
         link = RedisConnection(target, login, self._times[1])
@@ -416,14 +412,14 @@ def _owner(known: _SlotMap, command: Command) -> RedisServer | None:
 
 
 def _free(info: bytes) -> float:
-    """Of INFO memory: the part of the server's memory that is free; 1 where there is no limit."""
+    """Parse INFO memory: the free part of the server's memory; 1 without a limit."""
     found = dict(line.split(b":", 1) for line in info.split(b"\r\n") if line.count(b":") == 1)
     used, most = found.get(b"used_memory", b""), found.get(b"maxmemory", b"")
     return 1 - int(used) / int(most) if used.isdigit() and most.isdigit() and int(most) else 1.0
 
 
 def _read_slots(answer: Sequence[Reply], asked: str) -> dict[Target, list[range]]:
-    """Of CLUSTER SLOTS: start, end, then [host, port, ...] of the master and of its replicas."""
+    """Parse CLUSTER SLOTS: start, end, then [host, port, ...] of the master and of its replicas."""
     found: dict[Target, list[range]] = {}
     try:
         for start, end, master, *_ in answer:

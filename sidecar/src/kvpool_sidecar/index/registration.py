@@ -85,7 +85,7 @@ class IndexRegistration:
         self._complete = False
         self._connected = False
         self._heartbeat_due = False
-        self._published_info: NodeInfo | None = None  # what the index was told last
+        self._published_info: NodeInfo | None = None  # as last published
         self._epoch = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="announcer", daemon=True)

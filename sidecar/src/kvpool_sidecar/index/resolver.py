@@ -1,8 +1,8 @@
-"""Which peer to ask for a block: the index through a local cache, and the peers that are alive.
+"""Resolves blocks to live peers: the index behind a local cache.
 
-Blocks are immutable, so what was true once is kept for a while; whoever finds it wrong says so (`forget`) and the next
-question goes to the index. A peer that could not be reached is not asked for a moment. No call asks the index more
-than twice, and both questions are put in one turn of the guard.
+Blocks are immutable, so locations are cached for a while; a caller that finds one stale calls `invalidate`, and the
+next lookup queries the index. A peer that could not be reached is skipped for a moment. No call queries the index more
+than twice, and both queries run in one call of the bulkhead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WARM = 4  # connections
 
 
 class ReplicaLocation(NamedTuple):
-    """A block at a peer."""
+    """A replica of a block on a peer."""
 
     number: int
     peer: NodeInfo
@@ -46,7 +46,7 @@ class ReplicaLocation(NamedTuple):
 
 
 class BlockResolver:
-    """Thread-safe. `own_number` is this node's, which is never an answer; no lookup waits longer than `lookup_s`."""
+    """Thread-safe. `own_number` returns this node's number, never a result. Lookups wait at most `lookup_s`."""
 
     def __init__(
         self,
@@ -66,25 +66,25 @@ class BlockResolver:
         self._clock = clock
         self._lock = threading.Lock()
         self._blocks: OrderedDict[bytes, tuple[Record, float]] = OrderedDict()
-        self._nodes: dict[int, tuple[NodeInfo | None, float]] = {}  # until when; None: known to be dead
-        self._down: dict[NodeInfo, float] = {}  # by address: its successor on that node is another one
+        self._nodes: dict[int, tuple[NodeInfo | None, float]] = {}  # valid until; None: known to be dead
+        self._down: dict[NodeInfo, float] = {}  # by address: its successor on that node has another one
         self._blacklisted: OrderedDict[tuple[bytes, int], float] = OrderedDict()
-        self._misses: OrderedDict[bytes, float] = OrderedDict()  # asked for and not found, until when it matters
+        self._misses: OrderedDict[bytes, float] = OrderedDict()  # not found, valid until
 
     @property
     def available(self) -> bool:
-        """False while the index is treated as absent."""
+        """False while the index is treated as unavailable."""
         return self._guard.available
 
     @property
     def live_peers(self) -> int:
-        """How many other nodes are known to be alive."""
+        """Number of other nodes that are known to be alive."""
         now, own = self._clock(), self._own_number()
         with self._lock:
             return sum(1 for n, (info, until) in self._nodes.items() if info is not None and until > now and n != own)
 
     def locate(self, keys: Sequence[bytes], timeout_s: float) -> list[ReplicaLocation | None]:
-        """A living peer for each block, in order; None if there is none or nobody could tell in time."""
+        """Return a live peer for each block, in order; None if there is none, or no reply in time."""
         deadline = self._clock() + min(timeout_s, self._lookup_s)
         answers = self._locate(keys, deadline)
         if None in answers or self._misses:
@@ -92,10 +92,10 @@ class BlockResolver:
         return answers
 
     def longest_prefix(self, keys: Sequence[bytes], timeout_s: float) -> bytearray:
-        """For the blocks of a prompt, in order: 1 if the block is said to be at a living peer, else 0.
+        """Return 1 for each block of a prompt that a live peer has according to the index, else 0, in order.
 
-        1 also for a block that nobody asked for because those around it are there (kvpool_sidecar.index.prefix):
-        `locate` tells when it is to be loaded.
+        Also 1 for a block that was not queried because those around it are present (kvpool_sidecar.index.prefix):
+        `locate` checks it when it is loaded.
         """
         deadline = self._clock() + min(timeout_s, self._lookup_s)
         if len(keys) <= prefix.EXACT:
@@ -113,17 +113,17 @@ class BlockResolver:
         return answers
 
     def replicas(self, keys: Sequence[bytes], timeout_s: float, *, staying: bool = False) -> list[set[str]] | None:
-        """Names of the living peers that are said to have each block, in order; None if nobody could tell in time.
+        """Return the names of the live peers that have each block, in order; None without a reply in time.
 
-        `staying`: leave out peers that are being drained.
+        `staying`: leave out peers that are drained.
         """
         deadline = self._clock() + min(timeout_s, self._lookup_s)
-        told = self._call_index(lambda: dict(enumerate(self._all_records(keys, deadline))), deadline)
-        if len(told) != len(keys):
+        records = self._call_index(lambda: dict(enumerate(self._all_records(keys, deadline))), deadline)
+        if len(records) != len(keys):
             return None
         now = self._clock()
         with self._lock:
-            found = [[self._live_location(key, r, now) for r in told[n]] for n, key in enumerate(keys)]
+            found = [[self._live_location(key, r, now) for r in records[n]] for n, key in enumerate(keys)]
         return [
             {one.peer.node for one in some if one is not None and not (staying and one.peer.leaving)} for some in found
         ]
@@ -136,12 +136,12 @@ class BlockResolver:
         return records
 
     def invalidate(self, key: bytes) -> None:
-        """What we believed of `key` was wrong."""
+        """Drop the cached location of `key`, which was stale."""
         with self._lock:
             self._blocks.pop(key, None)
 
     def blacklist(self, key: bytes, number: int) -> None:
-        """That copy is corrupt: do not ask that peer for it for a while."""
+        """Skip a corrupt replica for 300 s."""
         with self._lock:
             self._blocks.pop(key, None)
             self._blacklisted[key, number] = self._clock() + _SHUNNED_S
@@ -149,7 +149,7 @@ class BlockResolver:
                 self._blacklisted.popitem(last=False)
 
     def mark_down(self, peer: NodeInfo) -> None:
-        """That peer could not be reached, or said nothing though connected. Its address may be an old one."""
+        """Skip a peer that could not be reached, or did not respond, for 2 s. Its address may be outdated."""
         now = self._clock()
         with self._lock:
             self._down = {one: until for one, until in self._down.items() if until > now}
@@ -159,12 +159,12 @@ class BlockResolver:
                     self._nodes[number] = (info, min(until, now + _MOVED_S))
 
     def mark_up(self, peer: NodeInfo) -> None:
-        """It was reached."""
+        """Use a peer again that was reached."""
         with self._lock:
             self._down.pop(peer, None)
 
     def refresh(self) -> None:
-        """Ask anew which nodes are alive; called at each heartbeat, off the path of requests."""
+        """Read the live nodes again; called at each heartbeat, outside the request path."""
         try:
             self._index.warm(_WARM)
             answer = self._index.live_nodes()
@@ -191,7 +191,7 @@ class BlockResolver:
         return answers
 
     def _query(self, keys: Sequence[bytes], rest: Sequence[int], deadline: float) -> dict[int, ReplicaLocation | None]:
-        """Exactly these, in ascending order."""
+        """Query exactly these positions, in ascending order."""
         records = dict(zip(rest, self._index.locate([keys[n] for n in rest]), strict=True))
         strangers = self._unknown_nodes(records.values())
         if strangers and self._clock() < deadline:
@@ -199,11 +199,11 @@ class BlockResolver:
         return self._select(keys, records)
 
     def _search(self, keys: Sequence[bytes], known: Mapping[int, bool], deadline: float) -> dict[int, bool]:
-        """What it takes to know how far the chain reaches, in ascending order. `known`: what is remembered of it."""
+        """Query what determines the length of the prefix, in ascending order. `known`: the cached positions."""
         first = [n for n, is_known in known.items() if not is_known]
         records = dict(zip(first, self._index.locate([keys[n] for n in first]), strict=True))
         strangers = self._unknown_nodes(records.values())
-        # a node that nobody has asked after yet may well be alive: the second question says so
+        # a node that was not queried yet may be alive: the second query shows it
         hopeful = self._possible(keys, known, records, strangers)
         window = self._cached_positions(keys, prefix.second_query(hopeful))
         second = [n for n, is_known in window.items() if not is_known]
@@ -237,14 +237,14 @@ class BlockResolver:
         return hopeful
 
     def _unknown_nodes(self, records: Iterable[tuple[Record, ...]]) -> list[int]:
-        """Nodes among `records` of which it is not known whether they are alive."""
+        """Return the nodes of `records` whose liveness is not known."""
         now = self._clock()
         numbers = {r.node for rs in _distinct(records) for r in rs}
         with self._lock:
             return [n for n in numbers if n not in self._nodes or self._nodes[n][1] <= now]
 
     def _note_unknown_nodes(self, records: Iterable[tuple[Record, ...]]) -> None:
-        """Ask after them at the next heartbeat; until then they count as dead."""
+        """Query them at the next heartbeat; until then they count as dead."""
         strangers = self._unknown_nodes(records)
         with self._lock:
             for number in strangers:
@@ -274,14 +274,14 @@ class BlockResolver:
                 if number in answer.unknown:
                     continue
                 info = answer.nodes.get(number)
-                # a dead node is asked after again soon: it may be on its way back
+                # a dead node is queried again soon: it may restart
                 self._nodes[number] = (info, now + (self._lease_s if info else _DEAD_S))
             dead = [n for n, (info, until) in self._nodes.items() if info is None and until < now - self._lease_s]
             for number in dead:
                 del self._nodes[number]
 
     def _cached_positions(self, keys: Sequence[bytes], positions: Sequence[int]) -> dict[int, bool]:
-        """Which of these are remembered."""
+        """Return the cached ones of these positions."""
         found = self._cached([keys[n] for n in positions])
         return {n: one is not None for n, one in zip(positions, found, strict=True)}
 
@@ -296,7 +296,7 @@ class BlockResolver:
 
     def _cached_location(self, key: bytes, record: Record, until: float, now: float) -> ReplicaLocation | None:
         found = self._live_location(key, record, now) if until > now else None
-        if found is None or found.peer.leaving:  # somebody who stays may have it by now
+        if found is None or found.peer.leaving:  # a node that remains may have it by now
             del self._blocks[key]
             return None
         return found

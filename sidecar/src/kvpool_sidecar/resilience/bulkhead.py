@@ -1,4 +1,4 @@
-"""Bounded threads and a breaker around one thing that may hang: a network mount, an index.
+"""Bulkhead: bounded threads and a circuit breaker around a dependency that may hang: a network mount, an index.
 
 A thread that is stuck in the kernel cannot be cancelled, so the caller stops waiting instead, and the breaker keeps
 others from piling up behind it. Threads are daemons: a hung mount does not keep the process alive.
@@ -45,7 +45,7 @@ class _Call(Generic[T]):
             self._discard(result)
 
     def _finish(self, result: T | Exception) -> bool:
-        """True if nobody waits any more."""
+        """Store the result; True if the caller has stopped waiting."""
         with self._lock:
             self._result = result
             self._done.release()
@@ -76,14 +76,14 @@ class Bulkhead:
 
     @property
     def available(self) -> bool:
-        """False while the breaker is open: treat the guarded thing as absent."""
+        """False while the breaker is open: treat the dependency as unavailable."""
         return not self.breaker.is_open
 
     def run(self, work: Callable[[], T], timeout_s: float, *, discard: Callable[[T], None] | None = None) -> T:
-        """`work()`, but no longer than `timeout_s`.
+        """Run `work()` for at most `timeout_s`.
 
-        `discard` gets a result that nobody waits for any more (close a descriptor there). Raises
-        DeadlineExceededError, PoolUnavailableError (breaker open, or too many wait) or what `work` raised.
+        `discard` receives a result that arrives too late (close a descriptor there). Raises DeadlineExceededError,
+        PoolUnavailableError (breaker open, or too many calls wait) or the exception of `work`.
         """
         result = self.run_all([work], timeout_s, discard=discard)[0]
         if isinstance(result, Exception):
@@ -93,7 +93,7 @@ class Bulkhead:
     def run_all(
         self, works: Sequence[Callable[[], T]], timeout_s: float, *, discard: Callable[[T], None] | None = None
     ) -> list[T | Exception]:
-        """Side by side with one deadline; an exception in the place of a result that there is not."""
+        """Run in parallel with one deadline; a missing result is replaced by its exception."""
         if not works:
             return []
         if self._closed or not self.breaker.allow():
@@ -120,10 +120,10 @@ class Bulkhead:
 
     def _submit(self, jobs: list[_Call[T]]) -> bool:
         with self._ready:
-            room = self._threads + self._backlog - self._running - len(jobs)
-            if len(self._queue) > room:
+            free = self._threads + self._backlog - self._running - len(jobs)
+            if len(self._queue) > free:
                 self._queue = collections.deque(job for job in self._queue if not job.abandoned)
-            if len(self._queue) > room:
+            if len(self._queue) > free:
                 return False
             self._queue.extend(jobs)
             while self._started < min(self._threads, self._running + len(self._queue)):

@@ -1,15 +1,14 @@
-"""How many bytes of blocks may be under way at once, and whose turn is next.
+"""Admission control: bounds the bytes of blocks in flight and queues requests fairly between tenants.
 
-A drive serves eight readers as fast as it serves a hundred and sixty, and each of the eight is done far sooner. So a
-request takes a grant before it gets descriptors; when the lane is full it waits, fairly between tenants, and when it
-would wait too long it is turned away at once: a miss that comes early is worth more than a block that comes late.
+A drive serves eight readers as fast as a hundred and sixty, and each of the eight finishes far sooner. So a request
+acquires a grant before it gets descriptors. When the queue is full the request waits; when it would wait too long it is
+rejected immediately, because an early miss is worth more than a late block.
 
-Reads, writes and what goes to peers have a lane each, so none ever waits for another. Within a lane the order is
+Reads, writes and transfers to peers have a queue each, so none waits for another. The order within a queue is
 start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): every request gets a tag, the tenant's bytes so far, and the
-smallest tag goes first. One tenant holds at most three quarters of a lane, so one that keeps what it got never stops
-the others.
+smallest tag is admitted first. One tenant holds at most three quarters of a queue, so it cannot block the others.
 
-Grants are advice, not locks: who holds one longer than its bytes can take loses it, and nothing else happens.
+Grants expire: a holder that exceeds the expected transfer time loses its grant; the transfer itself continues.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ __all__ = ["FairQueue", "FairQueues", "Grant"]
 MIB = 1 << 20
 READ_BYTES = 256 * MIB  # per drive: six blocks of 32 MiB for one tenant, eight for several
 WRITE_BYTES = 256 * MIB
-PEER_BYTES = 256 * MIB  # on the way to peers, who take the place of tenants in this lane
+PEER_BYTES = 256 * MIB  # transfers to peers, which are the tenants of this queue
 MAX_WAITING = 256
 MAX_WAITING_PER_TENANT = 32
-_LARGEST = 4  # a request counts as a quarter of the lane at most: its reader reads only a few blocks at once
+_LARGEST = 4  # a request counts as at most a quarter of the queue: its reader reads only a few blocks at a time
 _TENANT_SHARE = 0.75
-_GRACE_S, _SLOWEST = 0.1, 50e6  # a grant ends by itself: so many seconds, and its bytes at so many a second
-_SHORT_GRACE_S, _SHORT_SLOWEST = 0.002, 500e6  # one whose end nobody was asked to tell
-_SAMPLES = 8  # grants that must have ended in one jam before its pace is believed
+_GRACE_S, _SLOWEST = 0.1, 50e6  # a grant expires after these seconds plus its bytes at this rate
+_SHORT_GRACE_S, _SHORT_SLOWEST = 0.002, 500e6  # for holders that do not notify
+_SAMPLES = 8  # grants that must have ended in one congestion before its rate is used
 
 
 class Grant:
-    """Leave to move `size` bytes, until it is given back or runs out."""
+    """Permission to transfer `size` bytes, until it is released or expires."""
 
     __slots__ = ("cost", "ended", "since", "size", "tenant", "until")
 
@@ -62,7 +61,7 @@ class _Waiter:
 
 
 class _Account:
-    """What the lane knows of one tenant while it has anything there."""
+    """State of one tenant while it has grants or waiting requests."""
 
     __slots__ = ("held", "tag", "waiting")
 
@@ -73,7 +72,7 @@ class _Account:
 
 
 class FairQueue:
-    """Bounded, fair between tenants. Thread-safe; `take` may wait, everything else does not."""
+    """Bounded, fair between tenants. Thread-safe; only `acquire` may wait."""
 
     def __init__(
         self,
@@ -92,21 +91,21 @@ class FairQueue:
         self._grants: set[Grant] = set()
         self._waiters: list[_Waiter] = []
         self._held = 0
-        self._virtual_time = 0.0  # tag of the request that was let in last
-        self._congestion: list[float] = [0.0, 0.0, 0.0]  # since when somebody waits; grants and bytes that ended since
+        self._virtual_time = 0.0  # tag of the request that was admitted last
+        self._congestion: list[float] = [0.0, 0.0, 0.0]  # start of the congestion; grants and bytes that ended since
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return len(self._waiters)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the grants in force; a large request counts as a quarter of the lane."""
+        """Bytes of the active grants; a large request counts as a quarter of the queue."""
         return self._held
 
     def acquire(self, tenant: Hashable, size: int, deadline: float) -> Grant | None:
-        """A grant, at once or after a wait until `deadline`; None if the request is turned away."""
+        """Return a grant, immediately or after a wait until `deadline`; None if the request is rejected."""
         with self._lock:
             waiter = self._enqueue(tenant, size, deadline)
             if not isinstance(waiter, _Waiter):
@@ -147,7 +146,7 @@ class FairQueue:
         if not self._waiters:
             self._congestion = [now, 0.0, 0.0]
         self._waiters.append(waiter)
-        self._admit(now)  # a tenant below its share need not wait for one that is not
+        self._admit(now)  # a tenant below its share does not wait for one that is above
         return waiter
 
     def _is_rejected(self, account: _Account, cost: int, patience: float) -> bool:
@@ -156,12 +155,12 @@ class FairQueue:
         since, grants, ended = self._congestion
         if not self._waiters or grants < _SAMPLES:
             return False
-        pace = ended / max(self._clock() - since, 1e-6)
+        rate = ended / max(self._clock() - since, 1e-6)
         tenants = len({waiter.tenant for waiter in self._waiters})
-        return account.waiting * cost * tenants > pace * patience  # its turn would come too late
+        return account.waiting * cost * tenants > rate * patience  # it would be admitted too late
 
-    def resize(self, grant: Grant, size: int, *, told: bool) -> None:
-        """The request turned out to be of `size` bytes. `told`: its holder was asked to tell when it is done."""
+    def resize(self, grant: Grant, size: int, *, notified: bool) -> None:
+        """Correct the size of a request. `notified`: its holder reports when it is done."""
         cost = min(size, self.limit // _LARGEST)
         with self._lock:
             if grant.ended:
@@ -172,13 +171,13 @@ class FairQueue:
             account.held += more
             account.tag += more
             self._held += more
-            grace, slowest = (_GRACE_S, _SLOWEST) if told else (_SHORT_GRACE_S, _SHORT_SLOWEST)
+            grace, slowest = (_GRACE_S, _SLOWEST) if notified else (_SHORT_GRACE_S, _SHORT_SLOWEST)
             grant.until = grant.since + grace + cost / slowest
             if more < 0 and self._waiters:
                 self._admit(self._clock())
 
     def release(self, grant: Grant) -> None:
-        """The request is over. Safe to call twice."""
+        """End the grant. Idempotent."""
         with self._lock:
             if grant.ended:
                 return
@@ -188,7 +187,7 @@ class FairQueue:
 
     @property
     def is_busy(self) -> bool:
-        """True while it matters to know when a grant is over: somebody waits, or half of the lane is taken."""
+        """True while the end of grants matters: requests wait, or more than half of the queue is in use."""
         return bool(self._waiters) or 2 * self._held > self.limit
 
     def _fits(self, account: _Account, cost: int) -> bool:
@@ -224,7 +223,7 @@ class FairQueue:
             first = min(turn, key=lambda w: w.tag)
             cost = min(first.size, self.limit // _LARGEST)
             if self._held + cost > self.limit:
-                return  # it goes next: smaller ones do not overtake it
+                return  # it is next: smaller requests do not overtake it
             self._waiters.remove(first)
             account = self._accounts[first.tenant]
             account.waiting -= 1
@@ -251,7 +250,7 @@ class FairQueue:
 
 
 class FairQueues:
-    """The lanes of a node with `drives` drives."""
+    """The queues of a node with `drives` drives."""
 
     def __init__(self, drives: int = 1) -> None:
         self.reads = FairQueue(READ_BYTES * drives)

@@ -101,5 +101,5 @@ class ReadHandler:
             return False
         self._expected_block_bytes = max(sizes)
         wants_done = sum(sizes) >= _DONE_BYTES or self._queue.is_busy
-        self._queue.resize(self._grant, sum(sizes), told=wants_done)
+        self._queue.resize(self._grant, sum(sizes), notified=wants_done)
         return wants_done
