@@ -367,5 +367,7 @@ def test_a_missing_setting_is_named(capsys: pytest.CaptureFixture[str]):
 def test_the_command_line_explains_itself(capsys: pytest.CaptureFixture[str]):
     assert main(["--help"]) == 0
     assert "webhook" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("kvpool-operator ")
     assert main(["nonsense"]) == 2
     assert "usage" in capsys.readouterr().err
