@@ -1,4 +1,4 @@
-"""Grafana dashboards of the chart, in short: `python charts/dashboards.py --write` makes what Grafana reads."""
+"""Grafana dashboards of the chart in compact form; `python charts/dashboards.py --write` generates the JSON files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 # title, unit, [(query, legend)], description; a string between them begins a row
 POOLS: list[Any] = [
-    "What the pool is worth",
+    "Cache effect",
     (
         "Hit rate",
         "percentunit",
@@ -25,33 +25,33 @@ POOLS: list[Any] = [
                 "{{namespace}}/{{pool}}",
             )
         ],
-        "Of the blocks that engines asked for, those that they got.",
+        "Share of the requested blocks that engines loaded.",
     ),
     (
         "Hits by tier",
         "ops",
         [(f"sum by (tier) (rate(kvpool_client_hit_blocks_total{{{_HERE}}}[$__rate_interval]))", "{{tier}}")],
-        "local: the node's own drive. peer: another node's. shared: the shared tier.",
+        "local: drive of the node. peer: drive of another node. shared: shared tier.",
     ),
     (
         "Misses by reason",
         "ops",
         [(f"sum by (reason) (rate(kvpool_client_misses_total{{{_HERE}}}[$__rate_interval]))", "{{reason}}")],
-        "absent: nobody has the block. Everything else is a failure or an overload, and cost no more than a miss.",
+        "absent: no tier has the block. Other reasons are failures or overload; each costs no more than a miss.",
     ),
     (
         "Tokens not computed",
         "ops",
         [(f"sum by (tier) (rate(kvpool_client_tokens_total{{{_HERE}}}[$__rate_interval]))", "{{tier}}")],
-        "Tokens a second whose KV came from the pool, as vLLM's plug-in counts them.",
+        "Tokens per second whose KV cache came from the pool, as counted by the vLLM plug-in.",
     ),
     (
         "Bytes loaded",
         "Bps",
         [(f"sum by (tier) (rate(kvpool_client_bytes_total{{{_HERE}}}[$__rate_interval]))", "{{tier}}")],
-        "Payload that engines loaded and verified.",
+        "Payload bytes that engines loaded and verified.",
     ),
-    "Waiting",
+    "Latency and queues",
     (
         "Loads, p50 and p99",
         "s",
@@ -63,10 +63,10 @@ POOLS: list[Any] = [
             )
             for q, p in ((0.5, 50), (0.99, 99))
         ],
-        "From a load's begin until its last block of that tier was in the engine's buffer.",
+        "From the start of a load until its last block of the tier was in the engine's buffer.",
     ),
     (
-        "Answers of sidecars, p99",
+        "Sidecar responses, p99",
         "s",
         [
             (
@@ -75,7 +75,7 @@ POOLS: list[Any] = [
                 "{{op}}",
             )
         ],
-        "Without the payload, which is read afterwards.",
+        "Without the transfer of the payload.",
     ),
     (
         "Stores, p99",
@@ -87,19 +87,19 @@ POOLS: list[Any] = [
                 "store",
             )
         ],
-        "In the background of the engine.",
+        "Stores run in the background of the engine.",
     ),
     (
-        "Waiting for their turn",
+        "Queued requests",
         "short",
         [
             (f"sum by (node) (kvpool_sidecar_queued_{what}{{{_HERE}}})", f"{{{{node}}}} {what}")
             for what in ("reads", "writes", "peer_reads")
         ],
-        "Requests that wait because the node's drives have enough to do.",
+        "Requests that wait because the bytes in flight are at their limit.",
     ),
     (
-        "Turned away",
+        "Refused requests",
         "ops",
         [(f"sum by (reason) (rate(kvpool_sidecar_refused_total{{{_HERE}}}[$__rate_interval]))", "{{reason}}")],
         "Requests, connections and writes.",
@@ -109,16 +109,16 @@ POOLS: list[Any] = [
         "Use of the local tier",
         "percentunit",
         [(f"kvpool_sidecar_used_bytes{{{_HERE}}} / (kvpool_sidecar_capacity_bytes{{{_HERE}}} > 0)", "{{node}}")],
-        "A cache is full when it has run for a while.",
+        "A cache that has run for a while is full.",
     ),
     (
-        "Blocks that went, by cause",
+        "Evicted blocks by cause",
         "ops",
         [(f"sum by (cause) (rate(kvpool_sidecar_evicted_blocks_total{{{_HERE}}}[$__rate_interval]))", "{{cause}}")],
-        "capacity and space: evicted to make room. quota: a tenant had more than its share. expired: by age.",
+        "capacity, space: evicted to free space. quota: a tenant exceeded its share. expired: maximum age.",
     ),
     (
-        "Corruption and errors of drives",
+        "Corrupt blocks and drive errors",
         "short",
         [
             (
@@ -127,25 +127,25 @@ POOLS: list[Any] = [
                 "{{node}} {{event}}",
             )
         ],
-        "In an hour. No engine was given a bad block.",
+        "Per hour. No engine received a corrupt block.",
     ),
     (
-        "Waiting for the shared tier",
+        "Dirty bytes",
         "bytes",
         [(f"kvpool_sidecar_shared_dirty_bytes{{{_HERE}}}", "{{node}}")],
-        "What would be lost with the node.",
+        "Not yet copied to the shared tier; lost if the node is lost.",
     ),
     (
-        "Treated as absent",
+        "Open circuit breakers",
         "short",
         [(f"kvpool_sidecar_breaker_open{{{_HERE}}}", "{{node}} {{part}}")],
-        "1 while a part is not asked after repeated failures.",
+        "1 while a dependency is not called after repeated failures.",
     ),
     (
-        "Blocks that the index does not know",
+        "Blocks missing in the index",
         "short",
         [(f"kvpool_sidecar_blocks{{{_HERE}}} - kvpool_sidecar_index_announced_blocks{{{_HERE}}}", "{{node}}")],
-        "They are found on their own node only.",
+        "Only their own node can find them.",
     ),
     (
         "Sent to peers",
@@ -207,16 +207,16 @@ OPERATOR: list[Any] = [
         "",
     ),
     (
-        "Engine pods made again by the watchdog",
+        "Engine pods evicted for injection",
         "short",
         [("sum by (outcome) (increase(kvpool_operator_pod_restarts_total[1h]))", "{{outcome}}")],
-        "In an hour, by what came of it.",
+        "Per hour, by outcome.",
     ),
     (
-        "Operations on nodes that ended",
+        "Finished operations on nodes",
         "short",
         [("sum by (result) (increase(kvpool_sidecar_operations_total[1h]))", "{{controller}} {{result}}")],
-        "In an hour: purge, verify, warm and the like.",
+        "Per hour: purge, verify, warm and others.",
     ),
     ("Leaders", "short", [("sum(kvpool_operator_leader)", "leaders")], "One."),
     "Webhook",
@@ -227,7 +227,7 @@ OPERATOR: list[Any] = [
         "",
     ),
     (
-        "Time of a review, p99",
+        "Review duration, p99",
         "s",
         [
             (
@@ -238,7 +238,7 @@ OPERATOR: list[Any] = [
         "",
     ),
     (
-        "Certificates end in",
+        "Time until certificates expire",
         "s",
         [
             ("kvpool_webhook_certificate_expiry_timestamp_seconds - time()", "{{pod}}"),
