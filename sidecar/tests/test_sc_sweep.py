@@ -23,6 +23,7 @@ from kvpool_sidecar.shared_gc.age_histogram import AgeHistogram
 from kvpool_sidecar.shared_gc.collection import CollectionStoppedError, EntryRateLimiter, LeaseLostError
 from kvpool_sidecar.shared_gc.file_lease import Lease
 from kvpool_sidecar.shared_gc.filesystem_collector import FilesystemCollector, Schedule
+from kvpool_sidecar.shared_gc.loop import CollectorSettings
 from kvpool_sidecar.shared_gc.metadata import TierMetadata
 from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, Model, level, make_plan, superseded
 from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageEstimator, UsageReport
@@ -53,12 +54,18 @@ class Shared:
         """As the first use does."""
         self.store.contains(key(0))
 
-    def sweeper(self, *, timing=FAST, own_store=False, **kw):
+    def sweeper(self, *, timing=FAST, own_store=False, models=tuple, **kw):
         limits = CollectionLimits(**{k: kw.pop(k) for k in list(kw) if k in CollectionLimits._fields})
         store = FilesystemStore(str(self.path), pool_uid=self.uid) if own_store else self.store
         self.stores.append(store)
         return FilesystemCollector(
-            str(self.path), self.uid, limits, store, self.stats, timing=timing, removed=self.swept.append, **kw
+            str(self.path),
+            self.uid,
+            limits,
+            store,
+            self.stats,
+            CollectorSettings(schedule=timing, removed=self.swept.append, **kw),
+            models,
         )
 
     def put(self, n, *, idle=0.0, made=None, tenant=TAG, fingerprint=b"f" * 32):

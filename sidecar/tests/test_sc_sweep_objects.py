@@ -18,7 +18,7 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.shared_gc import object_lease
 from kvpool_sidecar.shared_gc.collection import LeaseLostError
 from kvpool_sidecar.shared_gc.controller import create_controller
-from kvpool_sidecar.shared_gc.loop import Schedule
+from kvpool_sidecar.shared_gc.loop import CollectorSettings, Schedule
 from kvpool_sidecar.shared_gc.object_collector import ObjectCollector
 from kvpool_sidecar.shared_gc.object_lease import ObjectLease
 from kvpool_sidecar.shared_gc.plan import CollectionLimits
@@ -64,7 +64,7 @@ class Pool:
     def sweeper(self, store=None, timing=FAST, **kw):
         limits = CollectionLimits(**{k: kw.pop(k) for k in list(kw) if k in CollectionLimits._fields})
         return ObjectCollector(
-            limits, store or self.store, self.stats, timing=timing, removed=self.swept.append, **kw
+            limits, store or self.store, self.stats, CollectorSettings(schedule=timing, removed=self.swept.append, **kw)
         )  # fmt: skip
 
     def put(self, n, idle=0.0):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.shared_gc.metadata import TierMetadata
     from kvpool_sidecar.shared_gc.plan import CollectionPlan
 
-__all__ = ["Collection", "CollectionStoppedError", "EntryRateLimiter", "LeaseLostError"]
+__all__ = ["Collection", "CollectionContext", "CollectionStoppedError", "EntryRateLimiter", "LeaseLostError"]
 
 log = logging.getLogger(__name__)
 
@@ -73,33 +73,33 @@ class CollectionResult(NamedTuple):
     removed_bytes: int
 
 
-class Collection:
-    """`now()` is the mount's time, `on_removed(reason, size, key)` is called for each removal.
+class CollectionContext(NamedTuple):
+    """What a collection needs of its collector."""
 
-    `key` is None for files that are no blocks. `expected`: approximate number of blocks; 0 if unknown.
-    """
+    now: Callable[[], float]  # the mount's time
+    is_lease_held: Callable[[], bool]
+    rate_limit: EntryRateLimiter
+    on_removed: Callable[[str, int, bytes | None], None]  # reason, bytes, key (None: the file is no block)
+
+
+class Collection:
+    """`expected`: approximate number of blocks; 0 if unknown. `grace_s`: precision of access times."""
 
     def __init__(
         self,
         tier: TierMetadata,
         limits: CollectionLimits,
+        context: CollectionContext,
         *,
-        now: Callable[[], float],
-        is_lease_held: Callable[[], bool],
-        pace: EntryRateLimiter,
-        on_removed: Callable[[str, int, bytes | None], None],
         expected: int = 0,
         grace_s: float = 0.0,
     ) -> None:
         self._tier = tier
         self._limits = limits
-        self._now = now
-        self._is_lease_held = is_lease_held
-        self._rate_limit = pace
-        self._on_removed = on_removed
+        self._now, self._is_lease_held, self._rate_limit, self._on_removed = context
         self._grace_s = grace_s
         self._mask = 0 if limits.by_tenant or limits.max_age_s else _mask(expected)
-        self._as_of = now()  # ages are counted up to here, in both walks
+        self._as_of = self._now()  # ages are counted up to here, in both walks
         self._first = secrets.randbelow(256)  # sweeps that are cut short do not always begin with the same blocks
         self._removed_blocks = 0
         self._removed_bytes = 0

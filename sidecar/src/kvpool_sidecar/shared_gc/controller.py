@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvpool_sidecar.blocks.events import SharedBlockOpened
 from kvpool_sidecar.eviction import PERSIST_EVERY_S
 from kvpool_sidecar.shared_gc.access_times import AccessTimes
-from kvpool_sidecar.shared_gc.filesystem_collector import FilesystemCollector, Schedule
+from kvpool_sidecar.shared_gc.filesystem_collector import FilesystemCollector
+from kvpool_sidecar.shared_gc.loop import CollectorSettings, Schedule
 from kvpool_sidecar.shared_gc.object_collector import ObjectCollector
 from kvpool_sidecar.shared_gc.plan import CollectionLimits
 from kvpool_sidecar.storage.buckets.fsspec import TOUCHES, split_url
@@ -111,12 +112,14 @@ def create_controller(
                 rules.limits,
                 store,
                 stats,
-                node=node,
-                timing=Schedule(shared.sweep_lease_s, shared.sweep_every_s, shared.sweep_entries_per_s),
-                grace_s=rules.access_time_precision_s,
-                available=lambda: tier.available,
+                CollectorSettings(
+                    schedule=Schedule(shared.sweep_lease_s, shared.sweep_every_s, shared.sweep_entries_per_s),
+                    node=node,
+                    grace_s=rules.access_time_precision_s,
+                    available=lambda: tier.available,
+                    removed=tier.mark_absent,
+                ),
                 models=models,
-                removed=tier.mark_absent,
             )
 
         return SharedGcController(rules, sweeper, store, stats)
@@ -128,11 +131,13 @@ def create_controller(
                 rules.limits,
                 objects,
                 stats,
-                node=node,
-                timing=Schedule(bucket.sweep_lease_s, bucket.sweep_every_s, _LISTED_PER_S),
-                grace_s=rules.access_time_precision_s,
-                available=lambda: tier.available,
-                removed=tier.mark_absent,
+                CollectorSettings(
+                    schedule=Schedule(bucket.sweep_lease_s, bucket.sweep_every_s, _LISTED_PER_S),
+                    node=node,
+                    grace_s=rules.access_time_precision_s,
+                    available=lambda: tier.available,
+                    removed=tier.mark_absent,
+                ),
             )
 
         return SharedGcController(rules, object_sweeper, store, stats, per_s=_COPIES_PER_S)

@@ -11,9 +11,15 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.shared_gc import metadata as folder
-from kvpool_sidecar.shared_gc.collection import Collection, CollectionStoppedError, EntryRateLimiter, LeaseLostError
+from kvpool_sidecar.shared_gc.collection import (
+    Collection,
+    CollectionContext,
+    CollectionStoppedError,
+    EntryRateLimiter,
+    LeaseLostError,
+)
 from kvpool_sidecar.shared_gc.file_lease import Lease
-from kvpool_sidecar.shared_gc.loop import LeasedLoop, Schedule, SweepTarget
+from kvpool_sidecar.shared_gc.loop import CollectorSettings, LeasedLoop, Schedule, SweepTarget
 from kvpool_sidecar.shared_gc.metadata import TierMetadata
 from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageReport, stored
 
@@ -29,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _MODEL_EVERY_S = 3600.0
 _MOST_MODELS = 256
+_DEFAULTS = CollectorSettings()
 
 
 class FilesystemCollector(LeasedLoop):
@@ -41,21 +48,14 @@ class FilesystemCollector(LeasedLoop):
         limits: CollectionLimits,
         store: SweepTarget,
         stats: Stats,
-        *,
-        node: str = "",
-        timing: Schedule = Schedule(),  # noqa: B008 - never changed
-        grace_s: float = 0.0,
-        available: Callable[[], bool] = lambda: True,
+        settings: CollectorSettings = _DEFAULTS,
         models: Callable[[], Iterable[tuple[bytes, str]]] = tuple,
-        removed: Callable[[bytes], None] = lambda _key: None,
     ) -> None:
-        super().__init__(
-            limits, store, stats, node=node, timing=timing, available=available, removed=removed, grace_s=grace_s
-        )
+        super().__init__(limits, store, stats, settings)
         self._path = path
         self._pool_uid = pool_uid
         self._models = models
-        self._lease = Lease(timing.lease_s)
+        self._lease = Lease(settings.schedule.lease_s)
         self._renewed_at = 0.0
         self._noted: dict[bytes, float] = {}
 
@@ -122,16 +122,15 @@ class FilesystemCollector(LeasedLoop):
 
     def _collect(self, tier: TierMetadata, marks: dict[str, StoredUsage]) -> None:
         started, self._collecting = time.monotonic(), True
-        sweep = Collection(
-            tier,
-            self._limits,
+        context = CollectionContext(
             now=self._now,
             is_lease_held=lambda: self._lease.still_held(tier.sweep),
-            pace=EntryRateLimiter(self._timing.entries_per_s, lambda seconds: self._wait_and_renew(tier, seconds)),
+            rate_limit=EntryRateLimiter(
+                self._schedule.entries_per_s, lambda seconds: self._wait_and_renew(tier, seconds)
+            ),
             on_removed=self._on_removed,
-            expected=self._report.used.blocks,
-            grace_s=self._grace_s,
         )
+        collection = Collection(tier, self._limits, context, expected=self._report.used.blocks, grace_s=self._grace_s)
         seen = StoredUsage()
 
         def concurrent_writes() -> int:
@@ -142,7 +141,7 @@ class FilesystemCollector(LeasedLoop):
             return seen.bytes
 
         try:
-            done = sweep.run(concurrent_writes)
+            done = collection.run(concurrent_writes)
         except LeaseLostError:
             log.warning("another sidecar has taken over the lease: sweep given up")
             return
@@ -151,7 +150,7 @@ class FilesystemCollector(LeasedLoop):
         finally:
             self._collecting = False
         seconds = time.monotonic() - started
-        self._not_before = time.monotonic() + min(seconds, self._timing.every_s)
+        self._not_before = time.monotonic() + min(seconds, self._schedule.every_s)
         if done.removed_blocks:
             log.info(
                 "swept the shared tier in %.1f s: %d blocks, %d bytes went; %d blocks, %d bytes are left",
@@ -168,7 +167,7 @@ class FilesystemCollector(LeasedLoop):
         """Wait while renewing the lease. LeaseLostError."""
         if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
             return True
-        if time.monotonic() - self._renewed_at > self._timing.step_s:
+        if time.monotonic() - self._renewed_at > self._schedule.step_s:
             if not self._lease.still_held(tier.sweep):
                 raise LeaseLostError
             self._renewed_at = time.monotonic()

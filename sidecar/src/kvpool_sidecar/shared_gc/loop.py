@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvpool.errors import KVPoolError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.shared_gc.plan import CollectionLimits
 
-__all__ = ["LeasedLoop", "Schedule", "SweepTarget"]
+__all__ = ["CollectorSettings", "LeasedLoop", "Schedule", "SweepTarget"]
 
 log = logging.getLogger(__name__)
 
@@ -53,29 +54,29 @@ class SweepTarget(Protocol):
         """Set by how much the mount's clock is ahead of the monotonic one."""
 
 
-class LeasedLoop(abc.ABC):
+@dataclass(frozen=True)
+class CollectorSettings:
     """`removed(key)` is called for each removed block. While `available()` is False no step is tried."""
 
-    def __init__(
-        self,
-        limits: CollectionLimits,
-        store: SweepTarget,
-        stats: Stats,
-        *,
-        node: str,
-        timing: Schedule,
-        available: Callable[[], bool],
-        removed: Callable[[bytes], None],
-        grace_s: float = 0.0,
-    ) -> None:
+    schedule: Schedule = Schedule()
+    node: str = ""
+    grace_s: float = 0.0  # precision of access times
+    available: Callable[[], bool] = lambda: True
+    removed: Callable[[bytes], None] = lambda _key: None
+
+
+class LeasedLoop(abc.ABC):
+    """Steps in a thread; collects when due while this sidecar holds the lease."""
+
+    def __init__(self, limits: CollectionLimits, store: SweepTarget, stats: Stats, settings: CollectorSettings) -> None:
         self._limits = limits
-        self._grace_s = grace_s
+        self._grace_s = settings.grace_s
         self._store = store
         self._stats = stats
-        self._node = node
-        self._timing = timing
-        self._available = available
-        self._removed = removed
+        self._node = settings.node
+        self._schedule = settings.schedule
+        self._available = settings.available
+        self._removed = settings.removed
         self._owner = os.urandom(8).hex()
         self._usage = UsageEstimator()
         self._report = UsageReport()
@@ -143,7 +144,7 @@ class LeasedLoop(abc.ABC):
     def _run(self) -> None:
         while not self._stop.is_set():
             done = self._available() and self._attempt(self.step)
-            self._stop.wait(self._timing.step_s if done else min(_RETRY_S, self._timing.step_s))
+            self._stop.wait(self._schedule.step_s if done else min(_RETRY_S, self._schedule.step_s))
         if self._available():
             self._attempt(self.resign)
 
@@ -181,7 +182,7 @@ class LeasedLoop(abc.ABC):
             self._run_now = False
             return True
         since = self._now() - self._report.finished
-        if since < 0 or since >= max(self._timing.every_s, 2 * self._report.seconds):
+        if since < 0 or since >= max(self._schedule.every_s, 2 * self._report.seconds):
             return True
         return bool(self._limits.capacity) and self._usage.used().bytes > self._limits.high
 

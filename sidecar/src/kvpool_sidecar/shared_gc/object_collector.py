@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.shared_gc.collection import CollectionStoppedError, EntryRateLimiter, LeaseLostError
-from kvpool_sidecar.shared_gc.loop import LeasedLoop, Schedule
+from kvpool_sidecar.shared_gc.loop import CollectorSettings, LeasedLoop, Schedule
 from kvpool_sidecar.shared_gc.object_lease import LeaseView, ObjectLease
 from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, make_plan
 from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.storage.buckets.base import Bucket
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"[0-9a-f]{64}")
 _BATCH = 32
 _THREADS = 8
+_DEFAULTS = CollectorSettings(schedule=Schedule(600.0, 3600.0, 10_000.0))
 
 
 class _Object(NamedTuple):
@@ -51,18 +52,11 @@ class ObjectCollector(LeasedLoop):
         limits: CollectionLimits,
         store: ObjectStore,
         stats: Stats,
-        *,
-        node: str = "",
-        timing: Schedule = Schedule(600.0, 3600.0, 10_000.0),  # noqa: B008 - never changed
-        grace_s: float = 0.0,
-        available: Callable[[], bool] = lambda: True,
-        removed: Callable[[bytes], None] = lambda _key: None,
+        settings: CollectorSettings = _DEFAULTS,
     ) -> None:
-        super().__init__(
-            limits, store, stats, node=node, timing=timing, available=available, removed=removed, grace_s=grace_s
-        )
+        super().__init__(limits, store, stats, settings)
         self._objects = store
-        self._lease = ObjectLease(self._owner, timing.lease_s)
+        self._lease = ObjectLease(self._owner, settings.schedule.lease_s)
         self._renewed_at = 0.0
 
     @property
@@ -114,7 +108,7 @@ class ObjectCollector(LeasedLoop):
     def _collect(self, bucket: Bucket, folder: str, marks: dict[str, StoredUsage]) -> None:
         started, self._collecting = time.monotonic(), True
         pace = EntryRateLimiter(
-            self._timing.entries_per_s, lambda seconds: self._wait_and_renew(bucket, folder, seconds)
+            self._schedule.entries_per_s, lambda seconds: self._wait_and_renew(bucket, folder, seconds)
         )
         removed = 0
         at = self._now()  # ages are counted up to here, in both walks
@@ -153,7 +147,7 @@ class ObjectCollector(LeasedLoop):
         finally:
             self._collecting = False
         seconds = time.monotonic() - started
-        self._not_before = time.monotonic() + min(seconds, self._timing.every_s)
+        self._not_before = time.monotonic() + min(seconds, self._schedule.every_s)
         if removed:
             log.info("swept the object store in %.1f s: %d blocks went, %d are left", seconds, removed, blocks)
         self._usage.reset(StoredUsage(used, blocks), marks, seen)
@@ -185,7 +179,7 @@ class ObjectCollector(LeasedLoop):
     def _wait_and_renew(self, bucket: Bucket, folder: str, seconds: float) -> bool:
         if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
             return True
-        if time.monotonic() - self._renewed_at > self._timing.step_s:
+        if time.monotonic() - self._renewed_at > self._schedule.step_s:
             view = self._heartbeat(bucket, folder)
             if max(view.terms, default=0) != self.term:
                 raise LeaseLostError
