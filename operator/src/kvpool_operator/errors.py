@@ -1,18 +1,18 @@
-"""The operator's errors.
+"""Errors of the operator.
 
 ::
 
-    OperatorError                 `reason` is a word for a condition or a metric; messages never hold secrets or content
-    +-- RetryableError            the same step may work later: the queue tries again with growing pauses
-    |   +-- ApiUnavailableError   the API server did not answer in time, or asked to come back later
-    |   +-- ConflictError         somebody else changed the object in between
-    |   +-- SidecarUnavailableError  a sidecar did not answer an order, or has too much to do
-    |   +-- EvictionBlockedError             a PodDisruptionBudget does not allow an eviction now
-    +-- PermanentError            the same step fails until somebody changes something
-    |   +-- SidecarRejectedError   a sidecar does not understand an order
-    |   +-- InvalidPoolError      the KVCachePool cannot be understood (also ValueError)
-    |   +-- RejectedError         the API server refuses an object: forbidden, invalid
-    +-- NotLeaderError            this process does not hold the Lease any more: it must not write
+    OperatorError                      `reason` is a word for a metric; messages never hold secrets or content
+    +-- RetryableError                 the same request may succeed later: the controller requeues with backoff
+    |   +-- ApiUnavailableError        the API server did not answer in time, or limits requests
+    |   +-- ConflictError              another client changed the object in between
+    |   +-- SidecarUnavailableError    a sidecar did not answer a command, or is overloaded
+    |   +-- EvictionBlockedError       a PodDisruptionBudget does not allow the eviction now
+    +-- PermanentError                 the same request fails until the user changes something
+    |   +-- SidecarRejectedError       a sidecar does not know a command
+    |   +-- InvalidPoolError           the KVCachePool is invalid (also ValueError)
+    |   +-- RejectedError              the API server rejects a request: forbidden, invalid
+    +-- NotLeaderError                 this process no longer holds the Lease: it must not write
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class OperatorError(Exception):
 
 
 class RetryableError(OperatorError):
-    """The same step may work later."""
+    """The same request may succeed later."""
 
 
 class ApiUnavailableError(RetryableError):
-    """The API server did not answer, or not yet; `status` is its HTTP status, 0 for none."""
+    """The API server did not answer, or answered with a temporary error; `status` is the HTTP status, 0 for none."""
 
     reason = "ApiUnavailable"
 
@@ -59,35 +59,35 @@ class ConflictError(RetryableError):
 
 
 class SidecarUnavailableError(RetryableError):
-    """A sidecar did not answer an order, or has too much to do."""
+    """A sidecar did not answer a command, or is overloaded."""
 
     reason = "Unanswered"
 
 
 class EvictionBlockedError(RetryableError):
-    """A PodDisruptionBudget does not allow it now."""
+    """A PodDisruptionBudget does not allow the eviction now."""
 
     reason = "Held"
 
 
 class PermanentError(OperatorError):
-    """Somebody must change something first."""
+    """The user must change something first."""
 
 
 class InvalidPoolError(PermanentError, ValueError):
-    """The KVCachePool cannot be understood; the message names the field and says what to do."""
+    """The KVCachePool is invalid; the message names the field and the fix."""
 
     reason = "InvalidSpec"
 
 
 class SidecarRejectedError(PermanentError):
-    """A sidecar does not understand an order: another version of it, perhaps."""
+    """A sidecar does not know a command: it may be of another version."""
 
     reason = "Refused"
 
 
 class RejectedError(PermanentError):
-    """The API server refuses what was asked; `status` is its HTTP status."""
+    """The API server rejected the request; `status` is the HTTP status."""
 
     reason = "Rejected"
 
@@ -97,6 +97,6 @@ class RejectedError(PermanentError):
 
 
 class NotLeaderError(OperatorError):
-    """The Lease is not held any more."""
+    """This process no longer holds the Lease."""
 
     reason = "NotLeader"

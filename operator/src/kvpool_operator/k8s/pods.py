@@ -54,7 +54,7 @@ def node(pod: Manifest) -> str:
 
 
 def address(pod: Manifest) -> str:
-    """Where a running pod can be asked; empty for one that does not run."""
+    """IP of a running pod; empty if the pod does not run."""
     status = pod.get("status") or {}
     return str(status.get("podIP", "")) if status.get("phase") == "Running" else ""
 

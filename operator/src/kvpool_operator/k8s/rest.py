@@ -78,16 +78,16 @@ class RestClient(ApiClient, ListWatcher):
     async def list(
         self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "", fresh: bool = False
     ) -> list[Manifest]:
-        found: list[Manifest] = []
+        manifests: list[Manifest] = []
         token = ""
         for _ in range(MAX_PAGES):
             page = await self._page(
                 kind, namespace=namespace, labels=labels, fields=fields, token=token, cached=not fresh
             )
-            found += page.items
+            manifests += page.items
             token = page.token
             if not token:
-                return found
+                return manifests
         raise ApiUnavailableError(f"more than {PAGE_SIZE * MAX_PAGES} {kind}s: narrow the selector")
 
     async def list_page(self, kind: str, *, labels: str = "", token: str = "", metadata_only: bool = False) -> ListPage:

@@ -1,4 +1,4 @@
-"""Engine pods that ask for a pool: given, skipped, missed, outdated. Pure."""
+"""Engine pods that opted in to a pool, and the state of each: injected, skipped, not injected, outdated. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ANNOTATIONS: Final = (
 
 @dataclass(frozen=True)
 class Owner:
-    """The controller that made a pod, and makes another one in its place."""
+    """The controller that created a pod, and recreates it."""
 
     kind: str
     name: str
@@ -45,18 +45,18 @@ class Owner:
 
 @dataclass(frozen=True)
 class EnginePod:
-    """One pod that has not ended."""
+    """One pod that has not terminated."""
 
     namespace: str
     name: str
     uid: str
     state: Literal["injected", "skipped", "not_injected"]
     outdated: str = ""
-    """What of an injected pod is of another version: `client`, `configuration`, or nothing."""
+    """The outdated part of an injected pod: `client`, `configuration`, or empty."""
     owner: Owner | None = None
     ready: bool = False
     leaving: bool = False
-    """It is being deleted: it counts for nothing but its owner's availability."""
+    """It is being deleted: it counts for its owner's availability only."""
 
     @property
     def full_name(self) -> str:
@@ -66,7 +66,7 @@ class EnginePod:
 
 @dataclass(frozen=True)
 class EnginePods:
-    """How many pods of one pool are in which state; `..._names` hold a few for messages."""
+    """Number of pods of one pool by state; `..._names` hold a few names for messages."""
 
     injected: int = 0
     skipped: int = 0
@@ -74,12 +74,12 @@ class EnginePods:
     outdated: int = 0
     not_injected_names: tuple[str, ...] = ()
     alone: int = 0
-    """Injected pods whose engine has no way in for a remote tier."""
+    """Injected pods whose engine has no interface for a remote tier."""
     alone_names: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     """namespace/name of the injected pods, by uid."""
     pods: tuple[EnginePod, ...] = ()
-    """Each of them, and those that are being deleted, by namespace and name."""
+    """All of them, and those that are being deleted, sorted by namespace and name."""
 
     @property
     def selected(self) -> int:
@@ -89,31 +89,31 @@ class EnginePods:
 def count(
     pods: Iterable[dict[str, Any]], namespace: str, name: str, sidecar_image: str, revisions: Mapping[str, str]
 ) -> EnginePods:
-    """The pods (opted in, of any namespace) that ask for the pool `namespace/name`.
+    """Count the opted-in pods, of any namespace, that select the pool `namespace/name`.
 
     An injected pod names its pool as `namespace/name`. The annotation of other pods is that, a bare name, or absent,
-    which
-    selects a pool of their own namespace. `revisions`: current revision by engine kind.
+    which selects a pool of their own namespace. `revisions`: current revision by engine kind.
     """
-    found = []
+    selected_pods = []
     alone = []
     for pod in pods:
         metadata = pod.get("metadata") or {}
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             continue
         notes = metadata.get("annotations") or {}
-        asked, own = notes.get(ANNOTATION_POOL, ""), metadata.get("namespace") == namespace
-        if not (asked == f"{namespace}/{name}" or asked == name or (not asked and own)):
+        selected, own = notes.get(ANNOTATION_POOL, ""), metadata.get("namespace") == namespace
+        if not (selected == f"{namespace}/{name}" or selected == name or (not selected and own)):
             continue
-        found.append(_engine_pod(pod, metadata, notes, sidecar_image, revisions))
+        engine_pod = _engine_pod(pod, metadata, notes, sidecar_image, revisions)
+        selected_pods.append(engine_pod)
         if (
-            found[-1].state == "injected"
-            and not found[-1].leaving
+            engine_pod.state == "injected"
+            and not engine_pod.leaving
             and notes.get(ANNOTATION_INJECTED_ENGINE) in CLIENTLESS_ENGINES
         ):
-            alone.append(found[-1].full_name)
-    found.sort(key=lambda p: (p.namespace, p.name))
-    staying = [p for p in found if not p.leaving]
+            alone.append(engine_pod.full_name)
+    selected_pods.sort(key=lambda p: (p.namespace, p.name))
+    staying = [p for p in selected_pods if not p.leaving]
     not_injected = [p.full_name for p in staying if p.state == "not_injected"]
     return EnginePods(
         injected=sum(p.state == "injected" for p in staying),
@@ -124,7 +124,7 @@ def count(
         alone=len(alone),
         alone_names=tuple(sorted(alone)[:3]),
         names={p.uid: p.full_name for p in staying if p.state == "injected"},
-        pods=tuple(found),
+        pods=tuple(selected_pods),
     )
 
 
@@ -173,9 +173,12 @@ def _engine_pod(
 def _outdated(pod: dict[str, Any], notes: dict[str, str], image: str, revisions: Mapping[str, str]) -> str:
     if _client_image(pod) not in ("", image):
         return "client"
-    # pods of before the annotation carry none: their image tells
-    told, now = notes.get(ANNOTATION_INJECTED_REVISION), revisions.get(notes.get(ANNOTATION_INJECTED_ENGINE, ""))
-    return "configuration" if told and now and told != now else ""
+    # pods of releases without the annotation are recognized by their image
+    injected, current = (
+        notes.get(ANNOTATION_INJECTED_REVISION),
+        revisions.get(notes.get(ANNOTATION_INJECTED_ENGINE, "")),
+    )
+    return "configuration" if injected and current and injected != current else ""
 
 
 def _owner(metadata: dict[str, Any]) -> Owner | None:

@@ -1,4 +1,4 @@
-"""Reading the cluster: everything that a decision about one pool needs, in one frozen value."""
+"""Observes the cluster: reads everything that the reconcile of one pool needs into a Snapshot."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Observer:
         self._webhook: tuple[float, asyncio.Future[Webhook]] | None = None
 
     async def observe(self, raw: Manifest, meta: Metadata, pool: KVCachePool | None) -> Snapshot:
-        """Everything about one pool. `pool` is None when its spec cannot be understood: then only its objects count."""
+        """The snapshot of one pool. `pool` is None if its spec is invalid: then only its objects are read."""
         objects, terminating = await asyncio.gather(self._objects(meta), self._terminating(meta.namespace))
         if pool is None:
             return Snapshot(raw=raw, objects=objects, namespace_terminating=terminating)
@@ -130,7 +130,7 @@ class Observer:
         )
 
     async def _objects(self, meta: Metadata) -> dict[ObjectRef, Manifest]:
-        """By label; the Secrets by name, for the operator may not list Secrets."""
+        """By label; the Secrets by name, because the operator may not list Secrets."""
         # an object that is overlooked while its pool is deleted stays forever: then the API is listed
         read = self._listed if meta.deletion_timestamp is not None else self._watched
         secrets, owned = await asyncio.gather(
@@ -194,7 +194,7 @@ class Observer:
         return {meta["name"]: meta.get("labels") or {} for meta in living}
 
     async def tenants_of(self, namespace: str, pool: str) -> list[Manifest]:
-        """The KVCacheTenants that name the pool; none where the cluster does not know the kind."""
+        """KVCacheTenants that name the pool; none if the cluster does not have the CRD."""
         try:
             found = await self._cluster.list(TENANT_KIND, namespace=namespace)
         except RejectedError as e:
@@ -216,9 +216,9 @@ class Observer:
         return self._listers.pool_pods.list(pool.metadata.namespace, labels.selector(pool, "sidecar"))
 
     async def _rejection(self, meta: Metadata, daemonset: Manifest | None) -> tuple[str, bool, str]:
-        """Pods that are refused (Pod Security, quota) never exist; only an Event says so.
+        """Why the API server rejects pods of the DaemonSet (Pod Security, quota): such pods show in an Event only.
 
-        Its words, whether nodes are without any pod, and when it was told last.
+        Returns its message, whether nodes have no pod at all, and the Event's last time.
         """
         status = (daemonset or {}).get("status") or {}
         desired = status.get("desiredNumberScheduled", 0)
@@ -234,12 +234,12 @@ class Observer:
 
     async def _read_webhook(self) -> Webhook:
         if not self._config.webhook:
-            return Webhook()  # the API server itself injects
+            return Webhook()  # a MutatingAdmissionPolicy injects
         try:
             configuration = await self._cluster.get(ObjectRef("MutatingWebhookConfiguration", "", self._config.webhook))
             deployment = await self._cluster.get(ObjectRef("Deployment", self._config.namespace, self._config.webhook))
         except RejectedError:
-            return Webhook()  # not allowed to look: nothing is known to be wrong
+            return Webhook()  # without the right to read it, no problem is known
         if configuration is None:
             return Webhook("the webhook is not installed")
         hooks = configuration.get("webhooks") or [{}]

@@ -1,4 +1,4 @@
-"""What the status of each pool says, in the words of Prometheus: for alerts that speak of a pool, not of a pod."""
+"""Metrics from the status of each pool, for alerts about a pool rather than a pod."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 __all__ = ["PoolMetrics"]
 
-_CONDITION: Final = "1 while that condition of the pool is True, 0 while it is False or Unknown."
-_NODES: Final = "Nodes of the pool: desired, and of these ready and updated."
+_CONDITION: Final = "1 if the pool's condition is True, 0 if it is False or Unknown."
+_NODES: Final = "Nodes of the pool: desired, ready and updated."
 _PODS: Final = (
-    "Pods that ask for the pool: selected, and of these injected, skipped, missed by the webhook, and stale (injected "
-    "by another version)."
+    "Pods that selected the pool, by state: selected (all), injected, skipped, notInjected (created while no webhook "
+    "answered), and outdated (injected by another version)."
 )
 
 
 class PoolMetrics(Collector):
-    """The last status of each pool. Only the replica that leads has any."""
+    """Collects the last status of each pool. Empty on replicas that do not lead."""
 
     def __init__(self) -> None:
         self._statuses: dict[NamespacedName, Mapping[str, Any]] = {}
 
     def set_status(self, key: NamespacedName, status: Mapping[str, Any]) -> None:
-        """`status` of the pool `key` (namespace, name), as it was judged."""
+        """Record the computed status of a pool."""
         self._statuses[key] = status
 
     def forget(self, key: NamespacedName) -> None:
-        """The pool is gone."""
+        """The pool no longer exists."""
         self._statuses.pop(key, None)
 
     def describe(self) -> Iterable[Metric]:
