@@ -15,8 +15,11 @@ async function main() {
     const options = { layout: "elk", themeID: 0, darkThemeID: 200, pad: 16, sketch: false };
     const compiled = await d2.compile(source, { options });
     const svg = await d2.render(compiled.diagram, { ...compiled.renderOptions, ...options, noXMLTag: true });
+    // a width that gives labels of about 15 pixels; pages scale it down on narrow screens
+    const [, width, height] = svg.match(/viewBox="0 0 (\d+) (\d+)"/);
+    const size = `width="${Math.round(width * 0.75)}" height="${Math.round(height * 0.75)}"`;
     const digest = crypto.createHash("sha256").update(source).digest("hex");
-    fs.writeFileSync(path.join(root, "assets", name.replace(/\.d2$/, ".svg")), `<!-- source ${digest} -->\n${svg}\n`);
+    fs.writeFileSync(path.join(root, "assets", name.replace(/\.d2$/, ".svg")), `<!-- source ${digest} -->\n${svg.replace("<svg ", `<svg ${size} `)}\n`);
     console.log(`assets/${name.replace(/\.d2$/, ".svg")}`);
   }
   process.exit(0);
