@@ -61,13 +61,13 @@ class ConflictError(RetryableError):
 class SidecarUnavailableError(RetryableError):
     """A sidecar did not answer a command, or is overloaded."""
 
-    reason = "Unanswered"
+    reason = "SidecarUnavailable"
 
 
 class EvictionBlockedError(RetryableError):
     """A PodDisruptionBudget does not allow the eviction now."""
 
-    reason = "Held"
+    reason = "EvictionBlocked"
 
 
 class PermanentError(OperatorError):
@@ -83,7 +83,7 @@ class InvalidPoolError(PermanentError, ValueError):
 class SidecarRejectedError(PermanentError):
     """A sidecar does not know a command: it may be of another version."""
 
-    reason = "Refused"
+    reason = "SidecarRejected"
 
 
 class RejectedError(PermanentError):
