@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import IndexFullError
-from kvpool_sidecar.index.credentials import Passwords
 from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, Redirect, RedisConnection, execute_all
+from kvpool_sidecar.index.redis_discovery import SLOTS, ServerDiscovery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SLOTS", "RedisServer", "RedisTopology", "key_slot"]
 
-SLOTS = 16384
 _DISCOVERY_INTERVAL_S = 30.0
 _MOVING = {"READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED"}
 _CLUSTERED = {"MOVED", "CROSSSLOT"}
@@ -73,6 +72,7 @@ class RedisTopology:
         self._url = url
         self._login = login
         self._times = (fast_s, slow_s)
+        self._discovery = ServerDiscovery(url, login, slow_s)
         self._lock = threading.Lock()
         self._discovery_lock = threading.Lock()
         self._known: dict[Target, RedisServer] = {}
@@ -325,9 +325,11 @@ class RedisTopology:
             elif self._url.kind == "single":
                 owned = [(self._url.endpoints[0], [])]
             elif self._url.kind == "sentinel":
-                owned = [(self._query_sentinels(), [])]
+                owned = [(self._discovery.master(), [])]
             else:
-                owned = self._query_cluster()
+                owned = self._discovery.cluster_masters(
+                    [server.target for server in (self._map.servers if self._map else ())]
+                )
             fresh = self._build_map(owned)
             self._map, self._discovered_at = fresh, time.monotonic()
             with self._lock:
@@ -364,44 +366,6 @@ class RedisTopology:
                 server = self._known[target] = RedisServer(target, self._login, *self._times)
             return server
 
-    def _query_sentinels(self) -> Target:
-        reason = "no Sentinel responds"
-        for endpoint in self._url.endpoints:
-            # Sentinels have users of their own or none; if they require a password, it is the same one
-            anonymous = self._login._replace(username="", passwords=Passwords.fixed(""), db=0)
-            for login in (anonymous, self._login._replace(db=0)):
-                answer = self._execute_once(
-                    endpoint, login, (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._url.service)
-                )
-                if isinstance(answer, list) and len(answer) == 2:
-                    target = (_text(answer[0]), int(answer[1]))
-                    role = self._execute_once(target, self._login, (b"ROLE",))
-                    if (isinstance(role, list) and role and role[0] == b"master") or role == ErrorReply("NOPERM"):
-                        return target
-                    reason = "the master that the Sentinels report is no master, or does not respond"
-                elif answer is None:
-                    reason = "the Sentinels know no master of that name"
-                if not isinstance(answer, ErrorReply):
-                    break
-        raise RetryableError(f"index: {reason}", where=self.address)
-
-    def _query_cluster(self) -> list[tuple[Target, list[range]]]:
-        known = [server.target for server in (self._map.servers if self._map else ())]
-        for target in [*known, *(t for t in self._url.endpoints if t not in known)]:
-            answer = self._execute_once(target, self._login, (b"CLUSTER", b"SLOTS"))
-            found = _read_slots(answer, target[0]) if isinstance(answer, list) else {}
-            if found:
-                return sorted(found.items())
-        raise RetryableError("index: no server of the cluster returned its slots", where=self.address)
-
-    def _execute_once(self, target: Target, login: Login, command: Command) -> Reply:
-        link = RedisConnection(target, login, self._times[1])
-        try:
-            answer = link.execute([command])
-        finally:
-            link.close()
-        return answer if isinstance(answer, ConnectionFailure) else answer[0]
-
 
 def _owner(known: _SlotMap, command: Command) -> RedisServer | None:
     if not known.owners:
@@ -416,20 +380,3 @@ def _free(info: bytes) -> float:
     found = dict(line.split(b":", 1) for line in info.split(b"\r\n") if line.count(b":") == 1)
     used, most = found.get(b"used_memory", b""), found.get(b"maxmemory", b"")
     return 1 - int(used) / int(most) if used.isdigit() and most.isdigit() and int(most) else 1.0
-
-
-def _read_slots(answer: Sequence[Reply], asked: str) -> dict[Target, list[range]]:
-    """Parse CLUSTER SLOTS: start, end, then [host, port, ...] of the master and of its replicas."""
-    found: dict[Target, list[range]] = {}
-    try:
-        for start, end, master, *_ in answer:
-            if not 0 <= start <= end < SLOTS:
-                return {}
-            found.setdefault((_text(master[0]) or asked, int(master[1])), []).append(range(start, end + 1))
-    except (TypeError, ValueError, IndexError):
-        return {}
-    return found
-
-
-def _text(value: Reply) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""

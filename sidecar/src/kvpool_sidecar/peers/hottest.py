@@ -1,7 +1,7 @@
-"""A peer operation: "your hottest blocks, at most so many". One list of fixed-size rows, roots before leaves.
+"""The peer operation HOTTEST: a peer's most popular blocks, as a list of fixed-size rows, roots before leaves.
 
-request: PEER_REQUEST with op HOTTEST; in the key's place a u32, the most rows wanted, and zeros.
-answer: PEER_RESPONSE, then `u64 used bytes, u64 capacity`, then rows of
+request: PEER_REQUEST with op HOTTEST; in place of the key a u32, the maximum number of rows, and zeros.
+response: PEER_RESPONSE, then `u64 used bytes, u64 capacity`, then rows of
 `key[32], u64 payload length (0: not on this node), f32 heat, u32 row of the block before it (NO_PARENT: not known)`.
 """
 
@@ -47,11 +47,11 @@ class HotList(NamedTuple):
 
 
 def request_hot_list(link: PeerConnection, count: int, deadline: float) -> HotList:
-    """The peer's list, at most `count` rows. ProtocolError, PoolUnavailableError or DeadlineExceededError."""
+    """Request the list, at most `count` rows. ProtocolError, PoolUnavailableError or DeadlineExceededError."""
     link.send_request(wire.Op.HOTTEST, [_WANTED.pack(count)])
     body = link.response_body(_MAX_BYTES, deadline)
     if body is None:
-        raise ProtocolError("the peer tells nothing of its blocks")
+        raise ProtocolError("the peer returned no list of blocks")
     return unpack(body, count)
 
 
@@ -61,7 +61,7 @@ def build_response(
     usage: Callable[[], Usage],
     request: bytes,
 ) -> bytes:
-    """What to send for a request: the packed list. `payload_len` is 0 for a block that is not here."""
+    """Return the response body. `payload_len` returns 0 for a block that is not local."""
     (wanted,) = _WANTED.unpack(request)
     hot = hottest(min(wanted, MAX_ROWS), time.monotonic())
     used = usage()
@@ -70,7 +70,7 @@ def build_response(
 
 
 def pack(found: HotList) -> bytes:
-    """ValueError if there are more than MAX_ROWS."""
+    """Encode the list. ValueError if there are more than MAX_ROWS."""
     if len(found.rows) > MAX_ROWS:
         raise ValueError(f"{len(found.rows)} rows are too many")
     places = {row.key: n for n, row in enumerate(found.rows)}
@@ -82,7 +82,7 @@ def pack(found: HotList) -> bytes:
 
 
 def unpack(body: bytes, count: int) -> HotList:
-    """ProtocolError for anything that `pack` would not make, or more than `count` rows."""
+    """Decode a list. ProtocolError for anything that `pack` would not produce, or more than `count` rows."""
     rows, rest = divmod(len(body) - _HEAD.size, _ROW.size)
     if rest or not 0 <= rows <= min(count, MAX_ROWS):
         raise ProtocolError(f"a list of blocks in {len(body)} bytes")
@@ -91,6 +91,6 @@ def unpack(body: bytes, count: int) -> HotList:
     found: list[HotRow] = []
     for key, payload_len, heat, parent in raw:
         if not math.isfinite(heat) or heat < 0 or (parent != _NO_PARENT and parent >= rows):
-            raise ProtocolError("a list of blocks makes no sense")
+            raise ProtocolError("a list of blocks is invalid")
         found.append(HotRow(key, payload_len, heat, None if parent == _NO_PARENT else raw[parent][0]))
     return HotList(used, capacity, found)

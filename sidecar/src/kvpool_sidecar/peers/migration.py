@@ -1,10 +1,10 @@
-"""Two peer operations by which a node that is drained finds a place for its blocks.
+"""Two peer operations by which a drained node migrates its blocks.
 
-HEADROOM: "what can you take?" The request's 32 bytes are zeros; the answer is `Headroom`.
-RECEIVE: "take a copy of this block, from whoever has it." The request names the block's key; with Flag.EVICT colder
-blocks may go for it. The answer is one byte, `ReceiveResult`, once the copy is there and verified, or is not to be.
+HEADROOM: query free capacity. The request's 32 bytes are zeros; the response is `Headroom`.
+RECEIVE: fetch a copy of this block from any node that has it. The request carries the block key; with Flag.EVICT colder
+blocks may be evicted for it. The response is one byte, `ReceiveResult`, after the copy was verified or failed.
 
-A node that knows neither (a sidecar of before) ends the connection, which is an answer, too.
+A node of an older release that knows neither closes the connection.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _ROOM = struct.Struct("<QdB7x")
 
 
 class Headroom(NamedTuple):
-    """What a node can take."""
+    """Free capacity of a node."""
 
-    spare_bytes: int  # without any eviction
-    coldest_idle_s: float  # for which its coldest tenth was not used: what was used since may take its place
+    spare_bytes: int  # without eviction
+    coldest_idle_s: float  # idle time of its coldest tenth; blocks used since may replace it
     leaving: bool  # it is drained itself
 
     def pack(self) -> bytes:
@@ -37,33 +37,33 @@ class Headroom(NamedTuple):
 
 
 class ReceiveResult(enum.IntEnum):
-    REFUSED = 0  # this node is drained itself, or takes no block of that size
+    REFUSED = 0  # this node is drained itself, or accepts no block of that size
     STORED = 1
-    HAVE = 2  # it was there
+    HAVE = 2  # already present
     FULL = 3
-    ABSENT = 4  # the index knows nobody who has it, or they do not give it
-    BUSY = 5  # too many at once
+    ABSENT = 4  # no node has it according to the index, or they do not deliver it
+    BUSY = 5  # too many concurrent requests
 
 
 def request_headroom(link: PeerConnection, deadline: float) -> Headroom:
-    """ProtocolError, PoolUnavailableError, DeadlineExceededError or OSError."""
+    """Query a peer. ProtocolError, PoolUnavailableError, DeadlineExceededError or OSError."""
     link.send_request(wire.Op.HEADROOM, [bytes(32)])
     body = link.response_body(_ROOM.size, deadline)
     if body is None or len(body) != _ROOM.size:
-        raise ProtocolError("the peer does not tell what it can take")
+        raise ProtocolError("the peer returned no headroom")
     spare, idle, leaving = _ROOM.unpack(body)
     if not math.isfinite(idle) or idle < 0:
-        raise ProtocolError("the peer's room makes no sense")
+        raise ProtocolError("the peer's headroom is invalid")
     return Headroom(spare, idle, bool(leaving))
 
 
 def request_receive(link: PeerConnection, key: bytes, deadline: float, *, evict: bool) -> ReceiveResult:
-    """As `request_headroom`."""
+    """Let a peer fetch a block. Raises as `request_headroom`."""
     link.send_request(wire.Op.RECEIVE, [key], wire.Flag.EVICT if evict else wire.Flag.NONE)
     body = link.response_body(1, deadline)
     if body is None:
-        raise ProtocolError("the peer does not say whether it took the block")
+        raise ProtocolError("the peer returned no result")
     try:
         return ReceiveResult(body[0])
     except ValueError:
-        raise ProtocolError("the peer's answer makes no sense") from None
+        raise ProtocolError("the peer's result is invalid") from None

@@ -1,7 +1,7 @@
-"""Blocks of this node that the shared tier does not have yet, and which of them is to be copied next.
+"""Dirty set: blocks of this node that the shared tier does not have yet, and the order of their copies.
 
-Nothing here needs to survive: a file says of itself whether it was copied (`Store.note_shared`), and the scan after a
-start finds those that were not.
+The set is not persistent: a file records whether it was copied (`Store.note_shared`), and the scan after a
+start finds the others.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DirtySet", "HitCounter"]
 
-_MAX_BLOCKS = 1 << 17  # about 30 MB; beyond it the newest wait for the next start
+_MAX_BLOCKS = 1 << 17  # about 30 MB; further blocks wait for the next start
 _MAX_COUNTED = 1 << 16
 _MAX_TRIES = 5
 
 
 class DirtySet:
-    """Thread-safe. `limit` bytes may wait; above it the oldest is due. 0: each is due at once."""
+    """Thread-safe. Up to `limit` bytes may wait; above it the oldest block is due. 0: each is due immediately."""
 
     def __init__(self, limit: int = 0, *, max_blocks: int = _MAX_BLOCKS) -> None:
         self.limit = limit
@@ -29,22 +29,22 @@ class DirtySet:
         self._condition = threading.Condition()
         self._waiting: OrderedDict[bytes, int] = OrderedDict()  # key: bytes of its payload
         self._urgent: OrderedDict[bytes, None] = OrderedDict()
-        self._under_way: dict[bytes, int] = {}
+        self._in_flight: dict[bytes, int] = {}
         self._tries: dict[bytes, int] = {}
         self._total = 0
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._under_way)
+        return len(self._waiting) + len(self._in_flight)
 
     @property
     def total_bytes(self) -> int:
-        """Of payload that the shared tier does not have yet."""
+        """Payload bytes that the shared tier does not have yet."""
         return self._total
 
     def add(self, key: bytes, size: int) -> bool:
-        """A block that is on this node only. False if there is no room to remember it."""
+        """Add a block that is on this node only; False if the set is full."""
         with self._condition:
-            if key in self._waiting or key in self._under_way:
+            if key in self._waiting or key in self._in_flight:
                 return True
             if len(self) >= self._max_blocks:
                 return False
@@ -54,26 +54,26 @@ class DirtySet:
             return True
 
     def intersection(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Which of `keys` the shared tier does not have yet."""
+        """Return those of `keys` that the shared tier does not have yet."""
         if not self._total:
             return set()
         with self._condition:
-            return {key for key in keys if key in self._waiting or key in self._under_way}
+            return {key for key in keys if key in self._waiting or key in self._in_flight}
 
     def expedite(self, keys: Iterable[bytes]) -> None:
-        """These are wanted out of the way: they are due now."""
+        """Make these due now, because they are about to be evicted."""
         with self._condition:
             self._urgent.update((key, None) for key in keys if key in self._waiting)
             self._condition.notify_all()
 
     def expedite_all(self) -> None:
-        """Everything is due from now on."""
+        """Make all blocks due from now on."""
         with self._condition:
             self.limit = 0
             self._condition.notify_all()
 
     def pop(self, timeout_s: float) -> bytes | None:
-        """The next that is due, which is under way then; None if none is within `timeout_s`."""
+        """Take the next due block, which is in flight then; None if none is due within `timeout_s`."""
         with self._condition:
             if not self._is_due():
                 self._condition.wait(timeout_s)
@@ -84,21 +84,21 @@ class DirtySet:
                 size = self._waiting.pop(key)
             else:
                 key, size = self._waiting.popitem(last=False)
-            self._under_way[key] = size
+            self._in_flight[key] = size
             return key
 
     def done(self, key: bytes) -> None:
-        """It is on the shared tier, or there is nothing to copy any more."""
+        """Remove a block that was copied or no longer exists."""
         with self._condition:
-            self._total -= self._under_way.pop(key, 0)
+            self._total -= self._in_flight.pop(key, 0)
             self._tries.pop(key, None)
             self._condition.notify_all()
 
     def retry(self, key: bytes) -> bool:
-        """The copy failed: later again, as the newest. False if it failed too often and is given up."""
+        """Queue a failed copy again, as the newest. False after five failures: it is dropped."""
         with self._condition:
-            size = self._under_way.pop(key, None)
-            if size is None:  # it was evicted meanwhile
+            size = self._in_flight.pop(key, None)
+            if size is None:  # evicted meanwhile
                 return True
             tries = self._tries.get(key, 0) + 1
             if tries >= _MAX_TRIES:
@@ -110,7 +110,7 @@ class DirtySet:
             return True
 
     def discard(self, keys: Iterable[bytes]) -> int:
-        """These are no longer on this node; how many of them were dirty."""
+        """Remove blocks that are no longer on this node; the number of dirty ones."""
         if not self._total:
             return 0
         lost = 0
@@ -118,7 +118,7 @@ class DirtySet:
             for key in keys:
                 size = self._waiting.pop(key, None)
                 if size is None:
-                    size = self._under_way.pop(key, None)
+                    size = self._in_flight.pop(key, None)
                 if size is not None:
                     self._urgent.pop(key, None)
                     self._tries.pop(key, None)
@@ -127,31 +127,31 @@ class DirtySet:
         return lost
 
     def wait_clean(self, timeout_s: float) -> bool:
-        """Until nothing is dirty; False after `timeout_s`."""
+        """Wait until no block is dirty; False after `timeout_s`."""
         with self._condition:
             return self._condition.wait_for(lambda: not len(self), timeout_s)
 
     def _is_due(self) -> bool:
-        waiting = self._total - sum(self._under_way.values())  # what is under way, a few blocks, is as good as copied
+        waiting = self._total - sum(self._in_flight.values())  # the few blocks in flight count as copied
         return bool(self._urgent) or (bool(self._waiting) and waiting > self.limit)
 
 
 class HitCounter:
-    """How often blocks were used, of those used last. Thread-safe."""
+    """Counts hits of the most recently used blocks. Thread-safe."""
 
-    def __init__(self, enough: int, *, max_counted: int = _MAX_COUNTED) -> None:
-        self._enough = enough
+    def __init__(self, threshold: int, *, max_counted: int = _MAX_COUNTED) -> None:
+        self._threshold = threshold
         self._max_counted = max_counted
         self._lock = threading.Lock()
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def record(self, keys: Sequence[bytes]) -> list[bytes]:
-        """One use of each; those for which it was the one that makes it enough."""
+        """Count a hit of each; the blocks that reached the threshold with it."""
         reached = []
         with self._lock:
             for key in keys:
                 count = self._counts[key] = self._counts.pop(key, 0) + 1
-                if count == self._enough:
+                if count == self._threshold:
                     reached.append(key)
             while len(self._counts) > self._max_counted:
                 self._counts.popitem(last=False)

@@ -1,11 +1,11 @@
-"""Reads ahead what a lookup promised, so that the load that follows finds it in memory.
+"""Prefetches the blocks that a lookup found into the page cache, before the engine loads them.
 
-One thread for each local drive and one for the shared tier, each with a short queue. Blocks come in the order of the
-prompt, prompts take turns, and nothing is read that the answer did not promise. It gives way: a block that is being
-loaded is its reader's, what waited too long is dropped, and a drive that is slow to take hints has its queue emptied.
+One thread for each local drive and one for the shared tier, each with a short queue. Blocks are read in the order of
+the prompt, prompts take turns, and only blocks of the reply are read. Prefetching yields to readers: a block that is
+being loaded is skipped, requests that waited too long are dropped, and the queue of a slow drive is emptied.
 
 The hint is posix_fadvise(2), WILLNEED. Linux cuts one hint down to the device's read-ahead window or largest request
-(mm/readahead.c, force_page_cache_ra), so it is given in steps of that window: smaller ones cost more for each byte.
+(mm/readahead.c, force_page_cache_ra), so hints are issued in steps of that window: smaller ones cost more per byte.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = ["Prefetcher", "in_memory", "read_ahead"]
 log = logging.getLogger(__name__)
 
 STEP_BYTES = 128 << 10
-STRIDE_BYTES = 2 << 20  # between two looks whether the block is still wanted
+STRIDE_BYTES = 2 << 20  # read between two checks whether the block is still needed
 _MAX_PROMPTS = 64  # waiting in one queue
 _KEEP_S = 5.0
 _STALE_S = 2.0
-_BUSY_S = 0.25  # a hint of 2 MiB that takes so long: the drive has enough to do
+_BUSY_S = 0.25  # a hint of 2 MiB that takes longer shows a busy drive
 _WAIT_S = 0.02
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 def read_ahead(fd: int, offset: int, size: int) -> None:
-    """Have the kernel read these bytes of `fd` into the page cache; returns when the reads are queued."""
+    """Let the kernel read these bytes of `fd` into the page cache; returns when the reads are queued."""
     step = _step(os.fstat(fd).st_dev)
     for at in range(offset, offset + size, step):
         os.posix_fadvise(fd, at, step, os.POSIX_FADV_WILLNEED)
@@ -53,7 +53,7 @@ def read_ahead(fd: int, offset: int, size: int) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _step(device: int) -> int:
-    """Bytes that one hint may name: the device's read-ahead window as the kernel tells it, within bounds."""
+    """Return the bytes of one hint: the device's read-ahead window as the kernel reports it, within bounds."""
     name = f"{os.major(device)}:{os.minor(device)}"
     for path in (f"/sys/class/bdi/{name}/read_ahead_kb", f"/sys/dev/block/{name}/../queue/read_ahead_kb"):
         with contextlib.suppress(OSError, ValueError), open(path) as file:
@@ -62,18 +62,18 @@ def _step(device: int) -> int:
 
 
 def in_memory(fd: int, size: int) -> bool:
-    """Are first, middle and last byte in the page cache? False where the file system cannot tell."""
+    """Return whether first, middle and last byte are in the page cache; False if the file system cannot report it."""
     if not _NOWAIT:
         return False
     probe = bytearray(1)
     try:
         return all(os.preadv(fd, [probe], at, _NOWAIT) == 1 for at in (0, size // 2, size - 1))
-    except OSError:  # EAGAIN: not there; EOPNOTSUPP: cannot tell
+    except OSError:  # EAGAIN: not cached; EOPNOTSUPP: unknown
         return False
 
 
 class _Prompt:
-    """What is left to read of one lookup's blocks on one drive."""
+    """Remaining blocks of one lookup on one drive."""
 
     def __init__(self, tenant: bytes, keys: Sequence[bytes], asked_at: float) -> None:
         self.tenant = tenant
@@ -92,7 +92,7 @@ class _DriveQueue:
 
 
 class Prefetcher:
-    """Thread-safe. `limit_bytes` bounds what is read ahead and not yet opened, over all drives and tenants."""
+    """Thread-safe. `limit_bytes` bounds the bytes prefetched and not yet opened, over all drives and tenants."""
 
     def __init__(
         self,
@@ -115,39 +115,39 @@ class Prefetcher:
         self._shared_queue = None if shared is None else _DriveQueue("shared", lambda key: _open_shared(shared, key))
 
     def start(self) -> None:
-        for lane in self._all_queues():
-            threading.Thread(target=self._run, args=(lane,), name=f"prefetch-{lane.name}", daemon=True).start()
+        for queue in self._all_queues():
+            threading.Thread(target=self._run, args=(queue,), name=f"prefetch-{queue.name}", daemon=True).start()
 
     def stop(self) -> None:
-        """Read no more. A thread may hang on a shared tier that hangs."""
+        """Stop prefetching. A thread may remain blocked in a shared tier that hangs."""
         self._stopping.set()
-        for lane in self._all_queues():
-            with lane.ready:
-                lane.ready.notify_all()
+        for queue in self._all_queues():
+            with queue.ready:
+                queue.ready.notify_all()
 
     @property
     def held_bytes(self) -> int:
-        """Read ahead and not yet opened."""
+        """Bytes prefetched and not yet opened."""
         with self._lock:
             return self._window.held_bytes
 
     def enqueue(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float) -> None:
-        """These will be asked for next, in this order; `tiers` says where they are. See AfterLookup.Listener."""
-        by_lane: dict[str, tuple[_DriveQueue, list[bytes]]] = {}
+        """Queue blocks that the engine will load next, in this order, with their tiers. A LookupListener."""
+        by_queue: dict[str, tuple[_DriveQueue, list[bytes]]] = {}
         for key, tier in zip(keys, tiers, strict=True):
-            lane = self._queue_of(key, tier)
-            if lane is not None:
-                by_lane.setdefault(lane.name, (lane, []))[1].append(key)
-        for lane, there in by_lane.values():
-            with lane.ready:
-                if len(lane.prompts) >= _MAX_PROMPTS:
+            queue = self._queue_of(key, tier)
+            if queue is not None:
+                by_queue.setdefault(queue.name, (queue, []))[1].append(key)
+        for queue, there in by_queue.values():
+            with queue.ready:
+                if len(queue.prompts) >= _MAX_PROMPTS:
                     self._stats.add("prefetch", "dropped", len(there))
                     continue
-                lane.prompts.append(_Prompt(tenant, there, asked_at))
-                lane.ready.notify()
+                queue.prompts.append(_Prompt(tenant, there, asked_at))
+                queue.ready.notify()
 
     def consumed(self, keys: Sequence[bytes]) -> None:
-        """These are being loaded now: what waits of them is not read ahead any more."""
+        """Record blocks that are being loaded now; they are not prefetched any more."""
         now = self._clock()
         with self._lock:
             used = sum(self._window.consume(key, now) for key in keys)
@@ -157,12 +157,12 @@ class Prefetcher:
     def _all_queues(self) -> list[_DriveQueue]:
         return [*self._drive_queues.values(), *([self._shared_queue] if self._shared_queue else [])]
 
-    def _run(self, lane: _DriveQueue) -> None:
+    def _run(self, queue: _DriveQueue) -> None:
         while not self._stopping.is_set():
             try:
-                self._serve(lane)
+                self._serve(queue)
             except Exception:
-                log.exception("reading ahead")
+                log.exception("prefetching failed")
                 self._stopping.wait(1.0)
 
     def _queue_of(self, key: bytes, tier: int) -> _DriveQueue | None:
@@ -171,36 +171,36 @@ class Prefetcher:
         root = self._local.drive_of(key) if tier == Tier.LOCAL else None
         return None if root is None else self._drive_queues[root.name]
 
-    def _serve(self, lane: _DriveQueue) -> None:
-        """Read the next block, or wait."""
-        with lane.ready:
-            while not lane.prompts and not self._stopping.is_set():
-                lane.ready.wait()
+    def _serve(self, queue: _DriveQueue) -> None:
+        """Prefetch the next block, or wait."""
+        with queue.ready:
+            while not queue.prompts and not self._stopping.is_set():
+                queue.ready.wait()
             if self._stopping.is_set():
                 return
-            prompt = lane.prompts.popleft()
+            prompt = queue.prompts.popleft()
         if self._clock() - prompt.asked_at > _STALE_S:
             self._stats.add("prefetch", "late", len(prompt.keys))
             return
-        waits = not self._read_next(lane, prompt)
+        waits = not self._read_next(queue, prompt)
         if prompt.keys:
-            with lane.ready:
-                lane.prompts.append(prompt)  # prompts take turns
+            with queue.ready:
+                queue.prompts.append(prompt)  # prompts take turns
         if waits:
             self._stopping.wait(_WAIT_S)
 
-    def _read_next(self, lane: _DriveQueue, prompt: _Prompt) -> bool:
-        """Read the prompt's next block ahead, or pass over it; False if there is no room for it now."""
+    def _read_next(self, queue: _DriveQueue, prompt: _Prompt) -> bool:
+        """Prefetch the prompt's next block or skip it; False if there is no space for it now."""
         key = prompt.keys[0]
         with self._lock:
             wanted = self._window.is_wanted(key, prompt.asked_at, self._clock())
         if not wanted:
             prompt.keys.popleft()
             return True
-        fd = lane.open_block(key)
+        fd = queue.open_block(key)
         try:
             if fd < 0:
-                prompt.keys.clear()  # what follows a missing block is of no use
+                prompt.keys.clear()  # blocks after a missing one cannot be used
                 return True
             size = os.fstat(fd).st_size
             with self._lock:
@@ -212,13 +212,13 @@ class Prefetcher:
                 return False
             prompt.keys.popleft()
             if verdict == ReadDecision.READ:
-                self._read_block(lane, prompt, key, fd, size)
+                self._read_block(queue, prompt, key, fd, size)
         finally:
             if fd >= 0:
                 os.close(fd)
         return True
 
-    def _read_block(self, lane: _DriveQueue, prompt: _Prompt, key: bytes, fd: int, size: int) -> None:
+    def _read_block(self, queue: _DriveQueue, prompt: _Prompt, key: bytes, fd: int, size: int) -> None:
         if in_memory(fd, size):
             with self._lock:
                 self._window.mark_cached(key, self._clock())
@@ -231,7 +231,7 @@ class Prefetcher:
             self._read(fd, at, min(STRIDE_BYTES, size - at))
             self._stats.add("prefetch", "bytes", min(STRIDE_BYTES, size - at))
             if self._clock() - began > _BUSY_S:
-                self._yield_to_readers(lane, prompt)
+                self._yield_to_readers(queue, prompt)
                 break
         self._stats.add("prefetch", "blocks")
 
@@ -239,17 +239,17 @@ class Prefetcher:
         with self._lock:
             return self._window.is_consumed(key, asked_at)
 
-    def _yield_to_readers(self, lane: _DriveQueue, prompt: _Prompt) -> None:
-        """The drive is busy with what is really asked for: forget what waits here."""
-        with lane.ready:
-            dropped = sum(len(p.keys) for p in lane.prompts) + len(prompt.keys)
-            lane.prompts.clear()
+    def _yield_to_readers(self, queue: _DriveQueue, prompt: _Prompt) -> None:
+        """Empty the queue of a drive that is busy with readers."""
+        with queue.ready:
+            dropped = sum(len(p.keys) for p in queue.prompts) + len(prompt.keys)
+            queue.prompts.clear()
             prompt.keys.clear()
         self._stats.add("prefetch", "busy", dropped)
 
 
 def _open_shared(shared: SharedTier, key: bytes) -> int:
-    """Opened past the guard: this thread may hang with the mount, and no reader waits for it."""
+    """Open without the bulkhead: this thread may hang with the mount, and no reader waits for it."""
     if not shared.available:
         return -1
     with contextlib.suppress(KVPoolError, OSError):

@@ -1,7 +1,7 @@
-"""How much may be read ahead: bytes that a lookup promised, that were read, and that nobody has opened yet. Pure.
+"""Bounds the bytes that are prefetched and not yet opened. Pure.
 
-A tenant may have half of the limit, so that one long prompt leaves room for others; a block larger than that may go
-alone. What nobody opens within `keep_s` counts as read in vain and makes room again.
+A tenant may use half of the limit, so that one long prompt leaves space for others; a larger block may be prefetched
+alone. Blocks that are not opened within `keep_s` count as unused and free their space.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _FRESH_S = 2.0
 
 class ReadDecision(enum.Enum):
     READ = "read"
-    WAIT = "wait"  # no room now
-    SKIP = "skip"  # read ahead already, opened already, or never fits
+    WAIT = "wait"  # no space now
+    SKIP = "skip"  # prefetched already, opened already, or larger than the limit
 
 
 class _Held(NamedTuple):
@@ -45,7 +45,7 @@ class PrefetchWindow:
         return self._of_tenant.total()
 
     def reserve(self, tenant: bytes, key: bytes, size: int, asked_at: float, now: float) -> ReadDecision:
-        """May this block, promised at `asked_at`, be read ahead? READ counts it."""
+        """Decide whether to prefetch a block that was looked up at `asked_at`. READ reserves its bytes."""
         if size > self._limit or not self.is_wanted(key, asked_at, now):
             return ReadDecision.SKIP
         mine = self._of_tenant[tenant]
@@ -56,27 +56,27 @@ class PrefetchWindow:
         return ReadDecision.READ
 
     def is_wanted(self, key: bytes, asked_at: float, now: float) -> bool:
-        """Is there anything to read of a block that was promised at `asked_at`?"""
+        """Return whether a block that was looked up at `asked_at` still needs to be read."""
         return (
             key not in self._reserved and self._in_memory.get(key, now) <= now and not self.is_consumed(key, asked_at)
         )
 
     def is_consumed(self, key: bytes, asked_at: float) -> bool:
-        """Has the block been opened since? Then its reader reads by itself."""
+        """Return whether the block was opened since: its reader reads it then."""
         return self._consumed.get(key, float("-inf")) >= asked_at
 
     def consume(self, key: bytes, now: float) -> bool:
-        """Somebody loads this block. True if it was read ahead."""
+        """Record that a block is loaded. True if it was prefetched."""
         _remember(self._consumed, key, now)
         return self._release(key)
 
     def mark_cached(self, key: bytes, now: float) -> None:
-        """There was nothing to read; for a moment nobody need look again."""
+        """Record that the block is in the page cache; it is not checked again for 2 s."""
         _remember(self._in_memory, key, now + _FRESH_S)
         self._release(key)
 
     def expire(self, now: float) -> int:
-        """Make room of what nobody opened; how many blocks that were."""
+        """Release the blocks that were not opened in time; their number."""
         late = [key for key, held in self._reserved.items() if held.until <= now]
         for key in late:
             self._release(key)

@@ -1,7 +1,7 @@
-"""Copies of blocks go to the shared tier in the background, in threads of their own: when, the write policy says.
+"""Copies blocks to the shared tier in background threads, according to the write policy.
 
-WriteThrough: at once. WriteBack: when more than `max_dirty` bytes wait, the oldest first; before a block is evicted;
-and when the sidecar is stopped. WriteThroughSelective: once a block was used `min_hits` times.
+WriteThrough: immediately. WriteBack: when more than `max_dirty` bytes wait, the oldest first; before a block is
+evicted; and when the sidecar stops. WriteThroughSelective: once a block was used `min_hits` times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RETRY_S = 0.5
 
 
 class WriteBack:
-    """Thread-safe; nothing here waits for the shared tier but its own threads. While that is absent blocks wait."""
+    """Thread-safe. Only its own threads wait for the shared tier; blocks wait while it is unavailable."""
 
     def __init__(
         self,
@@ -50,57 +50,59 @@ class WriteBack:
         self._dirty = DirtySet(max_dirty if policy == "WriteBack" else 0)
         self._hits = HitCounter(min_hits) if policy == "WriteThroughSelective" else None
         self._stop = threading.Event()
-        self.problem = ""  # why the last copy failed; empty once one works
+        self.problem = ""  # why the last copy failed; empty after a success
 
     def start(self) -> None:
         for n in range(_THREADS):
-            threading.Thread(target=self._run, name=f"copier-{n}", daemon=True).start()
+            threading.Thread(target=self._run, name=f"write-back-{n}", daemon=True).start()
 
     def stop(self) -> None:
-        """What waits is copied after the next start; a copy under way leaves nothing half-done."""
+        """Stop. Waiting blocks are copied after the next start; a copy in progress is atomic."""
         self._stop.set()
 
     def flush(self, timeout_s: float) -> None:
-        """With WriteBack: copy what waits, as far as the time goes; the rest is found again after the next start."""
+        """With WriteBack: copy waiting blocks for at most `timeout_s`; the scan after the next start finds the rest."""
         if self._policy != "WriteBack" or not self._shared.available or not len(self._dirty):
             return
-        log.info("%d blocks, %d bytes go to the shared tier before the end", len(self._dirty), self._dirty.total_bytes)
+        log.info(
+            "copying %d blocks, %d bytes to the shared tier before shutdown", len(self._dirty), self._dirty.total_bytes
+        )
         self._dirty.expedite_all()
         if not self._dirty.wait_clean(timeout_s):
-            log.warning("%d blocks wait on this node for its next start", len(self._dirty))
+            log.warning("%d blocks were not copied to the shared tier; the next start retries", len(self._dirty))
 
     def enqueue(self, key: bytes, size: int) -> None:
-        """A block of `size` bytes was stored on this node, or a scan found that it was never copied."""
+        """Queue a block of `size` bytes that was stored, or that a scan found not copied."""
         if self._hits is None and not self._dirty.add(key, size):
             self._stats.add("copies", "dropped")
 
     def record_hits(self, keys: Sequence[bytes]) -> None:
-        """These were read from this node's drives."""
+        """Count reads of these blocks from this node's drives."""
         if self._hits is not None:
             for key in self._hits.record(keys):
                 self._dirty.add(key, self._local.payload_len(key))
 
     def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Which of these are to be copied and are not yet."""
+        """Return those of `keys` that still have to be copied."""
         return self._dirty.intersection(keys)
 
     def expedite(self, keys: Sequence[bytes]) -> None:
-        """These are to be evicted: copy them now."""
+        """Copy these now, because they are about to be evicted."""
         self._dirty.expedite(keys)
 
     def discard(self, keys: Sequence[bytes]) -> None:
-        """These are no longer on this node."""
+        """Drop blocks that are no longer on this node."""
         if lost := self._dirty.discard(keys):
             self._stats.add("copies", "lost", lost)
 
     @property
     def waiting(self) -> int:
-        """Blocks that the shared tier is to have and does not have yet."""
+        """Number of blocks that still have to be copied."""
         return len(self._dirty)
 
     @property
     def dirty_bytes(self) -> int:
-        """Their payload."""
+        """Payload bytes that still have to be copied."""
         return self._dirty.total_bytes
 
     def _run(self) -> None:
@@ -119,11 +121,11 @@ class WriteBack:
                 self._stop.wait(_RETRY_S)
 
     def _copy(self, key: bytes) -> bool:
-        """False if it should be tried again."""
+        """Copy one block; False if it should be retried."""
         breaker = self._shared.bulkhead.breaker
         try:
             copied = copy_block(self._local, self._shared.store, key)
-        except RefusedError:  # it was purged while it was copied
+        except RefusedError:  # purged while it was copied
             self._stats.add("copies", "purged")
             return True
         except TierFullError as e:
@@ -133,12 +135,12 @@ class WriteBack:
         except (KVPoolError, OSError) as e:
             if isinstance(e, CorruptBlockError) and not self._local.verify(key):
                 self._stats.add("copies", "corrupt")
-                log.warning("not copied to the shared tier, and quarantined: %s", e)
+                log.warning("corrupt block quarantined instead of copied to the shared tier: %s", e)
                 return True
             breaker.failure()
             self._stats.add("copies", "failed")
             self.problem = str(e)
-            log.warning("copying %s to the shared tier: %s", key.hex()[:16], e)
+            log.warning("copying block %s to the shared tier failed: %s", key.hex()[:16], e)
             return False
         if copied is None:
             self._stats.add("copies", "gone")
@@ -152,9 +154,10 @@ class WriteBack:
 
 
 def copy_block(source: Store, target: Store, key: bytes) -> bool | None:
-    """True if `target` has a new copy, False if it had one, None if `source` has none. Errors of either store.
+    """Return True for a new copy in `target`, False if it had one, None if `source` has none.
 
-    The block is verified while it is copied: CorruptBlockError, and nothing of it is in `target`.
+    The block is verified while it is copied: CorruptBlockError, and `target` is unchanged. Raises errors of either
+    store.
     """
     found = source.open(key)
     if found is None:
