@@ -20,7 +20,7 @@ from kvpool_operator.api.structural import structural
 from kvpool_operator.api.v1alpha1 import KVCachePool, PoolSpec
 from kvpool_operator.errors import InvalidPoolError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BAD_POOLS = sorted((ROOT / "operator" / "tests" / "bad_pools").glob("*.yaml"))
 SCHEMA = crdgen.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 

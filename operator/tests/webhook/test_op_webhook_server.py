@@ -181,7 +181,7 @@ async def test_nonsense_is_answered_and_forgotten(running, body):
     assert (await caller.post(json.dumps(REVIEW)))[0] == 200
 
 
-HELM_TEST = Path(__file__).resolve().parents[2] / "charts" / "kvpool" / "files" / "tests" / "webhook.py"
+HELM_TEST = Path(__file__).resolve().parents[3] / "charts" / "kvpool" / "files" / "tests" / "webhook.py"
 
 
 async def helm_test(url, namespace, pool):

@@ -14,7 +14,7 @@ from kvpool_operator import errors
 from kvpool_operator.api.condition_types import POOL_CONDITIONS
 from kvpool_operator.api.reasons import Reason
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "kvpool"
 RUNBOOKS = ROOT / "docs" / "operate" / "runbooks"
 GROUPS = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]

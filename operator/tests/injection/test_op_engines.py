@@ -3,89 +3,33 @@
 from __future__ import annotations
 
 import ast
-import copy
 import json
 import os
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import jsonpatch as reference
 import kubernetes_validate
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from op_injection import (
+    EXAMPLES,
+    GOLDEN,
+    KVBM,
+    NIXL,
+    ROOT,
+    SGLANG,
+    env,
+    family,
+    flags,
+    injected,
+    pod_of,
+    skipped,
+)
 
-from kvpool.config import ClientConfig
-from kvpool_operator.injection.annotations import ENGINES, parse_annotations
-from kvpool_operator.injection.connector import client_config
+from kvpool_operator.injection.annotations import ENGINES
 from kvpool_operator.injection.engine_versions import KNOWN, is_known
 from kvpool_operator.injection.engines import INJECTORS
-from kvpool_operator.injection.engines.vllm_pd import wrap_connector
-from kvpool_operator.injection.flags import has_flag
-from kvpool_operator.injection.mutator import InjectionSettings, inject, is_injected, mark_skipped
+from kvpool_operator.injection.mutator import is_injected, mark_skipped
 from kvpool_operator.injection.skip import Skip, SkipReason
-from kvpool_operator.k8s.json_patch import diff
-
-ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = Path(__file__).parent / "golden" / "engines"
-GIB = 2**30
-INJECTION = InjectionSettings(
-    pool="kvpool-system/chat",
-    block_tokens=256,
-    host_memory_bytes=4 * GIB,
-    client_config=client_config(ClientConfig(pool="kvpool-system/chat")),
-    sidecar_image="kvpool-sidecar:0.1.0",
-)
-EXAMPLES = ["vllm", "lmcache", "sglang", "dynamo", "prefill-decode"]
-NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_producer","engine_id":"p-1","kv_port":"5600"}'
-SGLANG = ["python3", "-m", "sglang.launch_server", "--model-path", "m"]
-
-
-def pod_of(*containers: dict[str, Any], engine: str = "", **spec: Any) -> dict[str, Any]:
-    notes = {"kvpool.dev/pool": "chat"} | ({"kvpool.dev/engine": engine} if engine else {})
-    made = [{"name": f"c{i}", "image": "registry.example/i"} | c for i, c in enumerate(containers)]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "e", "labels": {"kvpool.dev/inject": "true"}, "annotations": notes},
-        "spec": {"containers": made} | spec,
-    }
-
-
-def injected(pod: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What becomes of the pod: valid, a patch away, the input untouched, and the same after a second pass."""
-    before = copy.deepcopy(pod)
-    result = inject(pod, parse_annotations(pod), INJECTION)
-    assert pod == before, "the input was changed"
-    kubernetes_validate.validate(result.pod, "1.34", strict=True)
-    assert reference.apply_patch(pod, diff(pod, result.pod)) == result.pod
-    assert is_injected(result.pod)
-    again = inject(result.pod, parse_annotations(result.pod), INJECTION)
-    assert diff(result.pod, again.pod) == [], "a second pass changes the pod"
-    assert again.warnings == []
-    return result.pod, result.warnings
-
-
-def skipped(pod: dict[str, Any]) -> tuple[SkipReason, str]:
-    with pytest.raises(Skip) as e:
-        inject(pod, parse_annotations(pod), INJECTION)
-    return e.value.reason, e.value.message
-
-
-def flags(container: dict[str, Any]) -> dict[str, str]:
-    """Flags that were given as `--flag value`."""
-    words = [*(container.get("command") or []), *(container.get("args") or []), ""]
-    return {w: following for w, following in pairwise(words) if w.startswith("--")}
-
-
-def env(container: dict[str, Any]) -> dict[str, Any]:
-    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container.get("env") or []}
-
-
-def family(pod: dict[str, Any]) -> str:
-    return str(pod["metadata"]["annotations"]["kvpool.dev/injected-engine"])
 
 
 def test_every_value_of_the_annotation_has_a_family():
@@ -304,8 +248,6 @@ def test_lmcache_where_there_is_none():
 
 # -- Dynamo -----------------------------------------------------------------------------------------------------------
 
-KVBM = '{"kv_connector":"DynamoConnector","kv_connector_module_path":"kvbm.vllm_integration.connector"}'
-
 
 @pytest.mark.parametrize(
     "container",
@@ -451,131 +393,3 @@ def test_a_copied_annotation_does_not_pass_for_an_injected_pod():
     assert not is_injected(pod)
     marked = mark_skipped(pod, Skip(SkipReason.UNSUPPORTED_ENGINE, "none"))
     assert "kvpool.dev/injected-engine" not in marked["metadata"]["annotations"]
-
-
-# -- prefill and decode -----------------------------------------------------------------------------------------------
-
-
-def pair(*words: str, engine: str = "vllm-pd", **container: Any) -> dict[str, Any]:
-    return pod_of({"command": ["vllm", "serve", "m"], "args": list(words), **container}, engine=engine)
-
-
-@pytest.mark.parametrize("words", [["--kv-transfer-config", NIXL], [f"--kv-transfer-config={NIXL}"]])
-def test_a_nixl_connector_is_wrapped_when_asked_for(words: list[str]):
-    pod, _ = injected(pair(*words, "--port", "8000"))
-    args = pod["spec"]["containers"][0]["args"]
-    text = args[0].partition("=")[2] if len(words) == 1 else args[1]
-    whole = json.loads(text)
-    # MultiConnector gives engine_id to its parts itself and fails on a part that has one
-    assert {k: v for k, v in whole.items() if k != "kv_connector_extra_config"} == {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "engine_id": "p-1",
-    }
-    first, second = whole["kv_connector_extra_config"]["connectors"]
-    assert first == {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "kv_port": "5600"}
-    assert second["kv_connector"] == "OffloadingConnector"
-    assert second["kv_connector_extra_config"]["secondary_tiers"][0]["type"] == "PoolTier"
-    assert args[len(words) :] == ["--port", "8000", "--prefix-caching-hash-algo", "sha256_cbor"]
-    assert "kvpool-shm" in {v["name"] for v in pod["spec"]["volumes"]}
-
-
-def test_without_the_annotation_a_pair_stays_as_it_is_and_hears_what_to_do():
-    reason, message = skipped(pair("--kv-transfer-config", NIXL, engine=""))
-    assert reason is SkipReason.CONNECTOR_PRESENT
-    assert "kvpool.dev/engine: vllm-pd" in message
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--port", "8000"],
-        ["--kv-transfer-config", "{"],
-        ["--kv-transfer-config", "[]"],
-        ["--kv-transfer-config", "[" * 100_000],
-        ["--kv-transfer-config", '{"kv_connector":"MooncakeConnector","kv_role":"kv_both"}'],
-        ["--kv-transfer-config", '{"kv_connector":"MultiConnector","kv_role":"kv_both"}'],
-        ["--kv-transfer-config.kv_connector", "NixlConnector"],
-    ],
-)
-def test_what_cannot_be_wrapped_stays(words: list[str]):
-    reason, message = skipped(pair(*words))
-    assert reason is SkipReason.CONNECTOR_PRESENT
-    assert "vllm-pd" in message
-
-
-@pytest.mark.parametrize(
-    "container",
-    [
-        {"command": ["sh", "-c", f"vllm serve m --kv-transfer-config '{NIXL}'"]},
-        {"command": ["python3", "-m", "dynamo.vllm", "--kv-transfer-config", NIXL]},
-    ],
-)
-def test_a_pair_in_a_shell_or_under_dynamo_is_not_wrapped(container: dict[str, Any]):
-    assert skipped(pod_of(container, engine="vllm-pd"))[0] is SkipReason.CONNECTOR_PRESENT
-
-
-def test_kubernetes_still_expands_what_the_user_wrote_and_nothing_of_ours():
-    theirs = '{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_connector_extra_config":{"ip":"$(POD_IP)"}}'
-    pod = pair("--kv-transfer-config", theirs)
-    pod["metadata"]["annotations"]["kvpool.dev/connector-config"] = '{"x": "$(HOME)"}'
-    made, _ = injected(pod)
-    text = made["spec"]["containers"][0]["args"][1]
-    assert '"ip":"$(POD_IP)"' in text
-    assert '"x":"$$(HOME)"' in text
-
-
-def test_a_users_failure_policy_wins_over_ours():
-    whole = wrap_connector({"kv_connector": "NixlConnector", "kv_load_failure_policy": "fail"}, {"kv_connector": "O"})
-    assert whole["kv_load_failure_policy"] == "fail"
-    assert all("kv_load_failure_policy" not in c for c in whole["kv_connector_extra_config"]["connectors"])
-
-
-# -- any pod ----------------------------------------------------------------------------------------------------------
-
-WORDS = st.sampled_from(
-    [
-        *("vllm", "serve", "sglang", "lmcache", "server", "python3", "-m", "dynamo.vllm", "sglang.launch_server", "sh"),
-        *("-c", "--kv-transfer-config", NIXL, KVBM, "--page-size", "--l2-adapter", "--", "--config", "m", "{"),
-        *("vllm serve m", "sglang serve m $KVPOOL_ENGINE_ARGS", "lmcache server", "--hicache-storage-backend=file"),
-    ]
-)
-
-
-def test_of_two_engines_the_one_that_was_chosen_first_stays_the_one():
-    pod = pod_of({"command": ["vllm", "serve"]}, {"command": ["vllm", "serve"]})
-    once = inject(pod, parse_annotations(pod), INJECTION).pod
-    assert inject(once, parse_annotations(once), INJECTION).pod == once
-    assert [bool(c.get("args")) for c in once["spec"]["containers"]] == [True, False]
-
-
-@settings(deadline=None, max_examples=300)
-@given(
-    st.lists(st.lists(WORDS, max_size=6), min_size=1, max_size=2),
-    st.lists(WORDS, max_size=4),
-    st.sampled_from(ENGINES),
-)
-def test_whatever_a_pod_says_it_is_injected_once_or_left_alone(commands: list[list[str]], args: list[str], engine: str):
-    pod = pod_of(*({"command": c, "args": args} for c in commands), engine=engine)
-    before = copy.deepcopy(pod)
-    try:
-        result = inject(pod, parse_annotations(pod), INJECTION)
-    except Skip as skip:
-        reason = str(skip)
-    else:
-        reason = ""
-        assert inject(result.pod, parse_annotations(result.pod), INJECTION).pod == result.pod
-        for old, new in zip(pod["spec"]["containers"], result.pod["spec"]["containers"], strict=True):
-            assert new["command"] == old["command"] or engine == "vllm-pd"
-            assert new["args"][: len(args)] == args or engine == "vllm-pd"
-    assert pod == before
-    assert reason == "" or ": " in reason
-
-
-def test_flags_are_recognised_as_argparse_does():
-    known = frozenset({"--page-size", "--page"})
-    assert has_flag(["--page-size=1"], "--page-size")
-    assert has_flag(["--page-si", "1"], "--page-size")
-    assert not has_flag(["--page", "1"], "--page-size", known)
-    assert not has_flag(["page-size", "--p"], "--page-size")
