@@ -46,6 +46,7 @@ gen: setup ## regenerate crds/, schemas and API docs from the models
 	$(PY) charts/values_reference.py --write
 	$(PY) tests/metrics_reference.py --write
 	$(PY) docs/generate/conditions.py --write
+	$(PY) docs/generate/cli.py --write
 
 check: setup ## lint, types, import rules, freshness of generated files
 	$(VENV)/bin/ruff check .
@@ -64,6 +65,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	@for f in crds/*.kvpool.dev.yaml; do cmp $$f charts/kvpool/files/$$f || { echo "run make gen and commit the result"; exit 1; }; done
 	$(PY) tests/config_reference.py --check
 	$(PY) docs/generate/conditions.py --check
+	$(PY) docs/generate/cli.py --check
 	@$(MAKE) --no-print-directory audit
 
 test: setup ## unit, contract and integration tests with a real Redis and real sidecars (6 minutes on 2 processors)

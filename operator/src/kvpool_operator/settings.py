@@ -12,7 +12,7 @@ from kvpool_operator.desired.inputs import InstallationConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["OperatorSettings", "read_settings"]
+__all__ = ["OperatorSettings", "build_parser", "read_settings"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class OperatorSettings:
     log_level: str
 
 
-def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSettings:
-    """Read flags, then the environment, then defaults; SystemExit with a message if a value is missing."""
+def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """Return the parser of all flags. A flag takes its default from its KVPOOL_ variable in `environ`, if it is set."""
     parser = argparse.ArgumentParser(
         prog="kvpool-operator run",
         description="Reconciles every KVCachePool, KVCacheTenant and KVCacheOperation of the cluster.",
@@ -75,7 +75,12 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
         "70",
     )
     flag("log-level", "DEBUG, INFO, WARNING or ERROR", "INFO")
-    a = parser.parse_args(argv)
+    return parser
+
+
+def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSettings:
+    """Read flags, then the environment, then defaults; SystemExit with a message if a value is missing."""
+    a = build_parser(environ).parse_args(argv)
     return OperatorSettings(
         namespace=a.namespace,
         identity=a.identity,

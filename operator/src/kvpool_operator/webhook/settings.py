@@ -12,7 +12,7 @@ from kvpool_operator.pki.certificates import CertPolicy
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["WebhookSettings", "read_settings"]
+__all__ = ["WebhookSettings", "build_parser", "read_settings"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class WebhookSettings:
         return f"{self.service}.{self.namespace}.svc"
 
 
-def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> WebhookSettings:
-    """Read flags, then the environment, then defaults. SystemExit if a required setting is missing."""
+def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """Return the parser of all flags. A flag takes its default from its KVPOOL_ variable in `environ`, if it is set."""
     parser = argparse.ArgumentParser(
         prog="kvpool-operator webhook", description="Admission webhook that injects opted-in pods."
     )
@@ -76,7 +76,12 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> WebhookSet
     flag("sidecar-pull-policy", "imagePullPolicy of the init container", "IfNotPresent")
     flag("drain", "seconds to keep serving after SIGTERM, while the Service removes this pod", "5")
     flag("log-level", "DEBUG, INFO, WARNING or ERROR", "INFO")
-    a = parser.parse_args(argv)
+    return parser
+
+
+def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> WebhookSettings:
+    """Read flags, then the environment, then defaults. SystemExit if a required setting is missing."""
+    a = build_parser(environ).parse_args(argv)
     return WebhookSettings(
         address=a.address,
         port=int(a.https_port),
