@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from sc_nodes import HTTP_PORT, Process, fresh_address, wait_for
 from sc_raw import GoneError, Raw, block_id, payload
-from test_sc_rendezvous import POOL, Kubelet, pod
+from sc_kubelet import POOL, Kubelet, pod
 
 from kvpool.protocol import wire
 from kvpool_sidecar.app import takeover as overlap
