@@ -12,7 +12,7 @@ from sc_nodes import Cluster
 
 from kvpool.config import CLIENT_CONFIG_ENV, ClientConfig, dumps
 
-SCRIPT = Path(__file__).resolve().parents[2] / "charts" / "kvpool" / "files" / "tests" / "pool.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "charts" / "kvpool" / "files" / "tests" / "pool.py"
 
 
 def run(tmp_path, socket):

@@ -14,9 +14,9 @@ import urllib.request
 from types import SimpleNamespace
 
 import pytest
+from sc_kubelet import POOL, Kubelet, pod
 from sc_nodes import HTTP_PORT, Process, fresh_address, wait_for
 from sc_raw import GoneError, Raw, block_id, payload
-from sc_kubelet import POOL, Kubelet, pod
 
 from kvpool.protocol import wire
 from kvpool_sidecar.app import takeover as overlap

@@ -313,7 +313,7 @@ def test_installing_again_changes_nothing_and_a_new_version_replaces_all(tmp_pat
 
 def test_nothing_of_the_place_it_was_installed_from_comes_along(tmp_path):
     run("install-client", tmp_path / "client")
-    here = str(Path(__file__).resolve().parents[2])
+    here = str(Path(__file__).resolve().parents[3])
     for path in (tmp_path / "client").rglob("*"):
         if path.is_file() and path.suffix != ".so":
             assert here not in path.read_text(), path
