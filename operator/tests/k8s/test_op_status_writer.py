@@ -8,7 +8,7 @@ from op_samples import MemoryCluster
 
 from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.rate_limiter import TokenBucket
-from kvpool_operator.k8s.status_writer import StatusWriter, without
+from kvpool_operator.k8s.status_writer import StatusParts, StatusWriter, without
 
 POOL = {
     "apiVersion": "kvpool.dev/v1alpha1",
@@ -23,7 +23,7 @@ class World:
     def __init__(self, **kwargs: Any) -> None:
         self.cluster = MemoryCluster()
         self.clock = 0.0
-        self.writer = StatusWriter(self.cluster, without(("used",)), clock=lambda: self.clock, **kwargs)
+        self.writer = StatusWriter(self.cluster, StatusParts(without(("used",))), clock=lambda: self.clock, **kwargs)
 
     async def write(self, after_s: float = 0.0, *, create: bool = False, **status: Any) -> bool:
         self.clock += after_s
@@ -71,7 +71,7 @@ async def test_a_missing_object_is_created_only_if_asked_to():
 async def test_a_status_of_another_schema_is_replaced():
     world = World()
     world.cluster.put(POOL)
-    world.writer = StatusWriter(world.cluster, lambda s: [c["type"] for c in s["conditions"]])
+    world.writer = StatusWriter(world.cluster, StatusParts(lambda s: [c["type"] for c in s["conditions"]]))
     world.writer.record(REF, {"conditions": "none"})
     assert await world.write(conditions=[])
 

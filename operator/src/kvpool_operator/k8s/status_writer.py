@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import ApiClient, Manifest
     from kvpool_operator.k8s.rate_limiter import TokenBucket
 
-__all__ = ["StatusWriter", "without"]
+__all__ = ["StatusParts", "StatusWriter", "without"]
 
 COUNTERS_INTERVAL_S: Final = 30.0
 
@@ -25,6 +25,16 @@ COUNTERS_INTERVAL_S: Final = 30.0
 def without(fields: Sequence[str]) -> Callable[[Manifest], Any]:
     """The stable part of a status as everything but `fields`."""
     return lambda status: {k: v for k, v in status.items() if k not in fields}
+
+
+@dataclass(frozen=True)
+class StatusParts:
+    """Functions from a status to JSON values."""
+
+    stable: Callable[[Manifest], Any]
+    """The part whose change is a transition."""
+    comparable: Callable[[Manifest], Any] = lambda status: status
+    """The part whose change is worth a write."""
 
 
 @dataclass
@@ -39,24 +49,22 @@ class _Record:
 class StatusWriter:
     """Writes statuses of one kind by server-side apply. For one event loop.
 
-    A status whose `stable_part` differs from the recorded one is written at once; any other difference of its
-    `comparable_part` at most every `interval_s` seconds. Both functions take the status and return JSON values.
+    A status whose stable part differs from the recorded one is written at once; any other difference of its comparable
+    part at most every `interval_s` seconds.
     `bucket` bounds the writes of all objects together; transitions have priority.
     """
 
     def __init__(
         self,
         cluster: ApiClient,
-        stable_part: Callable[[Manifest], Any],
-        comparable_part: Callable[[Manifest], Any] = lambda status: status,
+        parts: StatusParts,
         *,
         interval_s: float = COUNTERS_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
         bucket: TokenBucket | None = None,
     ) -> None:
         self._cluster = cluster
-        self._stable_part = stable_part
-        self._comparable_part = comparable_part
+        self._parts = parts
         self._interval_s = interval_s
         self._clock = clock
         self._bucket = bucket
@@ -112,7 +120,7 @@ class StatusWriter:
         return written
 
     def _digests(self, status: Manifest) -> tuple[bytes, bytes]:
-        return _digest(self._comparable_part(status)), _digest(self._stable_part(status))
+        return _digest(self._parts.comparable(status)), _digest(self._parts.stable(status))
 
 
 def _status_manifest(manifest: Manifest, status: Manifest) -> Manifest:

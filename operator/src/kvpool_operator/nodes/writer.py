@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvpool_operator.api.node import NODE_KIND
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.k8s.status_writer import StatusWriter
+from kvpool_operator.k8s.status_writer import StatusParts, StatusWriter
 from kvpool_operator.nodes.status import comparable_status, node_manifest, node_name, stable_part
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class NodeWriter:
 
     def __init__(self, cluster: ApiClient, bucket: TokenBucket, clock: Callable[[], float]) -> None:
         self._cluster = cluster
-        self._statuses = StatusWriter(cluster, stable_part, comparable_status, clock=clock, bucket=bucket)
+        self._statuses = StatusWriter(cluster, StatusParts(stable_part, comparable_status), clock=clock, bucket=bucket)
 
     def record(self, pool: NamespacedName, node: str, status: Manifest) -> None:
         """Remember the status that the API holds."""

@@ -94,8 +94,10 @@ def _sidecar(group: Sequence[Manifest], reports: Mapping[str, SidecarStatus]) ->
 
 
 def _by_node(pods: Iterable[Manifest]) -> list[list[Manifest]]:
-    """Pods of each node in the order of the DaemonSet controller, which counts the first only. A pod without a node is
-    a group of its own."""
+    """Pods by node, in the order of the DaemonSet controller, which counts the first only.
+
+    A pod without a node is a group of its own.
+    """
     groups: dict[tuple[str, str], list[Manifest]] = {}
     for pod in sorted(pods, key=_age):
         node = podview.node(pod)

@@ -16,7 +16,7 @@ from kvpool_operator.api.reasons import Reason
 from kvpool_operator.api.v1alpha1 import API_VERSION, KVCachePool, Metadata
 from kvpool_operator.errors import InvalidPoolError, OperatorError
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
-from kvpool_operator.k8s.status_writer import StatusWriter
+from kvpool_operator.k8s.status_writer import StatusParts, StatusWriter
 from kvpool_operator.operations.executor import OperationExecutor
 from kvpool_operator.operations.pool_access import PoolAccess
 from kvpool_operator.operations.state import OperationState
@@ -58,7 +58,7 @@ class OperationReconciler:
         self._cluster = cluster
         self._pools = PoolAccess(cluster, status_client)
         self._executor = OperationExecutor(admin_client)
-        self._statuses = StatusWriter(cluster, _stable_part, interval_s=MAX_REQUEUE_S, clock=clock)
+        self._statuses = StatusWriter(cluster, StatusParts(_stable_part), interval_s=MAX_REQUEUE_S, clock=clock)
         self._now = now
         self._states: dict[str, OperationState] = {}
         self._uids: dict[NamespacedName, str] = {}

@@ -9,7 +9,7 @@ from kvpool_operator.api.reasons import EventReason
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
-from kvpool_operator.k8s.status_writer import StatusWriter, without
+from kvpool_operator.k8s.status_writer import StatusParts, StatusWriter, without
 from kvpool_operator.pools.apply import emit_pool_event
 from kvpool_operator.pools.plan import EmitEvent
 from kvpool_operator.pools.status import stable_part
@@ -40,8 +40,8 @@ class StatusReporter:
         """`record_own_write(pool, version)`: this version of a pool differs from the one before by its status only."""
         self._cluster = cluster
         self._record_own_write = record_own_write
-        self._pools = StatusWriter(cluster, stable_part, clock=clock)
-        self._tenants = StatusWriter(cluster, without(("used",)), clock=clock)
+        self._pools = StatusWriter(cluster, StatusParts(stable_part), clock=clock)
+        self._tenants = StatusWriter(cluster, StatusParts(without(("used",))), clock=clock)
         self._tenants_of: dict[NamespacedName, set[ObjectRef]] = {}
 
     def forget(self, pool: NamespacedName) -> None:
