@@ -39,11 +39,11 @@ $(VENV)/.ready: requirements/dev.txt requirements/rdma.txt client/pyproject.toml
 
 gen: setup ## regenerate crds/, schemas and API docs from the models
 	$(PY) -m kvpool_operator.api.crdgen --write
-	$(PY) -m kvpool_operator.api.reference --write
+	$(PY) docs/generate/api.py --write
 	cp crds/*.kvpool.dev.yaml charts/kvpool/files/crds/
 	$(PY) tests/config_reference.py --write
 	$(PY) charts/dashboards.py --write
-	$(PY) charts/values_reference.py --write
+	$(PY) docs/generate/chart_values.py --write
 	$(PY) tests/metrics_reference.py --write
 	$(PY) docs/generate/conditions.py --write
 	$(PY) docs/generate/cli.py --write
@@ -60,8 +60,8 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(VENV)/bin/mypy e2e/engine/*.py
 	$(VENV)/bin/lint-imports --config pyproject.toml
 	$(PY) -m kvpool_operator.api.crdgen --check
-	$(PY) -m kvpool_operator.api.reference --check
-	$(PY) charts/values_reference.py --check
+	$(PY) docs/generate/api.py --check
+	$(PY) docs/generate/chart_values.py --check
 	@for f in crds/*.kvpool.dev.yaml; do cmp $$f charts/kvpool/files/$$f || { echo "run make gen and commit the result"; exit 1; }; done
 	$(PY) tests/config_reference.py --check
 	$(PY) docs/generate/conditions.py --check

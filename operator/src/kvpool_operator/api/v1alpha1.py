@@ -1,7 +1,7 @@
 """kvpool.dev/v1alpha1 KVCachePool: the spec that users write. `api.pool.status` has the status.
 
 `kubectl explain` prints the text under each field. Defaults are defined here and nowhere else; `api.crdgen` generates
-the CRD, and `api.reference` the reference pages, from these models.
+the CRD, and docs/generate/api.py the reference page, from these models.
 """
 
 from __future__ import annotations

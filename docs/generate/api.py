@@ -1,7 +1,6 @@
-"""Generator of the API reference pages from the CRDs and from the table of labels and annotations.
+"""Generate docs/reference/api.md and docs/reference/annotations.md from the CRDs and the table of metadata keys.
 
-`python -m kvpool_operator.api.reference --write` writes docs/reference/api.md and docs/reference/annotations.md below
-the current directory (the root of the repository); `--check` exits 1 if a page is stale.
+`--write` writes the pages, `--check` exits 1 if one is out of date.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "pages"]
 
-FOLDER: Final = Path("docs/reference")
+FOLDER: Final = Path(__file__).resolve().parents[1] / "reference"
 _NOTE: Final = "<!-- Generated from kvpool_operator.api by `make gen`. Do not edit. -->\n"
 _SELECTORS: Final = ("matchExpressions", "matchLabels")
 """Fields of every label selector. The reference describes them once."""
@@ -141,9 +140,9 @@ def main(argv: list[str]) -> int:
     if argv == ["--check"]:
         stale = [n for n, text in pages().items() if not (FOLDER / n).is_file() or (FOLDER / n).read_text() != text]
         for name in stale:
-            print(f"{FOLDER / name} is stale: run `make gen` and commit the result", file=sys.stderr)
+            print(f"docs/reference/{name} is stale: run `make gen` and commit the result", file=sys.stderr)
         return 1 if stale else 0
-    print("usage: python -m kvpool_operator.api.reference --write | --check", file=sys.stderr)
+    print("usage: python docs/generate/api.py --write | --check", file=sys.stderr)
     return 2
 
 

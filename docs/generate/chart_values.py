@@ -1,7 +1,6 @@
-"""Reference of the chart's values: `python charts/values_reference.py --write` generates it from values.yaml.
+"""Generate docs/reference/chart-values.md, and descriptions in values.schema.json, from comments in values.yaml.
 
-The comments in values.yaml are the only source. They become docs/reference/chart-values.md and the descriptions in
-values.schema.json. `--check` exits 1 if a file is stale.
+`--write` writes the files, `--check` exits 1 if one is out of date.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 VALUES = ROOT / "charts" / "kvpool" / "values.yaml"
 SCHEMA = ROOT / "charts" / "kvpool" / "values.schema.json"
 PAGE = ROOT / "docs" / "reference" / "chart-values.md"
@@ -108,7 +107,7 @@ def main(argv: list[str]) -> int:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is stale: run `make gen` and commit the result", file=sys.stderr)
         return 1 if stale else 0
-    print("usage: python charts/values_reference.py --write | --check", file=sys.stderr)
+    print("usage: python docs/generate/chart_values.py --write | --check", file=sys.stderr)
     return 2
 
 
