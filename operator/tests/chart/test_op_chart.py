@@ -16,6 +16,7 @@ from kvpool_operator.desired.daemonset import sidecar_daemonset
 from kvpool_operator.desired.inputs import InstallationConfig
 from kvpool_operator.k8s.client import KINDS
 from kvpool_operator.observe.observer import CLUSTER_SCOPED_KINDS, OWNED_KINDS
+from kvpool_operator.settings import build_parser as operator_parser
 from kvpool_operator.settings import read_settings as read_operator_settings
 from kvpool_operator.webhook.settings import read_settings
 
@@ -189,7 +190,7 @@ def test_the_operators_settings_are_those_that_it_reads():
     assert role["rules"][1]["resourceNames"] == [settings.leader_election_id]
     assert role["rules"][2]["resourceNames"] == [settings.webhook]
     assert one(objects, "ClusterRole", settings.env.rendezvous_role)
-    known = read_operator_settings.__code__.co_consts
+    known = operator_parser.__code__.co_consts
     flags = {"KVPOOL_" + c.upper().replace("-", "_") for c in known if isinstance(c, str)}
     assert set(env) <= flags, "a variable that nobody reads"
 
