@@ -65,10 +65,10 @@ class Verify:
                     raise PoolUnavailableError("the drive returned errors or did not answer", where=drive.name)
                 seen += 1
                 pace.settle()
-                found = drive.peek(key)
-                if found is not None:
+                block = drive.peek(key)
+                if block is not None:
                     pace.acquire(HEADER_BYTES + size, 0.0)
-                    self._count(context, size, is_valid=_is_valid(drive, key, found))
+                    self._count(context, size, is_valid=_is_valid(drive, key, block))
                 context.set_progress(seen, max(seen, total), "blocks")
 
     def _verify_shared(self, shared: SharedTier, context: Context, pace: RateLimiter) -> None:
@@ -93,9 +93,9 @@ class Verify:
             context.count("corrupt")
 
 
-def _is_valid(drive: Drive, key: bytes, found: Block) -> bool:
+def _is_valid(drive: Drive, key: bytes, block: Block) -> bool:
     """Verify and close a block; a corrupt one is quarantined."""
-    fd, size = found
+    fd, size = block
     try:
         was_cached = size > 0 and in_memory(fd, HEADER_BYTES + size)
         blockfile.verify(fd, key, size)

@@ -184,10 +184,12 @@ def _speed(fd: int, file: int, tier: LocalTier, expected_mb_s: int, *, direct: b
     reserve = max(tier.reserve_free_bytes, info.f_blocks * info.f_frsize * tier.reserve_free_percent // 100)
     budget = (info.f_bavail * info.f_frsize - reserve) // 4  # avoid disk pressure on the node
     limit = min(speed.MAX_BYTES, max(speed.CHUNK, budget))
-    found = speed.measure(file, direct=direct, max_bytes=limit, max_s=max_s)
-    values = {"write_mb_s": found.write_mb_s, "read_mb_s": found.read_mb_s, "measured_bytes": float(found.written)}
-    speeds = f"writes {found.write_mb_s:.0f} MB/s, reads {found.read_mb_s:.0f} MB/s ({size(found.written)}, one stream)"
-    if found.written and found.read_mb_s < expected_mb_s * _SLOW:
+    result = speed.measure(file, direct=direct, max_bytes=limit, max_s=max_s)
+    values = {"write_mb_s": result.write_mb_s, "read_mb_s": result.read_mb_s, "measured_bytes": float(result.written)}
+    speeds = (
+        f"writes {result.write_mb_s:.0f} MB/s, reads {result.read_mb_s:.0f} MB/s ({size(result.written)}, one stream)"
+    )
+    if result.written and result.read_mb_s < expected_mb_s * _SLOW:
         yield warned(
             "Speed",
             f"{speeds}: loads will time out; the deadline is three times that of {expected_mb_s} MB/s",

@@ -76,11 +76,11 @@ def check_rdma(
         return
     if not package:
         yield missing("RdmaPackage", "a device is present, but the image has no NIXL", "build the image with RDMA=1")
-    found = ports(sys, interfaces)
-    active = [port for port in found if port.active]
+    visible = ports(sys, interfaces)
+    active = [port for port in visible if port.active]
     if not active:
         yield missing(
-            "RdmaPort", f"none of {len(found)} RDMA ports is active", "check the cable, the switch and the driver"
+            "RdmaPort", f"none of {len(visible)} RDMA ports is active", "check the cable, the switch and the driver"
         )
     elif not any(port.gids for port in active):
         yield missing(

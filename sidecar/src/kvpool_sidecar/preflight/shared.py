@@ -148,9 +148,11 @@ def _speed(fd: int, tier: SharedTier, max_s: float) -> Finding:
     with scratch_file(fd) as (file, _):
         direct = speed.takes_direct_io(file)
         limit = min(_MAX_BYTES, max(speed.CHUNK, free // 4))
-        found = speed.measure(file, direct=direct, max_bytes=limit, max_s=max_s / 2)
-    speeds = f"writes {found.write_mb_s:.0f} MB/s, reads {found.read_mb_s:.0f} MB/s ({size(found.written)}, one stream)"
-    values = {"write_mb_s": found.write_mb_s, "read_mb_s": found.read_mb_s, "free_bytes": float(free)}
+        result = speed.measure(file, direct=direct, max_bytes=limit, max_s=max_s / 2)
+    speeds = (
+        f"writes {result.write_mb_s:.0f} MB/s, reads {result.read_mb_s:.0f} MB/s ({size(result.written)}, one stream)"
+    )
+    values = {"write_mb_s": result.write_mb_s, "read_mb_s": result.read_mb_s, "free_bytes": float(free)}
     if tier.capacity_bytes and info.f_blocks * info.f_frsize < tier.capacity_bytes:
         return warned(
             "Space",

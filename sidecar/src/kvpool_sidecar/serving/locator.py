@@ -66,9 +66,9 @@ class BlockLocator:
         tiers, keys = b"", list[bytes]()
         sizes = itertools.chain(_PARTS, itertools.repeat(len(block_ids)))
         while len(tiers) < len(block_ids) and Tier.MISS not in tiers:
-            found = self._part(tenants, block_ids[len(tiers) : len(tiers) + next(sizes)], deadline, exhaustive=False)
-            tiers += found.tiers
-            keys += found.keys
+            part = self._part(tenants, block_ids[len(tiers) : len(tiers) + next(sizes)], deadline, exhaustive=False)
+            tiers += part.tiers
+            keys += part.keys
         return Located(tiers.ljust(len(block_ids), b"\0"), keys)
 
     def _part(
@@ -85,8 +85,8 @@ class BlockLocator:
         rest = [n for n in rest if tiers[n] == Tier.MISS]
         if rest and has_shared:
             rest = self._find_in_shared(tenants, block_ids, rest, tiers, keys, deadline, exhaustive=exhaustive)
-        found = bytes(tiers) if exhaustive or not rest else bytes(tiers[: rest[0]]).ljust(len(tiers), b"\0")
-        return Located(found, keys)
+        prefix = bytes(tiers) if exhaustive or not rest else bytes(tiers[: rest[0]]).ljust(len(tiers), b"\0")
+        return Located(prefix, keys)
 
     def _local_keys(self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], deadline: float) -> list[bytes]:
         """Return `first_local_key` of each block; after half of the time, for the requesting tenant only."""
@@ -113,7 +113,7 @@ class BlockLocator:
         """
         query = self._peers.locate if exhaustive else self._peers.longest_prefix
         until = time.monotonic() + budget
-        found: dict[int, bytes] = {}
+        located: dict[int, bytes] = {}
         missing, without_hit = list(rest), 0
         rounds = tenants if exhaustive or len(tenants) == 1 else itertools.chain.from_iterable([tenants] * _ROUNDS)
         for tenant in rounds:
@@ -122,12 +122,12 @@ class BlockLocator:
             if not keys or left <= 0:
                 break
             there: Sequence[object] = query(keys, left)
-            found.update((n, key) for n, key, present in zip(missing, keys, there, strict=False) if present)
+            located.update((n, key) for n, key, present in zip(missing, keys, there, strict=False) if present)
             without_hit = 0 if there[0] else without_hit + 1
-            missing = [n for n in missing if n not in found]
+            missing = [n for n in missing if n not in located]
             if without_hit >= len(tenants) and not exhaustive:
                 break
-        return found
+        return located
 
     def _find_in_shared(
         self,
