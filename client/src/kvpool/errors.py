@@ -7,12 +7,12 @@
     |   +-- PoolUnavailableError     no sidecar answers (also ConnectionError)
     |   +-- DeadlineExceededError    the caller's deadline passed (also TimeoutError)
     |   +-- TierFullError            no space, or the tenant is over its quota
-    |   +-- BusyError                too much is under way; nothing was tried
+    |   +-- BusyError                too many requests in flight; nothing was tried
     +-- PermanentError               the same call will never work
-    |   +-- ProtocolError            the other side broke the protocol; its connection is closed
+    |   +-- ProtocolError            the other side violated the protocol; its connection is closed
     |   +-- ConfigError              a configuration cannot be used (also ValueError)
     |   +-- RefusedError             the caller may not do this
-    +-- CorruptBlockError            stored bytes are not what was asked for: a miss, and the block is quarantined
+    +-- CorruptBlockError            stored bytes do not match the request: a miss, and the block is quarantined
 
 Engine plug-ins let none of these escape: at an engine's boundary every error is a miss and a counter.
 """
@@ -53,7 +53,7 @@ class PoolUnavailableError(RetryableError, ConnectionError):
 
 
 class DeadlineExceededError(RetryableError, TimeoutError):
-    """The caller's deadline passed; whatever was under way is discarded."""
+    """The caller's deadline passed; requests in flight are discarded."""
 
 
 class TierFullError(RetryableError):
@@ -61,7 +61,7 @@ class TierFullError(RetryableError):
 
 
 class BusyError(RetryableError):
-    """Too much is under way; nothing was tried."""
+    """Too many requests in flight; nothing was tried."""
 
 
 class PermanentError(KVPoolError):
@@ -69,11 +69,11 @@ class PermanentError(KVPoolError):
 
 
 class ProtocolError(PermanentError):
-    """The other side broke the protocol; its connection is closed."""
+    """The other side violated the protocol; its connection is closed."""
 
 
 class ConfigError(PermanentError, ValueError):
-    """A configuration cannot be used; the message says which field and what to do."""
+    """A configuration cannot be used; the message names the field and the fix."""
 
 
 class RefusedError(PermanentError):
@@ -81,4 +81,4 @@ class RefusedError(PermanentError):
 
 
 class CorruptBlockError(KVPoolError):
-    """Stored bytes are not what was asked for: a miss; the block is quarantined."""
+    """Stored bytes do not match the request: a miss; the block is quarantined."""

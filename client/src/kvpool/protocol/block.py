@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 try:
     from xxhash import xxh3_128 as _xxh3_128_running
     from xxhash import xxh3_128_digest as _xxh3_128
-except ImportError:  # the sidecar verifies for a client that cannot (kvpool.protocol.wire, Flag.VERIFY)
+except ImportError:  # the sidecar verifies for such a client (kvpool.protocol.wire, Flag.VERIFY)
     _xxh3_128 = None  # type: ignore[assignment]
 
 __all__ = [
@@ -153,7 +153,7 @@ class EngineBlock:
 
 @dataclass(frozen=True)
 class BlockHeader:
-    """What a block says of itself. Lengths in bytes; `created_ms` in Unix milliseconds; `salt_tag`: 16 bytes."""
+    """Decoded block header. Lengths in bytes; `created_ms` in Unix milliseconds; `salt_tag`: 16 bytes."""
 
     key: bytes
     block_id: bytes
@@ -174,14 +174,14 @@ class BlockHeader:
 
 
 def checksum(payload: bytes | bytearray | memoryview) -> bytes:
-    """XXH3-128 of `payload`, 16 bytes big-endian. Releases the GIL. RuntimeError where xxhash is missing."""
+    """Compute XXH3-128 of `payload`, 16 bytes big-endian. Releases the GIL. RuntimeError without xxhash."""
     if _xxh3_128 is None:
-        raise RuntimeError("xxhash cannot be imported here; ask the sidecar to verify (CAN_CHECKSUM is False)")
+        raise RuntimeError("xxhash cannot be imported here; let the sidecar verify (CAN_CHECKSUM is False)")
     return _xxh3_128(payload)
 
 
 class RunningChecksum(Protocol):
-    """A checksum in steps, for bytes that are still in the processor's cache."""
+    """Incremental checksum, for bytes that are still in the processor's cache."""
 
     def update(self, data: bytes | bytearray | memoryview, /) -> None: ...
 
@@ -189,14 +189,14 @@ class RunningChecksum(Protocol):
 
 
 def running_checksum() -> RunningChecksum:
-    """Like `checksum`, in steps: `update(view)` in order, then `digest()`. RuntimeError where xxhash is missing."""
+    """Start an incremental `checksum`: `update(view)` in order, then `digest()`. RuntimeError without xxhash."""
     if _xxh3_128 is None:
-        raise RuntimeError("xxhash cannot be imported here; ask the sidecar to verify (CAN_CHECKSUM is False)")
+        raise RuntimeError("xxhash cannot be imported here; let the sidecar verify (CAN_CHECKSUM is False)")
     return _xxh3_128_running()
 
 
 def encode_header(header: BlockHeader) -> bytes:
-    """The 4096 bytes that start the block's file. ValueError if a field has the wrong size."""
+    """Encode the 4096 bytes that start the block's file. ValueError if a field has the wrong size."""
     sizes = (
         len(header.key),
         len(header.block_id),
@@ -234,9 +234,9 @@ def encode_header(header: BlockHeader) -> bytes:
 
 
 def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", packed: bool = False) -> BlockHeader:
-    """Read a header back. CorruptBlockError if it is torn, foreign or of a version this build cannot read.
+    """Decode a header. CorruptBlockError if it is torn, foreign or of a version this build cannot read.
 
-    `packed`: the reader can decompress; without it a compressed block is one that this build cannot read.
+    `packed`: the reader can decompress; otherwise a compressed block counts as unreadable.
     """
     if len(data) != HEADER_BYTES:
         raise CorruptBlockError("block header is truncated", where=where)
@@ -255,7 +255,7 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
     salt = bytes(data[_ENGINE_END:_SALTED_END]) if version == FORMAT_VERSION_SALTED else NO_SALT
     if version == FORMAT_VERSION_SALTED and salt == NO_SALT:
         raise CorruptBlockError("block has an empty salt tag", key=key.hex(), where=where)
-    # with a salt the name may be absent, but then all of it
+    # a salted header may have no engine block identity, but then all of it is zero
     has_engine_block = version == FORMAT_VERSION_NAMED or (salt != NO_SALT and any(data[_FIELDS.size : _ENGINE_END]))
     engine_block = _engine_block_of(data, where) if has_engine_block else None
     return BlockHeader(key, block_id, fp, tag, payload_len, psum, created, stored_len, codec, alg, engine_block, salt)
@@ -287,9 +287,9 @@ def payload_sum_of(
     tenant_tag: bytes,
     length: int,
 ) -> bytes:
-    """The payload's checksum, of a header that is whole and says exactly this; CorruptBlockError says what differs.
+    """Return the payload's checksum of a valid header with exactly these fields; else CorruptBlockError.
 
-    The same as `decode_header` and `require`, in a quarter of their time: a load does it for each block.
+    Equivalent to `decode_header` and `require` in a quarter of their time: a load calls it for each block.
     """
     version = data[_VERSION_AT] if len(data) == HEADER_BYTES and data[_VERSION_AT] in _ENDS else FORMAT_VERSION
     end = _ENDS[version]
@@ -307,7 +307,7 @@ def payload_sum_of(
 
 
 def tenant_tag_of(data: bytes | bytearray | memoryview) -> bytes:
-    """What a header says of its tenant; nothing is checked."""
+    """Return the tenant tag of a header, unverified."""
     return bytes(data[_PAYLOAD_SUM_AT - 16 : _PAYLOAD_SUM_AT])
 
 
@@ -322,9 +322,9 @@ def require(
     payload_sum: Callable[[], bytes] | None = None,
     where: str = "",
 ) -> None:
-    """Insist that `header` is of the block that was asked for; `payload_sum` is called last, only if all else fits.
+    """Require that `header` matches the requested block; `payload_sum` is called last, only if all else matches.
 
-    CorruptBlockError names the first field that differs; an expectation left at None is not checked.
+    CorruptBlockError names the first field that differs; an argument of None is not checked.
     """
     wanted = (
         ("key", key, header.key),

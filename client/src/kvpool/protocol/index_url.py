@@ -1,4 +1,4 @@
-"""The address of a prefix index, read by the operator (from the user's Secret) and by the sidecar (from pool.json).
+"""Address of a prefix index: read by the operator (user's Secret) and the sidecar (pool.json), not by clients.
 
 ========================================================= ==========================================================
 `redis://host:port/db`                                    one Redis or Valkey

@@ -1,12 +1,12 @@
-"""How a block gets its name.
+"""Identities of a block and keys derived from the pool secret.
 
 ::
 
-    block id = SHA-256("kvpool-ident-v1" | lp(fingerprint) | lp(engine block hash) | lp(part))     made by the client
-    key   = HMAC-SHA-256(pool secret, "kvpool-key-v1" | lp(tenant) | block id)                     made by the sidecar
+    block id = SHA-256("kvpool-ident-v1" | lp(fingerprint) | lp(engine block hash) | lp(part))     by the client
+    key   = HMAC-SHA-256(pool secret, "kvpool-key-v1" | lp(tenant) | block id)                     by the sidecar
     tag   = HMAC-SHA-256(pool secret, "kvpool-tag-v1" | lp(tenant))[:16]                        in each block's header
     salt key = HMAC-SHA-256(pool secret, "kvpool-salt-v1" | lp(tag))                         for the tenant's clients
-    salt tag = BLAKE2b-128(SHA-256(salt), key: salt key, person: "kvpool-salt-v1")           in headers, if asked for
+    salt tag = BLAKE2b-128(SHA-256(salt), key: salt key, person: "kvpool-salt-v1")           in headers, if requested
 
 `lp(x)` is the length of `x` as 4 bytes little-endian, then `x`: no two inputs run together. The client knows neither
 the secret nor the key of another tenant; the sidecar takes the tenant from the socket a request came in by.
@@ -52,7 +52,7 @@ def _lp(data: bytes) -> bytes:
 
 
 def fingerprint(inputs: Mapping[str, object]) -> bytes:
-    """32 bytes over the canonical JSON of everything that changes the meaning of a block's bytes.
+    """Compute 32 bytes over the canonical JSON of everything that changes the meaning of a block's bytes.
 
     `inputs` holds JSON values only (model, weights digest, dtype, layout, parallel sizes, engine version ...).
     Raises TypeError for a value that JSON cannot hold and ValueError for NaN.
@@ -62,51 +62,51 @@ def fingerprint(inputs: Mapping[str, object]) -> bytes:
 
 
 def block_id(fingerprint: bytes, block_hash: bytes, part: bytes = b"") -> bytes:
-    """32 bytes that name a block within a tenant. `part`: cache group or rank where an engine splits a block."""
+    """Compute the 32-byte id of a block within a tenant. `part`: cache group or rank if the engine splits blocks."""
     return hashlib.sha256(b"kvpool-ident-v1" + _lp(fingerprint) + _lp(block_hash) + _lp(part)).digest()
 
 
 def block_key(pool_secret: bytes, tenant: str, block_id: bytes) -> bytes:
-    """The block's 32-byte key in the pool; its lower-case hex is the file name."""
+    """Derive the block's 32-byte key in the pool; its lower-case hex is the file name."""
     return hmac.digest(pool_secret, b"kvpool-key-v1" + _lp(tenant.encode()) + block_id, "sha256")
 
 
 def tenant_tag(pool_secret: bytes, tenant: str) -> bytes:
-    """16 bytes that tell tenants apart in block headers and in accounting without naming them."""
+    """Derive 16 bytes that identify a tenant in block headers and accounting without naming it."""
     return hmac.digest(pool_secret, b"kvpool-tag-v1" + _lp(tenant.encode()), "sha256")[:TAG_BYTES]
 
 
 def salt_key(pool_secret: bytes, tenant_tag: bytes) -> bytes:
-    """32 bytes with which salts of a tenant's requests are tagged: who reads a drive cannot try salts without them."""
+    """Derive the 32-byte key of a tenant's salt tags; without it, salts cannot be guessed from a drive's contents."""
     return hmac.digest(pool_secret, b"kvpool-salt-v1" + _lp(tenant_tag), "sha256")
 
 
 def salt_digest(salt: str) -> bytes:
-    """SHA-256 of a request's salt, 32 bytes: what an operator names it by (`printf %s SALT | sha256sum`)."""
+    """Compute SHA-256 of a request's salt, 32 bytes, as used to purge by salt (`printf %s SALT | sha256sum`)."""
     return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
 
 
 def salt_tag(salt_key: bytes, salt_digest: bytes) -> bytes:
-    """16 bytes in a block's header that tell which salt its request had to whoever has the tenant's salt key."""
+    """Derive 16 bytes for a block's header that reveal the request's salt only to holders of the tenant's salt key."""
     return hashlib.blake2b(salt_digest, digest_size=16, key=salt_key, person=b"kvpool-salt-v1").digest()
 
 
 def peer_secret(pool_secret: bytes, pool_uid: str) -> bytes:
-    """The secret with which sidecars of one pool prove themselves to each other."""
+    """Derive the secret by which sidecars of one pool authenticate to each other."""
     return hmac.digest(pool_secret, b"kvpool-peer-v1" + _lp(pool_uid.encode()), "sha256")
 
 
 def events_token(pool_secret: bytes, pool_uid: str, revision: int) -> str:
-    """The bearer token of routers that ask sidecars for prefixes (docs/reference/kv-events.md), 64 hexadecimal digits.
+    """Derive the bearer token of routers that query prefixes (docs/reference/kv-events.md), 64 hexadecimal digits.
 
-    It tells nothing of the secret. Another `revision` (0 to 2**32 - 1) gives another token.
+    It reveals nothing about the secret. Another `revision` (0 to 2**32 - 1) gives another token.
     """
     message = b"kvpool-events-v1" + _lp(pool_uid.encode()) + revision.to_bytes(4, "little")
     return hmac.digest(pool_secret, message, "sha256").hex()
 
 
 def index_login(pool_secret: bytes, password: str) -> str:
-    """Which password of the index somebody uses, 16 hexadecimal digits that tell nothing of it; empty for none."""
+    """Derive an identifier of an index password, 16 hexadecimal digits that reveal nothing about it; empty for none."""
     if not password:
         return ""
     return hmac.digest(pool_secret, b"kvpool-index-login-v1" + _lp(password.encode()), "sha256").hex()[:16]

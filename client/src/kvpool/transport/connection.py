@@ -1,8 +1,7 @@
 """One connection to the sidecar of this node: a SOCK_SEQPACKET unix socket, and the peer streams that belong to it.
 
-A connection is used by one thread at a time (kvpool.transport.connection_pool leases it). After anything but a
-complete, well-formed answer
-it is `broken`: whoever leased it gives it back and it is closed, with every descriptor that came over it.
+A connection is used by one thread at a time (see kvpool.transport.connection_pool). After anything but a complete,
+well-formed reply it is `broken`: the pool closes it on release, with every descriptor that it received.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LONGEST_PATH = 100
 
 
 class Reply(NamedTuple):
-    """One answer; the receiver owns (and closes) the descriptors."""
+    """One reply; the receiver owns (and closes) the descriptors."""
 
     items: int
     body: bytes
@@ -35,7 +34,7 @@ class Reply(NamedTuple):
 
 
 class Connection:
-    """Connects and says HELLO. Raises PoolUnavailableError, DeadlineExceededError, ProtocolError or RefusedError."""
+    """Connects and sends HELLO. Raises PoolUnavailableError, DeadlineExceededError, ProtocolError or RefusedError."""
 
     def __init__(self, path: str, hello: wire.ClientHello, timeout_s: float) -> None:
         self.broken = False
@@ -51,7 +50,7 @@ class Connection:
             try:
                 _connect(self._socket, path)
             except OSError as e:
-                raise PoolUnavailableError(f"no sidecar: {e.strerror or e}", where=path) from None
+                raise PoolUnavailableError((e.strerror or str(e)).lower(), where=path) from None
             reply = self.request(wire.Op.HELLO, hello.pack(), deadline=deadline)
             self.server = _checked_hello(reply.body, path)
         except BaseException:
@@ -73,11 +72,11 @@ class Connection:
         max_descriptors: int = 0,
         abandonable: bool = False,
     ) -> Reply:
-        """Ask and wait for the answer until `deadline` (time.monotonic()).
+        """Send a request and wait for its reply until `deadline` (time.monotonic()).
 
-        `abandonable`: the answer carries no state, so after a missed deadline the connection stays and the late
-        answer is thrown away when it comes. Raises PoolUnavailableError, DeadlineExceededError, ProtocolError and
-        RefusedError (the sidecar answered ERROR).
+        `abandonable`: the reply carries no state, so after a missed deadline the connection stays usable and the late
+        reply is discarded. Raises PoolUnavailableError, DeadlineExceededError, ProtocolError and RefusedError (the
+        sidecar replied ERROR).
         """
         self._request = (self._request + 1) & 0xFFFFFFFF
         request = self._request
@@ -95,7 +94,7 @@ class Connection:
                 self._abandoned.add(request)
             else:
                 self.broken = True
-            raise DeadlineExceededError(f"no answer to {op.name} in time", where=self._path) from None
+            raise DeadlineExceededError(f"no reply to {op.name} before the deadline", where=self._path) from None
         except ProtocolError:
             self.broken = True
             raise
@@ -105,7 +104,7 @@ class Connection:
         return self._checked(op, head, answer, descriptors, max_descriptors)
 
     def notify(self, op: wire.Op) -> None:
-        """Say something that has no answer, if that is possible at once."""
+        """Send a message that has no reply; dropped if the socket is not writable immediately."""
         with contextlib.suppress(OSError):
             self._socket.send(wire.pack(op), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
@@ -118,7 +117,7 @@ class Connection:
         self._socket.close()
 
     def shut(self) -> None:
-        """Tell the sidecar now that this connection is over; `close` frees the descriptors later."""
+        """Shut the socket down immediately; `close` frees the descriptors later."""
         self.broken = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -149,7 +148,7 @@ class Connection:
         self._abandoned.discard(head.request)
         if descriptors or not known:
             _close_all(descriptors)
-            raise ProtocolError("an answer to no question", where=self._path)
+            raise ProtocolError("a reply to no request", where=self._path)
 
     def _checked(
         self, op: wire.Op, head: wire.Head, body: bytes, descriptors: list[int], max_descriptors: int
@@ -163,11 +162,11 @@ class Connection:
             self.broken = code in (wire.ErrorCode.BAD_REQUEST, wire.ErrorCode.VERSION)
             raise RefusedError(f"the sidecar refused {op.name}: {code} {text}", where=self._path)
         self.broken = True
-        raise ProtocolError(f"unexpected answer {head.op} to {op.name}", where=self._path)
+        raise ProtocolError(f"unexpected reply {head.op} to {op.name}", where=self._path)
 
 
 def _connect(sock: socket.socket, path: str) -> None:
-    """Also to a path that is longer than the 107 bytes of a unix socket's address."""
+    """Connect, also to a path that is longer than the 107 bytes of a unix socket's address."""
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         sock.connect(path)
         return
@@ -181,7 +180,9 @@ def _connect(sock: socket.socket, path: str) -> None:
 def _checked_hello(body: bytes, path: str) -> wire.ServerHello:
     server = wire.ServerHello.unpack(body)
     if server.version != wire.PROTOCOL_VERSION:
-        raise ProtocolError(f"the sidecar speaks version {server.version}", where=path)
+        raise ProtocolError(
+            f"protocol version refused: sidecar {server.version}, client {wire.PROTOCOL_VERSION}", where=path
+        )
     return server
 
 

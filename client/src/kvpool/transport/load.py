@@ -1,7 +1,7 @@
-"""How a batch of blocks is loaded: windows of at most 64 descriptors, shared by the caller and a few helper threads.
+"""Load a batch of blocks in windows of at most 64 descriptors, shared by the caller and a few helper threads.
 
-The caller reads what is in memory and the peer streams, but never waits for a drive: that is left to helpers, whom it
-can give up on at the deadline. Each helper takes blocks until none is left: one job per worker and batch.
+The caller reads cached files and the peer streams, but never waits for a drive: helpers do, and the caller abandons
+them at the deadline. Each helper takes blocks until none is left: one job per worker and batch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ["LoadBatch"]
 _log = logging.getLogger("kvpool")
 
 _PROCESSORS = os.cpu_count() or 1
-_HELPER_BYTES = 8 << 20  # a helper is worth waking for so much work
+_HELPER_BYTES = 8 << 20  # work that justifies waking one helper
 
 
 class LoadBatch:
-    """One call of `Client.get_into`. `loads` has an entry per block that was asked for, whatever happened since."""
+    """One call of `Client.get_into`. `loads` has an entry per requested block, whatever its outcome."""
 
     def __init__(self, deadline: float, workers: WorkerPool, on_corrupt: Callable[[bytes], None]) -> None:
         self.batch = pending.Batch(deadline)
@@ -44,7 +44,7 @@ class LoadBatch:
         self._wants_done = False
 
     def run(self, connection: Connection, expect: pending.Expectation, wanted: Sequence[BlockRequest]) -> bool:
-        """Load all; False if the deadline came first. After it returns or raises nobody writes into the buffers."""
+        """Load all blocks. Return False if the deadline expired first. Afterwards no thread writes into the buffers."""
         try:
             for start in range(0, len(wanted), wire.MAX_BATCH):
                 streams = self._open(connection, expect, wanted[start : start + wire.MAX_BATCH])
@@ -60,7 +60,7 @@ class LoadBatch:
     def _open(
         self, connection: Connection, expect: pending.Expectation, window: Sequence[BlockRequest]
     ) -> dict[int, list[pending.PendingRead]]:
-        """Ask for descriptors; files go to `batch.ready`, the blocks of each peer stream are returned in order."""
+        """Request descriptors: files go to `batch.ready`; return the blocks of each peer stream in order."""
         reply = connection.request(
             wire.Op.OPEN,
             wire.pack_deadline(self.batch.deadline) + b"".join(request.block_id for request in window),
@@ -78,7 +78,7 @@ class LoadBatch:
         self.loads.extend(fresh)
         for load in fresh:
             if load.reason == Reason.LENGTH:
-                self._on_corrupt(load.block_id)  # perhaps a file that was cut short: the sidecar will look
+                self._on_corrupt(load.block_id)  # perhaps a truncated file: the sidecar will verify it
         files = [load for load in fresh if load.descriptor >= 0]
         streams: dict[int, list[pending.PendingRead]] = {}
         for load in fresh:
@@ -89,7 +89,7 @@ class LoadBatch:
         return streams
 
     def _wake_helpers(self, expect: pending.Expectation, *, busy: bool) -> None:
-        """As many as the waiting work is worth; `busy`: the caller has streams to read first."""
+        """Wake as many helpers as the pending work justifies; `busy`: the caller has streams to read first."""
         ready = list(self.batch.ready)
         worth = max(busy, sum(len(load.view) for load in ready) // _HELPER_BYTES)
         most = min(self._workers.limit, _PROCESSORS - 1 + busy, len(ready) - 1 + busy)
@@ -124,7 +124,7 @@ class LoadBatch:
         expect: pending.Expectation,
         may_block: bool,
     ) -> bool:
-        """True once the fate of `load` is known; False if a thread that may wait must go on with it."""
+        """Read one block. Return True once its outcome is known, False if a thread that may block must continue."""
         try:
             if not read(load, self.batch, expect, may_block):
                 return False
@@ -132,14 +132,14 @@ class LoadBatch:
             load.ok = True
         except CorruptBlockError as e:
             load.reason = Reason.CORRUPT
-            _log.warning("kvpool: %s", str(e))  # a record that keeps the exception would keep the engine's buffer
+            _log.warning("kvpool: %s", str(e))  # the exception would keep the engine's buffer alive in the log record
             self._on_corrupt(load.block_id)
         except pending.PeerMissError:
             load.reason = Reason.PEER_ABSENT
         except ProtocolError as e:
             load.reason = Reason.PROTOCOL
             _log.warning("kvpool: %s", e)
-            self._on_corrupt(load.block_id)  # a peer's file of another length, most likely: the sidecar will look
+            self._on_corrupt(load.block_id)  # probably a peer's file of another length: the sidecar will verify it
         except DeadlineExceededError:
             load.reason = Reason.DEADLINE
         except OSError as e:
@@ -153,7 +153,7 @@ class LoadBatch:
     def _read_streams(
         self, connection: Connection, expect: pending.Expectation, streams: dict[int, list[pending.PendingRead]]
     ) -> None:
-        """One thread per peer stream, the caller for the first; returns when all answers of this window are in."""
+        """Read each peer stream by one thread (the caller reads the first). Return when the window is complete."""
         if not streams:
             return
         under_way = pending.Batch(self.batch.deadline)
@@ -170,7 +170,7 @@ class LoadBatch:
             self._workers.submit(lambda blocks=blocks: read(blocks))  # type: ignore[misc]
         read(first)
         if not under_way.wait():
-            raise DeadlineExceededError("peer streams are late")
+            raise DeadlineExceededError("peer streams missed the deadline")
 
     def _read_stream(
         self, connection: Connection, expect: pending.Expectation, blocks: list[pending.PendingRead]
@@ -179,7 +179,7 @@ class LoadBatch:
             try:
                 transfer.read_stream(load, connection.streams[load.stream], batch, expect)
             except (CorruptBlockError, pending.PeerMissError):
-                raise  # a complete answer: the next block on this stream can still be read
+                raise  # a complete response: the next block on this stream can still be read
             except BaseException:
                 connection.broken = True
                 raise
@@ -199,9 +199,9 @@ class LoadBatch:
                 while True:
                     queue.popleft().close()
         for load in self.loads:
-            with load.gate:  # whoever was writing has finished; whoever comes later sees `closed`
+            with load.gate:  # a current writer has finished; a later one sees `closed`
                 pass
             if not load.ok and not load.reason:
                 load.reason = Reason.DEADLINE
-                if load.stream >= 0:  # its answer is still on the way
+                if load.stream >= 0:  # its response is still in flight
                     connection.broken = True

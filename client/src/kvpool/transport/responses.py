@@ -1,6 +1,6 @@
-"""Taking the sidecar's answers apart. ProtocolError for anything that does not fit the question.
+"""Parse the sidecar's replies. ProtocolError for anything that does not match the request.
 
-Descriptors that came with an answer are closed here unless they are handed on inside a Load, a Store or a connection's
+Descriptors of a reply are closed here unless they are returned inside a PendingRead, a PendingWrite or the connection's
 streams.
 """
 
@@ -35,14 +35,14 @@ class BlockRequest(NamedTuple):
 
 
 def lookup_tiers(reply: Reply, count: int) -> Sequence[int]:
-    """One tier number per block id that was asked for."""
+    """Return one tier number per requested block id."""
     if reply.items != count or len(reply.body) != count or max(reply.body) > _MAX_TIER:
-        raise ProtocolError("a LOOKUP answer of another length or with unknown tiers")
+        raise ProtocolError("a LOOKUP reply of another length or with unknown tiers")
     return reply.body
 
 
 def opened_loads(reply: Reply, window: Sequence[BlockRequest], connection: Connection) -> list[PendingRead]:
-    """One Load per block: with a descriptor, with the number of a stream of `connection`, or with a reason."""
+    """Return one PendingRead per block: with a descriptor, with the number of a peer stream, or with a reason."""
     loads: list[PendingRead] = []
     left = list(reply.descriptors)
     try:
@@ -62,13 +62,13 @@ def _open_entries(
 ) -> None:
     size = wire.OPEN_REPLY.size
     if reply.items != len(window) or len(reply.body) != len(window) * size:
-        raise ProtocolError("an OPEN answer of another length")
+        raise ProtocolError("an OPEN reply of another length")
     fresh_streams = []
     named: set[int] = set()
     for n, (position, block_id, view) in enumerate(window):
         status, tier, number, why, length, key = wire.OPEN_REPLY.unpack_from(reply.body, n * size)
         if tier > _MAX_TIER:
-            raise ProtocolError(f"an OPEN answer with tier {tier}")
+            raise ProtocolError(f"an OPEN reply with tier {tier}")
         load = PendingRead(position, block_id, key, _TIERS[tier], view)
         loads.append(load)
         if status == wire.OpenStatus.MISS:
@@ -84,12 +84,12 @@ def _open_entries(
                 load.stream = number
             else:
                 load.reason = Reason.LENGTH
-                connection.broken = True  # the bytes that nobody wants will come all the same
+                connection.broken = True  # unwanted bytes will arrive on the stream
             if status == wire.OpenStatus.STREAM_NEW_CONN:
                 fresh_streams.append(number)
         else:
-            raise ProtocolError(f"an OPEN answer with status {status}")
-    for number in fresh_streams:  # their descriptors come after those of the files
+            raise ProtocolError(f"an OPEN reply with status {status}")
+    for number in fresh_streams:  # their descriptors follow those of the files
         if number in connection.streams:
             raise ProtocolError(f"stream {number} is open already")
         stream = connection.streams[number] = socket.socket(fileno=_pop_descriptor(left))
@@ -97,20 +97,20 @@ def _open_entries(
     if not named <= connection.streams.keys():
         raise ProtocolError("a stream that was never opened")
     if left:
-        raise ProtocolError("an OPEN answer with too many descriptors")
+        raise ProtocolError("an OPEN reply with too many descriptors")
 
 
 def begun_stores(
     reply: Reply, window: Sequence[BlockRequest]
 ) -> tuple[list[tuple[int, wire.BeginStatus]], list[PendingWrite]]:
-    """The places that need no write, each with HAVE or REFUSED, and the Stores to write."""
+    """Return the positions that need no write, each with HAVE or REFUSED, and the PendingWrites."""
     settled: list[tuple[int, wire.BeginStatus]] = []
     stores: list[PendingWrite] = []
     left = list(reply.descriptors)
     try:
         size = wire.BEGIN_REPLY.size
         _require(
-            reply.items == len(window) and len(reply.body) == len(window) * size, "a BEGIN answer of another length"
+            reply.items == len(window) and len(reply.body) == len(window) * size, "a BEGIN reply of another length"
         )
         for n, (position, block_id, view) in enumerate(window):
             status, token, key = wire.BEGIN_REPLY.unpack_from(reply.body, n * size)
@@ -121,7 +121,7 @@ def begun_stores(
             else:
                 _require(status in (wire.BeginStatus.HAVE, wire.BeginStatus.REFUSED), f"a BEGIN status {status}")
                 settled.append((position, wire.BeginStatus(status)))
-        _require(not left, "a BEGIN answer with too many descriptors")
+        _require(not left, "a BEGIN reply with too many descriptors")
     except BaseException:
         for store in stores:
             store.close()
@@ -133,14 +133,14 @@ def begun_stores(
 
 
 def commit_statuses(reply: Reply, count: int) -> Sequence[int]:
-    """One CommitStatus number per token."""
+    """Return one CommitStatus number per token."""
     if reply.items != count or len(reply.body) != count:
-        raise ProtocolError("a COMMIT answer of another length")
+        raise ProtocolError("a COMMIT reply of another length")
     return reply.body
 
 
 def _pop_descriptor(left: list[int]) -> int:
-    _require(bool(left), "an answer without its descriptors")
+    _require(bool(left), "a reply without its descriptors")
     return left.pop(0)
 
 

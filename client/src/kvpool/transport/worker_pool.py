@@ -1,7 +1,7 @@
-"""A small bounded pool of daemon threads for reads and writes of blocks.
+"""Small bounded pool of daemon threads for reads and writes of blocks.
 
-Not concurrent.futures: its threads are joined when the interpreter ends, and a thread that is stuck in the kernel on a
-dead file system would then keep the engine from ending.
+Not concurrent.futures: its threads are joined when the interpreter exits, so a thread that is stuck in the kernel on a
+hung file system would keep the engine from exiting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("kvpool")
 
 
 class WorkerPool:
-    """At most `limit` threads, started when there is work for them. Thread-safe."""
+    """At most `limit` threads, started on demand. Thread-safe."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = max(1, limit)
@@ -36,7 +36,7 @@ class WorkerPool:
         return self._limit
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Run `work` in a thread of the pool, later if all are busy. After `close` it is dropped."""
+        """Run `work` in a thread of the pool, queued while all are busy. Dropped after `close`."""
         with self._lock:
             if self._closed:
                 return
@@ -46,7 +46,7 @@ class WorkerPool:
                 threading.Thread(target=self._run, name=f"{self._name}-{self._threads}", daemon=True).start()
 
     def close(self) -> None:
-        """Let the threads end once their work is done; does not wait (one may be stuck in the kernel)."""
+        """Let the threads end after their queued work; does not wait (one may be stuck in the kernel)."""
         with self._lock:
             self._closed = True
             for _ in range(self._threads):

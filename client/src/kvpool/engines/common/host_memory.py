@@ -1,6 +1,6 @@
-"""Views of memory that an engine owns and names by addresses: made only inside of what was registered.
+"""Views of an engine's host memory by address, only inside registered tensors.
 
-An engine that hands over bare pointers must not be able to make us read or write anywhere else, whatever its numbers.
+An engine passes bare pointers; no value of a pointer may cause a read or write outside of the registered memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["HostMemory", "tensor_bytes"]
 
 
 def tensor_bytes(tensor: Any) -> memoryview:
-    """All bytes of a contiguous tensor (torch's, or anything with its methods) in host memory, without a copy.
+    """Return all bytes of a contiguous tensor (torch's, or anything with its methods) in host memory, without a copy.
 
     The view keeps the tensor alive. ValueError for a tensor elsewhere, not contiguous, or empty.
     """
@@ -49,7 +49,7 @@ class HostMemory:
         return sum(len(view) for view in self._views)
 
     def view(self, address: int, size: int) -> memoryview | None:
-        """`size` writable bytes at `address`, or None unless all of them lie in one registered tensor."""
+        """Return `size` writable bytes at `address`, or None unless all of them lie in one registered tensor."""
         place = bisect.bisect_right(self._starts, address) - 1
         if place < 0 or size <= 0:
             return None

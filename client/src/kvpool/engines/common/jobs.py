@@ -1,6 +1,6 @@
-"""Loads and stores of an engine's host memory, in the background, with their outcomes collected for its scheduler.
+"""Background loads and stores of an engine's host memory; results are collected for its scheduler.
 
-Nothing here knows an engine: a job is a list of block names and a list of memory slots.
+Independent of the engine: a job is a list of block ids and a list of memory slots.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger("kvpool")
 
 
 class TransferResult(NamedTuple):
-    """Outcome of one job: which of its blocks went well, and for loads the tier each came from."""
+    """Result of one job: success per block and, for loads, the tier of each block."""
 
     job: int
     is_load: bool
@@ -39,8 +39,8 @@ class TransferResult(NamedTuple):
 class TransferJobs:
     """Runs jobs on a few threads; `take_finished` and `submit_*` never block. Thread-safe.
 
-    A load's deadline counts from its submission and allows for the bytes that were submitted before it. A store that
-    comes while `max_queued` blocks wait to be stored is dropped: it finishes at once, without success.
+    A load's deadline counts from its submission and includes the time for bytes submitted before it. A store that
+    is submitted while `max_queued` blocks wait is dropped: it finishes immediately, without success.
     """
 
     def __init__(self, load_threads: int, max_queued: int) -> None:
@@ -56,11 +56,11 @@ class TransferJobs:
 
     @property
     def pending(self) -> int:
-        """Jobs whose outcome is not known yet."""
+        """Number of unfinished jobs."""
         return self._pending
 
     def submit_load(self, job: int, client: Client, block_ids: Sequence[bytes], slots: Sequence[memoryview]) -> None:
-        """Fill `slots` with the blocks."""
+        """Load blocks into `slots`."""
         size = sum(len(slot) for slot in slots)
         with self._condition:
             self._pending += 1
@@ -106,7 +106,7 @@ class TransferJobs:
             self._storer.submit(lambda: self._run(job, False, count, run, settle))
 
     def take_finished(self) -> list[TransferResult]:
-        """All outcomes since the last call."""
+        """Return all results since the last call."""
         out = []
         while True:
             try:
@@ -115,12 +115,12 @@ class TransferJobs:
                 return out
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until every job has finished; False if that took too long. Loads and stores all have deadlines."""
+        """Wait until every job has finished. Return False after `timeout_s`. All jobs have deadlines."""
         with self._condition:
             return self._condition.wait_for(lambda: self._pending == 0, timeout_s)
 
     def close(self) -> None:
-        """No more jobs; those under way end by themselves."""
+        """Accept no more jobs; running ones end at their deadlines."""
         self._loaders.close()
         self._storer.close()
 

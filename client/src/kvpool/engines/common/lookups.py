@@ -1,7 +1,7 @@
-"""Which blocks of a request the pool has: asked in the background, one message per request and engine step.
+"""Background lookups of a request's blocks, one message per request and engine step.
 
-An engine's scheduler asks block by block and must not wait: the first answer is "not known yet"; the questions of one
-step are sent together when the step ends, and the next step finds the answers. Nothing here knows an engine.
+An engine's scheduler queries block by block and must not wait: the first answer is "unknown"; the lookups of one step
+are sent together at its end, and the next step reads the results. Independent of the engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["LookupTable"]
 
 _log = logging.getLogger("kvpool")
 
-_GRACE = 4  # the background may take so many times longer than the engine waits: nobody is held up by it
+_GRACE = 4  # multiple of the engine's waiting time that a background lookup may take; nothing waits for it
 
 
 class _Verdict:
@@ -29,13 +29,13 @@ class _Verdict:
 
     def __init__(self) -> None:
         self.tier: Tier | None = None
-        self.until: float | None = None  # set when the question is sent
+        self.until: float | None = None  # set when the lookup is sent
 
 
 class LookupTable:
     """Verdicts per request. `query(keys, deadline)` gives a Tier per key and runs on a thread of this table.
 
-    `wait_s()` is how long a question may stay open before the answer is "no". Verdicts live as long as their request,
+    `wait_s()` is how long a lookup may stay pending before it is a miss. Verdicts live as long as their request,
     so a block that failed to load is not tried again for it (mark_miss). Thread-safe.
     """
 
@@ -52,12 +52,12 @@ class LookupTable:
         self._requests: dict[str, dict[bytes, _Verdict]] = {}
         self._fresh: dict[str, dict[bytes, _Verdict]] = {}
         self._queue: queue.SimpleQueue[dict[str, dict[bytes, _Verdict]] | None] = queue.SimpleQueue()
-        self.deadline_misses = 0  # questions that were answered "no" because their time was up
+        self.deadline_misses = 0  # lookups that became misses because their time was up
         self._thread = threading.Thread(target=self._run, name="kvpool-lookup", daemon=True)
         self._thread.start()
 
     def lookup(self, key: bytes, request: str) -> bool | None:
-        """True: the pool has it; False: it has not, or did not say so in time; None: ask again in the next step."""
+        """Return True for a hit, False for a miss or a timeout, None if pending: query again in the next step."""
         with self._lock:
             verdicts = self._requests.setdefault(request, {})
             verdict = verdicts.get(key)
@@ -69,7 +69,7 @@ class LookupTable:
             return None if verdict.tier is None else verdict.tier != Tier.MISS
 
     def flush(self) -> None:
-        """The step is over: send what was asked in it."""
+        """Send the lookups of this step, which is over."""
         with self._lock:
             fresh, self._fresh = self._fresh, {}
             until = self._clock() + self._wait_s()
@@ -80,7 +80,7 @@ class LookupTable:
             self._queue.put(fresh)
 
     def mark_miss(self, keys: Collection[bytes]) -> None:
-        """A load of these failed: no request that is alive now gets them offered again."""
+        """Make failed loads misses for all current requests."""
         with self._lock:
             for verdicts in self._requests.values():
                 for key in keys:
@@ -89,13 +89,13 @@ class LookupTable:
                         verdict.tier = Tier.MISS
 
     def finish(self, request: str) -> None:
-        """Forget a request."""
+        """Discard a request."""
         with self._lock:
             self._requests.pop(request, None)
             self._fresh.pop(request, None)
 
     def close(self) -> None:
-        """End the thread; waits at most two seconds."""
+        """Stop the thread; waits at most two seconds."""
         self._queue.put(None)
         self._thread.join(2.0)
 
@@ -110,7 +110,7 @@ class LookupTable:
                 try:
                     tiers = dict(zip(keys, self._query(keys, deadline), strict=True))
                 except Exception:
-                    _log.exception("kvpool: lookup failed")
+                    _log.exception("kvpool: lookup failed; its blocks count as misses")
                     tiers = {}
                 with self._lock:
                     for key, verdict in verdicts.items():

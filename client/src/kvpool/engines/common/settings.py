@@ -20,9 +20,9 @@ _log = logging.getLogger("kvpool")
 
 
 def client_config(overrides: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ClientConfig:
-    """KVPOOL_CLIENT_CONFIG with `overrides` on top (`deadlines` field by field).
+    """Merge `overrides` into KVPOOL_CLIENT_CONFIG (`deadlines` field by field).
 
-    What cannot be used is logged and left out: a wrong setting costs hits, never an engine.
+    Invalid settings are logged and ignored: a wrong setting costs hits, never an engine.
     """
     base: dict[str, Any] = {}
     text = environment.get(CLIENT_CONFIG_ENV, "")

@@ -1,7 +1,6 @@
-"""Tasks with a number, run in the background; each outcome is kept until it is fetched, once.
+"""Numbered background tasks; each outcome is kept until it is fetched, once.
 
-An engine that polls an event descriptor wants just that: it submits, is woken, and fetches by number. Nothing here
-knows an engine.
+For engines that poll an event descriptor: submit, get notified, fetch by number. Independent of the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Tasks"]
 
 _log = logging.getLogger("kvpool")
-_MAX_OUTCOMES = 65_536  # that nobody fetched; the oldest go
+_MAX_OUTCOMES = 65_536  # not fetched; the oldest are dropped
 
 T = TypeVar("T")
 
@@ -27,9 +26,9 @@ T = TypeVar("T")
 class Tasks(Generic[T]):
     """Runs work on `threads` threads; `submit`, `take` and `take_all` never block. Thread-safe.
 
-    Work that comes while the weight of what waits or runs is `limit` or more does not run: its outcome is `otherwise`
-    at once, as it is if the work raises or if everything was closed before its turn. `wake` is called after each
-    outcome; it may raise. `numbers` gives the tasks their numbers.
+    Work that is submitted while the pending weight is `limit` or more does not run: its outcome is `otherwise`
+    immediately, as it is if the work raises or the tasks are closed before it starts. `wake` is called after each
+    outcome; it may raise. `numbers` provides the numbers of the tasks.
     """
 
     def __init__(self, name: str, threads: int, limit: int, wake: Callable[[], None], numbers: Iterator[int]) -> None:
@@ -41,15 +40,15 @@ class Tasks(Generic[T]):
         self._outcomes: dict[int, T] = {}
         self._weight = 0
         self._closed = False
-        self.dropped = 0  # weight of what was not even tried
+        self.dropped = 0  # weight of tasks that were not run
 
     @property
     def pending(self) -> int:
-        """Weight of what waits or runs."""
+        """Weight of queued and running tasks."""
         return self._weight
 
     def submit(self, work: Callable[[], T], otherwise: T, weight: int = 1) -> int:
-        """Run `work` in the background; the number of its outcome."""
+        """Run `work` in the background. Return the number of its outcome."""
         with self._condition:
             number = next(self._numbers)
             drop = self._closed or self._weight >= self._limit
@@ -62,18 +61,18 @@ class Tasks(Generic[T]):
         return number
 
     def take(self, number: int) -> T | None:
-        """The outcome, the first time it is asked for; None before and after."""
+        """Return the outcome, once; None before and after."""
         with self._condition:
             return self._outcomes.pop(number, None)
 
     def take_all(self) -> dict[int, T]:
-        """All outcomes that were not fetched yet."""
+        """Return all outcomes that were not fetched yet."""
         with self._condition:
             outcomes, self._outcomes = self._outcomes, {}
             return outcomes
 
     def close(self, timeout_s: float) -> bool:
-        """Start nothing more and wait for what runs; False if that took too long."""
+        """Start no more tasks and wait for running ones. Return False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
             self._closed = True
@@ -97,7 +96,7 @@ class Tasks(Generic[T]):
         try:
             self._wake()
         except Exception as e:
-            _log.debug("kvpool: nobody is woken: %s", e)
-        with self._condition:  # last: whoever closes may take the descriptor away once the weight is gone
+            _log.debug("kvpool: the engine could not be notified: %s", e)
+        with self._condition:  # last: the closing thread may release the descriptor once the weight is 0
             self._weight -= weight
             self._condition.notify_all()

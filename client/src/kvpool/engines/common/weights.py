@@ -1,6 +1,6 @@
-"""A digest of a model's files that is cheap enough to take at every start of an engine.
+"""Digest of a model's files that is cheap enough to compute at every start of an engine.
 
-Two models whose blocks must never be mixed up differ in their configuration or in their weights. Reading all weights
+Models whose blocks must not be mixed differ in their configuration or in their weights. Reading all weights
 would take minutes, so a few pages of every tensor are read: training or merging changes a tensor everywhere. File names
 count, paths and times do not, so the same model gives the same digest on every node.
 
@@ -22,39 +22,39 @@ _log = logging.getLogger("kvpool")
 _PAGE = 4096
 _MAX_HEADER = 64 << 20
 _MAX_TENSORS = 20_000
-_SAMPLES = 64  # of a file whose inside is not known
-_WHOLE = 1 << 20  # a smaller file is read whole
+_SAMPLES = 64  # pages of a file of unknown format
+_WHOLE = 1 << 20  # smaller files are read completely
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _CONFIGS = (".json", ".py")
-# blocks are named by token numbers: how text becomes tokens does not matter
+# block hashes are over token ids: tokenization does not matter
 _IGNORED = ("tokenizer", "vocab", "added_tokens", "special_tokens", "chat_template", "generation_config")
 
 
 def directory_of(name: str, revision: str | None) -> Path | None:
-    """Where the files of a model are that is given as a path or by its name on the hub; None if they are not here."""
+    """Return the directory of a model given as a path or a hub name; None if its files are not on this node."""
     if os.path.isdir(name):
         return Path(name)
     try:
         from huggingface_hub import try_to_load_from_cache  # type: ignore[import-not-found,unused-ignore]
 
         found = try_to_load_from_cache(name, "config.json", revision=revision)
-    except Exception:  # not installed, or not a name of the hub
+    except Exception:  # not installed, or not a hub name
         return None
     return Path(found).parent if isinstance(found, str) else None
 
 
 def find(name: str, revision: str | None) -> str:
-    """`digest` of a model by its name, "" if its files are not here or cannot be read."""
+    """Return `digest` of a model by its name, "" if its files are missing or cannot be read."""
     directory = directory_of(name, revision)
     try:
         return digest(directory) if directory is not None else ""
     except OSError as e:
-        _log.warning("kvpool: the model's files cannot be read (%s); blocks are told apart by its name", e)
+        _log.warning("kvpool: the model's files cannot be read (%s); the fingerprint uses its name instead", e)
         return ""
 
 
 def digest(directory: Path) -> str:
-    """32 hex digits over configuration and weights in `directory`, "" if there is no model. OSError if unreadable."""
+    """Return 32 hex digits over configuration and weights in `directory`, "" without a model. OSError if unreadable."""
     names = sorted(os.listdir(directory))
     wanted = [n for n in names if n.endswith(_WEIGHTS) or (n.endswith(_CONFIGS) and not n.startswith(_IGNORED))]
     if not wanted:

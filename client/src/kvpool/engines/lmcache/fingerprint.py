@@ -1,7 +1,7 @@
-"""What LMCache's blocks mean and how they are named. It imports nothing of LMCache: it reads what it is given.
+"""Fingerprint inputs and chunk identities of LMCache. Imports nothing of LMCache: it reads the objects passed to it.
 
-LMCache names a chunk by a chained hash of its tokens, the model's name, the worker and, with its server, a salt. The
-name says nothing about weights, dtype or shape, so these go into the fingerprint, as far as LMCache knows them. The
+LMCache identifies a chunk by a chained hash of its tokens, the model's name, the worker and, with its server, a salt.
+Weights, dtype and shape are not included, so they go into the fingerprint, as far as LMCache knows them. The
 fields are those of LMCache 0.5.6 (lmcache/v1/distributed/api.py, lmcache/utils.py, lmcache/v1/metadata.py).
 """
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["FingerprintNamespace", "chunk_name", "fingerprint_inputs", "key_name", "layout_of", "salt_of", "supported"]
 
 KNOWN_VERSIONS = "0.5.6 up to, not including, 0.6"
-MIN_HASH_BYTES = 16  # a shorter hash is Python's own: not made to tell prompts apart
-_FORMAT = 1  # of what we put into a block
+MIN_HASH_BYTES = 16  # shorter hashes are Python's built-in hash: not collision-resistant
+_FORMAT = 1  # version of the payload layout
 _WORLD_SHIFT = 24  # lmcache ObjectKey.ComputeKVRank
 
 
 class FingerprintNamespace(NamedTuple):
-    """What chunks must have in common to be exchangeable, besides being of the same tokens."""
+    """Properties that exchangeable chunks have in common, besides their tokens."""
 
     model: str
     world_size: int
@@ -35,13 +35,13 @@ class FingerprintNamespace(NamedTuple):
 
 
 def supported(version: str) -> bool:
-    """True for the versions of LMCache whose interfaces we know."""
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    return found is not None and (0, 5, 6) <= tuple(map(int, found.groups())) < (0, 6, 0)
+    """Return whether this version of LMCache is supported."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return match is not None and (0, 5, 6) <= tuple(map(int, match.groups())) < (0, 6, 0)
 
 
 def layout_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> str:
-    """Canonical text of shapes (sequences of int) and dtypes; "" for bytes that a serde of LMCache has made."""
+    """Return a canonical text of shapes (sequences of int) and dtypes; "" for bytes produced by an LMCache serde."""
     pairs = [[[int(n) for n in shape], str(dtype)] for shape, dtype in zip(shapes, dtypes, strict=True)]
     if not pairs or any(len(shape) < 2 for shape, _ in pairs):
         return ""
@@ -49,14 +49,14 @@ def layout_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> str:
 
 
 def space_of(key: Any, layout: str) -> FingerprintNamespace:
-    """The space of an ObjectKey of LMCache's server."""
+    """Return the namespace of an ObjectKey of LMCache's server."""
     return FingerprintNamespace(
         str(key.model_name), (int(key.kv_rank) >> _WORLD_SHIFT) & 0xFF, int(key.object_group_id), layout
     )
 
 
 def chunk_name(key: Any) -> tuple[bytes, bytes] | None:
-    """Hash and part (kvpool.protocol.keys.block_id) of an ObjectKey; None if its hash is too short to be trusted.
+    """Return hash and part (kvpool.protocol.keys.block_id) of an ObjectKey; None if its hash is too short to be safe.
 
     Salt and rank are in the part: chunks of two salts are two blocks.
     """
@@ -67,14 +67,14 @@ def chunk_name(key: Any) -> tuple[bytes, bytes] | None:
 
 
 def salt_of(key: Any) -> str | None:
-    """The `cache_salt` of an ObjectKey; None if its request had none."""
+    """Return the `cache_salt` of an ObjectKey; None if its request had none."""
     return str(key.cache_salt) or None
 
 
 def key_name(key: Any, dtype: str) -> tuple[bytes, bytes]:
-    """Hash and part of a CacheEngineKey of LMCache inside an engine, with the tags of its request.
+    """Return hash and part of a CacheEngineKey of LMCache inside an engine, with the tags of its request.
 
-    Not LMCache's own text of a key: there a tag's value can look like another tag.
+    LMCache's own text of a key is not used: in it a tag's value can look like another tag.
     """
     chunk_hash = key.chunk_hash if isinstance(key.chunk_hash, bytes) else b"%x" % int(key.chunk_hash)
     tags = [[str(name), str(value)] for name, value in key.tags or ()]
@@ -85,14 +85,14 @@ def key_name(key: Any, dtype: str) -> tuple[bytes, bytes]:
 def fingerprint_inputs(
     space: FingerprintNamespace, version: str, *, revision: str = "", tag: str = "", **more: Any
 ) -> dict[str, Any]:
-    """JSON facts for the fingerprint. Reads the model's files where they can be found: not for an engine's thread."""
-    found = weights.find(space.model, revision or None)
+    """Return the fingerprint inputs as JSON values. Reads the model's files if present: not for an engine's thread."""
+    files = weights.find(space.model, revision or None)
     return {
         "format": _FORMAT,
         "engine": "lmcache",
         "version": version,
-        # where the files are known their digest says it all, and pods may keep them under different paths
-        "model": {"files": found} if found else {"name": space.model, "revision": revision},
+        # the files' digest suffices if it is known, and pods may keep them under different paths
+        "model": {"files": files} if files else {"name": space.model, "revision": revision},
         "world_size": space.world_size,
         "group": space.group,
         "layout": space.layout,
@@ -102,7 +102,7 @@ def fingerprint_inputs(
 
 
 def split(keys: Sequence[Any], layouts: Mapping[int, str] | Sequence[str]) -> dict[FingerprintNamespace, list[int]]:
-    """Places of `keys` by their space. `layouts` by cache group, or one for each key; "" is left out."""
+    """Return the positions of `keys` by namespace. `layouts`: by cache group, or one per key; "" is left out."""
     out: dict[FingerprintNamespace, list[int]] = {}
     for place, key in enumerate(keys):
         layout = layouts[place] if not hasattr(layouts, "get") else layouts.get(int(key.object_group_id), "")

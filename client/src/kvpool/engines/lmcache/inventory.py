@@ -1,8 +1,7 @@
-"""What an LMCache server has stored and what it was told to forget, as far as memory of a fixed size goes.
+"""Chunks that an LMCache server has stored or deleted, bounded in memory.
 
-The pool keeps no list per server and evicts by itself, so this is what usage and deletion are reckoned from. A chunk
-that was deleted is not looked up any more until it is stored again.
-Nothing here knows LMCache: names are anything hashable.
+The pool keeps no list per server and evicts on its own, so usage and deletion are derived from this inventory. A
+deleted chunk is not looked up until it is stored again. Independent of LMCache: names are any hashable values.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class StoredInventory(Generic[K]):
         self._deleted: OrderedDict[K, None] = OrderedDict()
 
     def store(self, sizes: Iterable[tuple[K, int]]) -> tuple[list[tuple[K, int]], list[tuple[K, int]]]:
-        """Note what is stored now; which of it is new, and which older names had to go."""
+        """Record stored names. Return the new ones, and the older ones that were dropped for them."""
         new, gone = [], []
         with self._lock:
             for name, size in sizes:
@@ -45,12 +44,12 @@ class StoredInventory(Generic[K]):
         return [pair for pair in new if pair[0] not in kept], [pair for pair in gone if pair not in new]
 
     def lost(self, names: Iterable[K]) -> list[tuple[K, int]]:
-        """The pool has them no more; which of them were known, with their sizes."""
+        """Remove names that the pool no longer has. Return the known ones with their sizes."""
         with self._lock:
             return [(name, self._stored.pop(name)) for name in names if name in self._stored]
 
     def delete(self, names: Iterable[K]) -> list[tuple[K, int]]:
-        """Forget them until they are stored again; which of them were known, with their sizes."""
+        """Mark names as deleted until they are stored again. Return the known ones with their sizes."""
         found = []
         with self._lock:
             for name in names:
@@ -63,11 +62,11 @@ class StoredInventory(Generic[K]):
         return found
 
     def is_deleted(self, name: K) -> bool:
-        """True if it was deleted and not stored since."""
+        """Return whether it was deleted and not stored since."""
         return name in self._deleted
 
     def page(self, start: int, size: int) -> tuple[list[tuple[K, int]], bool]:
-        """`size` names with their sizes from place `start` on, oldest first, and whether there are more."""
+        """Return `size` names with their sizes from index `start`, oldest first, and whether there are more."""
         with self._lock:
             pairs = list(self._stored.items())
         return pairs[start : start + size], start + size < len(pairs)

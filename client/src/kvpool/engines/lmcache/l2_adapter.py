@@ -12,11 +12,11 @@ and
 
     tag                 text: servers with different tags share nothing
     revision            of the model, where its files are not on this node
-    max_capacity_bytes  LMCache evicts what is above; 0, the default: it leaves that to the pool
+    max_capacity_bytes  LMCache evicts above this size; 0, the default: only the pool evicts
 
-No sidecar, or anything going wrong: LMCache finds nothing here and its engines compute. The interface is LMCache's
-`L2AdapterInterface` (lmcache/v1/distributed/l2_adapters/base.py). Everything that needs no LMCache is in
-kvpool.engines.common.tasks, clients, lmcache_facts and lmcache_ledger.
+Without a sidecar, or after any error, lookups miss and the engines compute. The interface is LMCache's
+`L2AdapterInterface` (lmcache/v1/distributed/l2_adapters/base.py). The code that needs no LMCache is in the other
+modules of this package and in kvpool.engines.common.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ __all__ = ["PoolL2Adapter"]
 
 _log = logging.getLogger("lmcache.kvpool")  # under LMCache's own logger, so that the server's log shows it
 
-_MAX_SPACES = 16  # models, parallel sizes and layouts that one server serves
+_MAX_NAMESPACES = 16  # models, parallel sizes and layouts that one server serves
 _MAX_NAMES = 262_144  # chunks whose sizes are known, for usage
-_MAX_ASKED = 256  # lookups, and loads, under way
-_CLOSE_S = 15.0  # a load or store that is under way touches LMCache's memory until it ends; all have deadlines
+_MAX_PENDING = 256  # pending lookups, and pending loads
+_CLOSE_S = 15.0  # running transfers use LMCache's memory until they end; all have deadlines
 _SETTINGS = ("tag", "revision", "max_capacity_bytes")
 
 
 class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
-    """Made by LMCache's server. Thread-safe; every method is light, and none raises into the server."""
+    """L2 adapter, created by LMCache's server. Thread-safe; no method blocks or raises into the server."""
 
     def __init__(self, params: Any, l1_memory_desc: Any = None) -> None:
         params = dict(params) if isinstance(params, dict) else {}
@@ -91,104 +91,104 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         numbers = itertools.count(1)
         c = self._config
         self._stores: Tasks[Any] = Tasks("kvpool-store", 1, c.max_inflight_stores, store, numbers)
-        self._lookups: Tasks[Any] = Tasks("kvpool-lookup", 2, _MAX_ASKED, lookup, numbers)
-        self._loads: Tasks[Any] = Tasks("kvpool-load", max(1, c.connections - 2), _MAX_ASKED, load, numbers)
-        self._clients: ClientCache[FingerprintNamespace] = ClientCache(self._connect, _MAX_SPACES)
-        self._ledger: StoredInventory[Any] = StoredInventory(_MAX_NAMES)
+        self._lookups: Tasks[Any] = Tasks("kvpool-lookup", 2, _MAX_PENDING, lookup, numbers)
+        self._loads: Tasks[Any] = Tasks("kvpool-load", max(1, c.connections - 2), _MAX_PENDING, load, numbers)
+        self._clients: ClientCache[FingerprintNamespace] = ClientCache(self._connect, _MAX_NAMESPACES)
+        self._inventory: StoredInventory[Any] = StoredInventory(_MAX_NAMES)
         self._refused: set[str] = set()
-        self._off = ""
+        self._disabled = ""
         if not supported(str(lmcache.__version__)):
-            self._off = f"this client knows LMCache {KNOWN_VERSIONS}, not {lmcache.__version__}"
-            _log.error("kvpool: %s: the server runs without the pool", self._off)
+            self._disabled = f"LMCache {KNOWN_VERSIONS} is supported, this is {lmcache.__version__}"
+            _log.error("kvpool: %s: the server runs without the pool", self._disabled)
 
     # -- LMCache's interface ------------------------------------------------------------------------------------------
 
     def get_store_event_fd(self) -> int:
-        """Readable when a store has ended."""
+        """Return a descriptor that is readable when a store has ended."""
         return int(self._wakers[0].fileno())
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        """Readable when a lookup has ended."""
+        """Return a descriptor that is readable when a lookup has ended."""
         return int(self._wakers[1].fileno())
 
     def get_load_event_fd(self) -> int:
-        """Readable when a load has ended."""
+        """Return a descriptor that is readable when a load has ended."""
         return int(self._wakers[2].fileno())
 
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
-        """Copy objects to the pool, in the background. While too much waits to be stored it fails at once."""
+        """Store objects in the background. Fails immediately while the store queue is full."""
         keys, objects = list(keys), list(objects)
         return self._stores.submit(lambda: self._store(keys, objects), L2StoreResult(False, 0), max(1, len(keys)))
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
-        """Outcomes of stores since the last call."""
+        """Return outcomes of stores since the last call."""
         return self._stores.take_all()
 
     def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: dict[int, Any]) -> int:
-        """Ask the pool, in the background, for no longer than a lookup may take. Nothing is locked."""
+        """Look up keys in the background, at most for a lookup's deadline. Nothing is locked."""
         keys = list(keys)
-        asked = time.monotonic()
-        return self._lookups.submit(lambda: self._look_up(keys, group_layout_descs, asked), Bitmap(len(keys)))
+        submitted = time.monotonic()
+        return self._lookups.submit(lambda: self._look_up(keys, group_layout_descs, submitted), Bitmap(len(keys)))
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
-        """A bitmap of what the pool has, once; None while the question is open."""
+        """Return a bitmap of the hits, once; None while the lookup is pending."""
         return self._lookups.take(task_id)
 
     def submit_unlock(self, keys: list[Any]) -> None:
-        """Nothing to do: a block that the pool drops between lookup and load is a miss, or is read to its end."""
+        """Do nothing: a block that is evicted between lookup and load is a miss, or is still read completely."""
 
     def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
-        """Fill objects from the pool, in the background. Its deadline counts from now on, whatever is before it."""
+        """Load objects in the background. The deadline counts from now, whatever is queued before it."""
         keys, objects = list(keys), list(objects)
-        asked = time.monotonic()
-        return self._loads.submit(lambda: self._load(keys, objects, asked), Bitmap(len(keys)))
+        submitted = time.monotonic()
+        return self._loads.submit(lambda: self._load(keys, objects, submitted), Bitmap(len(keys)))
 
     def query_load_result(self, task_id: int) -> Any:
         """A bitmap of what was loaded, once; None while the load is under way."""
         return self._loads.take(task_id)
 
     def delete(self, keys: list[Any]) -> None:
-        """Find them no more on this server, until they are stored again. The pool drops the bytes by itself."""
-        self._notify_sizes(self._notify_keys_deleted, self._ledger.delete(keys))
+        """Make keys misses on this server until they are stored again. The pool evicts the bytes on its own."""
+        self._notify_sizes(self._notify_keys_deleted, self._inventory.delete(keys))
 
     def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> Any:
-        """What this server has stored, as far as it remembers. ValueError for a cursor that is not ours."""
+        """List what this server has stored, as far as it is recorded. ValueError for an invalid cursor."""
         if page_size <= 0 or not (cursor or "0").isdecimal():
-            raise ValueError("page_size must be above 0, and the cursor one that was given out here")
+            raise ValueError("page_size must be above 0, and the cursor one that this method returned")
         start = int(cursor or 0)
-        pairs, more = self._ledger.page(start, page_size)
+        pairs, more = self._inventory.page(start, page_size)
         entries = tuple(
             KeyEntry(key.to_encoded_object_key(), size) for key, size in pairs if model_name in (None, key.model_name)
         )
         return KeyListPage(entries, str(start + page_size) if more else None)
 
     def report_status(self) -> dict[str, Any]:
-        """Healthy while the sidecar can be reached; the rest is for people."""
+        """Return the health (healthy while the sidecar is reachable) and details for display."""
         clients = self._clients.all()
         reachable = all(c.connected for c in clients) if clients else os.path.exists(self._config.socket)
         return {
-            "is_healthy": reachable and not self._off,
+            "is_healthy": reachable and not self._disabled,
             "type": type(self).__name__,
-            "reason": self._off or ("" if reachable else f"no sidecar at {self._config.socket}"),
+            "reason": self._disabled or ("" if reachable else f"no sidecar at {self._config.socket}"),
             "socket": self._config.socket,
             "fingerprints": {c.fingerprint.hex(): c.stats() for c in clients},
-            "stored_object_count": len(self._ledger),
+            "stored_object_count": len(self._inventory),
             "pending": {"stores": self._stores.pending, "lookups": self._lookups.pending, "loads": self._loads.pending},
             "dropped": {"stores": self._stores.dropped, "lookups": self._lookups.dropped, "loads": self._loads.dropped},
         }
 
     def close(self) -> None:
-        """Wait for what touches LMCache's memory, then let go of everything. Safe to call twice."""
+        """Wait for transfers that use LMCache's memory, then release everything. Safe to call twice."""
         until = time.monotonic() + _CLOSE_S
         done = [t.close(max(0.0, until - time.monotonic())) for t in (self._lookups, self._loads, self._stores)]
         if not all(done):
-            _log.error("kvpool: a transfer did not end in %.0f s", _CLOSE_S)
+            _log.error("kvpool: a transfer did not end within %.0f s", _CLOSE_S)
         self._clients.close()
         for waker in self._wakers:
             with contextlib.suppress(OSError):
                 waker.close()
 
-    # -- our own ------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------
 
     def _connect(self, space: FingerprintNamespace) -> Client:
         inputs = fingerprint_inputs(space, str(lmcache.__version__), revision=self._revision, tag=self._tag, mode="mp")
@@ -203,51 +203,51 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _parts(
         self, keys: Sequence[Any], layouts: Any, deadline: float, skip: Callable[[Any], bool] = lambda _: False
     ) -> list[tuple[Client, list[int], list[bytes]]]:
-        """For each client the places of its keys and their block ids; what cannot be named or served is left out."""
+        """Return, per client, the positions of its keys and their block ids; keys without either are left out."""
         parts = []
         for space, places in split(keys, layouts).items():
             named = [(i, chunk_name(keys[i])) for i in places if not skip(keys[i])]
             usable = [(i, name) for i, name in named if name is not None]
             if len(usable) < len(named):
-                self._refuse("hash", "LMCache hashes prompts with Python's own hash: use --hash-algorithm blake3")
-            client = self._clients.get(space, deadline) if usable and not self._off else None
+                self._refuse("hash", "LMCache hashes prompts with Python's built-in hash: use --hash-algorithm blake3")
+            client = self._clients.get(space, deadline) if usable and not self._disabled else None
             if client is not None:
                 block_ids = [block_id(client.fingerprint, *name) for _, name in usable]
                 parts.append((client, [i for i, _ in usable], block_ids))
         return parts
 
     def _layouts(self, objects: Sequence[Any]) -> list[str]:
-        found = [layout_of(o.get_shapes(), o.get_dtypes()) for o in objects]
-        if not all(found):
-            self._refuse("serde", "bytes that a serde of LMCache has made are not stored: leave `serde` out")
-        return found
+        layouts = [layout_of(o.get_shapes(), o.get_dtypes()) for o in objects]
+        if not all(layouts):
+            self._refuse("serde", "the output of an LMCache serde is not stored: remove `serde` from the configuration")
+        return layouts
 
-    def _look_up(self, keys: Sequence[Any], groups: dict[int, Any], asked: float) -> Any:
+    def _look_up(self, keys: Sequence[Any], groups: dict[int, Any], submitted: float) -> Any:
         layouts = {int(n): layout_of(d.shapes, d.dtypes) for n, d in groups.items()}
-        found = Bitmap(len(keys))
+        hits = Bitmap(len(keys))
         patience = self._config.deadlines.lookup_ms / 1000
-        for client, places, block_ids in self._parts(keys, layouts, asked + patience, self._ledger.is_deleted):
-            tiers = client.lookup(block_ids, asked + client.lookup_seconds, exhaustive=True)
+        for client, places, block_ids in self._parts(keys, layouts, submitted + patience, self._inventory.is_deleted):
+            tiers = client.lookup(block_ids, submitted + client.lookup_seconds, exhaustive=True)
             for place, tier in zip(places, tiers, strict=True):
                 if tier != Tier.MISS:
-                    found.set(place)
-        return found
+                    hits.set(place)
+        return hits
 
-    def _load(self, keys: Sequence[Any], objects: Sequence[Any], asked: float) -> Any:
+    def _load(self, keys: Sequence[Any], objects: Sequence[Any], submitted: float) -> Any:
         loaded = Bitmap(len(keys))
         here, lost = [], []
         views = [memoryview(o.byte_array).cast("B") for o in objects]
         size = sum(map(len, views))
         patience = self._config.deadlines.lookup_ms / 1000
-        for client, places, block_ids in self._parts(keys, self._layouts(objects), asked + patience):
-            results = client.get_into(block_ids, [views[i] for i in places], asked + client.load_seconds(size))
+        for client, places, block_ids in self._parts(keys, self._layouts(objects), submitted + patience):
+            results = client.get_into(block_ids, [views[i] for i in places], submitted + client.load_seconds(size))
             for place, result in zip(places, results, strict=True):
                 if result.ok:
                     loaded.set(place)
                     here.append(keys[place])
                 elif result.reason == Reason.ABSENT:
                     lost.append(keys[place])
-        self._notify_sizes(self._notify_keys_deleted, self._ledger.lost(lost))
+        self._notify_sizes(self._notify_keys_deleted, self._inventory.lost(lost))
         if here:
             self._call_listener(lambda: self._notify_keys_accessed(here))
         return loaded
@@ -255,14 +255,14 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _store(self, keys: Sequence[Any], objects: Sequence[Any]) -> Any:
         views = [memoryview(o.byte_array).cast("B") for o in objects]
         stored, size = [], 0
-        patience = self._config.deadlines.store_ms / 1000  # nobody waits for a store
+        patience = self._config.deadlines.store_ms / 1000  # stores are asynchronous
         until = time.monotonic() + patience
         for client, places, block_ids in self._parts(keys, self._layouts(objects), until):
             salts = [salt_of(keys[i]) for i in places]
             results = client.put_from(block_ids, [views[i] for i in places], salts=salts)
             stored += [(keys[i], len(views[i])) for i, r in zip(places, results, strict=True) if r.ok]
             size += sum(r.bytes for r in results)
-        new, gone = self._ledger.store(stored)
+        new, gone = self._inventory.store(stored)
         self._notify_sizes(self._notify_keys_stored, new)
         self._notify_sizes(self._notify_keys_deleted, gone)
         return L2StoreResult(len(stored) == len(keys), size)
@@ -275,7 +275,7 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         try:
             notify()
         except Exception:
-            _log.exception("kvpool: a listener of LMCache's failed")
+            _log.exception("kvpool: a listener of LMCache failed")
 
     def _refuse(self, what: str, why: str) -> None:
         if what not in self._refused:

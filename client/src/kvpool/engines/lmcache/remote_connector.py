@@ -13,7 +13,7 @@ their salt is, unless they carry a tag of their own (`kv_transfer_params: {"lmca
 apart. For several tenants behind one engine use LMCache's server (kvpool.engines.lmcache_mp).
 
 Whole chunks only, as LMCache stores them by default; its serdes and its layerwise mode are refused with a message. No
-sidecar, or anything going wrong, is a miss. The interfaces are LMCache's `ConnectorAdapter` and `RemoteConnector`
+sidecar, or any error, is a miss. The interfaces are LMCache's `ConnectorAdapter` and `RemoteConnector`
 (lmcache/v1/storage_backend/connector/).
 """
 
@@ -66,17 +66,17 @@ T = TypeVar("T")
 
 
 class PoolConnectorAdapter(ConnectorAdapter):  # type: ignore[misc]
-    """What LMCache makes first; it makes the connector."""
+    """Factory of the connector, created by LMCache from the plug-in's configuration."""
 
     def __init__(self) -> None:
         super().__init__(_SCHEME)
 
     def can_parse(self, url: str) -> bool:
-        """True for `plugin://kvpool` and `plugin://kvpool.NAME`."""
+        """Return True for `plugin://kvpool` and `plugin://kvpool.NAME`."""
         return url == _SCHEME or url.startswith(_SCHEME + ".")
 
     def create_connector(self, context: Any) -> PoolConnector:
-        """The connector; one that only misses where the pool cannot be used."""
+        """Create the connector; if the pool cannot be used, one that always misses."""
         prefix = f"remote_storage_plugin.{context.plugin_name or 'kvpool'}."
         extra = context.config.extra_config or {}
         settings = {name[len(prefix) :]: value for name, value in extra.items() if name.startswith(prefix)}
@@ -93,79 +93,79 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         self._layout = layout_of(self.meta_shapes, self.meta_dtypes)
         self._deleted: StoredInventory[bytes] = StoredInventory(_MAX_DELETED)
         self._lock = threading.Lock()
-        self._putting = 0
-        self.dropped = 0  # chunks that were not stored because too much was under way
-        self._told: set[str] = set()
+        self._inflight = 0
+        self.dropped = 0  # chunks that were not stored because too many were in flight
+        self._warned: set[str] = set()
         self._client: Client | None = None
         pool = concurrent.futures.ThreadPoolExecutor
         self._lookups = pool(1, "kvpool-lookup")
         self._loads = pool(max(1, self._config.connections - 2), "kvpool-load")
         self._stores = pool(1, "kvpool-store")
-        reason = self._why_not(config)
-        if reason:
-            _log.error("kvpool: %s: the engine runs without the pool", reason)
+        blocker = self._blocker(config)
+        if blocker:
+            _log.error("kvpool: %s: the engine runs without the pool", blocker)
             return
         try:
             self._client = self._connect(config, metadata, settings)
         except Exception:
-            _log.exception("kvpool: the pool is off for this engine")
+            _log.exception("kvpool: the setup failed; this engine runs without the pool")
 
     # -- LMCache's interface ------------------------------------------------------------------------------------------
 
     async def exists(self, key: Any) -> bool:
-        """Has the pool this chunk? Takes no longer than a lookup's deadline."""
-        return await self._in(self._lookups, lambda: self._found([key]) == 1, closed=False)
+        """Return whether the pool has this chunk, within a lookup's deadline."""
+        return await self._in(self._lookups, lambda: self._leading_hits([key]) == 1, closed=False)
 
     def exists_sync(self, key: Any) -> bool:
-        """The same, for a thread that waits."""
-        return self._found([key]) == 1
+        """Return whether the pool has this chunk; blocks the calling thread."""
+        return self._leading_hits([key]) == 1
 
     def support_batched_contains(self) -> bool:
-        """Yes: one message for all."""
+        """Return True: one message for all keys."""
         return True
 
     def batched_contains(self, keys: list[Any]) -> int:
-        """How many chunks from the first on the pool has."""
-        return self._found(keys)
+        """Return the number of leading chunks that the pool has."""
+        return self._leading_hits(keys)
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
-        """The same; nothing can be pinned in the pool."""
-        return await self._in(self._lookups, lambda: self._found(keys), closed=0)
+        """Return the number of leading chunks that the pool has; `pin` is ignored."""
+        return await self._in(self._lookups, lambda: self._leading_hits(keys), closed=0)
 
     async def get(self, key: Any) -> Any:
-        """The chunk in memory of LMCache's, or None."""
+        """Load the chunk into memory of LMCache; None on a miss."""
         return (await self.batched_get([key]))[0]
 
     def support_batched_get(self) -> bool:
-        """Yes: one message for all."""
+        """Return True: one message for all keys."""
         return True
 
     async def batched_get(self, keys: list[Any]) -> list[Any]:
-        """Each chunk in memory of LMCache's, or None. If the caller gives up, the memory goes back to LMCache."""
-        asked = time.monotonic()
-        return await self._in(self._loads, lambda: self._load(keys, asked), [None] * len(keys), _let_go)
+        """Load chunks into memory of LMCache, each None on a miss. If the caller is cancelled it is released."""
+        submitted = time.monotonic()
+        return await self._in(self._loads, lambda: self._load(keys, submitted), [None] * len(keys), _release)
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: list[Any]) -> list[Any]:
-        """The chunks up to the first that is missing."""
+        """Load the chunks up to the first miss."""
         loaded = await self.batched_get(keys)
-        end = next((i for i, found in enumerate(loaded) if found is None), len(loaded))
-        _let_go(loaded[end:])
+        end = next((i for i, memory in enumerate(loaded) if memory is None), len(loaded))
+        _release(loaded[end:])
         return loaded[:end]
 
     async def put(self, key: Any, memory_obj: Any) -> None:
-        """Store a chunk. LMCache lets go of it when this returns; we hold it until the write has ended."""
+        """Store a chunk. LMCache releases it when this returns; a reference is held until the write has ended."""
         await self.batched_put([key], [memory_obj])
 
     def support_batched_put(self) -> bool:
-        """Yes: one message for all."""
+        """Return True: one message for all keys."""
         return True
 
     async def batched_put(self, keys: list[Any], memory_objs: list[Any]) -> None:
-        """Store chunks. While too much is under way they are dropped."""
+        """Store chunks; dropped while too many are in flight."""
         count = len(keys)
         with self._lock:
-            room = self._putting < self._config.max_inflight_stores
-            self._putting += count if room else 0
+            room = self._inflight < self._config.max_inflight_stores
+            self._inflight += count if room else 0
             self.dropped += 0 if room else count
         if not room:
             return
@@ -173,43 +173,43 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
             held.ref_count_up()
 
         def done(_: object) -> None:
-            _let_go(memory_objs)
+            _release(memory_objs)
             with self._lock:
-                self._putting -= count
+                self._inflight -= count
 
         await self._in(self._stores, lambda: self._store(keys, memory_objs), None, always=done)
 
     def remove_sync(self, key: Any) -> bool:
-        """Find it no more in this process, until it is stored again. The pool drops the bytes when it needs room."""
+        """Make the chunk a miss in this process until it is stored again. The pool evicts the bytes on its own."""
         if self._client is not None:
             self._deleted.delete([self._block_id(self._client, key)])
         return True
 
     async def close(self) -> None:
-        """End what is under way and let go of everything."""
+        """Cancel queued work and release everything."""
         if self._client is not None:
             self._client.close()
         for executor in (self._lookups, self._loads, self._stores):
             executor.shutdown(wait=False, cancel_futures=True)
 
-    # -- our own ------------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """For people: the client's counters, whether there is a sidecar, and the fingerprint."""
+        """Return the client's counters, its connection state and the fingerprint, for display."""
         client = self._client
         if client is None:
             return {"connected": False}
         return {"connected": client.connected, "fingerprint": client.fingerprint.hex(), **client.stats()}
 
-    def _why_not(self, config: Any) -> str:
+    def _blocker(self, config: Any) -> str:
         if not supported(str(lmcache.__version__)):
-            return f"this client knows LMCache {KNOWN_VERSIONS}, not {lmcache.__version__}"
+            return f"LMCache {KNOWN_VERSIONS} is supported, this is {lmcache.__version__}"
         if config.pre_caching_hash_algorithm == "builtin":
-            return "LMCache hashes prompts with Python's own hash: set pre_caching_hash_algorithm to sha256_cbor"
+            return "LMCache hashes prompts with Python's built-in hash: set pre_caching_hash_algorithm to sha256_cbor"
         if config.use_layerwise:
-            return "layerwise chunks of LMCache are not stored: leave use_layerwise out"
+            return "layerwise chunks of LMCache are not stored: remove use_layerwise"
         if config.remote_serde not in (None, "naive"):
-            return "bytes that a serde of LMCache has made are not stored: leave remote_serde out"
+            return "the output of an LMCache serde is not stored: remove remote_serde"
         return ""
 
     def _connect(self, config: Any, metadata: Any, settings: dict[str, Any]) -> Client:
@@ -237,7 +237,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
     def _block_id(self, client: Client, key: Any) -> bytes:
         return block_id(client.fingerprint, *key_name(key, str(key.dtype)))
 
-    def _found(self, keys: Sequence[Any]) -> int:
+    def _leading_hits(self, keys: Sequence[Any]) -> int:
         client = self._client
         if client is None or not keys:
             return 0
@@ -252,7 +252,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
             return 0
         return next((i for i, tier in enumerate(tiers) if tier == Tier.MISS), len(tiers))
 
-    def _load(self, keys: Sequence[Any], asked: float) -> list[Any]:
+    def _load(self, keys: Sequence[Any], submitted: float) -> list[Any]:
         client = self._client
         loaded: list[Any] = [None] * len(keys)
         if client is None:
@@ -260,22 +260,22 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         held: list[Any] = []
         try:
             for _ in keys:
-                # LMCache would wait for memory without end
+                # without busy_loop=False LMCache would wait indefinitely for memory
                 memory = self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt, busy_loop=False)
                 if memory is None:
                     break
                 held.append(memory)
             views = [memoryview(memory.byte_array).cast("B") for memory in held]
             block_ids = [self._block_id(client, key) for key in keys[: len(held)]]
-            results = client.get_into(block_ids, views, asked + client.load_seconds(sum(map(len, views))))
+            results = client.get_into(block_ids, views, submitted + client.load_seconds(sum(map(len, views))))
             for i, result in enumerate(results):
                 if result.ok:
                     loaded[i], held[i] = held[i], None
         except Exception:
             _log.exception("kvpool: a load failed")
-            _let_go(loaded)
+            _release(loaded)
             loaded = [None] * len(keys)
-        _let_go(held)
+        _release(held)
         return loaded
 
     def _store(self, keys: Sequence[Any], objects: Sequence[Any]) -> None:
@@ -286,7 +286,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
             pairs = list(zip(keys, objects, strict=True))
             whole = [(key, o) for key, o in pairs if layout_of(o.get_shapes(), o.get_dtypes()) == self._layout]
             if len(whole) < len(pairs):
-                self._tell("part", "only whole chunks are stored: leave save_unfull_chunk out")
+                self._warn_once("part", "only full chunks are stored: remove save_unfull_chunk")
             block_ids = [self._block_id(client, key) for key, _ in whole]
             client.put_from(block_ids, [memoryview(o.byte_array).cast("B") for _, o in whole])
             self._deleted.store((block_id, 0) for block_id in block_ids if self._deleted.is_deleted(block_id))
@@ -301,9 +301,9 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         unwanted: Callable[[T], None] | None = None,
         always: Callable[[object], None] | None = None,
     ) -> T:
-        """Run `work` in a thread; `closed` if we are closed first.
+        """Run `work` in a thread. Return `closed` if the connector is closed first.
 
-        If the caller is cancelled, `unwanted` gets the outcome when it is there; `always` is called in any case.
+        If the caller is cancelled, `unwanted` receives the outcome later; `always` is called in any case.
         """
         try:
             future = executor.submit(work)
@@ -321,17 +321,17 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
                 future.add_done_callback(lambda f: unwanted(f.result()))
             raise
 
-    def _tell(self, what: str, why: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _warn_once(self, what: str, why: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
             _log.warning("kvpool: %s", why)
 
     async def list(self) -> list[str]:
-        """Nothing: the pool gives out no list of names."""
+        """Return an empty list: the pool cannot list its blocks."""
         return []
 
 
-def _let_go(held: Sequence[Any]) -> None:
+def _release(held: Sequence[Any]) -> None:
     for memory in held:
         if memory is not None:
             with contextlib.suppress(Exception):

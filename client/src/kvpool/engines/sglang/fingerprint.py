@@ -1,7 +1,7 @@
-"""What an SGLang engine's pages mean: the facts that go into their fingerprint and into the names of their parts.
+"""Fingerprint inputs of an SGLang engine, and the parts of its block identities.
 
-Two engines share pages only if all of these are equal, so a doubt makes the list longer. It imports nothing of SGLang:
-it reads the objects it is given. The fields are those of SGLang 0.5.23 (sglang/srt/mem_cache/hicache_storage.py,
+Two engines share pages only if all inputs are equal; uncertain ones are included. Imports nothing of SGLang: it reads
+the objects passed to it. The fields are those of SGLang 0.5.23 (sglang/srt/mem_cache/hicache_storage.py,
 mem_cache/pool_host/, arg_groups/fields/).
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["digest", "fingerprint_inputs", "pool_inputs", "rank_part"]
 
-_FORMAT = 1  # of what we put into a page's blocks
+_FORMAT = 1  # version of the payload layout
 
 # of a host pool: everything that decides which bytes a page holds and in which order, nothing about its capacity
 _POOL_FIELDS = (
@@ -41,9 +41,9 @@ _ARGUMENTS = (
 
 
 def fingerprint_inputs(config: Any, pool: Any, version: str, argument: Callable[[str], Any]) -> dict[str, Any]:
-    """JSON facts from a HiCacheStorageConfig-like `config`, the host `pool` of the KV and the server's arguments.
+    """Return JSON values from a HiCacheStorageConfig-like `config`, the KV's host `pool` and the server arguments.
 
-    `argument(name)` gives one resolved argument, None if it is not known.
+    `argument(name)` returns one resolved argument, None if it is unknown.
     """
     path = argument("model_path")
     inputs: dict[str, Any] = {
@@ -62,13 +62,15 @@ def fingerprint_inputs(config: Any, pool: Any, version: str, argument: Callable[
     draft = argument("speculative_draft_model_path")
     if draft:
         inputs["draft_model"] = _files(str(draft), argument("speculative_draft_model_revision"))
-    if inputs["arguments"].get("load_format") == "dummy":  # weights that are made up, or come later from elsewhere
+    if (
+        inputs["arguments"].get("load_format") == "dummy"
+    ):  # random weights, or weights that are loaded later from elsewhere
         inputs["process"] = os.urandom(16).hex()
     return inputs
 
 
 def pool_inputs(pool: Any) -> dict[str, Any]:
-    """JSON facts of one host pool: its class, and what decides the bytes of a page."""
+    """Return the inputs of one host pool as JSON values: its class, and everything that changes the bytes of a page."""
     inputs = _known((name, getattr(pool, name, None)) for name in _POOL_FIELDS)
     inner = getattr(pool, "host_pool", None)  # a facade that shards pages over ranks
     inputs["class"] = type(pool).__name__ + (f"({type(inner).__name__})" if inner is not None else "")
@@ -109,17 +111,17 @@ def _plain(value: Any) -> Any:
 
 
 def _files(name: str, revision: Any) -> dict[str, str]:
-    """A digest of the model's files where they are known, which says it all; else its name."""
+    """Return a digest of the model's files if they are known, else its name."""
     revision = str(revision or "")
-    found = weights.find(name, revision or None)
-    return {"files": found} if found else {"name": name, "revision": revision}
+    files = weights.find(name, revision or None)
+    return {"files": files} if files else {"name": name, "revision": revision}
 
 
 def _adapters(loras: Any) -> list[str]:
     """SGLang names an adapter by its name and path: what lies at the path must count too."""
     values = list(loras.values()) if isinstance(loras, dict) else list(loras or [])
-    found = []
+    digests = []
     for lora in values[:1024]:
         path = str(getattr(lora, "lora_path", None) or lora)
-        found.append(digest(_files(path.rpartition("=")[2], None)))
-    return sorted(found)
+        digests.append(digest(_files(path.rpartition("=")[2], None)))
+    return sorted(digests)

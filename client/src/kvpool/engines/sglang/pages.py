@@ -1,8 +1,8 @@
-"""How the pages of one SGLang host pool become blocks: which blocks a page has, and where their bytes lie.
+"""Mapping of the pages of one SGLang host pool to blocks: block ids of a page, and the memory of each block.
 
 A page that lies in host memory in a few pieces (the page-first layouts: keys and values of all layers) is one block per
 piece, moved without a copy. A page in many pieces (layer-first) is one block, through a buffer and the host pool's own
-functions for flat pages. Nothing of SGLang is imported here.
+functions for flat pages. Imports nothing of SGLang.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Pages:
 
     @property
     def zero_copy(self) -> bool:
-        """True if bytes go straight between the host pool and the pool's files."""
+        """True if bytes move directly between the host pool and the pool's files."""
         return bool(self._sizes)
 
     @property
@@ -68,23 +68,23 @@ class Pages:
         return len(self._sizes) or 1
 
     def block_ids(self, client: Client, keys: Sequence[str]) -> list[bytes]:
-        """The names of all blocks of the pages, page after page."""
+        """Return the ids of all blocks of the pages, page after page."""
         parts = self._parts or [self._flat_part]
         return [protocol_keys.block_id(client.fingerprint, key.encode(), part) for key in keys for part in parts]
 
     def flat_block_ids(self, client: Client, keys: Sequence[str]) -> list[bytes]:
-        """The names of the pages as flat tensors, one each."""
+        """Return the ids of the pages as flat tensors, one each."""
         return [protocol_keys.block_id(client.fingerprint, key.encode(), self._flat_part) for key in keys]
 
     def views(self, keys: Sequence[str], indices: Any) -> list[memoryview]:
-        """The memory of all blocks of the pages, in the order of `block_ids`. ValueError if anything does not fit."""
-        self._insist(len(indices) == len(keys) * self.page_size, "another number of token places than of pages")
+        """Return the memory of all blocks of the pages, in the order of `block_ids`. ValueError for any mismatch."""
+        self._require(len(indices) == len(keys) * self.page_size, "another number of token places than of pages")
         places, sizes = self.pool.get_page_buffer_meta(indices)
         count = len(keys) * len(self._sizes)
-        self._insist(len(places) == count and len(sizes) == count, "another number of pieces than expected")
+        self._require(len(places) == count and len(sizes) == count, "another number of pieces than expected")
         views = []
         for n, (place, size) in enumerate(zip(places, sizes, strict=True)):
-            self._insist(size == self._sizes[n % len(self._sizes)], "a piece of another size")
+            self._require(size == self._sizes[n % len(self._sizes)], "a piece of another size")
             view = self._memory.view(int(place), int(size))
             if view is None:
                 raise ValueError(f"{self.name}: a piece outside of the registered memory")
@@ -94,7 +94,7 @@ class Pages:
     def load_flat(
         self, keys: Sequence[str], indices: Any, load: Callable[[Sequence[str], list[memoryview]], list[bool]]
     ) -> list[bool]:
-        """Load whole pages with `load(keys, buffers)` and hand those that came to the host pool."""
+        """Load whole pages with `load(keys, buffers)` and copy the loaded ones into the host pool."""
         done: list[bool] = []
         for part, starts in self._portions(keys, indices):
             pages = [self.pool.get_dummy_flat_data_page() for _ in part]
@@ -116,11 +116,11 @@ class Pages:
         return done
 
     def empty_page(self) -> Any:
-        """A flat tensor of one page."""
+        """Create a flat tensor of one page."""
         return self.pool.get_dummy_flat_data_page()
 
     def _portions(self, keys: Sequence[str], indices: Any) -> Iterator[tuple[Sequence[str], list[int]]]:
-        self._insist(len(indices) == len(keys) * self.page_size, "another number of token places than of pages")
+        self._require(len(indices) == len(keys) * self.page_size, "another number of token places than of pages")
         starts = [int(indices[n * self.page_size]) for n in range(len(keys))]
         self._flat_bytes = self._flat_bytes or len(tensor_bytes(self.empty_page()))
         step = max(1, _STAGING_BYTES // self._flat_bytes)
@@ -131,27 +131,27 @@ class Pages:
         try:
             places, sizes = self.pool.get_page_buffer_meta(_first_page(self.page_size))
             memory = HostMemory(_tensors(self.pool))
-            self._insist(0 < len(places) == len(sizes) <= _MAX_PIECES, f"{len(places)} pieces per page")
+            self._require(0 < len(places) == len(sizes) <= _MAX_PIECES, f"{len(places)} pieces per page")
             for place, size in zip(places, sizes, strict=True):
-                self._insist(memory.view(int(place), int(size)) is not None, "a page outside of its tensors")
+                self._require(memory.view(int(place), int(size)) is not None, "a page outside of its tensors")
         except Exception as e:
-            _log.warning("kvpool: pages of %r are copied, one block each: %s", self.name, e)
+            _log.warning("kvpool: pages of host pool %r are copied (no zero-copy): %s", self.name, e)
             return
         self._sizes, self._memory = tuple(int(size) for size in sizes), memory
 
-    def _insist(self, fits: bool, otherwise: str) -> None:
+    def _require(self, fits: bool, otherwise: str) -> None:
         if not fits:
             raise ValueError(f"{self.name}: {otherwise}")
 
 
 def _tensors(pool: Any) -> list[Any]:
-    """The tensors in which a host pool keeps its pages."""
+    """Return the tensors that hold a host pool's pages."""
     shown = getattr(pool, "get_hybrid_pool_buffer", None)
-    found = list(shown()) if shown is not None else []
+    tensors = list(shown()) if shown is not None else []
     for name in _BUFFERS:
         value = getattr(pool, name, None)
-        found += list(value) if isinstance(value, (list, tuple)) else [value]
-    return [tensor for tensor in found if hasattr(tensor, "data_ptr") and tensor.numel()]
+        tensors += list(value) if isinstance(value, (list, tuple)) else [value]
+    return [tensor for tensor in tensors if hasattr(tensor, "data_ptr") and tensor.numel()]
 
 
 def _first_page(size: int) -> Any:

@@ -296,7 +296,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         if client is not None:
             client.close()
 
-    # -- internals ----------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Return the fingerprint and its inputs, and the client's counters, for display."""

@@ -1,4 +1,4 @@
-"""Which salt a request of vLLM's has, for pools whose blocks can be purged by it. Needs no vLLM to be imported.
+"""Cache salt of a vLLM request, for pools whose blocks can be purged by salt. Needs no vLLM to be imported.
 
 A tier of vLLM's offloading sees a request as its ReqContext (vllm/v1/kv_offload/base.py), which does not hold its
 `cache_salt`. The scheduler's module makes it from the request, by a function that it calls by name in that module. So
@@ -26,7 +26,7 @@ class _Salt(NamedTuple):
 
 
 def record_salts() -> str:
-    """Have vLLM's contexts of new requests know their salts; why that cannot be, empty if they do. Never raises."""
+    """Make vLLM record the salt in each new request's context. Return why that is impossible, or "". Never raises."""
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
 
@@ -39,12 +39,12 @@ def record_salts() -> str:
 
 
 def salt_of(request: Any) -> str | None:
-    """The salt of a request's context; None if it has none or its context does not know. Never raises."""
+    """Return the salt of a request's context; None if it has none or it was not recorded. Never raises."""
     try:
         salt = request.get_state(_Salt)
         return salt.value if salt is not None else None
     except Exception:
-        _log.debug("kvpool: a store without its salt", exc_info=True)
+        _log.debug("kvpool: the salt of a store is unknown", exc_info=True)
         return None
 
 
@@ -56,7 +56,7 @@ def _remembering(make: Callable[..., Any]) -> Callable[..., Any]:
             if request.cache_salt:
                 context.set_state(_Salt(str(request.cache_salt)))
         except Exception:
-            _log.debug("kvpool: a request without its salt", exc_info=True)
+            _log.debug("kvpool: the salt of a request could not be recorded", exc_info=True)
         return context
 
     setattr(with_salt, _MARK, True)

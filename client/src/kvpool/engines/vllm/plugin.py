@@ -1,4 +1,4 @@
-"""vLLM plug-in: gives an engine its connector when its command line is a shell text that nobody should edit.
+"""vLLM plug-in: configures the connector of an engine whose command line is a shell script that must not be edited.
 
 vLLM calls `register` in each of its processes (entry point group `vllm.general_plugins`). If the environment variable
 KVPOOL_VLLM_KV_TRANSFER_CONFIG holds a connector configuration and the user has configured neither a connector nor
@@ -37,7 +37,7 @@ def register() -> None:
 
 
 def wrap(engine_args: Any) -> None:
-    """Have `engine_args.create_engine_config` fill in the connector first."""
+    """Wrap `engine_args.create_engine_config` so that it sets the connector first."""
     original = engine_args.create_engine_config
     if getattr(original, "_kvpool", False):
         return
@@ -55,11 +55,11 @@ def wrap(engine_args: Any) -> None:
 
 
 def fill_in(args: Any, text: str) -> bool:
-    """Set the connector in `args` unless the user has one; True if it was set. Raises for a text that is no config."""
+    """Set the connector in `args` unless the user has one. Return True if set. Raises for an invalid configuration."""
     if not text:
         return False
     if args.kv_transfer_config is not None or getattr(args, "kv_offloading_size", None) is not None:
-        _log.info("kvpool: the engine has a KV connector of its own; %s is left alone", CONNECTOR_ENV)
+        _log.info("kvpool: the engine already has a KV connector; %s is ignored", CONNECTOR_ENV)
         return False
     config = json.loads(text)
     problem = _unknown(config)
@@ -75,7 +75,7 @@ def fill_in(args: Any, text: str) -> bool:
 
 
 def _unknown(config: dict[str, Any]) -> str:
-    """Why a tier of ours cannot work in this vLLM; empty if it can, or if there is none."""
+    """Return why the pool's tier cannot work in this vLLM; empty if it can, or if none is configured."""
     tiers = (config.get("kv_connector_extra_config") or {}).get("secondary_tiers") or []
     for name in (str(tier.get("module_path", "")) for tier in tiers):
         if not name.startswith("kvpool."):
@@ -87,5 +87,5 @@ def _unknown(config: dict[str, Any]) -> str:
         import vllm
 
         if tuple(vllm.__version_tuple__[:2]) not in known:
-            return f"{name} does not know vLLM {vllm.__version__}"
+            return f"{name} does not support vLLM {vllm.__version__}"
     return ""

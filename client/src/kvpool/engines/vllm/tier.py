@@ -227,7 +227,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             self._reported[metric, label] += count
         return stats
 
-    # -- internals ----------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Return tokens by tier, in total and for the last requests, and the client's counters, for display."""
