@@ -267,7 +267,7 @@ def test_stores_beyond_the_limit_are_dropped(engine: Callable[..., Engine], fake
     assert one.connector.dropped == 1
     gate.set()
     first.result(20)
-    assert until(lambda: one.connector._putting == 0)
+    assert until(lambda: one.connector._inflight == 0)
 
 
 def test_a_closed_connector_answers_without_the_pool(engine: Callable[..., Engine]) -> None:
@@ -278,7 +278,7 @@ def test_a_closed_connector_answers_without_the_pool(engine: Callable[..., Engin
     assert one.run(one.connector.exists(chunk(1))) is False
     assert one.connector.batched_contains([chunk(1)]) == 0
     put(one, [chunk(2)])
-    assert one.connector._putting == 0
+    assert one.connector._inflight == 0
     assert one.balanced()
 
 
@@ -304,7 +304,7 @@ def test_what_waits_when_the_connector_is_closed_ends_without_an_exception(
     gate.set()
     assert first.result(20) is None
     assert until(lambda: [memory.references for memory in held] == [1, 1])
-    assert one.connector._putting == 0
+    assert one.connector._inflight == 0
 
 
 def test_nonsense_is_a_miss(engine: Callable[..., Engine]) -> None:
@@ -358,7 +358,7 @@ def test_cancelling_at_any_time_loses_no_memory_and_no_byte(engine: Callable[...
                 hits += 1
     assert hits > 0
     assert until(lambda: one.balanced() and all(m.references == 0 for m in put_held))
-    assert until(lambda: one.connector._putting == 0)
+    assert until(lambda: one.connector._inflight == 0)
 
 
 def test_the_adapter_takes_its_own_urls_only() -> None:
