@@ -135,7 +135,7 @@ def test_a_cache_without_a_ttl_never_reads_the_clock():
     assert (cache.get("a"), "a" in cache, cache.values(), cache.pop("a")) == (1, True, [1], 1)
 
 
-def test_a_rate_limiter_keeps_its_rate_on_average_and_carries_what_a_deadline_cut_off():
+def test_a_rate_limiter_keeps_its_rate_on_average_and_carries_what_a_deadline_cut_off(monkeypatch):
     now, pauses = [0.0], []
 
     def wait(seconds):
@@ -143,7 +143,8 @@ def test_a_rate_limiter_keeps_its_rate_on_average_and_carries_what_a_deadline_cu
         now[0] += seconds
         return False
 
-    limiter = RateLimiter(lambda: 100.0, wait, clock=lambda: now[0])
+    monkeypatch.setattr("kvpool_sidecar.resilience.rate_limiter.time.monotonic", lambda: now[0])
+    limiter = RateLimiter(lambda: 100.0, wait)
     for _ in range(100):
         limiter.acquire(3)
     assert 2.99 < now[0] < 3.01
@@ -151,7 +152,7 @@ def test_a_rate_limiter_keeps_its_rate_on_average_and_carries_what_a_deadline_cu
     assert 3.49 < now[0] < 3.51
     limiter.settle()
     assert 12.99 < now[0] < 13.01
-    lazy = RateLimiter(lambda: 100.0, wait, min_pause_s=0.02, clock=lambda: now[0])
+    lazy = RateLimiter(lambda: 100.0, wait, min_pause_s=0.02)
     pauses.clear()
     for _ in range(6):
         lazy.acquire(1)

@@ -27,12 +27,11 @@ class RateLimiter:
         wait: Callable[[float], bool],
         *,
         min_pause_s: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rate = rate
         self._wait = wait
         self._min_pause_s = min_pause_s
-        self._clock = clock
+        self._clock = time.monotonic
         self._free_at = -math.inf
 
     @property

@@ -8,19 +8,13 @@ from kvpool.errors import RefusedError
 
 if TYPE_CHECKING:
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.peers.connection import PeerConnection
+    from kvpool_sidecar.peers.connection import PeerConnection, PeerDialer
     from kvpool_sidecar.peers.rdma.fetch import RdmaFetcher
     from kvpool_sidecar.peers.rdma.slots import Slot
 
-__all__ = ["PeerDialer", "PeerHealth", "PeerStreams"]
+__all__ = ["PeerHealth", "PeerStreams"]
 
 _MAX_STREAMS = 0xFFFF
-
-
-class PeerDialer(Protocol):
-    """Opens a connection to a peer. KVPoolError or OSError if the peer cannot be reached in time."""
-
-    def __call__(self, peer: NodeInfo, timeout_s: float, /) -> PeerConnection: ...
 
 
 class PeerHealth(Protocol):

@@ -13,10 +13,10 @@ from kvpool_sidecar.serving.peer_streams import PeerStreams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvpool_sidecar.peers.connection import PeerDialer
     from kvpool_sidecar.resilience.fair_queue import FairQueue, Grant
     from kvpool_sidecar.serving.block_service import BlockService
     from kvpool_sidecar.serving.channel import PacketChannel
-    from kvpool_sidecar.serving.peer_streams import PeerDialer
     from kvpool_sidecar.serving.pod import Pod
     from kvpool_sidecar.tenancy.identity import Tenant
 

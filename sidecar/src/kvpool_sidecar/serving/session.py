@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from kvpool_sidecar.peers.connection import PeerDialer
     from kvpool_sidecar.resilience.fair_queue import FairQueues
     from kvpool_sidecar.serving.block_service import BlockService
     from kvpool_sidecar.serving.fingerprints import Fingerprints
-    from kvpool_sidecar.serving.peer_streams import PeerDialer
     from kvpool_sidecar.serving.pod import Pod
     from kvpool_sidecar.tenancy.identity import Tenant
 
