@@ -1,7 +1,7 @@
-"""What routers are to be told, in order: a bounded queue in front of a list of everything that is here.
+"""Feed of block events for routers, in order: a bounded queue, and the set of all tracked blocks behind it.
 
-Whoever stores or removes a block never waits: an event that finds no room empties the queue, and everything is told
-again from the beginning, after a `CLEARED`. A tenant's blocks are told once the tenant's name is known.
+Storing or removing a block never waits: an event that finds the queue full empties it, and all blocks are published
+again after a `CLEARED` event. A tenant's blocks are published once the tenant's name is known.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ class EventFeed:
         self._clock = clock
         self._lock = threading.Lock()
         self._blocks: dict[bytes, _TrackedBlock] = {}
-        self._shared_only: OrderedDict[bytes, None] = OrderedDict()  # of these, what is on the shared tier alone
+        self._shared_only: OrderedDict[bytes, None] = OrderedDict()  # tracked blocks that are on the shared tier only
         self._tenants: dict[bytes, str] = {}  # name by tag
         self._queue: deque[Event] = deque([Event(EventKind.CLEARED)])
-        self._pending: dict[bytes, None] = {}  # to be told as they are when their turn comes
+        self._pending: dict[bytes, None] = {}  # blocks to publish in their state at that time
         self._interned: dict[bytes, bytes] = {}
         self._gap = False
         self._again_at = 0.0
 
     def tenant(self, tag: bytes, name: str) -> None:
-        """Blocks with this tag are of the tenant `name`."""
+        """Register the tenant `name` of the blocks with this tag."""
         with self._lock:
             if tag in self._tenants or len(self._tenants) >= _MAX_TENANTS:
                 return
@@ -97,7 +97,7 @@ class EventFeed:
         self.wake()
 
     def stored(self, key: bytes, header: BlockHeader) -> None:
-        """A block is on this node's drives now."""
+        """Record a block that was stored on this node's drives."""
         name = header.engine_block
         if name is None:
             self._stats.add("kv_events_lost", "unnamed")
@@ -118,7 +118,7 @@ class EventFeed:
         self.wake()
 
     def shared(self, key: bytes) -> None:
-        """The shared tier has a copy of a block that is here."""
+        """Record that the shared tier has a copy of a local block."""
         with self._lock:
             known = self._blocks.get(key)
             if known is None:
@@ -127,7 +127,7 @@ class EventFeed:
         self.wake()
 
     def removed(self, keys: Iterable[bytes], place: Locality) -> None:
-        """They are no longer there."""
+        """Record blocks that are no longer at `place`."""
         with self._lock:
             found = [(key, known) for key in keys if (known := self._blocks.get(key)) is not None]
             for key, known in found:
@@ -136,12 +136,12 @@ class EventFeed:
             self.wake()
 
     def sample_shared(self, count: int) -> list[bytes]:
-        """Blocks that were told to be on the shared tier and nowhere else, other ones at each call."""
+        """Return tracked blocks that are only on the shared tier, different ones at each call."""
         with self._lock:
             return list(self._shared_only) if len(self._shared_only) <= count else self._rotate(count)
 
     def resend_all(self) -> None:
-        """Somebody missed more than can be replayed; done once a minute at most."""
+        """Publish all blocks again for a subscriber that missed more than can be replayed; at most once a minute."""
         with self._lock:
             if self._clock() < self._again_at:
                 return
@@ -149,7 +149,7 @@ class EventFeed:
         self.wake()
 
     def pop_batch(self, limit: int) -> tuple[list[Event], bool]:
-        """The next events, at most about `limit`; True if events before them were lost."""
+        """Take the next events, about `limit` at most; True if events before them were lost."""
         events: list[Event] = []
         with self._lock:
             gap, self._gap = self._gap, False
@@ -164,16 +164,16 @@ class EventFeed:
 
     @property
     def queued(self) -> int:
-        """Events and blocks that are still to be told."""
+        """Number of events and blocks that wait."""
         return len(self._queue) + len(self._pending)
 
     @property
     def tracked_blocks(self) -> int:
-        """Blocks whose names are known."""
+        """Number of tracked blocks."""
         return len(self._blocks)
 
     def _intern(self, text: bytes) -> bytes:
-        """The same object for the same bytes, of which there are few."""
+        """Intern bytes that occur in many blocks."""
         if len(self._interned) >= _MAX_FEW:
             self._interned.clear()
         return self._interned.setdefault(text, text)
@@ -196,7 +196,7 @@ class EventFeed:
         self._put(self._event(EventKind.REMOVED, known, place))
 
     def _make_room(self) -> bool:
-        """What is on the shared tier alone gives way: it is found by lookups all the same."""
+        """Drop a block that is only on the shared tier: lookups still find it."""
         if len(self._blocks) < self._max_blocks:
             return True
         if not self._shared_only:
@@ -215,7 +215,7 @@ class EventFeed:
 
     def _put(self, event: Event) -> None:
         if not event.tenant:
-            return  # told when the tenant's name is known
+            return  # published when the tenant's name is known
         if len(self._queue) >= self._max_queued:
             self._stats.add("kv_events_lost", "dropped", len(self._queue) + 1)
             self._restart()

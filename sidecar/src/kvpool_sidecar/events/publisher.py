@@ -2,10 +2,10 @@
 
 A PUB socket sends `[topic, number, payload]`: the number is 8 bytes big-endian and counts from 0 at each start of the
 sidecar; the payload is MessagePack of `[time, [events], null]`, each event a map with its `type`. A ROUTER socket is
-asked with the number of the first batch that a subscriber wants, and answers the batches that are still remembered,
+queried with the number of the first batch that a subscriber needs, and replies with the buffered batches,
 each as `[topic, number, payload]`, then `["", -1, ""]`. Source: vllm/distributed/kv_events.py of vLLM 0.33.
 
-One thread owns both sockets. A subscriber that is slow loses batches of its own, and sees so by the numbers.
+One thread owns both sockets. A slow subscriber loses batches, and detects it by the numbers.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _OWNER = "kvpool"
 _LOCALITY = {Locality.LOCAL: "LOCAL", Locality.SHARED: "REMOTE"}
 _BATCH = 256
 _REMEMBERED, _REMEMBERED_BYTES = 10_000, 64 << 20
-_HIGH_WATER = 1000  # batches that wait for one slow subscriber
+_HIGH_WATER = 1000  # queued batches of one slow subscriber
 _SEND_BUFFER = 256 << 10  # of the kernel, for each subscriber
 _LARGEST_REQUEST = 256
 _MAX_REPLAYS = 16
-_REPLAY_S = 10.0  # a replay that does not get on is given up
-_REPLAY_TURN = 64  # batches between two looks at what is new
+_REPLAY_S = 10.0  # a replay without progress is dropped
+_REPLAY_TURN = 64  # batches sent before new events are published
 _IDLE_MS, _BUSY_MS = 1000, 5
-_GATHER_S = 0.01  # news of so long become one batch: each batch takes processor time away from the block path
+_GATHER_S = 0.01  # events of this period form one batch: each batch costs CPU time of the block path
 _STOP_S = 2.0
 _END = (-1).to_bytes(8, "big", signed=True)
 _LOW_64 = (1 << 64) - 1
@@ -62,7 +62,7 @@ class _Stored(msgspec.Struct, tag="BlockStored", omit_defaults=True):
     group_idx: int | None = None
     locality: str | None = None
     ownership: str | None = None
-    kvpool: dict[str, str] | None = None  # ours: readers of the format pass over what they do not know
+    kvpool: dict[str, str] | None = None  # extension: readers of the format ignore unknown fields
 
 
 class _Removed(msgspec.Struct, tag="BlockRemoved", omit_defaults=True):
@@ -91,25 +91,25 @@ def encode_batch(
     def form(block_hash: bytes) -> bytes | int:
         return int.from_bytes(block_hash, "big") & _LOW_64 if int_hashes else block_hash
 
-    told: list[_Stored | _Removed | _Cleared] = []
+    encoded: list[_Stored | _Removed | _Cleared] = []
     last: Event | None = None
     for event in events:
         name = event.name
         if name is None:
-            told.append(_Cleared())
+            encoded.append(_Cleared())
         elif last is not None and last.name is not None and _go_together(last, event):
-            open_event = told[-1]
+            open_event = encoded[-1]
             assert not isinstance(open_event, _Cleared)  # noqa: S101
             open_event.block_hashes.append(form(name.engine_hash))
         else:
-            whose = {"tenant": event.tenant, "fingerprint": event.fingerprint.hex()}
+            labels = {"tenant": event.tenant, "fingerprint": event.fingerprint.hex()}
             if model := models.get(event.fingerprint):
-                whose["model"] = model
+                labels["model"] = model
             group = name.group or None
             where = _LOCALITY[event.place]
             if event.kind is EventKind.STORED:
                 parent = form(name.parent_hash) if name.parent_hash else None
-                told.append(
+                encoded.append(
                     _Stored(
                         [form(name.engine_hash)],
                         parent,
@@ -121,17 +121,17 @@ def encode_batch(
                         group,
                         where,
                         _OWNER,
-                        whose,
+                        labels,
                     )
                 )
             else:
-                told.append(_Removed([form(name.engine_hash)], _MEDIUM, group, where, _OWNER, whose))
+                encoded.append(_Removed([form(name.engine_hash)], _MEDIUM, group, where, _OWNER, labels))
         last = event
-    return msgspec.msgpack.encode([now, told, None])
+    return msgspec.msgpack.encode([now, encoded, None])
 
 
 def _go_together(a: Event, b: Event) -> bool:
-    """One event can tell both: a chain of stored blocks, or any blocks of one kind that went."""
+    """Return whether one event covers both: consecutive stored blocks, or removed blocks of one kind."""
     assert a.name is not None and b.name is not None  # noqa: PT018, S101
     if (a.kind, a.place, a.tenant, a.fingerprint, a.name.group) != (
         b.kind,
@@ -195,7 +195,7 @@ class EventPublisher:
 
     def _socket(self, kind: int, address: str, port: int, options: dict[int, int]) -> zmq.Socket[bytes]:
         made: zmq.Socket[bytes] = self._context.socket(kind)
-        for option, value in options.items():  # before it is bound: afterwards they hold for nobody
+        for option, value in options.items():  # before bind: later they have no effect
             made.setsockopt(option, value)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.MAXMSGSIZE, _LARGEST_REQUEST)
@@ -209,11 +209,11 @@ class EventPublisher:
         return made
 
     def start(self) -> None:
-        """Publish. Returns at once."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Publish no more; what was not sent yet is lost, and told after the next start."""
+        """Stop the thread; unsent events are lost, and published after the next start."""
         self._stopping.set()
         self._is_awake = False
         self._wake()
@@ -235,7 +235,7 @@ class EventPublisher:
         if self._is_awake:
             return
         self._is_awake = True
-        with contextlib.suppress(OSError):  # closed, or told often enough
+        with contextlib.suppress(OSError):  # closed, or already signaled
             os.eventfd_write(self._wakeup_fd, 1)
 
     def _close(self) -> None:
@@ -257,7 +257,7 @@ class EventPublisher:
                     self._stopping.wait(_GATHER_S)
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wakeup_fd)
-                    self._is_awake = False  # who comes before this is heard below, who comes later wakes us again
+                    self._is_awake = False  # earlier events are published below, later ones signal again
                 if self._router in ready:
                     self._receive_requests()
                 more = self._publish()
@@ -270,7 +270,7 @@ class EventPublisher:
         """One batch; True if there was one."""
         events, gap = self._feed.pop_batch(_BATCH)
         if gap:
-            self._next += 1  # what subscribers see of what was lost
+            self._next += 1  # a gap shows subscribers the loss
         if not events:
             return gap
         payload = encode_batch(events, time.time(), int_hashes=self._int_hashes, models=self._models())
@@ -299,14 +299,14 @@ class EventPublisher:
             start = max(0, int.from_bytes(first, "big", signed=True))
             oldest = self._replay_buffer[0][0] if self._replay_buffer else self._next
             if start < oldest:
-                self._feed.resend_all()  # it cannot be told what it missed; what is here is told to all
+                self._feed.resend_all()  # the missed batches are gone: publish all blocks again
             self._replays[who] = (max(start, oldest), time.monotonic() + _REPLAY_S)
             while len(self._replays) > _MAX_REPLAYS:
                 self._replays.popitem(last=False)
             self._stats.add("kv_events", "replays")
 
     def _replay(self) -> None:
-        """Some batches to each that asked; whoever does not read is tried again until its time is over."""
+        """Send some batches to each replaying subscriber; one that does not read is retried until its timeout."""
         for who, (at, until) in list(self._replays.items()):
             try:
                 at = self._send_from(who, at)
@@ -320,7 +320,7 @@ class EventPublisher:
                 self._replays[who] = (at, time.monotonic() + _REPLAY_S)
 
     def _send_from(self, who: bytes, at: int) -> int:
-        """The number to go on with; -1 when all is told. zmq.Again if nothing could be sent."""
+        """Return the number to continue with; -1 at the end. zmq.Again if nothing could be sent."""
         oldest = self._replay_buffer[0][0] if self._replay_buffer else self._next
         sent = 0
         index = self._index_of(max(at, oldest))
@@ -341,7 +341,7 @@ class EventPublisher:
         return -1
 
     def _index_of(self, number: int) -> int:
-        """Of the first remembered batch with at least this number: numbers ascend, with a gap now and then."""
+        """Return the index of the first buffered batch with at least this number; numbers ascend, with gaps."""
         low, high = 0, len(self._replay_buffer)
         while low < high:
             middle = (low + high) // 2
