@@ -1,4 +1,4 @@
-"""Which ranges of one registered region are in use: first fit over a sorted list of gaps. Pure; not thread-safe."""
+"""Allocator of ranges of one registered region: first fit over a sorted list of gaps. Pure; not thread-safe."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Arena:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes in all gaps together."""
+        """Sum of the bytes of all gaps."""
         return sum(end - first for first, end in self._gaps)
 
     def allocate(self, count: int) -> int | None:
-        """Offset of `count` bytes that nobody else has; None if no gap is large enough."""
+        """Return the offset of `count` free bytes; None if no gap is large enough."""
         need = -(-count // ALIGNMENT) * ALIGNMENT
         if need <= 0:
             return None
@@ -38,7 +38,7 @@ class Arena:
         return None
 
     def free(self, offset: int) -> None:
-        """Give back what `take` returned. KeyError for anything else, also for the same offset twice."""
+        """Free an offset that `allocate` returned. KeyError for any other, also for a second call."""
         first, end = offset, self._taken.pop(offset)
         at = bisect_left(self._gaps, (first, end))
         if at < len(self._gaps) and self._gaps[at][0] == end:

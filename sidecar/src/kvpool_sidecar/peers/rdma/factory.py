@@ -1,4 +1,4 @@
-"""Puts the parts of RDMA together, or says why there are none."""
+"""Builds the RDMA stack, or returns the reason for using TCP."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 
 class RdmaStack(NamedTuple):
-    """Both sides of RDMA on this node, or none and the reason."""
+    """Both sides of RDMA on this node, or none of them and the reason."""
 
     staging: Staging | None = None
     fetcher: RdmaFetcher | None = None
     reason: str = ""
 
     def close(self) -> None:
-        """Let go of connections and memory."""
+        """Release connections and memory."""
         if self.fetcher is not None:
             self.fetcher.close()
 
@@ -42,7 +42,7 @@ class RdmaStack(NamedTuple):
 def make(
     config: PeerConfig, node: str, store: Store, dial: Callable[[NodeInfo, float], PeerConnection], stats: Stats
 ) -> RdmaStack:
-    """Try what the pool asks for. Takes some seconds where NIXL is used; never raises for what is missing."""
+    """Try the configured protocol. Takes some seconds with NIXL; never raises for missing devices or packages."""
     if config.encryption == "Always":
         return RdmaStack(reason="TCP: encryption is Always, which RDMA cannot do")
     package, devices = detect_rdma()

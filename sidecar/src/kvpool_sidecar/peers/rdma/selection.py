@@ -1,4 +1,4 @@
-"""RDMA or TCP, and why. A silent fallback is the trap of the field, so there is always a reason to show."""
+"""Selects RDMA or TCP. A fallback is never silent: there is always a reason to report."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _DEVICES = "/dev/infiniband"
 
 
 class TransportChoice(NamedTuple):
-    """`rdma`: try it. `reason` says why not, empty otherwise."""
+    """`rdma`: try RDMA. `reason`: why not, empty otherwise."""
 
     rdma: bool
     reason: str = ""
 
 
 def select_transport(protocol: str, *, package: bool, devices: bool) -> TransportChoice:
-    """Pure. `protocol`: Auto, TCP or RDMA, as the pool asks."""
+    """Select the transport. Pure. `protocol`: Auto, TCP or RDMA, as configured."""
     if protocol == "TCP":
         return TransportChoice(False, "the pool asks for TCP")
     if not devices:
@@ -30,7 +30,7 @@ def select_transport(protocol: str, *, package: bool, devices: bool) -> Transpor
 
 
 def detect_rdma() -> tuple[bool, bool]:
-    """Is the package here, is a device here (or what tests use in its place)."""
+    """Return whether the package and a device (or its replacement in tests) are available."""
     package = importlib.util.find_spec("nixl_cu12") is not None
     if os.environ.get("KVPOOL_UCX_TLS"):
         return package, True

@@ -1,4 +1,4 @@
-"""The serving side of reads by remote DMA, for one peer connection: which memory, which block, done."""
+"""Serving side of RDMA reads for one peer connection: memory registration, staging and release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PeerRdma"]
 
 
 class PeerRdma:
-    """Answers RDMA, STAGE and RELEASE. Without `staging` there is nothing to read, and the peer asks by OPEN."""
+    """Serves RDMA, STAGE and RELEASE. Without `staging` there is no registered memory, and the peer uses OPEN."""
 
     OPERATIONS: ClassVar = (wire.Op.RDMA, wire.Op.STAGE, wire.Op.RELEASE)
 
@@ -24,7 +24,7 @@ class PeerRdma:
         self._stats = stats
 
     def response(self, op: int, key: bytes) -> bytes:
-        """What to send; empty for RELEASE."""
+        """Return the response; empty for RELEASE."""
         if op == wire.Op.RELEASE:
             if self._lease is not None:
                 self._lease.release(peer_wire.PEER_TOKEN.unpack(key)[0])
