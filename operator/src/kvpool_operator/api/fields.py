@@ -207,7 +207,9 @@ StorageClass = matching(
     r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
     253,
     "give the name of a StorageClass",
-    immutable("the storage class of the index", "take persistence away, wait for the claim to go, then give it anew"),
+    immutable(
+        "the storage class of the index", "remove persistence, wait until the claim is deleted, then set it again"
+    ),
 )
 Unavailable = count_or_percent("give maxUnavailable as a count of nodes from 1 to 1000, or as a percentage such as 10%")
 RdmaMemory = bytes_between("16Mi", "1Ti", "give rdma.memory from 16Mi to 1Ti, such as 512Mi")

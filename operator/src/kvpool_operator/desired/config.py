@@ -1,4 +1,4 @@
-"""A pool's spec as the configuration that sidecars and clients read. Pure and public: the demonstration uses it too."""
+"""Conversion of a pool's spec to the configuration of sidecars and clients. Public: the demo uses it too."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["MOUNTS", "deadlines", "in_pod", "to_client_config", "to_pool_config"]
 
 MOUNTS = "/tiers"
-"""Where the sidecar's pod mounts its tiers, each under its name."""
+"""Directory where the sidecar pod mounts the tiers, each under its name."""
 
 
 def in_pod(tier: str) -> str:
-    """The directory of a tier as the sidecar in its pod sees it."""
+    """Return the mount path of a tier in the sidecar pod."""
     return f"{MOUNTS}/{tier}"
 
 
@@ -48,7 +48,7 @@ def to_pool_config(
     tenants: Sequence[TenantConfig] = (),
     tier_path: Callable[[str], str] = in_pod,
 ) -> PoolConfig:
-    """`pool.json` of a pool.
+    """Return the content of `pool.json`.
 
     `pool_id` names the pool's data (config.uid). `index_url` holds no password; empty means no index.
     `allowed_namespaces` is what the selector came to, `tenants` what the KVCacheTenants came to. `tier_path` maps a
@@ -120,7 +120,7 @@ def to_pool_config(
 
 
 def to_client_config(pool: KVCachePool) -> ClientConfig:
-    """What an injected engine's client is told. Its deadlines are its sidecar's, which knows the pool as it is then."""
+    """Return the configuration of the client in injected pods. The sidecar sends it the current deadlines."""
     breaker = pool.spec.fail_open.breaker
     return ClientConfig(
         pool=pool.key,
@@ -129,7 +129,7 @@ def to_client_config(pool: KVCachePool) -> ClientConfig:
 
 
 def deadlines(pool: KVCachePool) -> Deadlines:
-    """How long an engine may wait, from spec.failOpen."""
+    """Return the deadlines of spec.failOpen."""
     f = pool.spec.fail_open
     return Deadlines(
         lookup_ms=to_ms(f.lookup_deadline),

@@ -1,4 +1,4 @@
-"""The ConfigMap with pool.json, and the digests that tell which configuration a sidecar runs."""
+"""ConfigMap with pool.json, and the digests that identify the configuration of a sidecar."""
 
 from __future__ import annotations
 

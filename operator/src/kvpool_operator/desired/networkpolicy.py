@@ -1,4 +1,4 @@
-"""Who may connect to a pool's pods, where the pod network enforces it. Whoever is let in still has to prove himself."""
+"""NetworkPolicies of a pool's pods. Allowed clients still have to authenticate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPERATOR: Manifest = {
 
 
 def network_policies(pool: KVCachePool, env: InstallationConfig) -> list[Manifest]:
-    """None of them unless the installation wants them."""
+    """Return the policies; empty if the installation disables them."""
     if not env.network_policies:
         return []
     made = [_policy(pool, names.sidecar(pool.metadata.name), "sidecar", _to_sidecars(pool))]
@@ -32,7 +32,7 @@ def network_policies(pool: KVCachePool, env: InstallationConfig) -> list[Manifes
 
 
 def preflight_policy(pool: KVCachePool, env: InstallationConfig) -> Manifest | None:
-    """For the pods that look at nodes: probes and the operator. None unless the installation wants policies."""
+    """Return the policy of the preflight pods: probes and the operator. None if the installation disables policies."""
     if not env.network_policies:
         return None
     name = names.preflight(pool.metadata.name)

@@ -1,4 +1,4 @@
-"""An NFS tier as PersistentVolume and claim, because only those carry mount options."""
+"""PersistentVolume and claim of an NFS tier: only PersistentVolumes have mount options."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["nfs_claims", "nfs_volumes"]
 
 _NOMINAL: Final = "1Gi"
-"""A size must stand there and NFS ignores it; the tier's capacity is kept by the sidecars."""
+"""Required size of the volume. NFS ignores it; the sidecars enforce the capacity of the tier."""
 
 
 def nfs_volumes(pool: KVCachePool) -> list[Manifest]:
-    """PersistentVolumes, reserved for the pool's claims. Deleting one leaves the export as it is."""
+    """Return PersistentVolumes that are reserved for the pool's claims. Their deletion does not change the export."""
     ns, name = pool.metadata.namespace, pool.metadata.name
     return [
         {
@@ -45,7 +45,7 @@ def nfs_volumes(pool: KVCachePool) -> list[Manifest]:
 
 
 def nfs_claims(pool: KVCachePool) -> list[Manifest]:
-    """The claims for those volumes."""
+    """Return the claims of these volumes."""
     ns, name = pool.metadata.namespace, pool.metadata.name
     return [
         {

@@ -201,5 +201,5 @@ def object_store_mounts(pool: KVCachePool) -> list[Manifest]:
 
 
 def object_store_env(pool: KVCachePool) -> list[Manifest]:
-    """What tells the sidecar where they are."""
+    """Return the environment variables with the directory of the credentials."""
     return [{"name": "KVPOOL_OBJECT_SECRET_DIR", "value": m["mountPath"]} for m in object_store_mounts(pool)]

@@ -1,4 +1,4 @@
-"""The Secret with a pool's random values. It has no owner: what it names may outlive the pool."""
+"""Secret with the random values of a pool. It has no owner reference, because the blocks can outlive the pool."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _KEYS = {
 }
 _PREVIOUS = "managed-index-previous"
 INDEX_PASSWORD, INDEX_PREVIOUS = "index-password", "index-password-previous"
-"""Files that sidecars read."""
+"""Names of the files that sidecars read."""
 
 
 def read_secret(manifest: Manifest, fresh: PoolSecret) -> PoolSecret:
-    """The values in an existing Secret; only what is missing or unreadable there is taken from `fresh`."""
+    """Return the values of an existing Secret; missing or invalid ones are taken from `fresh`."""
     data: dict[str, Any] = manifest.get("data") or {}
     values = {}
     for key, field in _KEYS.items():
@@ -40,7 +40,7 @@ def read_secret(manifest: Manifest, fresh: PoolSecret) -> PoolSecret:
 
 
 def _text(encoded: Any) -> str:
-    """Empty for what is missing or unreadable."""
+    """Return an empty string for a missing or invalid value."""
     try:
         return base64.b64decode(encoded, validate=True).decode("ascii")
     except (TypeError, ValueError, binascii.Error):
@@ -78,14 +78,14 @@ def secret(inputs: Inputs) -> Manifest:
 
 
 def password_files(*, managed: bool) -> list[Manifest]:
-    """Entries of a volume: the passwords of the index, under the names that sidecars and the managed index read."""
+    """Return volume items: the passwords of the index, under the names that sidecars and the managed index read."""
     if not managed:
         return [{"key": INDEX_PASSWORD, "path": INDEX_PASSWORD}]
     return [{"key": "managed-index-password", "path": INDEX_PASSWORD}, {"key": _PREVIOUS, "path": INDEX_PREVIOUS}]
 
 
 def events_secret(inputs: Inputs) -> Manifest | None:
-    """Secret `NAME-events` for routers: their token, made of the pool's secret, of which it tells nothing."""
+    """Return Secret `NAME-events` with the token of routers, derived from the pool's secret by a one-way function."""
     events = inputs.pool.spec.events
     if not events.enabled:
         return None

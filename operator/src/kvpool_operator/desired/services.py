@@ -1,4 +1,4 @@
-"""Services: where the index is found, and where monitoring finds the sidecars."""
+"""Services of the index and of the sidecars (for monitoring)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["INDEX_PORT", "PROBE_PORT", "index_service", "index_url", "sidecar_se
 
 INDEX_PORT: Final = 6379
 PROBE_PORT: Final = 7424
-"""Of the managed index; it says whether Redis answers, and nothing else."""
+"""Port of the managed index's probes; they report only whether Redis responds."""
 
 
 def index_url(pool: KVCachePool) -> str:
-    """URL of the managed index, without a password."""
+    """Return the URL of the managed index, without a password."""
     return f"redis://{names.index(pool.metadata.name)}.{pool.metadata.namespace}.svc:{INDEX_PORT}/0"
 
 
 def index_service(pool: KVCachePool) -> Manifest | None:
-    """One stable address for the index; None where the user brings their own."""
+    """Return the Service of the index; None for an external index."""
     if pool.spec.index.external is not None:
         return None
     return {
@@ -40,7 +40,7 @@ def index_service(pool: KVCachePool) -> Manifest | None:
 
 
 def sidecar_service(pool: KVCachePool) -> Manifest:
-    """Headless: a name for each sidecar. Sidecars find each other by the index, not by this."""
+    """Return the headless Service with a DNS name for each sidecar. Sidecars find each other by the index."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -1,14 +1,12 @@
-"""The admission webhook: turns an opted-in pod into one whose engine reads and writes the pool.
+"""Admission webhook: injects opted-in pods.
 
 ::
 
-    server.py    HTTPS, limits, metrics, start-up        (I/O)
-    tls.py       certificate authority, leaf, caBundle   (I/O; the decisions are in kvpool_operator.pki.certificates)
-    pools.py     cached view of the pools                (I/O; the choice of a pool is pure)
-    review.py    AdmissionReview -> AdmissionReview      (never raises, never denies)
-    inject.py    pod -> pod                              (pure)
-    command.py   what a container's command line starts  (pure)
-    connector.py what the engine is told                 (pure)
+    server.py             HTTPS, limits, metrics, startup
+    self_signed.py        own CA, leaf, caBundle (decisions: kvpool_operator.pki.certificates)
+    file_certificates.py  certificate that another component renews
+    pool_cache.py         cache of the pools, selection of the pool of a pod
+    review.py             AdmissionReview request and response; calls kvpool_operator.injection
 
-A cache must not stop pods: every doubt ends in an admitted, unchanged pod and a sentence that says why.
+A cache must not prevent pods from starting: in case of doubt the pod is admitted unchanged, with the reason.
 """
