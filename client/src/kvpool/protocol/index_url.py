@@ -7,7 +7,7 @@
 `unix:///path`                                            one Redis on this machine
 ========================================================= ==========================================================
 
-`rediss` in the place of `redis` is TLS, to Sentinels too. `user:password@` may stand before the first host.
+`rediss` instead of `redis` is TLS, to Sentinels too. `user:password@` may stand before the first host.
 """
 
 from __future__ import annotations

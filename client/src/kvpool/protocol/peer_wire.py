@@ -57,7 +57,7 @@ class PeerKind(enum.IntEnum):
 PEER_REQUEST = struct.Struct("<4sBBHQ32s16s")  # magic, op (OPEN), flags, 0, sequence number, key, MAC
 PEER_RESPONSE = struct.Struct("<4sBBHQ")  # magic, PeerStatus, 0, 0, bytes that follow: the block file, for OPEN
 PEER_STAGED = struct.Struct("<QQQ")  # STAGE: address and bytes of the block file, token
-PEER_TOKEN = struct.Struct("<Q24x")  # RELEASE: in the place of the key
+PEER_TOKEN = struct.Struct("<Q24x")  # RELEASE: stands where other requests have the key
 
 
 class PeerStatus(enum.IntEnum):

@@ -1,4 +1,4 @@
-"""Throttled writes of status subresources: transitions at once, counters at most once per interval."""
+"""Throttled writes of status subresources: transitions immediately, counters at most once per interval."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class _Record:
 class StatusWriter:
     """Writes statuses of one kind by server-side apply. For one event loop.
 
-    A status whose stable part differs from the recorded one is written at once; any other difference of its comparable
+    A status whose stable part differs from the recorded one is written immediately; any other difference of its
+    comparable
     part at most every `interval_s` seconds.
     `bucket` bounds the writes of all objects together; transitions have priority.
     """

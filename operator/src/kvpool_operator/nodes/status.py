@@ -106,7 +106,7 @@ def node_status(
 
 
 def stable_part(status: Manifest) -> Any:
-    """The part of a status whose change is written at once."""
+    """The part of a status whose change is written immediately."""
     drain = status.get("drain") or {}
     return (
         [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or []],

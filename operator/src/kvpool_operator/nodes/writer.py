@@ -1,4 +1,4 @@
-"""Writes KVCacheNodes: transitions at once, counters twice a minute, all of them within one rate."""
+"""Writes KVCacheNodes: transitions immediately, counters twice a minute, all of them within one rate."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _MAX_CAUSE: Final = 500
 
 
 class StatusReporter:
-    """Writes changed conditions at once and counters at most every 30 s. For all pools and one event loop."""
+    """Writes changed conditions immediately and counters at most every 30 s. For all pools and one event loop."""
 
     def __init__(
         self,

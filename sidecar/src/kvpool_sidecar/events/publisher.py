@@ -154,7 +154,7 @@ class EventEndpoint(NamedTuple):
 
 
 class EventPublisher:
-    """Binds at once (OSError if an address is taken; port 0: any); publishes from `start` to `stop`."""
+    """Binds immediately (OSError if an address is taken; port 0: any); publishes from `start` to `stop`."""
 
     def __init__(
         self,

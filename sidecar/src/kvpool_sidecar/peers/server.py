@@ -62,7 +62,7 @@ class PeerServerOptions:
 
 
 class PeerServer:
-    """Binds at once (OSError if the address is taken), serves from `start` to `stop`.
+    """Binds immediately (OSError if the address is taken), serves from `start` to `stop`.
 
     `on_absent(key)` is called for blocks that a peer requested and this node does not have.
     """

@@ -112,7 +112,7 @@ class BackgroundWorker(Generic[T]):
 
 
 class PeriodicTask:
-    """Calls `work` in one thread, at once and then every `interval_s`, until `stop`. Thread-safe.
+    """Calls `work` in one thread: first immediately, then every `interval_s`, until `stop`. Thread-safe.
 
     `work` may return the seconds until its next call (None: `interval_s`). After an exception the next call comes
     after a pause that doubles from 0.5 s up to 30 s.

@@ -61,7 +61,7 @@ class AccessTimes:
             self._ready.notify_all()
 
     def record(self, key: bytes) -> None:
-        """Record a use of this block. Returns at once."""
+        """Record a use of this block. Returns immediately."""
         now = self._clock()
         with self._ready:
             if now - self._done.get(key, float("-inf")) < self.every_s or len(self._queue) >= _MAX_QUEUED:

@@ -173,7 +173,7 @@ class WriteTransaction:
             target.release(self)
 
     def abort(self) -> bool:
-        """Discard the file and free its space at once. Idempotent. False if the transaction has already ended."""
+        """Discard the file and free its space immediately. Idempotent. False if the transaction has already ended."""
         if not self.claim():
             return False
         with contextlib.suppress(OSError):

@@ -20,7 +20,8 @@ _ROOM_S = 0.5
 
 
 class BoundedHttpServer(ThreadingHTTPServer):
-    """Binds at once (OSError if the address is taken); serves from `start` to `stop`, in at most `threads` threads."""
+    """Binds immediately (OSError if the address is taken); serves from `start` to `stop`, in at most `threads`
+    threads."""
 
     daemon_threads = True
     block_on_close = False
@@ -51,7 +52,7 @@ class BoundedHttpServer(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         # HTTPServer would look up the host's name here, which may take seconds
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a killed sidecar must come back at once
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a killed sidecar must come back immediately
         socket.socket.bind(self.socket, self.server_address)
         self.server_address = self.socket.getsockname()
 

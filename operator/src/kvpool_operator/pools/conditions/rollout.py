@@ -28,7 +28,7 @@ __all__ = ["BLOCK_FORMATS", "PROGRESSING", "ROLLING_UPDATE_SAFE", "api_rejection
 BLOCK_FORMATS: Final = (1, 2, 3)
 """Versions of the block format that the sidecars of this release read (kvpool.protocol.block)."""
 _REGISTRATION_BATCH: Final = 256
-"""Blocks that a sidecar registers in the index at once."""
+"""Blocks that a sidecar registers in the index in one batch."""
 _MAX_REJECTIONS: Final = 900
 
 

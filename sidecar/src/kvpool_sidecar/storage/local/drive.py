@@ -101,7 +101,7 @@ class Drive(Store, TransactionTarget):
         self._state.pending_copies = pending_copies
 
     def reconfigure(self, limits: quota.CapacityLimits, order: EvictionConfig) -> None:
-        """Apply other limits and another order. Returns at once; the next `maintain`, due now, enforces them."""
+        """Apply other limits and another order. Returns immediately; the next `maintain`, due now, enforces them."""
         self._space.reconfigure(limits, order)
 
     def scan(self) -> None:

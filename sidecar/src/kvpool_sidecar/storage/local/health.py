@@ -1,6 +1,7 @@
 """Health of a drive: errors or a hung call fence it; a canary ends the fencing.
 
-The blocks of a fenced drive are misses at once: no caller waits for it, and no engine's block is used as a probe. The
+The blocks of a fenced drive are misses immediately: no caller waits for it, and no engine's block is used as a probe.
+The
 canary is a small file that is written, synced, read back and removed. It runs in its own thread, because a hung drive
 would block its caller.
 """

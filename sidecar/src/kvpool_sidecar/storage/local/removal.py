@@ -83,7 +83,7 @@ class BlockRemover:
         self._state.events.emit(BlocksRemoved([key]))
 
     def remove_non_block(self, key: bytes) -> None:
-        """Remove a link, directory or empty file in the place of a block."""
+        """Remove a link, directory or empty file that stands where a block should be."""
         with self._state.lock:
             known = self._state.policy.discard(key)
         if self._state.unlink(key):

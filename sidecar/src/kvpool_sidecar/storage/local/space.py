@@ -43,7 +43,7 @@ class SpaceManager:
         self._expire_at = 0.0
 
     def reconfigure(self, limits: quota.CapacityLimits, order: EvictionConfig) -> None:
-        """Apply other limits and another order. Returns at once; the next `maintain`, due now, enforces them."""
+        """Apply other limits and another order. Returns immediately; the next `maintain`, due now, enforces them."""
         with self._state.lock:
             self._rebuild |= evict.requires_rebuild(order, limits, self._state.config, self._state.limits)
             self._state.limits, self._state.config = limits, order

@@ -42,7 +42,8 @@ class LocalStore(Store):
         self._weights = [root.usage().capacity_bytes for root in roots]
 
     def reconfigure(self, tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) -> None:
-        """Apply other capacities, orders, quotas and ages to the drives. Returns at once; `maintain` enforces them."""
+        """Apply other capacities, orders, quotas and ages to the drives. Returns immediately; `maintain` enforces
+        them."""
         for root, limits in zip(self.drives, _limits(tiers, cache, tenants), strict=True):
             root.reconfigure(limits, _order(cache))
         self._weights = [tier.capacity_bytes for tier in tiers]
