@@ -17,7 +17,7 @@ docs: docs-tools ## build the site strictly into out/site; check links, spelling
 	$(DOCS_VENV)/bin/python docs/tools/style.py
 	$(DOCS_VENV)/bin/lychee --offline --include-fragments --no-progress --quiet --root-dir "$$PWD/out/site" --index-files index.html out/site
 	$(DOCS_VENV)/bin/lychee --offline --include-fragments --no-progress --quiet $(DOCS_ROOT_PAGES)
-	$(DOCS_VENV)/bin/codespell --ignore-words docs/tools/codespell-allow.txt --skip 'docs/tools/package-lock.json,*.svg' docs $(DOCS_ROOT_PAGES)
+	$(DOCS_VENV)/bin/codespell --ignore-regex '[A-Z][a-z]+([A-Z][a-z]+)+' --skip 'docs/tools/package-lock.json,*.svg' docs $(DOCS_ROOT_PAGES)
 	@$(MAKE) --no-print-directory docs-spelling
 
 docs-serve: docs-tools ## serve the site at http://127.0.0.1:8000 and rebuild it on changes (DOCS_PORT=...)
