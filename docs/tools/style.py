@@ -14,7 +14,15 @@ RULES = DOCS / "tools" / "style.toml"
 _PATH = re.compile(
     r"`((?:operator|sidecar|client|crds|charts|e2e|bench|tests|supply|examples|images|docs|requirements)/[\w./-]+)`"
 )
-_ROOT_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "charts/kvpool/README.md")
+_ROOT_PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "examples/README.md",
+    "examples/demo/README.md",
+    "charts/kvpool/README.md",
+    "e2e/airgap/README.md",
+)
 _FENCE = re.compile(r"^\s*(```|~~~)")
 _END = re.compile(r"(?<=[.!?:])[\"')*_]*\s+(?=[\"'(*_]*[A-Z`\[])")
 _ABBREVIATION = re.compile(r"(\b[A-Z]|\bvs|\bNo|\d)\.$")
