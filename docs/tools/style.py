@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ RULES = DOCS / "tools" / "style.toml"
 _PATH = re.compile(
     r"`((?:operator|sidecar|client|crds|charts|e2e|bench|tests|supply|examples|images|docs|requirements)/[\w./-]+)`"
 )
+_PAGE = re.compile(r"(?<![\w/.'-])(?<!'s )docs/[\w/-]+\.md")
 _ROOT_PAGES = (
     "README.md",
     "CONTRIBUTING.md",
@@ -42,6 +44,8 @@ def prose(text: str) -> list[tuple[int, str]]:
         if _FENCE.match(line):
             fenced = not fenced
             continue
+        if re.fullmatch(r"\*\*.*\*\*", line):  # a motto
+            continue
         if fenced or line.startswith(("#", "!!!", "???", "===", "<", "--8<--", "[")) or "<!--" in line:
             continue
         plain = re.sub(r"`[^`]*`", "`x`", line)
@@ -54,7 +58,8 @@ def sentences(line: str) -> list[str]:
     """Split one line of prose into sentences."""
     parts: list[str] = []
     for part in _END.split(line.strip()):
-        if parts and (_ABBREVIATION.search(parts[-1]) or parts[-1].endswith(":")):
+        lead_in = re.fullmatch(r"[>\s]*\*\*[^*]+\*\*", parts[-1]) if parts else None
+        if parts and (lead_in or _ABBREVIATION.search(parts[-1]) or parts[-1].endswith(":")):
             parts[-1] += " " + part
         else:
             parts.append(part)
@@ -94,12 +99,26 @@ def missing_paths(page: str, text: str) -> list[str]:
     ]
 
 
+def moved_pages() -> list[str]:
+    """List the pages that a file of the repository names and that do not exist."""
+    found = []
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.split("\0"):
+        path = ROOT / name
+        if path.suffix not in {".py", ".yaml", ".toml", ".md", ".mk", ".sh", ".txt", ".json"} or not path.is_file():
+            continue
+        for page in set(_PAGE.findall(path.read_text(errors="replace"))):
+            if not (ROOT / page).is_file():
+                found.append(f"{name}: {page} does not exist")
+    return found
+
+
 def main(arguments: list[str]) -> int:
     """Check every page; with --write record the present numbers of long sentences where they fell."""
     rules = tomllib.loads(RULES.read_text())
     pages = {str(p.relative_to(DOCS)): p for p in sorted(DOCS.rglob("*.md"))}
     pages |= {f"../{name}": ROOT / name for name in _ROOT_PAGES}
-    problems = []
+    problems = moved_pages()
     lengths = {}
     for page, path in pages.items():
         generated = "Generated" in path.read_text()[:400]  # such a page follows the rules of its source

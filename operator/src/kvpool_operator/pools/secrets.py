@@ -2,7 +2,7 @@
 
 A new password is added to the pool's Secret beside the old one. The index accepts both, in whatever order the Secret
 reaches the nodes; each sidecar uses the new one first and reports by a digest which one was accepted. The old password
-is removed when all sidecars use the new one (docs/index-redis.md).
+is removed when all sidecars use the new one (docs/reference/prefix-index.md).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def engine_without_remote_tier(i: ConditionInput) -> Verdict | None:
     pods = summarize_clauses(engines.alone_names, total=engines.alone)
     message = (
         f"{pods} run an engine without a remote tier (Dynamo's KVBM): their blocks stay on their nodes; to share "
-        "them, run vLLM without KVBM (docs/engines.md)"
+        "them, run vLLM without KVBM (docs/how-to/engines/dynamo.md)"
     )
     return Verdict.false(Reason.NO_REMOTE_TIER, "; ".join([message, *_gaps(i)]))
 
