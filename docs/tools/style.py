@@ -81,6 +81,8 @@ def check(page: str, text: str, rules: dict, *, generated: bool) -> tuple[list[s
             for match in pattern.finditer(line):
                 if match.group(0).lower() not in allowed:
                     found.append(f"{page}:{number}: `{match.group(0)}`: write {advice}")
+        if line.count("**") % 2:
+            found.append(f"{page}:{number}: `**` has no partner on this line: close the emphasis")
         if generated or _is_table(line):
             continue
         parts = sentences(re.sub(r"^\s*([-*]|\d+\.)\s+", "", line))
