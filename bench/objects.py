@@ -29,7 +29,7 @@ from bench.nodes import end_with_parent
 from kvpool.protocol import block
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 from kvpool_sidecar.storage.buckets.s3 import S3Bucket
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore, ObjectStoreSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +142,7 @@ def bucket_get(bucket: Bucket, name: str, length: int) -> Callable[[int], None]:
 
 
 def store_get(bucket: Bucket, size: int) -> Callable[[int], None]:
-    store = ObjectStore(bucket, pool_uid="bench", max_payload=size)
+    store = ObjectStore(bucket, ObjectStoreSettings("bench", size))
 
     def run(_: int) -> None:
         found = store.open(bytes(32))

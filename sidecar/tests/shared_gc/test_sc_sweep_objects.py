@@ -25,7 +25,7 @@ from kvpool_sidecar.shared_gc.plan import CollectionLimits
 from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageReport
 from kvpool_sidecar.storage.buckets.base import ObjectInfo
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore, ObjectStoreSettings
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy.mapping import Tenancy
 from kvpool_testing.blocks import key, put, read
@@ -58,7 +58,7 @@ class Pool:
         self.store = self.open()
 
     def open(self):
-        self.stores.append(ObjectStore(FsspecBucket(self.url), pool_uid=self.uid, max_payload=1 << 20))
+        self.stores.append(ObjectStore(FsspecBucket(self.url), ObjectStoreSettings(self.uid, 1 << 20)))
         return self.stores[-1]
 
     def sweeper(self, store=None, timing=FAST, **kw):
@@ -275,7 +275,7 @@ def test_on_s3_of_many_that_try_for_a_term_exactly_one_has_it(far):
 
 
 def test_on_s3_a_touch_makes_a_block_young_and_changes_none_of_its_bytes(far):
-    store = ObjectStore(far, pool_uid="uid-1", max_payload=1 << 20)
+    store = ObjectStore(far, ObjectStoreSettings("uid-1", 1 << 20))
     put(store, 1)
 
     def stored_at():

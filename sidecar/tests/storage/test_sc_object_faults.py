@@ -28,7 +28,7 @@ from kvpool_sidecar.storage.buckets.options import open_bucket, read_options
 from kvpool_sidecar.storage.buckets.rotating import RotatingBucket
 from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore, ObjectStoreSettings
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_testing.blocks import key, payload, put, read
 
@@ -54,7 +54,7 @@ def proxy(s3):
 @pytest.fixture
 def tier(s3, proxy):
     """A tier behind the proxy with blocks 1 and 2 in it."""
-    store = ObjectStore(s3_bucket(proxy.url, "s3://kvpool/faults", read_timeout_s=1), pool_uid="u", max_payload=MAX)
+    store = ObjectStore(s3_bucket(proxy.url, "s3://kvpool/faults", read_timeout_s=1), ObjectStoreSettings("u", MAX))
     for n in (1, 2):
         wait_for(lambda n=n: there(store, n), "stored")
     shared = SharedTier(store, cooldown_s=0.2)
@@ -112,7 +112,7 @@ def test_a_fault_is_a_miss_within_the_deadline_and_heals(tier, proxy, fault):
     proxy.heal()
     wait_for(lambda: opened(tier, 1, 10) == payload(1, SIZE), "it is used again", timeout=30)
     assert tier.problem == ""
-    wait_for(lambda: tier.store._in_hand == 0, "nothing is on its way any more")
+    wait_for(lambda: tier.store._space.in_flight_bytes == 0, "nothing is on its way any more")
 
 
 def test_wrong_bytes_are_a_miss_and_the_block_is_gone(tier, proxy, s3):
@@ -139,7 +139,7 @@ def test_bytes_that_the_network_spoilt_once_take_no_block_away(tier, proxy, monk
 
 
 def test_a_stopped_server_is_an_absent_tier_and_comes_back(s3, proxy):
-    store = ObjectStore(s3_bucket(s3.url, "s3://kvpool/stopped", read_timeout_s=1), pool_uid="u", max_payload=MAX)
+    store = ObjectStore(s3_bucket(s3.url, "s3://kvpool/stopped", read_timeout_s=1), ObjectStoreSettings("u", MAX))
     put(store, 1, SIZE)
     tier = SharedTier(store, cooldown_s=0.2)
     s3.send(signal.SIGSTOP)
@@ -170,7 +170,7 @@ def test_a_server_that_is_killed_mid_read_and_mid_write_leaves_nothing_half_done
     server = S3Server(tmp_path / "s3.log").start()
     server.make_bucket("kvpool")
     proxy = Proxy(server.address)
-    store = ObjectStore(s3_bucket(proxy.url, "s3://kvpool/x", read_timeout_s=1), pool_uid="u", max_payload=MAX)
+    store = ObjectStore(s3_bucket(proxy.url, "s3://kvpool/x", read_timeout_s=1), ObjectStoreSettings("u", MAX))
     local = MemoryStore(64 << 20)
     try:
         for n in (1, 2):
@@ -191,8 +191,8 @@ def test_a_server_that_is_killed_mid_read_and_mid_write_leaves_nothing_half_done
         server.make_bucket("kvpool")
         wait_for(lambda: copy_block(local, store, key(2)), "stored once the server is back", timeout=30)
         wait_for(lambda: opened(tier, 2, 10) == payload(2, SIZE), "read", timeout=30)
-        wait_for(lambda: store._in_hand == 0, "nothing is on its way any more")
-        assert store._promised == 0
+        wait_for(lambda: store._space.in_flight_bytes == 0, "nothing is on its way any more")
+        assert store._space.promised_bytes == 0
         tier.close()
     finally:
         proxy.close()
@@ -202,7 +202,7 @@ def test_a_server_that_is_killed_mid_read_and_mid_write_leaves_nothing_half_done
 
 
 def test_a_bucket_that_is_missing_is_told_and_used_when_it_is_made(s3):
-    store = ObjectStore(s3_bucket(s3.url, "s3://not-there/x"), pool_uid="u", max_payload=MAX)
+    store = ObjectStore(s3_bucket(s3.url, "s3://not-there/x"), ObjectStoreSettings("u", MAX))
     tier = SharedTier(store, cooldown_s=0.1)
     assert tier.contains_many([key(1)], 10) == [False]
     assert "bucket" in tier.problem.lower()
@@ -243,7 +243,7 @@ def test_by_tls_and_only_to_a_server_with_the_right_certificate(tmp_path, s3):
     with pytest.raises(OSError, match="certificate"):
         strangers.size("x")
     options["client_kwargs"]["verify"] = str(ca)
-    store = ObjectStore(S3Bucket("s3://kvpool/tls", options, hidden=()), pool_uid="u", max_payload=MAX)
+    store = ObjectStore(S3Bucket("s3://kvpool/tls", options, hidden=()), ObjectStoreSettings("u", MAX))
     assert put(store, 1, SIZE) == CommitOutcome.STORED
     assert read(store, 1) == payload(1, SIZE)
     store.close()

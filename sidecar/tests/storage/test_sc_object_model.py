@@ -10,7 +10,7 @@ from test_sc_store_model import BLOCKS, CAPACITY, SIZE, StoreModel
 
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore, ObjectStoreSettings
 from kvpool_testing.blocks import key, payload, read
 from kvpool_testing.faulty_store import FaultyStore
 
@@ -19,7 +19,7 @@ class DirectoryModel(StoreModel):
     """A store without eviction: what is over the capacity is refused."""
 
     def open(self):
-        self.real = ObjectStore(self.bucket(), pool_uid="r", max_payload=1 << 20, capacity_bytes=CAPACITY, recount_s=0)
+        self.real = ObjectStore(self.bucket(), ObjectStoreSettings("r", 1 << 20, capacity_bytes=CAPACITY, recount_s=0))
         self.real.maintain()
         self.store = FaultyStore(self.real)
 
@@ -45,7 +45,7 @@ class DirectoryModel(StoreModel):
     @rule(n=BLOCKS)
     def read_from_another_node(self, n):
         local = MemoryStore(1 << 20)
-        near = ObjectStore(self.bucket(), pool_uid="r", max_payload=1 << 20, local=local)
+        near = ObjectStore(self.bucket(), ObjectStoreSettings("r", 1 << 20), local=local)
         data = read(near, n)
         assert data is None or (n in self.stored and data == payload(n, SIZE))
         assert read(local, n) == data
@@ -68,7 +68,7 @@ class DirectoryModel(StoreModel):
             return
         assert {k for k, _ in self.store.keys()} <= {key(n) for n in self.stored}  # noqa: SIM118
         promised = sum(p.reserved for p in self.pending.values())
-        assert self.real._promised == self.real._in_hand == promised
+        assert self.real._space.promised_bytes == self.real._space.in_flight_bytes == promised
         self.real.maintain()
         assert self.real.usage().used_bytes + promised <= CAPACITY
 

@@ -15,7 +15,7 @@ from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.buckets.fsspec import FsspecBucket
 from kvpool_sidecar.storage.buckets.s3 import S3Bucket
 from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore, ObjectStoreSettings
 from kvpool_testing.blocks import header, key, payload, put, read, write
 from kvpool_testing.store import StoreContract
 
@@ -23,8 +23,9 @@ _fresh = itertools.count(1)
 MAX = 4 << 20
 
 
-def make_store(bucket, **kw):
-    return ObjectStore(bucket, **{"pool_uid": "uid-1", "max_payload": MAX, **kw})
+def make_store(bucket, *, local=None, events=None, **kw):
+    settings = ObjectStoreSettings(**{"pool_uid": "uid-1", "max_payload": MAX, **kw})
+    return ObjectStore(bucket, settings, local=local, events=events)
 
 
 def object_name(one: bytes, pool: str = "uid-1") -> str:
@@ -175,14 +176,14 @@ class ObjectContract(StoreContract):
         small.close()
 
     def test_what_is_on_its_way_is_bounded_and_given_back(self, store):
-        small = make_store(self.bucket(), in_hand_bytes=1)  # so: one largest block at a time
+        small = make_store(self.bucket(), in_flight_bytes=1)  # so: one largest block at a time
         first = small.begin(key(1), MAX)
         with pytest.raises(TierFullError):
             small.begin(key(2), MAX)
         first.abort()
         assert put(small, 2) == CommitOutcome.STORED
         assert read(small, 2) == payload(2)
-        assert small._in_hand == 0
+        assert small._space.in_flight_bytes == 0
         assert small._promised == 0
         small.close()
 

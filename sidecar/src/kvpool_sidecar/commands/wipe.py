@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import RetryableError
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.buckets.options import open_bucket
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore, ObjectStoreSettings
 from kvpool_sidecar.system import safe_open as safefs
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def wipe(config: PoolConfig, *, local: bool = True, shared: bool = True, object_
         removed += _wipe_directory(config.shared.path, config.uid, exclusive=False)
     if shared and config.fsspec is not None:
         store = ObjectStore(
-            open_bucket(config.fsspec, object_secret_dir), pool_uid=config.uid, max_payload=config.cache.max_block_bytes
+            open_bucket(config.fsspec, object_secret_dir),
+            ObjectStoreSettings(pool_uid=config.uid, max_payload=config.cache.max_block_bytes),
         )
         removed += store.wipe()
         store.close()

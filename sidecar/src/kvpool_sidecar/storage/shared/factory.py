@@ -9,7 +9,7 @@ from kvpool_sidecar.blocks.compression import CODECS
 from kvpool_sidecar.storage.buckets.options import open_bucket
 from kvpool_sidecar.storage.shared.compressed import CompressedStore
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
-from kvpool_sidecar.storage.shared.object_store import ObjectStore
+from kvpool_sidecar.storage.shared.object_store import ObjectStore, ObjectStoreSettings
 
 if TYPE_CHECKING:
     from kvpool_sidecar.blocks.events import BlockEvents
@@ -29,13 +29,15 @@ def open_shared(settings: ServeSettings, local: Store, events: BlockEvents, stat
     if config.fsspec is not None:
         return ObjectStore(
             open_bucket(config.fsspec, settings.object_secret_dir),
-            pool_uid=config.uid,
-            max_payload=config.cache.max_block_bytes,
+            ObjectStoreSettings(
+                pool_uid=config.uid,
+                max_payload=config.cache.max_block_bytes,
+                staging=config.local[0].path,
+                capacity_bytes=config.fsspec.capacity_bytes,
+                recount_s=float("inf"),  # shared GC reports the usage
+            ),
             local=local,
             events=events,
-            staging=config.local[0].path,
-            capacity_bytes=config.fsspec.capacity_bytes,
-            recount_s=float("inf"),  # shared GC reports the usage
         )
     if config.shared is None:
         return None
