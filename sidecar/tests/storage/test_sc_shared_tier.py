@@ -30,6 +30,7 @@ from kvpool_sidecar.serving.opener import BlockOpener, close_all
 from kvpool_sidecar.serving.peer_streams import PeerStreams
 from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.storage.shared.directories import SharedDirectories
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy.identity import Tenant
@@ -255,7 +256,7 @@ def test_where_there_are_no_links_blocks_are_renamed_into_place(directory, monke
     store = directory()
     put(store, 1)
     assert read(store, 1) == payload(1)
-    assert os.listdir(f"{store._path}/tmp") == []
+    assert os.listdir(f"{store._dirs.path}/tmp") == []
 
 
 def test_a_directory_that_appears_later_is_used_then(tmp_path):
@@ -268,15 +269,15 @@ def test_a_directory_that_appears_later_is_used_then(tmp_path):
     store.close()
 
 
-class Disowned(FilesystemStore):
-    """Its handles have gone stale."""
+class StaleDirectories(SharedDirectories):
+    """Its handles are stale until it is reopened."""
 
-    stale = True
+    stale = False
 
-    def _dir(self, which):
+    def fd(self, directory):
         if self.stale:
             raise OSError(errno.ESTALE, "Stale file handle")
-        return super()._dir(which)
+        return super().fd(directory)
 
     def _reopen(self):
         super()._reopen()
@@ -284,11 +285,11 @@ class Disowned(FilesystemStore):
 
 
 @pytest.mark.parametrize("ask", [lambda store: store.contains(key(1)), lambda store: read(store, 1) == payload(1)])
-def test_stale_handles_are_opened_anew(tmp_path, ask):
-    store = Disowned(str(tmp_path), pool_uid="u")
-    store.stale = False
+def test_stale_handles_are_reopened(tmp_path, monkeypatch, ask):
+    monkeypatch.setattr("kvpool_sidecar.storage.shared.filesystem.SharedDirectories", StaleDirectories)
+    store = FilesystemStore(str(tmp_path), pool_uid="u")
     put(store, 1)
-    store.stale = True
+    store._dirs.stale = True
     assert ask(store)
     assert read(store, 1) == payload(1)
     store.close()
@@ -330,7 +331,7 @@ def test_a_directory_that_was_empty_and_removed_under_a_writer_is_made_again(dir
     def link_after_a_sweep(source, path, **kw):
         if len(gone) < 2:
             gone.append(path)
-            folder = f"{store._path}/blocks/{path.rpartition('/')[0]}"
+            folder = f"{store._dirs.path}/blocks/{path.rpartition('/')[0]}"
             os.rmdir(folder)
             os.rmdir(folder.rpartition("/")[0])
         link(source, path, **kw)

@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from kvpool.errors import TierFullError
 from kvpool.protocol.block import HEADER_BYTES
@@ -22,6 +22,7 @@ from kvpool_sidecar.blocks.events import BlockEvents, SharedBlockOpened
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.base import Block, Store, TransactionTarget, Usage, WriteTransaction
 from kvpool_sidecar.storage.scan import purge
+from kvpool_sidecar.storage.shared.directories import READ, SharedDirectories
 from kvpool_sidecar.system import safe_open as safefs
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["FilesystemStore"]
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-_RETIRED_S = 60.0
 _TRIALS = 3
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
@@ -57,23 +56,18 @@ class FilesystemStore(Store, TransactionTarget):
         read_path: str | None = None,
         events: BlockEvents | None = None,
     ) -> None:
-        self._path = path
-        self._read_path = read_path
-        self._pool_uid = pool_uid
+        self._dirs = SharedDirectories(path, pool_uid, read_path)
         self._capacity = capacity_bytes
         self.events = events or BlockEvents()
         self._ahead_s = time.time() - time.monotonic()
         self._lock = threading.Lock()
-        self._fds: dict[str, int] = {}
-        self._retired: list[int] = []
-        self._reopened_at = float("-inf")
         self._used = 0
         self._promised = 0
         self._count = 0
         self._stored = (0, 0)
 
     def contains(self, key: bytes) -> bool:
-        return self._retry_if_stale(lambda: self._contains(self._dir(names.BLOCKS), names.block_path(key)))
+        return self._dirs.retry_if_stale(lambda: self._contains(self._dirs.fd(names.BLOCKS), names.block_path(key)))
 
     def open(self, key: bytes) -> Block | None:
         found = self.peek(key)
@@ -82,7 +76,7 @@ class FilesystemStore(Store, TransactionTarget):
         return found
 
     def peek(self, key: bytes) -> Block | None:
-        fd = self._retry_if_stale(lambda: self._open(self._dir("read"), names.block_path(key)))
+        fd = self._dirs.retry_if_stale(lambda: self._open(self._dirs.fd(READ), names.block_path(key)))
         if fd is None:
             return None
         info = os.fstat(fd)
@@ -92,10 +86,10 @@ class FilesystemStore(Store, TransactionTarget):
         return Block(fd, info.st_size - HEADER_BYTES)
 
     def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
-        return purge(self._dir(names.QUARANTINE), doomed)
+        return purge(self._dirs.fd(names.QUARANTINE), doomed)
 
     def quarantine(self, key: bytes) -> bool:
-        blocks, quarantine = self._dir(names.BLOCKS), self._dir(names.QUARANTINE)
+        blocks, quarantine = self._dirs.fd(names.BLOCKS), self._dirs.fd(names.QUARANTINE)
         try:
             os.rename(names.block_path(key), key.hex(), src_dir_fd=blocks, dst_dir_fd=quarantine)
         except FileNotFoundError:
@@ -104,7 +98,7 @@ class FilesystemStore(Store, TransactionTarget):
         return True
 
     def delete(self, key: bytes) -> bool:
-        blocks = self._dir(names.BLOCKS)
+        blocks = self._dirs.fd(names.BLOCKS)
         try:
             os.unlink(names.block_path(key), dir_fd=blocks)
         except FileNotFoundError:
@@ -116,7 +110,7 @@ class FilesystemStore(Store, TransactionTarget):
             return Usage(self._capacity, self._used, self._count)
 
     def keys(self) -> Iterator[tuple[bytes, int]]:
-        blocks = self._dir(names.BLOCKS)
+        blocks = self._dirs.fd(names.BLOCKS)
         for outer in sorted(os.listdir(blocks)):
             for inner in self._list(blocks, outer):
                 folder = f"{outer}/{inner}"
@@ -155,7 +149,7 @@ class FilesystemStore(Store, TransactionTarget):
 
     def touch(self, key: bytes, every_s: float) -> bool:
         """Update the access time of a block. False if it is younger than `every_s`, or the block is absent."""
-        blocks, path = self._dir(names.BLOCKS), names.block_path(key)
+        blocks, path = self._dirs.fd(names.BLOCKS), names.block_path(key)
         try:
             if self.now - os.stat(path, dir_fd=blocks, follow_symlinks=False).st_mtime < every_s:
                 return False
@@ -165,11 +159,7 @@ class FilesystemStore(Store, TransactionTarget):
         return True
 
     def close(self) -> None:
-        with self._lock:
-            fds = [*self._fds.values(), *self._retired]
-            self._fds, self._retired = {}, []
-        for fd in fds:
-            os.close(fd)
+        self._dirs.close()
 
     @staticmethod
     def _contains(dir_fd: int, path: str) -> bool:
@@ -188,30 +178,9 @@ class FilesystemStore(Store, TransactionTarget):
                 return None
             raise
 
-    def _retry_if_stale(self, work: Callable[[], T]) -> T:
-        """Reopen the directories once if a network file system invalidated a handle (ESTALE)."""
-        try:
-            return work()
-        except OSError as e:
-            if e.errno != errno.ESTALE:
-                raise
-        self._reopen()
-        return work()
-
-    def _reopen(self) -> None:
-        """Reopen the directories. The previous descriptors stay open for a while: other threads may use them."""
-        with self._lock:
-            if time.monotonic() - self._reopened_at < _RETIRED_S:
-                return
-            closing, self._retired = self._retired, list(self._fds.values())
-            self._fds = {}
-            self._reopened_at = time.monotonic()
-        for fd in closing:
-            os.close(fd)
-
     def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
-        tmp = self._dir(names.TMP)
+        tmp = self._dirs.fd(names.TMP)
         with self._lock:
             if self._capacity and self._used + self._promised + total > self._capacity:
                 raise TierFullError("the shared tier is at its capacity", key=key.hex(), where=self.name)
@@ -243,7 +212,7 @@ class FilesystemStore(Store, TransactionTarget):
         os.fsync(pending.reader)
 
     def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
-        tmp, blocks = self._dir(names.TMP), self._dir(names.BLOCKS)
+        tmp, blocks = self._dirs.fd(names.TMP), self._dirs.fd(names.BLOCKS)
         path = names.block_path(pending.key)
         with contextlib.suppress(OSError):
             os.chmod(pending.reader, 0o400)
@@ -267,7 +236,7 @@ class FilesystemStore(Store, TransactionTarget):
         with self._lock:
             self._promised -= pending.reserved
         with contextlib.suppress(OSError):
-            os.unlink(pending.name, dir_fd=self._dir(names.TMP))
+            os.unlink(pending.name, dir_fd=self._dirs.fd(names.TMP))
 
     def _list(self, dir_fd: int, path: str) -> list[str]:
         try:
@@ -278,40 +247,6 @@ class FilesystemStore(Store, TransactionTarget):
             return os.listdir(fd)
         finally:
             os.close(fd)
-
-    def _dir(self, which: str) -> int:
-        with self._lock:
-            if which in self._fds:
-                return self._fds[which]
-        opened = self._open_directories()
-        with self._lock:
-            if not self._fds:
-                self._fds = opened
-                opened = {}
-        for fd in opened.values():
-            os.close(fd)
-        with self._lock:
-            return self._fds[which]
-
-    def _open_directories(self) -> dict[str, int]:
-        flags = os.O_RDONLY | os.O_DIRECTORY
-        root = os.open(self._path, flags | os.O_CLOEXEC)
-        opened: dict[str, int] = {}
-        try:
-            names.claim_directory(root, self._pool_uid, self._path)
-            for folder in (names.BLOCKS, names.QUARANTINE, names.TMP):
-                opened[folder] = safefs.open_beneath(root, folder, flags)
-            if self._read_path is None:
-                opened["read"] = os.dup(opened[names.BLOCKS])
-            else:
-                opened["read"] = names.open_read_only(opened[names.BLOCKS], self._read_path, self._path)
-        except BaseException:
-            for fd in opened.values():
-                os.close(fd)
-            raise
-        finally:
-            os.close(root)
-        return opened
 
 
 def _name(tmp: int, temporary: str, blocks: int, path: str) -> bool:
