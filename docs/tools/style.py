@@ -58,7 +58,7 @@ def sentences(line: str) -> list[str]:
     """Split one line of prose into sentences."""
     parts: list[str] = []
     for part in _END.split(line.strip()):
-        lead_in = re.fullmatch(r"[>\s]*\*\*[^*]+\*\*", parts[-1]) if parts else None
+        lead_in = re.fullmatch(r"[>\s]*\*\*[^*]+", parts[-1]) if parts else None
         if parts and (lead_in or _ABBREVIATION.search(parts[-1]) or parts[-1].endswith(":")):
             parts[-1] += " " + part
         else:
