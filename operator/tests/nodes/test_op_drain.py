@@ -15,7 +15,7 @@ from kvpool_operator.errors import SidecarUnavailableError
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
 from kvpool_operator.k8s.rate_limiter import TokenBucket
 from kvpool_operator.k8s.reflector import Store
-from kvpool_operator.nodes.drain import DrainPolicy, drain_signal, next_state, on_node_removed
+from kvpool_operator.nodes.drain import DrainSettings, drain_signal, next_state, on_node_removed
 from kvpool_operator.nodes.node_cache import NodeCache
 from kvpool_operator.nodes.reconciler import NodeReconciler
 from kvpool_operator.nodes.status import node_name
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NOW = "2026-11-21T10:00:00Z"
 LATER = "2026-11-21T10:09:59Z"
 TOO_LATE = "2026-11-21T10:10:00Z"
-EVACUATE = DrainPolicy(evacuate=True, timeout_s=600)
+EVACUATE = DrainSettings(evacuate=True, timeout_s=600)
 STAYS = DrainReport()
 MOVING = DrainReport(
     leaving=True, by_node=True, moved_blocks=3, moved_bytes=3 << 20, remaining_blocks=7, remaining_bytes=7 << 20
@@ -110,7 +110,7 @@ def test_from_state_to_state(before: str, leaving: str, report: Any, now: str, a
 
 @pytest.mark.parametrize("report", [None, STAYS, MOVING])
 def test_where_the_policy_is_to_abandon_nothing_is_moved(report: Any):
-    found, told = next_state(state("None"), "it is cordoned", DrainPolicy(False, 600), report, NOW)
+    found, told = next_state(state("None"), "it is cordoned", DrainSettings(False, 600), report, NOW)
     assert found.state == "Abandoned"
     assert told == ("remain" if report is MOVING else None)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.sidecars.status import DrainReport
 
-__all__ = ["Command", "DrainPolicy", "NodeDrainSignal", "drain_signal", "next_state", "on_node_removed"]
+__all__ = ["Command", "DrainSettings", "NodeDrainSignal", "drain_signal", "next_state", "on_node_removed"]
 
 Command = Literal["evacuate", "remain"]
 
@@ -40,7 +40,7 @@ class NodeDrainSignal:
 
 
 @dataclass(frozen=True)
-class DrainPolicy:
+class DrainSettings:
     """spec.nodes.drain of a pool."""
 
     evacuate: bool
@@ -58,7 +58,7 @@ def drain_signal(node: Manifest) -> NodeDrainSignal:
 
 
 def next_state(
-    old: DrainStatus, reason: str, policy: DrainPolicy, report: DrainReport | None, now: str
+    old: DrainStatus, reason: str, policy: DrainSettings, report: DrainReport | None, now: str
 ) -> tuple[DrainStatus, Command | None]:
     """The drain's next state, and the command for the sidecar. `report` is None while the sidecar does not answer.
 

@@ -23,7 +23,7 @@ from kvpool_operator.desired import labels
 from kvpool_operator.errors import OperatorError, RejectedError
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
 from kvpool_operator.k8s.rate_limiter import TokenBucket
-from kvpool_operator.nodes.drain import DrainPolicy, drain_signal, next_state, on_node_removed
+from kvpool_operator.nodes.drain import DrainSettings, drain_signal, next_state, on_node_removed
 from kvpool_operator.nodes.status import RETAINED_FIELDS, lost_since, node_manifest, node_name, node_status, read_drain
 from kvpool_operator.nodes.writer import NodeWriter
 from kvpool_operator.sidecars.admin_client import SidecarAddress
@@ -220,9 +220,9 @@ class NodeReconciler:
             log.warning("pool=%s node=%s: %s was not sent: %s", pool.key, sidecar.node, command, e)
 
 
-def _policy(pool: KVCachePool) -> DrainPolicy:
+def _policy(pool: KVCachePool) -> DrainSettings:
     drain = pool.spec.nodes.drain
-    return DrainPolicy(drain.policy == "Evacuate", to_ms(drain.timeout) / 1000)
+    return DrainSettings(drain.policy == "Evacuate", to_ms(drain.timeout) / 1000)
 
 
 def _restore(status: Manifest) -> _NodeState:
