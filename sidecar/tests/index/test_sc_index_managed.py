@@ -154,7 +154,7 @@ def test_a_node_that_has_the_new_password_first_is_let_in_with_the_old_one(index
 def test_a_password_that_cannot_be_read_changes_nothing(index):
     (index.secret / "index-password").unlink()
     (index.secret / "index-password").mkdir()
-    wait_for(lambda: "cannot be read" in index.log.read_text(), "it is told")
+    wait_for(lambda: "cannot read the passwords" in index.log.read_text(), "it is told")
     assert index.is_good("first")
 
 
