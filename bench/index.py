@@ -216,7 +216,7 @@ def whole_lookup(server: Server) -> Callable[[Sequence[bytes]], int]:
         return first_missing if first_missing >= 0 else len(keys)
 
     # cached answers would not be queried again
-    ask.forget = directory._blocks.clear  # type: ignore[attr-defined]
+    ask.forget = directory._cache.clear  # type: ignore[attr-defined]
     return ask
 
 

@@ -17,7 +17,7 @@ from kvpool_sidecar.index.base import IndexAnswer, IndexFullError
 from kvpool_sidecar.index.credentials import IndexCredentials, Passwords
 from kvpool_sidecar.index.record import Record, entry_name
 from kvpool_sidecar.index.redis_index import RedisIndex
-from kvpool_sidecar.index.redis_topology import SLOTS, key_slot
+from kvpool_sidecar.index.redis_slots import SLOTS, key_slot
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_testing.index import A, B, IndexContract, key
@@ -291,7 +291,7 @@ def test_a_master_that_stands_still_costs_its_part_until_its_replica_is_promoted
         # from now on the others answer without it, and the breaker stays closed
         guard = Bulkhead("index", 2, 8, CircuitBreaker(3, 60, time.monotonic))
         directory = BlockResolver(index, guard, lambda: 0, lease_s=30, lookup_s=0.25)
-        directory._note_nodes([number], IndexAnswer([], {number: A._replace(generation=7)}))
+        directory._cache.note_nodes([number], IndexAnswer([], {number: A._replace(generation=7)}))
         assert sum(f is not None for f in directory.locate([key(n) for n in range(300)], 10)) == there
         assert guard.available
         guard.close()

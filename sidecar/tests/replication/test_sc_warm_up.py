@@ -20,7 +20,7 @@ from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted, CorruptBloc
 from kvpool_sidecar.blocks.popularity import HALF_LIFE_S, Popularity, roots_first
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.index.base import NodeInfo
-from kvpool_sidecar.index.resolver import ReplicaLocation
+from kvpool_sidecar.index.location_cache import ReplicaLocation
 from kvpool_sidecar.peers import hottest
 from kvpool_sidecar.peers.connection import dial
 from kvpool_sidecar.peers.fetch import fetch_block

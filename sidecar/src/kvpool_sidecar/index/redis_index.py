@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from kvpool_sidecar.index.redis_connection import Command, Reply, Target
-    from kvpool_sidecar.index.redis_topology import RedisServer
+    from kvpool_sidecar.index.redis_slots import RedisServer
 
 __all__ = ["RedisIndex"]
 

@@ -7,91 +7,46 @@ commands are grouped by slot and sent to all masters at the same time.
 
 from __future__ import annotations
 
-import threading
-import time
-from binascii import crc_hqx
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import IndexFullError
-from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, Redirect, RedisConnection, execute_all
-from kvpool_sidecar.index.redis_discovery import SLOTS, ServerDiscovery
+from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, Redirect, execute_all
+from kvpool_sidecar.index.redis_slots import ServerMap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from kvpool.protocol.index_url import IndexUrl
     from kvpool_sidecar.index.redis_connection import Command, Login, Reply, Target
+    from kvpool_sidecar.index.redis_slots import RedisServer, SlotMap
 
-__all__ = ["SLOTS", "RedisServer", "RedisTopology", "key_slot"]
+__all__ = ["RedisTopology"]
 
-_DISCOVERY_INTERVAL_S = 30.0
 _MOVING = {"READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED"}
 _CLUSTERED = {"MOVED", "CROSSSLOT"}
 _HEADROOM = 0.03
-_MAX_SERVERS = 1024
-_MAX_TAGS = 1 << 16
-
-
-def key_slot(name: bytes) -> int:
-    """Return the Redis Cluster slot of a key: CRC16/XMODEM of the hash tag in the first braces, or of the whole key."""
-    start = name.find(b"{")
-    if start >= 0:
-        end = name.find(b"}", start + 1)
-        if end > start + 1:
-            name = name[start + 1 : end]
-    return crc_hqx(name, 0) % SLOTS
-
-
-class RedisServer:
-    """One master. `down`: it did not respond last time; slow connections detect its return."""
-
-    def __init__(self, target: Target, login: Login, fast_s: float, slow_s: float) -> None:
-        self.target = target
-        self.fast = RedisConnection(target, login, fast_s)
-        self.slow = RedisConnection(target, login, slow_s)
-        self.down = False
-        self.allows_info = True
-        self.free = 1.0  # free part of its memory at the last check
-
-    def close(self) -> None:
-        self.fast.close()
-        self.slow.close()
-
-
-class _SlotMap(NamedTuple):
-    servers: tuple[RedisServer, ...]
-    owners: list[int]  # of each slot; empty: the first server has them all
-    tags: tuple[str, ...]  # for each server something that makes `name + tag` one of its keys
 
 
 class RedisTopology:
     """Thread-safe. RetryableError for temporary failures, IndexFullError if a server has no memory left."""
 
     def __init__(self, url: IndexUrl, login: Login, fast_s: float, slow_s: float) -> None:
-        self._url = url
         self._login = login
-        self._times = (fast_s, slow_s)
-        self._discovery = ServerDiscovery(url, login, slow_s)
-        self._lock = threading.Lock()
-        self._discovery_lock = threading.Lock()
-        self._known: dict[Target, RedisServer] = {}
-        self._map: _SlotMap | None = None
-        self._discovered_at = float("-inf")
-        self._stale = False
+        self._map = ServerMap(url, login, fast_s, slow_s)
 
     @property
     def address(self) -> str:
-        return self._url.public
+        return self._map.address
 
     @property
     def is_fixed(self) -> bool:
         """True for one server whose address never changes."""
-        return self._url.kind in ("single", "unix")
+        return self._map.is_fixed
 
     def read(self, names: Sequence[bytes]) -> list[bytes | ConnectionFailure | None]:
         """Read values; ConnectionFailure for those of an unavailable server. RetryableError if all are unavailable."""
-        known = self._map or self._discover()
+        known = self._map.latest or self._map.discover()
         if not known.owners:
             question = [(known.servers[0].fast, [(b"MGET", *names)])]
             (answer,) = execute_all(question)
@@ -114,7 +69,7 @@ class RedisTopology:
 
         All or an error; with `partly`, ConnectionFailure for the commands of an unavailable server, unless all are.
         """
-        replies = self._route(self._current_map(), commands, fast=False)
+        replies = self._route(self._map.current(), commands, fast=False)
         broken = [r for r in replies if isinstance(r, ConnectionFailure)]
         if broken and (not partly or len(broken) == len(replies)):
             raise RetryableError(broken[0].reason)
@@ -126,7 +81,7 @@ class RedisTopology:
 
         Returns the unavailable servers; RetryableError if all are.
         """
-        groups = self._groups(self._current_map(), names)
+        groups = self._map.current().groups(names)
         away: dict[RedisServer, RetryableError] = {}
         for server, group in groups:
             if server in away:
@@ -146,8 +101,8 @@ class RedisTopology:
 
     def require_memory(self, names: Iterable[bytes]) -> None:
         """Raise IndexFullError if a server of these keys is nearly full: the rest is reserved for leases."""
-        known = self._current_map()
-        servers = {_owner(known, (b"", name)) for name in names} if known.owners else {known.servers[0]}
+        known = self._map.current()
+        servers = {known.owner(name) for name in names} if known.owners else {known.servers[0]}
         asked = [s for s in servers if s is not None and s.allows_info]
         for server, answer in zip(asked, execute_all([(s.slow, [(b"INFO", b"memory")]) for s in asked]), strict=True):
             if isinstance(answer, ConnectionFailure):
@@ -168,17 +123,18 @@ class RedisTopology:
 
     def servers(self) -> list[tuple[RedisServer, str]]:
         """Return every server with a tag such that `name + tag` is a key of that server."""
-        known = self._current_map()
+        known = self._map.current()
         return list(zip(known.servers, known.tags, strict=True))
 
     def target_of(self, name: bytes) -> Target | None:
         """Return the server of a key, if it is known."""
-        server = _owner(self._map, (b"", name)) if self._map is not None else None
+        known = self._map.latest
+        server = known.owner(name) if known is not None else None
         return server.target if server is not None else None
 
     def warm(self, connections: int) -> None:
         """Open read connections in advance. RetryableError if no server accepts one."""
-        known = self._current_map()
+        known = self._map.current()
         failed = ""
         for server in known.servers:
             broken = server.fast.warm(connections)
@@ -190,25 +146,25 @@ class RedisTopology:
     def rotate_password(self) -> None:
         """Reconnect if the servers have not accepted the newest password yet, and then renew idle connections."""
         passwords = self._login.passwords
-        if passwords.is_rotated() or self._map is None:
+        known = self._map.latest
+        if passwords.is_rotated() or known is None:
             return
-        for server in self._map.servers:
+        for server in known.servers:
             server.slow.close()
             server.slow.warm(1)
         if passwords.is_rotated():
-            for server in self._map.servers:
+            for server in known.servers:
                 server.fast.close()
 
     def close(self) -> None:
         """Close all connections."""
-        for server in list(self._known.values()):
-            server.close()
+        self._map.close()
 
-    def _route(self, known: _SlotMap, commands: Sequence[Command], *, fast: bool) -> list[Reply]:
+    def _route(self, known: SlotMap, commands: Sequence[Command], *, fast: bool) -> list[Reply]:
         replies: list[Reply] = [ConnectionFailure("index: no server owns that slot")] * len(commands)
         parts: dict[RedisServer, list[int]] = {}
         for at, command in enumerate(commands):
-            server = _owner(known, command)
+            server = known.owner(command[1])
             if server is not None:
                 parts.setdefault(server, []).append(at)
         if fast and any(not server.down for server in parts):
@@ -256,23 +212,15 @@ class RedisTopology:
                     next(rest)
                 replies[at] = next(rest)
 
-    def _follow_redirect(self, known: _SlotMap, redirect: Redirect) -> RedisServer | None:
-        server = self._server(redirect.target)
+    def _follow_redirect(self, known: SlotMap, redirect: Redirect) -> RedisServer | None:
+        server = self._map.server(redirect.target)
         if server is None:
             return None
         if not redirect.asking:
-            self._stale = True
+            self._map.mark_stale()
             if server in known.servers and 0 <= redirect.slot < len(known.owners):
                 known.owners[redirect.slot] = known.servers.index(server)
         return server
-
-    def _groups(self, known: _SlotMap, names: Sequence[bytes]) -> list[tuple[RedisServer, list[bytes]]]:
-        if not known.owners:
-            return [(known.servers[0], list(names))]
-        slots: dict[int, list[bytes]] = {}
-        for name in names:
-            slots.setdefault(key_slot(name), []).append(name)
-        return [(known.servers[known.owners[slot]], group) for slot, group in slots.items() if known.owners[slot] >= 0]
 
     def _update(self, server: RedisServer, names: Sequence[bytes], edit: Callable[[bytes], bytes]) -> bool:
         """Update under WATCH; False after a concurrent write."""
@@ -299,7 +247,7 @@ class RedisTopology:
         for r in refusals:
             code = r.code if isinstance(r, ErrorReply) else "MOVED"
             if code in _MOVING:
-                self._stale = True
+                self._map.mark_stale()
             if code == "OOM":
                 raise IndexFullError("index: OOM, its memory is full", where=self.address)
             hint = ": this is a Redis Cluster, give its URL as redis+cluster://" if code in _CLUSTERED else ""
@@ -308,71 +256,7 @@ class RedisTopology:
     def _mark(self, server: RedisServer, *, is_down: bool) -> None:
         server.down = is_down
         if is_down:
-            self._stale = True
-
-    def _current_map(self) -> _SlotMap:
-        is_old = self._stale or time.monotonic() - self._discovered_at > _DISCOVERY_INTERVAL_S
-        if self._map is None or (is_old and not self.is_fixed):
-            return self._discover()
-        return self._map
-
-    def _discover(self) -> _SlotMap:
-        """Discover the servers. RetryableError if no server can be queried."""
-        with self._discovery_lock:
-            self._stale = False
-            if self._url.kind == "unix":
-                owned: list[tuple[Target, list[range]]] = [((self._url.path, 0), [])]
-            elif self._url.kind == "single":
-                owned = [(self._url.endpoints[0], [])]
-            elif self._url.kind == "sentinel":
-                owned = [(self._discovery.master(), [])]
-            else:
-                owned = self._discovery.cluster_masters(
-                    [server.target for server in (self._map.servers if self._map else ())]
-                )
-            fresh = self._build_map(owned)
-            self._map, self._discovered_at = fresh, time.monotonic()
-            with self._lock:
-                gone = [self._known.pop(t) for t, s in list(self._known.items()) if s not in fresh.servers]
-            for server in gone:
-                server.close()
-            return fresh
-
-    def _build_map(self, owned: Sequence[tuple[Target, list[range]]]) -> _SlotMap:
-        servers = [self._server(target) for target, _ in owned]
-        if any(server is None for server in servers):
-            raise RetryableError("index: too many servers", where=self.address)
-        if self._url.kind != "cluster":
-            return _SlotMap(tuple(s for s in servers if s), [], ("",))
-        owners = [-1] * SLOTS
-        for number, (_, ranges) in enumerate(owned):
-            for slots in ranges:
-                owners[slots.start : slots.stop] = [number] * len(slots)
-        tags: dict[int, str] = {}
-        for n in range(_MAX_TAGS):
-            owner = owners[key_slot(b"{:%d}" % n)]
-            if owner >= 0:
-                tags.setdefault(owner, f"{{:{n}}}")
-            if len(tags) == len(owned):
-                break
-        if len(tags) < len(owned):
-            raise RetryableError("index: a server has too few slots", where=self.address)
-        return _SlotMap(tuple(s for s in servers if s), owners, tuple(tags[n] for n in range(len(owned))))
-
-    def _server(self, target: Target) -> RedisServer | None:
-        with self._lock:
-            server = self._known.get(target)
-            if server is None and len(self._known) < _MAX_SERVERS:
-                server = self._known[target] = RedisServer(target, self._login, *self._times)
-            return server
-
-
-def _owner(known: _SlotMap, command: Command) -> RedisServer | None:
-    if not known.owners:
-        return known.servers[0]
-    name = command[1]
-    owner = known.owners[key_slot(name if isinstance(name, bytes) else str(name).encode())]
-    return known.servers[owner] if owner >= 0 else None
+            self._map.mark_stale()
 
 
 def _free(info: bytes) -> float:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from kvpool.config import IndexConfig
-    from kvpool_sidecar.index.redis_topology import RedisServer
+    from kvpool_sidecar.index.redis_slots import RedisServer
     from kvpool_sidecar.preflight.finding import Finding
 
 __all__ = ["check_index", "version_of"]

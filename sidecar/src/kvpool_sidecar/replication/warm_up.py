@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.blocks.events import BlockEvents
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.index.resolver import ReplicaLocation
+    from kvpool_sidecar.index.location_cache import ReplicaLocation
     from kvpool_sidecar.peers.hottest import HotList
     from kvpool_sidecar.replication.peer_copy import PeerAccess
     from kvpool_sidecar.storage.local.store import LocalStore

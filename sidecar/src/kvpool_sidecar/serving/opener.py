@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.index.base import NodeInfo
-    from kvpool_sidecar.index.resolver import BlockResolver, ReplicaLocation
+    from kvpool_sidecar.index.location_cache import ReplicaLocation
+    from kvpool_sidecar.index.resolver import BlockResolver
     from kvpool_sidecar.peers.rdma.fetch import RdmaFetcher
     from kvpool_sidecar.replication.prefetch import Prefetcher
     from kvpool_sidecar.serving.config_holder import ConfigHolder

@@ -1,0 +1,245 @@
+"""Cached block locations and peer liveness, behind BlockResolver. No I/O.
+
+Locations are cached for 30 s; a node is live for the duration of its lease, a dead node is queried again after 0.5 s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+
+    from kvpool_sidecar.index.base import IndexAnswer, NodeInfo
+    from kvpool_sidecar.index.record import Record
+
+__all__ = ["LocationCache", "ReplicaLocation"]
+
+_REMEMBERED = 1 << 17
+_REMEMBER_S = 30.0
+_DOWN_S = 2.0
+_DEAD_S = 0.5
+_MOVED_S = 0.2  # then a node that was not reached may have a new address: sidecars are replaced
+_SHUNNED_S = 300.0
+_MAX_SHUNNED = 1 << 12
+_MAX_DOUBTS = 1 << 13
+
+
+class ReplicaLocation(NamedTuple):
+    """A replica of a block on a peer."""
+
+    number: int
+    peer: NodeInfo
+    payload_len: int
+
+
+class LocationCache:
+    """Thread-safe. `own_number` returns this node's number, never a result."""
+
+    def __init__(self, own_number: Callable[[], int], lease_s: float, clock: Callable[[], float]) -> None:
+        self._own_number = own_number
+        self._lease_s = lease_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[bytes, tuple[Record, float]] = OrderedDict()
+        self._nodes: dict[int, tuple[NodeInfo | None, float]] = {}  # valid until; None: known to be dead
+        self._down: dict[NodeInfo, float] = {}  # by address: its successor on that node has another one
+        self._blacklisted: OrderedDict[tuple[bytes, int], float] = OrderedDict()
+        self._misses: OrderedDict[bytes, float] = OrderedDict()  # not found, valid until
+
+    @property
+    def live_peers(self) -> int:
+        """Number of other nodes that are known to be alive."""
+        now, own = self._clock(), self._own_number()
+        with self._lock:
+            return sum(1 for n, (info, until) in self._nodes.items() if info is not None and until > now and n != own)
+
+    def invalidate(self, key: bytes) -> None:
+        """Drop the cached location of `key`, which was stale."""
+        with self._lock:
+            self._blocks.pop(key, None)
+
+    def blacklist(self, key: bytes, number: int) -> None:
+        """Skip a corrupt replica for 300 s."""
+        with self._lock:
+            self._blocks.pop(key, None)
+            self._blacklisted[key, number] = self._clock() + _SHUNNED_S
+            if len(self._blacklisted) > _MAX_SHUNNED:
+                self._blacklisted.popitem(last=False)
+
+    def mark_down(self, peer: NodeInfo) -> None:
+        """Skip a peer that could not be reached, or did not respond, for 2 s. Its address may be outdated."""
+        now = self._clock()
+        with self._lock:
+            self._down = {one: until for one, until in self._down.items() if until > now}
+            self._down[peer] = now + _DOWN_S
+            for number, (info, until) in self._nodes.items():
+                if info == peer:
+                    self._nodes[number] = (info, min(until, now + _MOVED_S))
+
+    def mark_up(self, peer: NodeInfo) -> None:
+        """Use a peer again that was reached."""
+        with self._lock:
+            self._down.pop(peer, None)
+
+    def clear(self) -> None:
+        """Drop all cached locations."""
+        with self._lock:
+            self._blocks.clear()
+
+    def nodes_except(self, numbers: Container[int]) -> list[int]:
+        """Return the known nodes that are not among `numbers`."""
+        with self._lock:
+            return [n for n in self._nodes if n not in numbers]
+
+    def live_peers_of(
+        self, keys: Sequence[bytes], records: Mapping[int, Sequence[Record]], *, staying: bool
+    ) -> list[set[str]]:
+        """Return the names of the live peers of each block. `staying`: leave out peers that are drained."""
+        now = self._clock()
+        with self._lock:
+            found = [[self._live_location(key, r, now) for r in records[n]] for n, key in enumerate(keys)]
+        return [
+            {one.peer.node for one in some if one is not None and not (staying and one.peer.leaving)} for some in found
+        ]
+
+    def possible(
+        self,
+        keys: Sequence[bytes],
+        known: Mapping[int, bool],
+        records: Mapping[int, tuple[Record, ...]],
+        strangers: Sequence[int],
+    ) -> dict[int, bool]:
+        """Return for each position whether the block may be on a live peer; nodes in `strangers` may be alive."""
+        now = self._clock()
+        same: dict[int, bool] = {}
+        hopeful = dict(known)
+        with self._lock:
+            for n, candidates in records.items():
+                verdict = None if self._blacklisted else same.get(id(candidates))
+                if verdict is None:
+                    verdict = same[id(candidates)] = any(
+                        r.node in strangers or self._live_location(keys[n], r, now) is not None for r in candidates
+                    )
+                hopeful[n] = verdict
+        return hopeful
+
+    def unknown_nodes(self, records: Iterable[tuple[Record, ...]]) -> list[int]:
+        """Return the nodes of `records` whose liveness is not known."""
+        now = self._clock()
+        numbers = {r.node for rs in _distinct(records) for r in rs}
+        with self._lock:
+            return [n for n in numbers if n not in self._nodes or self._nodes[n][1] <= now]
+
+    def note_unknown_nodes(self, records: Iterable[tuple[Record, ...]]) -> None:
+        """Query them at the next heartbeat; until then they count as dead."""
+        strangers = self.unknown_nodes(records)
+        with self._lock:
+            for number in strangers:
+                self._nodes.setdefault(number, (None, self._clock()))
+
+    def note_misses(self, keys: Sequence[bytes], answers: Sequence[ReplicaLocation | None]) -> None:
+        """Record which of these blocks were not found, for 30 s."""
+        if None not in answers and not self._misses:
+            return
+        until = self._clock() + _REMEMBER_S
+        with self._lock:
+            for key, answer in zip(keys, answers, strict=True):
+                self._misses.pop(key, None)
+                if answer is None:
+                    self._misses[key] = until
+            while len(self._misses) > _MAX_DOUBTS:
+                self._misses.popitem(last=False)
+
+    def recent_misses(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the positions of the blocks that were recently not found."""
+        if not self._misses:
+            return []
+        now = self._clock()
+        with self._lock:
+            return [n for n, key in enumerate(keys) if self._misses.get(key, 0.0) > now]
+
+    def note_nodes(self, numbers: Sequence[int], answer: IndexAnswer) -> None:
+        """Record the liveness of these nodes as the index reports it."""
+        now = self._clock()
+        with self._lock:
+            for number in numbers:
+                if number in answer.unknown:
+                    continue
+                info = answer.nodes.get(number)
+                # a dead node is queried again soon: it may restart
+                self._nodes[number] = (info, now + (self._lease_s if info else _DEAD_S))
+            dead = [n for n, (info, until) in self._nodes.items() if info is None and until < now - self._lease_s]
+            for number in dead:
+                del self._nodes[number]
+
+    def cached_positions(self, keys: Sequence[bytes], positions: Sequence[int]) -> dict[int, bool]:
+        """Return the cached ones of these positions."""
+        found = self.cached([keys[n] for n in positions])
+        return {n: one is not None for n, one in zip(positions, found, strict=True)}
+
+    def cached(self, keys: Sequence[bytes]) -> list[ReplicaLocation | None]:
+        """Return the cached live location of each block, in order; None without one."""
+        now = self._clock()
+        with self._lock:
+            if not self._blocks:
+                return [None] * len(keys)
+            return [
+                self._cached_location(key, *entry, now) if (entry := self._blocks.get(key)) else None for key in keys
+            ]
+
+    def _cached_location(self, key: bytes, record: Record, until: float, now: float) -> ReplicaLocation | None:
+        found = self._live_location(key, record, now) if until > now else None
+        if found is None or found.peer.leaving:  # a node that remains may have it by now
+            del self._blocks[key]
+            return None
+        return found
+
+    def select(
+        self, keys: Sequence[bytes], records: Mapping[int, tuple[Record, ...]]
+    ) -> dict[int, ReplicaLocation | None]:
+        """Choose a live replica for each position, preferably on a node that is not drained, and cache it."""
+        now = self._clock()
+        until = now + _REMEMBER_S
+        chosen: dict[int, ReplicaLocation | None] = {}
+        same: dict[int, tuple[ReplicaLocation | None, tuple[Record, float] | None]] = {}  # by identity, as in _distinct
+        with self._lock:
+            is_any_shunned = bool(self._blacklisted)
+            for n, candidates in records.items():
+                key = keys[n]
+                verdict = None if is_any_shunned else same.get(id(candidates))
+                if verdict is None:
+                    verdict = same[id(candidates)] = self._first_live(key, candidates, now, until)
+                chosen[n], entry = verdict
+                if entry is not None:
+                    self._blocks[key] = entry
+            while len(self._blocks) > _REMEMBERED:
+                self._blocks.popitem(last=False)
+        return chosen
+
+    def _first_live(
+        self, key: bytes, candidates: Sequence[Record], now: float, until: float
+    ) -> tuple[ReplicaLocation | None, tuple[Record, float] | None]:
+        last_choice: tuple[ReplicaLocation | None, tuple[Record, float] | None] = (None, None)
+        for record in candidates:
+            found = self._live_location(key, record, now)
+            if found is not None and not found.peer.leaving:
+                return found, (record, until)
+            if found is not None and last_choice[0] is None:
+                last_choice = found, (record, until)
+        return last_choice
+
+    def _live_location(self, key: bytes, record: Record, now: float) -> ReplicaLocation | None:
+        info, until = self._nodes.get(record.node, (None, 0.0))
+        if info is None or until <= now or info.generation != record.generation or record.node == self._own_number():
+            return None
+        if self._down.get(info, 0.0) > now or self._blacklisted.get((key, record.node), 0.0) > now:
+            return None
+        return ReplicaLocation(record.node, info, record.payload_len)
+
+
+def _distinct(records: Iterable[tuple[Record, ...]]) -> Iterable[tuple[Record, ...]]:
+    """Each once. By identity: equal values are mostly the same object (record.unpack), and hashing them costs more."""
+    return {id(rs): rs for rs in records}.values()
