@@ -184,7 +184,7 @@ class ObjectContract(StoreContract):
         assert put(small, 2) == CommitOutcome.STORED
         assert read(small, 2) == payload(2)
         assert small._space.in_flight_bytes == 0
-        assert small._promised == 0
+        assert small._space.promised_bytes == 0
         small.close()
 
 
