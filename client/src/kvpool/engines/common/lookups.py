@@ -33,21 +33,19 @@ class _Verdict:
 
 
 class LookupTable:
-    """Verdicts per request. `query(keys, deadline)` gives a Tier per key and runs on a thread of this table.
+    """Verdicts per request. `query(keys, deadline)` returns a Tier for each key and runs on a thread of this table.
 
     `wait_s()` is how long a lookup may stay pending before it is a miss. Verdicts live as long as their request,
-    so a block that failed to load is not tried again for it (mark_miss). Thread-safe.
+    so a block that failed to load is not retried for it (mark_miss). Thread-safe.
     """
 
     def __init__(
         self,
         query: Callable[[Sequence[bytes], float], Sequence[Tier]],
         wait_s: Callable[[], float],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._query = query
         self._wait_s = wait_s
-        self._clock = clock
         self._lock = threading.Lock()
         self._requests: dict[str, dict[bytes, _Verdict]] = {}
         self._fresh: dict[str, dict[bytes, _Verdict]] = {}
@@ -63,7 +61,7 @@ class LookupTable:
             verdict = verdicts.get(key)
             if verdict is None:
                 verdict = verdicts[key] = self._fresh.setdefault(request, {})[key] = _Verdict()
-            elif verdict.tier is None and verdict.until is not None and self._clock() >= verdict.until:
+            elif verdict.tier is None and verdict.until is not None and time.monotonic() >= verdict.until:
                 verdict.tier = Tier.MISS
                 self.deadline_misses += 1
             return None if verdict.tier is None else verdict.tier != Tier.MISS
@@ -72,7 +70,7 @@ class LookupTable:
         """Send the lookups of this step, which is over."""
         with self._lock:
             fresh, self._fresh = self._fresh, {}
-            until = self._clock() + self._wait_s()
+            until = time.monotonic() + self._wait_s()
             for verdicts in fresh.values():
                 for verdict in verdicts.values():
                     verdict.until = until
@@ -106,7 +104,7 @@ class LookupTable:
                 return
             for verdicts in batch.values():
                 keys = list(verdicts)
-                deadline = self._clock() + _GRACE * self._wait_s()
+                deadline = time.monotonic() + _GRACE * self._wait_s()
                 try:
                     tiers = dict(zip(keys, self._query(keys, deadline), strict=True))
                 except Exception:
