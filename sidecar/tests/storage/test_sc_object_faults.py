@@ -371,7 +371,7 @@ def test_a_rotated_secret_is_used_and_a_broken_one_is_not(tmp_path, s3):
     assert isinstance(open_bucket(one, str(tmp_path)), RotatingBucket)
     made = []
     bucket = RotatingBucket(
-        "x", lambda: read_options(one, str(tmp_path)), lambda o: made.append(o) or o, look_every_s=0
+        "x", lambda: read_options(one, str(tmp_path)), lambda o: made.append(o) or o, poll_interval_s=0
     )
     bucket._now()
     assert len(made) == 1
@@ -385,7 +385,7 @@ def test_a_bucket_whose_secret_stays_is_not_made_anew(tmp_path, s3):
     (tmp_path / "key").write_text(KEY)
     (tmp_path / "secret").write_text(SECRET)
     bucket = open_bucket(tier_config("s3://kvpool/stays", endpoint=s3.url, region="us-east-1"), str(tmp_path))
-    bucket._look_every_s = 0
+    bucket._poll_interval_s = 0
     first = bucket._now()
     assert list(bucket.names("x")) == []  # the client library has written into its options by now
     assert bucket._now() is first

@@ -1,1 +1,1 @@
-"""KV events: what this node's blocks are called in their engines, told to routers (docs/reference/kv-events.md)."""
+"""KV events of this node's blocks, under their engines' hashes, for routers (docs/reference/kv-events.md)."""

@@ -1,7 +1,8 @@
-"""How far each node has a prompt: POST /prefixes of the sidecar's HTTP port, for routers (docs/reference/kv-events.md).
+"""POST /prefixes of the sidecar's HTTP port, for routers: a prompt's prefix length by node.
 
-The question holds a tenant, a fingerprint and the engine's block hashes in order; the answer, how many blocks from the
-first on each node has. The index is asked at most twice, whatever the number of blocks.
+Reference: docs/reference/kv-events.md. The request holds a tenant, a fingerprint and the engine's block hashes in
+order; the response, how many blocks from the first on each node has. The index is queried at most twice, whatever the
+number of blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["MAX_BODY", "PrefixApi", "PrefixQuery", "parse_query"]
 MAX_BODY = 512 << 10
 _TIMEOUT_S = 1.0
 _WINDOW = 64
-_MAX_PART = 1024  # of a question; more than a header holds, for engines whose blocks have no names there
+_MAX_PART = 1024  # bytes in a request; larger than a block header holds, for engines without block names there
 _FIRST_GROUP = bytes(4)  # the part of vLLM's first cache group
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
@@ -46,7 +47,7 @@ class PrefixQuery(NamedTuple):
 
 
 def parse_query(body: bytes) -> PrefixQuery:
-    """ProtocolError for anything that is not one."""
+    """Decode a request. ProtocolError if it is invalid."""
     try:
         value = json.loads(body) if len(body) <= MAX_BODY else None
     except (ValueError, RecursionError):
@@ -106,7 +107,7 @@ class PrefixApi:
         self._stats = stats
 
     def is_authorized(self, authorization: str) -> bool:
-        """Does it show the token? Takes as long for a wrong one."""
+        """Return whether the token is valid, in constant time."""
         scheme, _, shown = authorization.partition(" ")
         ok = scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), self._token)
         if not ok:
@@ -156,11 +157,11 @@ class PrefixApi:
         return reach
 
     def _shared_prefix(self, wanted: Sequence[Sequence[bytes]], deadline: float) -> int:
-        """As far as the time goes."""
+        """Return the number of leading blocks on the shared tier that are found before the deadline."""
         if self._shared is None or not self._shared.available:
             return 0
         reach, count = 0, len(wanted[0])
-        size = 1  # a prompt that nobody has seen costs one question
+        size = 1  # an unknown prompt costs one query
         while reach < count and deadline - time.monotonic() > 0:
             missing = list(range(reach, min(reach + size, count)))
             for its in wanted:

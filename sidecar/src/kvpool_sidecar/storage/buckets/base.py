@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PIECE", "Bucket", "ObjectInfo"]
 
-PIECE = 4 << 20  # most bytes of an object that are in memory at a time, for each call
+PIECE = 4 << 20  # maximum bytes of an object in memory, for each call
 
 
 class ObjectInfo(NamedTuple):
@@ -28,13 +28,13 @@ class ObjectInfo(NamedTuple):
 
 
 class Bucket(abc.ABC):
-    """Thread-safe. OSError where the other side fails, its text free of secrets; every call ends in bounded time."""
+    """Thread-safe. OSError without secrets if the server fails; every call ends in bounded time."""
 
     url: str  # for messages
 
     @abc.abstractmethod
     def size(self, name: str) -> int | None:
-        """Bytes of the object; None if there is none."""
+        """Return the size in bytes of the object; None if it is absent."""
 
     @abc.abstractmethod
     def get_to_fd(self, name: str, fd: int, size: int) -> None:
@@ -69,5 +69,5 @@ class Bucket(abc.ABC):
         """Update the object's time. False if that is unsupported or the object does not exist."""
         return False
 
-    def close(self) -> None:  # noqa: B027 - nothing to do is a fine default
-        """Let go of connections."""
+    def close(self) -> None:  # noqa: B027 - no resources is a valid default
+        """Close connections."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PACKAGES", "TOUCHES", "FsspecBucket", "split_url"]
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "file": "", "memory": ""}
-"""The schemes that are let through, and the package that each needs beside fsspec."""
+"""Allowed schemes, and the package that each requires besides fsspec."""
 
 TOUCHES = ("s3", "file")
 """Protocols whose objects' times can be updated."""
@@ -36,7 +36,7 @@ _TMP = "tmp"
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Scheme and the rest. ConfigError for a scheme that is not known, or a URL with credentials or a query."""
+    """Split off the scheme. ConfigError for an unknown scheme, or a URL with credentials or a query."""
     found = _URL.fullmatch(url)
     if found is None or ".." in found[2].split("/"):
         raise ConfigError("fsspec.url: scheme://bucket/prefix is needed, without user, password, query or '..'")
@@ -46,7 +46,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 class FsspecBucket(Bucket):
-    """See Bucket. `options` are storage options of fsspec; `hidden` are texts that no message may carry.
+    """See Bucket. `options` are storage options of fsspec; `hidden` are texts that no message may contain.
 
     ConfigError if the URL is wrong or the scheme's package is missing. Nothing is connected here.
     """
@@ -69,7 +69,7 @@ class FsspecBucket(Bucket):
         except (ValueError, TypeError, KeyError, OSError) as e:
             raise ConfigError(f"fsspec.url: {_without(str(e), hidden)}") from None
         if hasattr(self._fs, "retries"):
-            self._fs.retries = 1  # the deadline is ours, and the breaker tries again
+            self._fs.retries = 1  # this class sets the deadline, and the circuit breaker retries
         self._sync = sync
         self._root = root.rstrip("/")
         self._scheme = scheme
@@ -109,7 +109,7 @@ class FsspecBucket(Bucket):
                 for piece in _pieces(fd, size):
                     file.write(piece)
             except BaseException:
-                file.closed = True  # closing would publish what there is so far
+                file.closed = True  # closing would publish a partial object
                 with contextlib.suppress(Exception):
                     file.discard()
                 raise
@@ -127,7 +127,7 @@ class FsspecBucket(Bucket):
         self._call("cp_file", self._path(name), self._path(to))
 
     def delete(self, name: str) -> bool:
-        if self.size(name) is None:  # object stores answer alike whether there was one or not
+        if self.size(name) is None:  # the response is the same for an absent object
             return False
         try:
             self._call("rm_file", self._path(name))
@@ -150,7 +150,7 @@ class FsspecBucket(Bucket):
         path = self._path(name)
         try:
             if self._scheme == "file":
-                os.utime(path)  # fsspec's would make a file that is not there
+                os.utime(path)  # fsspec would create an absent file
             else:  # a copy of an object onto itself must change something
                 self._call("cp_file", path, path, MetadataDirective="REPLACE")
         except FileNotFoundError:
@@ -158,7 +158,7 @@ class FsspecBucket(Bucket):
         return True
 
     def _list(self, folder: str) -> Iterator[ObjectInfo | str]:
-        """What is in a folder; of a folder the name alone."""
+        """Return the entries of a folder; for subfolders only the name."""
         try:
             found = self._call("ls", self._path(folder), detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -199,7 +199,7 @@ class FsspecBucket(Bucket):
                     self._fs.rm_file(temporary)
 
     def _forget(self, file: Any) -> None:
-        """A file whose close failed: what was uploaded of it must not stay there, half."""
+        """Delete the partial object of a file whose close failed."""
         file.closed = True
         with contextlib.suppress(Exception):
             file.discard()
@@ -208,7 +208,7 @@ class FsspecBucket(Bucket):
         return f"{self._root}/{name}"
 
     def _call(self, method: str, *args: Any, **kw: Any) -> Any:
-        """One call of the file system. A file system of coroutines has a hard limit in time."""
+        """Call the file system; a call of an asynchronous one has a time limit."""
         with self._told():
             if getattr(self._fs, "async_impl", False):
                 coroutine: Callable[..., Any] = getattr(self._fs, f"_{method}")
@@ -217,7 +217,7 @@ class FsspecBucket(Bucket):
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Whatever a client library raises leaves here as an OSError without secrets."""
+        """Convert any exception of a client library to an OSError without secrets."""
         try:
             yield
         except (FileNotFoundError, FileExistsError, NotADirectoryError):

@@ -67,7 +67,7 @@ class HttpPool:
                 sock.close()
                 if not kept:
                     raise
-                continue  # the other side ended a connection that was waiting: nothing was done
+                continue  # the server closed an idle connection: nothing was done
             except BaseException:
                 sock.close()
                 raise
@@ -104,7 +104,7 @@ class HttpPool:
 
 
 class _StaleError(ConnectionError):
-    """The connection ended before the first byte of an answer."""
+    """The connection ended before the first byte of a response."""
 
 
 def _exchange(
@@ -121,7 +121,7 @@ def _exchange(
         if send is not None:
             _send_file(sock, *send, until)
     except (BrokenPipeError, ConnectionResetError):
-        sent = False  # the answer may tell why
+        sent = False  # the response may give the reason
     lines, rest = _read_head(sock, until)
     status, fields = _parse(lines)
     length = int(fields["content-length"]) if fields.get("content-length", "").isdecimal() else -1
@@ -158,13 +158,13 @@ def _send_file(sock: socket.socket, fd: int, size: int, until: float) -> None:
 
 
 def _sendfile(sock: socket.socket, fd: int, at: int, count: int) -> int:
-    """A socket with a timeout does not block, so os.sendfile may find no room."""
+    """Send a part of a file. os.sendfile alone may raise BlockingIOError on a socket with a timeout."""
     with open(os.dup(fd), "rb") as file:
         return sock.sendfile(file, at, count)
 
 
 def _read_head(sock: socket.socket, until: float) -> tuple[list[str], bytes]:
-    """Lines of the first final answer's head, and what came behind it."""
+    """Return the header lines of the first final response, and the bytes received after them."""
     data = bytearray()
     while True:
         end = data.find(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""What a Secret's files mean for an object store: names as fsspec has them, or as AWS has them.
+"""Storage options from a Secret's files, named as in fsspec or as in AWS.
 
 Each call reads the files again, so a rotated Secret is used without a restart. Values never leave as text.
 """
@@ -52,14 +52,14 @@ _CONNECT_S, _READ_S, _CONNECTIONS = 3, 5, 32
 
 
 class Options(NamedTuple):
-    """`storage` goes to fsspec; `hidden` are the values that no message may carry."""
+    """`storage` goes to fsspec; `hidden` are the values that no message may contain."""
 
     storage: dict[str, Any]
     hidden: tuple[str, ...]
 
 
 def read_options(tier: FsspecTier, directory: str) -> Options:
-    """Options of `tier` with what the files of `directory` say; empty `directory`: no Secret.
+    """Options of `tier` merged with the files of `directory`; empty `directory`: no Secret.
 
     ConfigError names a file that means nothing here, or is too large, never what it says.
     """
@@ -118,7 +118,7 @@ def _text(path: Path) -> str:
 
 
 def open_bucket(tier: FsspecTier, directory: str) -> Bucket:
-    """The bucket of a tier, which follows a Secret that is rotated. ConfigError if it cannot be used as configured."""
+    """Open the bucket of a tier, which follows a rotated Secret. ConfigError if it cannot be used as configured."""
     return RotatingBucket(
         tier.url,
         lambda: read_options(tier, directory),
@@ -127,8 +127,8 @@ def open_bucket(tier: FsspecTier, directory: str) -> Bucket:
 
 
 def _bucket(url: str, options: Options) -> Bucket:
-    """Without an endpoint and a region only s3fs finds out where a bucket is."""
-    storage = copy.deepcopy(options.storage)  # client libraries write into it
+    """Choose the bucket class; without an endpoint and a region only s3fs can locate the bucket."""
+    storage = copy.deepcopy(options.storage)  # client libraries modify it
     if url.startswith("s3://") and (storage.get("endpoint_url") or storage["client_kwargs"].get("region_name")):
         return S3Bucket(url, storage, hidden=options.hidden)
     return FsspecBucket(url, storage, hidden=options.hidden)

@@ -18,26 +18,31 @@ __all__ = ["RotatingBucket"]
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_LOOK_EVERY_S = 3.0
+_POLL_INTERVAL_S = 3.0
 
 
 class RotatingBucket(Bucket, Generic[T]):
-    """Makes its bucket anew when what `read` returns has changed; looks every `look_every_s`.
+    """Replaces its bucket when the result of `read` changes; polls every `poll_interval_s`.
 
-    ConfigError at first if `read` or `make` raises it; later the old bucket stays in use.
+    ConfigError at construction if `read` or `make` raises it; later the old bucket stays in use.
     """
 
     def __init__(
-        self, where: str, read: Callable[[], T], make: Callable[[T], Bucket], *, look_every_s: float = _LOOK_EVERY_S
+        self,
+        where: str,
+        read: Callable[[], T],
+        make: Callable[[T], Bucket],
+        *,
+        poll_interval_s: float = _POLL_INTERVAL_S,
     ) -> None:
         self.url = where
         self._read = read
         self._make = make
-        self._look_every_s = look_every_s
+        self._poll_interval_s = poll_interval_s
         self._lock = threading.Lock()
         self._known = read()
         self._bucket = make(self._known)
-        self._looked_at = time.monotonic()
+        self._polled_at = time.monotonic()
 
     def size(self, name: str) -> int | None:
         return self._now().size(name)
@@ -68,13 +73,13 @@ class RotatingBucket(Bucket, Generic[T]):
 
     def _now(self) -> Bucket:
         with self._lock:
-            if time.monotonic() - self._looked_at < self._look_every_s:
+            if time.monotonic() - self._polled_at < self._poll_interval_s:
                 return self._bucket
-            self._looked_at = time.monotonic()
+            self._polled_at = time.monotonic()
             try:
                 read = self._read()
                 if read != self._known:
-                    self._known, self._bucket = read, self._make(read)  # the old one ends with its last call
+                    self._known, self._bucket = read, self._make(read)  # the old bucket is closed after its last call
                     log.info("the credentials of %s have changed: used from now on", self.url)
             except (ConfigError, OSError) as e:
                 log.warning("the new credentials of %s cannot be used: %s", self.url, e)

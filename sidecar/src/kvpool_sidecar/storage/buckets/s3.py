@@ -1,4 +1,4 @@
-"""A bucket that speaks S3: botocore signs, our own sockets move the bytes. Listing and copying are left to s3fs.
+"""A bucket that speaks S3: botocore signs, this package transfers. Listing and copying use s3fs.
 
 A client library hands an object over as one Python object, copied several times; here it goes from the socket into
 the file. Requests are signed by AWS's version 4 with an unsigned payload: what is read is verified by its checksum.
@@ -25,7 +25,7 @@ __all__ = ["S3Bucket"]
 _CODE = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 _CALL_S = 10.0
-_SLOWEST = 2 << 20  # bytes a second: slower than that is given up
+_SLOWEST = 2 << 20  # bytes per second; slower transfers are aborted
 
 
 class S3Bucket(FsspecBucket):
@@ -92,7 +92,7 @@ class S3Bucket(FsspecBucket):
         more = {"If-None-Match": "*"} if self._exclusive else {}
         answer = self._ask("PUT", name, {"Content-Length": str(size), **more}, send=(fd, size))
         if answer.status == 501 and self._exclusive:
-            self._exclusive = False  # a server that does not know conditions: whoever comes last has the same bytes
+            self._exclusive = False  # no conditional writes: concurrent writers write the same bytes
             return self.put(name, fd, size)
         if answer.status in (409, 412):
             return False
@@ -101,7 +101,7 @@ class S3Bucket(FsspecBucket):
         return True
 
     def delete(self, name: str) -> bool:
-        if self.size(name) is None:  # the answer is alike whether there was one or not
+        if self.size(name) is None:  # the response is the same for an absent object
             return False
         answer = self._ask("DELETE", name)
         if answer.status not in (200, 204):
@@ -121,7 +121,7 @@ class S3Bucket(FsspecBucket):
         send: tuple[int, int] | None = None,
         receive: tuple[int, int] | None = None,
     ) -> HttpResponse:
-        if self._credentials is None:  # a Secret that is made later is found then
+        if self._credentials is None:  # the Secret may be created later
             raise PermissionError(
                 errno.EACCES, "no credentials: is there a Secret, and does secretRef name it", self.url
             )
