@@ -63,16 +63,16 @@ def made(**changes) -> block.BlockHeader:
 def test_a_salt_and_all_else_that_is_given_must_fit(params, fits):
     wish = PurgeFilter.parse(params, SECRET)
     assert not wish.is_everything
-    assert wish.fits(made()) is fits
-    assert not wish.fits(made(salt_tag=block.NO_SALT))
+    assert wish.matches(made()) is fits
+    assert not wish.matches(made(salt_tag=block.NO_SALT))
 
 
 def test_a_salt_is_found_in_whichever_tenant_and_a_tag_of_one_means_nothing_in_another():
     other = keys.tenant_tag(SECRET, "team-b")
     wish = PurgeFilter.parse({"salts": [digest("red")]}, SECRET)
-    assert wish.fits(made(tenant_tag=other, salt_tag=tag_of("red", "team-b")))
-    assert not wish.fits(made(tenant_tag=other, salt_tag=tag_of("red")))
-    assert not PurgeFilter.parse({"salts": [digest("red")]}, b"the secret of another pool, long enough").fits(made())
+    assert wish.matches(made(tenant_tag=other, salt_tag=tag_of("red", "team-b")))
+    assert not wish.matches(made(tenant_tag=other, salt_tag=tag_of("red")))
+    assert not PurgeFilter.parse({"salts": [digest("red")]}, b"the secret of another pool, long enough").matches(made())
 
 
 @pytest.mark.parametrize(
