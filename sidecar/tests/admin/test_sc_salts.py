@@ -88,7 +88,7 @@ def test_salts_that_are_not_digests_remove_nothing(salts):
 
 def test_a_copy_of_a_purged_salt_is_refused_and_others_are_not():
     bars = PurgeTombstones()
-    bars.add(PurgeFilter.parse({"salts": [digest("red")]}, SECRET).fits, 2000)
+    bars.add(PurgeFilter.parse({"salts": [digest("red")]}, SECRET).matches, 2000)
     assert bars.rejects(made())
     assert not bars.rejects(made(created_ms=2000))  # stored since
     assert not bars.rejects(made(salt_tag=tag_of("blue")))
