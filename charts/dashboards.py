@@ -15,7 +15,7 @@ _SOURCE = {"type": "prometheus", "uid": "${source}"}
 POOLS: list[Any] = [
     "Cache effect",
     (
-        "Hit rate",
+        "Load success rate",
         "percentunit",
         [
             (
@@ -25,7 +25,7 @@ POOLS: list[Any] = [
                 "{{namespace}}/{{pool}}",
             )
         ],
-        "Share of the requested blocks that engines loaded.",
+        "Share of the promised blocks that engines loaded. Blocks that no node has are not counted.",
     ),
     (
         "Hits by tier",

@@ -30,8 +30,8 @@ No metric names a tenant.
 Its value is a tag that only the pool's secret can map to a namespace.
 
 !!! warning "Hit rate"
-    `kvpool_client_misses_total` counts blocks that a lookup promised and a load did not deliver.
-    Blocks that no node has are not in it: compare `kvpool_sidecar_lookup_hit_blocks_total` with
+    `kvpool_client_misses_total` counts blocks that a load did not deliver, or whose lookup failed.
+    Blocks that a lookup reports as absent are not in it: compare `kvpool_sidecar_lookup_hit_blocks_total` with
     `kvpool_sidecar_lookup_blocks_total` for the hit rate.
 """
 

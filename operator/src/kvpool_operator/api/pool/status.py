@@ -64,7 +64,8 @@ class CacheStatus(Model):
     """Hits and misses since the sidecars started."""
 
     hit_rate: Text = ""
-    """Ratio of requested blocks that were found, from 0.00 to 1.00. Empty before the first request."""
+    """Success rate since the sidecars started, from 0.00 to 1.00: blocks loaded, divided by blocks loaded or failed.
+    Blocks that a lookup reports as absent are not counted. Empty before the first load."""
     hits: Counts = Field(default_factory=dict)
     """Number of blocks that were found, by tier: local (the node's own drive), peer (another node), shared."""
     bytes: Counts = Field(default_factory=dict)

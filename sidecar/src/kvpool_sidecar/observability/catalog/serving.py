@@ -46,10 +46,10 @@ SERVING_COUNTERS: Final = (
     Counter(
         "kvpool_client_misses",
         "client_misses",
-        "Blocks that clients requested and did not get.",
+        "Blocks that a load did not deliver, or whose lookup failed; a block that a lookup reports as absent is not one.",
         "reason",
         {
-            "absent": "No tier has the block.",
+            "absent": "The block was evicted after the lookup, or its peer cannot be reached.",
             "no-sidecar": "There is no connection to the node's sidecar.",
             "breaker-open": "The circuit breaker is open after repeated failures; no request was sent.",
             "deadline": "The block did not arrive in time.",
