@@ -27,14 +27,14 @@ class Fifo(EvictionPolicy):
     def _in_order(self) -> Iterator[bytes]:
         return iter(self._order)
 
-    def _admit(self, key: bytes, entry: Entry) -> None:
-        self._order[key] = None
+    def _admit(self, block_key: bytes, entry: Entry) -> None:
+        self._order[block_key] = None
 
-    def _use(self, key: bytes) -> None:
+    def _use(self, block_key: bytes) -> None:
         pass
 
-    def _forget(self, key: bytes) -> None:
-        del self._order[key]
+    def _forget(self, block_key: bytes) -> None:
+        del self._order[block_key]
 
     def _evict(self) -> bytes:
         return self._order.popitem(last=False)[0]
@@ -42,8 +42,8 @@ class Fifo(EvictionPolicy):
     def _reset(self) -> None:
         self._order.clear()
 
-    def _demote(self, key: bytes) -> None:
-        self._order.move_to_end(key, last=False)
+    def _demote(self, block_key: bytes) -> None:
+        self._order.move_to_end(block_key, last=False)
 
 
 class Lru(Fifo):
@@ -51,8 +51,8 @@ class Lru(Fifo):
 
     persists_uses = True
 
-    def _use(self, key: bytes) -> None:
-        self._order.move_to_end(key)
+    def _use(self, block_key: bytes) -> None:
+        self._order.move_to_end(block_key)
 
 
 class Lfu(EvictionPolicy):
@@ -64,22 +64,22 @@ class Lfu(EvictionPolicy):
         self._order: dict[int, OrderedDict[bytes, None]] = {}
         self._least = 0
 
-    def _uses_of(self, key: bytes) -> int:
-        return self._count.get(key, 0)
+    def _uses_of(self, block_key: bytes) -> int:
+        return self._count.get(block_key, 0)
 
-    def _admit(self, key: bytes, entry: Entry) -> None:
-        self._put(key, entry.uses)
+    def _admit(self, block_key: bytes, entry: Entry) -> None:
+        self._put(block_key, entry.uses)
         self._least = min(self._least, entry.uses)
 
-    def _use(self, key: bytes) -> None:
-        count = self._count[key]
-        self._forget(key)
-        self._put(key, count + 1)
+    def _use(self, block_key: bytes) -> None:
+        count = self._count[block_key]
+        self._forget(block_key)
+        self._put(block_key, count + 1)
 
-    def _forget(self, key: bytes) -> None:
-        count = self._count.pop(key)
+    def _forget(self, block_key: bytes) -> None:
+        count = self._count.pop(block_key)
         queue = self._order[count]
-        del queue[key]
+        del queue[block_key]
         if not queue:
             del self._order[count]
 
@@ -94,12 +94,12 @@ class Lfu(EvictionPolicy):
         self._count.clear()
         self._order.clear()
 
-    def _put(self, key: bytes, count: int) -> None:
-        self._count[key] = count
-        self._order.setdefault(count, OrderedDict())[key] = None
+    def _put(self, block_key: bytes, count: int) -> None:
+        self._count[block_key] = count
+        self._order.setdefault(count, OrderedDict())[block_key] = None
 
-    def _demote(self, key: bytes) -> None:
-        self._forget(key)
-        self._put(key, 0)
-        self._order[0].move_to_end(key, last=False)
+    def _demote(self, block_key: bytes) -> None:
+        self._forget(block_key)
+        self._put(block_key, 0)
+        self._order[0].move_to_end(block_key, last=False)
         self._least = 0

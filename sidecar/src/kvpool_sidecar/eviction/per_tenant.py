@@ -68,40 +68,40 @@ class PerTenant(EvictionPolicy):
         self._note(*(key for key, _ in taken))
         return taken
 
-    def touch(self, key: bytes, now: float) -> bool:
-        entry = self._entries.get(key)
+    def touch(self, block_key: bytes, now: float) -> bool:
+        entry = self._entries.get(block_key)
         if entry is None:
             return False
         table = self._policies[entry.tenant]
-        save = table.touch(key, now)
-        saved = table.get(key)
+        save = table.touch(block_key, now)
+        saved = table.get(block_key)
         if saved is not None and saved is not entry:
-            self._entries[key] = saved
+            self._entries[block_key] = saved
         return save
 
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
         self._policy_of(tenant).observe_sequence(keys, tenant)
 
-    def uses(self, key: bytes) -> int:
-        entry = self._entries.get(key)
-        return 0 if entry is None else self._policies[entry.tenant].uses(key)
+    def uses(self, block_key: bytes) -> int:
+        entry = self._entries.get(block_key)
+        return 0 if entry is None else self._policies[entry.tenant].uses(block_key)
 
-    def _admit(self, key: bytes, entry: Entry) -> None:
-        self._policy_of(entry.tenant).add(key, entry)
+    def _admit(self, block_key: bytes, entry: Entry) -> None:
+        self._policy_of(entry.tenant).add(block_key, entry)
 
-    def discard(self, key: bytes) -> bool:
-        entry = self._entries.get(key)
+    def discard(self, block_key: bytes) -> bool:
+        entry = self._entries.get(block_key)
         if entry is not None:
-            self._policies[entry.tenant].discard(key)
-        return super().discard(key)
+            self._policies[entry.tenant].discard(block_key)
+        return super().discard(block_key)
 
     def sort_by_last_use(self) -> None:
         for table in self._policies.values():
             table.sort_by_last_use()
 
-    def reinsert(self, key: bytes, entry: Entry) -> None:
-        self.add(key, entry)
-        self._policies[entry.tenant].reinsert(key, entry)
+    def reinsert(self, block_key: bytes, entry: Entry) -> None:
+        self.add(block_key, entry)
+        self._policies[entry.tenant].reinsert(block_key, entry)
 
     def _evict(self) -> bytes:
         some = (tenant for tenant, table in self._policies.items() if len(table))
@@ -109,10 +109,10 @@ class PerTenant(EvictionPolicy):
         (key, _), *_ = self._policies[tenant].pop_victims(0, 1, at_least=1)
         return key
 
-    def _use(self, key: bytes) -> None:
+    def _use(self, block_key: bytes) -> None:
         raise NotImplementedError  # `touch` delegates to the tenant's policy
 
-    def _forget(self, key: bytes) -> None:
+    def _forget(self, block_key: bytes) -> None:
         """`discard` has told the tenant's table."""
 
     def _reset(self) -> None:

@@ -29,22 +29,22 @@ class PinSet:
     def __len__(self) -> int:
         return len(self._pinned)
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._pinned
+    def __contains__(self, block_key: bytes) -> bool:
+        return block_key in self._pinned
 
-    def uses(self, key: bytes) -> int:
+    def uses(self, block_key: bytes) -> int:
         """Return the recent number of uses."""
-        return self._uses.get(key, 0)
+        return self._uses.get(block_key, 0)
 
-    def record_use(self, key: bytes, size: int) -> bool:
+    def record_use(self, block_key: bytes, size: int) -> bool:
         """Count a use of a block of `size` bytes. True if it becomes pinned."""
         self._seen += 1
-        count = self._uses[key] = self._uses.pop(key, 0) + 1
+        count = self._uses[block_key] = self._uses.pop(block_key, 0) + 1
         if len(self._uses) > _COUNTED:
             self._uses.popitem(last=False)
-        if count < self._min_uses or key in self._pinned or self.total_bytes + size > self._budget:
+        if count < self._min_uses or block_key in self._pinned or self.total_bytes + size > self._budget:
             return False
-        self._pinned[key] = size
+        self._pinned[block_key] = size
         self.total_bytes += size
         return True
 
@@ -67,9 +67,9 @@ class PinSet:
             gone.append(self.pop_last())
         return gone
 
-    def discard(self, key: bytes) -> bool:
+    def discard(self, block_key: bytes) -> bool:
         """Unpin a block. False if it was not pinned."""
-        size = self._pinned.pop(key, None)
+        size = self._pinned.pop(block_key, None)
         if size is None:
             return False
         self.total_bytes -= size

@@ -58,8 +58,8 @@ class EvictionPolicy(abc.ABC):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._entries
+    def __contains__(self, block_key: bytes) -> bool:
+        return block_key in self._entries
 
     def __iter__(self) -> Iterator[bytes]:
         return self._in_order() if self._pins is None else iter(self._entries)
@@ -84,30 +84,30 @@ class EvictionPolicy(abc.ABC):
         """Bytes of pinned blocks."""
         return 0 if self._pins is None else self._pins.total_bytes
 
-    def get(self, key: bytes) -> Entry | None:
+    def get(self, block_key: bytes) -> Entry | None:
         """Return the entry of a block."""
-        return self._entries.get(key)
+        return self._entries.get(block_key)
 
-    def add(self, key: bytes, entry: Entry) -> None:
+    def add(self, block_key: bytes, entry: Entry) -> None:
         """Add a stored block, or replace it."""
-        self.discard(key)
-        self._entries[key] = entry
+        self.discard(block_key)
+        self._entries[block_key] = entry
         self.total_bytes += entry.size
-        self._note(key)
-        self._admit(key, entry)
+        self._note(block_key)
+        self._admit(block_key, entry)
 
-    def touch(self, key: bytes, now: float) -> bool:
+    def touch(self, block_key: bytes, now: float) -> bool:
         """Record a use. True if the file's modification time should be updated."""
-        entry = self._entries.get(key)
+        entry = self._entries.get(block_key)
         if entry is None:
             return False
         if self._pins is None:
-            self._use(key)
+            self._use(block_key)
         else:
-            self._use_or_pin(key, entry, self._pins)
+            self._use_or_pin(block_key, entry, self._pins)
         if now - entry.persisted_at < self.persist_every_s:
             return False
-        self._entries[key] = entry._replace(persisted_at=now, uses=self.uses(key))
+        self._entries[block_key] = entry._replace(persisted_at=now, uses=self.uses(block_key))
         return self.persists_uses
 
     def expired(self, idle_since: float, created_before: float) -> list[bytes]:
@@ -130,15 +130,15 @@ class EvictionPolicy(abc.ABC):
         """Return the last use of each block, unordered. O(blocks)."""
         return [entry.persisted_at for entry in self._entries.values()]
 
-    def discard(self, key: bytes) -> bool:
+    def discard(self, block_key: bytes) -> bool:
         """Remove a block. False if it was absent."""
-        entry = self._entries.pop(key, None)
+        entry = self._entries.pop(block_key, None)
         if entry is None:
             return False
         self.total_bytes -= entry.size
-        self._note(key)
-        if self._pins is None or not self._pins.discard(key):
-            self._forget(key)
+        self._note(block_key)
+        if self._pins is None or not self._pins.discard(block_key):
+            self._forget(block_key)
         return True
 
     def pop_victims(self, need_bytes: int, max_count: int, *, at_least: int = 0) -> list[tuple[bytes, Entry]]:
@@ -165,18 +165,18 @@ class EvictionPolicy(abc.ABC):
             return self._pins.pop_last()
         return self._evict()
 
-    def _use_or_pin(self, key: bytes, entry: Entry, pins: PinSet) -> None:
-        if key not in pins:
-            self._use(key)
-        if pins.record_use(key, entry.size):
-            self._forget(key)
+    def _use_or_pin(self, block_key: bytes, entry: Entry, pins: PinSet) -> None:
+        if block_key not in pins:
+            self._use(block_key)
+        if pins.record_use(block_key, entry.size):
+            self._forget(block_key)
         for faded in pins.expired():
             self._admit(faded, self._entries[faded])
 
-    def reinsert(self, key: bytes, entry: Entry) -> None:
+    def reinsert(self, block_key: bytes, entry: Entry) -> None:
         """Add a victim again that could not be deleted; it is the next victim."""
-        self.add(key, entry)
-        self._demote(key)
+        self.add(block_key, entry)
+        self._demote(block_key)
 
     def sort_by_last_use(self) -> None:
         """Order the entries by last use, once after a scan."""
@@ -190,27 +190,31 @@ class EvictionPolicy(abc.ABC):
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:  # noqa: B027 - most orders have no use for it
         """Record a prompt's blocks in order: each is useless without its predecessors."""
 
-    def uses(self, key: bytes) -> int:
+    def uses(self, block_key: bytes) -> int:
         """Return the number of uses that this policy counts."""
-        return self._uses_of(key) if self._pins is None or key not in self._pins else self._pins.uses(key)
+        return (
+            self._uses_of(block_key)
+            if self._pins is None or block_key not in self._pins
+            else self._pins.uses(block_key)
+        )
 
     def _in_order(self) -> Iterator[bytes]:
         return iter(self._entries)
 
-    def _uses_of(self, key: bytes) -> int:
-        entry = self._entries.get(key)
+    def _uses_of(self, block_key: bytes) -> int:
+        entry = self._entries.get(block_key)
         return 0 if entry is None else entry.uses
 
     @abc.abstractmethod
-    def _admit(self, key: bytes, entry: Entry) -> None:
+    def _admit(self, block_key: bytes, entry: Entry) -> None:
         """Add a block to the order; `entry` is in the table."""
 
     @abc.abstractmethod
-    def _use(self, key: bytes) -> None:
+    def _use(self, block_key: bytes) -> None:
         """Update the order after a use."""
 
     @abc.abstractmethod
-    def _forget(self, key: bytes) -> None:
+    def _forget(self, block_key: bytes) -> None:
         """Remove a block from the order."""
 
     @abc.abstractmethod
@@ -221,5 +225,5 @@ class EvictionPolicy(abc.ABC):
     def _reset(self) -> None:
         """Remove all blocks from the order."""
 
-    def _demote(self, key: bytes) -> None:  # noqa: B027 - where there is no first place the block takes its chance
+    def _demote(self, block_key: bytes) -> None:  # noqa: B027 - where there is no first place the block takes its chance
         """Make a block the next victim."""

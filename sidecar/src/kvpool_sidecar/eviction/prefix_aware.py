@@ -27,10 +27,10 @@ _TENANTS = 64
 
 
 class _Node:
-    __slots__ = ("alive", "children", "depth", "key", "last", "parent", "place", "uses")
+    __slots__ = ("alive", "block_key", "children", "depth", "last", "parent", "place", "uses")
 
-    def __init__(self, key: bytes, uses: int, last: int) -> None:
-        self.key = key
+    def __init__(self, block_key: bytes, uses: int, last: int) -> None:
+        self.block_key = block_key
         self.uses = uses
         self.last = last
         self.parent: _Node | None = None
@@ -54,21 +54,21 @@ class SequenceHints:
     def __len__(self) -> int:
         return sum(map(len, self._by_tenant.values()))
 
-    def add(self, tenant: bytes, key: bytes, before: bytes, depth: int) -> None:
-        """Record that `before` precedes `key`; `depth` is the number of predecessors."""
+    def add(self, tenant: bytes, block_key: bytes, before: bytes, depth: int) -> None:
+        """Record that `before` precedes `block_key`; `depth` is the number of predecessors."""
         hints = self._by_tenant.get(tenant)
         if hints is None:
             hints = self._by_tenant[tenant] = OrderedDict()
             if len(self._by_tenant) > self._tenants:
                 self._by_tenant.popitem(last=False)
-        hints[key] = before, depth
+        hints[block_key] = before, depth
         if len(hints) > self._per_tenant:
             hints.popitem(last=False)
 
-    def pop(self, tenant: bytes, key: bytes) -> tuple[bytes, int] | None:
-        """Return and remove the predecessor of `key` and its depth."""
+    def pop(self, tenant: bytes, block_key: bytes) -> tuple[bytes, int] | None:
+        """Return and remove the predecessor of `block_key` and its depth."""
         hints = self._by_tenant.get(tenant)
-        return None if hints is None else hints.pop(key, None)
+        return None if hints is None else hints.pop(block_key, None)
 
 
 class PrefixAware(EvictionPolicy):
@@ -83,8 +83,8 @@ class PrefixAware(EvictionPolicy):
         self._random = random.Random(seed).random  # noqa: S311 - a sample, not a secret
         self._next: _Node | None = None  # the rest of a prompt that has begun to go
 
-    def _uses_of(self, key: bytes) -> int:
-        node = self._nodes.get(key)
+    def _uses_of(self, block_key: bytes) -> int:
+        node = self._nodes.get(block_key)
         return 0 if node is None else node.uses
 
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
@@ -101,24 +101,24 @@ class PrefixAware(EvictionPolicy):
                 self._hints.add(tenant, key, key_before, depth)
             before, key_before = node, key
 
-    def _admit(self, key: bytes, entry: Entry) -> None:
+    def _admit(self, block_key: bytes, entry: Entry) -> None:
         ages = self._model
         ages.clock += entry.size
-        node = _Node(key, ages.record(key, min(entry.uses, CLASSES - 1)), ages.clock)
-        self._nodes[key] = node
+        node = _Node(block_key, ages.record(block_key, min(entry.uses, CLASSES - 1)), ages.clock)
+        self._nodes[block_key] = node
         self._to_leaves(node)
-        if (hint := self._hints.pop(entry.tenant, key)) is not None:
+        if (hint := self._hints.pop(entry.tenant, block_key)) is not None:
             before, node.depth = hint
             if (parent := self._nodes.get(before)) is not None:
                 self._link(node, parent)
 
-    def _use(self, key: bytes) -> None:
-        node = self._nodes[key]
-        node.uses = self._model.record(key, node.uses + 1)
+    def _use(self, block_key: bytes) -> None:
+        node = self._nodes[block_key]
+        node.uses = self._model.record(block_key, node.uses + 1)
         node.last = self._model.clock
 
-    def _forget(self, key: bytes) -> None:
-        node = self._nodes.pop(key)
+    def _forget(self, block_key: bytes) -> None:
+        node = self._nodes.pop(block_key)
         node.alive = False
         if node.place >= 0:
             self._from_leaves(node)
@@ -134,8 +134,8 @@ class PrefixAware(EvictionPolicy):
             node = self._least_valuable_leaf()
         parent = node.parent
         self._next = parent if parent is not None and parent.uses == node.uses else None
-        self._forget(node.key)
-        return node.key
+        self._forget(node.block_key)
+        return node.block_key
 
     def _least_valuable_leaf(self) -> _Node:
         """The least promising of a sample of leaves; the one that waits for longest among equals."""

@@ -51,15 +51,15 @@ class ReuseModel:
         self.clock = 0
         self._index = [self._gittins(c) for c in range(CLASSES)]
 
-    def record(self, key: bytes, uses: int) -> int:
+    def record(self, block_key: bytes, uses: int) -> int:
         """Record a store or a use. Returns the class, which counts uses from before an eviction."""
-        waited = self._waiting.pop(key, None)
+        waited = self._waiting.pop(block_key, None)
         if waited is not None:
             before, since = waited
             self._again[before][_bucket((self.clock - since) // self._grain)] += 1
             uses = max(uses, before + 1)
         uses = min(uses, CLASSES - 1)
-        self._waiting[key] = (uses, self.clock)
+        self._waiting[block_key] = (uses, self.clock)
         if len(self._waiting) > _REMEMBERED:
             _, (before, since) = self._waiting.popitem(last=False)
             self._never[before][_bucket((self.clock - since) // self._grain)] += 1

@@ -38,29 +38,29 @@ class S3Fifo(EvictionPolicy):
         yield from self._small
         yield from self._main
 
-    def _uses_of(self, key: bytes) -> int:
-        return self._uses.get(key, 0)
+    def _uses_of(self, block_key: bytes) -> int:
+        return self._uses.get(block_key, 0)
 
-    def _admit(self, key: bytes, entry: Entry) -> None:
-        self._uses[key] = min(entry.uses, _MOST)
-        if entry.uses or key in self._gone:
-            self._gone.pop(key, None)
-            self._main[key] = entry.size
+    def _admit(self, block_key: bytes, entry: Entry) -> None:
+        self._uses[block_key] = min(entry.uses, _MOST)
+        if entry.uses or block_key in self._gone:
+            self._gone.pop(block_key, None)
+            self._main[block_key] = entry.size
         else:
-            self._small[key] = entry.size
+            self._small[block_key] = entry.size
             self._small_bytes += entry.size
 
-    def _use(self, key: bytes) -> None:
-        uses = self._uses[key]
+    def _use(self, block_key: bytes) -> None:
+        uses = self._uses[block_key]
         if uses < _MOST:
-            self._uses[key] = uses + 1
+            self._uses[block_key] = uses + 1
 
-    def _forget(self, key: bytes) -> None:
-        del self._uses[key]
-        if key in self._small:
-            self._small_bytes -= self._small.pop(key)
+    def _forget(self, block_key: bytes) -> None:
+        del self._uses[block_key]
+        if block_key in self._small:
+            self._small_bytes -= self._small.pop(block_key)
         else:
-            del self._main[key]
+            del self._main[block_key]
 
     def _evict(self) -> bytes:
         total = self.total_bytes
@@ -90,6 +90,6 @@ class S3Fifo(EvictionPolicy):
         self._uses.clear()
         self._small_bytes = 0
 
-    def _demote(self, key: bytes) -> None:
-        self._uses[key] = 0
-        (self._small if key in self._small else self._main).move_to_end(key, last=False)
+    def _demote(self, block_key: bytes) -> None:
+        self._uses[block_key] = 0
+        (self._small if block_key in self._small else self._main).move_to_end(block_key, last=False)

@@ -86,7 +86,7 @@ class BlockService:
         if outcome is CommitOutcome.STORED:
             self.stats.add("stored", "blocks")
             self.stats.add("stored", "bytes", pending.payload_len)
-            self._on_written(pending.key, pending.payload_len)
+            self._on_written(pending.block_key, pending.payload_len)
         return _COMMIT_STATUS[outcome]
 
     def abort(self, pending: WriteTransaction) -> None:

@@ -60,17 +60,17 @@ class AccessTimes:
         with self._ready:
             self._ready.notify_all()
 
-    def record(self, key: bytes) -> None:
+    def record(self, block_key: bytes) -> None:
         """Record a use of this block. Returns immediately."""
         now = self._clock()
         with self._ready:
-            if now - self._done.get(key, float("-inf")) < self.every_s or len(self._queue) >= _MAX_QUEUED:
+            if now - self._done.get(block_key, float("-inf")) < self.every_s or len(self._queue) >= _MAX_QUEUED:
                 return
-            self._done[key] = now
-            self._done.move_to_end(key)
+            self._done[block_key] = now
+            self._done.move_to_end(block_key)
             if len(self._done) > _REMEMBERED:
                 self._done.popitem(last=False)
-            self._queue.append(key)
+            self._queue.append(block_key)
             self._ready.notify()
 
     def on_lookup(self, _tenant: bytes, keys: Sequence[bytes], tiers: bytes, _asked_at: float) -> None:

@@ -85,8 +85,8 @@ class SharedGcController:
         if self._store.now - event.used_at >= self._config.access_time_precision_s:
             self.access_times.record(event.block_key)
 
-    def _touch(self, key: bytes, every_s: float) -> bool:
-        return self._config.tracks_access and self._store.touch(key, every_s)
+    def _touch(self, block_key: bytes, every_s: float) -> bool:
+        return self._config.tracks_access and self._store.touch(block_key, every_s)
 
 
 def create_controller(

@@ -186,9 +186,9 @@ class LeasedLoop(abc.ABC):
             return True
         return bool(self._limits.capacity) and self._usage.used().bytes > self._limits.high
 
-    def _on_removed(self, reason: str, size: int, key: bytes | None) -> None:
+    def _on_removed(self, reason: str, size: int, block_key: bytes | None) -> None:
         self._stats.add("swept", reason)
         self._stats.add("swept_bytes", reason, size)
-        if key is not None:
+        if block_key is not None:
             self._usage.subtract(size)
-            self._removed(key)
+            self._removed(block_key)

@@ -101,7 +101,7 @@ class WriteTransaction:
     def __init__(
         self,
         target: TransactionTarget,
-        key: bytes,
+        block_key: bytes,
         payload_len: int,
         writer: int,
         reader: int,
@@ -110,7 +110,7 @@ class WriteTransaction:
         name: str = "",
     ) -> None:
         self.target = target
-        self.key = key
+        self.block_key = block_key
         self.payload_len = payload_len
         self.writer = writer
         self.reader = reader
@@ -158,14 +158,14 @@ class WriteTransaction:
             The medium fails.
         """
         if not self.claim():
-            raise RefusedError("the write transaction has already ended", key=self.key.hex())
+            raise RefusedError("the write transaction has already ended", key=self.block_key.hex())
         target = self.target
         try:
             self.close_writer()
             target.seal(self)
-            header = blockfile.read_header(self.reader, self.key, self.payload_len, expect)
+            header = blockfile.read_header(self.reader, self.block_key, self.payload_len, expect)
             if target.tombstones is not None and target.tombstones.rejects(header):
-                raise RefusedError("the block was purged", key=self.key.hex())
+                raise RefusedError("the block was purged", key=self.block_key.hex())
             if fill_checksum:
                 header = target.fill_checksum(self, header)
             return CommitOutcome.STORED if target.publish(self, header) else CommitOutcome.ALREADY_PRESENT
@@ -198,11 +198,11 @@ class Store(abc.ABC):
         self.tombstones = tombstones
 
     @abc.abstractmethod
-    def contains(self, key: bytes) -> bool:
+    def contains(self, block_key: bytes) -> bool:
         """Return whether the block is present. Cheap, and a hint: the block may vanish a moment later."""
 
     @abc.abstractmethod
-    def open(self, key: bytes) -> Block | None:
+    def open(self, block_key: bytes) -> Block | None:
         """Open a block and record its use. None if it is absent."""
 
     def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
@@ -217,7 +217,7 @@ class Store(abc.ABC):
             raise
         return found
 
-    def begin(self, key: bytes, payload_len: int) -> WriteTransaction | None:
+    def begin(self, block_key: bytes, payload_len: int) -> WriteTransaction | None:
         """Start writing a block of `payload_len` bytes.
 
         Returns
@@ -229,41 +229,41 @@ class Store(abc.ABC):
         TierFullError
             No space can be reserved.
         """
-        return None if self.contains(key) else self.begin_write(key, payload_len)
+        return None if self.contains(block_key) else self.begin_write(block_key, payload_len)
 
     @abc.abstractmethod
-    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         """Create the transaction for `begin`, without checking whether the block is present."""
 
-    def verify(self, key: bytes) -> bool:
+    def verify(self, block_key: bytes) -> bool:
         """Read the block, compare its checksum, and quarantine it on a mismatch. False if corrupt or absent."""
-        found = self.peek(key)
+        found = self.peek(block_key)
         if found is None:
             return False
         try:
-            blockfile.verify(found.fd, key, found.payload_len)
+            blockfile.verify(found.fd, block_key, found.payload_len)
         except CorruptBlockError:
-            self.quarantine(key)
+            self.quarantine(block_key)
             return False
         finally:
             os.close(found.fd)
         return True
 
-    def peek(self, key: bytes) -> Block | None:
+    def peek(self, block_key: bytes) -> Block | None:
         """Open a block without recording a use, where the store can tell the difference."""
-        return self.open(key)
+        return self.open(block_key)
 
-    def header(self, key: bytes) -> BlockHeader | None:
+    def header(self, block_key: bytes) -> BlockHeader | None:
         """Return the block's header; None if the block is absent. CorruptBlockError if it cannot be decoded."""
-        found = self.peek(key)
-        return None if found is None else blockfile.header_of(found.fd, key)
+        found = self.peek(block_key)
+        return None if found is None else blockfile.header_of(found.fd, block_key)
 
     @abc.abstractmethod
-    def quarantine(self, key: bytes) -> bool:
+    def quarantine(self, block_key: bytes) -> bool:
         """Take a corrupt block out of service and keep it for inspection. False if it was absent."""
 
     @abc.abstractmethod
-    def delete(self, key: bytes) -> bool:
+    def delete(self, block_key: bytes) -> bool:
         """Delete a block. False if it was absent."""
 
     def purge(self, keys: Sequence[bytes]) -> int:
@@ -282,11 +282,11 @@ class Store(abc.ABC):
     def keys(self) -> Iterator[tuple[bytes, int]]:
         """Yield key and payload length of each block, unordered; concurrent changes may be missed."""
 
-    def payload_len(self, key: bytes) -> int:
+    def payload_len(self, block_key: bytes) -> int:
         """Return the payload length as far as it is known without I/O; 0 if the block is absent."""
         return 0
 
-    def mark_shared(self, key: bytes) -> None:  # noqa: B027 - volatile stores have nothing to persist
+    def mark_shared(self, block_key: bytes) -> None:  # noqa: B027 - volatile stores have nothing to persist
         """Persist that the shared tier has a copy of this block."""
 
     def maintain(self) -> None:  # noqa: B027 - no maintenance is a valid default
@@ -312,29 +312,29 @@ class WrapperStore(Store):
         super().set_tombstones(tombstones)
         self._inner.set_tombstones(tombstones)
 
-    def contains(self, key: bytes) -> bool:
-        return self._inner.contains(key)
+    def contains(self, block_key: bytes) -> bool:
+        return self._inner.contains(block_key)
 
-    def open(self, key: bytes) -> Block | None:
-        return self._inner.open(key)
+    def open(self, block_key: bytes) -> Block | None:
+        return self._inner.open(block_key)
 
-    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
-        return self._inner.begin_write(key, payload_len)
+    def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
+        return self._inner.begin_write(block_key, payload_len)
 
-    def verify(self, key: bytes) -> bool:
-        return self._inner.verify(key)
+    def verify(self, block_key: bytes) -> bool:
+        return self._inner.verify(block_key)
 
-    def peek(self, key: bytes) -> Block | None:
-        return self._inner.peek(key)
+    def peek(self, block_key: bytes) -> Block | None:
+        return self._inner.peek(block_key)
 
-    def header(self, key: bytes) -> BlockHeader | None:
-        return self._inner.header(key)
+    def header(self, block_key: bytes) -> BlockHeader | None:
+        return self._inner.header(block_key)
 
-    def quarantine(self, key: bytes) -> bool:
-        return self._inner.quarantine(key)
+    def quarantine(self, block_key: bytes) -> bool:
+        return self._inner.quarantine(block_key)
 
-    def delete(self, key: bytes) -> bool:
-        return self._inner.delete(key)
+    def delete(self, block_key: bytes) -> bool:
+        return self._inner.delete(block_key)
 
     def purge(self, keys: Sequence[bytes]) -> int:
         return self._inner.purge(keys)
@@ -348,11 +348,11 @@ class WrapperStore(Store):
     def keys(self) -> Iterator[tuple[bytes, int]]:
         return self._inner.keys()
 
-    def payload_len(self, key: bytes) -> int:
-        return self._inner.payload_len(key)
+    def payload_len(self, block_key: bytes) -> int:
+        return self._inner.payload_len(block_key)
 
-    def mark_shared(self, key: bytes) -> None:
-        self._inner.mark_shared(key)
+    def mark_shared(self, block_key: bytes) -> None:
+        self._inner.mark_shared(block_key)
 
     def maintain(self) -> None:
         self._inner.maintain()

@@ -49,9 +49,9 @@ class PoolId(NamedTuple):
     generation: int
 
 
-def block_path(key: bytes) -> str:
+def block_path(block_key: bytes) -> str:
     """Path below `blocks`."""
-    name = key.hex()
+    name = block_key.hex()
     return f"{name[:2]}/{name[2:4]}/{name}"
 
 

@@ -33,27 +33,27 @@ class MemoryStore(Store, TransactionTarget):
         self._lru = Lru()
         self.quarantined: list[bytes] = []
 
-    def contains(self, key: bytes) -> bool:
+    def contains(self, block_key: bytes) -> bool:
         with self._lock:
-            return key in self._files
+            return block_key in self._files
 
-    def open(self, key: bytes) -> Block | None:
+    def open(self, block_key: bytes) -> Block | None:
         with self._lock:
-            if key not in self._files:
+            if block_key not in self._files:
                 return None
-            self._lru.touch(key, time.time())
-            fd = _reopen(self._files[key])
+            self._lru.touch(block_key, time.time())
+            fd = _reopen(self._files[block_key])
         return Block(fd, os.fstat(fd).st_size - HEADER_BYTES)
 
-    def quarantine(self, key: bytes) -> bool:
-        found = self.delete(key)
+    def quarantine(self, block_key: bytes) -> bool:
+        found = self.delete(block_key)
         if found:
-            self.quarantined.append(key)
+            self.quarantined.append(block_key)
         return found
 
-    def delete(self, key: bytes) -> bool:
+    def delete(self, block_key: bytes) -> bool:
         with self._lock:
-            return self._drop(key)
+            return self._drop(block_key)
 
     def usage(self) -> Usage:
         with self._lock:
@@ -68,23 +68,23 @@ class MemoryStore(Store, TransactionTarget):
             for key in list(self._files):
                 self._drop(key)
 
-    def _drop(self, key: bytes) -> bool:
-        fd = self._files.pop(key, None)
-        self._lru.discard(key)
+    def _drop(self, block_key: bytes) -> bool:
+        fd = self._files.pop(block_key, None)
+        self._lru.discard(block_key)
         if fd is not None:
             os.close(fd)
         return fd is not None
 
-    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         with self._lock:
             for victim, _ in self._lru.pop_victims(self._lru.total_bytes + total - self._capacity, len(self._lru)):
                 self._drop(victim)
             if self._lru.total_bytes + total > self._capacity:
-                raise TierFullError("over capacity", key=key.hex(), where=self.name)
+                raise TierFullError("over capacity", key=block_key.hex(), where=self.name)
         writer = os.memfd_create("kvpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(writer, total)
-        return WriteTransaction(self, key, payload_len, writer, _reopen(writer), reserved=total)
+        return WriteTransaction(self, block_key, payload_len, writer, _reopen(writer), reserved=total)
 
     def seal(self, pending: WriteTransaction) -> None:
         """Revoke write access for every holder of the descriptor (fcntl(2), F_SEAL_WRITE)."""
@@ -95,7 +95,7 @@ class MemoryStore(Store, TransactionTarget):
             finally:
                 os.close(writer)
         except OSError as e:
-            raise RefusedError(f"the file is mapped for writing: {e.strerror}", key=pending.key.hex()) from None
+            raise RefusedError(f"the file is mapped for writing: {e.strerror}", key=pending.block_key.hex()) from None
 
     def fill_checksum(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
         sealed = pending.reader
@@ -114,10 +114,10 @@ class MemoryStore(Store, TransactionTarget):
 
     def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         with self._lock:
-            if pending.key in self._files:
+            if pending.block_key in self._files:
                 return False
-            self._files[pending.key] = os.dup(pending.reader)
-            self._lru.add(pending.key, Entry(pending.file_bytes, pending.payload_len, time.time()))
+            self._files[pending.block_key] = os.dup(pending.reader)
+            self._lru.add(pending.block_key, Entry(pending.file_bytes, pending.payload_len, time.time()))
             return True
 
 

@@ -108,21 +108,21 @@ class Drive(Store, TransactionTarget):
         """Fill the table with the blocks found; remove other files. Reads are served meanwhile, writes wait."""
         self._scanner.scan()
 
-    def contains(self, key: bytes) -> bool:
-        return self._reader.contains(key)
+    def contains(self, block_key: bytes) -> bool:
+        return self._reader.contains(block_key)
 
-    def open(self, key: bytes) -> Block | None:
-        return self._reader.open_many((key,))[0]
+    def open(self, block_key: bytes) -> Block | None:
+        return self._reader.open_many((block_key,))[0]
 
     def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
         return self._reader.open_many(keys)
 
-    def peek_fd(self, key: bytes) -> int:
+    def peek_fd(self, block_key: bytes) -> int:
         """Return a descriptor of the block's file, or -1. Does not record a use."""
-        return self._reader.peek_fd(key)
+        return self._reader.peek_fd(block_key)
 
-    def delete(self, key: bytes) -> bool:
-        return self._remover.delete(key)
+    def delete(self, block_key: bytes) -> bool:
+        return self._remover.delete(block_key)
 
     def purge(self, keys: Sequence[bytes]) -> int:
         return self._remover.purge(keys)
@@ -130,8 +130,8 @@ class Drive(Store, TransactionTarget):
     def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
         return self._remover.purge_quarantine(doomed)
 
-    def quarantine(self, key: bytes) -> bool:
-        return self._remover.quarantine(key)
+    def quarantine(self, block_key: bytes) -> bool:
+        return self._remover.quarantine(block_key)
 
     def maintain(self) -> None:
         self._space.maintain()
@@ -140,14 +140,14 @@ class Drive(Store, TransactionTarget):
         """Return the bytes that fit below the low watermark and the file system's reserve; 0 or less: none."""
         return self._space.headroom_bytes()
 
-    def peek(self, key: bytes) -> Block | None:
-        fd = self.peek_fd(key)
+    def peek(self, block_key: bytes) -> Block | None:
+        fd = self.peek_fd(block_key)
         return None if fd < 0 else Block(fd, max(0, os.fstat(fd).st_size - HEADER_BYTES))
 
-    def payload_len(self, key: bytes) -> int:
+    def payload_len(self, block_key: bytes) -> int:
         """As the table knows it; 0 if the block is not here."""
         with self._state.lock:
-            entry = self._state.policy.get(key)
+            entry = self._state.policy.get(block_key)
         return 0 if entry is None or self._state.health.fenced else entry.payload_len
 
     def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
@@ -197,9 +197,9 @@ class Drive(Store, TransactionTarget):
         with self._state.lock:
             self._state.policy.observe_sequence(keys, tenant)
 
-    def mark_shared(self, key: bytes) -> None:
+    def mark_shared(self, block_key: bytes) -> None:
         """Persist the copy in the sticky bit of the file, which has no other meaning for a file."""
-        fd = self.peek_fd(key)
+        fd = self.peek_fd(block_key)
         if fd < 0:
             return
         try:
@@ -208,9 +208,9 @@ class Drive(Store, TransactionTarget):
             self._state.record_error(e)  # it is copied once more after a restart
         finally:
             os.close(fd)
-        self._state.events.emit(BlockReplicated(key))
+        self._state.events.emit(BlockReplicated(block_key))
 
-    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         if not self._state.scan_done.wait(_SCAN_WAIT_S):
             raise TierFullError("the drive is still being scanned", where=self.name)
         if self._state.health.fenced:
@@ -220,17 +220,17 @@ class Drive(Store, TransactionTarget):
         try:
             with self._state.health:
                 self._space.reserve(need)
-                pending = self._new_pending(key, payload_len, need)
+                pending = self._new_pending(block_key, payload_len, need)
         except OSError as e:
             self._state.record_error(e)
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise TierFullError("no space left", key=key.hex(), where=self.name) from None
+                raise TierFullError("no space left", key=block_key.hex(), where=self.name) from None
             raise
         with self._state.lock:
             self._state.pending.add(pending)
         return pending
 
-    def _new_pending(self, key: bytes, payload_len: int, need: int) -> WriteTransaction:
+    def _new_pending(self, block_key: bytes, payload_len: int, need: int) -> WriteTransaction:
         fds: list[int] = []
         name = ""
         try:
@@ -246,7 +246,7 @@ class Drive(Store, TransactionTarget):
             with self._state.lock:
                 self._state.pending_bytes -= need
             raise
-        return WriteTransaction(self, key, payload_len, fds[0], fds[1], reserved=need, name=name)
+        return WriteTransaction(self, block_key, payload_len, fds[0], fds[1], reserved=need, name=name)
 
     def seal(self, pending: WriteTransaction) -> None:
         blockfile.acquire_read_lease(pending.reader)
@@ -261,15 +261,15 @@ class Drive(Store, TransactionTarget):
         with self._state.health:
             try:
                 os.fchmod(pending.reader, _MODE)
-                if not self._state.directory.link(pending.reader, pending.name, names.block_path(pending.key)):
+                if not self._state.directory.link(pending.reader, pending.name, names.block_path(pending.block_key)):
                     return False
             except OSError as e:
                 self._state.record_error(e)
                 raise
             info = os.fstat(pending.reader)
         with self._state.lock:
-            self._state.policy.add(pending.key, entry_of(info, header))
-        self._state.events.emit(BlockStored(pending.key, header))
+            self._state.policy.add(pending.block_key, entry_of(info, header))
+        self._state.events.emit(BlockStored(pending.block_key, header))
         self._space.enforce_quota(header.tenant_tag)
         return True
 

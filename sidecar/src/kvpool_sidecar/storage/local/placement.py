@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["choose"]
 
 
-def choose(key: bytes, names: Sequence[str], weights: Sequence[int]) -> int:
-    """Index of the drive for `key`; `weights` are the drives' capacities, all above 0."""
+def choose(block_key: bytes, names: Sequence[str], weights: Sequence[int]) -> int:
+    """Index of the drive for `block_key`; `weights` are the drives' capacities, all above 0."""
     if len(names) == 1:
         return 0
 
     def score(index: int) -> float:
-        digest = hashlib.blake2b(names[index].encode() + b"\0" + key, digest_size=8).digest()
+        digest = hashlib.blake2b(names[index].encode() + b"\0" + block_key, digest_size=8).digest()
         uniform = (int.from_bytes(digest, "little") + 1) / (2**64 + 2)
         return -weights[index] / math.log(uniform)
 

@@ -34,14 +34,14 @@ class BlockReader:
         self._remover = remover
         self._scanner = scanner
 
-    def contains(self, key: bytes) -> bool:
+    def contains(self, block_key: bytes) -> bool:
         """See Store.contains."""
         with self._state.lock:
-            known = key in self._state.policy
+            known = block_key in self._state.policy
         if known or self._state.scanned:
             return known and not self._state.health.fenced
         try:
-            os.stat(names.block_path(key), dir_fd=self._state.directory.blocks, follow_symlinks=False)
+            os.stat(names.block_path(block_key), dir_fd=self._state.directory.blocks, follow_symlinks=False)
         except OSError:
             return False
         return True
@@ -85,33 +85,35 @@ class BlockReader:
                     )
         return found
 
-    def _open_file(self, key: bytes) -> tuple[int, int]:
+    def _open_file(self, block_key: bytes) -> tuple[int, int]:
         """Return a descriptor of the block's file and its payload length; -1 if it is absent."""
         try:
             fd = safefs.open_beneath(
-                self._state.directory.read_blocks, names.block_path(key), os.O_RDONLY | os.O_NONBLOCK
+                self._state.directory.read_blocks, names.block_path(block_key), os.O_RDONLY | os.O_NONBLOCK
             )
         except OSError as e:
             self._state.record_error(e)
             if e.errno == errno.ENOENT:
-                self._remover.forget_missing(key)
+                self._remover.forget_missing(block_key)
             elif e.errno in _NOT_A_BLOCK:
-                self._remover.remove_non_block(key)
+                self._remover.remove_non_block(block_key)
             return -1, 0
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size <= HEADER_BYTES:
             os.close(fd)
-            self._remover.remove_non_block(key)
+            self._remover.remove_non_block(block_key)
             return -1, 0
         if not self._state.scanned:
-            self._scanner.add_found(key, info)
+            self._scanner.add_found(block_key, info)
         return fd, info.st_size - HEADER_BYTES
 
-    def peek_fd(self, key: bytes) -> int:
+    def peek_fd(self, block_key: bytes) -> int:
         """Return a descriptor of the block's file, or -1. Does not record a use."""
         if self._state.health.fenced:
             return -1
         try:
-            return safefs.open_beneath(self._state.directory.blocks, names.block_path(key), os.O_RDONLY | os.O_NONBLOCK)
+            return safefs.open_beneath(
+                self._state.directory.blocks, names.block_path(block_key), os.O_RDONLY | os.O_NONBLOCK
+            )
         except OSError:
             return -1

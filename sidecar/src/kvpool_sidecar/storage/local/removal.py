@@ -28,11 +28,11 @@ class BlockRemover:
     def __init__(self, state: DriveState) -> None:
         self._state = state
 
-    def delete(self, key: bytes) -> bool:
+    def delete(self, block_key: bytes) -> bool:
         """See Store.delete."""
         with self._state.lock:
-            known = self._state.policy.discard(key)
-        return self._state.unlink(key) or known
+            known = self._state.policy.discard(block_key)
+        return self._state.unlink(block_key) or known
 
     def purge(self, keys: Sequence[bytes]) -> int:
         """See Store.purge."""
@@ -48,45 +48,45 @@ class BlockRemover:
         self._state.prune_quarantine()
         return removed
 
-    def quarantine(self, key: bytes) -> bool:
+    def quarantine(self, block_key: bytes) -> bool:
         """See Store.quarantine."""
-        name = key.hex()
+        name = block_key.hex()
         with self._state.lock:
-            self._state.policy.discard(key)
+            self._state.policy.discard(block_key)
         try:
             directory = self._state.directory
-            os.rename(names.block_path(key), name, src_dir_fd=directory.blocks, dst_dir_fd=directory.quarantined)
+            os.rename(names.block_path(block_key), name, src_dir_fd=directory.blocks, dst_dir_fd=directory.quarantined)
         except FileNotFoundError:
             return False
         except OSError as e:
             self._state.record_error(e)
-            self._state.unlink(key)
+            self._state.unlink(block_key)
         else:
             self._state.prune_quarantine()
         log.warning("block %s of tier %s is corrupt: quarantined", name[:16], self._state.name)
         self._state.events.emit(DriveIncident("quarantined", 1))
-        self._state.events.emit(BlocksRemoved([key]))
+        self._state.events.emit(BlocksRemoved([block_key]))
         return True
 
-    def forget_missing(self, key: bytes) -> None:
+    def forget_missing(self, block_key: bytes) -> None:
         """Drop the table entry of a block whose file is missing.
 
         A writer adds the entry after it links the file, so the file is checked once more under the lock.
         """
         with self._state.lock:
-            if key not in self._state.policy:
+            if block_key not in self._state.policy:
                 return
             with contextlib.suppress(OSError):
-                os.stat(names.block_path(key), dir_fd=self._state.directory.blocks, follow_symlinks=False)
+                os.stat(names.block_path(block_key), dir_fd=self._state.directory.blocks, follow_symlinks=False)
                 return
-            self._state.policy.discard(key)
-        self._state.events.emit(BlocksRemoved([key]))
+            self._state.policy.discard(block_key)
+        self._state.events.emit(BlocksRemoved([block_key]))
 
-    def remove_non_block(self, key: bytes) -> None:
+    def remove_non_block(self, block_key: bytes) -> None:
         """Remove a link, directory or empty file that stands where a block should be."""
         with self._state.lock:
-            known = self._state.policy.discard(key)
-        if self._state.unlink(key):
+            known = self._state.policy.discard(block_key)
+        if self._state.unlink(block_key):
             self._state.events.emit(DriveIncident("junk", 1))
         if known:
-            self._state.events.emit(BlocksRemoved([key]))
+            self._state.events.emit(BlocksRemoved([block_key]))

@@ -48,16 +48,16 @@ class Scanner:
         seconds = time.monotonic() - started
         log.info("tier %s: %d blocks, %d bytes, scanned in %.2f s", self._state.name, blocks, used, seconds)
 
-    def add_found(self, key: bytes, info: os.stat_result) -> None:
+    def add_found(self, block_key: bytes, info: os.stat_result) -> None:
         """Add a block that the scan, or a reader before it, has found. `info`: of its file."""
-        header = self._state.header_of(key) if self._state.reads_headers else None
+        header = self._state.header_of(block_key) if self._state.reads_headers else None
         with self._state.lock:
-            is_new = key not in self._state.policy
+            is_new = block_key not in self._state.policy
             if is_new:
-                self._state.policy.add(key, entry_of(info, header))
+                self._state.policy.add(block_key, entry_of(info, header))
         if is_new and header is not None:
-            self._state.events.emit(BlockStored(key, header))
+            self._state.events.emit(BlockStored(block_key, header))
         if is_new and not info.st_mode & stat.S_ISVTX:
-            self._state.events.emit(BlockUnreplicated(key, info.st_size - HEADER_BYTES))
+            self._state.events.emit(BlockUnreplicated(block_key, info.st_size - HEADER_BYTES))
         elif is_new:
-            self._state.events.emit(BlockReplicated(key))
+            self._state.events.emit(BlockReplicated(block_key))

@@ -242,9 +242,9 @@ class SpaceManager:
                 evict.reconfigure(table, self._state.config, self._state.limits)
         log.info("tier %s: %d blocks in the order of %s from now on", self._state.name, len(table), order.policy)
 
-    def _attributed(self, key: bytes, entry: Entry) -> Entry:
+    def _attributed(self, block_key: bytes, entry: Entry) -> Entry:
         """Return the entry with the header's fields, if they are unknown and needed."""
-        if entry.tenant or not self._state.reads_headers or (header := self._state.header_of(key)) is None:
+        if entry.tenant or not self._state.reads_headers or (header := self._state.header_of(block_key)) is None:
             return entry
         return entry._replace(tenant=header.tenant_tag, created=min(header.created_ms / 1000, entry.persisted_at))
 

@@ -125,19 +125,19 @@ class DriveState:
         log.warning("tier %s: %s", self.name, error.strerror)
         self.health.record_error(error)
 
-    def unlink(self, key: bytes) -> bool:
+    def unlink(self, block_key: bytes) -> bool:
         """Unlink the block's file. False if that fails."""
         try:
-            os.unlink(names.block_path(key), dir_fd=self.directory.blocks)
+            os.unlink(names.block_path(block_key), dir_fd=self.directory.blocks)
         except OSError as e:
             self.record_error(e)
             return False
         return True
 
-    def header_of(self, key: bytes) -> BlockHeader | None:
+    def header_of(self, block_key: bytes) -> BlockHeader | None:
         """Read the header of a block from an earlier process; None if it is unreadable, which its reader detects."""
         try:
-            fd = safefs.open_beneath(self.directory.blocks, names.block_path(key), os.O_RDONLY | os.O_NONBLOCK)
+            fd = safefs.open_beneath(self.directory.blocks, names.block_path(block_key), os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return None
         try:

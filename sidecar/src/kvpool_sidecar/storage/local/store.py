@@ -71,15 +71,15 @@ class LocalStore(Store):
         """Generation of the first drive. It changes when the directory is recreated: older index entries are void."""
         return self.drives[0].generation
 
-    def contains(self, key: bytes) -> bool:
-        return any(root.contains(key) for root in self.drives)
+    def contains(self, block_key: bytes) -> bool:
+        return any(root.contains(block_key) for root in self.drives)
 
-    def open(self, key: bytes) -> Block | None:
-        home = self._home(key)
-        if (found := home.open(key)) is not None:
+    def open(self, block_key: bytes) -> Block | None:
+        home = self._home(block_key)
+        if (found := home.open(block_key)) is not None:
             return found
         for root in self.drives:
-            if root is not home and root.contains(key) and (found := root.open(key)) is not None:
+            if root is not home and root.contains(block_key) and (found := root.open(block_key)) is not None:
                 return found
         return None
 
@@ -101,14 +101,14 @@ class LocalStore(Store):
         for root, part in by_place.items():
             root.observe_sequence(part, tenant)
 
-    def drive_of(self, key: bytes) -> Drive | None:
+    def drive_of(self, block_key: bytes) -> Drive | None:
         """Return the drive that has the block, by the tables."""
-        home = self._home(key)
-        return next((root for root in (home, *self.drives) if root.contains(key)), None)
+        home = self._home(block_key)
+        return next((root for root in (home, *self.drives) if root.contains(block_key)), None)
 
-    def payload_len(self, key: bytes) -> int:
+    def payload_len(self, block_key: bytes) -> int:
         """Return the payload length of a block on a scanned drive; 0 if it is absent."""
-        return next((n for root in self.drives if (n := root.payload_len(key))), 0)
+        return next((n for root in self.drives if (n := root.payload_len(block_key))), 0)
 
     def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
         """Key, payload length and idle seconds of the blocks that were used within the last `idle_s`, in no order."""
@@ -123,23 +123,23 @@ class LocalStore(Store):
         """Bytes that the drives can take before eviction starts."""
         return sum(max(0, root.headroom_bytes()) for root in self.drives)
 
-    def headroom_for(self, key: bytes) -> int:
+    def headroom_for(self, block_key: bytes) -> int:
         """Bytes that the block's drive can take before eviction starts."""
-        return self._home(key).headroom_bytes()
+        return self._home(block_key).headroom_bytes()
 
-    def mark_shared(self, key: bytes) -> None:
-        if (root := self.drive_of(key)) is not None:
-            root.mark_shared(key)
+    def mark_shared(self, block_key: bytes) -> None:
+        if (root := self.drive_of(block_key)) is not None:
+            root.mark_shared(block_key)
 
-    def quarantine(self, key: bytes) -> bool:
-        return sum(root.quarantine(key) for root in self.drives) > 0  # all of them, not any
+    def quarantine(self, block_key: bytes) -> bool:
+        return sum(root.quarantine(block_key) for root in self.drives) > 0  # all of them, not any
 
-    def delete(self, key: bytes) -> bool:
-        return sum(root.delete(key) for root in self.drives) > 0
+    def delete(self, block_key: bytes) -> bool:
+        return sum(root.delete(block_key) for root in self.drives) > 0
 
-    def peek(self, key: bytes) -> Block | None:
-        home = self._home(key)
-        return next((found for root in (home, *self.drives) if (found := root.peek(key)) is not None), None)
+    def peek(self, block_key: bytes) -> Block | None:
+        home = self._home(block_key)
+        return next((found for root in (home, *self.drives) if (found := root.peek(block_key)) is not None), None)
 
     def purge(self, keys: Sequence[bytes]) -> int:
         return sum(root.purge(keys) for root in self.drives)
@@ -181,11 +181,11 @@ class LocalStore(Store):
         for root in self.drives:
             root.close()
 
-    def _home(self, key: bytes) -> Drive:
-        return self.drives[placement.choose(key, self._names, self._weights)]
+    def _home(self, block_key: bytes) -> Drive:
+        return self.drives[placement.choose(block_key, self._names, self._weights)]
 
-    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
-        return self._home(key).begin_write(key, payload_len)
+    def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
+        return self._home(block_key).begin_write(block_key, payload_len)
 
 
 def open_local(

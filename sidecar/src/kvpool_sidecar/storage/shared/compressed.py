@@ -61,20 +61,20 @@ class CompressedStore(WrapperStore, TransactionTarget):
         self._lock = threading.Lock()
         self._coming: dict[bytes, threading.Event] = {}
 
-    def open(self, key: bytes) -> Block | None:
+    def open(self, block_key: bytes) -> Block | None:
         """None also for a compressed block that is corrupt, which quarantines it, or that the local tier has no room
         for."""
-        found = self._inner.open(key)
+        found = self._inner.open(block_key)
         if found is None:
             return None
         kind = _codec_of(found.fd)
         if kind == CODEC_NONE:
             return found
         try:
-            return self._open_promoted(key, found) if kind in (CODEC_ZSTD, CODEC_LZ4) else None
+            return self._open_promoted(block_key, found) if kind in (CODEC_ZSTD, CODEC_LZ4) else None
         except CorruptBlockError as e:
             log.warning("a compressed block of the shared tier: %s", e)
-            self.quarantine(key)
+            self.quarantine(block_key)
             return None
         except (TierFullError, RefusedError) as e:
             log.info("a compressed block cannot be brought to this node: %s", e)
@@ -82,51 +82,51 @@ class CompressedStore(WrapperStore, TransactionTarget):
         finally:
             os.close(found.fd)
 
-    def peek(self, key: bytes) -> Block | None:
-        return self.open(key)  # receivers of descriptors expect plain blocks
+    def peek(self, block_key: bytes) -> Block | None:
+        return self.open(block_key)  # receivers of descriptors expect plain blocks
 
-    def verify(self, key: bytes) -> bool:
-        found = self._inner.peek(key)
+    def verify(self, block_key: bytes) -> bool:
+        found = self._inner.peek(block_key)
         if found is None:
             return False
         try:
             kind = _codec_of(found.fd)
             if kind in (CODEC_ZSTD, CODEC_LZ4):
-                codec.decompress(found.fd, self._header(key, found), lambda _piece, _offset: None)
+                codec.decompress(found.fd, self._header(block_key, found), lambda _piece, _offset: None)
                 return True
             if kind != CODEC_NONE:
                 return False  # of a newer build, which knows what to think of it
         except CorruptBlockError:
-            self.quarantine(key)
+            self.quarantine(block_key)
             return False
         finally:
             os.close(found.fd)
-        return self._inner.verify(key)
+        return self._inner.verify(block_key)
 
-    def _header(self, key: bytes, found: Block) -> BlockHeader:
-        header = blockfile.read_header(found.fd, key, found.payload_len, _PACKED)
+    def _header(self, block_key: bytes, found: Block) -> BlockHeader:
+        header = blockfile.read_header(found.fd, block_key, found.payload_len, _PACKED)
         if header.payload_len > self._max_payload:
-            raise CorruptBlockError(f"a payload of {header.payload_len} bytes is too large", key=key.hex())
+            raise CorruptBlockError(f"a payload of {header.payload_len} bytes is too large", key=block_key.hex())
         return header
 
-    def _open_promoted(self, key: bytes, found: Block) -> Block | None:
+    def _open_promoted(self, block_key: bytes, found: Block) -> Block | None:
         with self._lock:
-            coming = self._coming.get(key)
+            coming = self._coming.get(block_key)
             if coming is None:
-                mine = self._coming[key] = threading.Event()
+                mine = self._coming[block_key] = threading.Event()
         if coming is not None:
             coming.wait(_WAIT_S)  # another call promotes it already
-            return self._local.open(key)
+            return self._local.open(block_key)
         try:
-            self._promote(key, found)
+            self._promote(block_key, found)
         finally:
             with self._lock:
-                del self._coming[key]
+                del self._coming[block_key]
             mine.set()
-        return self._local.open(key)
+        return self._local.open(block_key)
 
-    def _promote(self, key: bytes, found: Block) -> None:
-        header = self._header(key, found)
+    def _promote(self, block_key: bytes, found: Block) -> None:
+        header = self._header(block_key, found)
         pending = self._keep_room(header)
         if pending is None:
             return
@@ -140,7 +140,7 @@ class CompressedStore(WrapperStore, TransactionTarget):
             raise
         self._count("decompressed", 1)
         if outcome is CommitOutcome.STORED:
-            self._events.emit(BlockPromoted(key, header.payload_len))
+            self._events.emit(BlockPromoted(block_key, header.payload_len))
 
     def _keep_room(self, header: BlockHeader) -> WriteTransaction | None:
         try:
@@ -150,12 +150,12 @@ class CompressedStore(WrapperStore, TransactionTarget):
 
     # -- writing
 
-    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         if self._codec == CODEC_NONE:
-            return self._inner.begin_write(key, payload_len)
+            return self._inner.begin_write(block_key, payload_len)
         writer, reader = _memory()
         os.ftruncate(writer, HEADER_BYTES + payload_len)
-        return WriteTransaction(self, key, payload_len, writer, reader, reserved=0)
+        return WriteTransaction(self, block_key, payload_len, writer, reader, reserved=0)
 
     def seal(self, pending: WriteTransaction) -> None:
         """Only this process writes here, and it has closed its descriptor."""
@@ -167,18 +167,18 @@ class CompressedStore(WrapperStore, TransactionTarget):
             stored = codec.compress(self._codec, pending.reader, size, writer, size - size // 16)
             if stored is None:
                 self._count("incompressible", 1)
-                return self._pass_on(pending.key, pending.reader, size)
+                return self._pass_on(pending.block_key, pending.reader, size)
             os.pwrite(writer, encode_header(replace(header, codec=self._codec, stored_len=stored)), 0)
             self._count("compressed", 1)
             self._count("raw-bytes", size)
             self._count("stored-bytes", stored)
-            return self._pass_on(pending.key, reader, stored)
+            return self._pass_on(pending.block_key, reader, stored)
         finally:
             os.close(writer)
             os.close(reader)
 
-    def _pass_on(self, key: bytes, source: int, stored_len: int) -> bool:
-        target = self._inner.begin(key, stored_len)
+    def _pass_on(self, block_key: bytes, source: int, stored_len: int) -> bool:
+        target = self._inner.begin(block_key, stored_len)
         if target is None:
             return False
         try:

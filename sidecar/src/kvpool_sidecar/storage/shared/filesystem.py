@@ -66,17 +66,19 @@ class FilesystemStore(Store, TransactionTarget):
         self._count = 0
         self._stored = (0, 0)
 
-    def contains(self, key: bytes) -> bool:
-        return self._dirs.retry_if_stale(lambda: self._contains(self._dirs.fd(names.BLOCKS), names.block_path(key)))
+    def contains(self, block_key: bytes) -> bool:
+        return self._dirs.retry_if_stale(
+            lambda: self._contains(self._dirs.fd(names.BLOCKS), names.block_path(block_key))
+        )
 
-    def open(self, key: bytes) -> Block | None:
-        found = self.peek(key)
+    def open(self, block_key: bytes) -> Block | None:
+        found = self.peek(block_key)
         if found is not None:
-            self.events.emit(SharedBlockOpened(key, os.fstat(found.fd).st_mtime))
+            self.events.emit(SharedBlockOpened(block_key, os.fstat(found.fd).st_mtime))
         return found
 
-    def peek(self, key: bytes) -> Block | None:
-        fd = self._dirs.retry_if_stale(lambda: self._open(self._dirs.fd(READ), names.block_path(key)))
+    def peek(self, block_key: bytes) -> Block | None:
+        fd = self._dirs.retry_if_stale(lambda: self._open(self._dirs.fd(READ), names.block_path(block_key)))
         if fd is None:
             return None
         info = os.fstat(fd)
@@ -88,19 +90,19 @@ class FilesystemStore(Store, TransactionTarget):
     def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
         return purge(self._dirs.fd(names.QUARANTINE), doomed)
 
-    def quarantine(self, key: bytes) -> bool:
+    def quarantine(self, block_key: bytes) -> bool:
         blocks, quarantine = self._dirs.fd(names.BLOCKS), self._dirs.fd(names.QUARANTINE)
         try:
-            os.rename(names.block_path(key), key.hex(), src_dir_fd=blocks, dst_dir_fd=quarantine)
+            os.rename(names.block_path(block_key), block_key.hex(), src_dir_fd=blocks, dst_dir_fd=quarantine)
         except FileNotFoundError:
             return False
-        log.warning("block %s of the shared tier is corrupt: quarantined", key.hex()[:16])
+        log.warning("block %s of the shared tier is corrupt: quarantined", block_key.hex()[:16])
         return True
 
-    def delete(self, key: bytes) -> bool:
+    def delete(self, block_key: bytes) -> bool:
         blocks = self._dirs.fd(names.BLOCKS)
         try:
-            os.unlink(names.block_path(key), dir_fd=blocks)
+            os.unlink(names.block_path(block_key), dir_fd=blocks)
         except FileNotFoundError:
             return False
         return True
@@ -147,9 +149,9 @@ class FilesystemStore(Store, TransactionTarget):
         """Set by how many seconds the mount's clock is ahead of the monotonic clock."""
         self._ahead_s = ahead_s
 
-    def touch(self, key: bytes, every_s: float) -> bool:
+    def touch(self, block_key: bytes, every_s: float) -> bool:
         """Update the access time of a block. False if it is younger than `every_s`, or the block is absent."""
-        blocks, path = self._dirs.fd(names.BLOCKS), names.block_path(key)
+        blocks, path = self._dirs.fd(names.BLOCKS), names.block_path(block_key)
         try:
             if self.now - os.stat(path, dir_fd=blocks, follow_symlinks=False).st_mtime < every_s:
                 return False
@@ -178,21 +180,21 @@ class FilesystemStore(Store, TransactionTarget):
                 return None
             raise
 
-    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         tmp = self._dirs.fd(names.TMP)
         with self._lock:
             if self._capacity and self._used + self._promised + total > self._capacity:
-                raise TierFullError("the shared tier is at its capacity", key=key.hex(), where=self.name)
+                raise TierFullError("the shared tier is at its capacity", key=block_key.hex(), where=self.name)
             self._promised += total
         try:
-            return self._new_pending(tmp, key, payload_len)
+            return self._new_pending(tmp, block_key, payload_len)
         except BaseException:
             with self._lock:
                 self._promised -= total
             raise
 
-    def _new_pending(self, tmp: int, key: bytes, payload_len: int) -> WriteTransaction:
+    def _new_pending(self, tmp: int, block_key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
         name = os.urandom(16).hex()
         writer = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=tmp)
@@ -203,9 +205,9 @@ class FilesystemStore(Store, TransactionTarget):
             os.close(writer)
             os.unlink(name, dir_fd=tmp)
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise TierFullError("no space left", key=key.hex(), where=self.name) from None
+                raise TierFullError("no space left", key=block_key.hex(), where=self.name) from None
             raise
-        return WriteTransaction(self, key, payload_len, writer, reader, reserved=total, name=name)
+        return WriteTransaction(self, block_key, payload_len, writer, reader, reserved=total, name=name)
 
     def seal(self, pending: WriteTransaction) -> None:
         """Only this process writes here, and it has closed its descriptor: network file systems have no leases."""
@@ -213,7 +215,7 @@ class FilesystemStore(Store, TransactionTarget):
 
     def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         tmp, blocks = self._dirs.fd(names.TMP), self._dirs.fd(names.BLOCKS)
-        path = names.block_path(pending.key)
+        path = names.block_path(pending.block_key)
         with contextlib.suppress(OSError):
             os.chmod(pending.reader, 0o400)
         for trial in range(_TRIALS):

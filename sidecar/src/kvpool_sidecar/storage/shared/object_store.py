@@ -95,38 +95,38 @@ class ObjectStore(Store, TransactionTarget):
         self._promotions: dict[bytes, threading.Event] = {}
         self._counted_at = -settings.recount_s
 
-    def contains(self, key: bytes) -> bool:
-        return self._objects.payload_len(self._objects.bucket().size(self._objects.name(key))) is not None
+    def contains(self, block_key: bytes) -> bool:
+        return self._objects.payload_len(self._objects.bucket().size(self._objects.name(block_key))) is not None
 
-    def open(self, key: bytes) -> Block | None:
+    def open(self, block_key: bytes) -> Block | None:
         """Promote and verify the block, and open it. None also if it was corrupt, which quarantines it."""
         bucket = self._objects.bucket()
-        self.events.emit(SharedBlockOpened(key, 0.0))  # object stores do not report the last use here
+        self.events.emit(SharedBlockOpened(block_key, 0.0))  # object stores do not report the last use here
         while True:
             with self._lock:
-                promotion = self._promotions.get(key)
+                promotion = self._promotions.get(block_key)
                 if promotion is None:
-                    self._promotions[key] = threading.Event()
+                    self._promotions[block_key] = threading.Event()
                     break
             promotion.wait(_WAIT_S)  # another call promotes it already
-            if self._local is not None and (found := self._local.open(key)) is not None:
+            if self._local is not None and (found := self._local.open(block_key)) is not None:
                 return found
         try:
             for trial in (1, 2):
                 try:
-                    return self._promote(bucket, key)
+                    return self._promote(bucket, block_key)
                 except FileNotFoundError:
                     return None
                 except CorruptBlockError as e:
                     log.warning("a block of the shared tier is corrupt (trial %d of 2): %s", trial, e)
-            self.quarantine(key)
+            self.quarantine(block_key)
             return None
         finally:
             with self._lock:
-                self._promotions.pop(key).set()
+                self._promotions.pop(block_key).set()
 
-    def verify(self, key: bytes) -> bool:
-        bucket, name = self._objects.bucket(), self._objects.name(key)
+    def verify(self, block_key: bytes) -> bool:
+        bucket, name = self._objects.bucket(), self._objects.name(block_key)
         payload_len = self._objects.payload_len(bucket.size(name))
         if payload_len is None:
             return False
@@ -135,7 +135,7 @@ class ObjectStore(Store, TransactionTarget):
                 fd = self._unnamed()
                 try:
                     bucket.get_to_fd(name, fd, HEADER_BYTES + payload_len)
-                    blockfile.verify(fd, key, payload_len)
+                    blockfile.verify(fd, block_key, payload_len)
                     return True
                 except FileNotFoundError:
                     return False
@@ -143,11 +143,11 @@ class ObjectStore(Store, TransactionTarget):
                     log.warning("a block of the shared tier is corrupt (trial %d of 2): %s", trial, e)
                 finally:
                     os.close(fd)
-        self.quarantine(key)
+        self.quarantine(block_key)
         return False
 
-    def header(self, key: bytes) -> BlockHeader | None:
-        return self._objects.header(self._objects.name(key), key)
+    def header(self, block_key: bytes) -> BlockHeader | None:
+        return self._objects.header(self._objects.name(block_key), block_key)
 
     def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
         bucket, folder = self.folder("quarantine")
@@ -160,14 +160,14 @@ class ObjectStore(Store, TransactionTarget):
                 removed += bucket.delete(f"{folder}/{name}")
         return removed
 
-    def quarantine(self, key: bytes) -> bool:
-        bucket, name = self._objects.bucket(), self._objects.name(key)
+    def quarantine(self, block_key: bytes) -> bool:
+        bucket, name = self._objects.bucket(), self._objects.name(block_key)
         with contextlib.suppress(OSError):  # removal matters more than inspection
-            bucket.copy(name, self._objects.quarantine_name(key))
+            bucket.copy(name, self._objects.quarantine_name(block_key))
         return bucket.delete(name)
 
-    def delete(self, key: bytes) -> bool:
-        return self._objects.bucket().delete(self._objects.name(key))
+    def delete(self, block_key: bytes) -> bool:
+        return self._objects.bucket().delete(self._objects.name(block_key))
 
     def usage(self) -> Usage:
         return self._space.usage
@@ -207,17 +207,17 @@ class ObjectStore(Store, TransactionTarget):
     def set_clock_offset(self, ahead_s: float) -> None:
         """Ignore the offset: nothing here uses the store's clock."""
 
-    def touch(self, key: bytes, _every_s: float) -> bool:
+    def touch(self, block_key: bytes, _every_s: float) -> bool:
         """Have the store set the block's last use to now. False if it cannot, or the block is absent."""
-        return self._objects.bucket().touch(self._objects.name(key))
+        return self._objects.bucket().touch(self._objects.name(block_key))
 
     def folder(self, path: str) -> tuple[Bucket, str]:
         """Return the bucket, verified to be this pool's, and the name of a folder there: `blocks/ab`, `sweep`."""
         return self._objects.bucket(), self._objects.folder(path)
 
-    def object_name(self, key: bytes) -> str:
+    def object_name(self, block_key: bytes) -> str:
         """Return the block's name in the bucket."""
-        return self._objects.name(key)
+        return self._objects.name(block_key)
 
     def wipe(self) -> int:
         """Delete all objects of this pool, then its marker. Return the number of deleted objects."""
@@ -229,53 +229,55 @@ class ObjectStore(Store, TransactionTarget):
 
     # -- reading
 
-    def _promote(self, bucket: Bucket, key: bytes) -> Block | None:
+    def _promote(self, bucket: Bucket, block_key: bytes) -> Block | None:
         """CorruptBlockError if it is not the block; FileNotFoundError, OSError."""
-        payload_len = self._objects.payload_len(bucket.size(self._objects.name(key)))
+        payload_len = self._objects.payload_len(bucket.size(self._objects.name(block_key)))
         if payload_len is None:
             return None
         if self._local is not None:
             with contextlib.suppress(TierFullError, RefusedError):
-                return self._promote_to(self._local, bucket, key, payload_len, stays=True)
+                return self._promote_to(self._local, bucket, block_key, payload_len, stays=True)
         with self._space.transfer(HEADER_BYTES + payload_len):
             try:
-                return self._promote_to(self._memory, bucket, key, payload_len, stays=False)
+                return self._promote_to(self._memory, bucket, block_key, payload_len, stays=False)
             finally:
-                self._memory.delete(key)
+                self._memory.delete(block_key)
 
-    def _promote_to(self, store: Store, bucket: Bucket, key: bytes, payload_len: int, *, stays: bool) -> Block | None:
-        pending = store.begin(key, payload_len)
+    def _promote_to(
+        self, store: Store, bucket: Bucket, block_key: bytes, payload_len: int, *, stays: bool
+    ) -> Block | None:
+        pending = store.begin(block_key, payload_len)
         if pending is None:
-            return store.open(key)
+            return store.open(block_key)
         try:
-            bucket.get_to_fd(self._objects.name(key), pending.writer, pending.file_bytes)
-            blockfile.verify(pending.reader, key, payload_len)
+            bucket.get_to_fd(self._objects.name(block_key), pending.writer, pending.file_bytes)
+            blockfile.verify(pending.reader, block_key, payload_len)
         except BaseException:
             pending.abort()
             raise
         pending.commit()
         if stays:
-            self.events.emit(BlockPromoted(key, payload_len))
-        return store.open(key)
+            self.events.emit(BlockPromoted(block_key, payload_len))
+        return store.open(block_key)
 
     # -- writing
 
-    def begin_write(self, key: bytes, payload_len: int) -> WriteTransaction:
+    def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         total = HEADER_BYTES + payload_len
-        self._space.reserve_write(total, key, fits=payload_len <= self._settings.max_payload)
+        self._space.reserve_write(total, block_key, fits=payload_len <= self._settings.max_payload)
         writer = reader = -1
         try:
             writer = self._unnamed()
             os.ftruncate(writer, total)
             reader = os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC)
-            return WriteTransaction(self, key, payload_len, writer, reader, reserved=total)
+            return WriteTransaction(self, block_key, payload_len, writer, reader, reserved=total)
         except OSError as e:
             for fd in (writer, reader):
                 if fd >= 0:
                     os.close(fd)
             self._space.release_write(total)
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise TierFullError("no space to stage a block", key=key.hex(), where=self.name) from None
+                raise TierFullError("no space to stage a block", key=block_key.hex(), where=self.name) from None
             raise
 
     def seal(self, pending: WriteTransaction) -> None:
@@ -284,7 +286,7 @@ class ObjectStore(Store, TransactionTarget):
     def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         blockfile.verify(pending.reader, header.key, pending.payload_len)  # never upload a block damaged in staging
         objects = self._objects
-        if not objects.bucket().put(objects.name(pending.key), pending.reader, pending.file_bytes):
+        if not objects.bucket().put(objects.name(pending.block_key), pending.reader, pending.file_bytes):
             return False
         self._space.record_stored(pending.file_bytes)
         return True

@@ -62,10 +62,10 @@ class SharedTier:
                 self.mark_present(key)
         return found
 
-    def is_known_present(self, key: bytes) -> bool:
+    def is_known_present(self, block_key: bytes) -> bool:
         """Return whether the block was present recently. No I/O."""
         with self._lock:
-            return self._seen.get(key, 0.0) > time.monotonic()
+            return self._seen.get(block_key, 0.0) > time.monotonic()
 
     def open_many(self, keys: Sequence[bytes], timeout_s: float) -> list[Block | None]:
         """Open blocks, in order; None for those that are absent or did not open within the deadline."""
@@ -79,26 +79,26 @@ class SharedTier:
                 self.mark_absent(key)
         return blocks
 
-    def verify(self, key: bytes) -> bool:
+    def verify(self, block_key: bytes) -> bool:
         """See Store.check. Slow: for the background."""
-        self.mark_absent(key)
+        self.mark_absent(block_key)
         try:
-            return self.bulkhead.run(lambda: self.store.verify(key), _CHECK_TIMEOUT_S)
+            return self.bulkhead.run(lambda: self.store.verify(block_key), _CHECK_TIMEOUT_S)
         except (KVPoolError, OSError):
             return False
 
-    def mark_present(self, key: bytes) -> None:
+    def mark_present(self, block_key: bytes) -> None:
         """Record that the block is present."""
         with self._lock:
-            self._seen[key] = time.monotonic() + _REMEMBER_S
-            self._seen.move_to_end(key)
+            self._seen[block_key] = time.monotonic() + _REMEMBER_S
+            self._seen.move_to_end(block_key)
             if len(self._seen) > _REMEMBERED:
                 self._seen.popitem(last=False)
 
-    def mark_absent(self, key: bytes) -> None:
+    def mark_absent(self, block_key: bytes) -> None:
         """Record that the block is absent."""
         with self._lock:
-            self._seen.pop(key, None)
+            self._seen.pop(block_key, None)
 
     def mark_deleted(self, keys: Sequence[bytes]) -> None:
         """Record that these blocks are absent, and emit SharedBlocksAbsent."""
