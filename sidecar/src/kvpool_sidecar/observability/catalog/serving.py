@@ -46,7 +46,7 @@ SERVING_COUNTERS: Final = (
     Counter(
         "kvpool_client_misses",
         "client_misses",
-        "Blocks that a load did not deliver, or whose lookup failed; a block that a lookup reports as absent is not one.",
+        "Blocks that a load did not deliver, or whose lookup failed. Absent blocks of a lookup are not counted.",
         "reason",
         {
             "absent": "The block was evicted after the lookup, or its peer cannot be reached.",
