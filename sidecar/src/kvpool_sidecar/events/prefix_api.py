@@ -115,15 +115,15 @@ class PrefixApi:
         return ok
 
     def respond(self, body: bytes) -> tuple[int, dict[str, Any]]:
-        """HTTP status and JSON: `{"nodes": {node: blocks}, "shared": blocks, "complete": the index answered}`."""
+        """Return status and JSON: `{"nodes": {node: blocks}, "shared": blocks, "complete": the index answered}`."""
         try:
-            question = parse_query(body)
+            query = parse_query(body)
         except ProtocolError as e:
             self._stats.add("prefix_queries", "malformed")
             return 400, {"error": str(e)}
         deadline = time.monotonic() + _TIMEOUT_S
-        block_ids = [keys.block_id(question.fingerprint, one, question.part) for one in question.hashes]
-        tenants = self._tenants_of(question.tenant)
+        block_ids = [keys.block_id(query.fingerprint, one, query.part) for one in query.hashes]
+        tenants = self._tenants_of(query.tenant)
         wanted = [[keys.block_key(self._secret, tenant, block_id) for block_id in block_ids] for tenant in tenants]
         nodes = self._peer_prefixes(wanted, deadline)
         complete = nodes is not None
@@ -140,7 +140,7 @@ class PrefixApi:
         }
 
     def _peer_prefixes(self, wanted: Sequence[Sequence[bytes]], deadline: float) -> dict[str, int] | None:
-        """`wanted`: the blocks' names under each tenant."""
+        """Return the prefix length by peer; None without the index. `wanted`: the block keys of each tenant."""
         there: list[set[str]] = [set() for _ in wanted[0]]
         for its in wanted:
             holders = self._peers.replicas(its, deadline - time.monotonic())

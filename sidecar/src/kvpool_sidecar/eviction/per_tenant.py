@@ -113,7 +113,7 @@ class PerTenant(EvictionPolicy):
         raise NotImplementedError  # `touch` delegates to the tenant's policy
 
     def _forget(self, block_key: bytes) -> None:
-        """`discard` has told the tenant's table."""
+        """`discard` has already updated the tenant's policy."""
 
     def _reset(self) -> None:
         self._policies.clear()
