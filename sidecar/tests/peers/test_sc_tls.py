@@ -4,120 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import ssl
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pytest
-from sc_nodes import MIB, PEER_PORT, fresh_address, wait_for
-from sc_raw import SECRET as POOL_SECRET
-from sc_raw import block_id, payload
+from sc_nodes import MIB, fresh_address, wait_for
+from sc_tls import DAY, SECRET, UID, Far, fetched, file_of, fresh_authority, key_pem, now
 
-from kvpool.errors import ConfigError, KVPoolError, PoolUnavailableError, ProtocolError, RefusedError
-from kvpool.protocol import block, keys, peer_wire, wire
-from kvpool_sidecar.counters import Stats
+from kvpool.errors import ConfigError, KVPoolError, ProtocolError, RefusedError
+from kvpool.protocol import keys, peer_wire, wire
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.peers import ca as authority
-from kvpool_sidecar.peers import server as peer_server
 from kvpool_sidecar.peers import tcp, tickets
-from kvpool_sidecar.peers.certificate import NodeIdentity
 from kvpool_sidecar.peers.connection import dial
 from kvpool_sidecar.peers.control import connect_tls
-from kvpool_sidecar.peers.security import PeerSecurity
-from kvpool_sidecar.peers.server import PeerServer, PeerServerOptions
 from kvpool_sidecar.peers.tickets import TicketIssuer
-from kvpool_sidecar.storage.memory import MemoryStore
-from kvpool_testing.blocks import header, key, put
-from kvpool_testing.blocks import payload as block_payload
+from kvpool_testing.blocks import key, put
 
-SECRET = b"secret of the pool"
-UID = "pool-uid"
-DAY = timedelta(days=1)
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-def fresh_authority(start: datetime | None = None, life: timedelta = 365 * DAY) -> authority.CertificateAuthority:
-    """As the operator makes them: not derived from anything."""
-    start = start or now()
-    made = authority.derived(secrets.token_bytes(32))
-    return authority.CertificateAuthority(
-        authority._self_signed(made.key, start - authority.SKEW, start + life), made.key
-    )
-
-
-def identity(node: str, authorities=None, uid: str = UID, **kw) -> NodeIdentity:
-    known = authorities or authority.TrustBundle(authority.derived(SECRET))
-    return NodeIdentity(known if callable(known) else lambda: known, uid, node, **kw)
-
-
-@pytest.fixture
-def store():
-    one = MemoryStore(1 << 30)
-    put(one, 1, 300_000)
-    yield one
-    one.close()
-
-
-class Far:
-    """A serving node named `b`, and how to ask it."""
-
-    def __init__(self, store, security: PeerSecurity) -> None:
-        self.security = security
-        self.stats = Stats()
-        self.server = PeerServer(fresh_address(), 0, store, self.stats, PeerServerOptions(security=security))
-        self.server.start()
-        host, port = self.server._listener.getsockname()
-        self.info = NodeInfo("b", host, port, 1)
-
-    def close(self) -> None:
-        self.server.stop()
-        self.security.close()
-
-
-@pytest.fixture
-def far(store):
-    made = []
-
-    def make(encryption: str = "ControlOnly", **kw) -> Far:
-        made.append(Far(store, PeerSecurity(identity("b", **kw), encryption)))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-@pytest.fixture
-def near():
-    made = []
-
-    def make(encryption: str = "ControlOnly", node: str = "a", **kw) -> PeerSecurity:
-        made.append(PeerSecurity(identity(node, **kw), encryption))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def fetched(security: PeerSecurity, peer: NodeInfo, n: int = 1, timeout_s: float = 10.0) -> bytes | None:
-    link = security.dial(peer, timeout_s)
-    try:
-        link.request([key(n)])
-        size = link.response_size(time.monotonic() + 10)
-        return tcp.receive(link._socket, size, time.monotonic() + 10) if size else None
-    finally:
-        link.close()
-
-
-def file_of(n: int, size: int) -> bytes:
-    return block.encode_header(header(n, block_payload(n, size))) + block_payload(n, size)
+if TYPE_CHECKING:
+    from kvpool_sidecar.peers.security import PeerSecurity
 
 
 def test_a_node_that_was_replaced_at_its_address_is_asked_at_once(far, near, store):
@@ -397,13 +306,13 @@ def test_authorities_that_cannot_be_read_leave_the_ones_that_were_known(far, nea
 @pytest.mark.parametrize("what", ["certificate", "key", "pair"])
 def test_a_damaged_authority_is_an_error_that_says_so(what):
     one, other = fresh_authority(), fresh_authority()
-    files = {"peer-ca.crt": one.pem.encode(), "peer-ca.key": _pem(one)}
+    files = {"peer-ca.crt": one.pem.encode(), "peer-ca.key": key_pem(one)}
     if what == "certificate":
         files["peer-ca.crt"] = b"-----BEGIN CERTIFICATE-----\nnonsense"
     elif what == "key":
         files["peer-ca.key"] = b"nonsense"
     else:
-        files["peer-ca.key"] = _pem(other)
+        files["peer-ca.key"] = key_pem(other)
     with pytest.raises(ConfigError, match="peer-ca"):
         authority.read(lambda name: files.get(name, b""), SECRET)
 
@@ -412,105 +321,3 @@ def test_without_an_authority_in_the_secret_all_nodes_derive_the_same():
     one, two = (authority.read(lambda _: b"", SECRET).current for _ in range(2))
     assert one.certificate.public_key() == two.certificate.public_key()
     assert one.certificate.public_key() != authority.derived(b"another").certificate.public_key()
-
-
-def _pem(one: authority.CertificateAuthority) -> bytes:
-    from cryptography.hazmat.primitives import serialization as s
-
-    return one.key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
-
-
-# -- hostile bytes after the greeting
-
-
-@pytest.mark.parametrize("kind", [peer_wire.PeerKind.CONTROL, peer_wire.PeerKind.TLS_DATA, 0, 4, 255])
-def test_noise_instead_of_tls_is_cut_off(far, near, kind):
-    there = far()
-    for data in (b"", os.urandom(500), b"\x16\x03\x01\xff\xff" + os.urandom(70_000), b"\x16\x03\x01\x00\x01\x01"):
-        with socket.create_connection((there.info.host, there.info.port), timeout=10) as sock:
-            sock.settimeout(10)
-            with contextlib.suppress(OSError):
-                sock.sendall(peer_wire.PEER_CLIENT.pack(kind, bytes(16), bytes(32), bytes(32)) + data)
-                sock.shutdown(socket.SHUT_WR)
-                while sock.recv(65536):
-                    pass
-    wait_for(lambda: there.server.connections == 0, "all are closed")
-    assert fetched(near(), there.info) == file_of(1, 300_000)
-
-
-def test_a_tls_handshake_that_drips_is_cut_off(far, monkeypatch):
-    monkeypatch.setattr(peer_server, "_HANDSHAKE_S", 0.4)
-    there = far()
-    with socket.create_connection((there.info.host, there.info.port), timeout=10) as sock:
-        sock.sendall(peer_wire.PEER_CLIENT.pack(peer_wire.PeerKind.CONTROL, bytes(16), bytes(32), bytes(32)))
-        with contextlib.suppress(OSError):
-            for byte in b"\x16\x03\x01\x02\x00" + bytes(500):
-                sock.sendall(bytes([byte]))
-                time.sleep(0.02)
-                if there.server.connections == 0:
-                    break
-    wait_for(lambda: there.server.connections == 0, "cut off")
-
-
-def test_a_control_channel_that_asks_for_too_much_is_ended(far, near):
-    there, here = far(), near()
-    for count in (0, peer_wire.MAX_TICKETS + 1, 0xFFFFFFFF):
-        tls = connect_tls(there.info, here.identity, peer_wire.PeerKind.CONTROL, time.monotonic() + 10)
-        tls.sendall(peer_wire.PEER_TICKETS.pack(wire.MAGIC, count))
-        assert tls.recv(100) == b""
-        tls.close()
-    assert not there.security.ticket_issuer._issued
-
-
-def test_a_client_that_does_not_read_an_encrypted_stream_stops_the_peer(far, near, store):
-    there, here = far("Always"), near("Always")
-    for n in range(10, 20):
-        put(store, n, 8 * MIB)
-    link = here.dial(there.info, 10)
-    link.request([key(n) for n in range(10, 20)])
-    wait_for(lambda: there.stats.whole("peer_served").get("blocks", 0) >= 0 and link.received() > 0, "it has begun")
-    link.close()
-    wait_for(lambda: there.server.connections == 0, "the peer has noticed")
-    assert there.stats.whole("peer_served").get("blocks", 0) <= 3
-    wait_for(lambda: not any(t.name == "peer-tls" for t in threading.enumerate()), "the thread has ended")
-
-
-# -- real sidecars
-
-
-@pytest.mark.parametrize("encryption", ["ControlOnly", "Always"])
-def test_real_sidecars_read_from_each_other_and_say_how(cluster, encryption):
-    from kvpool.config import PeerConfig
-
-    peer = PeerConfig(port=PEER_PORT, connect_timeout_ms=1000, encryption=encryption)
-    c = cluster()
-    a, b = c.node("a", peer=peer), c.node("b", peer=peer)
-    blocks = {block_id(n): payload(n, 3 * MIB) for n in range(6)}
-    with a.connect() as raw:
-        raw.put(blocks)
-    a.wait_announced()
-    for _ in range(2):
-        with b.connect() as raw:
-            assert all(got == blocks[name] for name, got in zip(blocks, raw.get(list(blocks), ms=20_000), strict=True))
-    status = b.status()
-    assert status["peers"]["encryption"] == encryption
-    assert 0 < status["peers"]["certificate_seconds_left"] <= DAY.total_seconds()
-    assert "kvpool_sidecar_peer_certificate_expiry_timestamp_seconds " in b.get("/metrics").decode()
-    assert a.status()["refused"] == {}
-
-
-def test_a_sidecar_takes_the_authority_of_its_secret(cluster):
-    c = cluster()
-    one = fresh_authority()
-    (c.secret / "peer-ca.crt").write_text(one.pem)
-    (c.secret / "peer-ca.key").write_bytes(_pem(one))
-    a = c.node("a")
-    info = NodeInfo("a", a.address, PEER_PORT, 1)
-    ours = PeerSecurity(NodeIdentity(lambda: authority.TrustBundle(one), "pool-uid", "x"))
-    assert ours._control_channels.ticket(info, time.monotonic() + 10)
-    derived = authority.derived(keys.peer_secret(POOL_SECRET, "pool-uid"))
-    theirs = PeerSecurity(NodeIdentity(lambda: authority.TrustBundle(derived), "pool-uid", "x"))
-    with pytest.raises((RefusedError, PoolUnavailableError)):
-        theirs._control_channels.ticket(info, time.monotonic() + 10)
-    ours.close()
-    theirs.close()

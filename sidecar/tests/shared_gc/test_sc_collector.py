@@ -12,7 +12,7 @@ from sc_shared_gc import DAY, FAST, FILE, HOUR, Shared
 
 from kvpool_sidecar.shared_gc import collection as sweep
 from kvpool_sidecar.shared_gc import metadata as folder
-from kvpool_sidecar.shared_gc.collection import CollectionStoppedError, EntryRateLimiter, LeaseLostError
+from kvpool_sidecar.shared_gc.collection import CollectionStoppedError, LeaseLostError, entry_rate_limiter
 from kvpool_sidecar.shared_gc.filesystem_collector import Schedule
 from kvpool_sidecar.shared_gc.metadata import TierMetadata
 from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageReport
@@ -81,14 +81,15 @@ def test_the_pace_holds_on_the_average():
         clock[0] += seconds
         return False
 
-    pace = EntryRateLimiter(100.0, wait, lambda: clock[0])
+    pace = entry_rate_limiter(100.0, wait)
+    pace._clock = lambda: clock[0]
     for _ in range(1000):
-        pace(3)
+        pace.acquire(3)
         clock[0] += 0.001
     assert 29 < clock[0] < 31.5
     assert len(slept) == 1000
     with pytest.raises(CollectionStoppedError):
-        EntryRateLimiter(100.0, lambda _s: True, lambda: 0.0)(100)
+        entry_rate_limiter(100.0, lambda _s: True).acquire(100)
 
 
 def test_a_long_sweep_keeps_the_lease_and_tells_meanwhile(shared):

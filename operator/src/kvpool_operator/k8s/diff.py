@@ -1,6 +1,6 @@
 """Drift detection: whether an object in the cluster matches its manifest. Pure.
 
-An object is up to date if it contains everything in the manifest (nobody edited it), and if it was last applied from
+An object is up to date if it contains everything in the manifest (no one edited it), and if it was last applied from
 this manifest (fields that the manifest dropped must be removed). A comparison answers the first, because the builders
 write values as the API server stores them; a hash in an annotation answers the second.
 """

@@ -47,7 +47,7 @@ class RateLimiter:
 
 
 class TokenBucket:
-    """Refuses writes beyond `rate_per_s` in the long run and `burst` at once. For one event loop."""
+    """Refuses writes beyond `rate_per_s` in the long run and `burst` in one burst. For one event loop."""
 
     RATE_PER_S: Final = 20.0
     BURST: Final = 100.0

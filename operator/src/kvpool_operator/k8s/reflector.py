@@ -157,7 +157,7 @@ class Reflector:
         on_event: Callable[[Event], None] = lambda _: None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
     ) -> None:
-        """`project` drops what nobody reads before an object is stored. API servers send a bookmark every minute, so a
+        """`project` drops fields that no reader uses. API servers send a bookmark every minute, so a
         stream that delivered nothing for `idle_timeout_s` is dead and is opened again."""
         self._source = source
         self._selection = selection

@@ -42,7 +42,7 @@ MAX_PAGES: Final = 200
 MESSAGE_LENGTH: Final = 600
 PER_SECOND: Final = 100.0
 BURST: Final = 200
-"""Requests per second in the long run, and at once after a pause. Requests for the Lease are not limited."""
+"""Requests per second in the long run, and in one burst after a pause. Requests for the Lease are not limited."""
 WATCH_S: Final = 240
 """The API server closes a watch after one to two times this."""
 

@@ -133,7 +133,7 @@ class PoolReconciler:
         )
 
     async def _forget(self, pool: NamespacedName) -> None:
-        """The pool no longer exists: drop what is remembered of it, and tell its tenants."""
+        """The pool no longer exists: drop what is remembered of it, and notify its tenants."""
         self._reporter.forget(pool)
         self._evictor.forget(str(pool))
         if self._nodes is not None:

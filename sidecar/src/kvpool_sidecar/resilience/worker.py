@@ -1,6 +1,6 @@
 """Background threads: a worker that drains a queue, and a task that runs periodically.
 
-Both run daemon threads with a name, log exceptions and go on, and stop promptly: `stop` wakes a waiting thread and
+Both run daemon threads with a name, log exceptions and continue, and stop promptly: `stop` wakes a waiting thread and
 joins it for a bounded time. A thread that is stuck in a system call is left behind; it does not keep the process alive.
 """
 

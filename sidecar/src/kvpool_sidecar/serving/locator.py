@@ -25,7 +25,7 @@ __all__ = ["BlockLocator", "Located", "first_local_key"]
 
 _WINDOWS = (1, 16, 64)  # blocks in the first queries to the shared tier
 _WINDOW = 256  # blocks in each further query
-_PARTS = (64, 256, 1024)  # blocks of a prompt that are keyed at once, because several keys per block take time
+_PARTS = (64, 256, 1024)  # blocks of a prompt that are keyed in one step, because several keys per block take time
 _ROUNDS = 3  # per tenant: a prompt may have parts of several tenants, each part at a peer
 
 

@@ -10,9 +10,9 @@ import contextlib
 import logging
 import os
 import secrets
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool_sidecar.resilience.rate_limiter import RateLimiter
 from kvpool_sidecar.shared_gc import metadata as folder
 from kvpool_sidecar.shared_gc.orphans import remove_orphans
 from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, Model, make_plan, superseded
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.shared_gc.metadata import TierMetadata
     from kvpool_sidecar.shared_gc.plan import CollectionPlan
 
-__all__ = ["Collection", "CollectionContext", "CollectionStoppedError", "EntryRateLimiter", "LeaseLostError"]
+__all__ = ["Collection", "CollectionContext", "CollectionStoppedError", "LeaseLostError", "entry_rate_limiter"]
 
 log = logging.getLogger(__name__)
 
@@ -42,25 +42,15 @@ class CollectionStoppedError(Exception):
     """The process is ending."""
 
 
-class EntryRateLimiter:
-    """So many directory entries a second. `wait(seconds)` is True when the process is to end."""
+def entry_rate_limiter(entries_per_s: float, wait: Callable[[float], bool]) -> RateLimiter:
+    """Limit the directory entries per second. `wait(seconds)` is True when the process ends: CollectionStoppedError."""
 
-    def __init__(
-        self, per_s: float, wait: Callable[[float], bool], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._per_s = per_s
-        self._wait = wait
-        self._clock = clock
-        self._owed = 0.0
-        self._at = clock()
-
-    def __call__(self, entries: int) -> None:
-        """These were looked at. CollectionStoppedError."""
-        now = self._clock()
-        self._owed = max(0.0, self._owed - (now - self._at)) + entries / self._per_s
-        self._at = now
-        if self._wait(self._owed if self._owed > 0.02 else 0.0):
+    def wait_or_stop(seconds: float) -> bool:
+        if wait(seconds):
             raise CollectionStoppedError
+        return False
+
+    return RateLimiter(lambda: entries_per_s, wait_or_stop, min_pause_s=0.02)
 
 
 class CollectionResult(NamedTuple):
@@ -78,7 +68,7 @@ class CollectionContext(NamedTuple):
 
     now: Callable[[], float]  # the mount's time
     is_lease_held: Callable[[], bool]
-    rate_limit: EntryRateLimiter
+    rate_limiter: RateLimiter
     on_removed: Callable[[str, int, bytes | None], None]  # reason, bytes, key (None: the file is no block)
 
 
@@ -96,7 +86,7 @@ class Collection:
     ) -> None:
         self._tier = tier
         self._limits = limits
-        self._now, self._is_lease_held, self._rate_limit, self._on_removed = context
+        self._now, self._is_lease_held, self._rate_limiter, self._on_removed = context
         self._grace_s = grace_s
         self._mask = 0 if limits.by_tenant or limits.max_age_s else _mask(expected)
         self._as_of = self._now()  # ages are counted up to here, in both walks
@@ -118,7 +108,7 @@ class Collection:
             is_lease_held=self._is_lease_held,
         ):
             self._on_removed(reason, size, None)
-            self._rate_limit(1)
+            self._rate_limiter.acquire(1)
         plan = make_plan(inventory, self._limits, self._superseded(inventory), concurrent_writes=concurrent_writes())
         size, blocks, tenants = inventory.bytes, inventory.blocks, inventory.tenants()
         if plan:
@@ -138,7 +128,7 @@ class Collection:
                 self._visit(leaf, found, inventory)
             if not entries:
                 self._remove_empty(leaf)
-            self._rate_limit(max(1, entries))
+            self._rate_limiter.acquire(max(1, entries))
         return inventory
 
     def _visit(self, leaf: LeafDirectory, found: WalkResult, inventory: Inventory) -> None:
@@ -184,7 +174,7 @@ class Collection:
                 if reason and self._remove(leaf, found, reason) and is_read:
                     left = tenants.get(group.tenant, 0) - found.size * (self._mask + 1)
                     tenants[group.tenant] = max(0, left)
-            self._rate_limit(max(1, entries))
+            self._rate_limiter.acquire(max(1, entries))
 
     def _remove(self, leaf: LeafDirectory, found: WalkResult, reason: str) -> bool:
         if not self._is_lease_held():

@@ -15,8 +15,8 @@ from kvpool_sidecar.shared_gc.collection import (
     Collection,
     CollectionContext,
     CollectionStoppedError,
-    EntryRateLimiter,
     LeaseLostError,
+    entry_rate_limiter,
 )
 from kvpool_sidecar.shared_gc.file_lease import Lease
 from kvpool_sidecar.shared_gc.loop import CollectorSettings, LeasedLoop, Schedule, SweepTarget
@@ -125,7 +125,7 @@ class FilesystemCollector(LeasedLoop):
         context = CollectionContext(
             now=self._now,
             is_lease_held=lambda: self._lease.still_held(tier.sweep),
-            rate_limit=EntryRateLimiter(
+            rate_limiter=entry_rate_limiter(
                 self._schedule.entries_per_s, lambda seconds: self._wait_and_renew(tier, seconds)
             ),
             on_removed=self._on_removed,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.shared_gc.collection import CollectionStoppedError, EntryRateLimiter, LeaseLostError
+from kvpool_sidecar.shared_gc.collection import CollectionStoppedError, LeaseLostError, entry_rate_limiter
 from kvpool_sidecar.shared_gc.loop import CollectorSettings, LeasedLoop, Schedule
 from kvpool_sidecar.shared_gc.object_lease import LeaseView, ObjectLease
 from kvpool_sidecar.shared_gc.plan import CollectionLimits, Group, Inventory, make_plan
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.resilience.rate_limiter import RateLimiter
     from kvpool_sidecar.storage.buckets.base import Bucket
     from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
@@ -107,7 +108,7 @@ class ObjectCollector(LeasedLoop):
 
     def _collect(self, bucket: Bucket, folder: str, marks: dict[str, StoredUsage]) -> None:
         started, self._collecting = time.monotonic(), True
-        pace = EntryRateLimiter(
+        rate_limiter = entry_rate_limiter(
             self._schedule.entries_per_s, lambda seconds: self._wait_and_renew(bucket, folder, seconds)
         )
         removed = 0
@@ -128,14 +129,16 @@ class ObjectCollector(LeasedLoop):
 
         try:
             inventory = Inventory()
-            for _ in remove(self._count(inventory, pace, at)):
+            for _ in remove(self._count(inventory, rate_limiter, at)):
                 pass
             seen = self._usage.seen_during_walk(marks)
             plan = make_plan(inventory, self._limits, [], concurrent_writes=seen.bytes)
             used, blocks = inventory.bytes, inventory.blocks
             if plan:
                 log.info("the object store holds %d blocks, %d bytes: making room", blocks, used)
-                going = ((o, why) for o in self._all(pace, at) if (why := plan.reason(Group(), o.size, o.age_s)))
+                going = (
+                    (o, why) for o in self._all(rate_limiter, at) if (why := plan.reason(Group(), o.size, o.age_s))
+                )
                 for one in remove(going):
                     used, blocks = used - one.size, blocks - 1
         except LeaseLostError:
@@ -153,10 +156,10 @@ class ObjectCollector(LeasedLoop):
         self._usage.reset(StoredUsage(used, blocks), marks, seen)
         self._report = UsageReport(finished=self._now(), seconds=seconds)
 
-    def _count(self, inventory: Inventory, pace: EntryRateLimiter, at: float) -> Iterator[tuple[_Object, str]]:
+    def _count(self, inventory: Inventory, rate_limiter: RateLimiter, at: float) -> Iterator[tuple[_Object, str]]:
         """Yield expired blocks; count the rest."""
         limits = self._limits
-        for one in self._all(pace, at):
+        for one in self._all(rate_limiter, at):
             if limits.max_age_s and one.age_s > limits.max_age_s:
                 yield one, "age"
             elif limits.idle_s and one.age_s > limits.idle_s + self._grace_s:
@@ -164,7 +167,7 @@ class ObjectCollector(LeasedLoop):
             else:
                 inventory.add(one.size, one.age_s)
 
-    def _all(self, pace: EntryRateLimiter, now: float) -> Iterator[_Object]:
+    def _all(self, rate_limiter: RateLimiter, now: float) -> Iterator[_Object]:
         """List one of 256 folders at a time."""
         for number in range(256):
             outer = f"{number:02x}"
@@ -174,7 +177,7 @@ class ObjectCollector(LeasedLoop):
                 seen += 1
                 if _NAME.fullmatch(name) and name.startswith(outer) and size > HEADER_BYTES:
                     yield _Object(name, bytes.fromhex(name), size, 0.0 if at is None else now - at)
-            pace(max(1, seen))
+            rate_limiter.acquire(max(1, seen))
 
     def _wait_and_renew(self, bucket: Bucket, folder: str, seconds: float) -> bool:
         if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():

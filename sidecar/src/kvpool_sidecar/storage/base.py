@@ -250,7 +250,7 @@ class Store(abc.ABC):
         return True
 
     def peek(self, block_key: bytes) -> Block | None:
-        """Open a block without recording a use, where the store can tell the difference."""
+        """Open a block without recording a use, where the store distinguishes the two."""
         return self.open(block_key)
 
     def header(self, block_key: bytes) -> BlockHeader | None:

@@ -1,4 +1,4 @@
-"""An HTTP server whose threads and times are bounded: whoever is slow makes room for who comes."""
+"""An HTTP server whose threads and times are bounded: a slow client makes room for a new one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class BoundedHttpServer(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        # whoever holds a place for long makes room for who comes: a probe must get through
+        # a client that holds a place for long makes room for a new one: a probe must get through
         if not self._slots.acquire(blocking=False) and not (
             self._end_oldest() and self._slots.acquire(timeout=_ROOM_S)
         ):

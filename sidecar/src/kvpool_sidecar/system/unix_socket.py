@@ -19,7 +19,7 @@ BACKLOG = 64
 def listen_at(dir_fd: int, name: str, mode: int) -> socket.socket:
     """A listening SOCK_SEQPACKET socket called `name` in the directory `dir_fd`; OSError if it cannot be put there.
 
-    Follows no link. A file, link or socket of that name is replaced; a directory is moved out of the way. The process's
+    Follows no link. A file, link or socket of that name is replaced; a directory is moved aside. The process's
     umask is changed for a moment.
     """
     temporary = f".{name}.{secrets.token_hex(6)}"

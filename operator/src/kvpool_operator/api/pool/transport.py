@@ -88,7 +88,7 @@ class Events(Model):
     """KV cache events for routers, which can send a request to a node that holds the blocks of its prompt."""
 
     enabled: bool = False
-    """true: each sidecar publishes the blocks of its node in vLLM's KV event format on ZeroMQ, and tells routers that
+    """true: each sidecar publishes the blocks of its node in vLLM's KV event format on ZeroMQ, and answers routers that
     present the token in the Secret NAME-events how much of a prompt each node holds. Events reveal which prompts were
     processed: restrict these ports to routers by a NetworkPolicy. Sidecars and clients of releases without this field
     cannot read the format of blocks stored with it: upgrade all of them first."""

@@ -63,7 +63,7 @@ class Transfer:
 
 
 class NixlAgent:
-    """This process's end. Thread-safe. PoolUnavailableError if the package or the backend cannot be had."""
+    """This process's end. Thread-safe. PoolUnavailableError if the package or the backend is not available."""
 
     def __init__(self, name: str) -> None:
         os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")

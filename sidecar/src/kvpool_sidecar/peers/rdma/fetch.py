@@ -1,4 +1,4 @@
-"""The asking side: have a peer stage blocks, read them, tell it so. What does not work out is asked for over TCP.
+"""The reading side: have a peer stage blocks, read them, release them. What fails is read over TCP.
 
 Control runs over connections of its own, a few per peer, shared by all clients: the connections that clients read from
 must carry block files only.

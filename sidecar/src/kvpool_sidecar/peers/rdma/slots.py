@@ -1,6 +1,6 @@
 """The asking side: memory that a device writes and a client reads through a descriptor.
 
-A slot is an unnamed file in memory, mapped, in memory at once and registered. Its seals refuse any new way to write it,
+A slot is an unnamed file in memory, mapped, resident and registered. Its seals refuse any new way to write it,
 so a client can only read. A slot is used again for the same tenant only: a client that keeps a descriptor sees nothing
 that its tenant could not have had anyway.
 """

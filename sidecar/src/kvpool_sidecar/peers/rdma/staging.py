@@ -112,7 +112,7 @@ class Staging:
 
 
 class StagingLease:
-    """Of one peer connection, used by its thread: nobody can release what another connection staged."""
+    """Of one peer connection, used by its thread: no connection can release what another one staged."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
