@@ -59,6 +59,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	MYPYPATH=examples/demo PYTHONPATH=examples/demo $(VENV)/bin/mypy -p kvpool_demo
 	$(VENV)/bin/mypy e2e/engine/*.py
 	$(VENV)/bin/lint-imports --config pyproject.toml
+	$(PY) -m pytest -q -p no:cacheprovider tests/rules
 	$(PY) -m kvpool_operator.api.crdgen --check
 	$(PY) docs/generate/api.py --check
 	$(PY) docs/generate/chart_values.py --check
