@@ -70,7 +70,7 @@ def test_nothing_hotter_is_evicted_for_it(cluster):
     kept = loads(a, list(range(1000, 1048)))
     assert len(kept) > 30
     assert drain(d)["state"] == "Succeeded"
-    wait_for(lambda: told(d)["problem"] == "no peer has room", "it says why", timeout=30)
+    wait_for(lambda: told(d)["problem"] == "no peer has enough headroom", "the problem is reported", timeout=30)
     assert told(d)["remaining_blocks"] >= 59
     assert loads(a, list(range(1000, 1048))) == kept
     # blocks that nobody used for an hour make room for what is hot
@@ -105,7 +105,7 @@ def test_an_order_that_makes_no_sense_is_refused(cluster):
     store(d, range(2))
     report = Operator.of(d).run("alone", "evacuate", bandwidth=FAST, wait_s=1)
     assert (report["state"], told(d)["remaining_blocks"]) == ("Failed", 2)
-    assert "2 hot blocks are here alone" in report["message"]
+    assert "2 hot blocks have no other copy" in report["message"]
 
 
 # -- a node that is lost, and what comes back under its name
