@@ -17,8 +17,8 @@ from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks.popularity import PopularBlock
 from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.peers.migration import Headroom, request_headroom, request_receive
-from kvpool_sidecar.replication.drain_source import Migration, in_order
-from kvpool_sidecar.replication.peer_selector import _choices
+from kvpool_sidecar.replication.drain_source import in_order
+from kvpool_sidecar.replication.peer_selector import Migration, _choices
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import key, put

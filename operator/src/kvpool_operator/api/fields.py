@@ -74,6 +74,8 @@ __all__ = [
 
 HTTP_PORT: Final = 7422
 """Fixed port of the sidecar's health, metrics and status."""
+INDEX_PORT: Final = 6379
+"""Fixed port of the managed index."""
 ADMIN_PORT: Final = 7423
 """Fixed port of the sidecar's admin API for the operator."""
 

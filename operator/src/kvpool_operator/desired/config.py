@@ -1,7 +1,11 @@
-"""Conversion of a pool's spec to the configuration of sidecars and clients. Public: the demo uses it too."""
+"""Conversion of a pool's spec to the configuration of sidecars and clients, and its rendering as text and digests."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvpool.config import (
@@ -15,10 +19,14 @@ from kvpool.config import (
     PeerConfig,
     PoolConfig,
     SharedTier,
+    digest,
+    dumps,
+    static_part,
 )
 from kvpool_operator.api.duration import to_ms
-from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT
+from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT, INDEX_PORT
 from kvpool_operator.api.quantity import to_bytes
+from kvpool_operator.desired import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +35,16 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool, ObjectStoreTier
     from kvpool_operator.api.v1alpha1 import LocalTier as LocalSpec
 
-__all__ = ["MOUNTS", "deadlines", "in_pod", "to_client_config", "to_pool_config"]
+__all__ = [
+    "MOUNTS",
+    "RenderedConfig",
+    "deadlines",
+    "in_pod",
+    "managed_index_url",
+    "render_config",
+    "to_client_config",
+    "to_pool_config",
+]
 
 MOUNTS = "/tiers"
 """Directory where the sidecar pod mounts the tiers, each under its name."""
@@ -162,3 +179,33 @@ def _local(name: str, tier: LocalSpec, tier_path: Callable[[str], str]) -> Local
         dedicated_filesystem=tier.dedicated_filesystem,
         reserve_free_bytes=0 if reserve.endswith("%") else to_bytes(reserve),
     )
+
+
+def managed_index_url(pool: KVCachePool) -> str:
+    """Return the URL of the managed index, without a password."""
+    return f"redis://{names.index(pool.metadata.name)}.{pool.metadata.namespace}.svc:{INDEX_PORT}/0"
+
+
+@dataclass(frozen=True)
+class RenderedConfig:
+    """The configuration of a pool's sidecars, rendered once per reconcile."""
+
+    config: PoolConfig
+    text: str
+    """pool.json."""
+    digest: str
+    """kvpool.config.digest of the text; a sidecar that runs it reports the same digest."""
+    restart_digest: str
+    """Changes with every setting that a running sidecar must be restarted for, and with no other."""
+
+
+def render_config(config: PoolConfig, pool_secret: str) -> RenderedConfig:
+    """Render the configuration. Use `Inputs.config`, which caches the result.
+
+    The restart digest leaves out passwords and certificates, because a sidecar reads them again for each connection.
+    It is keyed with the pool's secret, because it is an annotation that many may read.
+    """
+    text = dumps(config)
+    restart_text = json.dumps(static_part(config), sort_keys=True)
+    keyed = hmac.new(pool_secret.encode(), restart_text.encode(), hashlib.sha256)
+    return RenderedConfig(config, text, digest(text), keyed.hexdigest()[:16])

@@ -18,12 +18,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.annotations import ANNOTATION_INDEX_MEMORY
+from kvpool_operator.api.fields import INDEX_PORT
 from kvpool_operator.api.quantity import exact_bytes, to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import metadata
 from kvpool_operator.desired.pod_template import USER, container, security, workload
 from kvpool_operator.desired.secrets import password_files
-from kvpool_operator.desired.services import INDEX_PORT, PROBE_PORT
+from kvpool_operator.desired.services import PROBE_PORT
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import IndexPersistence, KVCachePool

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from kvpool_operator.desired.configmap import render_config
+from kvpool_operator.desired.config import managed_index_url, render_config, to_pool_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool.config import TenantConfig
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.configmap import RenderedConfig
+    from kvpool_operator.desired.config import RenderedConfig
 
 __all__ = ["ExternalIndexUrl", "Inputs", "InstallationConfig", "Manifest", "PoolSecret"]
 
@@ -87,7 +87,16 @@ class Inputs:
     @cached_property
     def config(self) -> RenderedConfig:
         """The configuration of the sidecars, rendered on first use."""
-        return render_config(self)
+        external = self.external
+        config = to_pool_config(
+            self.pool,
+            pool_id=self.secret.pool_id,
+            index_url=external.url if external else managed_index_url(self.pool),
+            index_username=external.username if external else "kvpool",
+            allowed_namespaces=self.allowed_namespaces,
+            tenants=self.tenants,
+        )
+        return render_config(config, self.secret.pool_secret)
 
     @property
     def index_files(self) -> Mapping[str, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.api.fields import HTTP_PORT, INDEX_PORT
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import metadata, selector
-from kvpool_operator.desired.services import INDEX_PORT, PROBE_PORT
+from kvpool_operator.desired.services import PROBE_PORT
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.api.fields import HTTP_PORT, INDEX_PORT
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import metadata, selector
 
@@ -12,16 +12,10 @@ if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.inputs import Manifest
 
-__all__ = ["INDEX_PORT", "PROBE_PORT", "index_service", "index_url", "sidecar_service"]
+__all__ = ["PROBE_PORT", "index_service", "sidecar_service"]
 
-INDEX_PORT: Final = 6379
 PROBE_PORT: Final = 7424
 """Port of the managed index's probes; they report only whether Redis responds."""
-
-
-def index_url(pool: KVCachePool) -> str:
-    """Return the URL of the managed index, without a password."""
-    return f"redis://{names.index(pool.metadata.name)}.{pool.metadata.namespace}.svc:{INDEX_PORT}/0"
 
 
 def index_service(pool: KVCachePool) -> Manifest | None:

@@ -12,12 +12,11 @@ import contextlib
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvpool.errors import KVPoolError, TierFullError
-from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.peers.migration import ReceiveResult
-from kvpool_sidecar.replication.peer_selector import RECEIVE_S, PeerSelector
+from kvpool_sidecar.replication.peer_selector import RECEIVE_S, Migration, PeerSelector
 from kvpool_sidecar.replication.write_back import copy_block
 from kvpool_sidecar.resilience.rate_limiter import RateLimiter
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
-__all__ = ["FAMILY", "HOT_S", "NODE", "OPERATION", "DrainSource", "Migration", "in_order"]
+__all__ = ["FAMILY", "HOT_S", "NODE", "OPERATION", "DrainSource", "in_order"]
 
 log = logging.getLogger(__name__)
 
@@ -50,18 +49,6 @@ _RETRY_S = 2.0
 _POLL_S = 10.0
 _COPIED = ("shared", "peers")
 _SETTLE_S = 5.0  # a recent copy may not be in the index yet
-
-
-class Migration(NamedTuple):
-    """A block that needs a copy on another node or tier."""
-
-    key: bytes
-    payload_len: int
-    idle_s: float
-
-    @property
-    def size(self) -> int:
-        return HEADER_BYTES + self.payload_len
 
 
 def in_order(hot: Sequence[PopularBlock], used: Iterable[tuple[bytes, int, float]]) -> list[Migration]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import KVPoolError
+from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.peers import migration
 from kvpool_sidecar.peers.migration import ReceiveResult
 
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.index.base import NodeInfo
     from kvpool_sidecar.peers.connection import PeerConnection, PeerDialer
-    from kvpool_sidecar.replication.drain_source import Migration
 
-__all__ = ["PeerSelector"]
+__all__ = ["Migration", "PeerSelector"]
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,18 @@ RECEIVE_S = 30.0
 _MAX_PEERS = 8
 _POLL_INTERVAL = 64  # blocks after which the peers' headroom is queried again
 _HEADROOM_S = 2.0
+
+
+class Migration(NamedTuple):
+    """A block that needs a copy on another node or tier."""
+
+    key: bytes
+    payload_len: int
+    idle_s: float
+
+    @property
+    def size(self) -> int:
+        return HEADER_BYTES + self.payload_len
 
 
 class PeerSelector:
