@@ -13,7 +13,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sc_faults import blocks, change, close, files_of, fresh, wait_copied
+from sc_fault_blocks import blocks, change, close, files_of, fresh, wait_copied
 from sc_nodes import Cluster, wait_for
 from sc_raw import GoneError, block_id, exactly, payload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from sc_faults import blocks, fresh, wait_copied
+from sc_fault_blocks import blocks, fresh, wait_copied
 from sc_nodes import MIB, wait_for
 from sc_raw import block_id, header, payload, write_block
 
