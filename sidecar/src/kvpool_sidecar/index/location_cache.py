@@ -9,6 +9,8 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool_sidecar.resilience.bounded_cache import BoundedCache
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
@@ -46,8 +48,8 @@ class LocationCache:
         self._blocks: OrderedDict[bytes, tuple[Record, float]] = OrderedDict()
         self._nodes: dict[int, tuple[NodeInfo | None, float]] = {}  # valid until; None: known to be dead
         self._down: dict[NodeInfo, float] = {}  # by address: its successor on that node has another one
-        self._blacklisted: OrderedDict[tuple[bytes, int], float] = OrderedDict()
-        self._misses: OrderedDict[bytes, float] = OrderedDict()  # not found, valid until
+        self._blacklisted: BoundedCache[tuple[bytes, int], bool] = BoundedCache(_MAX_SHUNNED, _SHUNNED_S, clock)
+        self._misses: BoundedCache[bytes, bool] = BoundedCache(_MAX_DOUBTS, _REMEMBER_S, clock)
 
     @property
     def live_peers(self) -> int:
@@ -65,9 +67,7 @@ class LocationCache:
         """Skip a corrupt replica for 300 s."""
         with self._lock:
             self._blocks.pop(key, None)
-            self._blacklisted[key, number] = self._clock() + _SHUNNED_S
-            if len(self._blacklisted) > _MAX_SHUNNED:
-                self._blacklisted.popitem(last=False)
+            self._blacklisted.put((key, number), True)
 
     def mark_down(self, peer: NodeInfo) -> None:
         """Skip a peer that could not be reached, or did not respond, for 2 s. Its address may be outdated."""
@@ -144,22 +144,19 @@ class LocationCache:
         """Record which of these blocks were not found, for 30 s."""
         if None not in answers and not self._misses:
             return
-        until = self._clock() + _REMEMBER_S
         with self._lock:
             for key, answer in zip(keys, answers, strict=True):
-                self._misses.pop(key, None)
                 if answer is None:
-                    self._misses[key] = until
-            while len(self._misses) > _MAX_DOUBTS:
-                self._misses.popitem(last=False)
+                    self._misses.put(key, True)
+                else:
+                    self._misses.pop(key)
 
     def recent_misses(self, keys: Sequence[bytes]) -> list[int]:
         """Return the positions of the blocks that were recently not found."""
         if not self._misses:
             return []
-        now = self._clock()
         with self._lock:
-            return [n for n, key in enumerate(keys) if self._misses.get(key, 0.0) > now]
+            return [n for n, key in enumerate(keys) if key in self._misses]
 
     def note_nodes(self, numbers: Sequence[int], answer: IndexAnswer) -> None:
         """Record the liveness of these nodes as the index reports it."""
@@ -235,7 +232,7 @@ class LocationCache:
         info, until = self._nodes.get(record.node, (None, 0.0))
         if info is None or until <= now or info.generation != record.generation or record.node == self._own_number():
             return None
-        if self._down.get(info, 0.0) > now or self._blacklisted.get((key, record.node), 0.0) > now:
+        if self._down.get(info, 0.0) > now or (key, record.node) in self._blacklisted:
             return None
         return ReplicaLocation(record.node, info, record.payload_len)
 

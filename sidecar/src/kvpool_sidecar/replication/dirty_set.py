@@ -10,6 +10,8 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from kvpool_sidecar.resilience.bounded_cache import BoundedCache
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -141,18 +143,16 @@ class HitCounter:
 
     def __init__(self, threshold: int, *, max_counted: int = _MAX_COUNTED) -> None:
         self._threshold = threshold
-        self._max_counted = max_counted
         self._lock = threading.Lock()
-        self._counts: OrderedDict[bytes, int] = OrderedDict()
+        self._counts: BoundedCache[bytes, int] = BoundedCache(max_counted)
 
     def record(self, keys: Sequence[bytes]) -> list[bytes]:
         """Count a hit of each; the blocks that reached the threshold with it."""
         reached = []
         with self._lock:
             for key in keys:
-                count = self._counts[key] = self._counts.pop(key, 0) + 1
+                count = (self._counts.peek(key) or 0) + 1
+                self._counts.put(key, count)
                 if count == self._threshold:
                     reached.append(key)
-            while len(self._counts) > self._max_counted:
-                self._counts.popitem(last=False)
         return reached

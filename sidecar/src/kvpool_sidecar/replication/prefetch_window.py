@@ -10,6 +10,8 @@ import enum
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
+from kvpool_sidecar.resilience.bounded_cache import BoundedCache
+
 __all__ = ["PrefetchWindow", "ReadDecision"]
 
 _REMEMBERED = 1 << 13
@@ -37,8 +39,8 @@ class PrefetchWindow:
         self._keep_s = keep_s
         self._reserved: OrderedDict[bytes, _Held] = OrderedDict()
         self._of_tenant: Counter[bytes] = Counter()
-        self._consumed: OrderedDict[bytes, float] = OrderedDict()
-        self._in_memory: OrderedDict[bytes, float] = OrderedDict()
+        self._consumed: BoundedCache[bytes, float] = BoundedCache(_REMEMBERED)
+        self._in_memory: BoundedCache[bytes, float] = BoundedCache(_REMEMBERED)
 
     @property
     def held_bytes(self) -> int:
@@ -58,21 +60,24 @@ class PrefetchWindow:
     def is_wanted(self, key: bytes, asked_at: float, now: float) -> bool:
         """Return whether a block that was looked up at `asked_at` still needs to be read."""
         return (
-            key not in self._reserved and self._in_memory.get(key, now) <= now and not self.is_consumed(key, asked_at)
+            key not in self._reserved
+            and (self._in_memory.peek(key) or now) <= now
+            and not self.is_consumed(key, asked_at)
         )
 
     def is_consumed(self, key: bytes, asked_at: float) -> bool:
         """Return whether the block was opened since: its reader reads it then."""
-        return self._consumed.get(key, float("-inf")) >= asked_at
+        consumed_at = self._consumed.peek(key)
+        return consumed_at is not None and consumed_at >= asked_at
 
     def consume(self, key: bytes, now: float) -> bool:
         """Record that a block is loaded. True if it was prefetched."""
-        _remember(self._consumed, key, now)
+        self._consumed.put(key, now)
         return self._release(key)
 
     def mark_cached(self, key: bytes, now: float) -> None:
         """Record that the block is in the page cache; it is not checked again for 2 s."""
-        _remember(self._in_memory, key, now + _FRESH_S)
+        self._in_memory.put(key, now + _FRESH_S)
         self._release(key)
 
     def expire(self, now: float) -> int:
@@ -90,10 +95,3 @@ class PrefetchWindow:
         if not self._of_tenant[held.tenant]:
             del self._of_tenant[held.tenant]
         return True
-
-
-def _remember(times: OrderedDict[bytes, float], key: bytes, value: float) -> None:
-    times[key] = value
-    times.move_to_end(key)
-    if len(times) > _REMEMBERED:
-        times.popitem(last=False)

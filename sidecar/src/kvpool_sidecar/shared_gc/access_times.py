@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool.protocol.wire import Tier
+from kvpool_sidecar.resilience.bounded_cache import BoundedCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ class AccessTimes:
         self.every_s = every_s
         self._per_s = per_s
         self._clock = clock
-        self._done: collections.OrderedDict[bytes, float] = collections.OrderedDict()
+        self._updated_at: BoundedCache[bytes, float] = BoundedCache(_REMEMBERED)
         self._queue: collections.deque[bytes] = collections.deque()
         self._ready = threading.Condition()
         self._stop = threading.Event()
@@ -64,12 +65,12 @@ class AccessTimes:
         """Record a use of this block. Returns immediately."""
         now = self._clock()
         with self._ready:
-            if now - self._done.get(block_key, float("-inf")) < self.every_s or len(self._queue) >= _MAX_QUEUED:
+            updated_at = self._updated_at.peek(block_key)
+            if updated_at is not None and now - updated_at < self.every_s:
                 return
-            self._done[block_key] = now
-            self._done.move_to_end(block_key)
-            if len(self._done) > _REMEMBERED:
-                self._done.popitem(last=False)
+            if len(self._queue) >= _MAX_QUEUED:
+                return
+            self._updated_at.put(block_key, now)
             self._queue.append(block_key)
             self._ready.notify()
 

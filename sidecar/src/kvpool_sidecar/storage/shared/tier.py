@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError, PoolUnavailableError
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.blocks.events import BlockEvents, SharedBlocksAbsent
+from kvpool_sidecar.resilience.bounded_cache import BoundedCache
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class SharedTier:
         self.problem = ""
         self.events = events or BlockEvents()
         self._lock = threading.Lock()
-        self._seen: OrderedDict[bytes, float] = OrderedDict()
+        self._present: BoundedCache[bytes, bool] = BoundedCache(_REMEMBERED, _REMEMBER_S)
 
     @property
     def available(self) -> bool:
@@ -48,9 +47,8 @@ class SharedTier:
 
     def contains_many(self, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
         """Return which blocks are present, in order. False also for those whose state is unknown at the deadline."""
-        now = time.monotonic()
         with self._lock:
-            known = [self._seen.get(key, 0.0) > now for key in keys]
+            known = [key in self._present for key in keys]
         unknown = [key for key, is_known in zip(keys, known, strict=True) if not is_known]
         results = self.bulkhead.run_all([functools.partial(self.store.contains, key) for key in unknown], timeout_s)
         self._note(results)
@@ -65,7 +63,7 @@ class SharedTier:
     def is_known_present(self, block_key: bytes) -> bool:
         """Return whether the block was present recently. No I/O."""
         with self._lock:
-            return self._seen.get(block_key, 0.0) > time.monotonic()
+            return block_key in self._present
 
     def open_many(self, keys: Sequence[bytes], timeout_s: float) -> list[Block | None]:
         """Open blocks, in order; None for those that are absent or did not open within the deadline."""
@@ -90,15 +88,12 @@ class SharedTier:
     def mark_present(self, block_key: bytes) -> None:
         """Record that the block is present."""
         with self._lock:
-            self._seen[block_key] = time.monotonic() + _REMEMBER_S
-            self._seen.move_to_end(block_key)
-            if len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
+            self._present.put(block_key, True)
 
     def mark_absent(self, block_key: bytes) -> None:
         """Record that the block is absent."""
         with self._lock:
-            self._seen.pop(block_key, None)
+            self._present.pop(block_key)
 
     def mark_deleted(self, keys: Sequence[bytes]) -> None:
         """Record that these blocks are absent, and emit SharedBlocksAbsent."""
