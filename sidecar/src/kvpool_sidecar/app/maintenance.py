@@ -6,6 +6,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from kvpool_sidecar.resilience.worker import PeriodicTask
+
 if TYPE_CHECKING:
     from kvpool_sidecar.events.feed import EventFeed
     from kvpool_sidecar.storage.local.drive import Drive
@@ -27,17 +29,19 @@ class DriveMaintenance:
     def __init__(self, local: LocalStore) -> None:
         self._local = local
         self._stopped = threading.Event()
+        self._health = PeriodicTask("drives", self._check_health, _HEALTH_INTERVAL_S, run_at_once=False)
 
     def start(self) -> None:
         for drive in self._local.drives:
             threading.Thread(
                 target=self._maintain, args=(drive,), name=f"housekeeping-{drive.name}", daemon=True
             ).start()
-        threading.Thread(target=self._check_health, name="drives", daemon=True).start()
+        self._health.start()
 
     def stop(self) -> None:
         """End the threads; one that hangs with its drive is left behind."""
         self._stopped.set()
+        self._health.stop(0.0)
 
     def _maintain(self, drive: Drive) -> None:
         while not self._stopped.is_set():
@@ -50,9 +54,8 @@ class DriveMaintenance:
                 log.exception("maintenance of drive %s failed; retrying", drive.name)
 
     def _check_health(self) -> None:
-        while not self._stopped.wait(_HEALTH_INTERVAL_S):
-            for drive in self._local.drives:
-                drive.health.tick()
+        for drive in self._local.drives:
+            drive.health.tick()
 
 
 class SharedMaintenance:
@@ -64,25 +67,24 @@ class SharedMaintenance:
     def __init__(self, shared: SharedTier, feed: EventFeed | None) -> None:
         self._shared = shared
         self._feed = feed
-        self._stopped = threading.Event()
+        self._task = PeriodicTask("housekeeping-shared", self._maintain, _INTERVAL_S, run_at_once=False)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="housekeeping-shared", daemon=True).start()
+        self._task.start()
 
     def stop(self) -> None:
         """End the thread; one that hangs with the mount is left behind."""
-        self._stopped.set()
+        self._task.stop(0.0)
 
-    def _run(self) -> None:
-        while not self._stopped.wait(_INTERVAL_S):
-            if not self._shared.available:
-                continue
-            try:
-                self._shared.store.maintain()
-                if self._feed is not None:
-                    self._check_published(self._feed.sample_shared(_SAMPLE_BLOCKS))
-            except Exception as e:
-                log.warning("maintenance of the shared tier failed; retrying: %s", e)
+    def _maintain(self) -> None:
+        if not self._shared.available:
+            return
+        try:
+            self._shared.store.maintain()
+            if self._feed is not None:
+                self._check_published(self._feed.sample_shared(_SAMPLE_BLOCKS))
+        except Exception as e:
+            log.warning("maintenance of the shared tier failed; retrying: %s", e)
 
     def _check_published(self, keys: list[bytes]) -> None:
         """Query these blocks again; the tier emits SharedBlocksAbsent for those that are gone."""
