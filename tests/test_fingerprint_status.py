@@ -38,9 +38,9 @@ def test_what_differs_between_two_pods_reaches_the_pools_status_by_name():
     nodes = {"a": Fingerprints(), "b": Fingerprints()}
     nodes["a"].entered(hello(), "uid-1")
     nodes["b"].entered(hello(sizes={"tp_size": 2, "pp_size": 1}), "uid-2")
-    told = {n: SidecarStatus.parse(json.loads(json.dumps({"fingerprints": f.latest()}))) for n, f in nodes.items()}
+    reported = {n: SidecarStatus.parse(json.loads(json.dumps({"fingerprints": f.latest()}))) for n, f in nodes.items()}
     engines = EnginePods(names={"uid-1": "team-a/one", "uid-2": "team-a/two"})
-    seen = Snapshot(raw=POOL, sidecars=tuple(Sidecar(n, True, "", r) for n, r in told.items()), engines=engines)
+    seen = Snapshot(raw=POOL, sidecars=tuple(Sidecar(n, True, "", r) for n, r in reported.items()), engines=engines)
     status = make_status(KVCachePool.parse(POOL), seen, ReconcileOutcome(), "id", "2026-11-21T10:00:00Z")
     (condition,) = [c for c in status["conditions"] if c["type"] == "BlocksShareable"]
     assert (condition["status"], condition["reason"]) == ("False", "FingerprintsDiffer")

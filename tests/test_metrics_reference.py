@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md tells of every metric, and of no other."""
+"""docs/reference/metrics.md lists every metric, and of no other."""
 
 from __future__ import annotations
 

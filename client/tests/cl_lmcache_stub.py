@@ -65,13 +65,13 @@ class Notifier:
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK)
-        self.told = 0
+        self.reported = 0
 
     def fileno(self) -> int:
         return self.fd
 
     def notify(self) -> None:
-        self.told += 1
+        self.reported += 1
         os.eventfd_write(self.fd, 1)
 
     def close(self) -> None:

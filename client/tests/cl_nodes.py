@@ -143,7 +143,7 @@ class Node(Process):
         raise RuntimeError(f"{self.name} is not ready: {self.log.read_text()[-3000:]}")
 
     def status(self) -> dict[str, Any]:
-        """What it tells of itself."""
+        """What it lists itself."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status", timeout=5) as answer:
             return json.loads(answer.read())
 

@@ -117,7 +117,7 @@ class Tensor:
 
 
 class HostPool:
-    """Pages of two pieces, each piece of all pages in a tensor of its own; with guards around that nobody may touch."""
+    """Pages of two pieces, each piece of all pages in a tensor of its own; with guards around that no one may touch."""
 
     layout, dtype, layer_num, head_num, head_dim = "page_first", "bfloat16", 2, 2, 32
 

@@ -67,14 +67,14 @@ class Engine(threading.Thread):
         buffers = [bytearray(SIZE) for _ in self._wanted]
         while not self.ended.is_set():
             try:
-                told = self._client.get_into(self._wanted, buffers)
+                reported = self._client.get_into(self._wanted, buffers)
             except Exception as e:
                 self.wrong.append(repr(e))
                 return
-            for name, result, buffer in zip(self._wanted, told, buffers, strict=True):
+            for name, result, buffer in zip(self._wanted, reported, buffers, strict=True):
                 if result.ok and buffer != payload(name):
                     self.wrong.append(f"other bytes for {name.hex()[:8]}")
-            self.rounds.append(sum(result.ok for result in told))
+            self.rounds.append(sum(result.ok for result in reported))
             time.sleep(0.02)
 
     def has_all_again(self) -> bool:
@@ -83,7 +83,7 @@ class Engine(threading.Thread):
 
 
 def test_sidecars_are_replaced_one_by_one_and_no_request_fails(cluster: Cluster):
-    """What is cached stays: nothing is stored anew, and every engine has every block again after each step."""
+    """What is cached stays: nothing is stored again, and every engine has every block again after each step."""
     clients = {name: client_of(cluster, name) for name in "abc"}
     wanted = names(0, BLOCKS)
     for n, client in enumerate(clients.values()):
@@ -133,10 +133,10 @@ def test_blocks_of_a_release_that_is_newer_are_misses_and_those_of_the_last_one_
         node.wait_ready()
         assert client.wait_connected(30)
         buffers = [bytearray(SIZE) for _ in range(3)]
-        told = client.get_into([first, second, third], buffers)
-        assert [result.ok for result in told] == [True, True, False]
+        reported = client.get_into([first, second, third], buffers)
+        assert [result.ok for result in reported] == [True, True, False]
         assert [bytes(b) for b in buffers[:2]] == [payload(first), payload(second)]
-        # it is looked at, found to be of no known version and taken away, so that it can be stored anew
+        # it is read, found to be of no known version and taken away, so that it can be stored again
         assert until(lambda: newer not in node.block_files())
         assert until(lambda: client.put_from([third], [payload(third)])[0].stored)
         client.close()

@@ -74,8 +74,8 @@ class FaultyApi:
                 if fault.status == 0:
                     self.close_connection = True
                 elif watch:
-                    told = {"type": "ERROR", "object": _status(fault.status)}
-                    self._answer(200, json.dumps(told).encode() + b"\n")
+                    reported = {"type": "ERROR", "object": _status(fault.status)}
+                    self._answer(200, json.dumps(reported).encode() + b"\n")
                 else:
                     self._answer(fault.status, json.dumps(_status(fault.status)).encode())
 

@@ -52,7 +52,7 @@ def crds(module: Module, empty: Path) -> list[dict[str, Any]]:
     env = {**os.environ, "GOMODCACHE": str(CACHE / "airgap" / "gomodcache"), "GOFLAGS": "-modcacherw"}
     command = [go, "mod", "download", "-json", f"{module.path}@{module.version}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=empty, env=env, timeout=DOWNLOAD_S)
-    told = json.loads(done.stdout or "{}")
-    assert done.returncode == 0, f"{module.path}: {told.get('Error') or done.stderr[-1000:]}"
-    assert told["Sum"] == module.checksum, f"{module.path} {module.version} is not what was looked at"
-    return [yaml.safe_load((Path(told["Dir"]) / name).read_text()) for name in module.files]
+    reported = json.loads(done.stdout or "{}")
+    assert done.returncode == 0, f"{module.path}: {reported.get('Error') or done.stderr[-1000:]}"
+    assert reported["Sum"] == module.checksum, f"{module.path} {module.version} is not what was looked at"
+    return [yaml.safe_load((Path(reported["Dir"]) / name).read_text()) for name in module.files]

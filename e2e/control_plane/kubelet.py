@@ -114,11 +114,11 @@ class Kubelet:
         ready = any(
             c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions") or []
         )
-        told = pod.get("status", {}).get("containerStatuses") or [{}]
+        reported = pod.get("status", {}).get("containerStatuses") or [{}]
         if (
             ready == good
             and pod.get("status", {}).get("podIP")
-            and ("waiting" in told[0].get("state", {})) == bool(broken)
+            and ("waiting" in reported[0].get("state", {})) == bool(broken)
         ):
             return
         state: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}

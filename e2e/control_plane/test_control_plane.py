@@ -354,8 +354,8 @@ def test_a_node_that_does_not_answer_holds_a_deletion_only_until_the_deadline(po
     kubelet.down.add("node-b")
     pools.delete("scratch")
     pools.until_gone("scratch", timeout=15)
-    told = [e for e in pools.events("scratch") if e["reason"] == "CleanupTimedOut"]
-    assert told, pools.events("scratch")
+    reported = [e for e in pools.events("scratch") if e["reason"] == "CleanupTimedOut"]
+    assert reported, pools.events("scratch")
     kubelet.down.clear()
     until("nothing is left", lambda: pools.owned("scratch") == {})
 

@@ -59,13 +59,13 @@ def conditions(pools: Pools, node: str) -> dict[str, str]:
 def test_a_cordon_moves_what_is_hot_and_an_uncordon_ends_it(pools: Pools, real: RealSidecars):
     blocks = range(40)
     real.store(A, blocks)
-    until("both are told of", lambda: all(conditions(pools, n)["Ready"] == "True" for n in (A, B)))
+    until("both are reported of", lambda: all(conditions(pools, n)["Ready"] == "True" for n in (A, B)))
     assert drain_of(pools, A)["state"] == "None"
     change(pools, A, unschedulable=True)
     until("it is drained", lambda: drain_of(pools, A)["state"] == "Drained", timeout=60)
-    told = drain_of(pools, A)
-    assert (told["reason"], told["movedBlocks"], told["remainingBlocks"]) == ("it is cordoned", 40, 0)
-    assert told["endTime"] >= told["startTime"] > ""
+    reported = drain_of(pools, A)
+    assert (reported["reason"], reported["movedBlocks"], reported["remainingBlocks"]) == ("it is cordoned", 40, 0)
+    assert reported["endTime"] >= reported["startTime"] > ""
     assert drain_of(pools, B)["state"] == "None"
     real.store(A, range(100, 105))  # what comes now is not left alone either
     until("it is moved, too", lambda: real.status(A)["drain"]["moved_blocks"] == 45, timeout=60)
@@ -81,7 +81,7 @@ def test_a_cordon_moves_what_is_hot_and_an_uncordon_ends_it(pools: Pools, real: 
 
 def test_a_drain_without_anybody_to_take_the_blocks_is_given_up_in_time(pools: Pools, real: RealSidecars):
     real.store(A, range(10))
-    until("it is told of", lambda: conditions(pools, A)["Ready"] == "True")
+    until("it is reported of", lambda: conditions(pools, A)["Ready"] == "True")
     taints = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule", "value": "1"}]
     change(pools, B, taints=taints)
     until("the other has nothing to move", lambda: drain_of(pools, B)["state"] == "Drained")

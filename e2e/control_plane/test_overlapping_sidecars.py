@@ -68,12 +68,12 @@ def verified(pools: Pools, name: str) -> Any:
 
 
 def test_numbers_and_operations_go_over_to_the_one_that_serves(pools: Pools, kubelet: Kubelet, real: RealSidecars):
-    def told() -> Any:
+    def reported() -> Any:
         node = pools.api.get(f"{POOLS}/namespaces/{SYSTEM}/kvcachenodes/chat.{A}")["status"]
         return node["blocks"], {c["type"]: c["status"] for c in node["conditions"]}["Ready"]
 
     real.store(A, BLOCKS)
-    until("the blocks are told of", lambda: told() == (40, "True"), timeout=60)
+    until("the blocks are reported of", lambda: reported() == (40, "True"), timeout=60)
     pools.apply("chat", nodes=NODES, transport={"streams": 3})
     until("the new pod is there", lambda: places(pools) == [address(A), address(A, 1)])
     assert real.status(A)["phase"] == "Serving"
@@ -81,7 +81,7 @@ def test_numbers_and_operations_go_over_to_the_one_that_serves(pools: Pools, kub
     real.start_beside(A)
     until("the new one serves", lambda: real.status(A, 1)["phase"] == "Serving", timeout=60)
     until("the old one knows", lambda: real.status(A)["phase"] == "HandedOver", timeout=60)
-    until("it is told of", lambda: told() == (40, "True"), timeout=60)
+    until("it is reported of", lambda: reported() == (40, "True"), timeout=60)
     assert pools.until_ready("chat")["status"]["nodes"]["summary"] == "1/1"
     assert verified(pools, "between") == 40
     kubelet.unready.clear()
@@ -89,4 +89,4 @@ def test_numbers_and_operations_go_over_to_the_one_that_serves(pools: Pools, kub
     real.kill(A)
     assert verified(pools, "after") == 40
     assert real.loads(A, BLOCKS) == 40
-    assert told() == (40, "True")
+    assert reported() == (40, "True")

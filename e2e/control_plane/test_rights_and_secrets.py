@@ -91,13 +91,15 @@ def test_the_index_is_restricted_and_a_sidecar_needs_what_its_page_says(pools: P
     dry_run(api, restricted, owned["statefulsets/chat-index"]["spec"]["template"])
     with pytest.raises(ApiError) as refused:
         dry_run(api, restricted, owned["daemonsets/chat-sidecar"]["spec"]["template"])
-    told = str(refused.value)
+    reported = str(refused.value)
     page = (ROOT / "docs" / "reference" / "security.md").read_text()
-    reasons = re.findall(r"(?:^|, )(\w[^,(]*) \(", told.partition('"restricted:latest": ')[2])
-    assert len(reasons) > 2, told
+    reasons = re.findall(r"(?:^|, )(\w[^,(]*) \(", reported.partition('"restricted:latest": ')[2])
+    assert len(reasons) > 2, reported
     for reason in reasons:
-        assert f"`{reason}`" in page, f"docs/reference/security.md does not say why a sidecar needs {reason}: {told}"
-    parts = set(re.findall(r'container "([a-z-]+)"', told)) | set(re.findall(r'containers? "([a-z-]+)"', told))
+        assert f"`{reason}`" in page, (
+            f"docs/reference/security.md does not say why a sidecar needs {reason}: {reported}"
+        )
+    parts = set(re.findall(r'container "([a-z-]+)"', reported)) | set(re.findall(r'containers? "([a-z-]+)"', reported))
     assert "server" not in parts, "what talks to engines and peers needs no right"
 
 

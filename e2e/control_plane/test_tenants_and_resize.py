@@ -96,7 +96,7 @@ def test_a_tenant_is_in_force_once_every_node_runs_it_and_no_pod_is_made_anew_fo
     sidecars_run(sidecars, configuration(api)[1])
     template = api.get(DAEMONSET)["spec"]["template"]
     tenants.apply("acme", "acme-prod", "acme-dev", quota={"capacity": "1Gi"})
-    until("the sidecars are told", lambda: members(api) == {"acme": ("acme-dev", "acme-prod")})
+    until("the sidecars are reported", lambda: members(api) == {"acme": ("acme-dev", "acme-prod")})
     tenants.until("acme", "Accepted", "Accepted")
     tenants.until("acme", "Enforced", "RollingOut")
     until("the pool says so", lambda: pools.get("chat")["status"]["nodes"]["updated"] == 0)
@@ -117,9 +117,9 @@ def test_two_that_claim_a_namespace_and_a_label_that_moves(pools: Pools, tenants
     time.sleep(1.1)  # the API server notes whole seconds of creation
     tenants.apply("second", "both", members={"namespaces": ["both"], "selector": {"matchLabels": {"plan": "trial"}}})
     until("each has its own", lambda: members(api) == {"first": ("both",), "second": ("trial-one",)})
-    told = tenants.until("second", "Accepted", "NamespaceConflict")
-    assert told["status"] == "False"
-    assert "both (of first)" in told["message"]
+    reported = tenants.until("second", "Accepted", "NamespaceConflict")
+    assert reported["status"] == "False"
+    assert "both (of first)" in reported["message"]
     api.call("PATCH", "/api/v1/namespaces/trial-one", {"metadata": {"labels": {"plan": "paid"}}}, MERGE)
     until("it is no member any more", lambda: members(api)["second"] == ())
     api.delete(f"{TENANTS}/first")
@@ -135,13 +135,13 @@ def test_a_tenant_lets_another_read_and_takes_it_back(pools: Pools, tenants: Ten
     pools.until_ready("chat")
     tenants.apply("acme", "acme-prod")
     tenants.apply("common", "prompts", sharing={"readers": ["acme", "nobody"]})
-    until("the sidecars are told", lambda: reads() == {"acme": 1, "common": 0})
+    until("the sidecars are reported", lambda: reads() == {"acme": 1, "common": 0})
     assert "nobody" in tenants.until("common", "Accepted", "ReaderNotFound")["message"]
-    until("the reader is told", lambda: tenants.status("acme")["readsFrom"] == ["common"])
+    until("the reader is reported", lambda: tenants.status("acme")["readsFrom"] == ["common"])
     assert tenants.status("common")["readers"] == ["acme"]
     tenants.apply("common", "prompts")
     until("no more", lambda: reads() == {"acme": 0, "common": 0})
-    until("which is told", lambda: tenants.status("acme")["readsFrom"] == [])
+    until("which is reported", lambda: tenants.status("acme")["readsFrom"] == [])
     tenants.until("common", "Accepted", "Accepted")
     for wrong in (["*", "acme"], ["common"], [""]):
         with pytest.raises(ApiError) as refused:
@@ -174,7 +174,7 @@ def test_a_resize_reaches_the_sidecars_without_making_them_anew(
     tiers = [{"name": "nvme", "local": {"path": "/var/lib/kvpool/chat", "capacity": "3Gi"}}]
     cache = {"eviction": {"policy": "LRU", "highWatermark": 90}, "ttl": {"idle": "24h"}}
     pools.apply("chat", tiers=tiers, cache=cache)
-    until("the sidecars are told", lambda: configuration(api)[0].local[0].capacity_bytes == 3 << 30)
+    until("the sidecars are reported", lambda: configuration(api)[0].local[0].capacity_bytes == 3 << 30)
     pools.until_condition("chat", "Progressing", "RollingOut", "0 of 2 nodes run the current spec")
     sidecars_run(sidecars, configuration(api)[1])
     pools.until_condition("chat", "Progressing", "UpToDate")

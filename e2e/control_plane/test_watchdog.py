@@ -66,8 +66,8 @@ def test_pods_that_were_missed_are_made_again_one_after_the_other(
     assert {p["metadata"]["uid"] for p in api.items(PODS)} == before, "nothing is evicted unless it is asked for"
 
     pools.apply("chat", injection={"watchdog": "Restart", "restartEvery": "10s"})
-    told = "allow it by the chart's value operator.restartPods"
-    pools.until_condition("chat", "InjectionReady", "PodsNotInjected", told)
+    reported = "allow it by the chart's value operator.restartPods"
+    pools.until_condition("chat", "InjectionReady", "PodsNotInjected", reported)
     assert {p["metadata"]["uid"] for p in api.items(PODS)} == before
     budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "engines"}}
     budget["spec"] = {"minAvailable": 3, "selector": {"matchLabels": {"app": "engines"}}}

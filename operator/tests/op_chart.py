@@ -44,7 +44,7 @@ def rendered(sets, namespace):
 
 
 def render(*sets, namespace="kvpool-system"):
-    """The objects; helm runs once for the same values. Nobody changes them."""
+    """The objects; helm runs once for the same values. No test changes them."""
     return list(rendered(sets, namespace))
 
 

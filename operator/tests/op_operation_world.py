@@ -33,7 +33,7 @@ LOCAL = {"name": "nvme", "local": {"path": "/mnt/nvme/kv", "capacity": "10Gi"}}
 
 
 class Nodes:
-    """Sidecars: each order ends at the next look, unless it is told otherwise."""
+    """Sidecars: each order ends at the next look, unless a test changes it."""
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}

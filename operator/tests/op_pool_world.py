@@ -38,12 +38,12 @@ class Reports:
     """Answers for sidecars."""
 
     def __init__(self) -> None:
-        self.told: dict[str, SidecarStatus] = {}
+        self.reported: dict[str, SidecarStatus] = {}
         self.looks: dict[str, Any] = {}
 
     async def get_all(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
         assert port == 7422
-        return {a: self.told[a] for a in addresses if a in self.told}
+        return {a: self.reported[a] for a in addresses if a in self.reported}
 
     async def get_raw(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
         assert port == 7422
@@ -134,7 +134,7 @@ class World:
                     },
                 }
             )
-            self.reports.told[f"10.0.0.{i}"] = GOOD
+            self.reports.reported[f"10.0.0.{i}"] = GOOD
 
     def condition(self, kind: str) -> dict[str, Any]:
         found: dict[str, Any] = next(c for c in self.pool["status"]["conditions"] if c["type"] == kind)

@@ -32,7 +32,7 @@ def looks(*passed: bool | None, desired: int | None = -1) -> PreflightRun:
     return PreflightRun(len(passed) if desired == -1 else desired, nodes, "s")
 
 
-def told(gate: Any) -> dict[str, Any]:
+def reported(gate: Any) -> dict[str, Any]:
     """What status.preflight holds after a pass."""
     status = gate.to_status()
     return status.model_dump(by_alias=True) if status is not None else {}

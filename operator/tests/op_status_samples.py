@@ -59,7 +59,7 @@ def status(seen: Snapshot, progress: ReconcileOutcome | None = None, now: str = 
     return make_status(pool(**spec), seen, progress or ReconcileOutcome(), "id-1", now)
 
 
-def told(made: Manifest, kind: str) -> tuple[str, str]:
+def reported(made: Manifest, kind: str) -> tuple[str, str]:
     condition = find(made["conditions"], kind)
     assert condition is not None
     assert condition["message"]

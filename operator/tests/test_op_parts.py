@@ -130,7 +130,7 @@ def test_login_and_certificates_may_be_in_secrets_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("name", "manifest", "told"),
+    ("name", "manifest", "reported"),
     [
         ("login", secret(username=b"kvpool"), "key password"),
         ("authority", None, "Secret authority does not exist"),
@@ -139,10 +139,10 @@ def test_login_and_certificates_may_be_in_secrets_of_their_own():
         ("s", secret(url=b"redis://h"), "rediss"),
     ],
 )
-def test_a_part_that_is_missing_is_named(name: str, manifest: Any, told: str):
+def test_a_part_that_is_missing_is_named(name: str, manifest: Any, reported: str):
     found = read_external(external(**PARTS), SECRETS | {name: manifest})
     assert found.url is None
-    assert told in found.problem
+    assert reported in found.problem
     assert "hunter2" not in found.problem
 
 

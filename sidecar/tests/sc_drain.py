@@ -43,7 +43,7 @@ def remain(node) -> None:
     assert Operator.of(node).run(f"remain-{time.monotonic_ns()}", "remain")["state"] == "Succeeded"
 
 
-def told(node) -> dict:
+def reported(node) -> dict:
     return node.status()["drain"]
 
 

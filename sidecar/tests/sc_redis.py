@@ -30,7 +30,7 @@ ACL = (
     "on >{password} resetchannels ~b* ~n:* ~N:* ~s:* ~nodes ~epoch* -@all +auth +select +ping +get +mget +set +append "
     "+del +incrby +pexpire +watch +unwatch +multi +exec +discard +scan +info +asking +cluster|slots"
 )
-"""The rights that docs/reference/prefix-index.md tells users to give."""
+"""The rights that docs/reference/prefix-index.md asks users to grant."""
 
 
 def plain(address, port=PORT, **user):

@@ -81,7 +81,7 @@ def test_what_was_stored_may_come_back_or_be_missing(history, answers):
 @pytest.mark.parametrize(("held", "asker", "broken"), [
     (b"y" * 100, "a", "I1"),  # other bytes
     (b"b" * 100, "a", "I3"),  # the other tenant's
-    (b"x" * 100, "c", "I3"),  # nobody stored it for this tenant
+    (b"x" * 100, "c", "I3"),  # no one stored it for this tenant
 ], ids=["bytes", "tenant", "stranger"])  # fmt: skip
 def test_wrong_bytes_are_noticed(history, answers, held, asker, broken):
     history.client(answers, "a").put_from([NAME], [b"x" * 100])

@@ -78,8 +78,8 @@ def test_a_block_outlives_its_node_in_the_object_store(cluster, s3, secret):
         "dirty_bytes": 0,
         "copies": 0,
     }
-    told = json.dumps(status) + a.log.read_text() + b.log.read_text() + (b.home / "pool.json").read_text()
-    assert SECRET not in told
+    reported = json.dumps(status) + a.log.read_text() + b.log.read_text() + (b.home / "pool.json").read_text()
+    assert SECRET not in reported
     for part in ("cmdline", "environ"):
         assert SECRET.encode() not in Path(f"/proc/{b.process.pid}/{part}").read_bytes()
 

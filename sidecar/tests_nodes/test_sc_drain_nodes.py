@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 
-from sc_drain import FAST, SIZE, drain, loads, lookup, nodes, remain, spoil, store, told
+from sc_drain import FAST, SIZE, drain, loads, lookup, nodes, remain, reported, spoil, store
 from sc_nodes import MIB, wait_for
 from sc_operator import Operator
 from sc_raw import block_id
@@ -22,7 +22,7 @@ def test_two_nodes_that_leave_do_not_rely_on_each_other(cluster):
     for node in (d, e):
         node.wait_announced()
         assert drain(node)["state"] == "Succeeded"
-    wait_for(lambda: told(d)["clean"] and told(e)["clean"], "both are clean", timeout=40)
+    wait_for(lambda: reported(d)["clean"] and reported(e)["clean"], "both are clean", timeout=40)
     assert a.status()["blocks"] == 20
     assert (d.status()["blocks"], e.status()["blocks"]) == (20, 20)
 
@@ -40,18 +40,18 @@ def test_the_hottest_goes_first_within_the_bandwidth(cluster):
     assert drain(d, rate)["state"] == "Succeeded"
 
     def half_done() -> bool:
-        moved = told(d)["moved_bytes"]
+        moved = reported(d)["moved_bytes"]
         assert moved <= rate * (time.monotonic() - began) + 2 * SIZE
         return moved >= 4 * MIB
 
-    wait_for(lambda: told(d)["moved_blocks"] >= 8, "the first are moved")
+    wait_for(lambda: reported(d)["moved_blocks"] >= 8, "the first are moved")
     with a.connect() as raw:
         tiers = raw.lookup([block_id(n) for n in hot], flags=wire.Flag.EXHAUSTIVE)
     assert tiers == [wire.Tier.LOCAL] * 8
     wait_for(half_done, "half of it is moved", timeout=60)
     assert time.monotonic() - began > 0.9
     remain(d)
-    wait_for(lambda: not told(d)["leaving"], "it stays")
+    wait_for(lambda: not reported(d)["leaving"], "it stays")
     kept = a.status()["blocks"]
     time.sleep(0.5)
     assert a.status()["blocks"] <= kept + 1 < 64
@@ -70,16 +70,16 @@ def test_nothing_hotter_is_evicted_for_it(cluster):
     kept = loads(a, list(range(1000, 1048)))
     assert len(kept) > 30
     assert drain(d)["state"] == "Succeeded"
-    wait_for(lambda: told(d)["problem"] == "no peer has enough headroom", "the problem is reported", timeout=30)
-    assert told(d)["remaining_blocks"] >= 59
+    wait_for(lambda: reported(d)["problem"] == "no peer has enough headroom", "the problem is reported", timeout=30)
+    assert reported(d)["remaining_blocks"] >= 59
     assert loads(a, list(range(1000, 1048))) == kept
-    # blocks that nobody used for an hour make room for what is hot
+    # blocks that no one used for an hour make room for what is hot
     old = time.time() - 3600
     assert a.stop() == 0
     for file in a.files():
         os.utime(file, (old, old))
     a.start().ready()
-    wait_for(lambda: told(d)["moved_blocks"] >= 30, "they are taken", timeout=60)
+    wait_for(lambda: reported(d)["moved_blocks"] >= 30, "they are taken", timeout=60)
     assert a.status()["used_bytes"] <= 8 * MIB
     assert len(loads(a, list(range(1000, 1048)))) < len(kept)
 
@@ -91,7 +91,7 @@ def test_a_block_that_is_corrupt_is_not_spread(cluster):
     spoil(sorted(d.files())[2])
     assert drain(d)["state"] == "Succeeded"
     wait_for(lambda: len(a.files()) == 5, "the others are moved")
-    wait_for(lambda: told(d)["clean"], "the node had a look at it and quarantined it", timeout=30)
+    wait_for(lambda: reported(d)["clean"], "the node had a look at it and quarantined it", timeout=30)
     assert len(a.files()) == 5
     assert d.status()["blocks"] == 5
 
@@ -101,10 +101,10 @@ def test_an_order_that_makes_no_sense_is_refused(cluster):
     for n, params in enumerate([{}, {"bandwidth": 0}, {"bandwidth": "x"}, {"bandwidth": 5, "wait_s": -1}, {"b": 1}]):
         report = Operator.of(d).run(f"bad-{n}", "evacuate", **params)
         assert report["state"] == "Failed", report
-    assert not told(d)["leaving"]
+    assert not reported(d)["leaving"]
     store(d, range(2))
     report = Operator.of(d).run("alone", "evacuate", bandwidth=FAST, wait_s=1)
-    assert (report["state"], told(d)["remaining_blocks"]) == ("Failed", 2)
+    assert (report["state"], reported(d)["remaining_blocks"]) == ("Failed", 2)
     assert "2 hot blocks have no other copy" in report["message"]
 
 

@@ -110,7 +110,7 @@ def test_what_failed_to_load_is_never_offered_again_to_the_requests_that_live(po
         table.flush()
     assert table.lookup(b"b", "r1") is True
     table.finish("r1")
-    assert table.lookup(b"a", "r3") is None  # a new request asks anew
+    assert table.lookup(b"a", "r3") is None  # a new request asks again
 
 
 def test_finished_requests_leave_nothing_behind(pool: Pool, table: LookupTable) -> None:

@@ -68,7 +68,7 @@ def test_each_kind_of_task_has_a_descriptor_of_its_own_that_is_signalled(make: C
     server.store([key(1)], [filled(1)])
     server.lookup(key(1))
     server.load([key(1)], [stub.Memory(SIZE)])
-    assert [waker.told for waker in a._wakers] == [1, 1, 1]
+    assert [waker.reported for waker in a._wakers] == [1, 1, 1]
 
 
 def test_an_empty_task_has_an_outcome_too(make: Callable[..., Server]) -> None:

@@ -1,4 +1,4 @@
-"""Connections come back by themselves, in the parent and in a forked child, and nobody spins meanwhile."""
+"""Connections come back by themselves, in the parent and in a forked child, and no busy loop meanwhile."""
 
 from __future__ import annotations
 

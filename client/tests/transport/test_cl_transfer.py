@@ -1,4 +1,4 @@
-"""The rule of kvpool.transport.transfer: once a batch was given up, nobody writes into its buffers, whatever the
+"""The rule of kvpool.transport.transfer: once a batch was given up, no one writes into its buffers, whatever the
 kernel does."""
 
 from __future__ import annotations

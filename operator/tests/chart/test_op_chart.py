@@ -79,9 +79,11 @@ CHART_YAML = yaml.safe_load((CHART / "Chart.yaml").read_text())
 
 def test_artifact_hub_is_told_of_every_crd_and_image_with_an_example():
     hub = {name.partition("/")[2]: text for name, text in CHART_YAML["annotations"].items()}
-    told = {(c["kind"], c["version"], c["name"]) for c in yaml.safe_load(hub["crds"])}
+    reported = {(c["kind"], c["version"], c["name"]) for c in yaml.safe_load(hub["crds"])}
     made = [yaml.safe_load(p.read_text()) for p in (CHART / "files" / "crds").glob("*.yaml")]
-    assert told == {(c["spec"]["names"]["kind"], c["spec"]["versions"][0]["name"], c["metadata"]["name"]) for c in made}
+    assert reported == {
+        (c["spec"]["names"]["kind"], c["spec"]["versions"][0]["name"], c["metadata"]["name"]) for c in made
+    }
     assert yaml.safe_load(hub["crdsExamples"])[0] == yaml.safe_load((ROOT / "examples" / "minimal.yaml").read_text())
     version = CHART_YAML["appVersion"]
     images = {f"{VALUES[part]['image']['repository']}:{version}" for part in ("operator", "sidecar")}
@@ -217,8 +219,8 @@ def test_rights_are_no_wider_than_needed():
     objects = render()
     for role in [o for o in objects if o["kind"] in ("ClusterRole", "Role")]:
         for rule in role["rules"]:
-            told = json.dumps(rule)
-            assert "*" not in told, role["metadata"]["name"]
+            reported = json.dumps(rule)
+            assert "*" not in reported, role["metadata"]["name"]
             assert not {"escalate", "impersonate", "deletecollection"} & set(rule["verbs"])
             assert not {"pods/exec", "nodes/proxy", "serviceaccounts/token"} & set(rule["resources"])
             if "secrets" in rule["resources"]:

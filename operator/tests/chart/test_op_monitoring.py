@@ -51,7 +51,7 @@ def expressions():
 
 
 def wrong_words(expression: str) -> list[str]:
-    """Metrics that nobody has, and labels that no metric of the expression has."""
+    """Metrics that no one has, and labels that no metric of the expression has."""
     names = re.findall(rf"\b{_NAME}", expression)
     wrong = [name for name in names if name not in LABELS]
     known = FROM_TARGETS.union(*(LABELS.get(name, set()) for name in names))

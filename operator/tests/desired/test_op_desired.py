@@ -379,9 +379,9 @@ def test_times_to_live_and_the_quota_reach_the_sidecar():
     assert cache.tenant_quota_bytes == 200 << 30
 
 
-@pytest.mark.parametrize(("given", "told"), [({}, "Prefer"), ({"dedicatedFilesystem": "Require"}, "Require")])
-def test_whether_a_tier_needs_its_own_file_system_reaches_the_sidecar(given, told):
+@pytest.mark.parametrize(("given", "reported"), [({}, "Prefer"), ({"dedicatedFilesystem": "Require"}, "Require")])
+def test_whether_a_tier_needs_its_own_file_system_reaches_the_sidecar(given, reported):
     local = {"path": "/mnt/nvme/kv", "capacity": "1Gi", **given}
     raw = {"metadata": {"name": "p", "namespace": "n"}, "spec": {"tiers": [{"name": "nvme", "local": local}]}}
     config = to_pool_config(KVCachePool.parse(raw), pool_id="x", index_url="")
-    assert config.local[0].dedicated_filesystem == told
+    assert config.local[0].dedicated_filesystem == reported

@@ -38,7 +38,7 @@ def index_of(some: Inputs) -> dict[str, Any]:
         ("148Gi", 5, 0, 256 * MIB),
         ("1Ti", 10, 0, 4 * GIB),  # 10 x 1,048,576 x 110 = 1.15 thousand million, beyond 1Gi
         ("1Pi", 1000, 0, 16 * GIB),
-        ("1Gi", 4, 256 * MIB, 256 * MIB),  # a node less does not start the index anew
+        ("1Gi", 4, 256 * MIB, 256 * MIB),  # a node less does not start the index again
         ("1Gi", 4, GIB, 64 * MIB),
         ("1Gi", 4, 100 * MIB, 64 * MIB),  # what was asked for once is no step
         ("148Gi", 5, 64 * MIB, 256 * MIB),
@@ -114,8 +114,8 @@ def login(world: World, key: str = "managed-index-password") -> str:
 
 
 def show(world: World, *logins: str) -> None:
-    for i, told in enumerate(logins):
-        world.reports.told[f"10.0.0.{i}"] = replace(GOOD, index_login=told)
+    for i, reported in enumerate(logins):
+        world.reports.reported[f"10.0.0.{i}"] = replace(GOOD, index_login=reported)
 
 
 def ask_for(world: World, revision: int) -> None:
@@ -146,7 +146,7 @@ async def test_the_old_password_goes_when_every_sidecar_has_shown_the_new_one():
     ask_for(world, 2)  # one at a time
     await world.settle()
     assert data(world)["managed-index-password"] == second
-    del world.reports.told["10.0.0.1"]  # it does not answer: it may know only the old one
+    del world.reports.reported["10.0.0.1"]  # it does not answer: it may know only the old one
     await world.settle()
     assert data(world)["managed-index-previous"] == first
     show(world, login(world), login(world))

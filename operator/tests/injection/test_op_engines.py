@@ -355,8 +355,8 @@ def test_the_versions_that_are_known_are_those_of_the_client(engine: str, module
 
 def test_the_versions_of_lmcache_that_are_known_are_those_of_the_client():
     ((first, end),) = KNOWN["lmcache"]
-    told = ".".join(map(str, first)), ".".join(map(str, end))
-    assert said_by_the_client("lmcache/fingerprint") == f"{told[0]} up to, not including, {told[1]}"
+    reported = ".".join(map(str, first)), ".".join(map(str, end))
+    assert said_by_the_client("lmcache/fingerprint") == f"{reported[0]} up to, not including, {reported[1]}"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def state(name: str, **more: Any) -> DrainStatus:
         ("Evacuating", "it is cordoned", MOVING, LATER, "Evacuating", None),
         ("Evacuating", "it is cordoned", MOVING, TOO_LATE, "Abandoned", "remain"),
         ("Evacuating", "it is cordoned", None, LATER, "Requested", None),
-        ("Evacuating", "it is cordoned", STAYS, LATER, "Requested", "evacuate"),  # the sidecar started anew
+        ("Evacuating", "it is cordoned", STAYS, LATER, "Requested", "evacuate"),  # the sidecar started again
         ("Evacuating", "it is cordoned", CLEAN, TOO_LATE, "Drained", None),
         ("Evacuating", "", MOVING, LATER, "None", "remain"),
         ("Drained", "it is cordoned", CLEAN, TOO_LATE, "Drained", None),
@@ -102,17 +102,17 @@ def state(name: str, **more: Any) -> DrainStatus:
     ],
 )
 def test_from_state_to_state(before: str, leaving: str, report: Any, now: str, after: str, command: str | None):
-    found, told = next_state(state(before), leaving, EVACUATE, report, now)
-    assert (found.state, told) == (after, command)
+    found, reported = next_state(state(before), leaving, EVACUATE, report, now)
+    assert (found.state, reported) == (after, command)
     assert found.start_time == ("" if after == "None" else NOW)
     assert bool(found.end_time) == (after in ("Drained", "Abandoned"))
 
 
 @pytest.mark.parametrize("report", [None, STAYS, MOVING])
 def test_where_the_policy_is_to_abandon_nothing_is_moved(report: Any):
-    found, told = next_state(state("None"), "it is cordoned", DrainSettings(False, 600), report, NOW)
+    found, reported = next_state(state("None"), "it is cordoned", DrainSettings(False, 600), report, NOW)
     assert found.state == "Abandoned"
-    assert told == ("remain" if report is MOVING else None)
+    assert reported == ("remain" if report is MOVING else None)
 
 
 def test_the_numbers_are_the_sidecars_and_stay_when_it_is_silent():
@@ -124,15 +124,15 @@ def test_the_numbers_are_the_sidecars_and_stay_when_it_is_silent():
 
 def test_an_operations_drain_shows_and_is_not_ended():
     once = replace(MOVING, by_node=False)
-    found, told = next_state(DrainStatus(), "", EVACUATE, once, NOW)
-    assert (found.state, found.reason, found.moved, told) == (
+    found, reported = next_state(DrainStatus(), "", EVACUATE, once, NOW)
+    assert (found.state, found.reason, found.moved, reported) == (
         "Evacuating",
         "a KVCacheOperation moves its blocks off",
         "3Mi",
         None,
     )
-    found, told = next_state(found, "", EVACUATE, replace(once, clean=True), TOO_LATE)
-    assert (found.state, found.start_time, told) == ("Drained", NOW, None)
+    found, reported = next_state(found, "", EVACUATE, replace(once, clean=True), TOO_LATE)
+    assert (found.state, found.start_time, reported) == ("Drained", NOW, None)
     # cordoned meanwhile: that drain begins now, whatever the other one did
     assert next_state(found, "it is cordoned", EVACUATE, once, TOO_LATE)[1] == "evacuate"
     assert next_state(found, "it is cordoned", EVACUATE, once, TOO_LATE)[0].start_time == TOO_LATE
@@ -159,14 +159,14 @@ class Sidecars:
     """Does what it is told, like sidecars would."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str, dict[str, Any]]] = []
+        self.reported: list[tuple[str, str, dict[str, Any]]] = []
         self.away = False
 
     async def start(self, secret: Any, to: Any, name: str, kind: str, params: Mapping[str, Any]) -> None:
         assert secret is SECRET
         if self.away:
             raise SidecarUnavailableError("nobody is there")
-        self.told.append((to.node, kind, dict(params)))
+        self.reported.append((to.node, kind, dict(params)))
 
 
 class World:
@@ -213,7 +213,7 @@ class World:
         )
 
     def mark(self, name: str, **spec: Any) -> None:
-        """The watch tells of a change."""
+        """The watch lists a change."""
         self.nodes.upsert(self.cluster.put(node(name, **spec)))
 
     async def look(self, after_s: float = 10) -> float | None:
@@ -311,7 +311,7 @@ async def test_a_cordoned_node_is_drained_and_uncordoned_stays():
     await world.look()
     world.mark("a", unschedulable=True)
     assert await world.look() == 2.0
-    assert world.sidecars.told == [("a", "evacuate", {"bandwidth": 8 << 20})]
+    assert world.sidecars.reported == [("a", "evacuate", {"bandwidth": 8 << 20})]
     assert world.status("a")["drain"]["state"] == "Requested"
     world.report("a", drain=MOVING)
     assert await world.look(after_s=2) == 2.0
@@ -325,7 +325,7 @@ async def test_a_cordoned_node_is_drained_and_uncordoned_stays():
     assert world.status("b")["drain"]["state"] == "None"
     world.mark("a")
     await world.look()
-    assert world.sidecars.told[1:] == [("a", "remain", {})]
+    assert world.sidecars.reported[1:] == [("a", "remain", {})]
     assert world.status("a")["drain"]["state"] == "None"
 
 
@@ -337,10 +337,10 @@ async def test_a_sidecar_that_does_not_listen_is_told_again_until_the_time_is_ov
     assert world.status("a")["drain"]["state"] == "Requested"
     world.sidecars.away = False
     await world.look(after_s=2)
-    assert world.sidecars.told == []  # a moment ago it was told in vain
+    assert world.sidecars.reported == []  # a moment ago it was told unsuccessfully
     await world.look(after_s=10)
     await world.look(after_s=2)
-    assert [kind for _, kind, _ in world.sidecars.told] == ["evacuate"]
+    assert [kind for _, kind, _ in world.sidecars.reported] == ["evacuate"]
     await world.look(after_s=30)
     assert world.status("a")["drain"]["state"] == "Abandoned"
     assert await world.look() is None
@@ -378,7 +378,7 @@ async def test_a_paused_pool_is_told_of_and_not_drained():
     world = World(mode="Paused")
     world.serve("a", unschedulable=True)
     await world.look()
-    assert world.sidecars.told == []
+    assert world.sidecars.reported == []
     assert world.condition("a", "Ready") == ("True", "Serving")
 
 

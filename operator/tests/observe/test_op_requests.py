@@ -117,7 +117,7 @@ async def test_a_status_that_was_written_here_is_no_news():
 async def test_a_change_that_came_while_the_status_was_written_is_news(change: dict[str, Any]):
     world = Counting()
     await world.serve()
-    told = list(world.versions)
+    reported = list(world.versions)
     world.pool["spec"]["cleanupTimeout"] = "77s"
     world.pool["metadata"]["generation"] += 1
     write = world.cluster.apply
@@ -132,4 +132,4 @@ async def test_a_change_that_came_while_the_status_was_written_is_news(change: d
 
     world.cluster.apply = apply  # type: ignore[method-assign]
     await world.look()
-    assert world.versions == told
+    assert world.versions == reported

@@ -183,7 +183,7 @@ async def test_a_namespace_that_stores_as_a_member_is_told_so():
 
 
 @pytest.mark.parametrize(
-    ("purge", "is_on", "told"),
+    ("purge", "is_on", "reported"),
     [
         ({"salts": [RED]}, True, ""),
         ({"salts": [RED]}, False, "spec.tenancy.saltTags is off"),
@@ -191,14 +191,14 @@ async def test_a_namespace_that_stores_as_a_member_is_told_so():
         ({"tenant": "team-b"}, False, ""),
     ],
 )
-async def test_a_purge_by_salt_says_that_the_pool_stores_no_tags(purge: dict[str, Any], is_on: bool, told: str):
+async def test_a_purge_by_salt_says_that_the_pool_stores_no_tags(purge: dict[str, Any], is_on: bool, reported: str):
     world = World(purge=purge)
     world.cluster.put(pool_manifest(tiers=[LOCAL], tenancy={"saltTags": is_on}))
     world.cluster.put(tenant("acme"))
     message = (await world.run())["message"]
-    assert told in message
-    assert message.startswith("every node finished;" if told else "every node finished")
-    assert bool(told) == ("saltTags" in message)
+    assert reported in message
+    assert message.startswith("every node finished;" if reported else "every node finished")
+    assert bool(reported) == ("saltTags" in message)
 
 
 async def test_a_sidecar_that_does_not_know_salts_is_named():

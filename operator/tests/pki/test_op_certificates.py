@@ -197,7 +197,7 @@ async def test_ready_means_served_and_trusted():
     assert not keeper.ready
     await keeper.step()
     assert keeper.ready
-    clock.pass_(hours=4)  # past the leaf's end, and nobody polled
+    clock.pass_(hours=4)  # past the leaf's end, and no one polled
     assert not keeper.ready
 
 

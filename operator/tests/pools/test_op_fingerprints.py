@@ -24,8 +24,8 @@ OTHER = {"kv_dtype": "00000000"}
 
 def kind(digest: str, *uids: str, model: str = "llama", gone: tuple[str, ...] = (), **fields: str) -> Fingerprint:
     pods = [*(ConnectedPod(u, True, 100) for u in uids), *(ConnectedPod(u, False, 50) for u in gone)]
-    told = {**FACTS, **{k.replace("__", "."): v for k, v in fields.items()}}
-    return Fingerprint(digest, "vllm 0.33", model, 5, told, len(uids), tuple(pods))
+    reported = {**FACTS, **{k.replace("__", "."): v for k, v in fields.items()}}
+    return Fingerprint(digest, "vllm 0.33", model, 5, reported, len(uids), tuple(pods))
 
 
 def judged(*of_nodes: list[Fingerprint], engines: EnginePods | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -151,8 +151,8 @@ fingerprints = st.builds(
 
 
 @given(st.lists(st.lists(fingerprints, max_size=5), max_size=3))
-def test_groups_never_share_a_pod_and_every_connected_pod_is_in_one(told: list[list[Fingerprint]]):
-    found = group_fingerprints([SidecarStatus(fingerprints=tuple(f)) for f in told], NAMES)
+def test_groups_never_share_a_pod_and_every_connected_pod_is_in_one(reported: list[list[Fingerprint]]):
+    found = group_fingerprints([SidecarStatus(fingerprints=tuple(f)) for f in reported], NAMES)
     by_digest = {k.digest: k for k in found}
     for split in find_gaps(found):
         inside = [
@@ -161,5 +161,5 @@ def test_groups_never_share_a_pod_and_every_connected_pod_is_in_one(told: list[l
         assert all(inside)
         assert sum(map(len, inside)) == len(set().union(*inside))
         assert split.model in explain(split, by_digest) or len(split.model) > 80
-    condition, _ = judged(*told)
+    condition, _ = judged(*reported)
     assert len(condition["message"]) <= 1024

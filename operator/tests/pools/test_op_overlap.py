@@ -11,7 +11,7 @@ import pytest
 from op_operation_world import World as Operations
 from op_pool_world import GOOD, NS, Reports, World
 from op_samples import inputs, pool
-from op_status_samples import message, observed, status, told
+from op_status_samples import message, observed, reported, status
 
 from kvpool_operator.api.annotations import ANNOTATION_RESYNC
 from kvpool_operator.desired import build
@@ -310,7 +310,7 @@ class Turns(Reports):
 
     async def get_all(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
         self.asked.append(sorted(addresses))
-        self.told = self.turns.pop(0) if self.turns else self.told
+        self.reported = self.turns.pop(0) if self.turns else self.reported
         return await super().get_all(self.asked[-1], port)
 
 
@@ -364,17 +364,17 @@ def two(successor_problem: str = "", **more: Any) -> tuple[Sidecar, ...]:
 
 def test_trouble_of_a_successor_is_told_while_the_old_one_serves():
     made = status(observed(updated=1, sidecars=two("cannot be scheduled: Insufficient memory")))
-    assert told(made, "Ready") == ("True", "Serving")
-    assert told(made, "StorageReady") == ("True", "AllNodesReady")
-    assert told(made, "Progressing") == ("True", "RolloutStuck")
+    assert reported(made, "Ready") == ("True", "Serving")
+    assert reported(made, "StorageReady") == ("True", "AllNodesReady")
+    assert reported(made, "Progressing") == ("True", "RolloutStuck")
     words = message(made, "Progressing")
     assert words.startswith("1 of 2 nodes run the current spec; node-1: new sidecar: cannot be scheduled: Insuff")
     assert "surge: false" in words
     assert made["phase"] == "Updating"
-    assert told(status(observed(updated=1, sidecars=two())), "Progressing") == ("True", "RollingOut")
+    assert reported(status(observed(updated=1, sidecars=two())), "Progressing") == ("True", "RollingOut")
     refused = status(observed(updated=1, sidecars=two(), successor_rejection="exceeded quota: compute"))
-    assert told(refused, "StorageReady") == ("True", "AllNodesReady")
-    assert told(refused, "Progressing") == ("True", "RolloutStuck")
+    assert reported(refused, "StorageReady") == ("True", "AllNodesReady")
+    assert reported(refused, "Progressing") == ("True", "RolloutStuck")
     assert "rejects the new sidecars' pods: exceeded quota: compute" in message(refused, "Progressing")
 
 
@@ -424,7 +424,7 @@ async def test_a_pool_with_two_pods_on_a_node_is_told_as_with_one():
     world.cluster.put(beside)
     for old, new in ((SERVING, None), (SERVING, STANDING_BY), (HANDED_OVER, SERVING)):
         said = {"10.0.0.0": old, "10.0.0.9": new, "10.0.0.1": GOOD}
-        world.reports.told = {address: report for address, report in said.items() if report is not None}
+        world.reports.reported = {address: report for address, report in said.items() if report is not None}
         await world.look()
         assert world.pool["status"] == before
         assert world.cluster.writes() == []
@@ -449,9 +449,9 @@ async def test_an_operation_goes_to_the_pod_that_serves():
     async def targets() -> dict[str, str]:
         return {t.node: t.address for t in await world.reconciler._pools.sidecars(pool())}
 
-    world.reports.told = {"10.0.0.0": SERVING, "10.1.0.0": STANDING_BY}
+    world.reports.reported = {"10.0.0.0": SERVING, "10.1.0.0": STANDING_BY}
     assert await targets() == {"node-0": "10.0.0.0", "node-1": "10.0.0.1"}
-    world.reports.told = {"10.0.0.0": HANDED_OVER, "10.1.0.0": SERVING}
+    world.reports.reported = {"10.0.0.0": HANDED_OVER, "10.1.0.0": SERVING}
     assert await targets() == {"node-0": "10.1.0.0", "node-1": "10.0.0.1"}
     del world.cluster.objects[ObjectRef("Pod", NS, "next")]
     old["metadata"]["deletionTimestamp"] = "2026-11-20T10:01:00Z"

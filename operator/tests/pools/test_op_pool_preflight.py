@@ -23,7 +23,7 @@ SHOWN = ObjectRef("ConfigMap", NS, "chat-plan")
 
 
 class Looking(World):
-    """A world whose nodes are looked at; `answers` are what the pods say."""
+    """A world whose nodes are checked; `answers` are what the pods say."""
 
     def __init__(self, **spec: Any) -> None:
         super().__init__(**{"preflight": "Warn", **spec})
@@ -34,7 +34,7 @@ class Looking(World):
         count = len(answers) if desired is None else desired
         daemonset["status"] = {"observedGeneration": 1, "desiredNumberScheduled": count}
         template = daemonset["spec"]["template"]["metadata"]
-        for i, told in enumerate(answers):
+        for i, reported in enumerate(answers):
             self.cluster.put(
                 {
                     "apiVersion": "v1",
@@ -45,8 +45,8 @@ class Looking(World):
                 }
             )
             self.reports.looks.pop(f"10.1.0.{i}", None)
-            if told is not None:
-                self.reports.looks[f"10.1.0.{i}"] = told
+            if reported is not None:
+                self.reports.looks[f"10.1.0.{i}"] = reported
 
     async def until_looking(self) -> None:
         for _ in range(4):
@@ -79,7 +79,7 @@ async def test_while_no_node_passes_nothing_is_rolled_out_and_mending_one_suffic
     world = Looking()
     await world.until_looking()
     world.look_at(BAD, BAD)
-    assert (await world.settle()).requeue_after_s is None  # the refresh looks again, nobody spins
+    assert (await world.settle()).requeue_after_s is None  # the refresh looks again, no busy loop
     assert SIDECARS not in world.cluster.objects
     assert LOOK in world.cluster.objects
     assert world.pool["status"]["preflight"]["state"] == "Held"
@@ -145,7 +145,7 @@ async def test_running_sidecars_keep_the_password_of_their_index_until_the_nodes
     assert world.cluster.objects[secret]["data"] == before
     of_the_look = world.cluster.objects[ObjectRef("Secret", NS, "chat-preflight")]["data"]
     assert base64.b64decode(of_the_look["index-password"]) == b"another-password"
-    del world.cluster.objects[secret]  # lost meanwhile: made anew at once, or no sidecar could start
+    del world.cluster.objects[secret]  # lost meanwhile: recreated immediately, or no sidecar could start
     await world.look()
     assert secret in world.cluster.objects
     world.look_at(answer())

@@ -181,7 +181,7 @@ async def test_numbers_are_written_every_half_minute_at_most():
     await world.settle()
     writes = 0
     for i in range(9):  # 90 seconds
-        world.reports.told["10.0.0.0"] = SidecarStatus(
+        world.reports.reported["10.0.0.0"] = SidecarStatus(
             ready=True, capacity_bytes=2**30, index_connected=True, transport="TCP", hits={"local": i + 1}
         )
         await world.look()
@@ -287,5 +287,5 @@ async def test_pods_that_were_missed_are_told_of_counted_and_evicted_where_that_
     assert results[-1].restarts == ("evicted",)
     assert (results[-1].status or {})["pods"]["notInjected"] == 1
     assert world.condition("InjectionReady")["reason"] == "PodsNotInjected"
-    told = {o["reason"] for r, o in world.cluster.objects.items() if r.kind == "Event" and r.namespace == "team"}
-    assert told == {"NotInjected", "EvictedForInjection"}
+    reported = {o["reason"] for r, o in world.cluster.objects.items() if r.kind == "Event" and r.namespace == "team"}
+    assert reported == {"NotInjected", "EvictedForInjection"}

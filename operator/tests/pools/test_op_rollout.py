@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from op_samples import inputs, pool
-from op_status_samples import GOOD, message, observed, status, told
+from op_status_samples import GOOD, message, observed, reported, status
 
 from kvpool.protocol import block
 from kvpool_operator.api.conditions import first_verdict
@@ -55,11 +55,11 @@ def test_a_roll_is_safe_while_it_would_keep_what_is_cached(
 
 def test_it_is_a_condition_whose_sentence_stays_while_numbers_change():
     made = status(observed())
-    assert told(made, "RollingUpdateSafe") == ("True", "CachePreserved")
+    assert reported(made, "RollingUpdateSafe") == ("True", "CachePreserved")
     more = tuple(Sidecar(f"node-{i}", True, "", replace(GOOD, blocks=33, index_announced=33)) for i in range(2))
     assert message(status(observed(sidecars=more)), "RollingUpdateSafe") == message(made, "RollingUpdateSafe")
     behind = (Sidecar("node-0", True, "", GOOD), Sidecar("node-1", True, "", replace(GOOD, blocks=5000)))
-    assert told(status(observed(sidecars=behind)), "RollingUpdateSafe") == ("False", "IndexNotSynced")
+    assert reported(status(observed(sidecars=behind)), "RollingUpdateSafe") == ("False", "IndexNotSynced")
 
 
 def test_what_a_sidecar_tells_of_it_is_read_and_nothing_odd_is_believed():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from op_samples import pool, pool_manifest
-from op_status_samples import GOOD, LATER, NOW, message, observed, status, told
+from op_status_samples import GOOD, LATER, NOW, message, observed, reported, status
 
 from kvpool_operator.api.conditions import Condition, find, set_condition
 from kvpool_operator.api.crdgen import crd
@@ -85,7 +85,7 @@ def test_the_transport_that_is_used_is_compared_with_the_one_that_is_asked_for(
 ):
     seen = with_report(transport=used, transport_reason="" if used == "RDMA" else "no device")
     made = status(replace(seen, sidecars=seen.sidecars[1:]), transport={"protocol": asked})
-    assert told(made, "TransportReady") == expected
+    assert reported(made, "TransportReady") == expected
     assert ("no device" in message(made, "TransportReady")) == (used == "TCP")
     assert made["transport"]["effective"] == used
     assert made["transport"].get("reason", "") == ("no device" if used == "TCP" else "")
@@ -133,7 +133,7 @@ def test_the_transport_that_is_used_is_compared_with_the_one_that_is_asked_for(
 def test_each_trouble_has_its_reason(seen: Snapshot, kind: str, expected: tuple[str, str], words: str):
     made = status(seen)
     check(STATUS_SCHEMA, made)
-    assert told(made, kind) == expected
+    assert reported(made, kind) == expected
     assert words in message(made, kind)
 
 
@@ -145,15 +145,15 @@ def test_a_node_says_why_it_is_not_ready():
 
 def test_what_the_api_server_refuses_comes_first():
     made = status(observed(), ReconcileOutcome(rejections=("ConfigMap x exists and is not this pool's",)))
-    assert told(made, "Ready") == ("False", "Rejected")
+    assert reported(made, "Ready") == ("False", "Rejected")
     assert "exists and is not" in message(made, "Ready")
     assert made["phase"] == "Failed"
 
 
 def test_injection_that_is_off_is_not_trouble_of_the_storage():
     made = status(observed(), injection={"enabled": False})
-    assert told(made, "InjectionReady") == ("False", "Disabled")
-    assert told(made, "Ready") == ("True", "Serving")
+    assert reported(made, "InjectionReady") == ("False", "Disabled")
+    assert reported(made, "Ready") == ("True", "Serving")
 
 
 @pytest.mark.parametrize(
@@ -211,15 +211,15 @@ def test_garbage_in_the_old_status_does_no_harm():
     odd = ["x", {"type": 1}, None, {"type": "Retired"}, {"type": "Ready", "status": "True", "lastTransitionTime": 7}]
     raw = pool_manifest() | {"status": {"conditions": odd, "phase": 7, "nodes": []}}
     check(STATUS_SCHEMA, status(observed(raw=raw)))
-    assert told(status(observed(raw=raw)), "Ready") == ("True", "Serving")
-    assert told(status(observed(raw=pool_manifest() | {"status": "text"})), "Ready") == ("True", "Serving")
+    assert reported(status(observed(raw=raw)), "Ready") == ("True", "Serving")
+    assert reported(status(observed(raw=pool_manifest() | {"status": "text"})), "Ready") == ("True", "Serving")
 
 
 def test_a_spec_that_cannot_be_understood_leaves_the_rest_of_the_status():
     raw = pool_manifest() | {"status": status(observed())}
     made = invalid_status(pool().metadata, replace(observed(), raw=raw), "spec.tiers: wrong", LATER)
     check(STATUS_SCHEMA, made)
-    assert told(made, "Ready") == ("False", "InvalidSpec")
+    assert reported(made, "Ready") == ("False", "InvalidSpec")
     assert "spec.tiers: wrong" in message(made, "Ready")
     assert made["nodes"]["summary"] == "2/2"
     assert made["phase"] == "Failed"

@@ -128,15 +128,15 @@ def test_what_is_said_of_a_pod():
 def webhook_injects(engine: str = "vllm", **spec: Any) -> dict[str, Any]:
     """A pod as the webhook makes it for the pool."""
     made = pool(**spec)
-    told = made.spec.injection
+    reported = made.spec.injection
     injection = InjectionSettings(
         pool=made.key,
         block_tokens=made.spec.cache.block_tokens,
-        host_memory_bytes=to_bytes(told.vllm.host_memory),
+        host_memory_bytes=to_bytes(reported.vllm.host_memory),
         client_config=client_config(to_client_config(made)),
         sidecar_image=ENV.sidecar_image,
-        kvbm_host_bytes=to_bytes(told.dynamo.host_memory),
-        kvbm_disk_bytes=to_bytes(told.dynamo.disk_cache),
+        kvbm_host_bytes=to_bytes(reported.dynamo.host_memory),
+        kvbm_disk_bytes=to_bytes(reported.dynamo.disk_cache),
     )
     command = {"vllm": ["vllm", "serve", "m"], "sglang": ["sglang", "serve", "m"]}.get(engine, ["python"])
     pod = {
@@ -185,10 +185,10 @@ def test_another_client_makes_a_pod_outdated_also_without_the_annotation():
 def test_a_second_pass_does_not_say_that_the_pod_is_new():
     pod = webhook_injects()
     changed = pool(cache={"blockTokens": 128})
-    told = InjectionSettings(
+    reported = InjectionSettings(
         changed.key, 128, 4 << 30, client_config(ClientConfig(pool=changed.key)), ENV.sidecar_image
     )
-    again = inject(pod, parse_annotations(pod), told).pod
+    again = inject(pod, parse_annotations(pod), reported).pod
     assert counted(again, cache={"blockTokens": 128}).outdated == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from op_pool_world import NS
-from op_preflight_samples import BAD, NOW, looks, told
+from op_preflight_samples import BAD, NOW, looks, reported
 from op_samples import pool
 
 from kvpool_operator.api.conditions import first_verdict
@@ -64,7 +64,7 @@ def test_nodes_that_do_not_answer_are_waited_for_so_long(
     policy: str, passed: list[bool | None], after: float, state: str, is_open: bool
 ):
     first = PreflightResult.evaluate(policy, "s", looks(*passed), {}, NOW)
-    later = PreflightResult.evaluate(policy, "s", looks(*passed), told(first), NOW + timedelta(seconds=after))
+    later = PreflightResult.evaluate(policy, "s", looks(*passed), reported(first), NOW + timedelta(seconds=after))
     assert (later.state, later.is_open) == (state, is_open)
 
 
@@ -73,11 +73,11 @@ def test_a_look_is_not_over_before_it_is_known_how_many_nodes_there_are():
 
 
 def test_a_verdict_is_remembered_until_something_else_is_asked():
-    done = told(PreflightResult.evaluate("Warn", "s", looks(True, False), {}, NOW))
+    done = reported(PreflightResult.evaluate("Warn", "s", looks(True, False), {}, NOW))
     again = PreflightResult.evaluate("Warn", "s", PreflightRun(), done, NOW)
     assert (again.state, again.is_open, again.passed, again.failed) == ("Done", True, 1, 1)
     assert again.findings[0].message == "it is full"
-    assert told(again) == done
+    assert reported(again) == done
     assert PreflightResult.evaluate("Warn", "other", PreflightRun(), done, NOW).state == "Checking"
     assert (
         PreflightResult.evaluate("Require", "s", PreflightRun(), done, NOW).state == "Checking"
@@ -87,19 +87,19 @@ def test_a_verdict_is_remembered_until_something_else_is_asked():
 def test_a_dry_run_ends_also_when_nothing_would_be_rolled_out():
     gate = PreflightResult.evaluate("Warn", "s", looks(False), {}, NOW, dry_run=True)
     assert (gate.state, gate.is_open) == ("Done", False)
-    assert PreflightResult.evaluate("Warn", "s", PreflightRun(), told(gate), NOW, dry_run=True).state == "Done"
-    assert PreflightResult.evaluate("Warn", "s", PreflightRun(), told(gate), NOW).state == "Checking"
+    assert PreflightResult.evaluate("Warn", "s", PreflightRun(), reported(gate), NOW, dry_run=True).state == "Done"
+    assert PreflightResult.evaluate("Warn", "s", PreflightRun(), reported(gate), NOW).state == "Checking"
 
 
 def test_what_is_held_goes_on_when_it_is_mended_however_late():
-    held = told(PreflightResult.evaluate("Warn", "s", looks(False), {}, NOW))
+    held = reported(PreflightResult.evaluate("Warn", "s", looks(False), {}, NOW))
     later = NOW + timedelta(days=2)
     assert PreflightResult.evaluate("Warn", "s", looks(False), held, later).state == "Held"
     assert PreflightResult.evaluate("Warn", "s", looks(True), held, later).state == "Done"
 
 
 def test_where_nothing_may_be_done_what_is_known_is_told():
-    held = told(PreflightResult.evaluate("Warn", "s", looks(False), {}, NOW))
+    held = reported(PreflightResult.evaluate("Warn", "s", looks(False), {}, NOW))
     assert (PreflightResult.from_status("Warn", held).state, PreflightResult.from_status("Warn", held).is_open) == (
         "Held",
         False,
@@ -161,12 +161,12 @@ def test_of_what_was_measured_the_worst_is_told_and_remembered():
         measured("b", "nfs", round_trip_ms=20.1),
     )
     gate = PreflightResult.evaluate("Warn", "s", PreflightRun(4, nodes, "s"), {}, NOW)
-    status = told(gate)
+    status = reported(gate)
     assert [{k: v for k, v in m.items() if v} for m in status["measured"]] == [
         {"tier": "nfs", "roundTripMs": 21, "slowestNode": "b"},
         {"tier": "nvme", "writeMBps": 800, "readMBps": 1, "slowestNode": "b"},
     ]
-    assert told(PreflightResult.evaluate("Warn", "s", PreflightRun(), status, NOW)) == status
+    assert reported(PreflightResult.evaluate("Warn", "s", PreflightRun(), status, NOW)) == status
 
 
 @pytest.mark.parametrize("value", [None, "9", True, -1, float("inf"), float("nan"), 2**60, [1]])
@@ -188,7 +188,7 @@ def test_odd_measures_are_none(value: Any):
 )
 def test_what_is_told(policy: str, passed: list[bool | None], after: int, status: str, reason: str, words: str):
     gate = PreflightResult.evaluate(policy, "s", looks(*passed), {}, NOW)
-    gate = PreflightResult.evaluate(policy, "s", looks(*passed), told(gate), NOW + timedelta(seconds=after))
+    gate = PreflightResult.evaluate(policy, "s", looks(*passed), reported(gate), NOW + timedelta(seconds=after))
     outcome = ReconcileOutcome(preflight=gate)
     verdict = first_verdict(PREFLIGHT_PASSED, ConditionInput(pool(), Snapshot(raw={}), NodesStatus(), outcome))
     assert (verdict.status, verdict.reason) == (status, reason)

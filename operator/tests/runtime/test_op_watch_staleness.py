@@ -30,7 +30,7 @@ def test_a_change_that_was_just_made_may_still_be_under_way():
     clock = Clock()
     watch_staleness = WatchStaleness(clock=clock)
     watch_staleness.observe_event(ONE, "1")
-    for version in ("2", "3", "4"):  # another one with every listing, each told a moment after it
+    for version in ("2", "3", "4"):  # another one with every listing, each reported a moment after it
         watch_staleness.observe_list({ONE: version})
         watch_staleness.observe_event(ONE, version)
         clock.now += 10

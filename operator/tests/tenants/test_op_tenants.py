@@ -208,8 +208,12 @@ def test_a_tenant_that_cannot_be_understood_or_goes_lets_nobody_read_and_reads_n
     going["metadata"]["deletionTimestamp"] = NOW
     settled = resolve([wrong, going, letting("a", "wrong", "going")], {}, ["*"])
     assert not any(one.reads_from or one.readers for one in settled)
-    (told,) = [one for one in settled if one.name == "a"]
-    assert (told.reason, "going" in told.message, "wrong" in told.message) == ("ReaderNotFound", True, False)
+    (reported,) = [one for one in settled if one.name == "a"]
+    assert (reported.reason, "going" in reported.message, "wrong" in reported.message) == (
+        "ReaderNotFound",
+        True,
+        False,
+    )
 
 
 def test_at_most_eight_are_read_the_oldest_first():
@@ -281,7 +285,7 @@ def test_tenants_roll_nothing_and_what_cannot_be_taken_does():
 # -- status ------------------------------------------------------------------------------------------------------------
 
 
-def told(status: Manifest, kind: str) -> tuple[str, str]:
+def reported(status: Manifest, kind: str) -> tuple[str, str]:
     condition = find(status["conditions"], kind)
     assert condition is not None
     assert condition["message"]
@@ -308,20 +312,20 @@ def test_a_status_adds_up_what_the_nodes_say():
     made = status(one, two)
     assert made["used"] == {"nodes": "2Gi", "blocks": 64, "shared": "3Gi", "evictedOverQuota": 5}
     assert (made["memberCount"], made["members"], made["tag"]) == (2, ["x", "y"], TAG)
-    assert told(made, "Accepted") == ("True", "Accepted")
-    assert told(made, "Enforced") == ("True", "Applied")
+    assert reported(made, "Accepted") == ("True", "Accepted")
+    assert reported(made, "Enforced") == ("True", "Applied")
 
 
 def test_enforced_says_how_many_nodes_keep_to_it():
-    assert told(status(SidecarStatus(config="now"), SidecarStatus(config="before")), "Enforced") == (
+    assert reported(status(SidecarStatus(config="now"), SidecarStatus(config="before")), "Enforced") == (
         "False",
         "RollingOut",
     )
-    assert told(status(), "Enforced") == ("Unknown", "StatusUnavailable")
-    assert told(status(SidecarStatus(config="now"), mode="Paused"), "Enforced") == ("Unknown", "Paused")
+    assert reported(status(), "Enforced") == ("Unknown", "StatusUnavailable")
+    assert reported(status(SidecarStatus(config="now"), mode="Paused"), "Enforced") == ("Unknown", "Paused")
     wrong = tenant("acme", "x", priority="high")
     made = status(SidecarStatus(config="now"), raw=wrong)
-    assert told(made, "Accepted") == told(made, "Enforced") == ("False", "InvalidSpec")
+    assert reported(made, "Accepted") == reported(made, "Enforced") == ("False", "InvalidSpec")
     assert made["tag"] == ""
 
 
@@ -334,7 +338,7 @@ class World:
     def __init__(
         self, *tenants: Manifest, namespaces: dict[str, dict[str, str]] | None = None, orders: Any = None
     ) -> None:
-        self.told: dict[str, SidecarStatus] = {}
+        self.reported: dict[str, SidecarStatus] = {}
         self.cluster = MemoryCluster()
         for name, labels in {"kvpool-system": {}, **(namespaces or {})}.items():
             metadata = {"name": name, "labels": labels}
@@ -353,12 +357,12 @@ class World:
         )
 
     async def get_all(self, addresses: Any, port: int) -> dict[str, SidecarStatus]:
-        return {address: self.told[address] for address in addresses if address in self.told}
+        return {address: self.reported[address] for address in addresses if address in self.reported}
 
     def sidecar(self, node: str, report: SidecarStatus) -> None:
         """A pod of the pool's that says this of itself."""
-        address = f"10.0.0.{len(self.told) + 1}"
-        self.told[address] = report
+        address = f"10.0.0.{len(self.reported) + 1}"
+        self.reported[address] = report
         labels = {"kvpool.dev/pool": "chat", "app.kubernetes.io/component": "sidecar"}
         metadata = {"name": f"chat-sidecar-{node}", "namespace": "kvpool-system", "labels": labels}
         status = {"phase": "Running", "podIP": address, "conditions": [{"type": "Ready", "status": "True"}]}
@@ -389,7 +393,7 @@ async def test_tenants_come_into_the_configuration_and_get_a_status():
     await world.settle()
     assert [t.namespaces for t in world.config.tenants] == [("a",)]
     assert world.status_of("acme")["members"] == ["a"]
-    assert told(world.status_of("acme"), "Accepted") == ("True", "Accepted")
+    assert reported(world.status_of("acme"), "Accepted") == ("True", "Accepted")
     world.cluster.calls.clear()
     await world.settle()
     assert world.cluster.writes() == []
@@ -418,7 +422,7 @@ async def test_a_tenant_without_its_pool_says_so():
     await world.settle()
     del world.cluster.objects[ObjectRef("KVCachePool", "kvpool-system", "chat")]
     await world.settle()
-    assert told(world.status_of("acme"), "Accepted") == ("False", "PoolNotFound")
+    assert reported(world.status_of("acme"), "Accepted") == ("False", "PoolNotFound")
     assert world.status_of("acme")["members"] == []
 
 
@@ -456,7 +460,7 @@ async def test_sidecars_that_run_another_configuration_are_brought_the_new_one_a
     sidecars = [
         Sidecar("behind", True, "", SidecarStatus(config="before"), "10.0.0.1"),
         Sidecar("there", True, "", SidecarStatus(config="now"), "10.0.0.2"),
-        Sidecar("old", True, "", SidecarStatus(), "10.0.0.3"),  # a version that does not tell
+        Sidecar("old", True, "", SidecarStatus(), "10.0.0.3"),  # a version that does not report it
         Sidecar("silent", True, "", None, "10.0.0.4"),
         Sidecar("deaf", True, "", SidecarStatus(config="before"), "10.0.0.5"),
     ]

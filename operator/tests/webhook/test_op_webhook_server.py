@@ -190,8 +190,8 @@ async def helm_test(url, namespace, pool):
     script = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HELM_TEST.read_text(), env=env, stdout=PIPE, stderr=STDOUT
     )
-    told, _ = await script.communicate()
-    return script.returncode, told.decode()
+    reported, _ = await script.communicate()
+    return script.returncode, reported.decode()
 
 
 @pytest.mark.parametrize(
@@ -205,15 +205,15 @@ async def helm_test(url, namespace, pool):
 )
 async def test_the_script_of_helm_test_prints_what_would_be_done_with_a_pod(running, namespace, pool, status, words):
     _, caller = running
-    done, told = await helm_test(f"https://127.0.0.1:{caller.where.port}/inject", namespace, pool)
-    assert (done, words in told) == (status, True), told
+    done, reported = await helm_test(f"https://127.0.0.1:{caller.where.port}/inject", namespace, pool)
+    assert (done, words in reported) == (status, True), reported
 
 
 async def test_the_script_of_helm_test_says_that_nothing_answered(running):
     _, caller = running
     for port, path in ((free_port(), "inject"), (caller.where.port, "elsewhere")):
-        done, told = await helm_test(f"https://127.0.0.1:{port}/{path}", "team-a", "")
-        assert (done, "gave no answer" in told) == (1, True), told
+        done, reported = await helm_test(f"https://127.0.0.1:{port}/{path}", "team-a", "")
+        assert (done, "gave no answer" in reported) == (1, True), reported
 
 
 async def test_a_body_above_the_limit_is_refused(running):

@@ -119,7 +119,7 @@ class History:
 
     `expected(tenant, block_id)` is asked for blocks that this history did not see being stored (another process did):
     the
-    checksum of the payload (kvpool.protocol.block.checksum), or None if nobody can have stored it.
+    checksum of the payload (kvpool.protocol.block.checksum), or None if no one can have stored it.
     """
 
     def __init__(

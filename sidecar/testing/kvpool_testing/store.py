@@ -89,7 +89,7 @@ class StoreContract(abc.ABC):
 
     def test_a_writer_that_keeps_its_descriptor_cannot_change_what_is_published(self, store: Store) -> None:
         if not self.detects_writers:
-            pytest.skip("this store is written by the sidecar alone")
+            pytest.skip("no client holds a write descriptor of this store: only the sidecar writes to it")
         data = payload(1)
         pending = store.begin(key(1), len(data))
         assert pending is not None
@@ -208,7 +208,7 @@ class StoreContract(abc.ABC):
 
     def test_bad_blocks_that_were_kept_go_by_what_they_say(self, store: Store) -> None:
         if not self.keeps_bad_blocks:
-            pytest.skip("this store keeps no bad blocks for a look")
+            pytest.skip("this store deletes corrupt blocks; it has no quarantine to purge")
         for n in (1, 2):
             put(store, n)
             store.quarantine(key(n))
@@ -242,7 +242,7 @@ class StoreContract(abc.ABC):
     def test_a_block_larger_than_the_store_is_refused(self, store: Store) -> None:
         capacity = store.usage().capacity_bytes
         if not capacity:
-            pytest.skip("this store has no limit of its own")
+            pytest.skip("this store has no capacity limit: the bucket or file system sets it")
         with pytest.raises(TierFullError):
             store.begin(key(1), capacity + 1)
 

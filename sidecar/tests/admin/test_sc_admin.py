@@ -222,9 +222,9 @@ def test_the_operator_insists_on_the_node_it_means(server):
     ids=["empty", "list", "number", "torn", "no text", "no kind", "no params", "deep"],
 )
 def test_a_body_that_is_no_order_is_answered_and_starts_nothing(operator, kind, body):
-    status, told = operator.call("POST", "/v1/operations", body)
+    status, reported = operator.call("POST", "/v1/operations", body)
     assert status in (400, 413)
-    assert told["error"]
+    assert reported["error"]
     assert kind.runs == []
 
 

@@ -227,7 +227,7 @@ def test_a_tenant_is_purged_from_every_tier_and_the_others_keep_theirs(cluster):
             assert os.pread(reader.fd, SIZE, HEADER_BYTES) == payload(0, SIZE)  # who reads, reads to the end
         finally:
             os.close(reader.fd)
-    with b.connect("team-a") as one:  # the index knows it, too: nobody is sent to the other node in vain
+    with b.connect("team-a") as one:  # the index knows it, too: no one is sent to the other node unsuccessfully
         wait_for(lambda: not any(one.lookup(list(mine))), "the index has forgotten them")
     for node in (a, b):
         with node.connect("team-a") as one, node.connect("team-b") as two:
@@ -236,7 +236,7 @@ def test_a_tenant_is_purged_from_every_tier_and_the_others_keep_theirs(cluster):
     assert {header_of(f).tenant_tag for f in a.files()} == {keys.tenant_tag(SECRET, "team-b")}
     again = Operator.of(a).run("uid-2", "purge", tenant="team-a", **LOCAL)
     assert again["counts"]["blocks"] == 0
-    with a.connect("team-a") as one:  # and the tenant may begin anew
+    with a.connect("team-a") as one:  # and the tenant may begin again
         assert one.put(mine) == [wire.CommitStatus.STORED] * 8
         assert one.get(list(mine)) == list(mine.values())
 
@@ -316,7 +316,7 @@ def test_a_verification_keeps_to_its_bandwidth_and_ends_when_it_is_cancelled(clu
     ended = wait_for(lambda: (r := operator.poll("v-1"))["state"] != "Running" and r, "it ends")
     assert (ended["state"], ended["message"]) == ("Failed", "cancelled")
     assert ended["counts"]["blocks"] < 40
-    for name, kind, params in (  # there is no shared tier here, and nobody pretends
+    for name, kind, params in (  # there is no shared tier here, and no one pretends
         ("a", "purge", {"all": True, **SHARED}),
         ("b", "verify", {"bytes_per_s": 1000, **SHARED}),
         ("c", "purge", {"all": True, "tier": "Other"}),

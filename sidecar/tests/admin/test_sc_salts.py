@@ -99,7 +99,7 @@ def test_a_copy_of_a_purged_salt_is_refused_and_others_are_not():
 
 
 def test_a_salt_is_purged_from_every_tier_and_everybody_else_keeps_theirs(cluster):
-    """Drives, copies that another node made, and a shared directory with compression, which writes headers anew."""
+    """Drives, copies that another node made, and a shared directory with compression, which writes headers again."""
     c = cluster(shared=True)
     cache = config.CacheConfig(compression="Zstd", warm_up_bytes_per_s=64 * MIB)
     a, b = (c.node(name, admin_port=ADMIN_PORT, salt_tags=True, cache=cache) for name in "ab")
@@ -114,9 +114,9 @@ def test_a_salt_is_purged_from_every_tier_and_everybody_else_keeps_theirs(cluste
     expected |= {**dict.fromkeys(plain, block.NO_SALT), **dict.fromkeys(theirs, tag_of("red", "team-b"))}
     wait_for(lambda: a.status()["shared"]["copies"].get("copied") == 8, "all are on the shared tier")
     shared = [file for file in (c.shared / "blocks").rglob("*") if file.is_file()]
-    told = headers(shared)
-    assert {name: header.salt_tag for name, header in told.items()} == expected
-    assert all(header.codec == block.CODEC_ZSTD for header in told.values())
+    reported = headers(shared)
+    assert {name: header.salt_tag for name, header in reported.items()} == expected
+    assert all(header.codec == block.CODEC_ZSTD for header in reported.values())
     on_a = headers(a.files())
     assert {name: header.salt_tag for name, header in on_a.items()} == expected
     assert all(on_a[name].payload_sum == block.checksum(data) for name, data in blue.items())
@@ -136,7 +136,7 @@ def test_a_salt_is_purged_from_every_tier_and_everybody_else_keeps_theirs(cluste
             assert one.get(list(red)) == [None] * 2
             assert one.get([*blue, *plain]) == [*blue.values(), *plain.values()]
             assert two.get(list(theirs)) == list(theirs.values())
-    # without a tenant: whoever had that salt; and what is stored anew is kept
+    # without a tenant: whoever had that salt; and what is stored again is kept
     with a.connect("team-a") as one:
         one.put(red, "red")
     assert Operator.of(a).run("p-3", "purge", salts=[digest("red"), digest("green")], **LOCAL)["counts"]["blocks"] == 4

@@ -180,11 +180,11 @@ def test_what_needs_a_restart_and_what_cannot_be_read_is_told_and_has_no_effect(
     peer = dataclasses.replace(node.pool.peer, port=17500)
     text = config.dumps(dataclasses.replace(node.pool, peer=peer, local=capacity(node, MIB)))
     (node.home / "pool.json").write_text(text)
-    told = wait_for(lambda: node.status()["config"]["problem"], "it is told")
-    assert told == "needs a restart: peer.port"
+    reported = wait_for(lambda: node.status()["config"]["problem"], "it is reported")
+    assert reported == "needs a restart: peer.port"
     assert node.status()["config"]["needs_restart"]
     (node.home / "pool.json").write_text(text[:100])
-    wait_for(lambda: "not JSON" in node.status()["config"]["problem"], "it is told")
+    wait_for(lambda: "not JSON" in node.status()["config"]["problem"], "it is reported")
     after = node.status()
     assert after["config"]["digest"] == before["config"]["digest"]
     assert after["capacity_bytes"] == before["capacity_bytes"]
@@ -210,8 +210,8 @@ def test_the_operator_brings_a_configuration_before_the_kubelet_does_and_an_olde
     (node.home / "pool.json").write_text(config.dumps(between))
     older = given(dataclasses.replace(node.pool, generation=node.pool.generation, local=capacity(node, 40 * MIB)))
     assert older["state"] == "Succeeded"  # passed over
-    told = given(dataclasses.replace(newest, generation=newest.generation + 1, http_port=17999))
-    assert (told["state"], told["message"]) == ("Failed", "needs a restart: http_port")
+    reported = given(dataclasses.replace(newest, generation=newest.generation + 1, http_port=17999))
+    assert (reported["state"], reported["message"]) == ("Failed", "needs a restart: http_port")
     assert operator.run("no-config", "reload", text="x")["state"] == "Failed"
     assert operator.run("no-json", "reload", config="{")["state"] == "Failed"
     assert node.status()["capacity_bytes"] == 24 * MIB

@@ -36,20 +36,20 @@ def theirs(nodes):
 
 def answers(node, name: bytes) -> list[object]:
     """What team-b is told of one name, by every operation; without keys and tokens, which differ for any two names."""
-    told: list[object] = []
+    reported: list[object] = []
     with node.connect("team-b") as raw:
-        told.append(raw.lookup([name]))
-        told.append(raw.lookup([name], flags=wire.Flag.EXHAUSTIVE))
+        reported.append(raw.lookup([name]))
+        reported.append(raw.lookup([name], flags=wire.Flag.EXHAUSTIVE))
         for flags in (0, wire.Flag.VERIFY, wire.Flag.LOCAL_ONLY):
-            told.append([(e.status, e.tier, e.stream, e.length, e.fd) for e in raw.open([name], flags=flags)])
+            reported.append([(e.status, e.tier, e.stream, e.length, e.fd) for e in raw.open([name], flags=flags)])
         (_, answer), fds = raw.ask(wire.Op.REPORT, wire.pack_json({"corrupt": [name.hex()]}))
-        told += [answer, fds]
+        reported += [answer, fds]
         ((status, token, key, fd),) = raw.begin([(name, 5000)])
-        told.append((status, fd >= 0))
+        reported.append((status, fd >= 0))
         if fd >= 0:  # with the tag of the other tenant it is not accepted, with its own it is its own block
             write_block(fd, header(name, key, payload(1, 5000), os.urandom(16)), payload(1, 5000))
-            told.append(raw.commit([token]))
-    return told
+            reported.append(raw.commit([token]))
+    return reported
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -171,12 +171,12 @@ def test_hashes_can_be_their_low_64_bits_and_chains_are_one_event():
     events = [Event(EventKind.STORED, one, Locality.LOCAL, "t", FINGERPRINT) for one in names]
     alone = Event(EventKind.STORED, replace(names[2], parent_hash=b""), Locality.LOCAL, "t", FINGERPRINT)
     removed = [event._replace(kind=EventKind.REMOVED) for event in events]
-    told = msgspec.msgpack.decode(
+    reported = msgspec.msgpack.decode(
         encode_batch([*events, alone, *removed], 1.5, int_hashes=True, models={FINGERPRINT: "m"})
     )
     low = [int.from_bytes(h[-8:], "big") for h in chain]
-    assert told[0::2] == [1.5, None]
-    first, second, third = told[1]
+    assert reported[0::2] == [1.5, None]
+    first, second, third = reported[1]
     assert (first["block_hashes"], first["parent_block_hash"]) == (low, int.from_bytes(b"before", "big"))
     assert (first["block_size"], first["group_idx"], first["kvpool"]["model"]) == (16, 2, "m")
     assert (second["block_hashes"], second["parent_block_hash"]) == (low[2:], None)
@@ -223,8 +223,8 @@ def test_a_slow_subscriber_keeps_nobody_waiting_and_finds_what_it_missed():
             assert sorted([*heard, *(m.number for m in missed)]) == list(range(last + 1))
             for message in slow.received:  # what it took in, and what was missed
                 missed.append(message)
-            told = {h for m in missed for e in m.events for h in e.get("block_hashes", ())}
-            assert told == {name(n).engine_hash for n in range(rounds)}
+            reported = {h for m in missed for e in m.events for h in e.get("block_hashes", ())}
+            assert reported == {name(n).engine_hash for n in range(rounds)}
 
 
 def test_what_was_lost_shows_in_the_numbers():
@@ -237,10 +237,11 @@ def test_what_was_lost_shows_in_the_numbers():
                 known = feed._blocks.setdefault(key(n), _TrackedBlock(name(n), b"a" * 16, FINGERPRINT))
                 feed._add(known, Locality.LOCAL)
         feed.wake()
-        wait_for(lambda: feed.queued == 0, "all is told")
+        wait_for(lambda: feed.queued == 0, "all is reported")
         with Subscriber(*where) as s:
             wait_for(
-                lambda: len({h for m in s.replay() for e in m.events for h in e.get("block_hashes", ())}) == 5, "told"
+                lambda: len({h for m in s.replay() for e in m.events for h in e.get("block_hashes", ())}) == 5,
+                "reported",
             )
             messages = s.replay()
     assert [m.number for m in messages][:2] == [0, 2]
@@ -258,13 +259,15 @@ def test_who_comes_too_late_for_a_replay_is_told_everything_once():
         wait_for(lambda: stats.whole("kv_events").get("stored") == 12, "published")
         with Subscriber(address_of(publisher), publisher.port, publisher.replay_port) as late:
             assert late.replay(0)[0].number > 0  # the beginning is not remembered
-            wait_for(lambda: stats.whole("kv_events")["stored"] == 24, "all is told again")
+            wait_for(lambda: stats.whole("kv_events")["stored"] == 24, "all is reported again")
             again = late.replay(0)
             batch = next(m for m in again if any(e["type"] == "AllBlocksCleared" for e in m.events))
             before = [m.number for m in again if m.number < batch.number]
             assert before[-1] == batch.number - 2  # one was left out
-            told = [h for m in again if m.number >= batch.number for e in m.events for h in e.get("block_hashes", ())]
-            assert set(told) == {name(n).engine_hash for n in range(12)}
+            reported = [
+                h for m in again if m.number >= batch.number for e in m.events for h in e.get("block_hashes", ())
+            ]
+            assert set(reported) == {name(n).engine_hash for n in range(12)}
             late.replay(0)
             late.replay(0)
             assert stats.whole("kv_events")["cleared"] == 2  # not more than once a minute
@@ -305,7 +308,7 @@ def test_what_is_too_large_is_never_taken_in(kind):
         with Subscriber(*where) as s:
             wait_for(
                 lambda: any(name(1).engine_hash in e.get("block_hashes", ()) for m in s.replay() for e in m.events),
-                "told",
+                "reported",
             )
 
 
@@ -323,4 +326,4 @@ def test_stopping_ends_the_thread_and_frees_the_ports():
     wait_for(lambda: not any(t.name == "kv-events" for t in threading.enumerate()), "the thread ends")
     again = EventPublisher(EventEndpoint(*where, "t"), feed, stats)
     again.stop()
-    feed.stored(key(1), header(1))  # wakes nobody
+    feed.stored(key(1), header(1))  # wakes no one

@@ -82,8 +82,8 @@ def ask(node, question: object, token: str | None = "", method: str = "POST") ->
 
 
 def question(chain: list[bytes], tenant: str = "team-a", **more: object) -> dict:
-    told = {"tenant": tenant, "fingerprint": FINGERPRINT.hex(), "hashes": [h.hex() for h in chain]}
-    return {**told, **more}
+    reported = {"tenant": tenant, "fingerprint": FINGERPRINT.hex(), "hashes": [h.hex() for h in chain]}
+    return {**reported, **more}
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +104,14 @@ def test_a_stored_chain_is_one_event_in_vllms_words(node):
     with subscriber(node) as s:
         s.replay()  # by now it is subscribed, or what comes next is remembered
         store(node, chain)
-        wait_for(lambda: holds(node, set(chain)) or None, "the chain is told")
+        wait_for(lambda: holds(node, set(chain)) or None, "the chain is reported")
         first = s.replay()[0]
         assert (first.number, first.topic, first.rank) == (0, "kv@a@", None)
         assert first.events[0] == {"type": "AllBlocksCleared"}
-        told = [e for m in s.replay() for e in m.events if e["type"] == "BlockStored" and chain[0] in e["block_hashes"]]
-    (event,) = told
+        reported = [
+            e for m in s.replay() for e in m.events if e["type"] == "BlockStored" and chain[0] in e["block_hashes"]
+        ]
+    (event,) = reported
     assert event["block_hashes"] == chain[: len(event["block_hashes"])]
     assert event == {
         "type": "BlockStored", "block_hashes": event["block_hashes"], "parent_block_hash": None, "token_ids": [],
@@ -148,7 +150,7 @@ def test_an_index_like_llm_ds_finds_the_longest_prefix(cluster):
             lambda node=node, count=count: (
                 len([1 for e in all_events(node) for h in e.get("block_hashes", ()) if h in chain]) >= count
             ),
-            "told",
+            "reported",
         )
         with subscriber(node) as s:
             for message in s.replay():
@@ -165,8 +167,8 @@ def test_routers_ask_how_far_each_node_has_a_prompt(cluster):
     a.wait_announced()
     b.wait_announced()
     for node in (a, b):
-        status, told = ask(node, question(chain))
-        assert (status, told) == (200, {"nodes": {"a": 200, "b": 7}, "shared": 0, "complete": True})
+        status, reported = ask(node, question(chain))
+        assert (status, reported) == (200, {"nodes": {"a": 200, "b": 7}, "shared": 0, "complete": True})
     assert ask(a, question(chain, tenant="team-b"))[1]["nodes"] == {}
     assert ask(a, question(chain, fingerprint="00" * 32))[1]["nodes"] == {}
     assert ask(a, question(chain, part="00000001"))[1]["nodes"] == {}
@@ -197,9 +199,9 @@ def test_who_shows_no_token_is_told_nothing(node):
 )  # fmt: skip
 def test_a_question_that_is_none_is_refused(node, wrong):
     body = {**question(hashes("words", 1)), **wrong} if isinstance(wrong, dict) and wrong else wrong
-    status, told = ask(node, body)
+    status, reported = ask(node, body)
     assert status == 400
-    assert set(told) == {"error"}
+    assert set(reported) == {"error"}
 
 
 def test_a_question_without_end_is_refused(node):
@@ -219,8 +221,8 @@ def test_two_tenants_with_one_prompt_are_told_apart(node):
     store(node, chain, "team-a")
     store(node, chain, "team-b")
     wait_for(lambda: holds(node, set(chain), tenant="team-b"), "told for team-b")
-    told = {e["kvpool"]["tenant"] for e in all_events(node) if chain[0] in e.get("block_hashes", ())}
-    assert told == {"team-a", "team-b"}
+    reported = {e["kvpool"]["tenant"] for e in all_events(node) if chain[0] in e.get("block_hashes", ())}
+    assert reported == {"team-a", "team-b"}
     assert [ask(node, question(chain, tenant))[1]["nodes"] for tenant in ("team-a", "team-b")] == [{"a": 2}] * 2
 
 
@@ -236,7 +238,7 @@ def test_a_name_that_is_not_the_blocks_is_not_told(node):
         write_block(fd, made, data)
         assert raw.commit([token]) == [wire.CommitStatus.STORED]
     store(node, hashes("after", 1))
-    wait_for(lambda: any(hashes("after", 1)[0] in e.get("block_hashes", ()) for e in all_events(node)), "told")
+    wait_for(lambda: any(hashes("after", 1)[0] in e.get("block_hashes", ()) for e in all_events(node)), "reported")
     assert not any({chain[0], other[0]} & set(e.get("block_hashes", ())) for e in all_events(node))
     assert node.status()["stored"]["blocks"] == before + 2
     assert b'kvpool_events_lost_total{reason="false-name"} 1.0' in node.get("/metrics")
@@ -246,7 +248,7 @@ def test_after_a_restart_everything_is_told_again(cluster):
     node = cluster.nodes[1]
     chain = hashes("restart", 5)
     store(node, chain)
-    wait_for(lambda: any(chain[-1] in e.get("block_hashes", ()) for e in all_events(node)), "told")
+    wait_for(lambda: any(chain[-1] in e.get("block_hashes", ()) for e in all_events(node)), "reported")
     indexer = Indexer()
     indexer.engine_stores("engine", chain, first_key=0)
     with subscriber(node) as s:
@@ -262,8 +264,8 @@ def test_after_a_restart_everything_is_told_again(cluster):
         node.start()
         node.ready()
         wait_for(lambda: node.status()["scanned"], "scanned")
-        wait_for(lambda: any(chain[0] in e.get("block_hashes", ()) for e in all_events(node)), "told again")
-        wait_for(lambda: node.status()["kv_events"]["waiting"] == 0, "all is told")
+        wait_for(lambda: any(chain[0] in e.get("block_hashes", ()) for e in all_events(node)), "reported again")
+        wait_for(lambda: node.status()["kv_events"]["waiting"] == 0, "all is reported")
         messages = s.replay()
         assert messages[0].number == 0 < seen
         assert messages[0].events[0]["type"] == "AllBlocksCleared"
@@ -288,7 +290,7 @@ def test_what_is_evicted_is_told(cluster):
         assert len(there) < len(every)
         return holds(node, there)
 
-    wait_for(as_it_is, "what is told is what is there")
+    wait_for(as_it_is, "what is reported is what is there")
     assert any(e["type"] == "BlockRemoved" and e["medium"] == "STORAGE" for e in all_events(node))
 
 
@@ -297,7 +299,7 @@ def test_copies_on_the_shared_tier_are_told_until_they_go(tmp_path):
         node = cluster.node("a", events=EVENTS)
         chain = hashes("shared", 3)
         store(node, chain)
-        wait_for(lambda: holds(node, set(chain), "REMOTE"), "copies are told")
+        wait_for(lambda: holds(node, set(chain), "REMOTE"), "copies are reported")
         assert ask(node, question(chain))[1]["shared"] == 3
         block_ids = [keys.block_id(FINGERPRINT, h, GROUP) for h in chain]
         copies = {f.name: f for f in cluster.shared.rglob("*") if f.is_file() and len(f.name) == 64}
@@ -305,11 +307,13 @@ def test_copies_on_the_shared_tier_are_told_until_they_go(tmp_path):
             f.unlink()
         with node.connect() as raw:
             assert None not in raw.get(block_ids)  # from the shared tier: they are nowhere but there now
-            wait_for(lambda: holds(node, set()) and holds(node, set(chain), "REMOTE"), "what vanished is told")
+            wait_for(lambda: holds(node, set()) and holds(node, set(chain), "REMOTE"), "what vanished is reported")
             for block_id in block_ids[:2]:
                 copies[keys.block_key(SECRET.strip(), "team-a", block_id).hex()].unlink()
             assert raw.get(block_ids[:1]) == [None]
-        wait_for(lambda: holds(node, {chain[2]}, "REMOTE"), "what a reader missed is told, and what nobody asked for")
+        wait_for(
+            lambda: holds(node, {chain[2]}, "REMOTE"), "what a reader missed is reported, and what nobody asked for"
+        )
 
 
 def test_a_pool_without_events_asks_for_no_names(tmp_path):

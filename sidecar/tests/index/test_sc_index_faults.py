@@ -205,7 +205,7 @@ class Clock:
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
 def test_fault_26_a_clock_that_jumps_expires_nothing_and_sticks_nothing(tmp_path, monkeypatch, jump):
-    """Leases are Redis' own time and everything else is monotonic: the wall clock is asked by nobody."""
+    """Leases are Redis' own time and everything else is monotonic: the wall clock is asked by no one."""
     with Servers(tmp_path) as servers:
         server = servers.make("server")
         index = RedisIndex(f"redis://{server.endpoint}/0", lease_s=30)
@@ -235,7 +235,7 @@ def test_fault_26_a_clock_that_jumps_expires_nothing_and_sticks_nothing(tmp_path
 
 
 def test_fault_26_the_own_clock_of_a_node_that_was_suspended_ends_what_it_knew_of_others():
-    """Suspended for an hour, a node asks anew instead of trusting what it remembered."""
+    """Suspended for an hour, a node asks again instead of trusting what it remembered."""
     clock = Clock()
     index = MemoryIndex(lease_s=15, clock=clock)
     directory = BlockResolver(

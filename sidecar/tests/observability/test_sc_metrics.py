@@ -79,17 +79,17 @@ def test_what_is_told_is_what_the_reference_says(tmp_path):
         a = c.node("a")
         with a.connect() as raw:
             raw.put({block_id(1): payload(1)})
-        told = {(f"{n}_total" if f.type == "counter" else n): f for n, f in families(a).items()}
+        reported = {(f"{n}_total" if f.type == "counter" else n): f for n, f in families(a).items()}
         wanted = {name: (kind, text) for name, kind, _, text in reference() if not name.startswith("kvpool_events_")}
-        events = {name for name in told if name.startswith("kvpool_events_")}
-        assert told.keys() - events == wanted.keys()
-        assert {name: (told[name].type, told[name].documentation) for name in wanted} == wanted
+        events = {name for name in reported if name.startswith("kvpool_events_")}
+        assert reported.keys() - events == wanted.keys()
+        assert {name: (reported[name].type, reported[name].documentation) for name in wanted} == wanted
         labels = {name: {label} - {""} for name, _, label, _ in reference()}
-        for name, family in told.items():
+        for name, family in reported.items():
             for sample in family.samples:
                 assert set(sample.labels) - {"le"} == labels[name], sample
         assert value(a, "kvpool_sidecar_breaker_open", part="index") == 0
-        assert {s.labels["part"] for s in told["kvpool_sidecar_breaker_open"].samples} == {"index", "shared"}
+        assert {s.labels["part"] for s in reported["kvpool_sidecar_breaker_open"].samples} == {"index", "shared"}
 
 
 def test_evictions_are_told_by_their_cause(tmp_path):
@@ -154,11 +154,11 @@ def test_secrets_are_in_no_log_metric_status_or_argument(tmp_path):
                 raw.ask(wire.Op.REPORT, b"{")
         wait_for(lambda: b"broke the protocol" in b.log.read_bytes(), "a failure is in the log")
         wait_for(lambda: not b.status()["index"]["connected"], "the index is missed")
-        told = {"status": b.get("/status") + a.get("/status"), "metrics": b.get("/metrics") + a.get("/metrics")}
-        told["arguments"] = b"".join(Path(f"/proc/{n.process.pid}/cmdline").read_bytes() for n in (a, b))
-        told["environment"] = b"".join(Path(f"/proc/{n.process.pid}/environ").read_bytes() for n in (a, b))
-        told["log"] = b"".join(n.log.read_bytes() for n in (a, b)) + c.index.log.read_bytes()
-        for where, text in told.items():
+        reported = {"status": b.get("/status") + a.get("/status"), "metrics": b.get("/metrics") + a.get("/metrics")}
+        reported["arguments"] = b"".join(Path(f"/proc/{n.process.pid}/cmdline").read_bytes() for n in (a, b))
+        reported["environment"] = b"".join(Path(f"/proc/{n.process.pid}/environ").read_bytes() for n in (a, b))
+        reported["log"] = b"".join(n.log.read_bytes() for n in (a, b)) + c.index.log.read_bytes()
+        for where, text in reported.items():
             for name, canary in canaries.items():
                 assert canary.encode() not in text, f"{name} is in {where}"
             if where in ("status", "metrics"):

@@ -120,7 +120,7 @@ def test_who_sends_without_end_before_the_proof_is_cut_off(server, store):
     with contextlib.suppress(OSError):
         while sent < 256 * MIB:
             sent += sock.send(bytes(MIB))
-    assert sent < 64 * MIB  # what the kernel's buffers hold; nobody here read it
+    assert sent < 64 * MIB  # what the kernel's buffers hold; no one here read it
     sock.close()
     wait_for(lambda: server.connections == 0, "the connection is over")
     assert served(server, store)

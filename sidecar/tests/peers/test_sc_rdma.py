@@ -183,7 +183,9 @@ def test_what_is_staged_is_bounded_and_goes_by_release_or_with_time(agents):
     again = other.stage(key(0))
     assert isinstance(again, Staged)
     now[0] = LONGEST_S - 1
-    assert staging.lease().stage(key(1)) == peer_wire.PeerStatus.BUSY  # devices may still read it, whoever hung up
+    assert (
+        staging.lease().stage(key(1)) == peer_wire.PeerStatus.BUSY
+    )  # devices may still read it, even if the peer hung up
     now[0] = LONGEST_S + 1
     assert all(isinstance(other.stage(key(n)), Staged) for n in range(4))
     assert staging.staged == 4

@@ -197,7 +197,7 @@ def test_what_goes_to_peers_is_bounded_and_in_turn(serving, store):
     put(store, 1, 16 * MIB)
     readers = [connect(server) for _ in range(5)]
     for reader in readers:
-        reader.request([key(1)])  # and nobody reads
+        reader.request([key(1)])  # and no one reads
     wait_for(lambda: lane.waiting == 2, "three are served, two wait")
     assert lane.held_bytes == 48 * MIB
     for reader in readers:  # whoever reads makes room; a grant that runs out does, too

@@ -365,7 +365,7 @@ def test_a_look_that_hangs_holds_nobody_up_and_one_that_breaks_is_a_finding():
     ever = threading.Event()
 
     def broken():
-        yield fine("Before", "told")
+        yield fine("Before", "reported")
         raise ZeroDivisionError
 
     looks = [
@@ -386,10 +386,10 @@ def test_a_look_that_hangs_holds_nobody_up_and_one_that_breaks_is_a_finding():
 
 def test_a_report_is_bounded_and_its_worst_comes_first():
     many = (*[fine("C", "x" * 5000)] * 200, failed("D", "y" * 5000, "z" * 5000))
-    told = Report("node", 1.0, many).dump()
-    assert told["findings"][0]["check"] == "D"
-    assert len(told["findings"]) == 64
-    assert len(json.dumps(told)) < 64 * 1024
+    reported = Report("node", 1.0, many).dump()
+    assert reported["findings"][0]["check"] == "D"
+    assert len(reported["findings"]) == 64
+    assert len(json.dumps(reported)) < 64 * 1024
     assert "D: y" in format_report(Report("node", 1.0, many), as_json=False)
 
 
@@ -453,14 +453,14 @@ def test_it_is_told_over_http_and_looked_at_again_until_it_is_well(folder):
     )
     thread.start()
 
-    def told():
+    def reported():
         return json.loads(ask(address, 17422, "/status").body)["preflight"]
 
     try:
         wait_for(lambda: ask(address, 17422, "/readyz").code == 200, "there is an answer")
-        assert told()["passed"] is False
+        assert reported()["passed"] is False
         (folder / "thesis.tex").unlink()
-        wait_for(lambda: told()["passed"], "it passes")
+        wait_for(lambda: reported()["passed"], "it passes")
         assert ask(address, 17422, "/metrics").code == 200
         assert measured[0] is True
         assert not any(measured[1:])

@@ -129,7 +129,7 @@ def test_the_server_restarts_and_pods_keep_their_sockets(setup):
     inodes = [path.stat().st_ino for path in paths]
     for how in (signal.SIGTERM, signal.SIGKILL):
         setup.node.stop(how)
-        waiting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # while nobody serves: no refusal
+        waiting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # while no one serves: no refusal
         opened = os.open(paths[0].parent, os.O_PATH)
         waiting.connect(f"/proc/self/fd/{opened}/kv.sock")
         os.close(opened)
@@ -256,7 +256,7 @@ def test_a_socket_that_the_pod_removes_or_replaces_is_put_back(setup):
     path.unlink()
     path.mkdir()
     setup.connect(path).close()
-    shutil.rmtree(setup.kubelet.volume(raw))  # a volume that was made anew, as after a reboot
+    shutil.rmtree(setup.kubelet.volume(raw))  # a volume that was made again, as after a reboot
     setup.kubelet.volume(raw).mkdir()
     setup.connect(path).close()
 

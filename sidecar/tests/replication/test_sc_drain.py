@@ -8,7 +8,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sc_drain import SIZE, drain, loads, nodes, selective, store, told
+from sc_drain import SIZE, drain, loads, nodes, reported, selective, store
 from sc_nodes import MIB, wait_for
 
 from kvpool.errors import ProtocolError
@@ -137,18 +137,20 @@ def test_what_a_drained_node_had_is_found_after_it_has_gone(cluster, where):
     numbers, later = list(range(60)), list(range(100, 110))
     store(d, numbers)
     store(d, [500], tenant="team-b")
-    assert told(d) == {
+    assert reported(d) == {
         "leaving": False, "leaving_for": [], "clean": False, "moved_blocks": 0, "moved_bytes": 0, "remaining_blocks": 0,
         "remaining_bytes": 0, "problem": "",
     }  # fmt: skip
     report = drain(d, wait_s=60)  # once, as an operation
     assert report["state"] == "Succeeded", report
     assert report["counts"] == {"blocks": 61, "bytes": 61 * (SIZE + HEADER_BYTES)}
-    assert not told(d)["leaving"]
+    assert not reported(d)["leaving"]
     assert drain(d)["state"] == "Succeeded"
-    assert told(d)["leaving_for"] == ["node"]
+    assert reported(d)["leaving_for"] == ["node"]
     store(d, later)  # it serves on, and is not left alone with what comes now
-    wait_for(lambda: told(d)["clean"] and told(d)["moved_blocks"] == 10, "new blocks are moved, too", timeout=30)
+    wait_for(
+        lambda: reported(d)["clean"] and reported(d)["moved_blocks"] == 10, "new blocks are moved, too", timeout=30
+    )
     assert loads(d, numbers) == numbers
     d.kill()
     for node in (a, b):

@@ -100,7 +100,7 @@ def test_a_block_is_seen_by_other_connections_of_its_tenant_at_once(raw, node, n
 
 
 def test_two_tenants_never_meet(raw, node, n):
-    """The same block id, by both; each reads its own, and the other's is the same miss as nobody's."""
+    """The same block id, by both; each reads its own, and the other's is the same miss as an absent block's."""
     with node.connect("team-b") as other:
         assert raw.put({block_id(n): b"a" * 5000}) == [Commit.STORED]
         assert other.lookup([block_id(n)]) == [wire.Tier.MISS]

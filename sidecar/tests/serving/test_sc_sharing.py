@@ -1,4 +1,4 @@
-"""Tenants that let others read: what a reader finds on its node, on a peer, on the shared tier, and nobody else does.
+"""Tenants that let others read: what a reader finds on its node, on a peer, on the shared tier, and no one else does.
 
 Real sidecars with an index and a shared directory; the rules of who finds what are held against a model in memory.
 """
@@ -168,7 +168,7 @@ def test_a_router_is_told_what_the_namespaces_pods_would_find(nodes):
 
     for node in (a, b):
         assert [reach(node, who)["nodes"].get("a", 0) for who in ("base", "reader", "third", "plain")] == [3, 4, 0, 0]
-    wait_for(lambda: reach(b, "reader")["shared"] == 4, "copies are told of")
+    wait_for(lambda: reach(b, "reader")["shared"] == 4, "copies are reported of")
     assert (reach(b, "base")["shared"], reach(b, "third")["shared"]) == (3, 0)
 
 
@@ -195,7 +195,7 @@ def test_a_false_report_of_a_reader_leaves_the_owners_block_and_a_true_one_takes
         not_yet = spoil(a, bad)
         gone.add(spoil(a, worse))
         report(node, "third", bad)  # who may not read it has no say
-        report(node, "reader", fine, worse)  # they are looked at in this order
+        report(node, "reader", fine, worse)  # they are checked in this order
         wait_for(lambda: {f.name for f in a.files("quarantine")} >= gone, "quarantined")
         assert {f.name for f in a.files("quarantine")} == gone
         with node.connect("base") as raw:
@@ -260,7 +260,9 @@ class World:
         self.heard: list[tuple] = []
         self.learned: list[tuple] = []
         pool = config.PoolConfig("p", "n", "u", (config.LocalTier("l", "/x", 1),), config.IndexConfig(""))
-        after = LookupEvents([lambda *told: self.heard.append(told)], Stats(), lambda *told: self.learned.append(told))
+        after = LookupEvents(
+            [lambda *reported: self.heard.append(reported)], Stats(), lambda *reported: self.learned.append(reported)
+        )
         after.start()
         self.after = after
         holder = ConfigHolder(SECRET, pool)
@@ -369,12 +371,16 @@ def test_one_that_may_read_nobody_asks_what_it_always_asked_and_a_foreign_block_
         ):
             setattr(holder, name, Counting(name, getattr(holder, name)))
         locator, own = BlockLocator(world.local, world.shared, world.directory), Tenant(SECRET, FOUR[0])
-        told = []
+        reported = []
         for names in ([1, 2, 3], [7, 8, 9]):
             asked.clear()
             found = locator.locate((own,), [block_id(n) for n in names], PATIENCE_S, exhaustive=False)
-            told.append((list(found.tiers), dict(asked)))
-        assert told[0] == told[1] == ([0, 0, 0], {"contains": [1, 1, 1], "longest_prefix": [3], "contains_many": [1]})
+            reported.append((list(found.tiers), dict(asked)))
+        assert (
+            reported[0]
+            == reported[1]
+            == ([0, 0, 0], {"contains": [1, 1, 1], "longest_prefix": [3], "contains_many": [1]})
+        )
         granted = (own, Tenant(SECRET, FOUR[1]))
         asked.clear()
         block_ids = [block_id(1), block_id(2), block_id(3)]

@@ -72,10 +72,12 @@ def test_a_sidecar_tells_which_pod_uses_which_kind_and_what_differs(tmp_path):
         node = cluster.node("a")
 
         def connect(**changed: object) -> Client:
-            told = {**inputs, **changed}
+            reported = {**inputs, **changed}
             settings = config.ClientConfig(socket=str(node.sockets["team-a"]))
             labels = {"engine": "vllm 0.33", "model": "llama"}
-            client = Client(settings, fingerprint=keys.fingerprint(told), labels=labels, fingerprint_inputs=told)
+            client = Client(
+                settings, fingerprint=keys.fingerprint(reported), labels=labels, fingerprint_inputs=reported
+            )
             assert client.wait_connected(10)
             return client
 

@@ -146,7 +146,7 @@ def test_a_maker_whose_clock_is_ahead_makes_no_block_immortal(shared):
 
 @pytest.mark.parametrize("jump", [8 * DAY, -8 * DAY])
 def test_fault_26_a_node_whose_clock_jumps_finds_no_block_too_old(shared, monkeypatch, jump):
-    """Ages are those that the mount tells."""
+    """Ages are those that the mount reports."""
     shared.put(1, idle=0.5 * HOUR)
     shared.put(2, idle=2 * HOUR)
     wall = time.time()
@@ -302,9 +302,9 @@ def test_another_pools_directory_is_never_swept(tmp_path):
     assert two.left(range(4)) == list(range(4))
     os.rename(one.path, tmp_path / "moved")
     os.symlink(two.path, one.path)
-    with pytest.raises(OSError, match=r"symbolic links|Not a directory") as told:
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory") as reported:
         one.sweeper(idle_s=1.0).step()
-    assert told.value.errno in (errno.ELOOP, errno.ENOTDIR)
+    assert reported.value.errno in (errno.ELOOP, errno.ENOTDIR)
     for pool in (one, two):
         pool.store.close()
 

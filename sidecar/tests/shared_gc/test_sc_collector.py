@@ -146,14 +146,14 @@ def test_of_very_many_blocks_a_part_of_the_headers_tells_of_all(shared, monkeypa
     sweeper.step()
     headers = sum(len(path) == 64 for path in opened)
     assert 10 < headers < 80
-    told = sweeper.status()["tenants"][TAG.hex()]
-    assert 0.3 < told / (300 * 4196) < 2.0
+    reported = sweeper.status()["tenants"][TAG.hex()]
+    assert 0.3 < reported / (300 * 4196) < 2.0
     assert sweeper.status()["used_bytes"] == 300 * 4196
 
 
 def test_a_mount_that_fails_is_told_and_tried_again(shared):
     sweeper = shared.sweeper()
-    sweeper._attempt(sweeper.step)  # nobody has stored anything yet
+    sweeper._attempt(sweeper.step)  # no one has stored anything yet
     assert sweeper.status()["problem"] == ""
     assert not sweeper.status()["holder"]
     shared.put(1)

@@ -108,7 +108,7 @@ def test_a_holder_whose_file_went_although_no_other_came_stops(leases):
     assert leases.hold(one)
     os.unlink(leases.path / "term-000000000001")
     two = leases.make()
-    assert leases.hold(two)  # terms began anew: the name is that of `one`, the file is not
+    assert leases.hold(two)  # terms began again: the name is that of `one`, the file is not
     assert not leases.hold(one)
     assert two.still_held(leases.folder)
 

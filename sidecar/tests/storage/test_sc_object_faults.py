@@ -340,9 +340,9 @@ def test_a_secret_with_the_names_of_aws_or_of_fsspec(tmp_path):
 @pytest.mark.parametrize("name", ["session", "asynchronous", "AWS_PROFILE"])
 def test_a_key_of_the_secret_that_means_nothing_is_named_and_its_value_is_not(tmp_path, name):
     (tmp_path / name).write_text(SECRET)
-    with pytest.raises(ConfigError, match=name) as told:
+    with pytest.raises(ConfigError, match=name) as reported:
         read_options(tier_config(), str(tmp_path))
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(reported.value)
 
 
 def test_a_secret_that_is_too_large_is_refused(tmp_path):

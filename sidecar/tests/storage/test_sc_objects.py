@@ -101,7 +101,7 @@ class ObjectContract(StoreContract):
         assert store.wipe() == 4  # two blocks, a bad one, the mark
         assert list(store._bucket.names("uid-1")) == []
         assert len(dict(other.keys())) == 3
-        assert put(store, 1) == CommitOutcome.STORED  # and the pool can begin anew
+        assert put(store, 1) == CommitOutcome.STORED  # and the pool can begin again
         other.close()
 
     def test_pools_in_one_bucket_do_not_meet(self, store):
@@ -125,15 +125,15 @@ class ObjectContract(StoreContract):
 
     def test_a_block_that_is_brought_here_is_kept_here(self, store):
         put(store, 1)
-        local, told = MemoryStore(1 << 20), []
+        local, reported = MemoryStore(1 << 20), []
         events = BlockEvents()
-        events.subscribe(BlockPromoted, told.append)
+        events.subscribe(BlockPromoted, reported.append)
         near = make_store(self.bucket(), local=local, events=events)
         assert read(near, 1) == payload(1)
         assert read(local, 1) == payload(1)
-        assert told == [(key(1), 20_000)]
+        assert reported == [(key(1), 20_000)]
         self.replace(object_name(key(1)), b"x" * 24_096)
-        assert not near.verify(key(1))  # the object itself is looked at, not what is here
+        assert not near.verify(key(1))  # the object itself is read, not what is here
         near.close()
         local.close()
 

@@ -366,15 +366,15 @@ def test_a_quota_in_the_shared_directory_changes_with_the_next_turn(tmp_path):
 
 
 def test_a_rendezvous_is_asked_to_tell_all_anew(tmp_path):
-    told: list[set[str]] = []
-    pods = SimpleNamespace(admit=lambda *_: None, remove=lambda _: None, retain=told.append)
+    reported: list[set[str]] = []
+    pods = SimpleNamespace(admit=lambda *_: None, remove=lambda _: None, retain=reported.append)
     handoff = SocketHandoff(str(tmp_path / "h.sock"), pods)
     handoff.start()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rendezvous:
         rendezvous.settimeout(10)
         rendezvous.connect(str(tmp_path / "h.sock"))
         rendezvous.sendall(b'{"op": "synced"}')
-        wait_for(lambda: told == [set()], "it was heard")
+        wait_for(lambda: reported == [set()], "it was heard")
         handoff.resync()
         assert rendezvous.recv(100) == b""
     handoff.stop()
@@ -407,15 +407,15 @@ def test_a_digest_knows_every_field_but_the_generation():
 
 
 @pytest.mark.parametrize(
-    ("tenants", "told"),
+    ("tenants", "reported"),
     [
         ((ACME, dataclasses.replace(ACME, id="kvt:other:2")), "a namespace belongs to one tenant only"),
         ((ACME, dataclasses.replace(ACME, namespaces=())), "each with a unique id"),
         ((ACME,) * 1025, "at most 1024"),
     ],
 )
-def test_tenants_that_cannot_be_are_refused(tenants, told):
-    with pytest.raises(ConfigError, match=told):
+def test_tenants_that_cannot_be_are_refused(tenants, reported):
+    with pytest.raises(ConfigError, match=reported):
         config(tenants=tenants)
 
 
