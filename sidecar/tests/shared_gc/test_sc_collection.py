@@ -178,7 +178,7 @@ def test_a_lookup_that_found_a_block_on_a_node_is_a_use_of_its_copy(shared):
     touches = AccessTimes(shared.store.touch, shared.stats, every_s=600.0)
     touches.on_lookup(TAG, [key(n) for n in range(4)] + [key(9)], bytes([1, 2, 3, 0, 1]), 0.0)
     touches.start()
-    wait_for(lambda: not touches._queue, "all are dealt with")
+    wait_for(lambda: touches.queued == 0, "all are dealt with")
     wait_for(lambda: shared.stats.whole("touches") == {"touched": 2}, "of those that are there")
     touches.stop()
     shared.sweeper(idle_s=HOUR).step()

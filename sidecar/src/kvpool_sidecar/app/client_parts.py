@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientParts", "build_clients"]
 
-_DRAIN_TIMEOUT_S = 2.0
-
 
 @dataclass(frozen=True)
 class ClientParts:
@@ -91,7 +89,7 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
     service = BlockService(config, locator, opener, verifier, context.stats, on_written, lookup_events)
     session = SessionContext(settings.node, service, network.dial, context.fingerprints, context.queues)
     sockets = PodListeners(lambda sock, pod: Session(sock, pod, session), context.stats)
-    cleanup.callback(sockets.stop, _DRAIN_TIMEOUT_S)
+    cleanup.callback(sockets.stop)
     pods = PodRegistry(config, settings.secret, sockets, storage.local, context.feed)
     pods.register_tenants()
     for number, (path, tenant) in enumerate(settings.sockets.items()):

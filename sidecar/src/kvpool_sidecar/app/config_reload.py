@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvpool.config import PoolConfig, digest, loads, static_part
 from kvpool.errors import ConfigError
+from kvpool_sidecar.resilience.worker import PeriodicTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,14 +44,14 @@ class ConfigReloader:
         self._problem = ""
         self._needs_restart = False
         self._ahead_until = 0.0
-        self._stop = threading.Event()
+        self._task = PeriodicTask("configuration", self._watch, _POLL_INTERVAL_S, run_at_once=False)
 
     def start(self) -> None:
         if self._file is not None:
-            threading.Thread(target=self._watch, name="configuration", daemon=True).start()
+            self._task.start()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._task.stop(0.0)
 
     def status(self) -> dict[str, Any]:
         """Return the configuration in force, and why a later one is not, for /status."""
@@ -97,12 +98,11 @@ class ConfigReloader:
         log.info("configuration %s of generation %d is in force", self._digest, wanted.generation)
 
     def _watch(self) -> None:
-        while not self._stop.wait(_POLL_INTERVAL_S):
-            try:
-                self._poll()
-            except Exception as e:
-                log.exception("cannot apply the changed configuration because of a defect")
-                self._problem = type(e).__name__
+        try:
+            self._poll()
+        except Exception as e:
+            log.exception("cannot apply the changed configuration because of a defect")
+            self._problem = type(e).__name__
 
     def _poll(self) -> None:
         assert self._file is not None  # noqa: S101

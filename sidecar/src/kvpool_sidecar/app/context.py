@@ -20,10 +20,16 @@ __all__ = ["AppContext", "Component"]
 
 
 class Component(Protocol):
-    """A part that runs between `start` and the end of the process; the builder registers its cleanup."""
+    """A part that works between `start` and `stop`. Its builder registers `stop` in AppContext.cleanup.
+
+    Parts that /status shows are also a kvpool_sidecar.observability.status.StatusSection.
+    """
 
     def start(self) -> None:
         """Begin to work; does not block."""
+
+    def stop(self) -> None:
+        """End the work within a bounded time; also if `start` was not called."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import threading
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.resilience.worker import PeriodicTask
@@ -28,30 +28,25 @@ class DriveMaintenance:
 
     def __init__(self, local: LocalStore) -> None:
         self._local = local
-        self._stopped = threading.Event()
+        self._tasks = [
+            PeriodicTask(f"housekeeping-{drive.name}", functools.partial(self._maintain, drive), 0.0)
+            for drive in local.drives
+        ]
         self._health = PeriodicTask("drives", self._check_health, _HEALTH_INTERVAL_S, run_at_once=False)
 
     def start(self) -> None:
-        for drive in self._local.drives:
-            threading.Thread(
-                target=self._maintain, args=(drive,), name=f"housekeeping-{drive.name}", daemon=True
-            ).start()
+        for task in self._tasks:
+            task.start()
         self._health.start()
 
     def stop(self) -> None:
         """End the threads; one that hangs with its drive is left behind."""
-        self._stopped.set()
-        self._health.stop(0.0)
+        for task in (*self._tasks, self._health):
+            task.stop(0.0)
 
     def _maintain(self, drive: Drive) -> None:
-        while not self._stopped.is_set():
-            drive.due.wait(_INTERVAL_S)
-            if self._stopped.is_set():
-                return
-            try:
-                drive.maintain()
-            except Exception:
-                log.exception("maintenance of drive %s failed; retrying", drive.name)
+        drive.due.wait(_INTERVAL_S)
+        drive.maintain()
 
     def _check_health(self) -> None:
         for drive in self._local.drives:

@@ -60,7 +60,7 @@ def build_storage(context: AppContext) -> StorageParts:
         events=context.events,
         read_headers=context.feed is not None,
     )
-    context.cleanup.callback(local.close)
+    context.cleanup.callback(local.stop)
     _count_drive_events(context.events, context.stats)
     if context.feed is not None:
         _feed_events(context.events, context.feed, local)

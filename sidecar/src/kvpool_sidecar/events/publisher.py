@@ -11,17 +11,17 @@ One thread owns both sockets. A slow subscriber loses batches, and detects it by
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import zmq
 
 from kvpool_sidecar.events.feed import Event, EventKind, Locality
+from kvpool_sidecar.resilience.bounded_cache import BoundedCache
+from kvpool_sidecar.resilience.worker import PeriodicTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from kvpool_sidecar.events.feed import EventFeed
 
 __all__ = ["EventEndpoint", "EventPublisher", "encode_batch"]
-
-log = logging.getLogger(__name__)
 
 _MEDIUM = "STORAGE"
 _OWNER = "kvpool"
@@ -176,8 +174,7 @@ class EventPublisher:
         self._replay_buffer: deque[tuple[int, bytes]] = deque()
         self._replay_buffer_bytes = 0
         self._max_replay_batches = remembered
-        self._replays: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # next number, until when
-        self._stopping = threading.Event()
+        self._replays: BoundedCache[bytes, int] = BoundedCache(_MAX_REPLAYS, _REPLAY_S)  # next number by subscriber
         self._is_awake = False
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context(io_threads=1)
@@ -190,7 +187,11 @@ class EventPublisher:
             self._close()
             raise
         self.port, self.replay_port = _port_of(self._pub), _port_of(self._router)
-        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._wakeup_fd, zmq.POLLIN)
+        self._has_more = True
+        self._task = PeriodicTask("kv-events", self._serve, 0.0)
         feed.wake = self._wake
 
     def _socket(self, kind: int, address: str, port: int, options: dict[int, int]) -> zmq.Socket[bytes]:
@@ -210,16 +211,15 @@ class EventPublisher:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._task.start()
 
     def stop(self) -> None:
         """Stop the thread; unsent events are lost, and published after the next start."""
-        self._stopping.set()
+        self._task.stop(0.0)
         self._is_awake = False
         self._wake()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_S)
-        if not self._thread.is_alive():
+        self._task.stop(_STOP_S)
+        if not self._task.is_running:
             self._close()
 
     def status(self) -> dict[str, Any]:
@@ -245,26 +245,18 @@ class EventPublisher:
         if news >= 0:
             os.close(news)
 
-    def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._wakeup_fd, zmq.POLLIN)
-        more = True
-        while not self._stopping.is_set():
-            try:
-                ready = dict(poller.poll(0 if more else _BUSY_MS if self._replays else _IDLE_MS))
-                if self._wakeup_fd in ready:
-                    self._stopping.wait(_GATHER_S)
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(self._wakeup_fd)
-                    self._is_awake = False  # earlier events are published below, later ones signal again
-                if self._router in ready:
-                    self._receive_requests()
-                more = self._publish()
-                self._replay()
-            except Exception:
-                log.exception("publishing events failed")
-                self._stopping.wait(1.0)
+    def _serve(self) -> None:
+        """Wait for events or requests, and serve them."""
+        ready = dict(self._poller.poll(0 if self._has_more else _BUSY_MS if len(self._replays) else _IDLE_MS))
+        if self._wakeup_fd in ready:
+            self._task.sleep(_GATHER_S)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wakeup_fd)
+            self._is_awake = False  # earlier events are published below, later ones signal again
+        if self._router in ready:
+            self._receive_requests()
+        self._has_more = self._publish()
+        self._replay()
 
     def _publish(self) -> bool:
         """One batch; True if there was one."""
@@ -300,24 +292,25 @@ class EventPublisher:
             oldest = self._replay_buffer[0][0] if self._replay_buffer else self._next
             if start < oldest:
                 self._feed.resend_all()  # the missed batches are gone: publish all blocks again
-            self._replays[who] = (max(start, oldest), time.monotonic() + _REPLAY_S)
-            while len(self._replays) > _MAX_REPLAYS:
-                self._replays.popitem(last=False)
+            self._replays.put(who, max(start, oldest))
             self._stats.add("kv_events", "replays")
 
     def _replay(self) -> None:
         """Send some batches to each replaying subscriber; one that does not read is retried until its timeout."""
-        for who, (at, until) in list(self._replays.items()):
+        for who in self._replays:
+            at = self._replays.peek(who)
+            if at is None:
+                continue
             try:
-                at = self._send_from(who, at)
+                following = self._send_from(who, at)
             except zmq.Again:
-                pass
+                continue
             except zmq.ZMQError:  # gone
-                at = -1
-            if at < 0 or time.monotonic() > until:
-                del self._replays[who]
-            elif at > self._replays[who][0]:
-                self._replays[who] = (at, time.monotonic() + _REPLAY_S)
+                following = -1
+            if following < 0:
+                self._replays.pop(who)
+            elif following > at:
+                self._replays.put(who, following)
 
     def _send_from(self, who: bytes, at: int) -> int:
         """Return the number to continue with; -1 at the end. zmq.Again if nothing could be sent."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from kvpool.errors import KVPoolError
 from kvpool_sidecar.index.base import IndexFullError
 from kvpool_sidecar.index.record import Record
+from kvpool_sidecar.resilience.worker import PeriodicTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,20 +88,19 @@ class IndexRegistration:
         self._heartbeat_due = False
         self._published_info: NodeInfo | None = None  # as last published
         self._epoch = ""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="announcer", daemon=True)
+        self._heartbeat_at = 0.0
+        self._task = PeriodicTask("announcer", self._run, 0.0, on_stop=self._leave)
 
     def start(self) -> None:
         """Register, and announce until `stop`."""
-        self._thread.start()
+        self._task.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """End the lease, so that peers send no more requests."""
-        self._stop.set()
+        self._task.stop(0.0)
         with self._changed:
             self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self._task.stop(timeout_s)
 
     def set_draining(self, *, leaving: bool, timeout_s: float = 0.0) -> bool:
         """Publish whether this node is drained, by an immediate heartbeat. True if published within `timeout_s`."""
@@ -108,7 +108,9 @@ class IndexRegistration:
             self._info = self._info._replace(leaving=leaving)
             self._heartbeat_due = self._published_info != self._info
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._published_info == self._info or self._stop.is_set(), timeout_s)
+            return self._changed.wait_for(
+                lambda: self._published_info == self._info or self._task.is_stopping, timeout_s
+            )
 
     def announce(self, key: bytes, payload_len: int) -> None:
         """Queue a block that this node stored."""
@@ -143,32 +145,25 @@ class IndexRegistration:
         self._announced = 0
         self._complete = False
 
-    def _run(self) -> None:
-        beat_at = 0.0
-        while not self._stop.is_set():
-            try:
-                if time.monotonic() >= beat_at or self._heartbeat_due:
-                    self._heartbeat_due = False
-                    self._heartbeat()
-                    beat_at = time.monotonic() + self._heartbeat_s
-                worked = self._process()
-            except KVPoolError as e:
-                if self._connected:
-                    log.warning("the index does not respond; blocks of peers are not found until it does: %s", e)
-                self._connected = False
-                beat_at = 0.0
-                self._stop.wait(_RETRY_S)
-                continue
-            except Exception:
-                log.exception("publishing to the index failed")
-                self._stop.wait(_RETRY_S)
-                continue
-            if worked:
-                nodes = 1 if self._resolver is None else self._resolver.live_peers + 1
-                self._stop.wait(_BATCH * nodes / self._keys_per_s)
-            else:
-                self._wait_for_changes(beat_at - time.monotonic() if self._complete else _SCAN_POLL_S)
-        self._leave()
+    def _run(self) -> float:
+        """Renew the lease if that is due, and publish one batch or wait for one; return the pause after it."""
+        try:
+            if time.monotonic() >= self._heartbeat_at or self._heartbeat_due:
+                self._heartbeat_due = False
+                self._heartbeat()
+                self._heartbeat_at = time.monotonic() + self._heartbeat_s
+            worked = self._process()
+        except KVPoolError as e:
+            if self._connected:
+                log.warning("the index does not respond; blocks of peers are not found until it does: %s", e)
+            self._connected = False
+            self._heartbeat_at = 0.0
+            return _RETRY_S
+        if worked:
+            nodes = 1 if self._resolver is None else self._resolver.live_peers + 1
+            return _BATCH * nodes / self._keys_per_s
+        self._wait_for_changes(self._heartbeat_at - time.monotonic() if self._complete else _SCAN_POLL_S)
+        return 0.0
 
     def _heartbeat(self) -> None:
         info = self._info
@@ -257,7 +252,7 @@ class IndexRegistration:
 
     def _wait_for_changes(self, seconds: float) -> None:
         with self._changed:
-            if self._stop.is_set():
+            if self._task.is_stopping:
                 return
             if self._full_until:
                 seconds = min(seconds, max(_SCAN_POLL_S, self._full_until - time.monotonic()))

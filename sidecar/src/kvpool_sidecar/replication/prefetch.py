@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import logging
 import os
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import KVPoolError
 from kvpool.protocol.wire import Tier
 from kvpool_sidecar.replication.prefetch_window import PrefetchWindow, ReadDecision
+from kvpool_sidecar.resilience.worker import PeriodicTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = ["Prefetcher", "in_memory", "read_ahead"]
-
-log = logging.getLogger(__name__)
 
 STEP_BYTES = 128 << 10
 STRIDE_BYTES = 2 << 20  # read between two checks whether the block is still needed
@@ -113,17 +111,23 @@ class Prefetcher:
         self._stopping = threading.Event()
         self._drive_queues = {root.name: _DriveQueue(root.name, root.peek_fd) for root in local.drives}
         self._shared_queue = None if shared is None else _DriveQueue("shared", lambda key: _open_shared(shared, key))
+        self._queues = [*self._drive_queues.values(), *([self._shared_queue] if self._shared_queue else [])]
+        self._tasks = [
+            PeriodicTask(f"prefetch-{queue.name}", functools.partial(self._serve, queue), 0.0) for queue in self._queues
+        ]
 
     def start(self) -> None:
-        for queue in self._all_queues():
-            threading.Thread(target=self._run, args=(queue,), name=f"prefetch-{queue.name}", daemon=True).start()
+        for task in self._tasks:
+            task.start()
 
     def stop(self) -> None:
         """Stop prefetching. A thread may remain blocked in a shared tier that hangs."""
         self._stopping.set()
-        for queue in self._all_queues():
+        for queue in self._queues:
             with queue.ready:
                 queue.ready.notify_all()
+        for task in self._tasks:
+            task.stop(0.0)
 
     @property
     def held_bytes(self) -> int:
@@ -153,17 +157,6 @@ class Prefetcher:
             used = sum(self._window.consume(key, now) for key in keys)
         if used:
             self._stats.add("prefetch", "used", used)
-
-    def _all_queues(self) -> list[_DriveQueue]:
-        return [*self._drive_queues.values(), *([self._shared_queue] if self._shared_queue else [])]
-
-    def _run(self, queue: _DriveQueue) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._serve(queue)
-            except Exception:
-                log.exception("prefetching failed")
-                self._stopping.wait(1.0)
 
     def _queue_of(self, key: bytes, tier: int) -> _DriveQueue | None:
         if tier == Tier.SHARED:

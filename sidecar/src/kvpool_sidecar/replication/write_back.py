@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFullError
 from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.replication.dirty_set import DirtySet, HitCounter
+from kvpool_sidecar.resilience.worker import PeriodicTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,16 +49,17 @@ class WriteBack:
         self._policy = policy
         self._dirty = DirtySet(max_dirty if policy == "WriteBack" else 0)
         self._hits = HitCounter(min_hits) if policy == "WriteThroughSelective" else None
-        self._stop = threading.Event()
+        self._tasks = [PeriodicTask(f"write-back-{n}", self._copy_next, 0.0) for n in range(_THREADS)]
         self.problem = ""  # why the last copy failed; empty after a success
 
     def start(self) -> None:
-        for n in range(_THREADS):
-            threading.Thread(target=self._run, name=f"write-back-{n}", daemon=True).start()
+        for task in self._tasks:
+            task.start()
 
     def stop(self) -> None:
         """Stop. Waiting blocks are copied after the next start; a copy in progress is atomic."""
-        self._stop.set()
+        for task in self._tasks:
+            task.stop(0.0)
 
     def flush(self, timeout_s: float) -> None:
         """With WriteBack: copy waiting blocks for at most `timeout_s`; the scan after the next start finds the rest."""
@@ -105,20 +106,20 @@ class WriteBack:
         """Payload bytes that still have to be copied."""
         return self._dirty.total_bytes
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            if not self._shared.available:
-                self._stop.wait(_RETRY_S)
-                continue
-            key = self._dirty.pop(_RETRY_S)
-            if key is None:
-                continue
-            if self._copy(key):
-                self._dirty.done(key)
-            elif not self._dirty.retry(key):
-                self._stats.add("copies", "given-up")
-            else:
-                self._stop.wait(_RETRY_S)
+    def _copy_next(self) -> float:
+        """Copy one waiting block; return the seconds until the next attempt."""
+        if not self._shared.available:
+            return _RETRY_S
+        key = self._dirty.pop(_RETRY_S)
+        if key is None:
+            return 0.0
+        if self._copy(key):
+            self._dirty.done(key)
+            return 0.0
+        if self._dirty.retry(key):
+            return _RETRY_S
+        self._stats.add("copies", "given-up")
+        return 0.0
 
     def _copy(self, key: bytes) -> bool:
         """Copy one block; False if it should be retried."""

@@ -89,6 +89,10 @@ class BackgroundWorker(Generic[T]):
         """Items that wait."""
         return len(self._queue)
 
+    def sleep(self, seconds: float) -> bool:
+        """Pause inside `handle`; True as soon as the worker is stopped."""
+        return self._stopping.wait(max(0.0, seconds))
+
     def _run(self) -> None:
         backoff = _Backoff()
         failed = False
@@ -115,16 +119,23 @@ class PeriodicTask:
     """Calls `work` in one thread: first immediately, then every `interval_s`, until `stop`. Thread-safe.
 
     `work` may return the seconds until its next call (None: `interval_s`). After an exception the next call comes
-    after a pause that doubles from 0.5 s up to 30 s.
+    after a pause that doubles from 0.5 s up to 30 s. `on_stop` is called last, in the same thread.
     """
 
     def __init__(
-        self, name: str, work: Callable[[], float | None], interval_s: float, *, run_at_once: bool = True
+        self,
+        name: str,
+        work: Callable[[], float | None],
+        interval_s: float,
+        *,
+        run_at_once: bool = True,
+        on_stop: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self._work = work
         self._interval_s = interval_s
         self._run_at_once = run_at_once
+        self._on_stop = on_stop
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -133,6 +144,11 @@ class PeriodicTask:
     def is_stopping(self) -> bool:
         """True once `stop` was called."""
         return self._stopping.is_set()
+
+    @property
+    def is_running(self) -> bool:
+        """True while the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
         """Start the thread. A second call has no effect."""
@@ -171,6 +187,11 @@ class PeriodicTask:
                 pause = self._interval_s if pause is None else pause
             if not self.is_stopping:
                 self._wake.wait(max(0.0, pause))
+        if self._on_stop is not None:
+            try:
+                self._on_stop()
+            except Exception:
+                log.exception("%s failed at its end", self.name)
 
 
 def _join(threads: list[threading.Thread], timeout_s: float) -> None:

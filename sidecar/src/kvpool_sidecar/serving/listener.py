@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 4096  # more than the usual 110 pods of a node may open
 _PAUSE_S = 0.05
+_STOP_S = 2.0
 
 
 class PodListeners:
@@ -98,7 +99,7 @@ class PodListeners:
         with self._lock:
             return sum(1 for pod, _ in self._pods.values() if pod.connections)
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: float = _STOP_S) -> None:
         """Stop accepting, let each connection finish its request, and wait at most `timeout_s` for that."""
         self._stopped.set()
         self._wake()

@@ -8,7 +8,6 @@ hold the block and may evict it.
 
 from __future__ import annotations
 
-import collections
 import logging
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.protocol.wire import Tier
 from kvpool_sidecar.resilience.bounded_cache import BoundedCache
+from kvpool_sidecar.resilience.worker import BackgroundWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ _REMEMBERED = 1 << 16
 
 
 class AccessTimes:
-    """A bounded queue and a thread. `touch(key, every_s)` updates a block unless that happened recently."""
+    """Thread-safe. `touch(block_key, every_s)` updates a block unless that happened recently; `per_s` a second."""
 
     def __init__(
         self,
@@ -48,31 +48,30 @@ class AccessTimes:
         self._per_s = per_s
         self._clock = clock
         self._updated_at: BoundedCache[bytes, float] = BoundedCache(_REMEMBERED)
-        self._queue: collections.deque[bytes] = collections.deque()
-        self._ready = threading.Condition()
-        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._worker: BackgroundWorker[bytes] = BackgroundWorker("touches", self._update, max_queued=_MAX_QUEUED)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="touches", daemon=True).start()
+        self._worker.start()
 
     def stop(self) -> None:
-        """Stop; queued updates are dropped."""
-        self._stop.set()
-        with self._ready:
-            self._ready.notify_all()
+        """Stop; queued updates are dropped. A touch that hangs with the mount is left behind."""
+        self._worker.stop(0.0)
+
+    @property
+    def queued(self) -> int:
+        """Updates that wait."""
+        return self._worker.queued
 
     def record(self, block_key: bytes) -> None:
         """Record a use of this block. Returns immediately."""
         now = self._clock()
-        with self._ready:
+        with self._lock:
             updated_at = self._updated_at.peek(block_key)
             if updated_at is not None and now - updated_at < self.every_s:
                 return
-            if len(self._queue) >= _MAX_QUEUED:
-                return
-            self._updated_at.put(block_key, now)
-            self._queue.append(block_key)
-            self._ready.notify()
+            if self._worker.submit(block_key):
+                self._updated_at.put(block_key, now)
 
     def on_lookup(self, _tenant: bytes, keys: Sequence[bytes], tiers: bytes, _asked_at: float) -> None:
         """Listener of LookupEvents: blocks held by nodes are in use. Reads of the shared tier are recorded on open."""
@@ -80,18 +79,11 @@ class AccessTimes:
             if tier in (Tier.LOCAL, Tier.PEER):
                 self.record(key)
 
-    def _run(self) -> None:
-        while True:
-            with self._ready:
-                while not self._queue and not self._stop.is_set():
-                    self._ready.wait()
-                if self._stop.is_set():
-                    return
-                key = self._queue.popleft()
-            try:
-                if self._touch(key, self.every_s):
-                    self._stats.add("touches", "touched")
-            except OSError as e:
-                self._stats.add("touches", "failed")
-                log.debug("touching %s: %s", key.hex()[:16], e)
-            self._stop.wait(1 / self._per_s)
+    def _update(self, block_key: bytes) -> None:
+        try:
+            if self._touch(block_key, self.every_s):
+                self._stats.add("touches", "touched")
+        except OSError as e:
+            self._stats.add("touches", "failed")
+            log.debug("touching %s: %s", block_key.hex()[:16], e)
+        self._worker.sleep(1 / self._per_s)

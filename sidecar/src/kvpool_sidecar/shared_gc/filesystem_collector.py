@@ -165,7 +165,7 @@ class FilesystemCollector(LeasedLoop):
 
     def _wait_and_renew(self, tier: TierMetadata, seconds: float) -> bool:
         """Wait while renewing the lease. LeaseLostError."""
-        if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
+        if self._task.sleep(seconds):
             return True
         if time.monotonic() - self._renewed_at > self._schedule.step_s:
             if not self._lease.still_held(tier.sweep):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import abc
 import logging
 import os
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvpool.errors import KVPoolError
+from kvpool_sidecar.resilience.worker import PeriodicTask
 from kvpool_sidecar.shared_gc.metadata import UnclaimedError
 from kvpool_sidecar.shared_gc.usage import StoredUsage, UsageEstimator, UsageReport
 
@@ -85,17 +85,14 @@ class LeasedLoop(abc.ABC):
         self._collecting = False
         self._run_now = False
         self._problem = ""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="shared-sweep", daemon=True)
+        self._task = PeriodicTask("shared-sweep", self._run, self._schedule.step_s, on_stop=self._end)
 
     def start(self) -> None:
-        self._thread.start()
+        self._task.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Release the lease, also during a collection."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self._task.stop(timeout_s)
 
     def reconfigure(self, limits: CollectionLimits, grace_s: float) -> None:
         """Apply limits from the next collection on, which is due with the next step. `grace_s`: precision of access
@@ -141,10 +138,11 @@ class LeasedLoop(abc.ABC):
     def resign(self) -> None:
         """Release the lease, so that the next sidecar need not wait. OSError, KVPoolError."""
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            done = self._available() and self._attempt(self.step)
-            self._stop.wait(self._schedule.step_s if done else min(_RETRY_S, self._schedule.step_s))
+    def _run(self) -> float:
+        done = self._available() and self._attempt(self.step)
+        return self._schedule.step_s if done else min(_RETRY_S, self._schedule.step_s)
+
+    def _end(self) -> None:
         if self._available():
             self._attempt(self.resign)
 

@@ -180,7 +180,7 @@ class ObjectCollector(LeasedLoop):
             rate_limiter.acquire(max(1, seen))
 
     def _wait_and_renew(self, bucket: Bucket, folder: str, seconds: float) -> bool:
-        if self._stop.wait(seconds) if seconds > 0 else self._stop.is_set():
+        if self._task.sleep(seconds):
             return True
         if time.monotonic() - self._renewed_at > self._schedule.step_s:
             view = self._heartbeat(bucket, folder)

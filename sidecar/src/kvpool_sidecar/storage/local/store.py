@@ -177,6 +177,10 @@ class LocalStore(Store):
         for root in self.drives:
             root.maintain()
 
+    def stop(self) -> None:
+        """Close the drives."""
+        self.close()
+
     def close(self) -> None:
         for root in self.drives:
             root.close()
