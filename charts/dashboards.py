@@ -215,7 +215,7 @@ OPERATOR: list[Any] = [
     (
         "Finished operations on nodes",
         "short",
-        [("sum by (result) (increase(kvpool_sidecar_operations_total[1h]))", "{{controller}} {{result}}")],
+        [("sum by (result) (increase(kvpool_sidecar_operations_total[1h]))", "{{result}}")],
         "Per hour: purge, verify, warm and others.",
     ),
     ("Leaders", "short", [("sum(kvpool_operator_leader)", "leaders")], "One."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 
-__all__ = ["OperatorMetrics", "serve_admin"]
+__all__ = ["EVICTION_OUTCOMES", "OperatorMetrics", "serve_admin"]
+
+EVICTION_OUTCOMES: Final = ("evicted", "held", "gone", "refused", "failed")
 
 
 class OperatorMetrics:
@@ -46,6 +48,8 @@ class OperatorMetrics:
             ["outcome"],
             registry=registry,
         )
+        for outcome in EVICTION_OUTCOMES:  # the rate of a series that is not there is no number
+            self.restarts.labels(outcome)
         self.watch_stale = Gauge(
             "kvpool_operator_watch_stale_seconds",
             "Seconds since the watch of KVCachePools first missed a change that a list shows; 0 while it misses none.",

@@ -38,9 +38,13 @@ _CLAIMED: Final = _claimed()
 
 
 def select(counter: Counter, counts: Mapping[str, float]) -> dict[str, float]:
-    """Return the counts of one family by label value; the key is empty for a family without a label."""
+    """Return the counts of one family by label value; the key is empty for a family without a label.
+
+    Listed values that were never counted are 0: the rate of a series that is not there is no number.
+    """
     if not counter.label:
         return {"": counts.get(counter.item, 0)}
+    listed: dict[str, float] = dict.fromkeys(counter.values, 0)
     if counter.is_closed:
-        return {value: n for value, n in counts.items() if value in counter.values}
-    return {value: n for value, n in counts.items() if value not in _CLAIMED[counter.source]}
+        return listed | {value: n for value, n in counts.items() if value in counter.values}
+    return listed | {value: n for value, n in counts.items() if value not in _CLAIMED[counter.source]}

@@ -86,8 +86,12 @@ SERVING_COUNTERS: Final = (
         "Finished operations of the operator; the result is KIND-STATE.",
         "result",
         {
-            "KIND-succeeded": "KIND is purge, verify, warm, evacuate, remain, preflight or reload.",
-            "KIND-failed": "The operation failed or was cancelled.",
+            f"{kind}-{state}": text
+            for kind in ("purge", "verify", "warm", "evacuate", "remain", "preflight", "reload")
+            for state, text in (
+                ("succeeded", "The operation finished."),
+                ("failed", "The operation failed or was cancelled."),
+            )
         },
     ),
     Counter(
