@@ -175,7 +175,7 @@ class Cluster:
         self.directory = directory
         self.shared = directory / "shared" if shared else None
         if self.shared is not None:
-            self.shared.mkdir()
+            self.shared.mkdir(exist_ok=True)
         self.secret = directory / "secret"
         self.secret.mkdir()
         (self.secret / "pool-secret").write_text(secrets.token_hex(32))

@@ -18,6 +18,7 @@ from kvpool.config import Deadlines
 from kvpool.errors import BusyError, DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
 from kvpool.protocol import block, wire
 from kvpool.stats import Reason, Stats
+from kvpool.transport import descriptor_closer
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool.transport.connection_pool import ConnectionPool
 from kvpool.transport.load import LoadBatch
@@ -87,6 +88,8 @@ class SidecarSession:
         batch = LoadBatch(deadline, self._readers, self._on_corrupt)
         if not requests:
             return batch, Reason.ABSENT
+        if not descriptor_closer.has_room():
+            return batch, Reason.BUSY  # a mount hangs in close(2): accept no more of its files
         return batch, self._run_guarded("load", self._reads, lambda: self._load(batch, requests))
 
     def store(

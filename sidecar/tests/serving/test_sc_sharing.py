@@ -31,7 +31,7 @@ from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_sidecar.serving.block_service import BlockService
 from kvpool_sidecar.serving.config_holder import ConfigHolder
 from kvpool_sidecar.serving.locator import BlockLocator
-from kvpool_sidecar.serving.opener import BlockOpener, close_all
+from kvpool_sidecar.serving.opener import BlockOpener
 from kvpool_sidecar.serving.peer_streams import PeerStreams
 from kvpool_sidecar.storage.memory import MemoryStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -303,7 +303,7 @@ class World:
                 return None
             return os.pread(entry.fd, entry.payload_len, block.HEADER_BYTES)
         finally:
-            close_all(opened)
+            self.node.opener.close_files(opened)
 
 
 def session_tenants(namespace: str, tenancy: Tenancy) -> tuple[Tenant, ...]:

@@ -26,7 +26,7 @@ from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_sidecar.serving.block_service import BlockService
 from kvpool_sidecar.serving.config_holder import ConfigHolder
 from kvpool_sidecar.serving.locator import BlockLocator
-from kvpool_sidecar.serving.opener import BlockOpener, close_all
+from kvpool_sidecar.serving.opener import BlockOpener
 from kvpool_sidecar.serving.peer_streams import PeerStreams
 from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.memory import MemoryStore
@@ -96,7 +96,7 @@ class Setup:
     def opened(self, *numbers, timeout=0.3, flags=Flag.NONE):
         streams = PeerStreams(no_dial)
         found = self.node.opener.open((PlainTenant(),), [name(n) for n in numbers], flags, timeout, streams)
-        close_all(found)
+        self.node.opener.close_files(found)
         return [(entry.status, entry.tier) for entry in found]
 
 

@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 from kvpool.errors import DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
 from kvpool.protocol import wire
+from kvpool.transport.descriptor_closer import close_later
 
 __all__ = ["Connection", "Reply"]
 
 _REPLY_BYTES = wire.HEADER.size + wire.MAX_JSON  # the largest reply is HELLO's JSON
 _ANCILLARY_BYTES = socket.CMSG_LEN(wire.MAX_BATCH * 2 * array.array("i").itemsize)
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # children of the engine must not hold blocks
 _MAX_ABANDONED = 8
 _LONGEST_PATH = 100
 
@@ -109,7 +111,14 @@ class Connection:
             self._socket.send(wire.pack(op), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """Close the socket and the peer streams; safe to call twice."""
+        """End the connection; its descriptors are closed in the background. Safe to call twice."""
+        self.shut()
+        # the last descriptor of a file may be in an unread reply, and close with the socket
+        close_later([*(stream.detach() for stream in self.streams.values()), self._socket.detach()])
+        self.streams.clear()
+
+    def close_copies(self) -> None:
+        """Close a forked child's copies of the descriptors; the parent's connection continues."""
         self.broken = True
         for stream in self.streams.values():
             stream.close()
@@ -129,7 +138,7 @@ class Connection:
         self._socket.settimeout(remaining)
 
     def _receive(self) -> tuple[wire.Head, bytes, list[int]]:
-        size, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
+        size, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
         descriptors: list[int] = []
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -139,7 +148,7 @@ class Connection:
         try:
             head, body = _unpacked(memoryview(self._buffer)[:size], flags)
         except BaseException:
-            _close_all(descriptors)
+            close_later(descriptors)
             raise
         return head, bytes(body), descriptors
 
@@ -147,7 +156,7 @@ class Connection:
         known = head.request in self._abandoned
         self._abandoned.discard(head.request)
         if descriptors or not known:
-            _close_all(descriptors)
+            close_later(descriptors)
             raise ProtocolError("a reply to no request", where=self._path)
 
     def _checked(
@@ -155,7 +164,7 @@ class Connection:
     ) -> Reply:
         if head.op == op | wire.REPLY and len(descriptors) <= max_descriptors:
             return Reply(head.items, body, descriptors, head.flags)
-        _close_all(descriptors)
+        close_later(descriptors)
         if head.op == wire.Op.ERROR | wire.REPLY or head.op == wire.Op.ERROR:
             code = int.from_bytes(body[:2], "little")
             text = body[2:200].decode("utf-8", "replace")
@@ -192,9 +201,3 @@ def _unpacked(packet: memoryview, flags: int) -> tuple[wire.Head, memoryview]:
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         raise ProtocolError("truncated packet")
     return wire.unpack(packet)
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)

@@ -140,10 +140,10 @@ class ConnectionPool:
         self._closed = True
         for slot in self._slots.slots:
             if slot.connection is not None:
-                slot.connection.close()
+                slot.connection.close_copies()
                 slot.connection = None
         for connection in self._retired:
-            connection.close()
+            connection.close_copies()
         self._wake_pipe.close()
         self._slots.reset_after_fork()
 

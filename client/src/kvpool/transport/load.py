@@ -17,6 +17,7 @@ from kvpool.protocol import wire
 from kvpool.stats import Reason
 from kvpool.transport import pending, transfer
 from kvpool.transport import responses as responses
+from kvpool.transport.descriptor_closer import close_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,15 +99,20 @@ class LoadBatch:
 
     def _drain(self, expect: pending.Expectation, *, may_block: bool) -> None:
         done = 0
+        local: list[int] = []  # descriptors of local blocks, closed together
         try:
             while (load := self._next(may_block)) is not None:
                 if self._read_one(load, transfer.read_file, expect, may_block):
-                    load.close()
+                    if load.tier == wire.Tier.LOCAL:
+                        local.append(load.take_descriptor())
+                    else:
+                        load.close()
                     done += 1
                 else:
                     self.batch.cold.append(load)
                     self._workers.submit(lambda: self._drain(expect, may_block=True))
         finally:
+            close_later(local, wire.Tier.LOCAL)
             self.batch.settle(done)
 
     def _next(self, may_block: bool) -> pending.PendingRead | None:

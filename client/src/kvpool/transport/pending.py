@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import KVPoolError
 from kvpool.protocol import block
 from kvpool.stats import Reason
+from kvpool.transport.descriptor_closer import close_later
 
 if TYPE_CHECKING:
     from kvpool.protocol import wire
@@ -106,10 +107,13 @@ class PendingRead:
         self.reason = Reason.NONE
 
     def close(self) -> None:
-        """Close the block's descriptor; safe to call twice."""
+        """Close the block's descriptor in the background; safe to call twice."""
+        close_later((self.take_descriptor(),), self.tier)
+
+    def take_descriptor(self) -> int:
+        """Return the block's descriptor, which the caller must close; -1 if it is taken or closed already."""
         descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        return descriptor
 
 
 class PendingWrite:
@@ -141,7 +145,12 @@ class PendingWrite:
         self.reason = Reason.NONE
 
     def close(self) -> None:
-        """Close the file's descriptor; safe to call twice."""
-        descriptor, self.descriptor = self.descriptor, -1
+        """Close the file's descriptor immediately, in a thread that may wait; safe to call twice."""
+        descriptor = self.take_descriptor()
         if descriptor >= 0:
             os.close(descriptor)
+
+    def take_descriptor(self) -> int:
+        """Return the file's descriptor, which the caller must close; -1 if it is taken or closed already."""
+        descriptor, self.descriptor = self.descriptor, -1
+        return descriptor

@@ -6,13 +6,13 @@ streams.
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import ProtocolError
 from kvpool.protocol import wire
 from kvpool.stats import Reason
+from kvpool.transport.descriptor_closer import close_later
 from kvpool.transport.pending import PendingRead, PendingWrite
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ def opened_loads(reply: Reply, window: Sequence[BlockRequest], connection: Conne
             load.close()
         raise
     finally:
-        for descriptor in left:
-            os.close(descriptor)
+        close_later(left)
     return loads
 
 
@@ -127,8 +126,7 @@ def begun_stores(
             store.close()
         raise
     finally:
-        for descriptor in left:
-            os.close(descriptor)
+        close_later(left)
     return settled, stores
 
 

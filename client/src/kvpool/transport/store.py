@@ -16,6 +16,7 @@ from kvpool.protocol import keys, wire
 from kvpool.stats import Reason
 from kvpool.transport import pending, transfer
 from kvpool.transport import responses as responses
+from kvpool.transport.descriptor_closer import close_later
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +130,7 @@ class StoreBatch:
             batch.closed = True
             with contextlib.suppress(IndexError):
                 while True:
-                    waiting.popleft().close()
+                    close_later((waiting.popleft().take_descriptor(),), wire.Tier.LOCAL)
         for store in stores:
             if not store.ok:
                 self.outcome[store.position] = store.reason or Reason.DEADLINE

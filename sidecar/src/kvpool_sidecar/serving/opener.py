@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.shared.tier import SharedTier
     from kvpool_sidecar.tenancy.identity import Tenant
 
-__all__ = ["BlockOpener", "OpenResult", "close_all"]
+__all__ = ["BlockOpener", "OpenResult"]
 
 _BYTES_PER_STREAM = 8 << 20  # a load of this size is worth a connection of its own
 
@@ -107,11 +107,20 @@ class BlockOpener:
                 self._open_peers(call)
             self._open_shared(call)
         except BaseException:
-            close_all(call.results)
+            self.close_files(call.results)
             raise
         for tier, count in Counter(entry.tier for entry in call.results).items():
             self._stats.add("served", tier.name.lower(), count)
         return call.results
+
+    def close_files(self, results: Sequence[OpenResult]) -> None:
+        """Close the block files among `results`. Does not wait for a shared file system."""
+        files = [entry for entry in results if entry.status == OpenStatus.FILE]
+        for entry in files:
+            if entry.tier != Tier.SHARED:
+                os.close(entry.fd)
+        if self.shared is not None:
+            self.shared.close_files([entry.fd for entry in files if entry.tier == Tier.SHARED])
 
     def _open_local(self, call: _OpenCall) -> None:
         """Append to `results`, so that the caller can close its entries if this fails."""
@@ -127,6 +136,11 @@ class BlockOpener:
 
     def _is_valid(self, key: bytes) -> bool:
         return not self.local.contains(key) or self.local.verify(key)
+
+    @staticmethod
+    def _is_valid_in_shared(shared: SharedTier, key: bytes, deadline: float) -> bool:
+        left = deadline - time.monotonic()
+        return left > 0 and shared.verify(key, left)
 
     def _open_peers(self, call: _OpenCall) -> None:
         """Open the misses at peers; `keys` are updated to those under which the blocks were found."""
@@ -231,7 +245,7 @@ class BlockOpener:
         if self.shared is None or not wanted or left <= 0:
             return
         if call.verify:
-            wanted = {n: key for n, key in wanted.items() if self.shared.verify(key)}
+            wanted = {n: key for n, key in wanted.items() if self._is_valid_in_shared(self.shared, key, call.deadline)}
         if self._prefetcher is not None and (others := [key for n, key in wanted.items() if call.keys[n] != key]):
             self._prefetcher.consumed(others)
         blocks = self.shared.open_many(list(wanted.values()), left)
@@ -239,13 +253,6 @@ class BlockOpener:
             if block is not None:
                 call.keys[n] = key
                 call.results[n] = _file(key, Tier.SHARED, block)
-
-
-def close_all(results: Sequence[OpenResult]) -> None:
-    """Close the block files among `results`."""
-    for entry in results:
-        if entry.status == OpenStatus.FILE:
-            os.close(entry.fd)
 
 
 def _file(key: bytes, tier: Tier, block: Block) -> OpenResult:

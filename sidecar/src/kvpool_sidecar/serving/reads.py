@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.protocol import wire
 from kvpool_sidecar.serving.messages import MIN_DEADLINE_S, encode_busy, encode_open, split_deadline
-from kvpool_sidecar.serving.opener import OpenResult, close_all
+from kvpool_sidecar.serving.opener import OpenResult
 from kvpool_sidecar.serving.peer_streams import PeerStreams
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ReadHandler:
         try:
             self._send(head, results, flags)
         finally:
-            close_all(results)
+            self._service.opener.close_files(results)
 
     def end_grant(self) -> None:
         """Release the read grant."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError, PoolUnavailableError
 from kvpool.transport.circuit_breaker import CircuitBreaker
+from kvpool.transport.descriptor_closer import DescriptorCloser
 from kvpool_sidecar.blocks.events import BlockEvents, SharedBlocksAbsent
 from kvpool_sidecar.resilience.bounded_cache import BoundedCache
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
@@ -25,6 +25,7 @@ _BACKLOG = 512
 _REMEMBERED = 1 << 17
 _REMEMBER_S = 60.0
 _CHECK_TIMEOUT_S = 30.0
+_HUNG_CLOSE_S = 1.0
 
 
 class SharedTier:
@@ -40,13 +41,17 @@ class SharedTier:
         self.events = events or BlockEvents()
         self._lock = threading.Lock()
         self._present: BoundedCache[bytes, bool] = BoundedCache(_REMEMBERED, _REMEMBER_S)
+        self._closer = DescriptorCloser("shared-close")
 
     @property
     def available(self) -> bool:
-        return self.bulkhead.available
+        """False after repeated failures, and while closing a file hangs."""
+        return self.bulkhead.available and self._closes
 
     def contains_many(self, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
         """Return which blocks are present, in order. False also for those whose state is unknown at the deadline."""
+        if not self._closes:
+            return [False] * len(keys)
         with self._lock:
             known = [key in self._present for key in keys]
         unknown = [key for key, is_known in zip(keys, known, strict=True) if not is_known]
@@ -67,8 +72,11 @@ class SharedTier:
 
     def open_many(self, keys: Sequence[bytes], timeout_s: float) -> list[Block | None]:
         """Open blocks, in order; None for those that are absent or did not open within the deadline."""
+        if not self._closes:
+            self.problem = "closing a file hangs"
+            return [None] * len(keys)
         jobs = [functools.partial(self.store.open, key) for key in keys]
-        results = self.bulkhead.run_all(jobs, timeout_s, discard=_close)
+        results = self.bulkhead.run_all(jobs, timeout_s, discard=self._discard)
         self._note(results)
         self._absent([key for key, result in zip(keys, results, strict=True) if result is None])
         blocks = [None if isinstance(r, Exception) else r for r in results]
@@ -77,11 +85,15 @@ class SharedTier:
                 self.mark_absent(key)
         return blocks
 
-    def verify(self, block_key: bytes) -> bool:
-        """See Store.check. Slow: for the background."""
+    def close_files(self, descriptors: Sequence[int]) -> None:
+        """Close files of `open_many` in the background: close(2) may hang with the mount."""
+        self._closer.close(descriptors)
+
+    def verify(self, block_key: bytes, timeout_s: float = _CHECK_TIMEOUT_S) -> bool:
+        """See Store.verify. False also if there is no result in time."""
         self.mark_absent(block_key)
         try:
-            return self.bulkhead.run(lambda: self.store.verify(block_key), _CHECK_TIMEOUT_S)
+            return self.bulkhead.run(lambda: self.store.verify(block_key), timeout_s)
         except (KVPoolError, OSError):
             return False
 
@@ -105,6 +117,10 @@ class SharedTier:
         """Accept no more calls. Descriptors stay open: a thread may hang on one."""
         self.bulkhead.close()
 
+    @property
+    def _closes(self) -> bool:
+        return self._closer.has_room and self._closer.hung_s < _HUNG_CLOSE_S
+
     def _absent(self, keys: Sequence[bytes]) -> None:
         if keys:
             self.events.emit(SharedBlocksAbsent(keys))
@@ -115,7 +131,6 @@ class SharedTier:
         if answered:
             self.problem = next((str(r) for r in answered if isinstance(r, (KVPoolError, OSError))), "")
 
-
-def _close(block: Block | None) -> None:
-    if block is not None:
-        os.close(block.fd)
+    def _discard(self, block: Block | None) -> None:
+        if block is not None:
+            self.close_files((block.fd,))
