@@ -194,8 +194,21 @@ def test_peer_proofs_differ_by_role_and_request_macs_by_place() -> None:
     assert peer_wire.peer_client_proof(b"s", a, b) != peer_wire.peer_server_proof(b"s", a, b)
     assert peer_wire.peer_client_proof(b"s", a, b) != peer_wire.peer_client_proof(b"S", a, b)
     key = peer_wire.peer_session_key(b"s", a, b)
-    assert peer_wire.peer_request_mac(key, 1, a) != peer_wire.peer_request_mac(key, 2, a)
-    assert len(peer_wire.peer_request_mac(key, 1, a)) == 16
+    request = peer_wire.PEER_REQUEST.pack(wire.MAGIC, wire.Op.OPEN, 0, 0, 1, a, bytes(16))
+    mac = peer_wire.peer_request_mac(key, request)
+    assert len(mac) == peer_wire.PEER_MAC_BYTES == 16
+    for at in range(len(request) - 16):
+        changed = bytearray(request)
+        changed[at] ^= 1
+        assert peer_wire.peer_request_mac(key, bytes(changed)) != mac
+
+
+def test_a_data_address_survives_the_wire() -> None:
+    for host in ("127.0.0.1", "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff", "::ffff:255.255.255.255"):
+        assert peer_wire.unpack_peer_address(peer_wire.pack_peer_address(host, 65535)) == (host, 65535)
+    with pytest.raises(ValueError, match="46"):
+        peer_wire.pack_peer_address("h" * 46, 1)
+    assert len(peer_wire.unpack_peer_address(b"\xff" * peer_wire.PEER_ADDRESS.size)[0]) == 45
 
 
 WINDOW = [(i, bytes([i]) * 32, memoryview(bytearray(64))) for i in range(3)]

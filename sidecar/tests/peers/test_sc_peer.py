@@ -161,8 +161,9 @@ def test_the_proof_of_one_connection_is_worth_nothing_on_another(server):
 
 def request(link, n, *, sequence=None, mac=None, magic=wire.MAGIC, op=wire.Op.OPEN):
     sequence = link._sequence if sequence is None else sequence
-    mac = peer_wire.peer_request_mac(link._session_key, sequence, key(n)) if mac is None else mac
-    return peer_wire.PEER_REQUEST.pack(magic, op, 0, 0, sequence, key(n), mac)
+    unsigned = peer_wire.PEER_REQUEST.pack(magic, op, 0, 0, sequence, key(n), bytes(16))
+    mac = peer_wire.peer_request_mac(link._session_key, unsigned) if mac is None else mac
+    return unsigned[:-16] + mac
 
 
 @pytest.mark.parametrize("what", ["mac", "sequence", "magic", "op", "replay", "other session", "garbage"])

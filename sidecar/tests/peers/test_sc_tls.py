@@ -123,12 +123,12 @@ def test_a_stranger_is_refused_by_both_sides(far, near, encryption):
 def test_a_connection_without_a_certificate_is_refused(far):
     there = far()
     sock = tcp.connect(there.info.host, there.info.port, time.monotonic() + 5)
-    tcp.send_connection_kind(sock, peer_wire.PeerKind.CONTROL, time.monotonic() + 5)
+    tcp.await_greeting(sock, time.monotonic() + 5)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     answer = b""
     with context.wrap_socket(sock) as tls, contextlib.suppress(OSError):
-        tls.sendall(peer_wire.PEER_TICKETS.pack(wire.MAGIC, 1))
+        tls.sendall(peer_wire.PEER_TLS.pack(peer_wire.PeerKind.CONTROL) + peer_wire.PEER_TICKETS.pack(wire.MAGIC, 1))
         answer = tls.recv(100)
     assert answer == b""
     wait_for(lambda: there.stats.whole("refused"), "counted")
@@ -150,7 +150,7 @@ def test_a_node_of_another_pool_is_a_stranger(far, near):
 def test_old_tls_is_not_spoken(far):
     there = far()
     sock = tcp.connect(there.info.host, there.info.port, time.monotonic() + 5)
-    tcp.send_connection_kind(sock, peer_wire.PeerKind.CONTROL, time.monotonic() + 5)
+    tcp.await_greeting(sock, time.monotonic() + 5)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -159,7 +159,8 @@ def test_old_tls_is_not_spoken(far):
     sock.close()
 
 
-def test_a_sidecar_of_the_former_version_is_told_apart_at_once(near):
+@pytest.mark.parametrize("magic", [b"KVPPEER1", b"KVPPEER2"])
+def test_a_sidecar_of_a_former_version_is_refused_at_once(near, magic):
     """It sends its own greeting first; nothing is waited for."""
     listener = tcp.listen(fresh_address(), 0)
     host, port = listener.getsockname()
@@ -167,7 +168,7 @@ def test_a_sidecar_of_the_former_version_is_told_apart_at_once(near):
     def former():
         sock, _ = listener.accept()
         with sock:
-            sock.sendall(b"KVPPEER1" + os.urandom(32))
+            sock.sendall(magic + os.urandom(32))
             sock.settimeout(5)
             with contextlib.suppress(OSError):
                 while sock.recv(1000):
@@ -181,12 +182,12 @@ def test_a_sidecar_of_the_former_version_is_told_apart_at_once(near):
     listener.close()
 
 
-def test_a_sidecar_of_the_former_version_tells_us_apart_at_once(far, near):
+def test_a_sidecar_of_a_former_version_refuses_this_one_at_once(far, near):
     """What it does: reads 40 bytes, and gives up if they do not begin with its own magic."""
     there = far()
     with socket.create_connection((there.info.host, there.info.port), timeout=5) as sock:
         hello = tcp.receive(sock, 40, time.monotonic() + 5)
-    assert not hello.startswith(b"KVPPEER1")
+    assert not hello.startswith((b"KVPPEER1", b"KVPPEER2"))
     assert fetched(near(), there.info) is not None
 
 

@@ -27,14 +27,17 @@ from kvpool_testing.blocks import key, put
 # -- hostile bytes after the greeting
 
 
-@pytest.mark.parametrize("kind", [peer_wire.PeerKind.CONTROL, peer_wire.PeerKind.TLS_DATA, 0, 4, 255])
+ZEROS = bytes(16), bytes(32), bytes(32)
+
+
+@pytest.mark.parametrize("kind", [None, *peer_wire.PeerKind, 0, 4, 255])
 def test_noise_instead_of_tls_is_cut_off(far, near, kind):
     there = far()
     for data in (b"", os.urandom(500), b"\x16\x03\x01\xff\xff" + os.urandom(70_000), b"\x16\x03\x01\x00\x01\x01"):
         with socket.create_connection((there.info.host, there.info.port), timeout=10) as sock:
             sock.settimeout(10)
             with contextlib.suppress(OSError):
-                sock.sendall(peer_wire.PEER_CLIENT.pack(kind, bytes(16), bytes(32), bytes(32)) + data)
+                sock.sendall(data if kind is None else peer_wire.PEER_CLIENT.pack(kind, *ZEROS) + data)
                 sock.shutdown(socket.SHUT_WR)
                 while sock.recv(65536):
                     pass
@@ -45,14 +48,13 @@ def test_noise_instead_of_tls_is_cut_off(far, near, kind):
 def test_a_tls_handshake_that_drips_is_cut_off(far, monkeypatch):
     monkeypatch.setattr(peer_server, "_HANDSHAKE_S", 0.4)
     there = far()
-    with socket.create_connection((there.info.host, there.info.port), timeout=10) as sock:
-        sock.sendall(peer_wire.PEER_CLIENT.pack(peer_wire.PeerKind.CONTROL, bytes(16), bytes(32), bytes(32)))
-        with contextlib.suppress(OSError):
-            for byte in b"\x16\x03\x01\x02\x00" + bytes(500):
-                sock.sendall(bytes([byte]))
-                time.sleep(0.02)
-                if there.server.connections == 0:
-                    break
+    address = (there.info.host, there.info.port)
+    with socket.create_connection(address, timeout=10) as sock, contextlib.suppress(OSError):
+        for byte in b"\x16\x03\x01\x02\x00" + bytes(500):
+            sock.sendall(bytes([byte]))
+            time.sleep(0.02)
+            if there.server.connections == 0:
+                break
     wait_for(lambda: there.server.connections == 0, "cut off")
 
 

@@ -19,7 +19,9 @@ import struct
 
 __all__ = [
     "MAX_TICKETS",
+    "PEER_ADDRESS",
     "PEER_CLIENT",
+    "PEER_MAC_BYTES",
     "PEER_MAGIC",
     "PEER_NONCE_BYTES",
     "PEER_REQUEST",
@@ -27,23 +29,30 @@ __all__ = [
     "PEER_STAGED",
     "PEER_TICKETS",
     "PEER_TICKET_BYTES",
+    "PEER_TLS",
     "PEER_TOKEN",
     "PeerKind",
     "PeerStatus",
+    "pack_peer_address",
     "peer_client_proof",
     "peer_request_mac",
     "peer_server_proof",
     "peer_session_key",
+    "unpack_peer_address",
 ]
 
-# s -> c: PEER_MAGIC, nonce_s[32]. c -> s: PEER_CLIENT. Then, by its kind:
-# CONTROL: TLS; each PEER_TICKETS is answered by the requested number of tickets (name[16], key[32]).
+# s -> c: PEER_MAGIC, nonce_s[32]. c -> s: PEER_CLIENT, or immediately TLS; the first byte distinguishes. In the clear:
 # DATA: ticket and proof in PEER_CLIENT; s -> c: proof[32]; then requests.
-# TLS_DATA: TLS; c -> s: session key[32]; then requests.
-PEER_MAGIC = b"KVPPEER2"  # version 1 had no tickets; the magic distinguishes its sidecars
+# Inside TLS the requesting side sends PEER_TLS, after it has verified the certificate:
+# CONTROL: each PEER_TICKETS is answered by PEER_ADDRESS, the address of the serving side's data listener, and the
+# requested number of tickets (name[16], key[32]).
+# TLS_DATA: c -> s: session key[32]; then requests.
+PEER_MAGIC = b"KVPPEER3"  # version 2 had the data address from the index; the magic distinguishes its sidecars
 PEER_NONCE_BYTES = 32
 PEER_TICKET_BYTES = 16
 PEER_CLIENT = struct.Struct("<B7x16s32s32s")  # PeerKind, name of the ticket, nonce_c, proof of the requesting side
+PEER_TLS = struct.Struct("<B7x")  # PeerKind
+PEER_ADDRESS = struct.Struct("<HB45s")  # port, length of the text, numeric IP address as text
 PEER_TICKETS = struct.Struct("<4sI")  # magic, how many
 MAX_TICKETS = 16
 
@@ -55,6 +64,8 @@ class PeerKind(enum.IntEnum):
 
 
 PEER_REQUEST = struct.Struct("<4sBBHQ32s16s")  # magic, op (OPEN), flags, 0, sequence number, key, MAC
+PEER_MAC_BYTES = 16
+_MAX_HOST = 45  # the longest IPv6 address as text
 PEER_RESPONSE = struct.Struct("<4sBBHQ")  # magic, PeerStatus, 0, 0, bytes that follow: the block file, for OPEN
 PEER_STAGED = struct.Struct("<QQQ")  # STAGE: address and bytes of the block file, token
 PEER_TOKEN = struct.Struct("<Q24x")  # RELEASE: stands where other requests have the key
@@ -81,6 +92,23 @@ def peer_session_key(secret: bytes, nonce_s: bytes, nonce_c: bytes) -> bytes:
     return hmac.digest(secret, b"session" + nonce_s + nonce_c, "sha256")
 
 
-def peer_request_mac(session_key: bytes, sequence: int, key: bytes) -> bytes:
-    """Compute 16 bytes that bind a request to its connection and sequence number, against forgery and replay."""
-    return hmac.digest(session_key, struct.pack("<Q", sequence) + key, "sha256")[:16]
+def peer_request_mac(session_key: bytes, request: bytes) -> bytes:
+    """Compute the last 16 bytes of PEER_REQUEST over all bytes before them, against forgery and replay.
+
+    The sequence number among them binds the request to its place on the connection.
+    """
+    return hmac.digest(session_key, b"request" + request[:-PEER_MAC_BYTES], "sha256")[:PEER_MAC_BYTES]
+
+
+def pack_peer_address(host: str, port: int) -> bytes:
+    """Pack the address of a data listener. ValueError if `host` is longer than a numeric IP address."""
+    text = host.encode()
+    if len(text) > _MAX_HOST:
+        raise ValueError(f"an address of {len(text)} characters")
+    return PEER_ADDRESS.pack(port, len(text), text)
+
+
+def unpack_peer_address(data: bytes) -> tuple[str, int]:
+    """Return host and port of PEER_ADDRESS. Bytes that are no text become replacement characters."""
+    port, length, text = PEER_ADDRESS.unpack(data)
+    return text[:length].decode("ascii", "replace"), port

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PeerConnection", "PeerDialer", "dial"]
 
+_NO_MAC = bytes(peer_wire.PEER_MAC_BYTES)
 _SILENT_S = 0.05  # a live peer has sent something by then
 
 
@@ -78,8 +79,9 @@ class PeerConnection:
         self._last_request = (time.monotonic(), self.received())
         packet = bytearray()
         for key in keys:
-            mac = peer_wire.peer_request_mac(self._session_key, self._sequence, key)
-            packet += peer_wire.PEER_REQUEST.pack(wire.MAGIC, op, flags, 0, self._sequence, key, mac)
+            unsigned = peer_wire.PEER_REQUEST.pack(wire.MAGIC, op, flags, 0, self._sequence, key, _NO_MAC)
+            mac = peer_wire.peer_request_mac(self._session_key, unsigned)
+            packet += unsigned[: -len(mac)] + mac
             self._sequence += 1
         return bytes(packet)
 

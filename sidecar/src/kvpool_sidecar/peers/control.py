@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import ssl
 import threading
 import time
@@ -23,23 +24,29 @@ if TYPE_CHECKING:
 
 __all__ = ["ControlChannels", "connect_tls"]
 
+log = logging.getLogger(__name__)
+
 MAX_PEERS = 1024
 _BATCH = 8
+_WARN_AGAIN_S = 3600.0
 _ENTRY = peer_wire.PEER_TICKET_BYTES + 32
 
 
 def connect_tls(
     peer: NodeInfo, identity: NodeIdentity, kind: peer_wire.PeerKind, deadline: float, congestion_control: str = ""
 ) -> ssl.SSLSocket:
-    """Open a TLS connection to exactly the node that the index names.
+    """Open a TLS connection to exactly the node that the index names. It gets nothing but TLS before its proof.
 
     Raises PoolUnavailableError, DeadlineExceededError, ProtocolError, or RefusedError for an invalid certificate.
     """
     sock = tcp.connect(peer.host, peer.port, deadline, congestion_control)
     try:
-        tcp.send_connection_kind(sock, kind, deadline)
+        tcp.await_greeting(sock, deadline)
         sock.settimeout(max(0.001, deadline - time.monotonic()))
-        return identity.client.wrap_socket(sock, server_hostname=identity.name_of(peer.node))
+        tls = identity.client.wrap_socket(sock, server_hostname=identity.name_of(peer.node))
+        sock = tls
+        tls.sendall(peer_wire.PEER_TLS.pack(kind))
+        return tls
     except ssl.SSLCertVerificationError as e:
         sock.close()
         raise RefusedError(f"peer: {e.verify_message}", where=f"{peer.host}:{peer.port}") from None
@@ -73,6 +80,7 @@ class ControlChannels:
         self._clock = clock
         self._lock = threading.Lock()
         self._channels: BoundedCache[NodeInfo, _ControlChannel] = BoundedCache(MAX_PEERS)
+        self._warned: BoundedCache[str, bool] = BoundedCache(MAX_PEERS, _WARN_AGAIN_S, clock)
 
     def ticket(self, peer: NodeInfo, deadline: float) -> Ticket:
         """Return an unused ticket. KVPoolError if the peer issues none by `deadline`."""
@@ -129,14 +137,37 @@ class ControlChannels:
         tls.settimeout(max(0.001, deadline - time.monotonic()))
         try:
             tls.sendall(peer_wire.PEER_TICKETS.pack(wire.MAGIC, _BATCH))
+            address = tcp.receive(tls, peer_wire.PEER_ADDRESS.size, deadline)
             answer = tcp.receive(tls, _BATCH * _ENTRY, deadline)
         except (ssl.SSLError, ConnectionError) as e:
             reason = str(getattr(e, "reason", "") or type(e).__name__)
             kind = RefusedError if "CERTIFICATE" in reason else PoolUnavailableError
             raise kind(f"peer: {reason}", where=peer.host) from None
+        host, port = peer_wire.unpack_peer_address(address)
+        self._require_address(peer, host, port)
         now = self._clock()
         for at in range(0, len(answer), _ENTRY):
             split = at + peer_wire.PEER_TICKET_BYTES
             name, key = answer[at:split], answer[split : at + _ENTRY]
-            channel.tickets.append((now, Ticket(name, key)))
+            channel.tickets.append((now, Ticket(name, key, host, port)))
         return channel.tickets.popleft()[1]
+
+    def _require_address(self, peer: NodeInfo, host: str, port: int) -> None:
+        """RefusedError unless the peer itself confirms the address of the index: else something relays between them."""
+        if (host, port) == (peer.host, peer.port):
+            return
+        with self._lock:
+            was_warned = self._warned.get(peer.node) is not None
+            if not was_warned:
+                self._warned.put(peer.node, True)
+        if not was_warned:
+            log.warning(
+                "refused peer %s: the index names %s:%d, its certificate's holder serves %s:%d; check who writes to "
+                "the index",
+                peer.node,
+                peer.host,
+                peer.port,
+                host,
+                port,
+            )
+        raise RefusedError("peer: its address is not the one in the index", where=f"{peer.host}:{peer.port}")

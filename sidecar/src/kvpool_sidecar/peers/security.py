@@ -1,7 +1,8 @@
 """Authentication between the sidecars of a pool, and encryption of their connections.
 
-`ControlOnly`: certificates of both on a TLS 1.3 control channel, which issues tickets; a ticket opens a plain TCP
-connection for data. `Always`: certificates of both and TLS on the data connections as well; tickets are rejected.
+`ControlOnly`: certificates of both on a TLS 1.3 control channel, which issues tickets and names the address of the data
+listener; a ticket opens a plain TCP connection for data to that address. `Always`: certificates of both and TLS on the
+data connections as well; tickets are rejected.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class PeerSecurity:
 
     def _dial_with_ticket(self, ticket: Ticket, peer: NodeInfo, deadline: float) -> PeerConnection:
         return dial(
-            peer.host,
-            peer.port,
+            ticket.host,
+            ticket.port,
             secret=ticket.key,
             ticket=ticket.name,
             timeout_s=max(0.001, deadline - time.monotonic()),
@@ -74,15 +75,20 @@ class PeerSecurity:
         """Wrap `sock`, which it takes over, in the serving side of TLS; the caller does the handshake."""
         return self.identity.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
-    def serve_tickets(self, tls: ssl.SSLSocket, host: str) -> None:
-        """Issue tickets on a control channel until the peer closes it, is idle for 120 s, or is no longer certified."""
+    def serve_tickets(self, tls: ssl.SSLSocket, host: str, own: tuple[str, int]) -> None:
+        """Issue tickets on a control channel until the peer closes it, is idle for 120 s, or is no longer certified.
+
+        Each answer names `own`, the address and port of the data listener, which the index cannot prove.
+        """
+        address = peer_wire.pack_peer_address(*own)
         until = time.monotonic() + ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"])) - time.time()
         while True:
             request = tcp.receive(tls, peer_wire.PEER_TICKETS.size, min(until, time.monotonic() + _IDLE_S))
             magic, count = peer_wire.PEER_TICKETS.unpack(request)
             if magic != wire.MAGIC or not 0 < count <= peer_wire.MAX_TICKETS:
                 return
-            tls.sendall(b"".join(name + key for name, key in self.ticket_issuer.issue(host, count)))
+            tickets = self.ticket_issuer.issue(host, count)
+            tls.sendall(address + b"".join(ticket.name + ticket.key for ticket in tickets))
 
     def status(self) -> dict[str, Any]:
         """For /status."""

@@ -78,6 +78,7 @@ class PeerServer:
         on_absent: Callable[[bytes], None] = lambda _key: None,
     ) -> None:
         self._listener = tcp.listen(host, port)
+        self._host = host
         self.port: int = self._listener.getsockname()[1]
         self._secret = options.secret
         self._security = options.security
@@ -114,6 +115,11 @@ class PeerServer:
         self._listener.close()
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Address and port of the listener, as the index gets them."""
+        return self._host, self.port
+
+    @property
     def connections(self) -> int:
         with self._lock:
             return len(self._connections)
@@ -146,17 +152,16 @@ class PeerServer:
             tcp.set_send_timeout(sock, _SEND_S)
             deadline = time.monotonic() + _HANDSHAKE_S
             request = tcp.receive_peer_request(sock, deadline)
-            if request.kind == peer_wire.PeerKind.DATA:
-                session_key = tcp.prove_as_server(sock, self._ticket_secret(request.ticket, host), request)
+            if request is not None:
+                session_key = tcp.prove_as_server(sock, self._ticket_secret(request, host), request)
             else:
-                sock = self._start_tls(sock, request.kind)
-                self._handshake(sock, deadline)
-                session_key = tcp.receive(sock, 32, deadline) if request.kind == peer_wire.PeerKind.TLS_DATA else b""
+                sock = self._start_tls(sock)
+                session_key = self._handshake(sock, deadline)
             with self._lock:
                 self._unauthenticated -= 1
                 unauthenticated = False
             if self._security is not None and isinstance(sock, ssl.SSLSocket) and not session_key:
-                self._security.serve_tickets(sock, host)
+                self._security.serve_tickets(sock, host, self.address)
             else:
                 self._serve_requests(sock, host, session_key, PeerRdma(self._staging, self._stats))
         except (KVPoolError, OSError) as e:
@@ -176,30 +181,37 @@ class PeerServer:
                 self._unauthenticated -= unauthenticated
             sock.close()
 
-    def _ticket_secret(self, ticket: bytes, host: str) -> bytes:
+    def _ticket_secret(self, request: tcp.PeerRequest, host: str) -> bytes:
         """Return the secret that authenticates a plain data connection."""
+        if request.kind != peer_wire.PeerKind.DATA:
+            raise ProtocolError(f"unexpected connection kind {request.kind}")
         if self._security is None:
             return self._secret
-        key = None if self._security.encrypts_data else self._security.ticket_issuer.redeem(ticket, host)
+        key = None if self._security.encrypts_data else self._security.ticket_issuer.redeem(request.ticket, host)
         if key is None:
             raise RefusedError("the ticket is unknown, expired or used")
         return key
 
-    def _start_tls(self, sock: socket.socket, kind: int) -> ssl.SSLSocket:
-        if self._security is None or kind not in (peer_wire.PeerKind.CONTROL, peer_wire.PeerKind.TLS_DATA):
-            raise ProtocolError(f"unexpected connection kind {kind}")
+    def _start_tls(self, sock: socket.socket) -> ssl.SSLSocket:
+        if self._security is None:
+            raise ProtocolError("unexpected TLS connection")
         with self._lock:
             self._connections.discard(sock)
             tls = self._security.accept(sock)
             self._connections.add(tls)
         return tls
 
-    def _handshake(self, tls: socket.socket, deadline: float) -> None:
+    def _handshake(self, tls: socket.socket, deadline: float) -> bytes:
+        """Authenticate the peer; the session key of a data connection, or nothing for a control channel."""
         assert isinstance(tls, ssl.SSLSocket)  # noqa: S101
         tls.settimeout(max(0.001, deadline - time.monotonic()))
         tls.do_handshake()
         if self._security is not None and self._security.identity.is_operator(tls.getpeercert()):
             raise RefusedError("the operator may not read blocks")
+        (kind,) = peer_wire.PEER_TLS.unpack(tcp.receive(tls, peer_wire.PEER_TLS.size, deadline))
+        if kind not in (peer_wire.PeerKind.CONTROL, peer_wire.PeerKind.TLS_DATA):
+            raise ProtocolError(f"unexpected connection kind {kind}")
+        return tcp.receive(tls, 32, deadline) if kind == peer_wire.PeerKind.TLS_DATA else b""
 
     def _serve_requests(self, sock: socket.socket, host: str, session_key: bytes, rdma: PeerRdma) -> None:
         sequence = 0
@@ -208,7 +220,7 @@ class PeerServer:
             wanted: list[bytes] = []  # consecutive block requests
             for request in requests.receive(time.monotonic() + _IDLE_S):
                 magic, op, flags, _, number, key, mac = peer_wire.PEER_REQUEST.unpack(request)
-                expected = peer_wire.peer_request_mac(session_key, sequence, key)
+                expected = peer_wire.peer_request_mac(session_key, request)
                 genuine = number == sequence and hmac.compare_digest(mac, expected)
                 if magic != wire.MAGIC or op not in (wire.Op.OPEN, *self._handlers, *rdma.OPERATIONS) or not genuine:
                     self._stats.add("refused", "peer-request")

@@ -1,7 +1,8 @@
 """Shared by both ends of a peer connection: socket options, and mutual authentication with the pool's secret.
 
 s -> c: PEER_MAGIC, nonce_s. c -> s: kind, ticket, nonce_c, client proof. s -> c: server proof. Then requests with a MAC
-each. The proven secret is a ticket's key. The layouts are in kvpool.protocol.wire.
+each. The proven secret is a ticket's key. A connection with TLS begins with TLS instead, after the greeting.
+kvpool.protocol.peer_wire has the layouts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "NO_TICKET",
     "PROOF_BYTES",
     "PeerRequest",
+    "await_greeting",
     "bytes_received",
     "configure",
     "congestion_control",
@@ -32,7 +34,6 @@ __all__ = [
     "receive",
     "receive_into",
     "receive_peer_request",
-    "send_connection_kind",
     "set_send_timeout",
 ]
 
@@ -42,6 +43,7 @@ PROOF_BYTES = 32
 NO_TICKET = bytes(peer_wire.PEER_TICKET_BYTES)
 _USER_TIMEOUT_MS = 15_000
 _RECEIVED_AT = 128  # offset of tcpi_bytes_received
+_TLS_HANDSHAKE = 0x16  # first byte of a TLS connection
 
 
 def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
@@ -135,23 +137,17 @@ def connect(host: str, port: int, deadline: float, congestion_control: str = "")
     return sock
 
 
-def _greeting(sock: socket.socket, deadline: float) -> bytes:
-    """Read the serving side's nonce. ProtocolError for another protocol, or another version of it."""
+def await_greeting(sock: socket.socket, deadline: float) -> bytes:
+    """Read the serving side's nonce, having sent nothing. ProtocolError for another protocol or version of it."""
     hello = receive(sock, len(peer_wire.PEER_MAGIC) + peer_wire.PEER_NONCE_BYTES, deadline)
     if not hello.startswith(peer_wire.PEER_MAGIC):
         raise ProtocolError("not a KVPool sidecar of this version")
     return hello[len(peer_wire.PEER_MAGIC) :]
 
 
-def send_connection_kind(sock: socket.socket, kind: peer_wire.PeerKind, deadline: float) -> None:
-    """Send the connection kind of the client side, before TLS on this connection."""
-    _greeting(sock, deadline)
-    sock.sendall(peer_wire.PEER_CLIENT.pack(kind, bytes(peer_wire.PEER_TICKET_BYTES), bytes(32), bytes(32)))
-
-
 def prove_as_client(sock: socket.socket, secret: bytes, deadline: float, ticket: bytes = NO_TICKET) -> bytes:
     """Run the client side of the proof; the session key. RefusedError if the other side does not hold the secret."""
-    nonce_s, nonce_c = _greeting(sock, deadline), secrets.token_bytes(peer_wire.PEER_NONCE_BYTES)
+    nonce_s, nonce_c = await_greeting(sock, deadline), secrets.token_bytes(peer_wire.PEER_NONCE_BYTES)
     proof = peer_wire.peer_client_proof(secret, nonce_s, nonce_c)
     sock.sendall(peer_wire.PEER_CLIENT.pack(peer_wire.PeerKind.DATA, ticket, nonce_c, proof))
     proof = receive(sock, PROOF_BYTES, deadline)
@@ -170,13 +166,27 @@ class PeerRequest(NamedTuple):
     proof: bytes
 
 
-def receive_peer_request(sock: socket.socket, deadline: float) -> PeerRequest:
-    """Run the serving side up to the client's request."""
+def receive_peer_request(sock: socket.socket, deadline: float) -> PeerRequest | None:
+    """Run the serving side up to the client's request; None if the client begins TLS, of which nothing is read."""
     nonce_s = secrets.token_bytes(peer_wire.PEER_NONCE_BYTES)
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     sock.sendall(peer_wire.PEER_MAGIC + nonce_s)
+    if _first_byte(sock, deadline) == _TLS_HANDSHAKE:
+        return None
     kind, ticket, nonce_c, proof = peer_wire.PEER_CLIENT.unpack(receive(sock, peer_wire.PEER_CLIENT.size, deadline))
     return PeerRequest(kind, ticket, nonce_s, nonce_c, proof)
+
+
+def _first_byte(sock: socket.socket, deadline: float) -> int:
+    """Wait for the first byte and leave it in the stream."""
+    sock.settimeout(max(0.001, deadline - time.monotonic()))
+    try:
+        first = sock.recv(1, socket.MSG_PEEK)
+    except TimeoutError:
+        raise DeadlineExceededError("the peer does not respond") from None
+    if not first:
+        raise ProtocolError("the peer closed the connection")
+    return first[0]
 
 
 def prove_as_server(sock: socket.socket, secret: bytes, request: PeerRequest) -> bytes:

@@ -27,8 +27,12 @@ MAX_PER_HOST = 64
 
 
 class Ticket(NamedTuple):
+    """A ticket, and for its holder the address and port of the listener that redeems it."""
+
     name: bytes
     key: bytes
+    host: str = ""
+    port: int = 0
 
 
 class _Issued(NamedTuple):

@@ -160,7 +160,10 @@ SERVING_COUNTERS: Final = (
         "peer_errors",
         "Failed connections to peers.",
         "reason",
-        {"unreachable": "The connection failed or timed out.", "refused": "The peer refused the request."},
+        {
+            "unreachable": "The connection failed or timed out.",
+            "refused": "A certificate, ticket or address was refused.",
+        },
     ),
     Counter("kvpool_sidecar_rdma_blocks", "rdma", "Blocks read from peers by RDMA.", item="blocks"),
     Counter(
