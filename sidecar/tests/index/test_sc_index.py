@@ -152,7 +152,8 @@ def test_a_number_whose_holder_is_another_node_is_not_taken(server, empty):
 )  # fmt: skip
 def test_the_sidecars_user_may_do_nothing_else(server, command):
     client = plain(server.address, username="kvpool", password=PASSWORD)
-    with pytest.raises(redis.exceptions.NoPermissionError):
+    # the server refuses DEBUG to everybody, before it looks at rights
+    with pytest.raises(redis.ResponseError, match=r"(?i)no permissions|command not allowed"):
         client.execute_command(*command)
     client.close()
 
@@ -241,7 +242,7 @@ def test_a_url_of_another_kind_is_a_configuration_error():
 
 
 def test_the_embedded_server_is_found_without_importing_its_package():
-    assert embedded.server_binary().endswith("redis-server")
+    assert embedded.server_binary().endswith("valkey-server")
     password_file = embedded.acl([b"pw"], "admin")
     assert "user default off" in password_file
     assert "pw" not in password_file.replace("nopass", "")

