@@ -29,7 +29,7 @@ def doomed() -> Iterator[str]:
 
 
 def apply(name: str, namespace: str = system.SYSTEM, wait: float = 120) -> None:
-    tiers = [{"name": "nvme", "local": {"path": f"/var/lib/kvpool/{name}", "capacity": "64Mi"}}]
+    tiers = [{"name": "nvme", "local": {"path": f"/var/lib/kvpool/{name}", "capacity": "256Mi"}}]
     system.apply_pool(
         name, namespace=namespace, wait=wait, tiers=tiers, deletionPolicy="Delete", cleanupTimeout=PATIENCE
     )

@@ -336,7 +336,7 @@ def test_a_deleted_pool_takes_its_data_along_where_the_policy_says_so():
         "kind": POOL["kind"],
         "metadata": {"name": "scratch", "namespace": SYSTEM},
         "spec": {
-            "tiers": [{"name": "nvme", "local": {"path": "/var/lib/kvpool/scratch", "capacity": "64Mi"}}],
+            "tiers": [{"name": "nvme", "local": {"path": "/var/lib/kvpool/scratch", "capacity": "256Mi"}}],
             "deletionPolicy": "Delete",
         },
     }

@@ -197,7 +197,7 @@ def test_a_file_system_by_nfs_is_a_volume_with_mount_options(pools: Pools):
     pools.until_ready("chat")
     owned = pools.owned("chat")
     volume = owned["persistentvolumes/kvpool-kvpool-system-chat-cold"]
-    assert volume["spec"]["mountOptions"] == ["soft", "timeo=30", "retrans=2"]
+    assert volume["spec"]["mountOptions"] == ["soft", "timeo=30", "retrans=2", "nosuid", "nodev", "noexec"]
     claim = f"/api/v1/namespaces/{SYSTEM}/persistentvolumeclaims/chat-tier-cold"
     until("the claim is bound", lambda: pools.api.get(claim)["status"]["phase"] == "Bound")
 

@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvpool_operator.api.installation_limits import DEFAULT_ALLOWED_PATHS, InstallationLimits
 from kvpool_operator.desired.inputs import InstallationConfig
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     flag("sidecar-pull-policy", "imagePullPolicy of that image", "IfNotPresent")
     flag("image-pull-secrets", "comma-separated names of Secrets in the pools' namespaces", "")
     flag("kubelet-dir", "root directory of the kubelet on every node", "/var/lib/kubelet")
+    flag(
+        "allowed-paths",
+        "comma-separated directories of nodes below which pools may have tiers",
+        ",".join(DEFAULT_ALLOWED_PATHS),
+    )
     flag("rendezvous-role", "ClusterRole that sidecars are bound to", "kvpool-sidecar-rendezvous")
     flag("network-policies", "true: create NetworkPolicies for every pool", "false")
     flag("metrics-per-tenant", "true: sidecars export metrics per tenant", "false")
@@ -98,6 +104,10 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
             rendezvous_role=a.rendezvous_role,
             network_policies=a.network_policies == "true",
             metrics_per_tenant=a.metrics_per_tenant == "true",
+            limits=InstallationLimits(
+                tuple(s.strip().rstrip("/") for s in a.allowed_paths.split(",") if s.strip()),
+                frozenset({environ.get("KUBERNETES_SERVICE_HOST", "").lower()} - {""}),
+            ),
         ),
         max_concurrent_reconciles=max(1, int(a.max_concurrent_reconciles)),
         resync_period_s=max(1.0, float(a.resync_period)),

@@ -145,7 +145,9 @@ def test_prepare_gives_the_directories_away_and_does_it_again_without_harm(tmp_p
 
 
 @ROOT
-@pytest.mark.parametrize("what", ["files", "another pool", "link"])
+@pytest.mark.parametrize(
+    "what", ["files", "another pool", "link", "empty of another user", "files of the server's user"]
+)
 def test_prepare_leaves_alone_what_is_somebody_elses(tmp_path, pool, what):
     local = tmp_path / "nvme"
     if what == "link":
@@ -159,9 +161,15 @@ def test_prepare_leaves_alone_what_is_somebody_elses(tmp_path, pool, what):
         fd = os.open(local, os.O_RDONLY)
         names.claim_directory(fd, "another-pool", "")
         os.close(fd)
+    elif what == "empty of another user":
+        os.chown(local, 1000, 1000)
+    elif what == "files of the server's user":
+        (local / "data.db").write_text("x")
+        os.chown(local, 65532, 65532)
+    owner = local.stat().st_uid
     done = run("init-node", f"--config={pool(local)}")
     assert done.returncode == (1 if what == "link" else 2)
-    assert local.stat().st_uid == 0
+    assert local.stat().st_uid == owner
     assert stat.S_IMODE(local.stat().st_mode) == 0o755
 
 

@@ -36,7 +36,7 @@ def crd(resource: Resource = POOL) -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
             "kind": {"type": "string", "description": f"{resource.kind}."},
-            "metadata": {"type": "object"},
+            "metadata": _metadata(resource),
         },
     }
     if resource.spec is not None:
@@ -78,6 +78,13 @@ def crd(resource: Resource = POOL) -> dict[str, Any]:
             ],
         },
     }
+
+
+def _metadata(resource: Resource) -> dict[str, Any]:
+    """Return the schema of metadata: with a name where a rule reads it, so that the error names the field."""
+    if any(rule.field_path == ".metadata.name" for rule in resource.rules):
+        return {"type": "object", "properties": {"name": {"type": "string"}}}
+    return {"type": "object"}
 
 
 def _append_defaults(schema: dict[str, Any]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+from kvpool_operator.api.addresses import object_endpoint, public_server
+from kvpool_operator.api.duration import FORM
 from kvpool_operator.api.rules import (
     Rule,
     bytes_between,
@@ -13,14 +16,19 @@ from kvpool_operator.api.rules import (
     immutable,
     matching,
     name,
+    quote,
+    refined,
     reserve,
 )
 
 __all__ = [
     "ADMIN_PORT",
+    "BLOCK_FITS_TIER",
     "BLOCK_TOKENS_STAY",
     "EVENT_PORTS_DIFFER",
     "HTTP_PORT",
+    "KEY_FITS_OPERATOR",
+    "LOOKUP_BEFORE_LOAD",
     "LOW_BELOW_HIGH",
     "ONE_INDEX",
     "ONE_SHARE",
@@ -33,6 +41,8 @@ __all__ = [
     "SHARE_STAYS",
     "SOME_LOCAL",
     "SOURCE_STAYS",
+    "TAKEN_PORTS",
+    "VALUE_FITS_OPERATOR",
     "WRITES_SOMEWHERE",
     "Bandwidth",
     "BlockSize",
@@ -58,6 +68,7 @@ __all__ = [
     "ObjectEndpoint",
     "ObjectRegion",
     "ObjectUrl",
+    "PriorityClassName",
     "RdmaMemory",
     "ReadAhead",
     "Reserve",
@@ -85,6 +96,7 @@ POOL_NAME: Final = Rule(
     "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')",
     "name the pool with at most 40 lower-case letters, digits and hyphens, beginning with a letter: its objects are "
     "named after it",
+    ".metadata.name",
 )
 
 TierName = name(
@@ -94,9 +106,9 @@ LocalPath = host_path(immutable("the path of a tier", _NEW_TIER))
 SharedPath = host_path(immutable("the path of a tier", _NEW_TIER))
 TenantRoom = bytes_between("0", "1Pi", "give a tenant's quota up to 1Pi, such as 200Gi; 0 is no quota")
 Capacity = bytes_between(
-    "1Mi", "1Pi", "give a capacity from 1Mi to 1Pi, such as 500Gi: it is the room that blocks may take in this tier"
+    "64Mi", "1Pi", "give a capacity from 64Mi to 1Pi, such as 500Gi: it is the room that blocks may take in this tier"
 )
-Reserve = reserve("give reserveFree as a percentage from 0% to 90%, or as a quantity such as 50Gi")
+Reserve = reserve("give reserveFree as a percentage from 0% to 90%, or as a quantity from 1Mi to 1Pi, such as 50Gi")
 
 ClaimName = matching(
     r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
@@ -104,12 +116,7 @@ ClaimName = matching(
     "give the name of a PersistentVolumeClaim in the pool's namespace",
     immutable("the claim of a tier", _NEW_TIER),
 )
-NfsServer = matching(
-    r"^[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?$",
-    253,
-    "give the NFS server as a host name or an address, such as nas.example or 10.0.0.9",
-    immutable("the server of a tier", _NEW_TIER),
-)
+NfsServer = public_server(immutable("the server of a tier", _NEW_TIER))
 ExportPath = matching(
     r"^(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+$",
     180,
@@ -120,15 +127,11 @@ ExportPath = matching(
 ObjectUrl = matching(
     r"^(s3|gs|abfs)://[A-Za-z0-9][A-Za-z0-9._-]{1,251}(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*$",
     512,
-    "give the object store as s3://bucket/prefix (or gs://, abfs://), without user, password or query: credentials go "
-    "into the Secret that secretRef names",
+    "give the object store as s3://bucket/prefix (or gs://, abfs://container/prefix), without user, account, password "
+    "or query: account and credentials go into the Secret that secretRef names",
     immutable("the url of a tier", _NEW_TIER),
 )
-ObjectEndpoint = matching(
-    r"^https?://[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?$",
-    270,
-    "give the endpoint as http(s)://host:port, without user, password or path",
-)
+ObjectEndpoint = object_endpoint()
 ObjectRegion = matching(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", 63, "give the region as in eu-central-1")
 
 ONE_SOURCE: Final = Rule(
@@ -179,17 +182,33 @@ LOW_BELOW_HIGH: Final = Rule(
 BLOCK_TOKENS_STAY: Final = immutable(
     "blockTokens", "blocks of the old size would never be found again; make a new pool for another size"
 )
+TAKEN_PORTS: Final = (HTTP_PORT, ADMIN_PORT, 10248, 10249, 10250, 10255, 10256, 10257, 10259)
+"""Ports of the sidecar's own servers, and of the kubelet and its neighbors on a node."""
+_TAKEN: Final = ", ".join(str(port) for port in TAKEN_PORTS)
 PORT_IS_FREE: Final = Rule(
-    f"!(self in [{HTTP_PORT}, {ADMIN_PORT}])",
-    f"choose another port: {HTTP_PORT} is the sidecars' own for health, {ADMIN_PORT} that for the operator",
+    f"!(self in [{_TAKEN}])",
+    f"choose another port: {HTTP_PORT} is the sidecars' own for health, {ADMIN_PORT} that for the operator, and 10248 "
+    "to 10259 are those of the kubelet and its neighbors",
 )
 EVENT_PORTS_DIFFER: Final = Rule(
-    f"!self.events.enabled || (!(self.events.port in [{HTTP_PORT}, {ADMIN_PORT}]) && "
-    f"!(self.events.replayPort in [{HTTP_PORT}, {ADMIN_PORT}]) && "
+    f"!self.events.enabled || (!(self.events.port in [{_TAKEN}]) && "
+    f"!(self.events.replayPort in [{_TAKEN}]) && "
     "self.events.port != self.events.replayPort && self.transport.port != self.events.port && "
     "self.transport.port != self.events.replayPort)",
     f"give events.port and events.replayPort two ports that nothing else has: {HTTP_PORT} is the sidecars' own for "
-    f"health, {ADMIN_PORT} that for the operator, and transport.port that of the blocks",
+    f"health, {ADMIN_PORT} that for the operator, 10248 to 10259 those of the kubelet and its neighbors, and "
+    "transport.port that of the blocks",
+)
+LOOKUP_BEFORE_LOAD: Final = Rule(
+    f"!self.lookupDeadline.matches({quote(FORM)}) || !self.loadDeadline.matches({quote(FORM)}) || "
+    "duration(self.lookupDeadline) <= duration(self.loadDeadline)",
+    "set lookupDeadline to at most loadDeadline: a load follows its lookup and moves the blocks",
+)
+BLOCK_FITS_TIER: Final = Rule(
+    "[string(self.cache.maxBlockSize)].all(block, !isQuantity(block) || [quantity(block)].all(most, "
+    "self.tiers.all(t, !has(t.local) || [string(t.local.capacity)].all(room, !isQuantity(room) || "
+    "!most.isGreaterThan(quantity(room))))))",
+    "set cache.maxBlockSize to at most the capacity of each local tier: a block must fit",
 )
 SELECTOR_FITS_FROM: Final = Rule(
     "(self.from == 'Selector') == has(self.selector)",
@@ -215,12 +234,40 @@ StorageClass = matching(
 )
 Unavailable = count_or_percent("give maxUnavailable as a count of nodes from 1 to 1000, or as a percentage such as 10%")
 RdmaMemory = bytes_between("16Mi", "1Ti", "give rdma.memory from 16Mi to 1Ti, such as 512Mi")
-ResourceName = matching(
-    r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
-    127,
-    "name an extended resource with its domain, such as rdma/hca_shared_devices_a",
+_ACCELERATOR: Final = r"(?i)(^|[.])(kubernetes|k8s)[.]io/|/(.*gpu.*|mig-.*|.*tpu.*|neuron.*|gaudi.*)$"
+RESOURCE_IS_NETWORK: Final = Rule(
+    f"!self.matches({quote(_ACCELERATOR)})",
+    "name a network device such as rdma/hca_shared_devices_a or nvidia.com/hostdev: accelerators belong to engines, "
+    "and kubernetes.io to Kubernetes",
 )
-HostMemory = bytes_between("16Mi", "16Ti", "give hostMemory from 16Mi to 16Ti, such as 4Gi")
+
+
+def _check_resource(value: str) -> str:
+    RESOURCE_IS_NETWORK.check(re.search(_ACCELERATOR, value) is None)
+    return value
+
+
+ResourceName = refined(
+    matching(
+        r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
+        127,
+        "name an extended resource with its domain, such as rdma/hca_shared_devices_a",
+        RESOURCE_IS_NETWORK,
+    ),
+    _check_resource,
+)
+PriorityClassName = matching(
+    r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", 253, "give the name of a PriorityClass, such as kvpool"
+)
+KEY_FITS_OPERATOR: Final = Rule(
+    "has(self.key) || self.operator == 'Exists'",
+    "give the key of the taint, or operator Exists without a key to tolerate every taint",
+)
+VALUE_FITS_OPERATOR: Final = Rule(
+    "!has(self.value) || self.value == '' || self.operator == 'Equal'",
+    "leave out value with operator Exists, which matches any value",
+)
+HostMemory = bytes_between("16Mi", "4Ti", "give hostMemory from 16Mi to 4Ti, such as 4Gi")
 DiskCache = bytes_between("0", "64Ti", "give diskCache from 0 (none) to 64Ti, such as 16Gi")
 Bandwidth = bytes_between("1M", "1T", "give expectedBandwidth in bytes per second from 1M to 1T, such as 1G")
 DirtyRoom = bytes_between("0", "16Ti", "give maxDirty from 0 to 16Ti, such as 4Gi: a lost node takes as much along")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
+from kvpool_operator.api.names import LabelKey, LabelValue, ObjectName, check_label_keys
+from kvpool_operator.api.rules import Rule, with_rules
 from kvpool_operator.errors import InvalidPoolError
 
 __all__ = [
@@ -17,10 +19,8 @@ __all__ = [
     "Counts",
     "KVCacheObject",
     "LabelSelector",
-    "LabelValue",
     "Metadata",
     "Model",
-    "ObjectName",
     "SecretName",
     "Text",
     "section",
@@ -39,9 +39,10 @@ Counts = Annotated[
     dict[Annotated[str, Field(max_length=64)], Count],
     Field(max_length=32, json_schema_extra={"x-kubernetes-map-type": "atomic"}),
 ]
-LabelValue = Annotated[str, Field(max_length=63)]
-LabelKey = Annotated[str, Field(min_length=1, max_length=316)]
-ObjectName = Annotated[str, Field(min_length=1, max_length=253)]
+VALUES_FIT_OPERATOR: Final = Rule(
+    "(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
+    "give values together with operator In or NotIn, and only then",
+)
 
 
 class Model(BaseModel):
@@ -64,6 +65,8 @@ def section(kind: type[Model]) -> Any:
 class LabelExpression(Model):
     """One label selector requirement."""
 
+    model_config = ConfigDict(json_schema_extra=with_rules(VALUES_FIT_OPERATOR))
+
     key: LabelKey
     """Label key."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
@@ -73,11 +76,18 @@ class LabelExpression(Model):
     )
     """Values for In and NotIn. Must be empty for Exists and DoesNotExist."""
 
+    @model_validator(mode="after")
+    def _fits(self) -> LabelExpression:
+        VALUES_FIT_OPERATOR.check((self.operator in ("In", "NotIn")) == bool(self.values))
+        return self
+
 
 class LabelSelector(Model):
     """Kubernetes label selector. All requirements must hold. An empty selector matches every object."""
 
-    match_labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    match_labels: Annotated[dict[str, LabelValue], Field(max_length=32), AfterValidator(check_label_keys)] = Field(
+        default_factory=dict
+    )
     """Labels that an object must have with exactly these values."""
     match_expressions: Annotated[list[LabelExpression], Field(max_length=16)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}

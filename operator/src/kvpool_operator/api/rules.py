@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import AfterValidator, Field
 
 from kvpool_operator.api import duration, quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "Rule",
@@ -23,6 +26,8 @@ __all__ = [
     "immutable",
     "matching",
     "name",
+    "quote",
+    "refined",
     "reserve",
     "with_rules",
 ]
@@ -34,9 +39,12 @@ class Rule:
 
     cel: str
     message: str
+    field_path: str = ""
+    """Field that an error names, if it is not the one with the rule."""
 
     def schema(self) -> dict[str, Any]:
-        return {"rule": self.cel, "message": self.message}
+        where = {"fieldPath": self.field_path} if self.field_path else {}
+        return {"rule": self.cel, "message": self.message, **where}
 
     def check(self, allowed: bool) -> None:
         """Validate in Python: ValueError with the same message."""
@@ -54,7 +62,7 @@ def immutable(what: str, instead: str) -> Rule:
     return Rule("self == oldSelf", f"{what} cannot be changed: {instead}")
 
 
-def _quote(pattern: str) -> str:
+def quote(pattern: str) -> str:
     return "'" + pattern.replace("\\", "\\\\") + "'"
 
 
@@ -83,7 +91,7 @@ def bytes_between(low: str, high: str, what: str, *more: Rule) -> Any:
 def duration_between(low: str, high: str, what: str) -> Any:
     """Field type: a duration from `low` to `high`, with the error message `what`."""
     rule = Rule(
-        f"self.matches({_quote(duration.FORM)}) && "
+        f"self.matches({quote(duration.FORM)}) && "
         f"duration(self) >= duration('{low}') && duration(self) <= duration('{high}')",
         what,
     )
@@ -102,21 +110,23 @@ def duration_between(low: str, high: str, what: str) -> Any:
 _CLEAN: Final = r"^(/[A-Za-z0-9_.-]+)+$"
 _DOTS: Final = r"(^|/)[.]{1,2}(/|$)"
 _SYSTEM: Final = (
-    r"^/((bin|boot|dev|etc|lib|lib32|lib64|proc|root|run|sbin|sys|usr)(/.*)?"
-    r"|(home|media|mnt|opt|srv|tmp|var|var/lib|var/log|var/cache|var/tmp|var/run)"
-    r"|var/run/.*|var/lib/(kubelet|containerd|docker|etcd|cni|rancher|dpkg|rpm|systemd|containers)(/.*)?)$"
+    r"^/((bin|boot|dev|efi|etc|home|host|lib|lib32|lib64|nix|proc|root|run|sbin|snap|sys|tmp|usr)(/.*)?"
+    r"|(data|media|mnt|opt|srv|var|var/mnt|var/lib|var/cache)|opt/cni(/.*)?"
+    r"|var/(log|run|snap|spool|tmp)(/.*)?"
+    r"|var/lib/(NetworkManager|calico|cilium|cloud|cni|containerd|containers|crio|docker|dpkg|etcd|k0s|kubelet|libvirt"
+    r"|longhorn|minikube|mysql|postgresql|rancher|rook|rpm|systemd)(/.*)?)$"
 )
 
 PATH_IS_CLEAN: Final = Rule(
-    f"self.matches({_quote(_CLEAN)})",
+    f"self.matches({quote(_CLEAN)})",
     "write an absolute path such as /mnt/nvme/kv: a slash before each name, none at the end, and only letters, "
     "digits, dot, underscore and hyphen in the names",
 )
 PATH_IS_STRAIGHT: Final = Rule(
-    f"!self.matches({_quote(_DOTS)})", "write the path without . and .. as names: it must lead where it seems to lead"
+    f"!self.matches({quote(_DOTS)})", "write the path without . and .. as names: it must lead where it seems to lead"
 )
 PATH_IS_NOT_THE_SYSTEMS: Final = Rule(
-    f"!self.matches({_quote(_SYSTEM)})",
+    f"!self.matches({quote(_SYSTEM)})",
     "choose a directory for this pool alone, such as /mnt/nvme/kv or /var/lib/kvpool/chat: this one belongs to the "
     "system, and the pool takes ownership of its directory",
 )
@@ -135,16 +145,22 @@ def host_path(*more: Rule) -> Any:
     return Annotated[str, Field(min_length=1, max_length=180, json_schema_extra=extra), AfterValidator(check)]
 
 
-def matching(form: str, max_length: int, what: str, *more: Rule) -> Any:
+def matching(form: str, max_length: int, what: str, *more: Rule, min_length: int = 1) -> Any:
     """Field type: a string that matches an anchored pattern, valid for RE2 and Python."""
-    rule = Rule(f"self.matches({_quote(form)})", what)
+    rule = Rule(f"self.matches({quote(form)})", what)
 
     def check(value: str) -> str:
         rule.check(re.fullmatch(form, value) is not None)
         return value
 
     extra = with_rules(rule, *more)
-    return Annotated[str, Field(min_length=1, max_length=max_length, json_schema_extra=extra), AfterValidator(check)]
+    kind = Annotated[str, Field(max_length=max_length, json_schema_extra=extra), AfterValidator(check)]
+    return Annotated[kind, Field(min_length=min_length)] if min_length else kind
+
+
+def refined(kind: Any, check: Callable[[str], str]) -> Any:
+    """Field type `kind` with one more check in Python: that of a rule in its schema."""
+    return Annotated[kind, AfterValidator(check)]
 
 
 def name(max_length: int, what: str) -> Any:
@@ -156,7 +172,7 @@ def count_or_percent(what: str) -> Any:
     """Field type: a count of nodes from 1 to 1000, or a percentage from 1% to 100%."""
     percent = r"^([1-9][0-9]?|100)%$"
     rule = Rule(
-        f"type(self) == int ? self >= 1 && self <= 1000 : string(self).matches({_quote(percent)})",
+        f"type(self) == int ? self >= 1 && self <= 1000 : string(self).matches({quote(percent)})",
         what,
     )
 
@@ -172,15 +188,17 @@ def count_or_percent(what: str) -> Any:
 
 
 def reserve(what: str) -> Any:
-    """Field type: a percentage from 0% to 90%, or a quantity of bytes, as a string."""
+    """Field type: a percentage from 0% to 90%, or a quantity of bytes from 1Mi to 1Pi, as a string."""
     percent = r"^([0-9]|[1-8][0-9]|90)%$"
     rule = Rule(
-        f"self.matches({_quote(percent)}) || (isQuantity(self) && !quantity(self).isLessThan(quantity('0')))", what
+        f"self.matches({quote(percent)}) || (isQuantity(self) && !quantity(self).isLessThan(quantity('1Mi')) && "
+        "!quantity(self).isGreaterThan(quantity('1Pi')))",
+        what,
     )
 
     def check(value: str) -> str:
         try:
-            fits = re.fullmatch(percent, value, re.ASCII) is not None or quantity.to_bytes(value) >= 0
+            fits = re.fullmatch(percent, value, re.ASCII) is not None or 1 << 20 <= quantity.to_bytes(value) <= 1 << 50
         except ValueError:
             fits = False
         rule.check(fits)

@@ -61,7 +61,6 @@ def _convert(node: Schema, defs: dict[str, Schema], inside: tuple[str, ...]) -> 
         del out["default"]  # Kubernetes omits null
     if int_or_string:
         out.pop("type", None)
-        out["anyOf"] = [{"type": "integer"}, {"type": "string"}]
     if "const" in node:
         out["enum"] = [node["const"]]
     for bound in ("Minimum", "Maximum"):

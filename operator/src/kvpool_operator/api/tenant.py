@@ -10,6 +10,7 @@ from kvpool.config import MAX_READS_FROM
 from kvpool_operator.api import fields as f  # noqa: TC001  these are read by pydantic
 from kvpool_operator.api.conditions import Condition  # noqa: TC001
 from kvpool_operator.api.model import Count, KVCacheObject, LabelSelector, Model, Text, section
+from kvpool_operator.api.names import NamespaceName, PoolName, Reader  # noqa: TC001
 from kvpool_operator.api.rules import Rule, immutable, with_rules
 
 __all__ = [
@@ -52,7 +53,7 @@ POOL_STAYS: Final = immutable("the pool of a tenant", "create another KVCacheTen
 class TenantPoolRef(Model):
     """Reference to a pool in the namespace of the tenant."""
 
-    name: Annotated[str, Field(min_length=1, max_length=40)]
+    name: PoolName
     """Name of a KVCachePool in the namespace of this object."""
 
 
@@ -61,7 +62,7 @@ class Members(Model):
 
     model_config = Model.model_config | {"json_schema_extra": with_rules(SOME_MEMBERS, SELECTOR_CHOOSES)}
 
-    namespaces: Annotated[list[Annotated[str, Field(min_length=1, max_length=63)]], Field(max_length=256)] = Field(
+    namespaces: Annotated[list[NamespaceName], Field(max_length=256)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "set"}
     )
     """Member namespaces by name. They do not need to exist yet."""
@@ -104,7 +105,7 @@ class Sharing(Model):
 
     model_config = Model.model_config | {"json_schema_extra": with_rules(STAR_STANDS_ALONE)}
 
-    readers: Annotated[list[Annotated[str, Field(min_length=1, max_length=253)]], Field(max_length=64)] = Field(
+    readers: Annotated[list[Reader], Field(max_length=64)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "set"}
     )
     """Names of KVCacheTenants of the same pool that can read this tenant's blocks in addition to their own, or only '*'

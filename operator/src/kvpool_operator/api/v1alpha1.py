@@ -29,6 +29,7 @@ from kvpool_operator.api.pool.injection import InjectionSpec
 from kvpool_operator.api.pool.nodes import Nodes, Toleration
 from kvpool_operator.api.pool.tiers import LocalTier, ObjectStoreTier, Tier
 from kvpool_operator.api.pool.transport import Events, FailOpen, Transport
+from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.api.rules import with_rules
 
 __all__ = [
@@ -56,7 +57,7 @@ PLURAL = "kvcachepools"
 class PoolSpec(Model):
     """Desired state of the pool. Only `tiers` is required."""
 
-    model_config = ConfigDict(json_schema_extra=with_rules(f.WRITES_SOMEWHERE, f.EVENT_PORTS_DIFFER))
+    model_config = ConfigDict(json_schema_extra=with_rules(f.WRITES_SOMEWHERE, f.EVENT_PORTS_DIFFER, f.BLOCK_FITS_TIER))
 
     mode: Literal["Enforce", "DryRun", "Paused"] = "Enforce"
     """Enforce: the operator reconciles the cluster with this spec. DryRun: the operator runs the preflight checks and
@@ -114,8 +115,10 @@ class PoolSpec(Model):
         f.ONE_SHARED.check(len(self.tiers) - len(local) <= 1)
         needs_shared = self.cache.write.policy in ("WriteBack", "WriteThroughSelective")
         f.WRITES_SOMEWHERE.check(not needs_shared or len(self.tiers) > len(local))
-        ports = [f.HTTP_PORT, f.ADMIN_PORT, self.transport.port, self.events.port, self.events.replay_port]
+        ports = [*f.TAKEN_PORTS, self.transport.port, self.events.port, self.events.replay_port]
         f.EVENT_PORTS_DIFFER.check(not self.events.enabled or len(set(ports)) == len(ports))
+        rooms = [to_bytes(t.local.capacity) for t in self.tiers if t.local]
+        f.BLOCK_FITS_TIER.check(all(to_bytes(self.cache.max_block_size) <= room for room in rooms))
         f.PATHS_DIFFER.check(not any(a.startswith(b) for a, b in itertools.permutations(every, 2)))
         if len({t.name for t in self.tiers}) != len(self.tiers):
             raise ValueError("give each tier a name of its own")

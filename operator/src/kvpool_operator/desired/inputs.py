@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from kvpool_operator.api.installation_limits import InstallationLimits
 from kvpool_operator.desired.config import managed_index_url, render_config, to_pool_config
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class InstallationConfig:
     """Whether each pool gets NetworkPolicies."""
     metrics_per_tenant: bool = False
     """Whether sidecars export metrics per tenant."""
+    limits: InstallationLimits = InstallationLimits()
+    """What pools may name beyond the rules of the CRD."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.addresses import mount_options
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import cluster_scoped_metadata, metadata
 
@@ -29,7 +30,7 @@ def nfs_volumes(pool: KVCachePool) -> list[Manifest]:
                 "capacity": {"storage": _NOMINAL},
                 "accessModes": ["ReadWriteMany"],
                 "persistentVolumeReclaimPolicy": "Retain",
-                "mountOptions": list(tier.shared.nfs.mount_options),
+                "mountOptions": mount_options(tier.shared.nfs.mount_options),
                 "nfs": {"server": tier.shared.nfs.server, "path": tier.shared.nfs.path},
                 "claimRef": {
                     "apiVersion": "v1",

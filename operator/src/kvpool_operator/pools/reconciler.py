@@ -40,6 +40,7 @@ from kvpool_operator.times import elapsed_s, rfc3339
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvpool_operator.api.installation_limits import InstallationLimits
     from kvpool_operator.desired.inputs import InstallationConfig, PoolSecret
     from kvpool_operator.k8s.client import ApiClient, Manifest
     from kvpool_operator.nodes.reconciler import NodeReconciler
@@ -93,7 +94,7 @@ class PoolReconciler:
         if raw is None:
             await self._forget(NamespacedName(namespace, name))
             return Result(gone=True)
-        meta, pool, problem = _parse(raw)
+        meta, pool, problem = _parse(raw, self._env.limits)
         snapshot = await self._observer.observe(raw, meta, pool)
         secret = pool_secret(meta, pool, snapshot, self._now())
         inputs = _inputs(pool, self._env, secret, snapshot) if pool else None
@@ -230,10 +231,11 @@ class PoolReconciler:
         return rfc3339(self._now())
 
 
-def _parse(raw: Manifest) -> tuple[Metadata, KVCachePool | None, str]:
+def _parse(raw: Manifest, limits: InstallationLimits) -> tuple[Metadata, KVCachePool | None, str]:
     """Metadata, the pool (None if its spec is invalid), and the problem of an invalid spec."""
     try:
         pool = KVCachePool.parse(raw)
+        limits.check(pool)
         return pool.metadata, pool, ""
     except InvalidPoolError as e:
         return Metadata.model_validate(raw["metadata"]), None, str(e)

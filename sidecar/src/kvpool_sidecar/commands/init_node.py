@@ -1,8 +1,8 @@
 """`kvpool-sidecar init-node`: give the tiers' directories to the storage server's user.
 
 Runs as root with the capability CHOWN only. Without FOWNER root cannot change the mode of a directory that it no longer
-owns, and without DAC_OVERRIDE it cannot list one. So the mode is set first and the owner last, and a directory that has
-the right owner is left unchanged. Idempotent.
+owns, and without DAC_OVERRIDE it cannot list one. So the mode is set first and the owner last. A directory that has the
+right owner is left unchanged; the server examines what this process cannot list. Idempotent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def init_node(config: PoolConfig, uid: int, gid: int) -> None:
     """Create the directories of all tiers and change their owner.
 
-    ConfigError if a directory belongs to another pool or holds foreign files, OSError if a system call fails.
+    ConfigError if a directory belongs to another user or pool or holds foreign files, OSError if a system call fails.
     """
     for tier in config.local:
         _init_local(tier.path, config.uid, uid, gid)
@@ -36,16 +36,22 @@ def init_node(config: PoolConfig, uid: int, gid: int) -> None:
 
 def _init_local(path: str, pool_uid: str, uid: int, gid: int) -> None:
     os.makedirs(path, 0o700, exist_ok=True)
-    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    owner = _owner(path)
+    if owner not in (os.geteuid(), uid):
+        raise ConfigError(
+            f"the directory belongs to user {owner}; set a dedicated directory, or change its owner to root", where=path
+        )
     try:
-        if os.fstat(fd).st_uid == uid:
-            log.info("%s already belongs to user %d", path, uid)
-            return
-    finally:
-        os.close(fd)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except PermissionError:
+        # mode 0700 of the server's user, which examines the directory itself before it uses it
+        log.info("%s already belongs to user %d", path, uid)
+        return
     try:
         _refuse_foreign(fd, pool_uid, path)
+        if owner == uid:
+            log.info("%s already belongs to user %d", path, uid)
+            return
         os.fchmod(fd, 0o700)
         os.fchown(fd, uid, gid)
     finally:
@@ -53,8 +59,20 @@ def _init_local(path: str, pool_uid: str, uid: int, gid: int) -> None:
     log.info("changed the owner of %s to user %d", path, uid)
 
 
+def _owner(path: str) -> int:
+    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+
+
 def _init_shared(path: str, pool_uid: str, uid: int, gid: int) -> None:
     """Tolerate a shared file system that denies this to root; the server must then be able to write already."""
+    os.makedirs(path, 0o700, exist_ok=True)
+    if (owner := _owner(path)) not in (os.geteuid(), uid):
+        log.warning("%s belongs to user %d and stays so; user %d must be able to write to it", path, owner, uid)
+        return
     try:
         _init_local(path, pool_uid, uid, gid)
     except OSError as e:

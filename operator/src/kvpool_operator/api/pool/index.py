@@ -7,12 +7,11 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, model_validator
 
 from kvpool_operator.api import fields as f
-from kvpool_operator.api.model import Model, ObjectName
+from kvpool_operator.api.model import Model
+from kvpool_operator.api.names import ObjectName, SecretDataKey  # noqa: TC001  read by pydantic
 from kvpool_operator.api.rules import with_rules
 
 __all__ = ["ExternalIndex", "Index", "IndexPersistence", "ManagedIndex"]
-
-_Key = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class IndexPersistence(Model):
@@ -47,28 +46,28 @@ class SecretKey(Model):
 
     name: ObjectName
     """Name of the Secret."""
-    key: _Key = "url"
+    key: SecretDataKey = "url"
     """Key in the Secret."""
 
 
 class UsernameKey(SecretKey):
     """Reference to the user name in a Secret in the namespace of the pool."""
 
-    key: _Key = "username"
+    key: SecretDataKey = "username"
     """Key in the Secret."""
 
 
 class PasswordKey(SecretKey):
     """Reference to the password in a Secret in the namespace of the pool."""
 
-    key: _Key = "password"
+    key: SecretDataKey = "password"
     """Key in the Secret."""
 
 
 class CaKey(SecretKey):
     """Reference to CA certificates, in PEM, in a Secret in the namespace of the pool."""
 
-    key: _Key = "ca.crt"
+    key: SecretDataKey = "ca.crt"
     """Key in the Secret."""
 
 

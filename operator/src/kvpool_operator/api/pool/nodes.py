@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
-from kvpool_operator.api import fields as f  # noqa: TC001  read by pydantic
-from kvpool_operator.api.model import LabelSelector, LabelValue, Model, section
+from kvpool_operator.api import fields as f
+from kvpool_operator.api.model import LabelSelector, Model, section
+from kvpool_operator.api.names import LabelKey, LabelValue  # noqa: TC001  read by pydantic
+from kvpool_operator.api.rules import with_rules
 
 __all__ = ["DrainPolicy", "Nodes", "NodesUpdate", "Toleration"]
 
@@ -15,7 +17,9 @@ __all__ = ["DrainPolicy", "Nodes", "NodesUpdate", "Toleration"]
 class Toleration(Model):
     """Taint that the sidecars tolerate, as in a pod spec."""
 
-    key: Annotated[str, Field(max_length=316)] | None = None
+    model_config = ConfigDict(json_schema_extra=with_rules(f.KEY_FITS_OPERATOR, f.VALUE_FITS_OPERATOR))
+
+    key: LabelKey | None = None
     """Taint key. If it is omitted with operator Exists, every taint is tolerated."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """Equal compares `value`; Exists matches any value."""
@@ -23,6 +27,12 @@ class Toleration(Model):
     """Taint value for operator Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Taint effect. If it is omitted, all effects are tolerated."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Toleration:
+        f.KEY_FITS_OPERATOR.check(self.key is not None or self.operator == "Exists")
+        f.VALUE_FITS_OPERATOR.check(not self.value or self.operator == "Equal")
+        return self
 
 
 class DrainPolicy(Model):
@@ -63,7 +73,7 @@ class Nodes(Model):
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Taints that the sidecars tolerate, such as the taints of GPU nodes."""
-    priority_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    priority_class_name: f.PriorityClassName | None = None
     """PriorityClass of the sidecar pods. If it is omitted, the cluster's default applies."""
     drain: DrainPolicy = section(DrainPolicy)
     """Handling of a node's hot blocks when the node is about to leave."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from kvpool_operator.api import fields as f
+from kvpool_operator.api.addresses import MountOption  # noqa: TC001  read by pydantic
 from kvpool_operator.api.model import Model, SecretName
 from kvpool_operator.api.rules import with_rules
 
@@ -18,7 +19,7 @@ class LocalTier(Model):
 
     path: f.LocalPath
     """Directory on the node, preferably on a dedicated NVMe drive. It is created if it does not exist, owned by user
-    65532, and used by this pool only. Immutable."""
+    65532, and used by this pool only. It must be below a directory of the operator's allowedPaths. Immutable."""
     capacity: f.Capacity
     """Maximum size of the blocks on each node, such as 500Gi. Eviction keeps usage below it."""
     reserve_free: f.Reserve = "5%"
@@ -35,7 +36,8 @@ class HostPathShare(Model):
 
     path: f.SharedPath
     """Directory on every node. It must exist, so that a missing mount is an error instead of an empty directory. It is
-    owned by user 65532 and used by this pool only. Immutable."""
+    owned by user 65532 and used by this pool only. It must be below a directory of the operator's allowedPaths.
+    Immutable."""
 
 
 class ClaimShare(Model):
@@ -53,11 +55,12 @@ class NfsShare(Model):
     path: f.ExportPath
     """Exported directory, such as /exports/kv. User 65532 must be able to write to it. Immutable."""
     mount_options: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=64)]],
+        list[MountOption],
         Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
     ] = Field(default=["soft", "timeo=30", "retrans=2"])
     """NFS mount options. The default fails a request to an unreachable server after a timeout, and the engine
-    recomputes the block; a hard mount would block instead. Add nconnect=8 or proto=rdma if the server supports them."""
+    recomputes the block. Add nconnect=8 or proto=rdma if the server supports them. Only known options are allowed; soft
+    (unless softerr is given), nosuid, nodev, and noexec are always added."""
 
 
 class SharedTier(Model):
@@ -102,13 +105,8 @@ class ObjectStoreTier(Model):
 class Tier(Model):
     """Storage tier: a name and exactly one of local, shared, and objectStore."""
 
-    # ONE_SOURCE rejects an unknown kind with a readable message instead of a decoding error. Next to a valid source,
-    # extra="forbid" rejects an unknown field, which shows as a condition.
     model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra=with_rules(
-            f.ONE_SOURCE, f.SOURCE_STAYS, **{"x-kubernetes-preserve-unknown-fields": True, "additionalProperties": None}
-        ),
+        extra="forbid", json_schema_extra=with_rules(f.ONE_SOURCE, f.SOURCE_STAYS, additionalProperties=None)
     )
 
     name: f.TierName

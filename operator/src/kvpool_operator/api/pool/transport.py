@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from kvpool_operator.api import fields as f
+from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.model import Model, section
 from kvpool_operator.api.rules import with_rules
 
@@ -26,6 +27,8 @@ class Breaker(Model):
 class FailOpen(Model):
     """Deadlines of engine requests to the pool. After a deadline the result is a miss, and the engine computes."""
 
+    model_config = ConfigDict(json_schema_extra=with_rules(f.LOOKUP_BEFORE_LOAD))
+
     lookup_deadline: f.LookupTime = "20ms"
     """Maximum time of a lookup, such as 20ms."""
     load_deadline: f.LoadTime = "100ms"
@@ -38,13 +41,18 @@ class FailOpen(Model):
     breaker: Breaker = section(Breaker)
     """Circuit breaker of each client."""
 
+    @model_validator(mode="after")
+    def _order(self) -> FailOpen:
+        f.LOOKUP_BEFORE_LOAD.check(to_ms(self.lookup_deadline) <= to_ms(self.load_deadline))
+        return self
+
 
 class DeviceResource(Model):
     """Extended resource of a node."""
 
     name: f.ResourceName
     """Name of the resource, such as rdma/hca_shared_devices_a. A device plugin of the cluster provides it."""
-    count: Annotated[int, Field(ge=1, le=99)] = 1
+    count: Annotated[int, Field(ge=1, le=16)] = 1
     """Number of devices that each sidecar requests."""
 
 
@@ -80,7 +88,7 @@ class Transport(Model):
 
     @model_validator(mode="after")
     def _port(self) -> Transport:
-        f.PORT_IS_FREE.check(self.port not in (f.HTTP_PORT, f.ADMIN_PORT))
+        f.PORT_IS_FREE.check(self.port not in f.TAKEN_PORTS)
         return self
 
 
