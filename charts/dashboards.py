@@ -148,6 +148,15 @@ POOLS: list[Any] = [
         "Only their own node can find them.",
     ),
     (
+        "Peers",
+        "short",
+        [
+            (f"sum by (node) (kvpool_sidecar_peers_{state}{{{_HERE}}})", f"{{{{node}}}} {state}")
+            for state in ("reachable", "unreachable")
+        ],
+        "By the last probe, which reads over a new data connection. Blocks of unreachable peers are recomputed.",
+    ),
+    (
         "Sent to peers",
         "Bps",
         [(f"sum by (node) (rate(kvpool_sidecar_peer_sent_bytes_total{{{_HERE}}}[$__rate_interval]))", "{{node}}")],

@@ -12,7 +12,7 @@ from kvpool_operator.k8s.client import ref
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot
 from kvpool_operator.pools.conditions import ReconcileOutcome
 from kvpool_operator.pools.status import make_status
-from kvpool_operator.sidecars.status import Fingerprint, SidecarStatus
+from kvpool_operator.sidecars.status import Fingerprint, PeerReport, SidecarStatus
 
 if TYPE_CHECKING:
     from kvpool_operator.k8s.client import Manifest
@@ -31,6 +31,7 @@ GOOD = SidecarStatus(
     hits={"local": 5, "peer": 3},
     bytes={"local": 100},
     misses={"absent": 2},
+    peers=PeerReport(verified=1),
     fingerprints=(Fingerprint("4be1", "vllm 0.33", "llama", 2**30, connected=1),),
 )
 

@@ -39,6 +39,7 @@ from kvpool_operator.pools.conditions import (
 from kvpool_operator.pools.fingerprints import FingerprintGroup
 from kvpool_operator.preflight.gate import PreflightResult
 from kvpool_operator.preflight.results import Finding
+from kvpool_operator.sidecars.status import PeerReport, UnreachablePeer
 
 SOURCE = Path(kvpool_operator.__file__).parent
 EMPTY = Snapshot(raw=pool_manifest())
@@ -46,6 +47,7 @@ ALL_READY = NodesStatus(desired=2, ready=2, updated=2)
 FAILED = PreflightResult(
     "Held", is_open=False, nodes=2, passed=1, failed=1, findings=(Finding("Directory", "Fail", "full", node="a"),)
 )
+UNREACHABLE = PeerReport(failed=1, unreachable=(UnreachablePeer("node-0", "timeout"),))
 GROUPS = (
     FingerprintGroup("d1", "vllm", "llama", 1, {"kv_dtype": "1"}, ("team/a",), (), 1, 0),
     FingerprintGroup("d2", "vllm", "llama", 1, {"kv_dtype": "2"}, ("team/b",), (), 1, 0),
@@ -133,6 +135,22 @@ CASES: list[tuple[Any, ConditionInput, str, str, str]] = [
         "NodesNotConnected",
         "1 of 2 nodes are connected",
     ),
+    (connectivity.peer_status_unavailable, subject(UNREPORTED), "Unknown", "StatusUnavailable", "no sidecar"),
+    (
+        connectivity.peers_unreachable,
+        subject(with_report(peers=UNREACHABLE)),
+        "False",
+        "PeersUnreachable",
+        "node-1 from node-0 (timeout)",
+    ),
+    (
+        connectivity.peers_not_verified,
+        subject(with_report(peers=PeerReport(unverified=1))),
+        "Unknown",
+        "PeersNotVerified",
+        "1 of 2",
+    ),
+    (connectivity.peers_not_verified, subject(with_report(peers=None)), "Unknown", "PeersNotVerified", "1 nodes run"),
     (connectivity.transport_status_unavailable, subject(UNREPORTED), "Unknown", "StatusUnavailable", "no sidecar"),
     (
         connectivity.protocol_mismatch,
@@ -213,6 +231,29 @@ CASES: list[tuple[Any, ConditionInput, str, str, str]] = [
     (ready.storage_not_ready, subject(EMPTY), "False", "NotCreated", "being created"),
     (ready.index_not_ready, subject(UNREPORTED), "False", "StatusUnavailable", "no sidecar"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("peers", "words"),
+    [
+        (PeerReport(verified=1), "2 nodes serve, and each has read from the others"),
+        (UNREACHABLE, "some cannot read from others (see PeersReachable)"),
+        (PeerReport(unverified=1), "reads between them are not verified"),
+        (None, "reads between them are not verified"),
+    ],
+)
+def test_ready_says_of_reads_between_nodes_only_what_was_verified(peers: PeerReport | None, words: str):
+    verdict = first_verdict(ready.READY, subject(with_report(peers=peers)))
+    assert (verdict.status, verdict.reason) == ("True", "Serving")
+    assert verdict.message.endswith(words)
+
+
+def test_a_message_about_many_pairs_is_bounded():
+    many = PeerReport(failed=900, unreachable=tuple(UnreachablePeer(f"n{n:03}", "timeout") for n in range(64)))
+    verdict = connectivity.peers_unreachable(subject(with_report(peers=many)))
+    assert verdict is not None
+    assert "and 892 more" in verdict.message
+    assert len(verdict.message) < 600
 
 
 @pytest.mark.parametrize(("check", "i", "status", "reason", "words"), CASES)

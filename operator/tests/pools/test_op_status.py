@@ -46,6 +46,7 @@ def test_a_pool_that_serves():
         "IndexReady": ("True", "Connected"),
         "InjectionReady": ("True", "Injecting"),
         "TransportReady": ("True", "ProtocolMatched"),
+        "PeersReachable": ("True", "PeersVerified"),
         "BlocksShareable": ("True", "FingerprintsMatch"),
         "PreflightPassed": ("Unknown", "PreflightSkipped"),
         "Progressing": ("False", "UpToDate"),

@@ -12,6 +12,7 @@ POOL_CONDITIONS: Final = {
     "IndexReady": "the index runs and the nodes are connected to it",
     "InjectionReady": "the webhook is available and selected pods are injected",
     "TransportReady": "the nodes use the protocol that spec.transport requests",
+    "PeersReachable": "each node has read over the data path from each of its peers",
     "BlocksShareable": "connected engines of one model have equal fingerprints and share blocks",
     "PreflightPassed": "the preflight checks of the nodes passed",
     "Progressing": "the operator is applying or rolling out a change",

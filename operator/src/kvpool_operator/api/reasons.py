@@ -83,6 +83,18 @@ class Reason(_Documented):
         "Nodes use another transport than `spec.transport.protocol` requests.",
         "Fix what the message names, or set `protocol: Auto`.",
     )
+    # PeersReachable
+    PEERS_VERIFIED = "PeersVerified", "Each node has read from each of its peers, or has none."
+    PEERS_UNREACHABLE = (
+        "PeersUnreachable",
+        "Nodes cannot read from peers that are alive; the message names the pairs. Their blocks are recomputed there.",
+        "Allow the peer port (7421) between the nodes of the pool: network policies, firewalls, routes, MTU.",
+    )
+    PEERS_NOT_VERIFIED = (
+        "PeersNotVerified",
+        "Not every node has probed each of its peers yet; a large pool takes minutes.",
+        "Wait.",
+    )
     # InjectionReady
     INJECTING = "Injecting", "The webhook injects new pods."
     DISABLED = "Disabled", "`spec.injection.enabled` is false.", "Enable it to inject new pods."
@@ -257,6 +269,12 @@ REASONS: Final[Mapping[str, Mapping[str, tuple[Reason, ...]]]] = {
         "IndexReady": _INDEX,
         "InjectionReady": (Reason.INJECTING, Reason.DISABLED, Reason.WEBHOOK_UNAVAILABLE, Reason.PODS_NOT_INJECTED),
         "TransportReady": (Reason.PROTOCOL_MATCHED, Reason.PROTOCOL_MISMATCH, Reason.STATUS_UNAVAILABLE),
+        "PeersReachable": (
+            Reason.PEERS_VERIFIED,
+            Reason.PEERS_UNREACHABLE,
+            Reason.PEERS_NOT_VERIFIED,
+            Reason.STATUS_UNAVAILABLE,
+        ),
         "BlocksShareable": (
             Reason.FINGERPRINTS_MATCH,
             Reason.FINGERPRINTS_DIFFER,

@@ -7,7 +7,16 @@ from typing import Any, Final, Literal, get_args
 
 from kvpool_operator.text import parse_count
 
-__all__ = ["ConnectedPod", "DrainReport", "Fingerprint", "Phase", "ReportedTenantUsage", "SidecarStatus"]
+__all__ = [
+    "ConnectedPod",
+    "DrainReport",
+    "Fingerprint",
+    "PeerReport",
+    "Phase",
+    "ReportedTenantUsage",
+    "SidecarStatus",
+    "UnreachablePeer",
+]
 
 Phase = Literal["", "Serving", "StandingBy", "HandedOver"]
 """Role of a pod on a node that may have two; empty: not reported (older releases)."""
@@ -16,6 +25,7 @@ _TEXT = 200
 _MOST_FIELDS = 48
 _MOST_PODS = 16
 _MOST_TENANTS = 1024
+_MOST_PEERS = 64
 _PHASES: Final[dict[str, Phase]] = {phase: phase for phase in get_args(Phase)}
 
 
@@ -57,6 +67,24 @@ class DrainReport:
     remaining_blocks: int = 0
     remaining_bytes: int = 0
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class UnreachablePeer:
+    """A live peer that the sidecar cannot read from."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerReport:
+    """Peers by the result of the sidecar's probes. `unreachable` has at most 64 of them, `failed` counts all."""
+
+    verified: int = 0
+    failed: int = 0
+    unverified: int = 0
+    unreachable: tuple[UnreachablePeer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,6 +134,8 @@ class SidecarStatus:
     misses: dict[str, int] = field(default_factory=dict)
     fingerprints: tuple[Fingerprint, ...] = ()
     drain: DrainReport = field(default_factory=DrainReport)
+    peers: PeerReport | None = None
+    """None if it does not probe its peers (older releases)."""
     tenants: dict[str, ReportedTenantUsage] = field(default_factory=dict)
     """Usage by tenant tag, if the pool has tenants or quotas."""
     shared_tenants: dict[str, int] = field(default_factory=dict)
@@ -147,6 +177,7 @@ class SidecarStatus:
             misses=_counts(r.get("misses")),
             fingerprints=tuple(_fingerprint(k) for k in kinds[:10] if isinstance(k, dict) and _text(k.get("digest"))),
             drain=_drain(_dict(r.get("drain"))),
+            peers=_peers(r.get("reachability")),
             tenants={str(tag)[:64]: _tenant(_dict(use)) for tag, use in tenants},
             shared_tenants={str(tag)[:64]: parse_count(size) for tag, size in swept},
         )
@@ -162,6 +193,22 @@ def _drain(d: dict[str, Any]) -> DrainReport:
         remaining_blocks=parse_count(d.get("remaining_blocks")),
         remaining_bytes=parse_count(d.get("remaining_bytes")),
         problem=_text(d.get("problem")),
+    )
+
+
+def _peers(value: Any) -> PeerReport | None:
+    if not isinstance(value, dict):
+        return None
+    rows = [row for row in _list(value.get("rows"))[:_MOST_PEERS] if isinstance(row, dict)]
+    return PeerReport(
+        verified=parse_count(value.get("reachable")),
+        failed=parse_count(value.get("unreachable")),
+        unverified=parse_count(value.get("unverified")),
+        unreachable=tuple(
+            UnreachablePeer(_text(row.get("node")), _text(row.get("reason"))[:32])
+            for row in rows
+            if row.get("state") == "unreachable"
+        ),
     )
 
 

@@ -110,6 +110,7 @@ def _sections(
         ClientSection(clients.listeners, context.fingerprints, context.queues),
         CounterSection(context.stats),
         NetworkSection(network.security, network.rdma, breakers, network.peer_server.congestion_control),
+        NamedSection("reachability", index.resolver.reachability),
         NamedSection("drain", network.drain),
         NamedSection("warm_up", network.warm_up),
     ]

@@ -19,6 +19,7 @@ from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.peers import ca, hottest
 from kvpool_sidecar.peers.certificate import NodeIdentity
 from kvpool_sidecar.peers.preconnect import Preconnector
+from kvpool_sidecar.peers.probe import PeerProber
 from kvpool_sidecar.peers.rdma import factory as rdma
 from kvpool_sidecar.peers.security import PeerSecurity
 from kvpool_sidecar.peers.server import PeerServer, PeerServerOptions
@@ -56,10 +57,11 @@ class NetworkParts:
     warm_up: WarmUp | None
     drain: DrainSource
     popularity: Popularity | None
+    prober: PeerProber
 
     def components(self) -> list[Component]:
         """Return the parts to start, in order."""
-        return [self.security.identity, self.peer_server, self.index.registration, self.index.expiry]
+        return [self.security.identity, self.peer_server, self.index.registration, self.index.expiry, self.prober]
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,17 @@ def build_network(context: AppContext, storage: StorageParts) -> NetworkParts:
     )
     peer_server.register(wire.Op.HEADROOM, drain_target.headroom)
     peer_server.register(wire.Op.RECEIVE, drain_target.receive)
-    return NetworkParts(security, dial, stack, peer_server, passwords, parts, warm_up, drain, popularity)
+    resolver = parts.resolver
+    # not through the preconnector: a probe shows that a new connection can be made now
+    prober = PeerProber(
+        resolver.live_nodes,
+        security.dial,
+        resolver.reachability,
+        context.stats,
+        config.peer.connect_timeout_ms / 1000,
+    )
+    cleanup.callback(prober.stop)
+    return NetworkParts(security, dial, stack, peer_server, passwords, parts, warm_up, drain, popularity, prober)
 
 
 def _build_index(context: AppContext, storage: StorageParts, passwords: Passwords, peer_port: int) -> IndexParts:

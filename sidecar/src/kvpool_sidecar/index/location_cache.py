@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool_sidecar.index.peer_reachability import PeerReachability
 from kvpool_sidecar.resilience.bounded_cache import BoundedCache
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ __all__ = ["LocationCache", "ReplicaLocation"]
 
 _REMEMBERED = 1 << 17
 _REMEMBER_S = 30.0
-_DOWN_S = 2.0
 _DEAD_S = 0.5
 _MOVED_S = 0.2  # then a node that was not reached may have a new address: sidecars are replaced
 _SHUNNED_S = 300.0
@@ -40,14 +40,20 @@ class ReplicaLocation(NamedTuple):
 class LocationCache:
     """Thread-safe. `own_number` returns this node's number, never a result."""
 
-    def __init__(self, own_number: Callable[[], int], lease_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        own_number: Callable[[], int],
+        lease_s: float,
+        clock: Callable[[], float],
+        reachability: PeerReachability | None = None,
+    ) -> None:
+        self.reachability = PeerReachability(clock) if reachability is None else reachability
         self._own_number = own_number
         self._lease_s = lease_s
         self._clock = clock
         self._lock = threading.Lock()
         self._blocks: OrderedDict[bytes, tuple[Record, float]] = OrderedDict()
         self._nodes: dict[int, tuple[NodeInfo | None, float]] = {}  # valid until; None: known to be dead
-        self._down: dict[NodeInfo, float] = {}  # by address: its successor on that node has another one
         self._blacklisted: BoundedCache[tuple[bytes, int], bool] = BoundedCache(_MAX_SHUNNED, _SHUNNED_S, clock)
         self._misses: BoundedCache[bytes, bool] = BoundedCache(_MAX_DOUBTS, _REMEMBER_S, clock)
 
@@ -57,6 +63,12 @@ class LocationCache:
         now, own = self._clock(), self._own_number()
         with self._lock:
             return sum(1 for n, (info, until) in self._nodes.items() if info is not None and until > now and n != own)
+
+    def live_nodes(self) -> list[NodeInfo]:
+        """Return the other nodes that are known to be alive."""
+        now, own = self._clock(), self._own_number()
+        with self._lock:
+            return [info for n, (info, until) in self._nodes.items() if info is not None and until > now and n != own]
 
     def invalidate(self, key: bytes) -> None:
         """Drop the cached location of `key`, which was stale."""
@@ -70,19 +82,13 @@ class LocationCache:
             self._blacklisted.put((key, number), True)
 
     def mark_down(self, peer: NodeInfo) -> None:
-        """Skip a peer that could not be reached, or did not respond, for 2 s. Its address may be outdated."""
+        """Skip a peer that could not be reached, or did not respond, for a pause. Its address may be outdated."""
         now = self._clock()
+        self.reachability.mark_down(peer)
         with self._lock:
-            self._down = {one: until for one, until in self._down.items() if until > now}
-            self._down[peer] = now + _DOWN_S
             for number, (info, until) in self._nodes.items():
                 if info == peer:
                     self._nodes[number] = (info, min(until, now + _MOVED_S))
-
-    def mark_up(self, peer: NodeInfo) -> None:
-        """Use a peer again that was reached."""
-        with self._lock:
-            self._down.pop(peer, None)
 
     def clear(self) -> None:
         """Drop all cached locations."""
@@ -232,7 +238,7 @@ class LocationCache:
         info, until = self._nodes.get(record.node, (None, 0.0))
         if info is None or until <= now or info.generation != record.generation or record.node == self._own_number():
             return None
-        if self._down.get(info, 0.0) > now or (key, record.node) in self._blacklisted:
+        if self.reachability.is_down(info, now) or (key, record.node) in self._blacklisted:
             return None
         return ReplicaLocation(record.node, info, record.payload_len)
 

@@ -1,8 +1,8 @@
 """Resolves blocks to live peers: the index behind a local cache.
 
 Blocks are immutable, so locations are cached for a while; a caller that finds one stale calls `invalidate`, and the
-next lookup queries the index. A peer that could not be reached is skipped for a moment. No call queries the index more
-than twice, and both queries run in one call of the bulkhead.
+next lookup queries the index. A peer that could not be reached is skipped for a pause, which grows while probes fail.
+No call queries the index more than twice, and both queries run in one call of the bulkhead.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.index.base import Index, NodeInfo
     from kvpool_sidecar.index.location_cache import ReplicaLocation
+    from kvpool_sidecar.index.peer_reachability import PeerReachability
     from kvpool_sidecar.index.record import Record
     from kvpool_sidecar.resilience.bulkhead import Bulkhead
 
@@ -113,12 +114,17 @@ class BlockResolver:
         self._cache.blacklist(key, number)
 
     def mark_down(self, peer: NodeInfo) -> None:
-        """Skip a peer that could not be reached, or did not respond, for 2 s. Its address may be outdated."""
+        """Skip a peer that could not be reached, or did not respond, for a pause. Its address may be outdated."""
         self._cache.mark_down(peer)
 
-    def mark_up(self, peer: NodeInfo) -> None:
-        """Use a peer again that was reached."""
-        self._cache.mark_up(peer)
+    @property
+    def reachability(self) -> PeerReachability:
+        """Which peers can be read from."""
+        return self._cache.reachability
+
+    def live_nodes(self) -> list[NodeInfo]:
+        """Return the other nodes that are known to be alive."""
+        return self._cache.live_nodes()
 
     def refresh(self) -> None:
         """Read the live nodes again; called at each heartbeat, outside the request path."""

@@ -189,7 +189,6 @@ class BlockOpener:
             self.resolver.mark_down(peer)
             self._stats.add("peer_errors", "refused" if isinstance(e, RefusedError) else "unreachable")
             return False
-        self.resolver.mark_up(peer)
         for position, (n, location) in enumerate(located):
             status = OpenStatus.STREAM_NEW_CONN if is_new and position == 0 else OpenStatus.STREAM
             fd = connection.fileno()

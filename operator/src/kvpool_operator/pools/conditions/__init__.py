@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.conditions import Verdict, first_verdict
-from kvpool_operator.pools.conditions.connectivity import INDEX_READY, TRANSPORT_READY
+from kvpool_operator.pools.conditions.connectivity import INDEX_READY, PEERS_REACHABLE, TRANSPORT_READY
 from kvpool_operator.pools.conditions.engines import BLOCKS_SHAREABLE, INJECTION_READY
 from kvpool_operator.pools.conditions.inputs import ConditionInput, ReconcileOutcome
 from kvpool_operator.pools.conditions.preflight import PREFLIGHT_PASSED
@@ -26,6 +26,7 @@ CHAINS: Final[Mapping[str, tuple[PoolCheck, ...]]] = {
     "IndexReady": INDEX_READY,
     "InjectionReady": INJECTION_READY,
     "TransportReady": TRANSPORT_READY,
+    "PeersReachable": PEERS_REACHABLE,
     "BlocksShareable": BLOCKS_SHAREABLE,
     "PreflightPassed": PREFLIGHT_PASSED,
     "Progressing": PROGRESSING,

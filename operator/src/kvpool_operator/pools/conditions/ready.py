@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.conditions import Verdict, first_verdict
 from kvpool_operator.api.reasons import Reason
-from kvpool_operator.pools.conditions.connectivity import INDEX_READY, invalid_index_config
+from kvpool_operator.pools.conditions.connectivity import INDEX_READY, invalid_index_config, peers_clause
 from kvpool_operator.pools.conditions.rollout import api_rejections
 from kvpool_operator.pools.conditions.storage import STORAGE_READY
 
@@ -28,7 +28,7 @@ def index_not_ready(i: ConditionInput) -> Verdict | None:
 
 
 def serving(i: ConditionInput) -> Verdict:
-    return Verdict.true(Reason.SERVING, f"{i.nodes.ready} nodes serve, and each finds the blocks of the others")
+    return Verdict.true(Reason.SERVING, f"{i.nodes.ready} nodes serve{peers_clause(i)}")
 
 
 READY: Final[tuple[PoolCheck, ...]] = (

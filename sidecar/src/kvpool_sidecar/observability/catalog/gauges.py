@@ -31,6 +31,16 @@ GAUGES: Final = (
         lambda s: s["index"]["announced"],
     ),
     Gauge(
+        "peers_reachable",
+        "Peers from which the last probe read over a new data connection.",
+        lambda s: s["reachability"]["reachable"],
+    ),
+    Gauge(
+        "peers_unreachable",
+        "Live peers from which at least two attempts in a row could not read; their blocks are misses.",
+        lambda s: s["reachability"]["unreachable"],
+    ),
+    Gauge(
         "peer_certificate_expiry_timestamp_seconds",
         "Unix time at which this node's peer certificate expires; 0 without a certificate.",
         lambda s: s["peers"]["certificate_expiry"],

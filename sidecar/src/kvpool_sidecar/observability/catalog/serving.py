@@ -165,6 +165,19 @@ SERVING_COUNTERS: Final = (
             "refused": "A certificate, ticket or address was refused.",
         },
     ),
+    Counter(
+        "kvpool_sidecar_peer_probes",
+        "peer_probes",
+        "Probes of peers, which read a response over a new data connection.",
+        "result",
+        {
+            "ok": "The response arrived.",
+            "timeout": "The peer did not answer in time.",
+            "refused": "The peer or this node did not accept the other's certificate or ticket.",
+            "protocol": "The answer was no response of a peer.",
+            "unreachable": "No connection could be made, or it ended.",
+        },
+    ),
     Counter("kvpool_sidecar_rdma_blocks", "rdma", "Blocks read from peers by RDMA.", item="blocks"),
     Counter(
         "kvpool_sidecar_rdma_fallbacks",
