@@ -81,7 +81,7 @@ class FakeSidecar:
     def plant(self, block_id: bytes, fingerprint: bytes, payload: bytes, /, **changes: Any) -> Path:
         """Put a block there without a client; `changes` are header fields that lie."""
         fields = {
-            "key": block_key(SECRET, TENANT, block_id),
+            "block_key": block_key(SECRET, TENANT, block_id),
             "block_id": block_id,
             "fingerprint": fingerprint,
             "tenant_tag": TAG,

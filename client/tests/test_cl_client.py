@@ -175,7 +175,7 @@ def test_blocks_of_another_fingerprint_tenant_or_name_are_misses(fake: FakeSidec
     fake.plant(names[0], b"g" * 32, payload(0))
     fake.plant(names[1], FP, payload(1), tenant_tag=bytes(16))
     fake.plant(names[2], FP, payload(2), block_id=names[3])
-    fake.plant(names[3], FP, payload(3), key=bytes(32))
+    fake.plant(names[3], FP, payload(3), block_key=bytes(32))
     assert [r.reason for r in client.get_into(names, buffers(4))] == [Reason.CORRUPT] * 4
 
 

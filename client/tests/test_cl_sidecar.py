@@ -331,7 +331,7 @@ def test_a_client_that_cannot_checksum_has_the_sidecar_do_it(pair: Cluster, monk
 
 def test_a_client_that_lies_in_a_header_stores_nothing(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     original = block.encode_header
-    for lie in ({"key": bytes(32)}, {"block_id": bytes(32)}, {"tenant_tag": bytes(16)}, {"payload_len": 7999}):
+    for lie in ({"block_key": bytes(32)}, {"block_id": bytes(32)}, {"tenant_tag": bytes(16)}, {"payload_len": 7999}):
         names = engine_blocks(("lie", *lie))
         monkeypatch.setattr(
             block, "encode_header", lambda header, lie=lie: original(dataclasses.replace(header, **lie, stored_len=-1))

@@ -192,7 +192,7 @@ class Raw:
 
 def header(one: bytes, its_key: bytes, data: bytes, tag: bytes, **changes) -> block.BlockHeader:
     fields = {
-        "key": its_key,
+        "block_key": its_key,
         "block_id": one,
         "fingerprint": FINGERPRINT,
         "tenant_tag": tag,
@@ -216,7 +216,7 @@ def verified(data: bytes, one: bytes, key: bytes) -> bytes:
     body = data[block.HEADER_BYTES :]
     block.require(
         head,
-        key=key,
+        block_key=key,
         block_id=one,
         fingerprint=FINGERPRINT,
         payload_len=len(body),

@@ -2,7 +2,7 @@
 
 ::
 
-    KVPoolError                      carries `key` (hex or empty) and `where` (a path or an address), never content
+    KVPoolError                      carries `block_key` (hex), `where` (a path or address), never content
     +-- RetryableError               the same call may work later: the pool is away, full or slow
     |   +-- PoolUnavailableError     no sidecar answers (also ConnectionError)
     |   +-- DeadlineExceededError    the caller's deadline passed (also TimeoutError)
@@ -35,12 +35,14 @@ __all__ = [
 
 
 class KVPoolError(Exception):
-    """Base of all errors; `key` is a block key in hex, `where` a path or an address; both may be empty."""
+    """Base of all errors; `block_key` is in hex, `where` a path or an address; both may be empty."""
 
-    def __init__(self, message: str, *, key: str = "", where: str = "") -> None:
-        self.key = key
+    def __init__(self, message: str, *, block_key: str = "", where: str = "") -> None:
+        self.block_key = block_key
         self.where = where
-        detail = " ".join(p for p in (f"key={key[:16]}" if key else "", f"at={where}" if where else "") if p)
+        detail = " ".join(
+            p for p in (f"block_key={block_key[:16]}" if block_key else "", f"at={where}" if where else "") if p
+        )
         super().__init__(f"{message} ({detail})" if detail else message)
 
 

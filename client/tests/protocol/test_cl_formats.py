@@ -86,7 +86,7 @@ def test_fingerprint_refuses_what_json_cannot_say() -> None:
 
 
 def golden_header() -> block.BlockHeader:
-    names = ("key", "block_id", "fingerprint", "tenant_tag", "payload_sum")
+    names = ("block_key", "block_id", "fingerprint", "tenant_tag", "payload_sum")
     return block.BlockHeader(
         payload_len=HEADER["payload_len"],
         created_ms=HEADER["created_ms"],
@@ -95,7 +95,7 @@ def golden_header() -> block.BlockHeader:
 
 
 def sum_of(data: Any, h: block.BlockHeader) -> bytes:
-    return block.payload_sum_of(data, h.key, h.block_id, h.fingerprint, h.tenant_tag, h.payload_len)
+    return block.payload_sum_of(data, h.block_key, h.block_id, h.fingerprint, h.tenant_tag, h.payload_len)
 
 
 def test_the_short_way_to_check_a_header_gives_what_the_long_way_does() -> None:
@@ -286,7 +286,7 @@ def test_a_header_of_another_kind_is_refused_though_its_checksum_holds(offset: i
         sum_of(whole, golden_header())
 
 
-@pytest.mark.parametrize("field", ["key", "block_id", "fingerprint", "tenant_tag", "payload_len"])
+@pytest.mark.parametrize("field", ["block_key", "block_id", "fingerprint", "tenant_tag", "payload_len"])
 def test_require_names_the_field_that_differs(field: str) -> None:
     header = golden_header()
     other: Any = 1 if field == "payload_len" else bytes(len(getattr(header, field)))
@@ -298,8 +298,8 @@ def test_require_names_the_field_that_differs(field: str) -> None:
 
 
 def test_require_looks_at_the_payload_last() -> None:
-    with pytest.raises(CorruptBlockError, match="another key"):
-        block.require(golden_header(), key=bytes(32), payload_sum=lambda: pytest.fail("read for nothing"))
+    with pytest.raises(CorruptBlockError, match="another block key"):
+        block.require(golden_header(), block_key=bytes(32), payload_sum=lambda: pytest.fail("read for nothing"))
     with pytest.raises(CorruptBlockError, match="payload fails"):
         block.require(golden_header(), payload_sum=lambda: bytes(16))
 

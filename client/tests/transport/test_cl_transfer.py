@@ -30,7 +30,7 @@ KEY, IDENT = block_id_of("key"), block_id_of("block_id")
 
 def header_of(payload: bytes, **changes: Any) -> bytes:
     fields = {
-        "key": KEY, "block_id": IDENT, "fingerprint": EXPECT.fingerprint, "tenant_tag": EXPECT.tenant_tag,
+        "block_key": KEY, "block_id": IDENT, "fingerprint": EXPECT.fingerprint, "tenant_tag": EXPECT.tenant_tag,
         "payload_len": len(payload), "payload_sum": block.checksum(payload), "created_ms": 7,
     }  # fmt: skip
     return block.encode_header(block.BlockHeader(**{**fields, **changes}))
@@ -147,7 +147,7 @@ def test_a_file_cut_anywhere_is_corrupt(tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize(
     "changes",
     [
-        {"key": bytes(32)},
+        {"block_key": bytes(32)},
         {"block_id": bytes(32)},
         {"fingerprint": bytes(32)},
         {"tenant_tag": bytes(16)},

@@ -60,5 +60,5 @@ def read(store: Store, n: int) -> bytes | None:
         os.close(found.fd)
     body = data[block.HEADER_BYTES :]
     head = block.decode_header(data[: block.HEADER_BYTES])
-    block.require(head, key=key(n), payload_len=len(body), payload_sum=lambda: block.checksum(body))
+    block.require(head, block_key=key(n), payload_len=len(body), payload_sum=lambda: block.checksum(body))
     return body

@@ -111,7 +111,7 @@ class StoreContract(abc.ABC):
         data = payload(1)
         head = header(1, data)
         if wrong == "key":
-            head = dataclasses.replace(head, key=key(2))
+            head = dataclasses.replace(head, block_key=key(2))
         elif wrong == "block_id":
             head = dataclasses.replace(head, block_id=block_id(2))
         elif wrong == "tag":
@@ -192,7 +192,7 @@ class StoreContract(abc.ABC):
         put(store, 1)
         said = store.header(key(1))
         assert said is not None
-        assert (said.key, said.block_id, said.tenant_tag, said.payload_len) == (key(1), block_id(1), TAG, 20_000)
+        assert (said.block_key, said.block_id, said.tenant_tag, said.payload_len) == (key(1), block_id(1), TAG, 20_000)
         assert store.header(key(2)) is None
         self.corrupt(store, key(1), 100)
         with pytest.raises(CorruptBlockError):
@@ -216,8 +216,8 @@ class StoreContract(abc.ABC):
 
         def doomed(said: block.BlockHeader | None) -> bool:
             assert said is not None
-            asked.append(said.key)
-            return said.key == key(1)
+            asked.append(said.block_key)
+            return said.block_key == key(1)
 
         assert store.purge_quarantine(doomed) == 1
         assert store.purge_quarantine(doomed) == 0

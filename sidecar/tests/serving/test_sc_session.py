@@ -129,7 +129,7 @@ def test_a_block_with_the_tag_of_another_tenant_is_not_accepted(raw, node, n):
     "changes",
     [
         {"block_id": block_id(1)},
-        {"key": bytes(32)},
+        {"block_key": bytes(32)},
         {"payload_len": 4999, "stored_len": 4999},
         {"codec": 7},
         {"checksum_alg": 2},

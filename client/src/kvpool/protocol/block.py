@@ -155,7 +155,7 @@ class EngineBlock:
 class BlockHeader:
     """Decoded block header. Lengths in bytes; `created_ms` in Unix milliseconds; `salt_tag`: 16 bytes."""
 
-    key: bytes
+    block_key: bytes
     block_id: bytes
     fingerprint: bytes
     tenant_tag: bytes
@@ -198,7 +198,7 @@ def running_checksum() -> RunningChecksum:
 def encode_header(header: BlockHeader) -> bytes:
     """Encode the 4096 bytes that start the block's file. ValueError if a field has the wrong size."""
     sizes = (
-        len(header.key),
+        len(header.block_key),
         len(header.block_id),
         len(header.fingerprint),
         len(header.tenant_tag),
@@ -213,7 +213,7 @@ def encode_header(header: BlockHeader) -> bytes:
         version = FORMAT_VERSION_SALTED
     fields = _FIELDS.pack(
         MAGIC, version, header.codec, header.checksum_alg, 0, header.payload_len, header.stored_len,
-        header.created_ms, header.key, header.block_id, header.fingerprint, header.tenant_tag, header.payload_sum,
+        header.created_ms, header.block_key, header.block_id, header.fingerprint, header.tenant_tag, header.payload_sum,
     )  # fmt: skip
     if engine_block is not None:
         fields += _ENGINE_BLOCK.pack(
@@ -251,10 +251,12 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
     plain = codec == CODEC_NONE and stored_len == payload_len
     squeezed = packed and codec in (CODEC_ZSTD, CODEC_LZ4) and 0 < stored_len < payload_len
     if alg != CHECKSUM_XXH3_128 or not (plain or squeezed):
-        raise CorruptBlockError("block uses a codec or checksum this build cannot read", key=key.hex(), where=where)
+        raise CorruptBlockError(
+            "block uses a codec or checksum this build cannot read", block_key=key.hex(), where=where
+        )
     salt = bytes(data[_ENGINE_END:_SALTED_END]) if version == FORMAT_VERSION_SALTED else NO_SALT
     if version == FORMAT_VERSION_SALTED and salt == NO_SALT:
-        raise CorruptBlockError("block has an empty salt tag", key=key.hex(), where=where)
+        raise CorruptBlockError("block has an empty salt tag", block_key=key.hex(), where=where)
     # a salted header may have no engine block identity, but then all of it is zero
     has_engine_block = version == FORMAT_VERSION_NAMED or (salt != NO_SALT and any(data[_FIELDS.size : _ENGINE_END]))
     engine_block = _engine_block_of(data, where) if has_engine_block else None
@@ -302,7 +304,9 @@ def payload_sum_of(
     ):
         return fields[_PAYLOAD_SUM_AT : _FIELDS.size]
     header = decode_header(data)
-    require(header, key=key, block_id=block_id, fingerprint=fingerprint, tenant_tag=tenant_tag, payload_len=length)
+    require(
+        header, block_key=key, block_id=block_id, fingerprint=fingerprint, tenant_tag=tenant_tag, payload_len=length
+    )
     return header.payload_sum
 
 
@@ -314,7 +318,7 @@ def tenant_tag_of(data: bytes | bytearray | memoryview) -> bytes:
 def require(
     header: BlockHeader,
     *,
-    key: bytes | None = None,
+    block_key: bytes | None = None,
     block_id: bytes | None = None,
     fingerprint: bytes | None = None,
     tenant_tag: bytes | None = None,
@@ -327,7 +331,7 @@ def require(
     CorruptBlockError names the first field that differs; an argument of None is not checked.
     """
     wanted = (
-        ("key", key, header.key),
+        ("block key", block_key, header.block_key),
         ("block id", block_id, header.block_id),
         ("fingerprint", fingerprint, header.fingerprint),
         ("tenant tag", tenant_tag, header.tenant_tag),
@@ -335,6 +339,6 @@ def require(
     )
     for name, want, have in wanted:
         if want is not None and want != have:
-            raise CorruptBlockError(f"block has another {name}", key=header.key.hex(), where=where)
+            raise CorruptBlockError(f"block has another {name}", block_key=header.block_key.hex(), where=where)
     if payload_sum is not None and payload_sum() != header.payload_sum:
-        raise CorruptBlockError("payload fails its checksum", key=header.key.hex(), where=where)
+        raise CorruptBlockError("payload fails its checksum", block_key=header.block_key.hex(), where=where)

@@ -66,7 +66,7 @@ def _advance(load: PendingRead, count: int) -> None:
 def _verify(load: PendingRead, expect: Expectation) -> None:
     expected = _payload_sum(load, expect)
     if load.sum is not None and load.sum.digest() != expected:
-        raise CorruptBlockError("payload fails its checksum", key=load.block_key.hex())
+        raise CorruptBlockError("payload fails its checksum", block_key=load.block_key.hex())
 
 
 def _payload_sum(load: PendingRead, expect: Expectation) -> bytes:
@@ -101,7 +101,7 @@ def read_file(
                 return False
             count = _read_through_bounce(load, batch, total, preadv)
         if count == 0:
-            raise CorruptBlockError("block file is too short", key=load.block_key.hex())
+            raise CorruptBlockError("block file is too short", block_key=load.block_key.hex())
         _advance(load, count)
     _verify(load, expect)
     return True
@@ -124,7 +124,7 @@ def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: i
             raise
     expected = _payload_sum(load, expect)
     if expect.verify and block.checksum(load.view) != expected:
-        raise CorruptBlockError("payload fails its checksum", key=load.block_key.hex())
+        raise CorruptBlockError("payload fails its checksum", block_key=load.block_key.hex())
     return True
 
 
@@ -181,7 +181,7 @@ def read_stream(load: PendingRead, stream: socket.socket, batch: Batch, expect: 
     if magic != wire.MAGIC:
         raise ProtocolError("not a peer's response")
     if status == peer_wire.PeerStatus.MISS and size == 0:
-        raise PeerMissError("the peer no longer has it", key=load.block_key.hex())
+        raise PeerMissError("the peer no longer has it", block_key=load.block_key.hex())
     if status != peer_wire.PeerStatus.OK or size != block.HEADER_BYTES + len(load.view):
         raise ProtocolError(f"a peer's response with status {status} and {size} bytes")
     load.sum = block.running_checksum() if expect.verify else None
@@ -262,7 +262,7 @@ def write_file(
     if direct:
         _set_flags(store.descriptor, flags)  # the sidecar shares this open file
     header = block.BlockHeader(
-        key=store.block_key,
+        block_key=store.block_key,
         block_id=store.block_id,
         fingerprint=expect.fingerprint,
         tenant_tag=expect.tenant_tag,

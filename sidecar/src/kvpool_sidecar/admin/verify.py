@@ -81,7 +81,7 @@ class Verify:
                 pace.acquire(HEADER_BYTES + size, 0.0)
                 is_valid = shared.verify(key)
                 if not is_valid and shared.store.contains(key):
-                    raise PoolUnavailableError("the shared tier: a block could not be read", key=key.hex())
+                    raise PoolUnavailableError("the shared tier: a block could not be read", block_key=key.hex())
                 self._count(context, size, is_valid=is_valid)
             context.set_progress(seen, max(seen, shared.store.usage().blocks), "blocks")
 

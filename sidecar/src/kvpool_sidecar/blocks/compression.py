@@ -94,14 +94,16 @@ def decompress(source: int, header: block.BlockHeader, write: Callable[[memoryvi
     try:
         for piece in pieces:
             if done + len(piece) > header.payload_len:
-                raise CorruptBlockError("the frame holds more than it says", key=header.key.hex())
+                raise CorruptBlockError("the frame holds more than it says", block_key=header.block_key.hex())
             running.update(piece)
             write(piece, done)
             done += len(piece)
     except (zstandard.ZstdError, RuntimeError, EOFError) as e:  # lz4 raises RuntimeError
-        raise CorruptBlockError(f"the frame cannot be read: {type(e).__name__}", key=header.key.hex()) from None
+        raise CorruptBlockError(
+            f"the frame cannot be read: {type(e).__name__}", block_key=header.block_key.hex()
+        ) from None
     if done != header.payload_len:
-        raise CorruptBlockError("the frame holds less than it says", key=header.key.hex())
+        raise CorruptBlockError("the frame holds less than it says", block_key=header.block_key.hex())
     block.require(header, payload_sum=running.digest)
 
 
@@ -124,9 +126,9 @@ class _Stored(io.RawIOBase):
 def _from_zstd(source: int, header: block.BlockHeader) -> Iterator[memoryview]:
     frame = zstandard.get_frame_parameters(os.pread(source, _ZSTD_MOST_HEADER, HEADER_BYTES))
     if frame.content_size != header.payload_len or frame.dict_id or frame.window_size > _ZSTD_WINDOW:
-        raise CorruptBlockError("the frame states another length, or wants too much", key=header.key.hex())
+        raise CorruptBlockError("the frame states another length, or wants too much", block_key=header.block_key.hex())
     if _zstd_frame_len(source, header.stored_len, has_checksum=frame.has_checksum) != header.stored_len:
-        raise CorruptBlockError("the frame is not all there is", key=header.key.hex())
+        raise CorruptBlockError("the frame is not all there is", block_key=header.block_key.hex())
     stored = cast("IO[bytes]", _Stored(source, header.stored_len))
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     with decompressor.stream_reader(stored, read_size=_READ_BYTES, read_across_frames=False) as reader:
@@ -152,14 +154,14 @@ def _from_lz4(source: int, header: block.BlockHeader) -> Iterator[memoryview]:
     stored = _Stored(source, header.stored_len)
     info = lz4.frame.get_frame_info(os.pread(source, _LZ4_MOST_HEADER, HEADER_BYTES))
     if info["content_size"] != header.payload_len or info["skippable"]:
-        raise CorruptBlockError("the frame states another length", key=header.key.hex())
+        raise CorruptBlockError("the frame states another length", block_key=header.block_key.hex())
     running = lz4.frame.LZ4FrameDecompressor()
     while not running.eof:
         data = stored.read(_READ_BYTES) if running.needs_input else b""
         if running.needs_input and not data:
-            raise CorruptBlockError("the frame is cut off", key=header.key.hex())
+            raise CorruptBlockError("the frame is cut off", block_key=header.block_key.hex())
         piece = running.decompress(data, max_length=STEP_BYTES)
         if piece:
             yield memoryview(piece)
     if running.unused_data or stored.read(1):
-        raise CorruptBlockError("the frame is not all there is", key=header.key.hex())
+        raise CorruptBlockError("the frame is not all there is", block_key=header.block_key.hex())

@@ -47,12 +47,12 @@ def read_header(fd: int, key: bytes, stored_len: int, expect: Expect = ANYTHING)
     """
     size = os.fstat(fd).st_size
     if size != block.HEADER_BYTES + stored_len:
-        raise CorruptBlockError(f"block file has {size} bytes", key=key.hex())
+        raise CorruptBlockError(f"block file has {size} bytes", block_key=key.hex())
     where = key.hex()[:16]
     header = block.decode_header(os.pread(fd, block.HEADER_BYTES, 0), where=where, packed=expect.packed)
-    block.require(header, key=key, block_id=expect.block_id, tenant_tag=expect.tenant_tag)
+    block.require(header, block_key=key, block_id=expect.block_id, tenant_tag=expect.tenant_tag)
     if header.stored_len != stored_len:
-        raise CorruptBlockError("block has another length", key=key.hex(), where=where)
+        raise CorruptBlockError("block has another length", block_key=key.hex(), where=where)
     return header
 
 
@@ -62,7 +62,7 @@ def header_of(fd: int, key: bytes | None = None) -> block.BlockHeader:
         header = block.decode_header(os.pread(fd, block.HEADER_BYTES, 0), packed=True)
     finally:
         os.close(fd)
-    block.require(header, key=key)
+    block.require(header, block_key=key)
     return header
 
 

@@ -59,7 +59,9 @@ def _commit(pending: WriteTransaction) -> CommitOutcome | None:
 
 def _receive(link: PeerConnection, pending: WriteTransaction, size: int, limiter: RateLimiter) -> None:
     if size != pending.file_bytes:
-        raise ProtocolError(f"the peer sends {size} bytes, expected {pending.file_bytes}", key=pending.block_key.hex())
+        raise ProtocolError(
+            f"the peer sends {size} bytes, expected {pending.file_bytes}", block_key=pending.block_key.hex()
+        )
     deadline = time.monotonic() + _MAX_BLOCK_S
     buffer = memoryview(bytearray(_MAX_CHUNK))
     done = 0

@@ -276,7 +276,7 @@ class PeerServer:
                     response = peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.OK, 0, 0, length)
                     if not send(sock, response, block.fd, length):
                         # a response in progress cannot report an error
-                        raise CorruptBlockError("the block shrank while it was sent", key=key.hex())
+                        raise CorruptBlockError("the block shrank while it was sent", block_key=key.hex())
                     served += 1
                     served_bytes += length
                 found.pop(0)

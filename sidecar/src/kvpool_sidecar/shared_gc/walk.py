@@ -91,7 +91,7 @@ def read_owner(leaf: LeafDirectory, found: WalkResult) -> Owner | None:
         return None
     finally:
         os.close(fd)
-    if header.key != found.key:
+    if header.block_key != found.key:
         return None
     return Owner(Group(header.tenant_tag, header.fingerprint), header.created_ms / 1000)
 

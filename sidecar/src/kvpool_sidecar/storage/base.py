@@ -158,14 +158,14 @@ class WriteTransaction:
             The medium fails.
         """
         if not self.claim():
-            raise RefusedError("the write transaction has already ended", key=self.block_key.hex())
+            raise RefusedError("the write transaction has already ended", block_key=self.block_key.hex())
         target = self.target
         try:
             self.close_writer()
             target.seal(self)
             header = blockfile.read_header(self.reader, self.block_key, self.payload_len, expect)
             if target.tombstones is not None and target.tombstones.rejects(header):
-                raise RefusedError("the block was purged", key=self.block_key.hex())
+                raise RefusedError("the block was purged", block_key=self.block_key.hex())
             if fill_checksum:
                 header = target.fill_checksum(self, header)
             return CommitOutcome.STORED if target.publish(self, header) else CommitOutcome.ALREADY_PRESENT

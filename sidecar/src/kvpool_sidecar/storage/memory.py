@@ -81,7 +81,7 @@ class MemoryStore(Store, TransactionTarget):
             for victim, _ in self._lru.pop_victims(self._lru.total_bytes + total - self._capacity, len(self._lru)):
                 self._drop(victim)
             if self._lru.total_bytes + total > self._capacity:
-                raise TierFullError("over capacity", key=block_key.hex(), where=self.name)
+                raise TierFullError("over capacity", block_key=block_key.hex(), where=self.name)
         writer = os.memfd_create("kvpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(writer, total)
         return WriteTransaction(self, block_key, payload_len, writer, _reopen(writer), reserved=total)
@@ -95,7 +95,9 @@ class MemoryStore(Store, TransactionTarget):
             finally:
                 os.close(writer)
         except OSError as e:
-            raise RefusedError(f"the file is mapped for writing: {e.strerror}", key=pending.block_key.hex()) from None
+            raise RefusedError(
+                f"the file is mapped for writing: {e.strerror}", block_key=pending.block_key.hex()
+            ) from None
 
     def fill_checksum(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
         sealed = pending.reader

@@ -148,7 +148,7 @@ class RdmaFetcher:
                 reads.append(_Read(at, slot, token, transfer))
             wait_all([read.transfer for read in reads], deadline)
             for read in reads:
-                require(decode_header(read.slot.memory[:HEADER_BYTES]), key=wanted[read.at].key)
+                require(decode_header(read.slot.memory[:HEADER_BYTES]), block_key=wanted[read.at].key)
             for read in reads:
                 slots[read.at] = read.slot
             link.send_request(wire.Op.RELEASE, [peer_wire.PEER_TOKEN.pack(read.token) for read in reads])

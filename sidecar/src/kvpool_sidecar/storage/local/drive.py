@@ -224,7 +224,7 @@ class Drive(Store, TransactionTarget):
         except OSError as e:
             self._state.record_error(e)
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise TierFullError("no space left", key=block_key.hex(), where=self.name) from None
+                raise TierFullError("no space left", block_key=block_key.hex(), where=self.name) from None
             raise
         with self._state.lock:
             self._state.pending.add(pending)

@@ -106,7 +106,7 @@ class CompressedStore(WrapperStore, TransactionTarget):
     def _header(self, block_key: bytes, found: Block) -> BlockHeader:
         header = blockfile.read_header(found.fd, block_key, found.payload_len, _PACKED)
         if header.payload_len > self._max_payload:
-            raise CorruptBlockError(f"a payload of {header.payload_len} bytes is too large", key=block_key.hex())
+            raise CorruptBlockError(f"a payload of {header.payload_len} bytes is too large", block_key=block_key.hex())
         return header
 
     def _open_promoted(self, block_key: bytes, found: Block) -> Block | None:
@@ -144,9 +144,9 @@ class CompressedStore(WrapperStore, TransactionTarget):
 
     def _keep_room(self, header: BlockHeader) -> WriteTransaction | None:
         try:
-            return self._local.begin(header.key, header.payload_len)
+            return self._local.begin(header.block_key, header.payload_len)
         except OSError as e:  # the local drive's trouble is not the shared tier's
-            raise TierFullError(f"the local tier: {e.strerror}", key=header.key.hex()) from None
+            raise TierFullError(f"the local tier: {e.strerror}", block_key=header.block_key.hex()) from None
 
     # -- writing
 

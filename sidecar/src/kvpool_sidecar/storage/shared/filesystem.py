@@ -185,7 +185,7 @@ class FilesystemStore(Store, TransactionTarget):
         tmp = self._dirs.fd(names.TMP)
         with self._lock:
             if self._capacity and self._used + self._promised + total > self._capacity:
-                raise TierFullError("the shared tier is at its capacity", key=block_key.hex(), where=self.name)
+                raise TierFullError("the shared tier is at its capacity", block_key=block_key.hex(), where=self.name)
             self._promised += total
         try:
             return self._new_pending(tmp, block_key, payload_len)
@@ -205,7 +205,7 @@ class FilesystemStore(Store, TransactionTarget):
             os.close(writer)
             os.unlink(name, dir_fd=tmp)
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise TierFullError("no space left", key=block_key.hex(), where=self.name) from None
+                raise TierFullError("no space left", block_key=block_key.hex(), where=self.name) from None
             raise
         return WriteTransaction(self, block_key, payload_len, writer, reader, reserved=total, name=name)
 

@@ -74,7 +74,7 @@ class ObjectSpace:
         with self._lock:
             over = self._capacity and self._used + self._promised + total > self._capacity
             if over or not fits:
-                raise TierFullError("the shared tier is at its capacity", key=block_key.hex(), where=self._tier)
+                raise TierFullError("the shared tier is at its capacity", block_key=block_key.hex(), where=self._tier)
             self._begin_transfer(total)
             self._promised += total
 

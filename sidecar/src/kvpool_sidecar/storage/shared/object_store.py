@@ -277,14 +277,16 @@ class ObjectStore(Store, TransactionTarget):
                     os.close(fd)
             self._space.release_write(total)
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise TierFullError("no space to stage a block", key=block_key.hex(), where=self.name) from None
+                raise TierFullError("no space to stage a block", block_key=block_key.hex(), where=self.name) from None
             raise
 
     def seal(self, pending: WriteTransaction) -> None:
         """Only this process writes here, and it has closed its descriptor."""
 
     def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
-        blockfile.verify(pending.reader, header.key, pending.payload_len)  # never upload a block damaged in staging
+        blockfile.verify(
+            pending.reader, header.block_key, pending.payload_len
+        )  # never upload a block damaged in staging
         objects = self._objects
         if not objects.bucket().put(objects.name(pending.block_key), pending.reader, pending.file_bytes):
             return False
