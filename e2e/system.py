@@ -174,5 +174,5 @@ def owned(name: str, namespace: str = SYSTEM) -> list[str]:
     """What the operator made for a pool and is still there."""
     kinds = "daemonsets,statefulsets,services,configmaps,secrets,serviceaccounts,pods"
     here = items(kinds, "-n", namespace, "-l", f"kvpool.dev/pool={name}")
-    wide = items("clusterrolebindings", "-l", f"kvpool.dev/pool={name},kvpool.dev/pool-namespace={namespace}")
+    wide = items("persistentvolumes", "-l", f"kvpool.dev/pool={name},kvpool.dev/pool-namespace={namespace}")
     return [f"{o['kind']}/{o['metadata']['name']}" for o in here + wide]

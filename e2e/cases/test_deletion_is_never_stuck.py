@@ -91,7 +91,5 @@ def test_a_namespace_with_a_pool_in_it_can_be_deleted():
     until("the pool has its objects", lambda: len(system.owned("doomed", "short-lived")) > 3, 60)
     kubectl("delete", "namespace", "short-lived", "--wait=false")
     until("the namespace is gone", lambda: get("namespace", "short-lived") is None, 120)
-    wide = json.loads(
-        kubectl("get", "clusterrolebindings", "-l", "kvpool.dev/pool-namespace=short-lived", "-o", "json")
-    )
+    wide = json.loads(kubectl("get", "pv", "-l", "kvpool.dev/pool-namespace=short-lived", "-o", "json"))
     assert wide["items"] == []

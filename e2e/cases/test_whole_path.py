@@ -317,7 +317,7 @@ def node_data(node: str, path: str) -> str:
 def owned(name: str) -> list[str]:
     kinds = "daemonsets,statefulsets,services,configmaps,secrets,serviceaccounts,roles,rolebindings,pods"
     here = items(kinds, "-n", SYSTEM, "-l", f"kvpool.dev/pool={name}")
-    wide = items("clusterroles,clusterrolebindings", "-l", f"kvpool.dev/pool={name}")
+    wide = items("clusterroles,clusterrolebindings,persistentvolumes", "-l", f"kvpool.dev/pool={name}")
     return [f"{o['kind']}/{o['metadata']['name']}" for o in here + wide]
 
 

@@ -262,8 +262,7 @@ class Pools:
             for kind in kinds:
                 for o in self.api.items(f"{group}/namespaces/{ns}/{kind}?labelSelector=kvpool.dev%2Fpool%3D{name}"):
                     found[f"{kind}/{o['metadata']['name']}"] = o
-        wide = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
-        for path in (wide, "/api/v1/persistentvolumes"):
+        for path in ("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", "/api/v1/persistentvolumes"):
             for o in self.api.items(f"{path}?labelSelector=kvpool.dev%2Fpool%3D{name}"):
                 found[f"{path.rsplit('/', 1)[1]}/{o['metadata']['name']}"] = o
         return found

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.cluster
 
 BAD_POOLS = sorted((ROOT / "operator" / "tests" / "bad_pools").glob("*.yaml"))
 MANAGED = {
-    "clusterrolebindings/kvpool:kvpool-system:chat",
     "configmaps/chat-config",
     "daemonsets/chat-sidecar",
     "networkpolicies/chat-index",

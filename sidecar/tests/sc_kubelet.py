@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import uuid
 from typing import TYPE_CHECKING
@@ -29,6 +30,30 @@ def pod(name: str, namespace: str = "team-a", *, uid: str = "", pool: str = POOL
     }
 
 
+def sidecar(name: str, pool: str = POOL, *, user: int | None = None, **more) -> dict:
+    """A sidecar's pod object as the DaemonSet controller makes it. `user`: of its server, by default this process's."""
+    namespace, _, pool_name = pool.partition("/")
+    labels = {
+        "kvpool.dev/pool": pool_name,
+        "kvpool.dev/sockets": "agent",
+        "app.kubernetes.io/component": "sidecar",
+        "app.kubernetes.io/managed-by": "kvpool-operator",
+    }
+    security = {"runAsUser": os.geteuid() if user is None else user}
+    return {
+        "metadata": {
+            "uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, name + pool)),
+            "name": name,
+            "namespace": namespace,
+            "labels": labels,
+            "ownerReferences": [{"kind": "DaemonSet", "name": f"{pool_name}-sidecar", "controller": True}],
+            **more.pop("metadata", {}),
+        },
+        "spec": {"nodeName": "n", "containers": [{"name": "server", "securityContext": security}]},
+        "status": {"phase": "Running"},
+    }
+
+
 class Kubelet:
     """A pods directory as a kubelet keeps it, and the API server's list of them as a file."""
 
@@ -52,6 +77,14 @@ class Kubelet:
             self.volume(raw).mkdir(parents=True, mode=0o777)
         self.publish()
         return self.volume(raw) / "kv.sock"
+
+    def handoff(self, raw: dict) -> Path:
+        """The path at which a sidecar's server listens."""
+        self.pods[raw["metadata"]["uid"]] = raw
+        directory = self.pods_dir / raw["metadata"]["uid"] / "volumes/kubernetes.io~empty-dir/handoff"
+        directory.mkdir(parents=True, mode=0o777)
+        self.publish()
+        return directory / "handoff.sock"
 
     def remove(self, raw: dict) -> None:
         del self.pods[raw["metadata"]["uid"]]

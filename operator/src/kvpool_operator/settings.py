@@ -60,13 +60,11 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     flag("sidecar-image", "image of every container that the operator creates for a pool")
     flag("sidecar-pull-policy", "imagePullPolicy of that image", "IfNotPresent")
     flag("image-pull-secrets", "comma-separated names of Secrets in the pools' namespaces", "")
-    flag("kubelet-dir", "root directory of the kubelet on every node", "/var/lib/kubelet")
     flag(
         "allowed-paths",
         "comma-separated directories of nodes below which pools may have tiers",
         ",".join(DEFAULT_ALLOWED_PATHS),
     )
-    flag("rendezvous-role", "ClusterRole that sidecars are bound to", "kvpool-sidecar-rendezvous")
     flag("network-policies", "true: create NetworkPolicies for every pool", "false")
     flag("metrics-per-tenant", "true: sidecars export metrics per tenant", "false")
     flag(
@@ -100,8 +98,6 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
             sidecar_image=a.sidecar_image,
             image_pull_policy=a.sidecar_pull_policy,
             image_pull_secrets=tuple(s.strip() for s in (a.image_pull_secrets or "").split(",") if s.strip()),
-            kubelet_dir=a.kubelet_dir.rstrip("/"),
-            rendezvous_role=a.rendezvous_role,
             network_policies=a.network_policies == "true",
             metrics_per_tenant=a.metrics_per_tenant == "true",
             limits=InstallationLimits(

@@ -178,20 +178,17 @@ def test_the_webhook_is_called_by_the_name_its_certificate_has():
 
 @needs_helm
 def test_the_operators_settings_are_those_that_it_reads():
-    objects = render('sidecar.imagePullSecrets=["a", "b"]', 'sidecar.kubeletDir="/data/kubelet"', namespace="elsewhere")
+    objects = render('sidecar.imagePullSecrets=["a", "b"]', namespace="elsewhere")
     (container,) = pod_of(one(objects, "Deployment", "kvpool-operator"))["containers"]
     assert container["args"] == ["run"]
     env = {e["name"]: e.get("value", "given") for e in container["env"]}
     settings = read_operator_settings([], env)
-    assert settings.env == InstallationConfig(
-        "kvpool-sidecar:0.1.0", image_pull_secrets=("a", "b"), kubelet_dir="/data/kubelet"
-    )
+    assert settings.env == InstallationConfig("kvpool-sidecar:0.1.0", image_pull_secrets=("a", "b"))
     assert settings.address == settings.identity == settings.namespace == "given"
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"admin": settings.admin_port}
     role = one(objects, "Role", "kvpool-operator")
     assert role["rules"][1]["resourceNames"] == [settings.leader_election_id]
     assert role["rules"][2]["resourceNames"] == [settings.webhook]
-    assert one(objects, "ClusterRole", settings.env.rendezvous_role)
     known = operator_parser.__code__.co_consts
     flags = {"KVPOOL_" + c.upper().replace("-", "_") for c in known if isinstance(c, str)}
     assert set(env) <= flags, "a variable that nobody reads"
@@ -215,6 +212,30 @@ def test_our_pods_are_restricted(name):
 
 
 @needs_helm
+def test_the_agent_is_root_without_any_capability_and_sees_the_kubelets_pods_alone():
+    objects = render('sidecar.kubeletDir="/data/kubelet"', 'sidecar.image.tag="7"')
+    daemonset = one(objects, "DaemonSet", "kvpool-agent")
+    pod = pod_of(daemonset)
+    (container,) = pod["containers"]
+    assert container["image"] == "kvpool-sidecar:7"
+    assert container["command"] == ["kvpool-sidecar", "agent"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "runAsNonRoot": False,
+    }
+    assert pod["volumes"] == [{"name": "pods", "hostPath": {"path": "/data/kubelet/pods", "type": "Directory"}}]
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert pod["serviceAccountName"] == "kvpool-agent"
+    assert daemonset["metadata"]["namespace"] == "kvpool-system"
+    assert "DaemonSet" not in {o["kind"] for o in render("agent.enabled=false")}
+
+
+@needs_helm
 def test_rights_are_no_wider_than_needed():
     objects = render()
     for role in [o for o in objects if o["kind"] in ("ClusterRole", "Role")]:
@@ -225,15 +246,15 @@ def test_rights_are_no_wider_than_needed():
             assert not {"pods/exec", "nodes/proxy", "serviceaccounts/token"} & set(rule["resources"])
             if "secrets" in rule["resources"]:
                 assert not {"list", "watch"} & set(rule["verbs"]), "secrets are read by name"
-            if {"persistentvolumes", "clusterrolebindings"} & set(rule["resources"]):
+            if "persistentvolumes" in rule["resources"]:
                 assert role["metadata"]["name"] == "kvpool-operator"
-            if "bind" in rule["verbs"]:
-                assert rule["resourceNames"] == ["kvpool-sidecar-rendezvous"]
+            assert rule["apiGroups"] != ["rbac.authorization.k8s.io"] or role["metadata"]["name"] == "kvpool-view"
+            assert "bind" not in rule["verbs"]
     operator = one(objects, "ClusterRole", "kvpool-operator")
     pods = next(r for r in operator["rules"] if "pods" in r["resources"])
     assert pods["verbs"] == ["list", "watch"]
-    rendezvous = one(objects, "ClusterRole", "kvpool-sidecar-rendezvous")
-    assert rendezvous["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    agent = one(objects, "ClusterRole", "kvpool-agent")
+    assert agent["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
 
 
 @needs_helm
@@ -358,6 +379,7 @@ def kinds(objects):
 @needs_helm
 def test_nothing_that_a_cluster_may_not_know_is_made_unless_asked_for():
     usual = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Deployment", "Service"}
+    usual.add("DaemonSet")
     usual |= {"Secret", "PodDisruptionBudget", "MutatingWebhookConfiguration", "CustomResourceDefinition", "Pod"}
     assert kinds(render()) == usual
 

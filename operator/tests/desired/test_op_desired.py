@@ -174,19 +174,27 @@ def test_no_container_has_more_power_than_it_needs(name: str):
             assert s["readOnlyRootFilesystem"] is True
             assert s["capabilities"]["drop"] == ["ALL"]
             assert s["capabilities"].get("add", []) == (["CHOWN"] if c["name"] == "prepare-node" else [])
-            root = c["name"] in ("prepare-node", "rendezvous")
+            root = c["name"] == "prepare-node"
             assert (s["runAsUser"], s["runAsNonRoot"]) == ((0, False) if root else (65532, True)), (owner, c["name"])
             assert c["resources"]["limits"]["memory"]
 
 
-def test_only_the_rendezvous_sees_the_kubelet_and_has_a_token():
-    _, spec = next(p for p in pods(CASES["full"]) if p[0] == "chat-sidecar")
-    mounts = {c["name"]: {m["name"] for m in c["volumeMounts"]} for c in [*spec["initContainers"], *spec["containers"]]}
-    assert mounts["rendezvous"] == {"handoff", "pods", "api-access"}
-    for name in ("server", "prepare-node"):
-        assert not {"pods", "api-access"} & mounts[name]
-    assert "secret" in mounts["server"]
-    assert "secret" not in mounts["prepare-node"] | mounts["rendezvous"]
+def test_the_node_agent_finds_the_server_by_its_labels_owner_and_volume():
+    (daemonset,) = [m for m in CASES["full"] if m["metadata"]["name"] == "chat-sidecar" and m["kind"] == "DaemonSet"]
+    template = daemonset["spec"]["template"]
+    assert template["metadata"]["labels"].items() >= {
+        ("kvpool.dev/sockets", "agent"),
+        ("kvpool.dev/pool", "chat"),
+        ("app.kubernetes.io/component", "sidecar"),
+        ("app.kubernetes.io/managed-by", "kvpool-operator"),
+    }
+    (server,) = template["spec"]["containers"]
+    assert server["name"] == "server"
+    assert server["securityContext"]["runAsUser"]
+    env = {e["name"]: e.get("value") for e in server["env"]}
+    assert env["KVPOOL_RENDEZVOUS_SOCKET"] == "/run/handoff/handoff.sock"
+    assert {"name": "handoff", "mountPath": "/run/handoff"} in server["volumeMounts"]
+    assert {"name": "handoff", "emptyDir": {}} in template["spec"]["volumes"]
 
 
 def test_the_server_sees_each_tier_twice_and_once_read_only():
@@ -286,7 +294,7 @@ def test_routers_get_a_secret_with_their_token_alone_where_there_are_events():
     assert made[1]["data"] == {}
     assert token == events_token(SECRET.pool_secret.encode(), SECRET.pool_id, 0)
     other = build(inputs(events={"enabled": True, "tokenRevision": 1}))
-    assert base64.b64decode(other[4]["data"]["token"]).decode() not in ("", token)
+    assert base64.b64decode(find(other, "Secret", "chat-events")["data"]["token"]).decode() not in ("", token)
     assert [m["metadata"]["name"] for m in CASES["minimal"] if m["kind"] == "Secret"] == ["chat-secret"]
     names = {p["name"] for _, spec in pods(CASES["full"]) for c in spec["containers"] for p in c.get("ports", ())}
     assert {"kv-events", "kv-replay"} <= names

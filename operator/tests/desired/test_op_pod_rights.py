@@ -8,7 +8,7 @@ import pytest
 from op_samples import ROOT
 from test_op_desired import CASES
 
-ROOTS = {"prepare-node": ("CHOWN",), "rendezvous": ()}
+ROOTS = {"prepare-node": ("CHOWN",)}
 """Containers that run as root, and all that they may do as such."""
 ORDINARY = {"server", "preflight", "wipe", "done", "index"}
 HOST_PATHS = {"sidecar", "preflight", "wipe"}
@@ -57,13 +57,21 @@ def test_no_pod_shares_anything_of_its_node_but_directories():
         assert bool(paths) == (component in HOST_PATHS), component
 
 
-def test_the_kubelets_directory_and_the_token_are_seen_by_the_rendezvous_alone():
-    for _, pod in pods():
-        for c in containers(pod):
-            mounted = {m["name"] for m in c.get("volumeMounts", [])}
-            assert (mounted & {"pods", "api-access"} != set()) == (c["name"] == "rendezvous"), c["name"]
-            if c["name"] == "rendezvous":
-                assert not [m for m in mounted if m.startswith(("tier-", "secret", "object"))]
+def test_no_pod_of_a_pool_sees_the_kubelets_directory_or_a_token_of_the_api():
+    for component, pod in pods():
+        assert pod["automountServiceAccountToken"] is False
+        for volume in pod["volumes"]:
+            path = volume.get("hostPath", {}).get("path", "/tier")
+            assert not path.startswith("/var/lib/kubelet"), component
+            for source in volume.get("projected", {}).get("sources", []):
+                audience = source.get("serviceAccountToken", {}).get("audience", "none")
+                assert audience, f"{component}: a token without an audience is one for the API server"
+
+
+def test_root_is_in_init_containers_alone():
+    """Who may exec into a sidecar is never root there."""
+    for component, pod in pods():
+        assert {c["name"] for c in pod["containers"]}.isdisjoint(ROOTS), component
 
 
 def test_no_secret_is_in_an_argument_or_variable():

@@ -169,6 +169,13 @@ CASES: list[tuple[Any, ConditionInput, str, str, str]] = [
         "no replica is ready",
     ),
     (
+        engines.node_agent_missing,
+        subject(with_report(agent_connected=False)),
+        "False",
+        "NodeAgentMissing",
+        "no node agent on node-1: pods that start there run without the pool",
+    ),
+    (
         engines.pods_not_injected,
         subject(observed(engines=EnginePods(not_injected=1, not_injected_names=("team/a",)))),
         "False",

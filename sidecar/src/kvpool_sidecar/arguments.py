@@ -77,13 +77,13 @@ def parser() -> argparse.ArgumentParser:
             "kvpool-sidecar serve --config pool.json --secret-dir secret --node a --socket /tmp/a.sock=default",
         )
     )
-    _rendezvous(
+    _agent(
         command(
-            "rendezvous",
+            "agent",
             "create a socket in each engine pod of this node (the small part that runs as root)",
-            "Watch this node's pods. For each pod that uses this pool, create a listening socket in the pod's volume\n"
-            "and pass it to the storage server.",
-            "kvpool-sidecar rendezvous --node a --pool team/chat --rendezvous-socket /run/kvpool/handoff.sock",
+            "Watch this node's pods. For each engine pod, create a listening socket in the pod's volume and pass it\n"
+            "to the sidecar of the pod's pool on this node. One agent serves all pools of a node.",
+            "kvpool-sidecar agent --node a --pods-dir /var/lib/kubelet/pods",
         )
     )
     _init_node(
@@ -147,14 +147,14 @@ def _serve(p: argparse.ArgumentParser) -> None:
         "--rendezvous-socket",
         default=_env("KVPOOL_RENDEZVOUS_SOCKET"),
         metavar="PATH",
-        help="socket on which the rendezvous passes the pods' sockets to this server",
+        help="socket on which the node agent passes the pods' sockets to this server",
     )
     p.add_argument(
         "--socket",
         action="append",
         default=[],
         metavar="PATH=TENANT",
-        help="serve a fixed socket for one tenant, without a rendezvous; may be repeated",
+        help="serve a fixed socket for one tenant, without a node agent; may be repeated",
     )
     p.add_argument(
         "--read-only-mounts",
@@ -182,15 +182,8 @@ def _serve(p: argparse.ArgumentParser) -> None:
     p.add_argument("--admin-port", type=int, help="override admin_port of the configuration")
 
 
-def _rendezvous(p: argparse.ArgumentParser) -> None:
+def _agent(p: argparse.ArgumentParser) -> None:
     p.add_argument("--node", default=_env("KVPOOL_NODE"), help="name of this node")
-    p.add_argument("--pool", default=_env("KVPOOL_POOL"), help="namespace/name of the pool")
-    p.add_argument(
-        "--rendezvous-socket",
-        default=_env("KVPOOL_RENDEZVOUS_SOCKET"),
-        metavar="PATH",
-        help="socket of the storage server that receives the pods' sockets",
-    )
     p.add_argument(
         "--pods-dir",
         default=_env("KVPOOL_PODS_DIR", "/var/lib/kubelet/pods"),

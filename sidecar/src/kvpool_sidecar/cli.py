@@ -60,22 +60,19 @@ def _serve(args: argparse.Namespace) -> int:
     return serve(read)
 
 
-def _rendezvous(args: argparse.Namespace) -> int:
-    from kvpool_sidecar.rendezvous.main import run
-    from kvpool_sidecar.rendezvous.pod_watch import FilePods, KubePods, PodWatcher
+def _agent(args: argparse.Namespace) -> int:
+    from kvpool_sidecar.rendezvous.agent import run
+    from kvpool_sidecar.rendezvous.pod_watch import FilePods, KubePods
+    from kvpool_sidecar.rendezvous.pods import ENGINES, SIDECARS, parse_pod, parse_sidecar
 
-    if not (args.node and args.pool and args.rendezvous_socket):
-        raise ConfigError(
-            "--node, --pool and --rendezvous-socket are required (KVPOOL_NODE, KVPOOL_POOL, KVPOOL_RENDEZVOUS_SOCKET)"
-        )
-    source: PodWatcher
+    if not args.node:
+        raise ConfigError("--node is required (KVPOOL_NODE)")
     if args.pods_file:
-        source = FilePods(args.pods_file, args.pool)
-    elif os.environ.get("KUBERNETES_SERVICE_HOST"):
-        source = KubePods(args.node, args.pool)
-    else:
+        return run(args.pods_dir, FilePods(args.pods_file, parse_pod), FilePods(args.pods_file, parse_sidecar))
+    if not os.environ.get("KUBERNETES_SERVICE_HOST"):
         raise ConfigError("KUBERNETES_SERVICE_HOST is not set, so there is no API server to watch: set --pods-file")
-    return run(args.pods_dir, source, args.rendezvous_socket)
+    pods = KubePods(args.node, ENGINES, parse_pod)
+    return run(args.pods_dir, pods, KubePods(args.node, SIDECARS, parse_sidecar))
 
 
 def _init_node(args: argparse.Namespace) -> int:
@@ -156,7 +153,7 @@ def _preflight(args: argparse.Namespace) -> int:
 
 _COMMANDS = {
     "serve": _serve,
-    "rendezvous": _rendezvous,
+    "agent": _agent,
     "init-node": _init_node,
     "index-server": _index_server,
     "install-client": _install_client,

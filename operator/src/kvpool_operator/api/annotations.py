@@ -29,12 +29,17 @@ __all__ = [
     "LABEL_POOL",
     "LABEL_POOL_NAMESPACE",
     "LABEL_RETAINED",
+    "LABEL_SOCKETS",
     "METADATA_KEYS",
+    "SOCKETS_FROM_AGENT",
     "MetadataKey",
 ]
 
 LABEL_INJECT: Final = "kvpool.dev/inject"
 LABEL_POOL: Final = "kvpool.dev/pool"
+LABEL_SOCKETS: Final = "kvpool.dev/sockets"
+SOCKETS_FROM_AGENT: Final = "agent"
+"""Value of LABEL_SOCKETS: the node agent, and no container of the sidecar's pod, gives it the sockets."""
 LABEL_POOL_NAMESPACE: Final = "kvpool.dev/pool-namespace"
 LABEL_RETAINED: Final = "kvpool.dev/retained"
 
@@ -163,6 +168,13 @@ METADATA_KEYS: Final = (
         "cluster-scoped objects of a pool",
         "operator",
         "Namespace of the KVCachePool.",
+    ),
+    MetadataKey(
+        LABEL_SOCKETS,
+        "label",
+        "sidecar pods",
+        "operator",
+        "`agent`: the node agent passes the sockets of engine pods to this sidecar.",
     ),
     MetadataKey(
         LABEL_RETAINED,

@@ -103,6 +103,11 @@ class Reason(_Documented):
         "The webhook cannot be called; new pods start without the pool.",
         "Check the Deployment of the webhook and its certificate.",
     )
+    NODE_AGENT_MISSING = (
+        "NodeAgentMissing",
+        "The node agent does not run on some nodes; pods that start there run without the pool.",
+        "Install the DaemonSet `kvpool-agent` of the chart, or correct `agent.nodeSelector` and `agent.tolerations`.",
+    )
     PODS_NOT_INJECTED = (
         "PodsNotInjected",
         "Opted-in pods started while the webhook was unavailable; they run without the pool.",
@@ -267,7 +272,13 @@ REASONS: Final[Mapping[str, Mapping[str, tuple[Reason, ...]]]] = {
         "Ready": (Reason.SERVING, Reason.INVALID_SPEC, Reason.REJECTED, *_STORAGE[1:], *_INDEX[1:]),
         "StorageReady": _STORAGE,
         "IndexReady": _INDEX,
-        "InjectionReady": (Reason.INJECTING, Reason.DISABLED, Reason.WEBHOOK_UNAVAILABLE, Reason.PODS_NOT_INJECTED),
+        "InjectionReady": (
+            Reason.INJECTING,
+            Reason.DISABLED,
+            Reason.WEBHOOK_UNAVAILABLE,
+            Reason.NODE_AGENT_MISSING,
+            Reason.PODS_NOT_INJECTED,
+        ),
         "TransportReady": (Reason.PROTOCOL_MATCHED, Reason.PROTOCOL_MISMATCH, Reason.STATUS_UNAVAILABLE),
         "PeersReachable": (
             Reason.PEERS_VERIFIED,

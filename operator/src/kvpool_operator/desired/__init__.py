@@ -14,7 +14,7 @@ from kvpool_operator.desired.index import index_claim, index_statefulset
 from kvpool_operator.desired.inputs import ExternalIndexUrl, Inputs, InstallationConfig, Manifest, PoolSecret
 from kvpool_operator.desired.networkpolicy import network_policies
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
-from kvpool_operator.desired.rbac import cluster_binding, index_account, sidecar_account
+from kvpool_operator.desired.rbac import index_account, sidecar_account
 from kvpool_operator.desired.secrets import events_secret, secret
 from kvpool_operator.desired.services import index_service, sidecar_service
 
@@ -30,7 +30,6 @@ def build(inputs: Inputs) -> list[Manifest]:
     wanted: Iterable[Manifest | None] = (
         sidecar_account(pool),
         index_account(pool),
-        cluster_binding(pool, inputs.env),
         secret(inputs),
         events_secret(inputs),
         configmap(inputs),

@@ -1,11 +1,11 @@
-"""DaemonSet of the sidecars. Its containers split the privileges in three (docs/contribute/design/contracts.md,
-Sidecar pod)."""
+"""DaemonSet of the sidecars: no token, no directory of the kubelet, and no root but to prepare the tiers
+(docs/contribute/design/contracts.md, Sidecar pod)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.api.annotations import ANNOTATION_CONFIG_DIGEST
+from kvpool_operator.api.annotations import ANNOTATION_CONFIG_DIGEST, LABEL_SOCKETS, SOCKETS_FROM_AGENT
 from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.desired import names
@@ -36,8 +36,6 @@ __all__ = ["sidecar_daemonset"]
 
 _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
 _HANDOFF: Final = "/run/handoff"
-_PODS_DIR: Final = "/var/lib/kubelet/pods"
-_TOKEN_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105  a path
 
 
 def sidecar_daemonset(inputs: Inputs) -> Manifest:
@@ -51,6 +49,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
         component="sidecar",
         spec={**_min_ready(pool), "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling_update(inputs)}},
         pod_annotations={ANNOTATION_CONFIG_DIGEST: inputs.config.restart_digest},
+        pod_labels={LABEL_SOCKETS: SOCKETS_FROM_AGENT},
         pod={
             **placement(pool),
             "serviceAccountName": names.sidecar(pool.metadata.name),
@@ -61,7 +60,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "initContainers": [init_node(pool, env)],
-            "containers": [_server(pool, env), _rendezvous(pool, env)],
+            "containers": [_server(pool, env)],
             "volumes": [*tier_volumes(pool), *object_store_volumes(pool), *_volumes(inputs)],
         },
     )
@@ -130,32 +129,8 @@ def _server_resources(pool: KVCachePool) -> Manifest:
     return result
 
 
-def _rendezvous(pool: KVCachePool, env: InstallationConfig) -> Manifest:
-    """Return the only container with the kubelet's pod directories. It is root, their owner, without capabilities."""
-    return container(
-        env,
-        "rendezvous",
-        *("kvpool-sidecar", "rendezvous"),
-        env=[
-            {"name": "KVPOOL_RENDEZVOUS_SOCKET", "value": f"{_HANDOFF}/handoff.sock"},
-            {"name": "KVPOOL_PODS_DIR", "value": _PODS_DIR},
-            {"name": "KVPOOL_POOL", "value": pool.key},
-            _field("KVPOOL_NODE", "spec.nodeName"),
-        ],
-        resources=resources("20m", "64Mi", "256Mi"),
-        securityContext=security(0),
-        volumeMounts=[
-            {"name": "handoff", "mountPath": _HANDOFF},
-            # volumes with their own file system (medium: Memory) are mounted after this container starts
-            {"name": "pods", "mountPath": _PODS_DIR, "mountPropagation": "HostToContainer"},
-            {"name": "api-access", "mountPath": _TOKEN_DIR, "readOnly": True},
-        ],
-    )
-
-
 def _volumes(inputs: Inputs) -> list[Manifest]:
-    pool, env = inputs.pool, inputs.env
-    name = pool.metadata.name
+    name = inputs.pool.metadata.name
     wanted = ("pool-secret", *PEER_FILES, *sorted(inputs.index_files))
     return [
         {"name": "config", "configMap": {"name": names.config(name)}},
@@ -167,17 +142,7 @@ def _volumes(inputs: Inputs) -> list[Manifest]:
                 "items": [{"key": k, "path": k} for k in wanted] + password_files(managed=inputs.external is None),
             },
         },
-        {"name": "handoff", "emptyDir": {}},
-        {"name": "pods", "hostPath": {"path": f"{env.kubelet_dir}/pods", "type": "Directory"}},
-        {
-            "name": "api-access",
-            "projected": {
-                "sources": [
-                    {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
-                    {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
-                ]
-            },
-        },
+        {"name": "handoff", "emptyDir": {}},  # the node agent connects to the server here
     ]
 
 

@@ -28,9 +28,6 @@ class InstallationConfig:
     sidecar_image: str
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
-    kubelet_dir: str = "/var/lib/kubelet"
-    rendezvous_role: str = "kvpool-sidecar-rendezvous"
-    """ClusterRole (of the chart) that lets a sidecar's rendezvous part list and watch pods."""
     network_policies: bool = False
     """Whether each pool gets NetworkPolicies."""
     metrics_per_tenant: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = [
     "claim",
-    "cluster_binding",
     "config",
     "events",
     "index",
@@ -55,11 +54,6 @@ def plan(pool: str) -> str:
 def wipe(pool: str) -> str:
     """DaemonSet that removes the blocks of a deleted pool."""
     return f"{pool}-wipe"
-
-
-def cluster_binding(namespace: str, pool: str) -> str:
-    """ClusterRoleBinding of the pool's sidecars."""
-    return f"kvpool:{namespace}:{pool}"
 
 
 def claim(pool: str, tier: str) -> str:

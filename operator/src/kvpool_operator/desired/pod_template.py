@@ -54,9 +54,10 @@ def workload(
     pod: Manifest,
     spec: Manifest | None = None,
     pod_annotations: Mapping[str, str] | None = None,
+    pod_labels: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Return a workload whose pods have no token and no service links. `pod` and `spec` add fields."""
-    template = {"labels": labels(pool.metadata.name, component)}
+    template = {"labels": labels(pool.metadata.name, component) | dict(pod_labels or {})}
     return {
         "apiVersion": "apps/v1",
         "kind": kind,

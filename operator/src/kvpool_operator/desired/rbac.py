@@ -1,32 +1,17 @@
-"""ServiceAccounts of a pool, and the right of its sidecars to list and watch the pods of their node.
-
-No token is mounted by default; only the rendezvous container gets one.
-"""
+"""ServiceAccounts of a pool. They have no right in the API, and no pod of a pool mounts a token of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from kvpool_operator.desired import names
-from kvpool_operator.desired.labels import cluster_scoped_metadata, metadata
+from kvpool_operator.desired.labels import metadata
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
-    from kvpool_operator.desired.inputs import InstallationConfig, Manifest
+    from kvpool_operator.desired.inputs import Manifest
 
-__all__ = ["cluster_binding", "index_account", "sidecar_account"]
-
-
-def cluster_binding(pool: KVCachePool, env: InstallationConfig) -> Manifest:
-    """Bind the rendezvous role in all namespaces, where engine pods run. The operator can bind no other ClusterRole."""
-    ns, name = pool.metadata.namespace, pool.metadata.name
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": cluster_scoped_metadata(pool, names.cluster_binding(ns, name), "sidecar"),
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": env.rendezvous_role},
-        "subjects": [{"kind": "ServiceAccount", "name": names.sidecar(name), "namespace": ns}],
-    }
+__all__ = ["index_account", "sidecar_account"]
 
 
 def sidecar_account(pool: KVCachePool) -> Manifest:

@@ -65,7 +65,6 @@ _ALL: Final = (
     ResourceKind("apps/v1", "StatefulSet", "statefulsets"),
     ResourceKind("coordination.k8s.io/v1", "Lease", "leases"),
     ResourceKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
-    ResourceKind("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
     ResourceKind(
         "admissionregistration.k8s.io/v1",
         "MutatingWebhookConfiguration",

@@ -45,7 +45,7 @@ NAMESPACED_KINDS: Final = (
     "ServiceAccount",
     "StatefulSet",
 )
-CLUSTER_SCOPED_KINDS: Final = ("ClusterRoleBinding", "PersistentVolume")
+CLUSTER_SCOPED_KINDS: Final = ("PersistentVolume",)
 OWNED_KINDS: Final = NAMESPACED_KINDS + CLUSTER_SCOPED_KINDS
 """Kinds of a pool's objects; but for Secrets, which the operator may not list."""
 WEBHOOK_TTL_S: Final = 5.0

@@ -126,6 +126,8 @@ class SidecarStatus:
     failing_drives: tuple[str, ...] = ()
     """Names of local tiers that return I/O errors."""
     clients: int = 0
+    agent_connected: bool = True
+    """Whether the node agent is connected; true if not reported."""
     transport: str = ""
     transport_reason: str = ""
     """Why RDMA is not used; empty if it is."""
@@ -170,6 +172,7 @@ class SidecarStatus:
             shared_problem=(_text(shared.get("problem")) or "not available") if away else "",
             failing_drives=tuple(sorted(str(k)[:64] for k, v in list(drives.items())[:64] if v == "failing")),
             clients=parse_count(r.get("clients")),
+            agent_connected=_dict(r.get("agent")).get("connected") is not False,
             transport=_text(r.get("transport")),
             transport_reason=_text(r.get("transport_reason")),
             hits=_counts(r.get("hits")),

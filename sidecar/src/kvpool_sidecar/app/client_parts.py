@@ -34,7 +34,7 @@ __all__ = ["ClientParts", "build_clients"]
 
 @dataclass(frozen=True)
 class ClientParts:
-    """Parts that serve engine pods. `handoff` is None without a rendezvous, `publisher` without events."""
+    """Parts that serve engine pods. `handoff` is None without a node agent, `publisher` without events."""
 
     listeners: PodListeners
     pods: PodRegistry
@@ -105,7 +105,7 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
 def _subscribe_config(
     context: AppContext, storage: StorageParts, pods: PodRegistry, handoff: SocketHandoff | None
 ) -> None:
-    """Apply configuration changes in this order: pods, local tiers, garbage collection, limits, rendezvous."""
+    """Apply configuration changes in this order: pods, local tiers, garbage collection, limits, node agent."""
     config, local, gc = context.config, storage.local, storage.gc
     config.subscribe(pods.apply_config)
     config.subscribe(
@@ -155,7 +155,7 @@ def _publisher(context: AppContext) -> EventPublisher | None:
 
 
 def _serve_fixed(pods: PodRegistry, path: str, identity: Identity) -> None:
-    """Serve a socket at a fixed path, without a rendezvous."""
+    """Serve a socket at a fixed path, without a node agent."""
     directory, _, name = os.path.abspath(path).rpartition("/")
     os.makedirs(directory or "/", exist_ok=True)
     dir_fd = os.open(directory or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -114,6 +114,8 @@ def _sections(
         NamedSection("drain", network.drain),
         NamedSection("warm_up", network.warm_up),
     ]
+    if clients.handoff is not None:
+        sections.append(NamedSection("agent", clients.handoff))
     if clients.publisher is not None:
         sections.append(NamedSection("kv_events", clients.publisher))
     return sections

@@ -1,5 +1,5 @@
-"""Small root container of the sidecar's pod: creates a listening socket in each engine pod's volume for the server.
+"""The node agent: creates a listening socket in each engine pod's volume for the sidecar of the pod's pool.
 
-Uses the standard library and kvpool_sidecar.system only. It can see other pods' volumes, so it does nothing else: no
-blocks, no network except the API server, no capability.
+It serves all pools of a node, in a pod of its own in the release's namespace. It is root and can see the volumes of
+other pods, so it does nothing else: no blocks, no network except the API server, no capability.
 """

@@ -17,16 +17,20 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from kvpool_sidecar.rendezvous.pods import INJECT_LABEL, TargetPod, parse_pod
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    Parser: TypeAlias = "Callable[[Any], tuple[str, T | None]]"
+    """Returns the uid of a pod object, and the pod unless it is none of ours."""
 
 __all__ = ["FilePods", "KubePods", "PodWatcher"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MAX_LIST = 64 << 20
@@ -37,8 +41,8 @@ _IDLE_TIMEOUT_S = 90.0  # bookmarks arrive about every minute; a watch that is i
 _BACKOFF_S = (0.2, 10.0)
 
 
-class PodWatcher(abc.ABC):
-    """`pods()` is the last known state; `on_change` is called, from any thread, when it changes."""
+class PodWatcher(abc.ABC, Generic[T]):
+    """Pods as `T`. `pods()` is the last known state; `on_change` is called, from any thread, when it changes."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
@@ -48,29 +52,29 @@ class PodWatcher(abc.ABC):
         """Start to watch."""
 
     @abc.abstractmethod
-    def pods(self) -> dict[str, TargetPod] | None:
-        """Return the target pods by uid; None before the first list."""
+    def pods(self) -> dict[str, T] | None:
+        """Return the pods by uid; None before the first list."""
 
 
-class FilePods(PodWatcher):
+class FilePods(PodWatcher[T]):
     """Reads a JSON list of pod objects from a file whenever it changes, for a node without an API server."""
 
-    def __init__(self, path: str, pool: str) -> None:
+    def __init__(self, path: str, parse: Parser[T]) -> None:
         super().__init__()
         self._path = Path(path)
-        self._pool = pool
+        self._parse = parse
         self._stamp: tuple[int, int] | None = None
-        self._known: dict[str, TargetPod] | None = None
+        self._known: dict[str, T] | None = None
 
     def start(self) -> None:
         """Do nothing: `pods` reads the file."""
 
-    def pods(self) -> dict[str, TargetPod] | None:
+    def pods(self) -> dict[str, T] | None:
         try:
             info = self._path.stat()
             stamp = (info.st_mtime_ns, info.st_ino)
             if stamp != self._stamp:
-                parsed = [parse_pod(raw, self._pool) for raw in json.loads(self._path.read_text())]
+                parsed = [self._parse(raw) for raw in json.loads(self._path.read_text())]
                 self._known = {uid: pod for uid, pod in parsed if pod is not None}
                 self._stamp = stamp
         except (OSError, ValueError, TypeError) as e:
@@ -78,26 +82,28 @@ class FilePods(PodWatcher):
         return self._known
 
 
-class KubePods(PodWatcher):
-    """Lists and watches this node's opted-in pods with the service account of this pod."""
+class KubePods(PodWatcher[T]):
+    """Lists and watches the pods of a node that match a label selector, with the service account of this pod."""
 
-    def __init__(self, node: str, pool: str, *, url: str = "", account: str = SERVICE_ACCOUNT) -> None:
+    def __init__(
+        self, node: str, selector: str, parse: Parser[T], *, url: str = "", account: str = SERVICE_ACCOUNT
+    ) -> None:
         super().__init__()
-        self._pool = pool
+        self._parse = parse
         self._account = account
         self._jitter = random.Random()  # noqa: S311 - private, so that the global generator is not advanced
         self._lock = threading.Lock()
-        self._known: dict[str, TargetPod] | None = None
+        self._known: dict[str, T] | None = None
         if not url:
             host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
             url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-        query = {"fieldSelector": f"spec.nodeName={node}", "labelSelector": f"{INJECT_LABEL}=true"}
+        query = {"fieldSelector": f"spec.nodeName={node}", "labelSelector": selector}
         self._url = f"{url}/api/v1/pods?{urllib.parse.urlencode(query)}"
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="pods", daemon=True).start()
 
-    def pods(self) -> dict[str, TargetPod] | None:
+    def pods(self) -> dict[str, T] | None:
         with self._lock:
             return None if self._known is None else dict(self._known)
 
@@ -123,7 +129,7 @@ class KubePods(PodWatcher):
         if len(body) > _MAX_LIST:
             raise ValueError("the list of pods exceeds 64 MiB")
         listed = json.loads(body)
-        parsed = [parse_pod(raw, self._pool) for raw in listed["items"]]
+        parsed = [self._parse(raw) for raw in listed["items"]]
         with self._lock:
             self._known = {uid: pod for uid, pod in parsed if pod is not None}
         self.on_change()
@@ -143,7 +149,7 @@ class KubePods(PodWatcher):
                 return  # usually 410 Gone: list again
             if kind not in ("ADDED", "MODIFIED", "DELETED"):
                 continue
-            uid, pod = parse_pod(event.get("object"), self._pool)
+            uid, pod = self._parse(event.get("object"))
             with self._lock:
                 known = self._known if self._known is not None else {}
                 if kind == "DELETED" or pod is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import select
@@ -9,7 +10,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvpool_sidecar.rendezvous.pods import TargetPod
     from kvpool_sidecar.rendezvous.socket_path import PlacedSocket
@@ -20,13 +21,14 @@ log = logging.getLogger(__name__)
 
 _SEND_TIMEOUT_S = 5.0
 _MAX_REPLY = 8192
+_MAX_REPLIES = 1024  # of one call: a server that sends without end must not keep its pods from their sockets
 
 
 class SocketProvider:
-    """One connection to the storage server; `connect` tries once. Not thread-safe."""
+    """One connection to a storage server, which `dial` opens; `connect` tries once. Not thread-safe."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, dial: Callable[[], socket.socket]) -> None:
+        self._dial = dial
         self._socket: socket.socket | None = None
         self._synced = False
         self._released = False
@@ -46,14 +48,13 @@ class SocketProvider:
 
     def connect(self, sockets: Mapping[str, tuple[TargetPod, PlacedSocket]]) -> bool:
         """Connect and pass all `sockets`; return False if the server is not available."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sock.settimeout(_SEND_TIMEOUT_S)
         try:
-            sock.connect(self._path)
-        except OSError:
-            sock.close()
+            self._socket = self._dial()
+        except OSError as e:
+            if e.errno == errno.EPERM:
+                log.warning("%s", e.strerror)
             return False
-        self._socket = sock
+        self._socket.settimeout(_SEND_TIMEOUT_S)
         self._synced = self._released = False
         for pod, placed in sockets.values():
             self.add(pod, placed)
@@ -78,7 +79,9 @@ class SocketProvider:
     def refusals(self) -> list[str]:
         """Return the uids that the server has refused since the last call; detects a lost connection."""
         refused: list[str] = []
-        while self._socket is not None and self._readable():
+        for _ in range(_MAX_REPLIES):
+            if self._socket is None or not self._readable():
+                break
             try:
                 data = self._socket.recv(_MAX_REPLY)
             except OSError:
@@ -86,12 +89,18 @@ class SocketProvider:
             if not data:
                 self._disconnect()
                 break
-            message = json.loads(data)
+            message = _parse(data)
             if message.get("op") == "refused" and isinstance(message.get("uid"), str):
                 refused.append(message["uid"])
             elif message.get("op") == "rest":
                 self._released = True
         return refused
+
+    def close(self) -> None:
+        """Close the connection; the server keeps the sockets that it has."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def _readable(self) -> bool:
         # not MSG_DONTWAIT: Python waits on a socket with a timeout anyway
@@ -111,3 +120,12 @@ class SocketProvider:
             log.info("the storage server disconnected; the sockets are kept for the next one")
             self._socket.close()
             self._socket = None
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    """Return a reply; empty if it is malformed, because the server is less trusted than this process."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        message = None
+    return message if isinstance(message, dict) else {}

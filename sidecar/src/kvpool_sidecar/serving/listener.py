@@ -47,7 +47,7 @@ class PodListeners:
         listener.setblocking(False)
         with self._lock:
             known = self._pods.get(pod.identity.uid)
-            # keep the counters of the pod: its limits hold across a restart of the rendezvous
+            # keep the counters of the pod: its limits hold across a restart of the node agent
             self._pods[pod.identity.uid] = (known[0] if known else pod, listener)
         if known:
             known[1].close()

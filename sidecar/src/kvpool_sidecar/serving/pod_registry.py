@@ -25,7 +25,7 @@ __all__ = ["FIXED_PREFIX", "PodRegistry"]
 
 log = logging.getLogger(__name__)
 
-FIXED_PREFIX = "fixed-"  # uid of a socket given by --socket, which no rendezvous knows
+FIXED_PREFIX = "fixed-"  # uid of a socket given by --socket, which no node agent knows
 _POD_SHARE = 4  # the unfinished writes of one pod may take a quarter of the capacity
 
 

@@ -1,4 +1,4 @@
-"""Receives the pods' listening sockets from the rendezvous container.
+"""Receives the pods' listening sockets from the node agent.
 
 See docs/contribute/design/contracts.md, "Sidecar pod".
 """
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from kvpool.errors import ProtocolError, RefusedError
 from kvpool.protocol import wire
+from kvpool_sidecar.system.unix_socket import listen_at
 from kvpool_sidecar.tenancy.identity import Identity
 
 __all__ = ["PodAdmission", "SocketHandoff"]
@@ -27,60 +28,63 @@ _UCRED = struct.Struct("3i")
 
 
 class PodAdmission(Protocol):
-    """Receives the pods that the rendezvous reports."""
+    """Receives the pods that the node agent reports."""
 
     def admit(self, identity: Identity, listener: socket.socket) -> None:
-        """Serve a pod. RefusedError is reported to the rendezvous."""
+        """Serve a pod. RefusedError is reported to the node agent."""
 
     def remove(self, uid: str) -> None:
         """Stop serving a pod."""
 
     def retain(self, uids: set[str]) -> None:
-        """Stop serving all other pods; called once the rendezvous has reported every pod of the node."""
+        """Stop serving all other pods; called once the node agent has reported every pod of the node."""
 
 
 class SocketHandoff:
-    """Listens at `path` and serves one rendezvous, the latest. OSError if the path cannot be bound."""
+    """Listens at `path` and serves one node agent, the latest. OSError if the path cannot be bound."""
 
     def __init__(self, path: str, pods: PodAdmission) -> None:
-        self._path = path
         self._pods = pods
         self._lock = threading.Lock()
         self._peer: socket.socket | None = None
         self._stopped = threading.Event()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(path)
-        # the rendezvous is root without the right to override modes; its user is checked when it connects
-        os.chmod(path, 0o666)  # noqa: S103
-        self._listener.listen(4)
+        directory, _, name = os.path.abspath(path).rpartition("/")
+        dir_fd = os.open(directory or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # the node agent is root without the right to override modes; its user is checked when it connects
+            self._listener = listen_at(dir_fd, name, 0o666)
+        finally:
+            os.close(dir_fd)
 
     @property
     def connected(self) -> bool:
-        """Whether a rendezvous is connected."""
+        """Whether a node agent is connected."""
         with self._lock:
             return self._peer is not None
+
+    def status(self) -> dict[str, Any]:
+        """Return whether the node agent is connected; without it, new pods get no socket."""
+        return {"connected": self.connected}
 
     def start(self) -> None:
         threading.Thread(target=self._accept, name="handoff", daemon=True).start()
 
     def resync(self) -> None:
-        """Make the rendezvous report all pods again, because the set of allowed pods has changed."""
+        """Make the node agent report all pods again, because the set of allowed pods has changed."""
         with self._lock:
             if self._peer is not None:
                 with contextlib.suppress(OSError):
                     self._peer.shutdown(socket.SHUT_RDWR)
 
     def release_sockets(self) -> None:
-        """Make the rendezvous close the pods' sockets, so that those of another sidecar replace them."""
+        """Make the node agent close the pods' sockets, so that those of another sidecar replace them."""
         with self._lock:
             if self._peer is not None:
                 with contextlib.suppress(OSError):
                     self._peer.sendall(wire.pack_json({"op": "rest"}))
 
     def stop(self) -> None:
-        """Close the socket; the rendezvous keeps the pods' sockets for the next server."""
+        """Close the socket; the node agent keeps the pods' sockets for the next server."""
         self._stopped.set()
         with self._lock:
             open_sockets = [self._listener, self._peer]
@@ -96,12 +100,12 @@ class SocketHandoff:
                 sock, _ = self._listener.accept()
             except OSError as e:
                 if not self._stopped.wait(0.1):
-                    log.warning("cannot accept the rendezvous's connection; retrying: %s", e)
+                    log.warning("cannot accept the node agent's connection; retrying: %s", e)
                 continue
             _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
             if uid not in (0, os.geteuid()):
                 log.warning(
-                    "refused a connection to the rendezvous socket from user %d; only root and this user may connect",
+                    "refused a connection for the node agent from user %d; only root and this user may connect",
                     uid,
                 )
                 sock.close()
@@ -111,16 +115,16 @@ class SocketHandoff:
             if old is not None:
                 with contextlib.suppress(OSError):
                     old.shutdown(socket.SHUT_RDWR)
-            threading.Thread(target=self._serve, args=(sock,), name="rendezvous", daemon=True).start()
+            threading.Thread(target=self._serve, args=(sock,), name="agent", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
         known: set[str] = set()
-        log.info("the rendezvous is connected")
+        log.info("the node agent is connected")
         try:
             while self._next(sock, known):
                 pass
         except OSError as e:
-            log.warning("the connection to the rendezvous failed: %s", e)
+            log.warning("the connection to the node agent failed: %s", e)
         finally:
             with self._lock:
                 if self._peer is sock:
@@ -136,7 +140,7 @@ class SocketHandoff:
             # a truncated message is not valid JSON, and truncated descriptors are too few
             answer = self._apply(wire.unpack_json(data), fds, known)
         except ProtocolError as e:
-            log.warning("ignored a message of the rendezvous: %s", e)
+            log.warning("ignored a message of the node agent: %s", e)
             return True
         finally:
             for fd in fds:

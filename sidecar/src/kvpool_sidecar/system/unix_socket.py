@@ -10,10 +10,12 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 
 __all__ = ["listen_at"]
 
 BACKLOG = 64
+_umask_lock = threading.Lock()  # the umask is that of the process
 
 
 def listen_at(dir_fd: int, name: str, mode: int) -> socket.socket:
@@ -26,12 +28,13 @@ def listen_at(dir_fd: int, name: str, mode: int) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     bound = False
     try:
-        before = os.umask(0o777 & ~mode)
-        try:
-            sock.bind(f"/proc/self/fd/{dir_fd}/{temporary}")
-            bound = True
-        finally:
-            os.umask(before)
+        with _umask_lock:
+            before = os.umask(0o777 & ~mode)
+            try:
+                sock.bind(f"/proc/self/fd/{dir_fd}/{temporary}")
+                bound = True
+            finally:
+                os.umask(before)
         sock.listen(BACKLOG)
         try:
             os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)

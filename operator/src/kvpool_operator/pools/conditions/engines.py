@@ -27,6 +27,18 @@ def webhook_unavailable(i: ConditionInput) -> Verdict | None:
     return Verdict.false(Reason.WEBHOOK_UNAVAILABLE, f"{i.snapshot.webhook.problem}: new pods start without the pool")
 
 
+def node_agent_missing(i: ConditionInput) -> Verdict | None:
+    """Only the node agent gives engine pods their sockets."""
+    nodes = [s.node for s in i.snapshot.sidecars if s.report is not None and not s.report.agent_connected]
+    if not nodes:
+        return None
+    return Verdict.false(
+        Reason.NODE_AGENT_MISSING,
+        f"no node agent on {summarize_clauses(sorted(nodes), total=len(nodes))}: pods that start there run without the "
+        "pool; let the DaemonSet kvpool-agent of the chart run on these nodes",
+    )
+
+
 def pods_not_injected(i: ConditionInput) -> Verdict | None:
     engines = i.snapshot.engines
     if not engines.not_injected:
@@ -50,6 +62,7 @@ def injecting(i: ConditionInput) -> Verdict:
 INJECTION_READY: Final[tuple[PoolCheck, ...]] = (
     injection_disabled,
     webhook_unavailable,
+    node_agent_missing,
     pods_not_injected,
     injecting,
 )

@@ -1,27 +1,23 @@
-"""Reconcile loop: target pods -> sockets in their volumes -> server. Pods are independent: no pod blocks another."""
+"""Reconcile loop of one sidecar: its pool's pods -> sockets in their volumes -> server. No pod blocks another."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import select
-import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool_sidecar.rendezvous.socket_path import PlacedSocket, is_in_place, place_socket, remove_socket
-from kvpool_sidecar.rendezvous.socket_provider import SocketProvider
 
 if TYPE_CHECKING:
-    from kvpool_sidecar.rendezvous.pod_watch import PodWatcher
-    from kvpool_sidecar.rendezvous.pods import TargetPod
+    from collections.abc import Callable, Mapping
 
-__all__ = ["Rendezvous", "run"]
+    from kvpool_sidecar.rendezvous.pods import TargetPod
+    from kvpool_sidecar.rendezvous.socket_provider import SocketProvider
+
+__all__ = ["Rendezvous"]
 
 log = logging.getLogger(__name__)
 
-_POLL_INTERVAL_S = 0.2
 _CHECK_INTERVAL_S = 1.0
 _RETRY_S = (0.5, 30.0)
 
@@ -34,11 +30,13 @@ class _Backoff(NamedTuple):
 
 
 class Rendezvous:
-    """`step` does all due work and returns; it never raises because of a pod."""
+    """`step` does all due work and returns; it never raises because of a pod. Not thread-safe."""
 
-    def __init__(self, pods_dir: str, watcher: PodWatcher, provider: SocketProvider) -> None:
-        self._pods_fd = os.open(pods_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._watcher = watcher
+    def __init__(
+        self, pods_fd: int, pods: Callable[[], Mapping[str, TargetPod] | None], provider: SocketProvider
+    ) -> None:
+        self._pods_fd = pods_fd
+        self._pods = pods
         self._provider = provider
         self._placed: dict[str, tuple[TargetPod, PlacedSocket]] = {}
         self._checked: dict[str, float] = {}
@@ -47,8 +45,8 @@ class Rendezvous:
 
     def step(self) -> None:
         """Reconcile every target pod once."""
-        self._sync_server()
-        targets = self._watcher.pods()
+        targets = self._pods()
+        self._sync_server(targets or {})
         if targets is None:
             return
         for uid in set(self._placed) - set(targets):
@@ -73,13 +71,13 @@ class Rendezvous:
         return self._provider.fileno()
 
     def close(self) -> None:
-        """Close the listening sockets; their files stay until the next rendezvous replaces them."""
+        """Close the listening sockets, of which the server has copies; their files stay until others replace them."""
         for _, placed in self._placed.values():
             placed.listener.close()
-        os.close(self._pods_fd)
+        self._provider.close()
 
-    def _sync_server(self) -> None:
-        for uid in self._provider.refusals():
+    def _sync_server(self, targets: Mapping[str, TargetPod]) -> None:
+        for uid in targets.keys() & set(self._provider.refusals()):
             self._refused.add(uid)
             self._drop(uid, "the server refused it")
         if self._provider.is_released and self._placed:
@@ -114,7 +112,7 @@ class Rendezvous:
     def _release(self) -> None:
         """Close all sockets, because another sidecar of this node serves, so that clients connect to the new ones.
 
-        The files stay until the other sidecar's rendezvous replaces them.
+        The files stay until those of the other sidecar replace them.
         """
         for _, placed in self._placed.values():
             placed.listener.close()
@@ -143,28 +141,3 @@ class Rendezvous:
                 error.strerror,
             )
         self._backoffs[pod.uid] = _Backoff(wait, time.monotonic() + wait)
-
-
-def run(pods_dir: str, watcher: PodWatcher, rendezvous_socket: str) -> int:
-    """Run until SIGTERM or SIGINT and return 0. OSError if `pods_dir` cannot be opened."""
-    stop_r, stop_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def wake(fd: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(fd, b"w")
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: wake(stop_w))
-    rendezvous = Rendezvous(pods_dir, watcher, SocketProvider(rendezvous_socket))
-    watcher.on_change = lambda: wake(wake_w)
-    watcher.start()
-    while True:
-        rendezvous.step()
-        watched = [stop_r, wake_r, *([rendezvous.fileno()] if rendezvous.fileno() >= 0 else [])]
-        ready, _, _ = select.select(watched, [], [], _POLL_INTERVAL_S)
-        if stop_r in ready:
-            rendezvous.close()
-            return 0
-        if wake_r in ready:
-            os.read(wake_r, 4096)
