@@ -53,7 +53,7 @@ class NodeAgent:
                 part.start()
 
     def wake(self) -> None:
-        """Make every part look at its pods now."""
+        """Make every part read its pods now."""
         for part in tuple(self._parts.values()):
             part.wake()
 

@@ -66,7 +66,8 @@ def parse_sidecar(raw: Any) -> tuple[str, SidecarPod | None]:
     """Return the uid of a pod object, and the sidecar if the pod is one of its namespace's pools and is to stay.
 
     The pool is that of the pod's own namespace, so no other namespace can have its sockets. The labels and the owner
-    are as trustworthy as whoever may create pods there; the chart's ValidatingAdmissionPolicy restricts the labels.
+    are as trustworthy as the clients that may create pods there; the chart's ValidatingAdmissionPolicy restricts the
+    labels.
     """
     uid, meta = _identity(raw)
     if not uid or not _matches(meta, SIDECARS):

@@ -1,7 +1,7 @@
 """Connects to a sidecar through the kubelet's directory of its pod: no other pod can put a socket there.
 
-The sidecar listens in a volume of its own pod. The kernel tells which user listens, and the sidecar checks in the same
-way that root connects.
+The sidecar listens in a volume of its own pod. The kernel reports which user listens, and the sidecar checks in the
+same way that root connects.
 """
 
 from __future__ import annotations
