@@ -60,6 +60,7 @@ EVERYWHERE = [
     "kvpool.transport.circuit_breaker",
     "kvpool.transport.connection",
     "kvpool.transport.connection_pool",
+    "kvpool.transport.descriptor_closer",
     "kvpool.transport.load",
     "kvpool.transport.pending",
     "kvpool.transport.responses",

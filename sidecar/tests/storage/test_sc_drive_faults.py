@@ -20,28 +20,9 @@ from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import TAG, header, key, payload, put, read, write
-from kvpool_testing.drives import make_drive
 from kvpool_testing.faulty_store import FaultyStore
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def make(tmp_path):
-    made = []
-
-    def root(name="r", *, capacity=64 * MIB, scan=True, uid="u", limits=None, **kw) -> Drive:
-        one = make_drive(
-            "nvme", str(tmp_path / name), limits or quota.CapacityLimits(capacity, 85, 75, 1000), pool_uid=uid, **kw
-        )
-        made.append(one)
-        if scan:
-            one.scan()
-        return one
-
-    yield root
-    for one in made:
-        one.close()
 
 
 # -- faults of the drive
