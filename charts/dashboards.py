@@ -15,6 +15,47 @@ _SOURCE = {"type": "prometheus", "uid": "${source}"}
 POOLS: list[Any] = [
     "Cache effect",
     (
+        "Hit rate",
+        "percentunit",
+        [
+            (
+                f"sum by (namespace, pool) (rate(kvpool_client_lookup_hit_tokens_total{{{_HERE}}}[$__rate_interval])) "
+                f"/ sum by (namespace, pool) (rate(kvpool_client_lookup_tokens_total{{{_HERE}}}[$__rate_interval]))",
+                "{{namespace}}/{{pool}}",
+            )
+        ],
+        "Tokens that lookups found, divided by tokens that engines asked for.",
+    ),
+    (
+        "Hit rate by model",
+        "percentunit",
+        [
+            (
+                f"sum by (model) (rate(kvpool_client_lookup_hit_tokens_total{{{_HERE}}}[$__rate_interval])) "
+                f"/ sum by (model) (rate(kvpool_client_lookup_tokens_total{{{_HERE}}}[$__rate_interval]))",
+                "{{model}}",
+            )
+        ],
+        "The same for each model. other: models above the limit of 32, and engines that report no name.",
+    ),
+    (
+        "Tokens not found by reason",
+        "ops",
+        [
+            (
+                f"sum by (reason) (rate(kvpool_client_lookup_miss_tokens_total{{{_HERE}}}[$__rate_interval]))",
+                "{{reason}}",
+            )
+        ],
+        "By the reason of the first missing block of each request.",
+    ),
+    (
+        "Blocks found before a prefix broke",
+        "ops",
+        [(f"sum by (depth) (rate(kvpool_client_broken_lookups_total{{{_HERE}}}[$__rate_interval]))", "{{depth}}")],
+        "start: engines that hash differently, or new prompts. Deeper: evicted blocks, or new ends of known prompts.",
+    ),
+    (
         "Load success rate",
         "percentunit",
         [
@@ -25,7 +66,7 @@ POOLS: list[Any] = [
                 "{{namespace}}/{{pool}}",
             )
         ],
-        "Share of the promised blocks that engines loaded. Blocks that no node has are not counted.",
+        "Share of the blocks that engines loaded, of those that they tried to load after a lookup had found them.",
     ),
     (
         "Hits by tier",
@@ -34,10 +75,10 @@ POOLS: list[Any] = [
         "local: drive of the node. peer: drive of another node. shared: shared tier.",
     ),
     (
-        "Misses by reason",
+        "Failed loads by reason",
         "ops",
         [(f"sum by (reason) (rate(kvpool_client_misses_total{{{_HERE}}}[$__rate_interval]))", "{{reason}}")],
-        "absent: no tier has the block. Other reasons are failures or overload; each costs no more than a miss.",
+        "Blocks. Each costs no more than a miss.",
     ),
     (
         "Tokens not computed",

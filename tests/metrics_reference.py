@@ -29,10 +29,9 @@ No metric names a tenant.
 `sidecar.metrics.perTenant: true` of the chart adds the metrics with the label `tenant`.
 Its value is a tag that only the pool's secret can map to a namespace.
 
-!!! warning "Hit rate"
-    `kvpool_client_misses_total` counts blocks that a load did not deliver, or whose lookup failed.
-    Blocks that a lookup reports as absent are not in it: compare `kvpool_sidecar_lookup_hit_blocks_total` with
-    `kvpool_sidecar_lookup_blocks_total` for the hit rate.
+The hit rate is `kvpool_client_lookup_hit_tokens_total` divided by `kvpool_client_lookup_tokens_total`
+([Monitoring](../operate/monitoring.md#hit-rate)).
+`kvpool_client_misses_total` counts failed loads instead.
 """
 
 

@@ -171,6 +171,13 @@ class SidecarDouble:
             "shared": {"configured": True, "available": True, "problem": ""},
             "drives": {"nvme": "ok"},
             "clients": 4,
+            "cache": {
+                "windows": [
+                    {"window": window, "tokensAsked": 800, "tokensFound": 600, "misses": {"expired": 200}}
+                    for window in ("5m", "1h")
+                ],
+                "models": [],
+            },
             "hits": {"local": 6, "peer": 3, "shared": 0},
             "bytes": {"local": 6 * 2**25, "peer": 3 * 2**25, "shared": 0},
             "misses": {"absent": 3},

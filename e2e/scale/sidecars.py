@@ -25,6 +25,13 @@ def status(address: str) -> bytes:
         "shared": {"configured": False, "available": False, "problem": ""},
         "drives": {"nvme": "ok"},
         "clients": 4,
+        "cache": {
+            "windows": [
+                {"window": window, "tokensAsked": 800, "tokensFound": 600, "misses": {"expired": 200}}
+                for window in ("5m", "1h")
+            ],
+            "models": [],
+        },
         "hits": {"local": 6, "peer": 3, "shared": 0},
         "bytes": {"local": 6 * 2**25, "peer": 3 * 2**25, "shared": 0},
         "misses": {"absent": 3},

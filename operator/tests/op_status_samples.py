@@ -12,6 +12,7 @@ from kvpool_operator.k8s.client import ref
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot
 from kvpool_operator.pools.conditions import ReconcileOutcome
 from kvpool_operator.pools.status import make_status
+from kvpool_operator.sidecars.cache import CacheReport, LookupTokens
 from kvpool_operator.sidecars.status import Fingerprint, PeerReport, SidecarStatus
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ GOOD = SidecarStatus(
     index_connected=True,
     index_announced=32,
     transport="TCP",
+    cache=CacheReport({name: LookupTokens(800, 600, {"expired": 200}) for name in ("5m", "1h")}),
     hits={"local": 5, "peer": 3},
     bytes={"local": 100},
     misses={"absent": 2},

@@ -25,7 +25,7 @@ from kvpool.protocol.keys import FINGERPRINT_BYTES
 from kvpool.results import LoadResult, StoreResult, load_results, store_results
 from kvpool.session import SidecarSession
 from kvpool.stats import Reason
-from kvpool.transport.responses import BlockRequest
+from kvpool.transport.responses import BlockRequest, LookupResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +79,9 @@ class Client:
     fingerprint_inputs
         The values that the fingerprint was computed from. Only a short digest of each field is sent
         (kvpool.protocol.fingerprint_fields), so that the pool's status can name the fields that differ.
+    tokens_per_block
+        Tokens of one block, for the hit rate; 0 if the engine does not know. The sidecar then uses the pool's
+        `cache.blockTokens`.
 
     Raises
     ------
@@ -93,6 +96,7 @@ class Client:
         fingerprint: bytes,
         labels: Mapping[str, object] | None = None,
         fingerprint_inputs: Mapping[str, object] | None = None,
+        tokens_per_block: int = 0,
     ) -> None:
         if len(fingerprint) != FINGERPRINT_BYTES:
             raise ConfigError(f"fingerprint: must have {FINGERPRINT_BYTES} bytes, not {len(fingerprint)}")
@@ -105,6 +109,8 @@ class Client:
             str(labels.get("model", "")),
             fields=field_digests(fingerprint_inputs or {}),
             reads_granted=True,
+            tokens_per_block=tokens_per_block,
+            lookup_reports=True,
         )
         self._session = SidecarSession(self.config, hello)
 
@@ -116,20 +122,28 @@ class Client:
 
         All blocks after the first miss are MISS, unless `exhaustive`, which checks each of them. Blocks at most until
         `deadline` (time.monotonic(), seconds); blocks that were not checked by then are MISS. A hit is not a promise:
-        the block may be evicted before it is loaded.
+        the block may be evicted before it is loaded. Each call counts as one lookup in the hit rate.
         """
-        tiers = [wire.Tier.MISS] * len(block_ids)
+        result = self.find(block_ids, deadline, exhaustive=exhaustive)
+        self.count_lookup(len(block_ids), sum(1 for tier in result.tiers if tier), result.reason)
+        return result.tiers
+
+    def find(
+        self, block_ids: Sequence[bytes], deadline: float | None = None, *, exhaustive: bool = False
+    ) -> LookupResult:
+        """Do what `lookup` does, and return the reason of the first miss too.
+
+        Not counted in the hit rate: the caller calls `count_lookup` once for each request of its engine.
+        """
+        result = LookupResult([wire.Tier.MISS] * len(block_ids), Reason.NONE)
         if not block_ids:
-            return tiers
+            return result
         until = time.monotonic() + self.lookup_seconds if deadline is None else deadline
-        reason = self._session.lookup(block_ids, until, exhaustive, tiers)
-        hits = sum(1 for tier in tiers if tier)
-        stats = self._session.stats
-        stats.add("lookups", "asked", len(block_ids))
-        stats.add("lookups", "found", hits)
-        if reason != Reason.ABSENT:
-            stats.add("misses", reason, len(block_ids) - hits)
-        return tiers
+        return self._session.lookup(block_ids, until, exhaustive, result.tiers)
+
+    def count_lookup(self, asked: int, found: int, reason: Reason) -> None:
+        """Count one request of the engine in the hit rate: blocks asked for, blocks found, why the next is missing."""
+        self._session.stats.add_lookup(asked, found, reason)
 
     @_never_raises(LoadResult(False, wire.Tier.MISS, Reason.INTERNAL, 0))
     def get_into(

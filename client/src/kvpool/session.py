@@ -23,7 +23,7 @@ from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool.transport.connection_pool import ConnectionPool
 from kvpool.transport.load import LoadBatch
 from kvpool.transport.pending import Expectation
-from kvpool.transport.responses import lookup_tiers
+from kvpool.transport.responses import LookupResult, lookup_tiers, miss_reason
 from kvpool.transport.store import StoreBatch
 from kvpool.transport.worker_pool import WorkerPool
 
@@ -79,9 +79,17 @@ class SidecarSession:
         self._restart_if_forked()
         return self.connections.wait_connected(timeout_s)
 
-    def lookup(self, block_ids: Sequence[bytes], deadline: float, exhaustive: bool, tiers: list[wire.Tier]) -> Reason:
-        """Look up blocks and write their tiers into `tiers`. Reason.ABSENT: the sidecar answered in time."""
-        return self._run_guarded("lookup", self._reads, lambda: self._lookup(block_ids, deadline, exhaustive, tiers))
+    def lookup(
+        self, block_ids: Sequence[bytes], deadline: float, exhaustive: bool, tiers: list[wire.Tier]
+    ) -> LookupResult:
+        """Look up blocks and write their tiers into `tiers`, which is returned with the reason of the first miss."""
+        given: list[Reason] = []  # by the sidecar
+        failure = self._run_guarded(
+            "lookup", self._reads, lambda: self._lookup(block_ids, deadline, exhaustive, tiers, given)
+        )
+        if wire.Tier.MISS not in tiers:
+            return LookupResult(tiers, Reason.NONE)
+        return LookupResult(tiers, failure if failure != Reason.ABSENT or not given else given[0])
 
     def load(self, requests: Sequence[BlockRequest], deadline: float) -> tuple[LoadBatch, Reason]:
         """Load blocks. Return the batch and the reason for blocks that it does not hold."""
@@ -124,7 +132,9 @@ class SidecarSession:
             _log.debug("kvpool: report not delivered: %s", e)
 
     def close(self) -> None:
-        """Close all connections; later requests miss. Safe to call twice."""
+        """Report what was counted, then close all connections; later requests miss. Safe to call twice."""
+        if not self._closed and not self._forked and self.connections.connected:
+            self.report()
         self._closed = True
         with contextlib.suppress(Exception):
             self.connections.close()
@@ -163,7 +173,14 @@ class SidecarSession:
             breaker.failure()
         return reason
 
-    def _lookup(self, block_ids: Sequence[bytes], deadline: float, exhaustive: bool, tiers: list[wire.Tier]) -> Reason:
+    def _lookup(
+        self,
+        block_ids: Sequence[bytes],
+        deadline: float,
+        exhaustive: bool,
+        tiers: list[wire.Tier],
+        reasons: list[Reason],
+    ) -> Reason:
         flags = wire.Flag.EXHAUSTIVE if exhaustive else wire.Flag.NONE
         with self.connections.acquire("lookup", deadline) as connection:
             for start in range(0, len(block_ids), wire.MAX_LOOKUP):
@@ -176,7 +193,10 @@ class SidecarSession:
                     deadline=deadline,
                     abandonable=True,
                 )
-                for i, tier in enumerate(lookup_tiers(reply, len(part)), start):
+                found, cause = lookup_tiers(reply, len(part))
+                if cause is not None:
+                    reasons.append(miss_reason(cause))
+                for i, tier in enumerate(found, start):
                     if not tier and not exhaustive:
                         return Reason.ABSENT
                     tiers[i] = wire.Tier(tier)

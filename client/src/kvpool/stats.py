@@ -11,12 +11,37 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BUCKETS_S", "STORE", "Histogram", "Reason", "Stats"]
+__all__ = [
+    "ABSENT_REASONS",
+    "BUCKETS_S",
+    "DEPTHS",
+    "STORE",
+    "Histogram",
+    "Reason",
+    "Stats",
+    "depth_label",
+    "ratio_text",
+]
 
 BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Upper bounds of the histogram buckets in seconds; one more bucket holds longer times."""
 STORE = "store"
 """Name of the store histogram, alongside one load histogram per tier."""
+DEPTHS = {"start": 1, "below-4": 4, "below-16": 16, "below-64": 64, "below-256": 256}
+"""Ranges of the number of blocks that a lookup found before the prefix broke, with their exclusive upper bounds."""
+_DEEP = "deep"
+
+
+def depth_label(blocks: int) -> str:
+    """Return the range of DEPTHS for the number of blocks found before the first missing one; `deep` above all."""
+    return next((label for label, bound in DEPTHS.items() if blocks < bound), _DEEP)
+
+
+def ratio_text(part: int, whole: int) -> str:
+    """Return `part / whole` from 0.00 to 1.00; 1.00 only if they are equal, and empty if `whole` is 0."""
+    if whole <= 0:
+        return ""
+    return f"{min(part / whole, 0.99) if part < whole else 1.0:.2f}"
 
 
 class Histogram:
@@ -43,7 +68,7 @@ class Reason(str, enum.Enum):
     """Why a block was not loaded or not stored. The values are stable: they are label values of metrics."""
 
     NONE = ""  # it was
-    ABSENT = "absent"  # no tier has it
+    ABSENT = "absent"  # not there; the sidecar gave no reason
     NO_SIDECAR = "no-sidecar"  # no connection to the sidecar of this node
     BREAKER = "breaker-open"  # repeated failures: not tried
     DEADLINE = "deadline"  # deadline exceeded
@@ -60,24 +85,58 @@ class Reason(str, enum.Enum):
     REFUSED = "refused"  # store: no space, over quota or too large
     REJECTED = "rejected"  # store: the sidecar did not accept the block
     BUSY = "busy"  # too many requests, in this client or on the node
+    # given by the sidecar (kvpool.protocol.wire.MissCause)
+    NEVER_STORED = "never-stored"  # no tier has it, and the node has no record of it
+    EVICTED_CAPACITY = "evicted-capacity"  # this node evicted it because the tier was full
+    EVICTED_SPACE = "evicted-space"  # this node evicted it because the file system was full
+    EVICTED_QUOTA = "evicted-quota"  # this node evicted it because of the tenant's quota
+    EXPIRED = "expired"  # it reached its maximum age on this node
+    PURGED = "purged"  # a purge deleted it on this node
+    QUARANTINED = "quarantined"  # it was corrupt and was moved to quarantine on this node
+    FINGERPRINT_DIFFERS = "fingerprint-differs"  # the node has blocks of this model under other fingerprints only
+    GRANT_UNUSED = "grant-unused"  # a tenant that grants reads has it; this client is too old to use grants
+    PEER_UNREACHABLE = "peer-unreachable"  # only peers that cannot be reached have it
+    SLOWER_THAN_COMPUTE = "slower-than-compute"  # loading it would take longer than computing it
 
     __str__ = str.__str__
 
 
+ABSENT_REASONS = frozenset(
+    {
+        Reason.ABSENT,
+        Reason.PEER_ABSENT,
+        Reason.NEVER_STORED,
+        Reason.EVICTED_CAPACITY,
+        Reason.EVICTED_SPACE,
+        Reason.EVICTED_QUOTA,
+        Reason.EXPIRED,
+        Reason.PURGED,
+        Reason.QUARANTINED,
+        Reason.FINGERPRINT_DIFFERS,
+    }
+)
+"""Reasons that mean that the pool does not have the block."""
+_REPORTED = ("hits", "bytes", "misses", "tokens", "lookup", "lookup_misses", "lookup_depth")
+
+
 class Stats:
-    """Running totals, and their growth since the last report to the sidecar."""
+    """Running totals, and their growth since the last report to the sidecar.
+
+    `misses` are blocks that a load did not deliver. `lookup` has the figures of the hit rate: `requests` (lookups as
+    the engine's user sees them), `complete` (those whose blocks were all found), `asked_blocks` and `found_blocks`;
+    `lookup_misses` the blocks not found, by the reason of the first one, and `lookup_depth` the lookups that broke, by
+    `depth_label`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._totals: dict[str, Counter[str]] = {
-            name: Counter() for name in ("hits", "bytes", "misses", "lookups", "stores", "stored_bytes", "tokens")
-        }
-        self._reported: dict[str, Counter[str]] = {name: Counter() for name in ("hits", "bytes", "misses", "tokens")}
+        self._totals: dict[str, Counter[str]] = {name: Counter() for name in (*_REPORTED, "stores", "stored_bytes")}
+        self._reported: dict[str, Counter[str]] = {name: Counter() for name in _REPORTED}
         self._seconds: dict[str, Histogram] = {}
         self._reported_seconds: dict[str, list[int]] = {}
 
     def add(self, family: str, name: str, count: int = 1) -> None:
-        """Add `count` to one counter of `family` (hits, bytes, misses, lookups, stores, stored_bytes, tokens)."""
+        """Add `count` to one counter of `family` (hits, bytes, misses, stores, stored_bytes, tokens)."""
         if count:
             with self._lock:
                 self._totals[family][name] += count
@@ -89,6 +148,21 @@ class Stats:
                 self._totals[family][name] += count
             for name, taken in (seconds or {}).items():
                 self._seconds.setdefault(name, Histogram()).observe(taken)
+
+    def add_lookup(self, asked: int, found: int, reason: Reason) -> None:
+        """Count one lookup that asked for `asked` blocks and found `found`; `reason`: why the next one was missing."""
+        if asked <= 0:
+            return
+        with self._lock:
+            lookup = self._totals["lookup"]
+            lookup["requests"] += 1
+            lookup["asked_blocks"] += asked
+            lookup["found_blocks"] += found
+            if found >= asked:
+                lookup["complete"] += 1
+            else:
+                self._totals["lookup_misses"][str(reason or Reason.ABSENT)] += asked - found
+                self._totals["lookup_depth"][depth_label(found)] += 1
 
     def snapshot(self) -> dict[str, dict[str, int]]:
         """Return all totals: `{"hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}, ...}`."""

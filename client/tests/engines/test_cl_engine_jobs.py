@@ -16,6 +16,8 @@ from kvpool.engines.common.jobs import TransferJobs
 from kvpool.engines.common.lookups import LookupTable
 from kvpool.engines.common.settings import client_config
 from kvpool.protocol.wire import Op, Tier
+from kvpool.stats import Reason
+from kvpool.transport.responses import LookupResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,14 +38,23 @@ class Pool:
     def __init__(self, *present: bytes) -> None:
         self.present = set(present)
         self.asked: list[list[bytes]] = []
+        self.counted: list[tuple[list[bytes], list[bool], Reason]] = []
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, names: Sequence[bytes], deadline: float) -> list[Tier]:
+    def query(self, names: Sequence[bytes], deadline: float) -> LookupResult:
         self.asked.append(list(names))
         assert deadline > time.monotonic()
         self.gate.wait(5)
-        return [Tier.PEER if n in self.present else Tier.MISS for n in names]
+        tiers = [Tier.PEER if n in self.present else Tier.MISS for n in names]
+        return LookupResult(tiers, Reason.NEVER_STORED if Tier.MISS in tiers else Reason.NONE)
+
+    @property
+    def wait_s(self) -> float:
+        return 0.05
+
+    def count(self, names: Sequence[bytes], hits: Sequence[bool], reason: Reason) -> None:
+        self.counted.append((list(names), list(hits), reason))
 
 
 @pytest.fixture
@@ -53,7 +64,7 @@ def pool() -> Pool:
 
 @pytest.fixture
 def table(pool: Pool) -> Iterator[LookupTable]:
-    table = LookupTable(pool, lambda: 0.05)
+    table = LookupTable(pool)
     yield table
     pool.gate.set()
     table.close()
@@ -126,7 +137,9 @@ def test_finished_requests_leave_nothing_behind(pool: Pool, table: LookupTable) 
 
 
 def test_a_lookup_that_fails_is_a_no(caplog: pytest.LogCaptureFixture) -> None:
-    table = LookupTable(lambda *_: 1 / 0, lambda: 5.0)  # type: ignore[arg-type,return-value]
+    pool = Pool()
+    pool.query = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    table = LookupTable(pool)
     table.lookup(b"a", "r")
     table.flush()
     assert until(lambda: table.lookup(b"a", "r") is False)

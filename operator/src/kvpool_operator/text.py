@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_COUNT", "parse_count", "summarize", "summarize_clauses"]
+__all__ = ["MAX_COUNT", "parse_count", "ratio_text", "summarize", "summarize_clauses"]
 
 MAX_COUNT: Final = 2**53
 """Exact in JSON, and the sum over a thousand sidecars still fits int64."""
@@ -27,6 +27,13 @@ def summarize_clauses(clauses: Sequence[str], limit: int = MAX_ITEMS, total: int
     """The same for items that are sentences: `node-1: full; node-2: full; and 4 more`."""
     more = max(total, len(clauses)) - limit
     return "; ".join(clauses[:limit]) + (f"; and {more} more" if more > 0 else "")
+
+
+def ratio_text(part: int, whole: int) -> str:
+    """Return `part / whole` from 0.00 to 1.00; 1.00 only if they are equal, and empty if `whole` is 0."""
+    if whole <= 0:
+        return ""
+    return f"{min(part / whole, 0.99) if part < whole else 1.0:.2f}"
 
 
 def parse_count(value: Any) -> int:

@@ -58,4 +58,4 @@ def test_a_file_reads_the_charts_rules_and_every_test_has_samples(path: Path):
 
 def test_an_alert_without_a_test_is_noticed():
     assert outcomes("KVPoolUntested", {"kvpool_pool_condition"}) == {}
-    assert metrics("kvpool:hit_ratio:rate15m > 0") >= {"kvpool_client_hit_blocks_total"}
+    assert metrics("kvpool:hit_ratio:rate15m > 0") >= {"kvpool_client_lookup_hit_tokens_total"}

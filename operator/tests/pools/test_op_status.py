@@ -57,9 +57,11 @@ def test_a_pool_that_serves():
     assert all(c["observedGeneration"] == 3 for c in made["conditions"])
     assert made["nodes"]["summary"] == "2/2"
     assert made["capacity"] == {"total": "20Gi", "used": "2Gi", "usedPercent": 10, "blocks": 64}
-    assert made["cache"]["hitRate"] == "0.80"
+    assert made["cache"]["hitRate"] == "0.75"
+    assert made["cache"]["tokensAsked"] == 2 * 800
+    assert made["cache"]["loadSuccessRate"] == "0.80"
     assert made["cache"]["hits"] == {"local": 10, "peer": 6}
-    assert made["cache"]["missReasons"] == {"absent": 4}
+    assert made["cache"]["loadFailures"] == {"absent": 4}
     assert made["fingerprints"] == [
         {"digest": "4be1", "engine": "vllm 0.33", "model": "llama", "size": "2Gi", "connected": 2, "pods": []}
         | {"lastSeen": ""}

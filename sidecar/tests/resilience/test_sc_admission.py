@@ -19,6 +19,7 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.resilience import fair_queue as module
 from kvpool_sidecar.resilience.fair_queue import FairQueue, FairQueues
 from kvpool_sidecar.serving.fingerprints import Fingerprints
+from kvpool_sidecar.serving.lookup_figures import LookupFigures
 from kvpool_sidecar.serving.opener import OpenResult
 from kvpool_sidecar.serving.pod import Pod
 from kvpool_sidecar.serving.session import Session, SessionContext
@@ -279,7 +280,7 @@ def serve(tmp_path):
             raw = Raw(path, hello=False)
             sock, _ = listener.accept()
         pod = Pod(Identity(f"pod-{len(made)}", tenant, "p", "s"), Tenant(b"secret", tenant), 1 << 50)
-        session = Session(sock, pod, SessionContext("a", node, lambda *_: None, Fingerprints(), lanes))
+        session = Session(sock, pod, SessionContext("a", node, lambda *_: None, Fingerprints(), lanes, LookupFigures()))
         threads.append(threading.Thread(target=session.run, daemon=True))
         threads[-1].start()
         raw.ask(wire.Op.HELLO, wire.ClientHello(FINGERPRINT).pack())

@@ -22,10 +22,13 @@ Admission control: a node admits a bounded number of bytes at a time. An OPEN th
 entries that carry MISS_BUSY. The reply to an OPEN may set WANTS_DONE: the client then sends DONE after it has read the
 blocks, unless it sends another request first, so that the next request in the queue can start.
 
-LOOKUP answers up to the first miss (the rest is 0) unless EXHAUSTIVE is set. OPEN keeps the order of the block ids. For
+LOOKUP answers up to the first miss (the rest is 0) unless EXHAUSTIVE is set. To a client whose HELLO has
+`lookup_reports` the entry of the first miss is MISS_CAUSE plus a MissCause; such a client counts its lookups itself and
+reports them. OPEN keeps the order of the block ids. For
 a block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the sidecar fills it in.
 REPORT is `{"corrupt": [block id hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n},
-"tokens": {tier: n}, "seconds": {tier or "store": kvpool.stats.Histogram.packed}}`, each since the last report.
+"tokens": {tier: n}, "lookup": {figure: n}, "lookup_misses": {reason: blocks}, "lookup_depth": {range: n}, "seconds":
+{tier or "store": kvpool.stats.Histogram.packed}}`, each since the last report (kvpool.stats.Stats).
 
 Everything here is pure packing and unpacking; ProtocolError for anything out of bounds. Thread-safe.
 """
@@ -52,10 +55,12 @@ __all__ = [
     "HEADER",
     "MAGIC",
     "MAX_BATCH",
+    "MAX_BLOCK_TOKENS",
     "MAX_JSON",
     "MAX_LOOKUP",
     "MAX_PACKET",
     "MISS_BUSY",
+    "MISS_CAUSE",
     "OPEN_REPLY",
     "PROTOCOL_VERSION",
     "REPLY",
@@ -65,6 +70,7 @@ __all__ = [
     "ErrorCode",
     "Flag",
     "Head",
+    "MissCause",
     "Op",
     "OpenStatus",
     "ServerHello",
@@ -84,6 +90,7 @@ BLOCK_ID_BYTES = 32
 MAX_LOOKUP = 4096  # block ids in one LOOKUP: 1 M tokens in blocks of 256
 MAX_BATCH = 64  # descriptors in one packet (the kernel's own limit is 253)
 MAX_JSON = 8192
+MAX_BLOCK_TOKENS = 1 << 20
 MAX_PACKET = HEADER.size + 4 + MAX_LOOKUP * BLOCK_ID_BYTES
 REPLY = 0x80
 _FIELD_NAME = re.compile(rf"[a-z0-9_.]{{1,{MAX_NAME}}}")
@@ -124,6 +131,33 @@ class Tier(enum.IntEnum):
     SHARED = 3
 
 
+class MissCause(enum.IntEnum):
+    """Why a block was not found, in replies to LOOKUP and OPEN. `label` is the value of kvpool.stats.Reason."""
+
+    ABSENT = 0  # the sidecar gives no cause
+    BUSY = 1  # not checked: the node's admission queue is full
+    NEVER_STORED = 2
+    EVICTED_CAPACITY = 3
+    EVICTED_SPACE = 4
+    EVICTED_QUOTA = 5
+    EXPIRED = 6
+    PURGED = 7
+    QUARANTINED = 8
+    FINGERPRINT_DIFFERS = 9
+    GRANT_UNUSED = 10
+    PEER_UNREACHABLE = 11
+    DEADLINE = 12
+    SLOWER_THAN_COMPUTE = 13
+
+    @property
+    def label(self) -> str:
+        """Lower case with hyphens."""
+        return self.name.lower().replace("_", "-")
+
+
+MISS_BUSY = MissCause.BUSY
+
+
 class OpenStatus(enum.IntEnum):
     MISS = 0
     FILE = 1  # a read-only descriptor of the block file is attached
@@ -151,7 +185,7 @@ class ErrorCode(enum.IntEnum):
 
 
 OPEN_REPLY = struct.Struct("<BBHIQ32s")  # OpenStatus, Tier, conn, why it is a MISS, payload_len, key
-MISS_BUSY = 1  # not checked: the node's admission queue is full
+MISS_CAUSE = 0x80  # LOOKUP reply: the entry of the first miss may be this plus a MissCause
 BEGIN_REQUEST = struct.Struct("<32sQ")  # block id, payload_len
 BEGIN_REPLY = struct.Struct("<B3xI32s")  # BeginStatus, token, key
 
@@ -223,6 +257,7 @@ class ClientHello:
 
     `fields` are short digests of the fingerprint's inputs (kvpool.protocol.fingerprint_fields); older ones send none.
     `reads_granted`: the client accepts blocks of the tenants in ServerHello.readable_tags; older clients get none.
+    `tokens_per_block`: 0 if unknown. `lookup_reports`: the client reports its lookups, and accepts causes of misses.
     """
 
     fingerprint: bytes
@@ -231,6 +266,8 @@ class ClientHello:
     version: int = PROTOCOL_VERSION
     fields: dict[str, str] = field(default_factory=dict)
     reads_granted: bool = False
+    tokens_per_block: int = 0
+    lookup_reports: bool = False
 
     def pack(self) -> bytes:
         """JSON body of HELLO; texts are cut to 64 and 256 characters."""
@@ -242,6 +279,8 @@ class ClientHello:
                 "model": self.model[:256],
                 "fields": dict(list(self.fields.items())[:MAX_FIELDS]),
                 **({"reads_granted": True} if self.reads_granted else {}),
+                **({"tokens_per_block": self.tokens_per_block} if self.tokens_per_block else {}),
+                **({"lookup_reports": True} if self.lookup_reports else {}),
             }
         )
 
@@ -256,6 +295,8 @@ class ClientHello:
             version=_int_field(value, "version", 0xFFFF),
             fields=_fields(value.get("fields", {})),
             reads_granted=value.get("reads_granted") is True,
+            tokens_per_block=_int_field({"tokens_per_block": 0, **value}, "tokens_per_block", MAX_BLOCK_TOKENS),
+            lookup_reports=value.get("lookup_reports") is True,
         )
 
 

@@ -31,7 +31,7 @@ _log = logging.getLogger("kvpool")
 
 _HELLO_TIMEOUT_S = 1.0
 _LONGEST_RETRY_S = 2.5  # a sidecar that returns is found within 5 s, whatever the configuration
-_TICK_S = 10.0
+_TICK_S = 2.0
 
 
 class _WakePipe:
@@ -63,7 +63,7 @@ class _WakePipe:
 class ConnectionPool:
     """Thread-safe.
 
-    The maintainer calls `on_tick` every 10 s while connected (and after `wake`), and `on_hello` with the sidecar's
+    The maintainer calls `on_tick` every 2 s while connected (and after `wake`), and `on_hello` with the sidecar's
     HELLO before a connection is used.
     """
 

@@ -20,10 +20,19 @@ if TYPE_CHECKING:
 
     from kvpool.transport.connection import Connection, Reply
 
-__all__ = ["BlockRequest", "begun_stores", "commit_statuses", "lookup_tiers", "opened_loads"]
+__all__ = [
+    "BlockRequest",
+    "LookupResult",
+    "begun_stores",
+    "commit_statuses",
+    "lookup_tiers",
+    "miss_reason",
+    "opened_loads",
+]
 
 _TIERS = tuple(wire.Tier(number) for number in range(max(wire.Tier) + 1))
 _MAX_TIER = len(_TIERS) - 1
+_REASONS: dict[int, Reason] = {cause: Reason(cause.label) for cause in wire.MissCause}
 
 
 class BlockRequest(NamedTuple):
@@ -34,11 +43,35 @@ class BlockRequest(NamedTuple):
     view: memoryview
 
 
-def lookup_tiers(reply: Reply, count: int) -> Sequence[int]:
-    """Return one tier number per requested block id."""
-    if reply.items != count or len(reply.body) != count or max(reply.body) > _MAX_TIER:
-        raise ProtocolError("a LOOKUP reply of another length or with unknown tiers")
-    return reply.body
+class LookupResult(NamedTuple):
+    """Tier of each block, in order, and why the first missing one was not found; Reason.NONE if none is missing."""
+
+    tiers: list[wire.Tier]
+    reason: Reason
+
+
+def lookup_tiers(reply: Reply, count: int) -> tuple[Sequence[int], int | None]:
+    """Return one tier number per requested block id, and the cause of the first miss (wire.MissCause) if it is given.
+
+    The entry of the first miss may be MISS_CAUSE plus a cause instead of 0.
+    """
+    body = reply.body
+    if reply.items != count or len(body) != count:
+        raise ProtocolError("a LOOKUP reply of another length")
+    if max(body) <= _MAX_TIER:
+        return body, None
+    tiers = bytearray(body)
+    first = next(n for n, entry in enumerate(tiers) if entry == wire.Tier.MISS or entry > _MAX_TIER)
+    cause = tiers[first] - wire.MISS_CAUSE
+    tiers[first] = wire.Tier.MISS
+    if cause < 0 or max(tiers) > _MAX_TIER:
+        raise ProtocolError("a LOOKUP reply with unknown tiers")
+    return tiers, cause
+
+
+def miss_reason(cause: int) -> Reason:
+    """Return the reason for a cause of wire.MissCause; a cause of a later release is ABSENT."""
+    return _REASONS.get(cause, Reason.ABSENT)
 
 
 def opened_loads(reply: Reply, window: Sequence[BlockRequest], connection: Connection) -> list[PendingRead]:
@@ -71,7 +104,7 @@ def _open_entries(
         load = PendingRead(position, block_id, key, _TIERS[tier], view)
         loads.append(load)
         if status == wire.OpenStatus.MISS:
-            load.reason = Reason.BUSY if why == wire.MISS_BUSY else Reason.ABSENT
+            load.reason = miss_reason(why)
         elif status == wire.OpenStatus.FILE:
             load.descriptor = _pop_descriptor(left)
             if length != len(view):

@@ -58,7 +58,7 @@ POOL: Final = Resource(
         ("Nodes", "string", ".status.nodes.summary", 0),
         ("Capacity", "string", ".status.capacity.total", 0),
         ("Used", "string", ".status.capacity.used", 0),
-        ("Hits", "string", ".status.cache.hitRate", 0),
+        ("HitRate", "string", ".status.cache.hitRate", 0),
         ("Pods", "integer", ".status.pods.injected", 0),
         ("Age", "date", ".metadata.creationTimestamp", 0),
         ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +10,6 @@ from kvpool_operator.api.conditions import Condition, Verdict, with_verdicts
 from kvpool_operator.api.pool.status import (
     MAX_FINGERPRINTS,
     MAX_PODS,
-    CacheStatus,
     Capacity,
     FingerprintStatus,
     IndexStatus,
@@ -27,11 +25,12 @@ from kvpool_operator.desired.index import current_index_memory
 from kvpool_operator.pools.conditions import ConditionInput, evaluate_conditions
 from kvpool_operator.pools.conditions.ready import phase_of
 from kvpool_operator.pools.fingerprints import group_fingerprints
+from kvpool_operator.pools.hit_rate import cache_status
 from kvpool_operator.text import summarize_clauses
 from kvpool_operator.times import rfc3339
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
     from kvpool_operator.k8s.client import Manifest
@@ -61,7 +60,7 @@ def make_status(pool: KVCachePool, snapshot: Snapshot, outcome: ReconcileOutcome
         pool_id=pool_id,
         nodes=nodes,
         capacity=_capacity(reports),
-        cache=_cache(reports),
+        cache=cache_status(reports),
         index=IndexStatus(
             mode="External" if pool.spec.index.external else "Managed",
             connected=f"{sum(r.index_connected for r in reports)}/{len(reports)}",
@@ -137,25 +136,6 @@ def _capacity(reports: Sequence[SidecarStatus]) -> Capacity:
         used_percent=round(100 * used / total) if total else 0,
         blocks=sum(r.blocks for r in reports),
     )
-
-
-def _cache(reports: Sequence[SidecarStatus]) -> CacheStatus:
-    hits, sizes = _sum(r.hits for r in reports), _sum(r.bytes for r in reports)
-    misses = _sum(r.misses for r in reports)
-    requested = sum(hits.values()) + sum(misses.values())
-    return CacheStatus(
-        hit_rate=f"{sum(hits.values()) / requested:.2f}" if requested else "",
-        hits=hits,
-        bytes=sizes,
-        miss_reasons=misses,
-    )
-
-
-def _sum(counters: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for counter in counters:
-        total.update(counter)
-    return dict(sorted(total.items())[:32])
 
 
 def _fingerprints(groups: Sequence[FingerprintGroup]) -> list[FingerprintStatus]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
+from kvpool_operator.sidecars.cache import CacheReport
 from kvpool_operator.text import parse_count
 
 __all__ = [
@@ -131,6 +132,8 @@ class SidecarStatus:
     transport: str = ""
     transport_reason: str = ""
     """Why RDMA is not used; empty if it is."""
+    cache: CacheReport = field(default_factory=CacheReport)
+    """Hit rate of lookups."""
     hits: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=dict)
@@ -175,6 +178,7 @@ class SidecarStatus:
             agent_connected=_dict(r.get("agent")).get("connected") is not False,
             transport=_text(r.get("transport")),
             transport_reason=_text(r.get("transport_reason")),
+            cache=CacheReport.parse(r.get("cache")),
             hits=_counts(r.get("hits")),
             bytes=_counts(r.get("bytes")),
             misses=_counts(r.get("misses")),

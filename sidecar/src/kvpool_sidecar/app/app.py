@@ -24,6 +24,7 @@ from kvpool_sidecar.events.feed import EventFeed
 from kvpool_sidecar.resilience.fair_queue import FairQueues
 from kvpool_sidecar.serving.config_holder import ConfigHolder
 from kvpool_sidecar.serving.fingerprints import Fingerprints
+from kvpool_sidecar.serving.lookup_figures import LookupFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +113,7 @@ def _context(settings: ServeSettings, cleanup: contextlib.ExitStack) -> AppConte
         feed=EventFeed(stats) if settings.config.events.enabled else None,
         queues=FairQueues(len(settings.config.local)),
         fingerprints=Fingerprints(),
+        lookups=LookupFigures(),
         cleanup=cleanup,
     )
 

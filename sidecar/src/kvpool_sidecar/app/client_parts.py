@@ -87,7 +87,9 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
 
     locator = BlockLocator(storage.local, storage.shared, resolver)
     service = BlockService(config, locator, opener, verifier, context.stats, on_written, lookup_events)
-    session = SessionContext(settings.node, service, network.dial, context.fingerprints, context.queues)
+    session = SessionContext(
+        settings.node, service, network.dial, context.fingerprints, context.queues, context.lookups
+    )
     sockets = PodListeners(lambda sock, pod: Session(sock, pod, session), context.stats)
     cleanup.callback(sockets.stop)
     pods = PodRegistry(config, settings.secret, sockets, storage.local, context.feed)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.resilience.fair_queue import FairQueues
     from kvpool_sidecar.serving.config_holder import ConfigHolder
     from kvpool_sidecar.serving.fingerprints import Fingerprints
+    from kvpool_sidecar.serving.lookup_figures import LookupFigures
     from kvpool_sidecar.settings import ServeSettings
 
 __all__ = ["AppContext", "Component"]
@@ -43,4 +44,5 @@ class AppContext:
     feed: EventFeed | None
     queues: FairQueues
     fingerprints: Fingerprints
+    lookups: LookupFigures
     cleanup: contextlib.ExitStack

@@ -13,6 +13,7 @@ from kvpool_sidecar.events.prefix_api import PrefixApi, PrefixApiSettings
 from kvpool_sidecar.observability.http import HealthServer
 from kvpool_sidecar.observability.metrics import Metrics
 from kvpool_sidecar.observability.sections import (
+    CacheSection,
     ClientSection,
     CounterSection,
     IndexSection,
@@ -109,6 +110,7 @@ def _sections(
         IndexSection(context.config, storage.local, index.registration, index.resolver, login),
         ClientSection(clients.listeners, context.fingerprints, context.queues),
         CounterSection(context.stats),
+        CacheSection(context.stats, context.lookups),
         NetworkSection(network.security, network.rdma, breakers, network.peer_server.congestion_control),
         NamedSection("reachability", index.resolver.reachability),
         NamedSection("drain", network.drain),

@@ -5,7 +5,7 @@ docs/reference/metrics.md is generated from the catalog. Per-tenant series are o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,6 +18,7 @@ from kvpool_sidecar.observability.catalog import (
     EVENT_GAUGES,
     GAUGES,
     HISTOGRAMS,
+    LOOKUP_COUNTERS,
     gc_status,
     select,
 )
@@ -74,6 +75,7 @@ class Metrics(Collector):
                 tenants.add_metric([tenant], size)
         yield tenants
         yield from _counters(stats)
+        yield from _lookups(status)
         yield from _histograms(stats)
 
 
@@ -84,6 +86,7 @@ def reference() -> list[tuple[str, str, str, str]]:
     rows.append((_BREAKER[0], "gauge", "part", _BREAKER[1]))
     rows.append((_TENANT_BYTES[0], "gauge", "tenant", _TENANT_BYTES[1]))
     rows += [(f"{c.name}_total", "counter", c.label, c.help) for c in COUNTERS]
+    rows += [(f"{c.name}_total", "counter", c.label, c.help) for c in LOOKUP_COUNTERS]
     rows += [(h.name, "histogram", h.label, h.help) for h in HISTOGRAMS]
     return sorted(rows)
 
@@ -92,6 +95,7 @@ def label_values() -> list[tuple[str, str, str, str]]:
     """Return metric, label, value and meaning of every label value that the code sets."""
     rows = [(_BREAKER[0], "part", value, text) for value, text in BREAKER_PARTS.items()]
     rows += [(f"{c.name}_total", c.label, value, text) for c in COUNTERS for value, text in c.values.items()]
+    rows += [(f"{c.name}_total", c.label, value, text) for c in LOOKUP_COUNTERS for value, text in c.values.items()]
     rows += [(h.name, h.label, value, text) for h in HISTOGRAMS for value, text in h.values.items()]
     return sorted(rows)
 
@@ -102,6 +106,14 @@ def _counters(stats: Stats) -> Iterator[Metric]:
         metric = CounterMetricFamily(counter.name, counter.help, labels=[counter.label] if counter.label else [])
         for value, n in sorted(select(counter, counts[counter.source]).items()):
             metric.add_metric([value] if counter.label else [], n)
+        yield metric
+
+
+def _lookups(status: dict[str, Any]) -> Iterator[Metric]:
+    for counter in LOOKUP_COUNTERS:
+        metric = CounterMetricFamily(counter.name, counter.help, labels=[counter.label])
+        for value, n in sorted(counter.counts(status).items()):
+            metric.add_metric([value], n)
         yield metric
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvpool.protocol.wire import Tier
+from kvpool.stats import ratio_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from kvpool_sidecar.serving.config_holder import ConfigHolder
     from kvpool_sidecar.serving.fingerprints import Fingerprints
     from kvpool_sidecar.serving.listener import PodListeners
+    from kvpool_sidecar.serving.lookup_figures import LookupFigures
     from kvpool_sidecar.shared_gc.controller import SharedGcController
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
 __all__ = [
+    "CacheSection",
     "ClientSection",
     "CounterSection",
     "IndexSection",
@@ -181,6 +184,19 @@ class CounterSection:
     def _by_tier(self, family: str) -> dict[str, int]:
         counts = self._stats.whole(family)
         return {tier: counts.get(tier, 0) for tier in _TIERS}
+
+
+class CacheSection:
+    """Hit rate of lookups, and the success rate of loads; member names are those of the pool's `status.cache`."""
+
+    def __init__(self, stats: Stats, lookups: LookupFigures) -> None:
+        self._stats = stats
+        self._lookups = lookups
+
+    def status(self) -> dict[str, Any]:
+        loaded = sum(self._stats.whole("client_hits").values())
+        tried = loaded + sum(self._stats.whole("client_misses").values())
+        return {"cache": {**self._lookups.status(), "loadSuccessRate": ratio_text(loaded, tried)}}
 
 
 class NetworkSection:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool.errors import ProtocolError
 from kvpool.protocol import wire
-from kvpool.stats import BUCKETS_S, STORE
+from kvpool.stats import BUCKETS_S, STORE, Reason
+from kvpool_sidecar.serving.lookup_figures import LookupCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,18 +31,24 @@ __all__ = [
 MIN_DEADLINE_S = 0.001
 _MAX_DEADLINE_S = 60.0
 _MAX_COUNT = 1 << 53
-_COUNT_FAMILIES = ("hits", "bytes", "misses", "tokens")
+_COUNT_FAMILIES = ("hits", "bytes", "misses", "tokens", "lookup_depth")
+_MAX_REASONS = 48
 _TIMED = {*(tier.name.lower() for tier in wire.Tier if tier), STORE}
+_REASONS = frozenset(reason.value for reason in Reason if reason)
 _TOKEN = struct.Struct("<I")
 _DEADLINE = struct.Struct("<I")
 
 
 class ClientReport(NamedTuple):
-    """A client's REPORT: corrupt block ids, counts by family and label, and packed histograms by label."""
+    """A client's REPORT: corrupt block ids, counts by family and label, packed histograms by label, and lookups.
+
+    The lookups are in blocks.
+    """
 
     corrupt: list[bytes]
     counts: list[tuple[str, str, int]]
     seconds: dict[str, list[int]]
+    lookups: LookupCounts
 
 
 def split_deadline(body: memoryview) -> tuple[float, memoryview]:
@@ -73,7 +81,7 @@ def decode_report(body: memoryview) -> ClientReport:
         raise ProtocolError("too many corrupt blocks in one report")
     block_ids = [_block_id(text) for text in corrupt]
     counts = [(f, label, n) for f in _COUNT_FAMILIES for label, n in _counts(f, value.get(f, {}))]
-    return ClientReport(block_ids, counts, _seconds(value.get("seconds", {})))
+    return ClientReport(block_ids, counts, _seconds(value.get("seconds", {})), _lookups(value))
 
 
 def encode_open(results: Sequence[OpenResult]) -> bytes:
@@ -101,6 +109,21 @@ def _counts(family: str, counts: object) -> Iterable[tuple[str, int]]:
         if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n <= _MAX_COUNT:
             raise ProtocolError(f"{family} is not a count")
         yield label, n
+
+
+def _lookups(value: dict[str, Any]) -> LookupCounts:
+    """Return the reported lookups in blocks. Unknown reasons count as `other`."""
+    figures = dict(_counts("lookup", value.get("lookup", {})))
+    misses = value.get("lookup_misses", {})
+    if not isinstance(misses, dict) or len(misses) > _MAX_REASONS:
+        raise ProtocolError("lookup_misses is not an object of at most 48 members")
+    by_reason: Counter[str] = Counter()
+    for reason, n in _counts("lookup_misses", misses):
+        by_reason[reason if reason in _REASONS else "other"] += n
+    asked, found = figures.get("asked_blocks", 0), figures.get("found_blocks", 0)
+    if found > asked:
+        raise ProtocolError("more blocks were found than asked for")
+    return LookupCounts(asked, found, by_reason, figures.get("requests", 0), figures.get("complete", 0))
 
 
 def _seconds(times: object) -> dict[str, list[int]]:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol import wire
+from kvpool.stats import depth_label
 from kvpool_sidecar.serving.channel import PacketChannel
+from kvpool_sidecar.serving.lookup_figures import LookupCounts
 from kvpool_sidecar.serving.messages import decode_report, split_deadline
 from kvpool_sidecar.serving.reads import ReadHandler
 from kvpool_sidecar.serving.writes import WriteHandler
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.resilience.fair_queue import FairQueues
     from kvpool_sidecar.serving.block_service import BlockService
     from kvpool_sidecar.serving.fingerprints import Fingerprints
+    from kvpool_sidecar.serving.lookup_figures import LookupFigures
     from kvpool_sidecar.serving.pod import Pod
     from kvpool_sidecar.tenancy.identity import Tenant
 
@@ -46,6 +49,7 @@ class SessionContext:
     dial: PeerDialer
     fingerprints: Fingerprints
     queues: FairQueues
+    lookups: LookupFigures
 
 
 class Session:
@@ -168,7 +172,23 @@ class Session:
         self._service.stats.add("lookup", "asked", len(block_ids))
         self._service.stats.add("lookup", "found", len(tiers) - tiers.count(wire.Tier.MISS))
         self._channel.reply(head, tiers, count=len(tiers))
+        self._count_lookup(tiers)
         self._service.on_lookup(self._pod.tenant, block_ids, located)
+
+    def _count_lookup(self, tiers: bytes) -> None:
+        """Count a lookup of a client that does not report them."""
+        if self._hello is None or self._hello.lookup_reports:
+            return
+        missing = tiers.count(wire.Tier.MISS)
+        misses = {wire.MissCause.ABSENT.label: missing} if missing else {}
+        self._record_lookups(LookupCounts(len(tiers), len(tiers) - missing, misses, 1, int(not missing)))
+        if missing:
+            self._service.stats.add("client_lookup_depth", depth_label(len(tiers) - missing))
+
+    def _record_lookups(self, in_blocks: LookupCounts) -> None:
+        if self._hello is not None and in_blocks.requests:
+            tokens = self._hello.tokens_per_block or self._service.config.current.cache.block_tokens
+            self._context.lookups.record(self._hello.model, in_blocks.in_tokens(tokens))
 
     def _open(self, head: wire.Head, body: memoryview) -> None:
         self._reads.open(head, body, self._readable)
@@ -188,5 +208,6 @@ class Session:
             self._service.stats.add(f"client_{family}", label, n)
         for label, packed in report.seconds.items():
             self._service.stats.observe_packed("client_seconds", label, packed)
+        self._record_lookups(report.lookups)
         self._service.report_corrupt(self._readable, report.corrupt)
         self._channel.reply(head, b"")

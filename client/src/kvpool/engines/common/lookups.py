@@ -10,18 +10,35 @@ import logging
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvpool.protocol.wire import Tier
+from kvpool.stats import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
-__all__ = ["LookupTable"]
+    from kvpool.transport.responses import LookupResult
+
+__all__ = ["LookupSource", "LookupTable"]
 
 _log = logging.getLogger("kvpool")
 
 _GRACE = 4  # multiple of the engine's waiting time that a background lookup may take; nothing waits for it
+
+
+class LookupSource(Protocol):
+    """Where a table sends lookups, and where it counts them."""
+
+    @property
+    def wait_s(self) -> float:
+        """How long a lookup may stay pending before it is a miss."""
+
+    def query(self, keys: Sequence[bytes], deadline: float) -> LookupResult:
+        """Return a Tier for each key and the reason of the first miss; runs on a thread of the table."""
+
+    def count(self, keys: Sequence[bytes], hits: Sequence[bool], reason: Reason) -> None:
+        """Count keys that a request asked for, once each, as the engine sees them. Does not block."""
 
 
 class _Verdict:
@@ -33,19 +50,14 @@ class _Verdict:
 
 
 class LookupTable:
-    """Verdicts per request. `query(keys, deadline)` returns a Tier for each key and runs on a thread of this table.
+    """Verdicts per request.
 
-    `wait_s()` is how long a lookup may stay pending before it is a miss. Verdicts live as long as their request,
-    so a block that failed to load is not retried for it (mark_miss). Thread-safe.
+    Verdicts live as long as their request, so a block that failed to load is not retried for it (mark_miss), and polls
+    of a block count once. Thread-safe.
     """
 
-    def __init__(
-        self,
-        query: Callable[[Sequence[bytes], float], Sequence[Tier]],
-        wait_s: Callable[[], float],
-    ) -> None:
-        self._query = query
-        self._wait_s = wait_s
+    def __init__(self, source: LookupSource) -> None:
+        self._source = source
         self._lock = threading.Lock()
         self._requests: dict[str, dict[bytes, _Verdict]] = {}
         self._fresh: dict[str, dict[bytes, _Verdict]] = {}
@@ -70,7 +82,7 @@ class LookupTable:
         """Send the lookups of this step, which is over."""
         with self._lock:
             fresh, self._fresh = self._fresh, {}
-            until = time.monotonic() + self._wait_s()
+            until = time.monotonic() + self._source.wait_s
             for verdicts in fresh.values():
                 for verdict in verdicts.values():
                     verdict.until = until
@@ -104,9 +116,11 @@ class LookupTable:
                 return
             for verdicts in batch.values():
                 keys = list(verdicts)
-                deadline = time.monotonic() + _GRACE * self._wait_s()
+                deadline = time.monotonic() + _GRACE * self._source.wait_s
+                reason = Reason.INTERNAL
                 try:
-                    tiers = dict(zip(keys, self._query(keys, deadline), strict=True))
+                    result = self._source.query(keys, deadline)
+                    tiers, reason = dict(zip(keys, result.tiers, strict=True)), result.reason
                 except Exception:
                     _log.exception("kvpool: lookup failed; its blocks count as misses")
                     tiers = {}
@@ -114,3 +128,13 @@ class LookupTable:
                     for key, verdict in verdicts.items():
                         if verdict.tier is None:
                             verdict.tier = tiers.get(key, Tier.MISS)
+                        elif tiers.get(key):
+                            reason = Reason.LATE
+                    hits = [verdict.tier != Tier.MISS for verdict in verdicts.values()]
+                self._count(keys, hits, reason)
+
+    def _count(self, keys: Sequence[bytes], hits: Sequence[bool], reason: Reason) -> None:
+        try:
+            self._source.count(keys, hits, reason)
+        except Exception:
+            _log.exception("kvpool: a lookup was not counted")

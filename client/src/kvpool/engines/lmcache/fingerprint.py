@@ -15,9 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvpool.engines.common import weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["FingerprintNamespace", "chunk_name", "fingerprint_inputs", "key_name", "layout_of", "salt_of", "supported"]
+__all__ = [
+    "FingerprintNamespace",
+    "chunk_name",
+    "fingerprint_inputs",
+    "key_name",
+    "layout_of",
+    "leading_chunks",
+    "salt_of",
+    "supported",
+]
 
 KNOWN_VERSIONS = "0.5.6 up to, not including, 0.6"
 MIN_HASH_BYTES = 16  # shorter hashes are Python's built-in hash: not collision-resistant
@@ -64,6 +73,18 @@ def chunk_name(key: Any) -> tuple[bytes, bytes] | None:
     if len(chunk_hash) < MIN_HASH_BYTES:
         return None
     return chunk_hash, _canonical(["mp", int(key.kv_rank), int(key.object_group_id), str(key.cache_salt)])
+
+
+def leading_chunks(keys: Sequence[Any], found: Collection[int]) -> tuple[int, int]:
+    """Return the number of chunks of a prompt, and of the leading ones that are complete.
+
+    A chunk has one ObjectKey for each rank and cache group. `found`: positions of the keys that were found.
+    """
+    whole: dict[bytes, bool] = {}
+    for place, key in enumerate(keys):
+        name = bytes(key.chunk_hash)
+        whole[name] = whole.get(name, True) and place in found
+    return len(whole), next((n for n, is_found in enumerate(whole.values()) if not is_found), len(whole))
 
 
 def salt_of(key: Any) -> str | None:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
 __all__ = ["StoredInventory"]
 
@@ -64,6 +64,10 @@ class StoredInventory(Generic[K]):
     def is_deleted(self, name: K) -> bool:
         """Return whether it was deleted and not stored since."""
         return name in self._deleted
+
+    def leading_kept(self, names: Sequence[K]) -> Sequence[K]:
+        """Return the names before the first deleted one."""
+        return names[: next((n for n, name in enumerate(names) if name in self._deleted), len(names))]
 
     def page(self, start: int, size: int) -> tuple[list[tuple[K, int]], bool]:
         """Return `size` names with their sizes from index `start`, oldest first, and whether there are more."""

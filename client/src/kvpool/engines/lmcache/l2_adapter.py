@@ -38,6 +38,7 @@ from kvpool.engines.lmcache.fingerprint import (
     chunk_name,
     fingerprint_inputs,
     layout_of,
+    leading_chunks,
     salt_of,
     split,
     supported,
@@ -45,7 +46,7 @@ from kvpool.engines.lmcache.fingerprint import (
 from kvpool.engines.lmcache.inventory import StoredInventory
 from kvpool.protocol.keys import block_id, fingerprint
 from kvpool.protocol.wire import Tier
-from kvpool.stats import Reason
+from kvpool.stats import ABSENT_REASONS, Reason
 
 try:
     import lmcache
@@ -224,13 +225,18 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _look_up(self, keys: Sequence[Any], groups: dict[int, Any], submitted: float) -> Any:
         layouts = {int(n): layout_of(d.shapes, d.dtypes) for n, d in groups.items()}
-        hits = Bitmap(len(keys))
+        hits, found = Bitmap(len(keys)), set[int]()
+        counting, reason = None, Reason.NONE
         patience = self._config.deadlines.lookup_ms / 1000
         for client, places, block_ids in self._parts(keys, layouts, submitted + patience, self._inventory.is_deleted):
-            tiers = client.lookup(block_ids, submitted + client.lookup_seconds, exhaustive=True)
-            for place, tier in zip(places, tiers, strict=True):
+            result = client.find(block_ids, submitted + client.lookup_seconds, exhaustive=True)
+            for place, tier in zip(places, result.tiers, strict=True):
                 if tier != Tier.MISS:
                     hits.set(place)
+                    found.add(place)
+            counting, reason = counting or client, reason or result.reason
+        if counting is not None:
+            counting.count_lookup(*leading_chunks(keys, found), reason)
         return hits
 
     def _load(self, keys: Sequence[Any], objects: Sequence[Any], submitted: float) -> Any:
@@ -245,7 +251,7 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 if result.ok:
                     loaded.set(place)
                     here.append(keys[place])
-                elif result.reason == Reason.ABSENT:
+                elif result.reason in ABSENT_REASONS:
                     lost.append(keys[place])
         self._notify_sizes(self._notify_keys_deleted, self._inventory.lost(lost))
         if here:

@@ -39,6 +39,7 @@ from kvpool.engines.lmcache.fingerprint import (
     supported,
 )
 from kvpool.engines.lmcache.inventory import StoredInventory
+from kvpool.engines.lmcache.rechecks import Rechecks
 from kvpool.protocol.keys import block_id, fingerprint
 from kvpool.protocol.wire import Tier
 
@@ -97,6 +98,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         self.dropped = 0  # chunks that were not stored because too many were in flight
         self._warned: set[str] = set()
         self._client: Client | None = None
+        self._rechecks = Rechecks(int(getattr(metadata, "worker_id", 0) or 0))
         pool = concurrent.futures.ThreadPoolExecutor
         self._lookups = pool(1, "kvpool-lookup")
         self._loads = pool(max(1, self._config.connections - 2), "kvpool-load")
@@ -114,11 +116,11 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
 
     async def exists(self, key: Any) -> bool:
         """Return whether the pool has this chunk, within a lookup's deadline."""
-        return await self._in(self._lookups, lambda: self._leading_hits([key]) == 1, closed=False)
+        return await self._in(self._lookups, lambda: self._leading_hits([key], counted=False) == 1, closed=False)
 
     def exists_sync(self, key: Any) -> bool:
         """Return whether the pool has this chunk; blocks the calling thread."""
-        return self._leading_hits([key]) == 1
+        return self._leading_hits([key], counted=False) == 1
 
     def support_batched_contains(self) -> bool:
         """Return True: one message for all keys."""
@@ -231,26 +233,28 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         model = os.path.basename(space.model.rstrip("/"))
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, digest.hex()[:16], self._config.socket)
         _log.debug("kvpool: fingerprint inputs %s", inputs)
-        labels = {"engine": f"lmcache {version}", "model": model}
-        return Client(self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs)
+        labels, tokens = {"engine": f"lmcache {version}", "model": model}, int(metadata.chunk_size)
+        return Client(
+            self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs, tokens_per_block=tokens
+        )
 
     def _block_id(self, client: Client, key: Any) -> bytes:
         return block_id(client.fingerprint, *key_name(key, str(key.dtype)))
 
-    def _leading_hits(self, keys: Sequence[Any]) -> int:
+    def _leading_hits(self, keys: Sequence[Any], *, counted: bool = True) -> int:
         client = self._client
         if client is None or not keys:
             return 0
         try:
             block_ids = [self._block_id(client, key) for key in keys]
-            end = next(
-                (i for i, block_id in enumerate(block_ids) if self._deleted.is_deleted(block_id)), len(block_ids)
-            )
-            tiers = client.lookup(block_ids[:end])
+            tiers, reason = client.find(self._deleted.leading_kept(block_ids))
+            hits = next((i for i, tier in enumerate(tiers) if tier == Tier.MISS), len(tiers))
+            if counted:
+                self._rechecks.count(client, block_ids, hits, reason)
         except Exception:
             _log.exception("kvpool: lookup failed")
             return 0
-        return next((i for i, tier in enumerate(tiers) if tier == Tier.MISS), len(tiers))
+        return hits
 
     def _load(self, keys: Sequence[Any], submitted: float) -> list[Any]:
         client = self._client

@@ -49,11 +49,23 @@ class PageTransfer:
             stores, self._stores = self._stores, []
         return loads, stores
 
+    def leading_pages(self, client: Client, keys: Sequence[str], *, counted: bool) -> int:
+        """Return the number of leading pages of the KV that the pool has; `counted`: in the hit rate."""
+        pages = self.pages.get("kv")
+        if pages is None or pages.logical:
+            return 0
+        tiers, reason = client.find(pages.block_ids(client, keys))
+        blocks = next((n for n, tier in enumerate(tiers) if tier == Tier.MISS), len(tiers))
+        count = blocks // pages.blocks_per_page
+        if counted:
+            client.count_lookup(len(keys), count, reason)
+        return count
+
     def present(self, client: Client, pools: Sequence[str], keys: Sequence[str]) -> list[list[bool]]:
         """Return, per host pool and page, whether the pool has all blocks of the page, by a single lookup."""
         known = [self.pages.get(name) for name in pools]
         block_ids = [block_id for pages in known if pages is not None for block_id in pages.block_ids(client, keys)]
-        tiers = iter(client.lookup(block_ids, exhaustive=True))
+        tiers = iter(client.find(block_ids, exhaustive=True).tiers)  # its tokens are counted with the KV's own pages
         out = []
         for pages in known:
             step = pages.blocks_per_page if pages is not None else 0

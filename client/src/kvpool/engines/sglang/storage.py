@@ -38,7 +38,6 @@ from kvpool.engines.sglang.fingerprint import fingerprint_inputs
 from kvpool.engines.sglang.page_transfer import PageTransfer
 from kvpool.engines.sglang.pages import PageRequest, Pages
 from kvpool.protocol import keys as protocol_keys
-from kvpool.protocol.wire import Tier
 
 KNOWN_VERSIONS = ((0, 5, 23),)
 
@@ -54,11 +53,14 @@ except ImportError as e:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kvpool.engines.sglang.page_transfer import Bandwidth
+
 __all__ = ["KNOWN_VERSIONS", "PoolHiCache", "last_stats"]
 
 _log = logging.getLogger("sglang.kvpool")  # under SGLang's own logger, so that the engine's log shows it
 
 _SGLANGS_KEYS = frozenset({"backend_name", "module_path", "class_name", "interface_v1", "allocator"})
+_RANKS = ("tp_rank", "pp_rank", "attn_cp_rank")  # all ranks of an engine ask for the same pages: the first counts
 _ALL, _TRAILING = "all_pages", "trailing_pages"  # pages of a side pool that a prefix requires (PoolHitPolicy)
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -150,11 +152,8 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """Return the number of leading pages that the pool has; 0 if it does not answer in time."""
         client = self._current()
-        pages = self._transfer.pages.get("kv")
-        if client is None or pages is None or pages.logical or not keys:
-            return 0
-        tiers = client.lookup(pages.block_ids(client, keys))
-        return _leading(tier != Tier.MISS for tier in tiers) // pages.blocks_per_page
+        is_first_rank = not any(getattr(self._config, name, 0) for name in _RANKS)
+        return self._transfer.leading_pages(client, keys, counted=is_first_rank) if client is not None and keys else 0
 
     @_never_raises(lambda *_, **__: False)
     def exists(self, key: str) -> bool:
@@ -277,15 +276,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
     @_never_raises(lambda *_: None)
     def get_stats(self) -> Any:
         """Return blocks and GB/s of each batch since the last call, for SGLang's metrics."""
-        from sglang.srt.observability.metrics_collector import StorageMetrics
-
-        loads, stores = self._transfer.take_bandwidths()
-        return StorageMetrics(
-            prefetch_pgs=[batch.blocks for batch in loads],
-            prefetch_bandwidth=[batch.gb_per_s for batch in loads],
-            backup_pgs=[batch.blocks for batch in stores],
-            backup_bandwidth=[batch.gb_per_s for batch in stores],
-        )
+        return _storage_metrics(*self._transfer.take_bandwidths())
 
     @_never_raises(lambda *_: None)
     def close(self) -> None:
@@ -327,7 +318,10 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         if old is not None:
             old.close()
         labels = {"engine": f"sglang {sglang.__version__}", "model": model}
-        self._client = Client(self._settings, fingerprint=fingerprint, labels=labels, fingerprint_inputs=self._inputs)
+        inputs, tokens = self._inputs, self._transfer.pages["kv"].page_size
+        self._client = Client(
+            self._settings, fingerprint=fingerprint, labels=labels, fingerprint_inputs=inputs, tokens_per_block=tokens
+        )
 
     def _current(self) -> Client | None:
         """Return the client, renewed if SGLang flushed its cache or changed its weights since the last call."""
@@ -351,6 +345,17 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
 def _leading(found: Iterable[bool]) -> int:
     """Count the leading true values."""
     return sum(1 for _ in itertools.takewhile(bool, found))
+
+
+def _storage_metrics(loads: list[Bandwidth], stores: list[Bandwidth]) -> Any:
+    from sglang.srt.observability.metrics_collector import StorageMetrics
+
+    return StorageMetrics(
+        prefetch_pgs=[batch.blocks for batch in loads],
+        prefetch_bandwidth=[batch.gb_per_s for batch in loads],
+        backup_pgs=[batch.blocks for batch in stores],
+        backup_bandwidth=[batch.gb_per_s for batch in stores],
+    )
 
 
 def _policy(transfer: Any) -> str:

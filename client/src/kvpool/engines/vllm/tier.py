@@ -33,10 +33,9 @@ from kvpool.engines.common.settings import client_config
 from kvpool.engines.vllm.cache_salt import record_salts, salt_of
 from kvpool.engines.vllm.engine_blocks import engine_blocks
 from kvpool.engines.vllm.fingerprint import find_engine_config, fingerprint_inputs, sharing_blocker
+from kvpool.engines.vllm.pool_lookups import PoolLookups, tokens_per_block
 from kvpool.engines.vllm.request_tokens import RequestTokens
 from kvpool.protocol import keys
-from kvpool.protocol.wire import Tier
-from kvpool.stats import Reason
 
 KNOWN_VERSIONS = ((0, 32), (0, 33))
 
@@ -72,6 +71,7 @@ _MAX_EVENTS = 4096  # not yet taken by vLLM, which takes them at every step
 _SHUTDOWN_S = 2.0
 _TOKENS = "kvpool:loaded_tokens"
 _MISSES = "kvpool:missed_blocks"
+_LOOKUPS = "kvpool:lookups"
 _STORED = "kvpool:stored_bytes"
 
 
@@ -99,12 +99,11 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._reported: collections.Counter[tuple[str, str]] = collections.Counter()
         self._failed: list[Any] = []
         self._events: list[Any] | None = [] if offloading_spec.config.enable_kv_cache_events else None
-        self._several_groups = len(offloading_spec.config.groups) > 1
         self._tokens_of_groups = [n * offloading_spec.blocks_per_chunk for n in offloading_spec.tokens_per_block]
         self._tokens = RequestTokens(self._tokens_of_groups)
         self._client: Client | None = None
         self._jobs = TransferJobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
-        self._lookups = LookupTable(self._query, self._lookup_seconds)
+        self._lookups = LookupTable(PoolLookups(lambda: self._client, _block_ids, self._tokens_of_groups))
         self._inputs: dict[str, Any] = {}
         self._no_salts = ""  # why the salts of stores are unknown, until it was logged
         if _is_supported():
@@ -206,6 +205,10 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             _MISSES: OffloadingCounterMetadata(
                 documentation="Blocks that were not loaded from the pool, by reason.", labelnames=("reason",)
             ),
+            _LOOKUPS: OffloadingCounterMetadata(
+                documentation="Lookups of requests: how many, how many were complete, blocks asked for and found.",
+                labelnames=("figure",),
+            ),
             _STORED: OffloadingCounterMetadata(documentation="Bytes stored, by outcome.", labelnames=("outcome",)),
         }
 
@@ -216,7 +219,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         now = self._client.stats()
         counters = {(_TOKENS, tier): n for tier, n in self._tokens.totals().items()}
         counters.update({(_MISSES, reason): n for reason, n in now["misses"].items()})
-        counters[_MISSES, Reason.LATE.value] = self._lookups.deadline_misses
+        counters.update({(_LOOKUPS, figure): n for figure, n in now["lookup"].items()})
         counters.update({(_STORED, outcome): n for outcome, n in now["stored_bytes"].items()})
         grown = {name: n - self._reported[name] for name, n in counters.items() if n > self._reported[name]}
         if not grown:
@@ -249,18 +252,13 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
         _log.debug("kvpool: fingerprint inputs %s", inputs)
         labels = {"engine": f"vllm {vllm.__version__}", "model": model}
-        return Client(self._config, fingerprint=fingerprint, labels=labels, fingerprint_inputs=inputs)
-
-    def _lookup_seconds(self) -> float:
-        client = self._client
-        return client.lookup_seconds if client is not None else 0.0
-
-    def _query(self, offload_keys: Sequence[bytes], deadline: float) -> Sequence[Tier]:
-        client = self._client
-        if client is None:
-            return [Tier.MISS] * len(offload_keys)
-        # with one cache group the keys are a prefix in order; with several they are mixed, so each one is checked
-        return client.lookup(_block_ids(client.fingerprint, offload_keys), deadline, exhaustive=self._several_groups)
+        return Client(
+            self._config,
+            fingerprint=fingerprint,
+            labels=labels,
+            fingerprint_inputs=inputs,
+            tokens_per_block=tokens_per_block(self._tokens_of_groups),
+        )
 
     def _submit(self, job: Any, offload_keys: list[bytes], *, is_load: bool) -> None:
         client = self._client

@@ -11,11 +11,14 @@ from kvpool_operator.api.model import Count, Counts, Model, Text
 
 __all__ = [
     "MAX_FINGERPRINTS",
+    "MAX_MODELS",
     "MAX_PODS",
     "CacheStatus",
     "Capacity",
     "FingerprintStatus",
+    "HitRateWindow",
     "IndexStatus",
+    "ModelHitRate",
     "NodesStatus",
     "Phase",
     "PodsStatus",
@@ -28,6 +31,7 @@ __all__ = [
 
 MAX_FINGERPRINTS = 10
 MAX_PODS = 8
+MAX_MODELS = 32
 
 MAX_FOUND = 8
 
@@ -60,18 +64,66 @@ class Capacity(Model):
     """Number of blocks on all nodes together. A block on two nodes counts twice."""
 
 
+class HitRateWindow(Model):
+    """Hit rate in a sliding window."""
+
+    window: Text
+    """Length of the window: 5m or 1h."""
+    tokens_asked: Count = 0
+    """Tokens that engines asked the pool for. Each request counts once."""
+    tokens_found: Count = 0
+    """Tokens that the pool found."""
+    hit_rate: Text = ""
+    """tokensFound divided by tokensAsked, from 0.00 to 1.00. Empty if no engine asked for any token."""
+
+
+class ModelHitRate(Model):
+    """Hit rate of one model."""
+
+    model: Text
+    """Name of the model, as engines report it. `other`: all models above 32, and engines that report no name."""
+    tokens_asked: Count = 0
+    """Tokens that engines asked for in the last hour."""
+    tokens_found: Count = 0
+    """Tokens that the pool found in the last hour."""
+    hit_rate: Text = ""
+    """Hit rate of the last hour. Empty if no engine asked for any token."""
+    windows: Annotated[list[HitRateWindow], Field(max_length=4)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Hit rate of the last 5 minutes and of the last hour."""
+
+
 class CacheStatus(Model):
-    """Hits and misses since the sidecars started."""
+    """Hit rate of lookups, and results of loads."""
 
     hit_rate: Text = ""
-    """Success rate since the sidecars started, from 0.00 to 1.00: blocks loaded, divided by blocks loaded or failed.
-    Blocks that a lookup reports as absent are not counted. Empty before the first load."""
+    """Hit rate of the last hour, from 0.00 to 1.00: tokens found divided by tokens that engines asked for. 1.00 only if
+    all were found. Empty if no engine asked for any token."""
+    tokens_asked: Count = 0
+    """Tokens that engines asked for in the last hour. Each request counts once."""
+    tokens_found: Count = 0
+    """Tokens that the pool found in the last hour."""
+    windows: Annotated[list[HitRateWindow], Field(max_length=4)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Hit rate of the last 5 minutes and of the last hour."""
+    models: Annotated[list[ModelHitRate], Field(max_length=MAX_MODELS)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Hit rate by model, at most 32; the most requested models first."""
+    misses: Counts = Field(default_factory=dict)
+    """Tokens that were not found in the last hour, by the reason of the first missing block of each request."""
+    load_success_rate: Text = ""
+    """Success rate of loads since the sidecars started, from 0.00 to 1.00: blocks loaded divided by blocks that engines
+    tried to load. Empty before the first load."""
     hits: Counts = Field(default_factory=dict)
-    """Number of blocks that were found, by tier: local (the node's own drive), peer (another node), shared."""
+    """Number of blocks that were loaded since the sidecars started, by tier: local (the node's own drive), peer
+    (another node), shared."""
     bytes: Counts = Field(default_factory=dict)
     """Bytes that engines read, by tier."""
-    miss_reasons: Counts = Field(default_factory=dict)
-    """Number of requested blocks that were not found, by reason."""
+    load_failures: Counts = Field(default_factory=dict)
+    """Number of blocks that engines tried to load and did not get since the sidecars started, by reason."""
 
 
 class IndexStatus(Model):
@@ -208,7 +260,7 @@ class PoolStatus(Model):
     capacity: Capacity = Field(default_factory=Capacity)
     """Capacity and usage of the local tiers."""
     cache: CacheStatus = Field(default_factory=CacheStatus)
-    """Hits and misses since the sidecars started."""
+    """Hit rate of lookups, and results of loads."""
     index: IndexStatus = Field(default_factory=IndexStatus)
     """Prefix index."""
     transport: TransportStatus = Field(default_factory=TransportStatus)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvpool_sidecar.observability.catalog.gauges import BREAKER_PARTS, EVENT_GAUGES, GAUGES, gc_status
+from kvpool_sidecar.observability.catalog.lookups import DEPTH_COUNTER, LOOKUP_COUNTERS
 from kvpool_sidecar.observability.catalog.replication import REPLICATION_COUNTERS
 from kvpool_sidecar.observability.catalog.serving import HISTOGRAMS, SERVING_COUNTERS
 
@@ -18,9 +19,18 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.observability.catalog.families import Counter
 
-__all__ = ["BREAKER_PARTS", "COUNTERS", "EVENT_GAUGES", "GAUGES", "HISTOGRAMS", "gc_status", "select"]
+__all__ = [
+    "BREAKER_PARTS",
+    "COUNTERS",
+    "EVENT_GAUGES",
+    "GAUGES",
+    "HISTOGRAMS",
+    "LOOKUP_COUNTERS",
+    "gc_status",
+    "select",
+]
 
-COUNTERS: Final = (*SERVING_COUNTERS, *REPLICATION_COUNTERS)
+COUNTERS: Final = (*SERVING_COUNTERS, DEPTH_COUNTER, *REPLICATION_COUNTERS)
 
 
 def _claimed() -> dict[str, set[str]]:

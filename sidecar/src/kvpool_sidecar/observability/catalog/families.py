@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Counter", "EventGauge", "Gauge", "Histogram"]
+__all__ = ["Counter", "EventGauge", "Gauge", "Histogram", "StatusCounter"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,17 @@ class Counter:
     values: Mapping[str, str] = field(default_factory=dict)  # meaning by label value
     item: str = ""
     is_closed: bool = False  # exports the listed values only; others belong to other families of the same source
+
+
+@dataclass(frozen=True)
+class StatusCounter:
+    """Counter family whose counts by label value come from a status report."""
+
+    name: str  # without _total
+    help: str
+    label: str
+    counts: Callable[[dict[str, Any]], Mapping[str, float]]
+    values: Mapping[str, str] = field(default_factory=dict)  # meaning by label value, where the code sets them
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvpool_sidecar.observability.catalog.families import Counter, Histogram
+from kvpool_sidecar.observability.catalog.lookups import GONE
 
 __all__ = ["HISTOGRAMS", "SERVING_COUNTERS"]
 
@@ -25,8 +26,8 @@ _OPERATIONS: Final = {
 
 SERVING_COUNTERS: Final = (
     Counter("kvpool_sidecar_requests", "requests", "Requests of clients.", "op", _OPERATIONS),
-    Counter("kvpool_sidecar_lookup_blocks", "lookup", "Blocks requested in lookups.", item="asked"),
-    Counter("kvpool_sidecar_lookup_hit_blocks", "lookup", "Blocks found in lookups.", item="found"),
+    Counter("kvpool_sidecar_lookup_blocks", "lookup", "Blocks in LOOKUP requests, repeats included.", item="asked"),
+    Counter("kvpool_sidecar_lookup_hit_blocks", "lookup", "Blocks found by LOOKUP requests.", item="found"),
     Counter(
         "kvpool_sidecar_opened_blocks",
         "served",
@@ -46,14 +47,14 @@ SERVING_COUNTERS: Final = (
     Counter(
         "kvpool_client_misses",
         "client_misses",
-        "Blocks that a load did not deliver, or whose lookup failed. Absent blocks of a lookup are not counted.",
+        "Blocks that engines tried to load, and did not get. Blocks that a lookup did not find are not in it.",
         "reason",
         {
-            "absent": "The block was evicted after the lookup, or its peer cannot be reached.",
+            **GONE,
+            "absent": "The block was gone, and the client or the sidecar is too old to give a reason.",
             "no-sidecar": "There is no connection to the node's sidecar.",
             "breaker-open": "The circuit breaker is open after repeated failures; no request was sent.",
             "deadline": "The block did not arrive in time.",
-            "late": "The engine stopped waiting before the lookup was answered.",
             "connection": "The connection failed during the transfer.",
             "protocol": "The other side violated the protocol.",
             "corrupt": "Header or payload failed verification.",
