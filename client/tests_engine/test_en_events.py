@@ -17,7 +17,7 @@ from en_overlay import overlay
 sys.path.insert(0, str(ROOT / "sidecar/tests"))  # isort: skip
 import zmq
 from cl_nodes import Cluster
-from sc_router import Indexer, Message, Subscriber
+from sc_router import Curve, Indexer, Message, Subscriber
 
 from kvpool.protocol import keys
 
@@ -100,7 +100,8 @@ def test_a_nodes_events_speak_of_the_blocks_that_vllm_speaks_of(
         engine.generate(prompt(1))
         engine.settle()
         until(lambda: node.announced() >= 2 * BLOCKS)
-        with Subscriber("127.0.0.1", node.pool.events.port, node.pool.events.replay_port) as s:
+        curve = Curve.of(*keys.events_curve_keys((cluster.secret / "pool-secret").read_bytes(), node.pool.uid, 0))
+        with Subscriber("127.0.0.1", node.pool.events.port, node.pool.events.replay_port, curve=curve) as s:
 
             def all_told() -> Any:
                 told = {h for m in s.replay() for e in m.events for h in e.get("block_hashes", ())}

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import collections
 import time
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 END = (1 << 64) - 1
 
@@ -37,12 +38,28 @@ class Message:
             assert isinstance(self.time, float)
 
 
+class Curve(NamedTuple):
+    """What a router is configured with, in Z85: the Secret NAME-events has these keys."""
+
+    server_public: bytes
+    public: bytes
+    secret: bytes
+
+    @classmethod
+    def of(cls, server_key: bytes, router_key: bytes) -> Self:
+        secret = z85.encode(router_key)
+        return cls(zmq.curve_public(z85.encode(server_key)), zmq.curve_public(secret), secret)
+
+
 class Subscriber:
     """`with Subscriber(address, port, replay_port) as s:` - connected before it returns."""
 
-    def __init__(self, address: str, port: int, replay_port: int, *, high_water: int = 0) -> None:
+    def __init__(
+        self, address: str, port: int, replay_port: int, *, high_water: int = 0, curve: Curve | None = None
+    ) -> None:
         self.context = zmq.Context()
-        self.sub = self.context.socket(zmq.SUB)
+        self.curve = curve
+        self.sub = self._socket(zmq.SUB)
         self.sub.setsockopt(zmq.RCVHWM, high_water)
         if high_water:
             self.sub.setsockopt(zmq.RCVBUF, 4096)
@@ -61,7 +78,7 @@ class Subscriber:
 
     def replay(self, start: int = 0, seconds: float = 10.0) -> list[Message]:
         """What the publisher remembers from this number on."""
-        asking = self.context.socket(zmq.DEALER)
+        asking = self._socket(zmq.DEALER)
         asking.setsockopt(zmq.LINGER, 0)
         try:
             asking.connect(self.replays)
@@ -78,6 +95,12 @@ class Subscriber:
                 messages.append(message)
         finally:
             asking.close()
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        made = self.context.socket(kind)
+        if self.curve is not None:
+            made.curve_serverkey, made.curve_publickey, made.curve_secretkey = self.curve
+        return made
 
     def __enter__(self) -> Self:
         return self

@@ -214,13 +214,16 @@ class EventsConfig:
         "Bytes (the engine's hashes unchanged) or Int64 (the low 64 bits, as vLLM publishes them by default).",
         default="Bytes",
     )
-    token_revision: int = doc("A change rotates the bearer token of routers.", default=0)
+    token_revision: int = doc("A change rotates the bearer token and the stream's keys of routers.", default=0)
+    authentication: str = doc("Curve (subscribers of the stream need the routers' key) or None.", default="Curve")
 
     def __post_init__(self) -> None:
         if not (0 <= self.port < 65536 and 0 <= self.replay_port < 65536) or self.port == self.replay_port != 0:
             raise ConfigError("events: port and replay_port must be two different ports")
         if self.hashes not in ("Bytes", "Int64"):
             raise ConfigError(f"events.hashes: unknown {self.hashes!r}")
+        if self.authentication not in ("Curve", "None"):
+            raise ConfigError(f"events.authentication: unknown {self.authentication!r}")
         if len(self.topic) > 512 or not 0 <= self.token_revision < 1 << 32:
             raise ConfigError("events: topic must have at most 512 characters, token_revision 32 bits")
 

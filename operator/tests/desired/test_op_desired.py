@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import kubernetes_validate
 import pytest
 import yaml
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_samples import ENV, LOCAL, ROOT, SECRET, example, inputs, pool
+from zmq.utils.z85 import encode
 
 from kvpool.config import Deadlines, FsspecTier, PoolConfig, loads
-from kvpool.protocol.keys import events_token
+from kvpool.protocol.keys import events_curve_keys, events_token
 from kvpool_operator.api.crdgen import render
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import ExternalIndexUrl, Inputs, InstallationConfig, build
@@ -23,7 +25,9 @@ from kvpool_operator.desired.config import to_client_config, to_pool_config
 from kvpool_operator.desired.preflight import build_preflight
 from kvpool_operator.desired.secrets import read_secret, secret
 from kvpool_operator.desired.wipe import build_cleanup, wipe_daemonset
+from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.k8s.client import KINDS, ref
+from kvpool_operator.pki.curve import z85
 from kvpool_operator.pools.secrets import generate_secret
 
 if TYPE_CHECKING:
@@ -130,7 +134,7 @@ def test_policies_let_in_the_pools_own_pods_and_the_operator():
     assert redis["ports"] == [{"port": 6379, "protocol": "TCP"}]
     assert probes == {"ports": [{"port": 7424, "protocol": "TCP"}]}
     to_all = [rule["ports"] for rule in policies["chat-sidecar"]["ingress"] if "from" not in rule]
-    assert [[p["port"] for p in ports] for ports in to_all] == [[7422, 5557, 5558]]
+    assert [[p["port"] for p in ports] for ports in to_all] == [[7422]]
     assert not [m for m in CASES["full"] if m["kind"] == "NetworkPolicy"]
 
 
@@ -287,17 +291,54 @@ def test_the_configuration_is_one_that_sidecars_read():
     assert (events.topic, events.hashes, events.token_revision) == ("kv@{node}@llama", "Int64", 0)
 
 
-def test_routers_get_a_secret_with_their_token_alone_where_there_are_events():
+def test_routers_get_a_secret_with_their_token_and_keys_alone_where_there_are_events():
     made = [m for m in CASES["full"] if m["kind"] == "Secret"]
     assert [m["metadata"]["name"] for m in made] == ["chat-secret", "chat-events"]
-    token = base64.b64decode(made[1]["data"].pop("token")).decode()
-    assert made[1]["data"] == {}
+    data = {key: base64.b64decode(text).decode() for key, text in made[1]["data"].items()}
+    token = data.pop("token")
+    server_key, router_key = events_curve_keys(SECRET.pool_secret.encode(), SECRET.pool_id, 0)
+    assert data == {
+        "curve-server-public-key": zmq.curve_public(encode(server_key)).decode(),
+        "curve-public-key": zmq.curve_public(encode(router_key)).decode(),
+        "curve-secret-key": encode(router_key).decode(),
+    }
     assert token == events_token(SECRET.pool_secret.encode(), SECRET.pool_id, 0)
     other = build(inputs(events={"enabled": True, "tokenRevision": 1}))
     assert base64.b64decode(find(other, "Secret", "chat-events")["data"]["token"]).decode() not in ("", token)
     assert [m["metadata"]["name"] for m in CASES["minimal"] if m["kind"] == "Secret"] == ["chat-secret"]
     names = {p["name"] for _, spec in pods(CASES["full"]) for c in spec["containers"] for p in c.get("ports", ())}
     assert {"kv-events", "kv-replay"} <= names
+
+
+def event_rules(**events: Any) -> list[Manifest]:
+    """The rules of the sidecars' NetworkPolicy that name an event port."""
+    policy = find(build(Inputs(pool(events={"enabled": True, **events}), CLOSED, SECRET)), "NetworkPolicy", "sidecar")
+    return [r for r in policy["spec"]["ingress"] if any(p["port"] in (5557, 5558) for p in r.get("ports", ()))]
+
+
+def test_no_pod_reaches_the_event_ports_unless_the_pool_names_it():
+    assert event_rules() == []
+    routers = {"namespaceSelector": {"matchLabels": {"team": "llm-d"}}, "podSelector": {"matchLabels": {"app": "epp"}}}
+    ports = [{"port": 5557, "protocol": "TCP"}, {"port": 5558, "protocol": "TCP"}]
+    assert event_rules(**{"from": [routers]}) == [{"from": [routers], "ports": ports}]
+    assert event_rules(**{"from": [{"namespaceSelector": {}}]})[0]["from"] == [{"namespaceSelector": {}}]
+    with pytest.raises(InvalidPoolError, match="podSelector"):
+        event_rules(**{"from": [{}]})
+    # the first rule admits sidecars and the operator to every port
+    policy = find(CASES["closed"], "NetworkPolicy", "sidecar")
+    assert [sorted(r) for r in policy["spec"]["ingress"]] == [["from"], ["ports"]]
+
+
+def test_subscribers_are_authenticated_unless_the_pool_says_otherwise():
+    assert to_pool_config(pool(events={"enabled": True}), pool_id="x", index_url="").events.authentication == "Curve"
+    unsafe = pool(events={"enabled": True, "authentication": "None"})
+    assert to_pool_config(unsafe, pool_id="x", index_url="").events.authentication == "None"
+
+
+@pytest.mark.parametrize("size", [0, 4, 32])
+def test_keys_are_written_as_zeromq_writes_them(size: int):
+    data = bytes(range(200, 200 + size)) if size < 56 else b""
+    assert z85(data).encode() == encode(data)
 
 
 def test_tiers_can_be_mapped_to_other_directories():

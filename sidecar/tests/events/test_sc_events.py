@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sc_nodes import HTTP_PORT, MIB, Cluster, wait_for
 from sc_raw import FINGERPRINT, SECRET, header, write_block
-from sc_router import Indexer, Subscriber
+from sc_router import Curve, Indexer, Subscriber
 
 from kvpool import config
 from kvpool.client import Client
@@ -45,7 +45,9 @@ def store(node, chain: list[bytes], tenant: str = "team-a", size: int = SIZE) ->
 
 
 def subscriber(node) -> Subscriber:
-    return Subscriber(node.address, PUB, REPLAY)
+    revision = node.pool.events.token_revision
+    curve = Curve.of(*keys.events_curve_keys(SECRET.strip(), node.pool.uid, revision))
+    return Subscriber(node.address, PUB, REPLAY, curve=curve)
 
 
 def all_events(node) -> list[dict]:

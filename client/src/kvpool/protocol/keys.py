@@ -31,6 +31,7 @@ __all__ = [
     "TAG_BYTES",
     "block_id",
     "block_key",
+    "events_curve_keys",
     "events_token",
     "fingerprint",
     "index_login",
@@ -103,6 +104,16 @@ def events_token(pool_secret: bytes, pool_uid: str, revision: int) -> str:
     """
     message = b"kvpool-events-v1" + _lp(pool_uid.encode()) + revision.to_bytes(4, "little")
     return hmac.digest(pool_secret, message, "sha256").hex()
+
+
+def events_curve_keys(pool_secret: bytes, pool_uid: str, revision: int) -> tuple[bytes, bytes]:
+    """Derive the Curve25519 secret keys of the event stream, 32 bytes each: that of the sidecars, that of routers.
+
+    They reveal nothing about the secret. Another `revision` (0 to 2**32 - 1) gives other keys.
+    """
+    message = b"kvpool-events-curve-v1" + _lp(pool_uid.encode()) + revision.to_bytes(4, "little")
+    server, router = (hmac.digest(pool_secret, message + role, "sha256") for role in (b"server", b"router"))
+    return server, router
 
 
 def index_login(pool_secret: bytes, password: str) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "ADMIN_PORT",
     "BLOCK_FITS_TIER",
     "BLOCK_TOKENS_STAY",
+    "EVENT_PEER",
     "EVENT_PORTS_DIFFER",
     "HTTP_PORT",
     "KEY_FITS_OPERATOR",
@@ -210,6 +211,11 @@ BLOCK_FITS_TIER: Final = Rule(
     "!most.isGreaterThan(quantity(room))))))",
     "set cache.maxBlockSize to at most the capacity of each local tier: a block must fit",
 )
+EVENT_PEER: Final = Rule(
+    "has(self.namespaceSelector) || has(self.podSelector)",
+    "give each entry of events.from a namespaceSelector, a podSelector, or both; {} selects all",
+)
+
 SELECTOR_FITS_FROM: Final = Rule(
     "(self.from == 'Selector') == has(self.selector)",
     "give selector together with from: Selector, and only then",

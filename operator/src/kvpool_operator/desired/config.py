@@ -126,6 +126,7 @@ def to_pool_config(
             topic=spec.events.topic,
             hashes=spec.events.hashes,
             token_revision=spec.events.token_revision,
+            authentication=spec.events.authentication,
         ),
         salt_tags=spec.tenancy.salt_tags,
         allowed_namespaces=tuple(allowed_namespaces),

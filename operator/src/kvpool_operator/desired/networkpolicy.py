@@ -40,14 +40,17 @@ def preflight_policy(pool: KVCachePool, env: InstallationConfig) -> Manifest | N
 
 
 def _to_sidecars(pool: KVCachePool) -> list[Manifest]:
-    events = pool.spec.events
-    anybody = [HTTP_PORT, *([events.port, events.replay_port] if events.enabled else [])]
-    return [
+    rules: list[Manifest] = [
         # blocks, and whatever RDMA's connections are made over
         {"from": [_pods(pool, "sidecar"), _OPERATOR]},
-        # probes, the operator, metrics, routers
-        {"ports": [_tcp(port) for port in anybody]},
+        # probes, the operator, metrics, queries of routers with their token
+        {"ports": [_tcp(HTTP_PORT)]},
     ]
+    events = pool.spec.events
+    if events.enabled and events.from_:  # a rule with an empty `from` would admit everybody
+        peers = [peer.model_dump(by_alias=True, exclude_defaults=True) for peer in events.from_]
+        rules.append({"from": peers, "ports": [_tcp(events.port), _tcp(events.replay_port)]})
+    return rules
 
 
 def _to_index(pool: KVCachePool) -> list[Manifest]:

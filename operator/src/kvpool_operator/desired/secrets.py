@@ -6,10 +6,11 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
-from kvpool.protocol.keys import events_token
+from kvpool.protocol.keys import events_curve_keys, events_token
 from kvpool_operator.desired import names
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.desired.labels import labels, metadata
+from kvpool_operator.pki.curve import curve_public_key, z85
 
 if TYPE_CHECKING:
     from kvpool_operator.desired.inputs import Inputs, Manifest
@@ -85,16 +86,23 @@ def password_files(*, managed: bool) -> list[Manifest]:
 
 
 def events_secret(inputs: Inputs) -> Manifest | None:
-    """Return Secret `NAME-events` with the token of routers, derived from the pool's secret by a one-way function."""
+    """Return Secret `NAME-events`: token and CURVE keys of routers, derived from the pool's secret one way."""
     events = inputs.pool.spec.events
     if not events.enabled:
         return None
     s = inputs.secret
-    token = events_token(s.pool_secret.encode(), s.pool_id, events.token_revision)
+    origin = (s.pool_secret.encode(), s.pool_id, events.token_revision)
+    server_key, router_key = events_curve_keys(*origin)
+    values = {
+        "token": events_token(*origin),
+        "curve-server-public-key": z85(curve_public_key(server_key)),
+        "curve-public-key": z85(curve_public_key(router_key)),
+        "curve-secret-key": z85(router_key),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": metadata(inputs.pool, names.events(inputs.pool.metadata.name), "secret"),
         "type": "Opaque",
-        "data": {"token": base64.b64encode(token.encode()).decode()},
+        "data": {key: base64.b64encode(text.encode()).decode() for key, text in values.items()},
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvpool.errors import ConfigError, RefusedError
+from kvpool.protocol import keys
 from kvpool_sidecar.blocks.events import CorruptBlockReported
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
@@ -147,8 +148,11 @@ def _publisher(context: AppContext) -> EventPublisher | None:
     topic = events.topic
     for placeholder, name in names.items():
         topic = topic.replace(placeholder, name)
+    curve_keys = None
+    if events.authentication == "Curve":
+        curve_keys = keys.events_curve_keys(context.settings.secret, config.uid, events.token_revision)
     return EventPublisher(
-        EventEndpoint(context.settings.address, events.port, events.replay_port, topic),
+        EventEndpoint(context.settings.address, events.port, events.replay_port, topic, curve_keys),
         context.feed,
         context.stats,
         int_hashes=events.hashes == "Int64",

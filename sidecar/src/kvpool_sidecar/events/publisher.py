@@ -1,4 +1,4 @@
-"""Events on ZeroMQ in vLLM's wire format: the only module that knows ZeroMQ and MessagePack.
+"""Events on ZeroMQ in vLLM's wire format, which is MessagePack.
 
 A PUB socket sends `[topic, number, payload]`: the number is 8 bytes big-endian and counts from 0 at each start of the
 sidecar; the payload is MessagePack of `[time, [events], null]`, each event a map with its `type`. A ROUTER socket is
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import zmq
 
+from kvpool_sidecar.events.curve import CurveAuthenticator
 from kvpool_sidecar.events.feed import Event, EventKind, Locality
 from kvpool_sidecar.resilience.bounded_cache import BoundedCache
 from kvpool_sidecar.resilience.worker import PeriodicTask
@@ -38,7 +39,7 @@ _BATCH = 256
 _REMEMBERED, _REMEMBERED_BYTES = 10_000, 64 << 20
 _HIGH_WATER = 1000  # queued batches of one slow subscriber
 _SEND_BUFFER = 256 << 10  # of the kernel, for each subscriber
-_LARGEST_REQUEST = 256
+_LARGEST_REQUEST = 1024  # bytes; the handshake of CURVE needs more than 256
 _MAX_REPLAYS = 16
 _REPLAY_S = 10.0  # a replay without progress is dropped
 _REPLAY_TURN = 64  # batches sent before new events are published
@@ -143,12 +144,17 @@ def _go_together(a: Event, b: Event) -> bool:
 
 
 class EventEndpoint(NamedTuple):
-    """Address of the PUB socket and of the ROUTER socket for replays, and the topic of all messages. Port 0: any."""
+    """Address of the PUB socket and of the ROUTER socket for replays, and the topic of all messages. Port 0: any.
+
+    `curve_keys`: secret keys of the sidecars and of routers (kvpool.protocol.keys.events_curve_keys); None: everybody
+    may subscribe.
+    """
 
     address: str
     port: int
     replay_port: int
     topic: str
+    curve_keys: tuple[bytes, bytes] | None = None
 
 
 class EventPublisher:
@@ -178,7 +184,10 @@ class EventPublisher:
         self._is_awake = False
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context(io_threads=1)
+        self._authenticator: CurveAuthenticator | None = None
         try:
+            if endpoint.curve_keys is not None:
+                self._authenticator = CurveAuthenticator(self._context, *endpoint.curve_keys, stats)
             self._pub = self._socket(
                 zmq.PUB, endpoint.address, endpoint.port, {zmq.SNDHWM: high_water, zmq.SNDBUF: _SEND_BUFFER}
             )
@@ -190,6 +199,8 @@ class EventPublisher:
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wakeup_fd, zmq.POLLIN)
+        if self._authenticator is not None:
+            self._poller.register(self._authenticator.socket, zmq.POLLIN)
         self._has_more = True
         self._task = PeriodicTask("kv-events", self._serve, 0.0)
         feed.wake = self._wake
@@ -200,6 +211,8 @@ class EventPublisher:
             made.setsockopt(option, value)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.MAXMSGSIZE, _LARGEST_REQUEST)
+        if self._authenticator is not None:
+            self._authenticator.protect(made)
         host = f"[{address}]" if ":" in address else address
         made.setsockopt(zmq.IPV6, int(":" in address))
         try:
@@ -253,6 +266,8 @@ class EventPublisher:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wakeup_fd)
             self._is_awake = False  # earlier events are published below, later ones signal again
+        if self._authenticator is not None and self._authenticator.socket in ready:
+            self._authenticator.serve()
         if self._router in ready:
             self._receive_requests()
         self._has_more = self._publish()

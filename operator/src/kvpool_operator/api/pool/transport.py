@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from kvpool_operator.api import fields as f
 from kvpool_operator.api.duration import to_ms
-from kvpool_operator.api.model import Model, section
+from kvpool_operator.api.model import LabelSelector, Model, section
 from kvpool_operator.api.rules import with_rules
 
 __all__ = ["Events", "FailOpen", "Transport"]
@@ -92,13 +92,29 @@ class Transport(Model):
         return self
 
 
+class EventPeer(Model):
+    """Pods that may connect to the event ports, as a peer in a NetworkPolicy."""
+
+    model_config = ConfigDict(json_schema_extra=with_rules(f.EVENT_PEER))
+
+    namespace_selector: LabelSelector | None = None
+    """Labels of the namespaces; {} selects all. If it is omitted, only the namespace of the pool."""
+    pod_selector: LabelSelector | None = None
+    """Labels of the pods in these namespaces; {} selects all. If it is omitted, all pods of these namespaces."""
+
+    @model_validator(mode="after")
+    def _some_selector(self) -> EventPeer:
+        f.EVENT_PEER.check(self.namespace_selector is not None or self.pod_selector is not None)
+        return self
+
+
 class Events(Model):
     """KV cache events for routers, which can send a request to a node that holds the blocks of its prompt."""
 
     enabled: bool = False
     """true: each sidecar publishes the blocks of its node in vLLM's KV event format on ZeroMQ, and answers routers that
     present the token in the Secret NAME-events how much of a prompt each node holds. Events reveal which prompts were
-    processed: restrict these ports to routers by a NetworkPolicy. Sidecars and clients of releases without this field
+    processed: only routers should have the Secret. Sidecars and clients of releases without this field
     cannot read the format of blocks stored with it: upgrade all of them first."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 5557
     """TCP port of the event publisher (ZeroMQ PUB) on the pod IP addresses of the sidecars."""
@@ -111,5 +127,13 @@ class Events(Model):
     """Format of block hashes. Int64: the low 64 bits, vLLM's default. Bytes: the whole hash, as vLLM with
     VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. Use the format that the pool's engines publish."""
     token_revision: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Change the number to create a new token for routers. The previous token is rejected after the sidecars have
-    restarted."""
+    """Change the number to create a new token and new keys for routers. The previous ones are rejected after the
+    sidecars have restarted."""
+    from_: Annotated[list[EventPeer], Field(alias="from", max_length=16)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Pods that may connect to the event ports. It takes effect if the installation creates NetworkPolicies. If it is
+    empty, none may connect."""
+    authentication: Literal["Curve", "None"] = "Curve"
+    """Curve: a subscriber of the stream needs the keys in the Secret NAME-events (CURVE of ZeroMQ, which also
+    encrypts). None: everyone who reaches the ports can read the stream; only for routers that do not support CURVE."""

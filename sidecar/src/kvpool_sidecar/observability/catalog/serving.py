@@ -235,6 +235,12 @@ SERVING_COUNTERS: Final = (
         item="bad-request",
     ),
     Counter(
+        "kvpool_events_subscribers_refused",
+        "kv_events_lost",
+        "Subscribers that presented another key than that of the Secret NAME-events.",
+        item="refused",
+    ),
+    Counter(
         "kvpool_events_prefix_queries",
         "prefix_queries",
         "Queries of routers for the nodes that hold a prompt's prefix.",
