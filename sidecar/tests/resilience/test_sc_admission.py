@@ -90,6 +90,17 @@ def test_an_empty_lane_lets_everybody_in_at_once(frozen):
     assert not frozen._accounts
 
 
+def test_a_tenant_whose_last_grant_expires_while_it_requests_the_next_is_still_known(clock):
+    lane = FairQueue(100, clock=clock)
+    for _ in range(3):
+        assert lane.acquire("a", 25, FAR)
+    clock.now += module._GRACE_S + 1
+    grant = lane.acquire("a", 25, FAR)
+    lane.release(grant)
+    assert lane.held_bytes == 0
+    assert lane.acquire("a", 25, FAR)
+
+
 def test_one_tenant_never_holds_the_whole_lane(frozen):
     for _ in range(3):
         assert frozen.acquire("greedy", 100, 0.0)
@@ -252,6 +263,11 @@ class Blocks:
             OpenResult(wire.OpenStatus.FILE, wire.Tier.LOCAL, 0, self.size, bytes(32), os.memfd_create("block"))
             for _ in block_ids
         ]
+
+    def close_files(self, results):
+        for entry in results:
+            if entry.fd >= 0:
+                os.close(entry.fd)
 
     def begin(self, tenant, block_id, payload_len):
         writer = os.memfd_create("block")

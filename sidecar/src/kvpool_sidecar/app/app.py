@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ __all__ = ["SidecarApp", "serve"]
 log = logging.getLogger(__name__)
 
 _FLUSH_TIMEOUT_S = 5.0  # with the 2 s for open requests within the pod's grace period of 10 s
+_SWITCH_INTERVAL_S = 0.001  # longest time that one tenant's computation keeps another's request from starting
 
 
 class SidecarApp:
@@ -123,6 +125,7 @@ def serve(read_settings: Callable[[], ServeSettings]) -> int:
 
     ConfigError or OSError at start. The settings are read again when the drives are taken back after a handover.
     """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # SIGIO reports a broken file lease, and would end the process
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     _raise_descriptor_limit()

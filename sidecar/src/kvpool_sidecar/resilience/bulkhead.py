@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from kvpool.errors import DeadlineExceededError, PoolUnavailableError
+from kvpool_sidecar.resilience.turn import end_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,6 +103,7 @@ class Bulkhead:
         if not self._submit(jobs):
             self.breaker.failure()
             return [PoolUnavailableError("too many calls wait", where=self.name)] * len(works)
+        end_turn()
         deadline = time.monotonic() + timeout_s
         results = [job.wait(max(0.0, deadline - time.monotonic()), self.name) for job in jobs]
         failed = [r for r in results if isinstance(r, Exception)]

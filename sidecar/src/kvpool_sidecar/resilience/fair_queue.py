@@ -4,7 +4,8 @@ A drive serves eight readers as fast as a hundred and sixty, and each of the eig
 acquires a grant before it gets descriptors. When the queue is full the request waits; when it would wait too long it is
 rejected immediately, because an early miss is worth more than a late block.
 
-Reads, writes and transfers to peers have a queue each, so none waits for another. The order within a queue is
+Reads, writes and transfers to peers have a queue each, so none waits for another. Every request of a client also takes
+a place in a queue of block ids, because processor time is shared by all tenants, too. The order within a queue is
 start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): every request gets a tag, the tenant's bytes so far, and the
 smallest tag is admitted first. One tenant holds at most three quarters of a queue, so it cannot block the others.
 
@@ -17,21 +18,25 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from kvpool_sidecar.resilience.turn import end_turn
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = ["FairQueue", "FairQueues", "Grant"]
+__all__ = ["FairQueue", "FairQueues", "Grant", "RequestQueue"]
 
 MIB = 1 << 20
 READ_BYTES = 256 * MIB  # per drive: six blocks of 32 MiB for one tenant, eight for several
 WRITE_BYTES = 256 * MIB
 PEER_BYTES = 256 * MIB  # transfers to peers, which are the tenants of this queue
+REQUEST_IDS = 8192  # large lookups of eight tenants
 MAX_WAITING = 256
 MAX_WAITING_PER_TENANT = 32
 _LARGEST = 4  # a request counts as at most a quarter of the queue: its reader reads only a few blocks at a time
 _TENANT_SHARE = 0.75
 _GRACE_S, _SLOWEST = 0.1, 50e6  # a grant expires after these seconds plus its bytes at this rate
 _SHORT_GRACE_S, _SHORT_SLOWEST = 0.002, 500e6  # for holders that do not notify
+_TURN_S = 0.5  # a request that computes longer, or waits for a drive, loses its turn
 _SAMPLES = 8  # grants that must have ended in one congestion before its rate is used
 
 
@@ -40,12 +45,12 @@ class Grant:
 
     __slots__ = ("cost", "ended", "since", "size", "tenant", "until")
 
-    def __init__(self, tenant: Hashable, size: int, cost: int, now: float) -> None:
+    def __init__(self, tenant: Hashable, size: int, cost: int, now: float, expiry_s: float) -> None:
         self.tenant = tenant
         self.size = size
         self.cost = cost
         self.since = now
-        self.until = now + _GRACE_S + cost / _SLOWEST
+        self.until = now + expiry_s
         self.ended = False
 
 
@@ -73,6 +78,9 @@ class _Account:
 
 class FairQueue:
     """Bounded, fair between tenants. Thread-safe; only `acquire` may wait."""
+
+    largest = _LARGEST
+    tenant_share = _TENANT_SHARE
 
     def __init__(
         self,
@@ -110,6 +118,7 @@ class FairQueue:
             waiter = self._enqueue(tenant, size, deadline)
             if not isinstance(waiter, _Waiter):
                 return waiter
+        end_turn()
         while True:
             now = self._clock()
             with self._lock:
@@ -125,14 +134,13 @@ class FairQueue:
                     return None
 
     def _enqueue(self, tenant: Hashable, size: int, deadline: float) -> Grant | _Waiter | None:
-        account = self._accounts.get(tenant)
-        if account is None:
-            account = self._accounts[tenant] = _Account(self._virtual_time)
-        tag = max(self._virtual_time, account.tag)
-        cost = min(size, self.limit // _LARGEST)
+        cost = min(size, self.limit // self.largest)
         now = self._clock()
+        account = self._account(tenant)
         if not self._fits(account, cost):
             self._expire(now)
+            account = self._account(tenant)  # the end of its last grant may have removed it
+        tag = max(self._virtual_time, account.tag)
         if not self._waiters and self._fits(account, cost):
             account.tag = tag + cost
             self._virtual_time = tag
@@ -149,6 +157,12 @@ class FairQueue:
         self._admit(now)  # a tenant below its share does not wait for one that is above
         return waiter
 
+    def _account(self, tenant: Hashable) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account(self._virtual_time)
+        return account
+
     def _is_rejected(self, account: _Account, cost: int, patience: float) -> bool:
         if len(self._waiters) >= self._max_waiting or account.waiting >= self._max_waiting_per_tenant or patience <= 0:
             return True
@@ -161,7 +175,7 @@ class FairQueue:
 
     def resize(self, grant: Grant, size: int, *, notified: bool) -> None:
         """Correct the size of a request. `notified`: its holder reports when it is done."""
-        cost = min(size, self.limit // _LARGEST)
+        cost = min(size, self.limit // self.largest)
         with self._lock:
             if grant.ended:
                 return
@@ -191,14 +205,17 @@ class FairQueue:
         return bool(self._waiters) or 2 * self._held > self.limit
 
     def _fits(self, account: _Account, cost: int) -> bool:
-        return self._held + cost <= self.limit and account.held + cost <= self.limit * _TENANT_SHARE
+        return self._held + cost <= self.limit and account.held + cost <= self.limit * self.tenant_share
 
     def _grant(self, tenant: Hashable, account: _Account, size: int, cost: int, now: float) -> Grant:
-        grant = Grant(tenant, size, cost, now)
+        grant = Grant(tenant, size, cost, now, self._expiry_s(cost))
         account.held += cost
         self._held += cost
         self._grants.add(grant)
         return grant
+
+    def _expiry_s(self, cost: int) -> float:
+        return _GRACE_S + cost / _SLOWEST
 
     def _end(self, grant: Grant) -> None:
         grant.ended = True
@@ -221,7 +238,7 @@ class FairQueue:
             if not turn:
                 return
             first = min(turn, key=lambda w: w.tag)
-            cost = min(first.size, self.limit // _LARGEST)
+            cost = min(first.size, self.limit // self.largest)
             if self._held + cost > self.limit:
                 return  # it is next: smaller requests do not overtake it
             self._waiters.remove(first)
@@ -232,8 +249,8 @@ class FairQueue:
             first.woken.set()
 
     def _below_share(self, waiter: _Waiter) -> bool:
-        cost = min(waiter.size, self.limit // _LARGEST)
-        return self._accounts[waiter.tenant].held + cost <= self.limit * _TENANT_SHARE
+        cost = min(waiter.size, self.limit // self.largest)
+        return self._accounts[waiter.tenant].held + cost <= self.limit * self.tenant_share
 
     def _dequeue(self, waiter: _Waiter) -> None:
         self._waiters.remove(waiter)
@@ -249,6 +266,19 @@ class FairQueue:
             del self._accounts[tenant]
 
 
+class RequestQueue(FairQueue):
+    """Requests by their number of block ids. One tenant computes one large request at a time, or 16 small ones.
+
+    A grant covers a request's computation: its thread ends it before waiting (kvpool_sidecar.resilience.turn).
+    """
+
+    largest = 8
+    tenant_share = 1 / 8
+
+    def _expiry_s(self, cost: int) -> float:
+        return _TURN_S
+
+
 class FairQueues:
     """The queues of a node with `drives` drives."""
 
@@ -256,10 +286,14 @@ class FairQueues:
         self.reads = FairQueue(READ_BYTES * drives)
         self.writes = FairQueue(WRITE_BYTES * drives)
         self.peers = FairQueue(PEER_BYTES * drives)
+        self.requests = RequestQueue(REQUEST_IDS)
 
     def status(self) -> dict[str, dict[str, int]]:
         """For /status."""
-        return {
+        bytes_by_lane = {
             name: {"limit_bytes": lane.limit, "granted_bytes": lane.held_bytes, "waiting": lane.waiting}
             for name, lane in (("reads", self.reads), ("writes", self.writes), ("peers", self.peers))
         }
+        requests = self.requests
+        ids = {"limit_ids": requests.limit, "granted_ids": requests.held_bytes, "waiting": requests.waiting}
+        return {**bytes_by_lane, "requests": ids}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvpool.errors import KVPoolError, RefusedError
 from kvpool.protocol.wire import Flag, OpenStatus, Tier
 from kvpool_sidecar.peers.rdma.fetch import ReadRequest
+from kvpool_sidecar.resilience.turn import end_turn
 from kvpool_sidecar.serving.locator import first_local_key
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ class BlockOpener:
         """Request these blocks on one connection to the peer; return False if the peer cannot be reached."""
         timeout = min(self._config.current.peer.connect_timeout_ms / 1000, (call.deadline - time.monotonic()) / 2)
         stream = 0
+        end_turn()
         try:
             stream, connection, is_new = call.streams.get(peer, max(timeout, 0.001), stream_index)
             connection.request([call.keys[n] for n, _ in located])
@@ -201,6 +203,7 @@ class BlockOpener:
         """Read blocks by RDMA; return those that need a stream."""
         if self.fetcher is None:
             return located
+        end_turn()
         now = time.monotonic()
         slots = self.fetcher.fetch(
             peer,

@@ -42,11 +42,10 @@ class ReadHandler:
         opener = service.opener
         self._streams = PeerStreams(dial, opener.fetcher, opener.resolver)
 
-    def open(self, head: wire.Head, body: memoryview, tenants: Sequence[Tenant]) -> None:
-        """Answer an OPEN request with block files and streams."""
+    def open(self, head: wire.Head, body: memoryview, tenants: Sequence[Tenant], began: float) -> None:
+        """Answer an OPEN request, which arrived at `began` (time.monotonic()), with block files and streams."""
         timeout, rest = split_deadline(body)
         block_ids = wire.split_block_ids(rest, head.items, wire.MAX_BATCH)
-        began = time.monotonic()
         if not self._channel.peer_buffer_empty():
             self._service.stats.add("refused", "unread-descriptors")
             results = [OpenResult(wire.OpenStatus.MISS) for _ in block_ids]
@@ -62,6 +61,10 @@ class ReadHandler:
             self._send(head, results, flags)
         finally:
             self._service.opener.close_files(results)
+
+    def reject(self, head: wire.Head) -> None:
+        """Answer an OPEN request with misses, because the node is overloaded."""
+        self._channel.reply(head, encode_busy(head.items), count=head.items)
 
     def end_grant(self) -> None:
         """Release the read grant."""

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol import wire
 from kvpool.stats import depth_label
+from kvpool_sidecar.resilience.turn import end_turn
 from kvpool_sidecar.serving.channel import PacketChannel
 from kvpool_sidecar.serving.lookup_figures import LookupCounts
-from kvpool_sidecar.serving.messages import decode_report, split_deadline
+from kvpool_sidecar.serving.messages import MIN_DEADLINE_S, decode_report, split_deadline
 from kvpool_sidecar.serving.reads import ReadHandler
+from kvpool_sidecar.serving.request_queue import RequestTurn
 from kvpool_sidecar.serving.writes import WriteHandler
 
 if TYPE_CHECKING:
@@ -63,6 +65,13 @@ class Session:
         self._channel = PacketChannel(sock, context.service.stats)
         self._reads = ReadHandler(self._channel, pod, context.service, context.dial, context.queues.reads)
         self._writes = WriteHandler(self._channel, pod, context.service, context.queues.writes)
+        self._turn = RequestTurn(context.queues.requests, pod.tenant.tag)
+        self._rejections: dict[int, Callable[[wire.Head, memoryview], None]] = {
+            wire.Op.LOOKUP: lambda head, _: self._channel.reply(head, bytes(head.items), count=head.items),
+            wire.Op.OPEN: lambda head, _: self._reads.reject(head),
+            wire.Op.BEGIN: lambda head, _: self._writes.reject(head),
+        }
+        self._began = 0.0  # arrival of the current request (time.monotonic())
         self._hello: wire.ClientHello | None = None
         self._stopped = False
 
@@ -110,7 +119,12 @@ class Session:
             head, body = wire.unpack(packet)
             request = head.request
             self._reads.end_grant()
-            self._operation(head.op)(head, body)
+            operation = self._operation(head.op)
+            if not self._turn.begin(head, body):
+                self._service.stats.add("refused", "busy-requests")
+                operation = self._rejections[head.op]
+            self._began = started
+            operation(head, body)
         except ProtocolError as e:
             code = wire.ErrorCode.VERSION if isinstance(e, _VersionError) else wire.ErrorCode.BAD_REQUEST
             with contextlib.suppress(OSError):
@@ -119,6 +133,8 @@ class Session:
         except KVPoolError as e:
             self._channel.reply_error(request, wire.ErrorCode.INTERNAL, str(e))
             return
+        finally:
+            end_turn()
         name = wire.Op(head.op).name.lower()
         self._service.stats.add("requests", name)
         self._service.stats.observe("request_seconds", name, time.monotonic() - started)
@@ -166,6 +182,7 @@ class Session:
     def _lookup(self, head: wire.Head, body: memoryview) -> None:
         timeout, rest = split_deadline(body)
         block_ids = wire.split_block_ids(rest, head.items, wire.MAX_LOOKUP)
+        timeout = max(self._began + timeout - time.monotonic(), MIN_DEADLINE_S)
         exhaustive = bool(head.flags & wire.Flag.EXHAUSTIVE)
         located = self._service.locator.locate(self._readable, block_ids, timeout, exhaustive=exhaustive)
         tiers = located.tiers
@@ -191,7 +208,7 @@ class Session:
             self._context.lookups.record(self._hello.model, in_blocks.in_tokens(tokens))
 
     def _open(self, head: wire.Head, body: memoryview) -> None:
-        self._reads.open(head, body, self._readable)
+        self._reads.open(head, body, self._readable, self._began)
 
     def _commit(self, head: wire.Head, body: memoryview) -> None:
         statuses, stored = self._writes.commit(head, body)

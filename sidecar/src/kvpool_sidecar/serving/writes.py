@@ -65,6 +65,10 @@ class WriteHandler:
         if not self._writes:
             self._end_grant()
 
+    def reject(self, head: wire.Head) -> None:
+        """Answer a BEGIN request with refusals, because the node is overloaded."""
+        self._channel.reply(head, encode_begin_refusals(head.items), count=head.items)
+
     def commit(self, head: wire.Head, body: memoryview) -> tuple[bytes, int]:
         """Publish the written blocks of a COMMIT request; return the body of its reply and the payload bytes stored."""
         fill = bool(head.flags & wire.Flag.VERIFY)

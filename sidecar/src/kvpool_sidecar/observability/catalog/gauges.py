@@ -47,6 +47,7 @@ GAUGES: Final = (
     ),
     Gauge("queued_reads", "Loads that wait for a grant.", lambda s: s["admission"]["reads"]["waiting"]),
     Gauge("queued_writes", "Stores that wait for a grant.", lambda s: s["admission"]["writes"]["waiting"]),
+    Gauge("queued_requests", "Requests that wait for their turn.", lambda s: s["admission"]["requests"]["waiting"]),
     Gauge("queued_peer_reads", "Reads of peers that wait for a grant.", lambda s: s["admission"]["peers"]["waiting"]),
     Gauge("inflight_read_bytes", "Bytes of loads in flight.", lambda s: s["admission"]["reads"]["granted_bytes"]),
     Gauge("inflight_write_bytes", "Bytes of stores in flight.", lambda s: s["admission"]["writes"]["granted_bytes"]),

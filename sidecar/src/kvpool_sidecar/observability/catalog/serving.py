@@ -104,6 +104,7 @@ SERVING_COUNTERS: Final = (
             "admin-certificate": "A caller of the admin API showed no valid certificate.",
             "busy-peers": "Peers' reads exceeded the limit of bytes in flight.",
             "busy-reads": "Loads exceeded the limit of bytes in flight.",
+            "busy-requests": "A tenant's requests exceeded its share of the processor time.",
             "busy-writes": "Stores exceeded the limit of bytes in flight.",
             "client-connections": "A pod opened too many connections.",
             "descriptors-in-flight": "A client did not receive the file descriptors sent to it.",
