@@ -223,7 +223,7 @@ OPERATOR: list[Any] = [
         "Engine pods",
         "short",
         [(f"sum by (namespace, pool, state) (kvpool_pool_pods{{{_HERE}}})", "{{namespace}}/{{pool}} {{state}}")],
-        "notInjected: created while no webhook answered. outdated: injected by another version.",
+        "notInjected: created while no webhook answered. outdated: injected by another version. silent: not connected.",
     ),
     "Operator",
     (

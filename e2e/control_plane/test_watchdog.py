@@ -88,7 +88,7 @@ def test_pods_that_were_missed_are_made_again_one_after_the_other(
 
         until("all have the pool in them", all_injected, timeout=90)
         assert min(least) >= 2, "one at a time"
-        pools.until_condition("chat", "InjectionReady", "Injecting", "3 pods use the pool")
+        pools.until_condition("chat", "InjectionReady", "Injecting", "3 pods were injected")
         assert operator.metric("kvpool_operator_pod_restarts_total") >= 3
         until("the metric has them", lambda: operator.metric("kvpool_pool_pods", 'state="injected"') == 3)
 

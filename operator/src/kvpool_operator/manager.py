@@ -24,6 +24,7 @@ from kvpool_operator.nodes.reconciler import NodeReconciler
 from kvpool_operator.observe.observer import Observer, ObserverConfig
 from kvpool_operator.operations.reconciler import OperationReconciler
 from kvpool_operator.pools.config_push import ConfigPusher
+from kvpool_operator.pools.orphaned_pods import OrphanedPods
 from kvpool_operator.pools.reconciler import PoolDependencies, PoolReconciler
 from kvpool_operator.runtime.controller import Controller, ControllerOptions
 from kvpool_operator.runtime.metrics import OperatorMetrics, serve_admin
@@ -119,11 +120,18 @@ async def _lead(
         await informers.wait_synced()  # before that, existing objects look missing
         await controller.work()
 
+    orphans = OrphanedPods(fenced, informers.listers.engine_pods, lambda: pools.listed_keys, metrics)
+
+    async def report_orphans() -> None:
+        await informers.wait_synced()
+        await orphans.run()
+
     parts = [
         asyncio.create_task(lease.renew_loop(), name="lease"),
         asyncio.create_task(informers.run(pools), name="informers"),
         asyncio.create_task(pools.resync_loop(), name="pool resync"),
         asyncio.create_task(operations.resync_loop(), name="operation resync"),
+        asyncio.create_task(report_orphans(), name="orphaned pods"),
         *(asyncio.create_task(work(pools), name=f"pool worker {i}") for i in range(settings.max_concurrent_reconciles)),
         *(asyncio.create_task(work(operations), name=f"operation worker {i}") for i in range(OPERATION_WORKERS)),
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_COUNT", "parse_count", "ratio_text", "summarize", "summarize_clauses"]
+__all__ = ["MAX_COUNT", "one_line", "parse_count", "ratio_text", "summarize", "summarize_clauses"]
 
 MAX_COUNT: Final = 2**53
 """Exact in JSON, and the sum over a thousand sidecars still fits int64."""
@@ -34,6 +34,11 @@ def ratio_text(part: int, whole: int) -> str:
     if whole <= 0:
         return ""
     return f"{min(part / whole, 0.99) if part < whole else 1.0:.2f}"
+
+
+def one_line(text: str) -> str:
+    """Untrusted text for a message: printable characters in one line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def parse_count(value: Any) -> int:

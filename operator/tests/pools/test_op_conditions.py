@@ -23,7 +23,8 @@ from kvpool_operator.api.node import DrainStatus
 from kvpool_operator.api.pool.status import NodesStatus
 from kvpool_operator.api.reasons import REASONS, EventReason, Reason
 from kvpool_operator.nodes.status import node_status
-from kvpool_operator.observe.engine_pods import EnginePods
+from kvpool_operator.observe.engine_connections import EngineConnections, SilentPod
+from kvpool_operator.observe.engine_pods import EnginePod, EnginePods
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot, Webhook
 from kvpool_operator.pools.conditions import (
     CHAINS,
@@ -47,6 +48,7 @@ ALL_READY = NodesStatus(desired=2, ready=2, updated=2)
 FAILED = PreflightResult(
     "Held", is_open=False, nodes=2, passed=1, failed=1, findings=(Finding("Directory", "Fail", "full", node="a"),)
 )
+INJECTED = EnginePod("team", "engine", "uid-1", "injected")
 UNREACHABLE = PeerReport(failed=1, unreachable=(UnreachablePeer("node-0", "timeout"),))
 GROUPS = (
     FingerprintGroup("d1", "vllm", "llama", 1, {"kv_dtype": "1"}, ("team/a",), (), 1, 0),
@@ -159,7 +161,7 @@ CASES: list[tuple[Any, ConditionInput, str, str, str]] = [
         "ProtocolMismatch",
         "is RDMA, but nodes use TCP (no device)",
     ),
-    # InjectionReady and BlocksShareable
+    # InjectionReady
     (engines.injection_disabled, subject(injection={"enabled": False}), "False", "Disabled", "start without the pool"),
     (
         engines.webhook_unavailable,
@@ -182,6 +184,29 @@ CASES: list[tuple[Any, ConditionInput, str, str, str]] = [
         "PodsNotInjected",
         "recreate them: team/a",
     ),
+    (
+        engines.all_pods_skipped,
+        subject(observed(engines=EnginePods(skipped=8, skip_reasons={"unsupported-engine": 8}))),
+        "False",
+        "AllPodsSkipped",
+        "all 8 opted-in pods were skipped: unsupported-engine (8); their Events say why",
+    ),
+    # EnginesConnected
+    (
+        engines.engines_silent,
+        subject(observed(connections=EngineConnections(1, (SilentPod(INJECTED, "no sidecar"),)))),
+        "False",
+        "EnginesSilent",
+        "1 of 2 injected pods run without the pool: team/engine: no sidecar",
+    ),
+    (
+        engines.engines_starting,
+        subject(observed(engines=EnginePods(injected=1, pods=(INJECTED,)))),
+        "Unknown",
+        "EnginesStarting",
+        "no engine is connected yet",
+    ),
+    # BlocksShareable
     (
         engines.engine_without_remote_tier,
         subject(observed(engines=EnginePods(alone=1, alone_names=("team/a",)))),

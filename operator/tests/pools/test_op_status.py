@@ -47,6 +47,7 @@ def test_a_pool_that_serves():
         "InjectionReady": ("True", "Injecting"),
         "TransportReady": ("True", "ProtocolMatched"),
         "PeersReachable": ("True", "PeersVerified"),
+        "EnginesConnected": ("Unknown", "NoEnginesInjected"),
         "BlocksShareable": ("True", "FingerprintsMatch"),
         "PreflightPassed": ("Unknown", "PreflightSkipped"),
         "Progressing": ("False", "UpToDate"),

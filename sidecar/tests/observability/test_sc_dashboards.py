@@ -29,7 +29,7 @@ FINGERPRINT = bytes(range(32))
 HEALTHY = {
     "conditions": [{"type": kind, "status": "True"} for kind in ("Ready", "InjectionReady", "SharedReuse")],
     "nodes": {"desired": 2, "ready": 2, "updated": 2},
-    "pods": {"selected": 2, "injected": 2, "skipped": 0, "notInjected": 0, "outdated": 0},
+    "pods": {"selected": 2, "injected": 2, "skipped": 0, "connected": 2, "silent": 0, "outdated": 0},
 }
 pytestmark = pytest.mark.skipif(
     not shutil.which("prometheus"),

@@ -163,3 +163,14 @@ def test_secrets_are_in_no_log_metric_status_or_argument(tmp_path):
                 assert canary.encode() not in text, f"{name} is in {where}"
             if where in ("status", "metrics"):
                 assert b"tenant-c4n4ry" not in text, f"a tenant is named in {where}"
+
+
+def test_status_lists_connected_pods_and_the_time_since_the_start(tmp_path, client_of):
+    with Cluster(tmp_path, index=False) as c:
+        a = c.node("a")
+        assert a.status()["connected_pods"] == []
+        client = client_of(a)
+        wait_for(lambda: a.status()["connected_pods"], "the pod's engine is connected")
+        assert 0 <= a.status()["uptime_seconds"] < 600
+        client.close()
+        wait_for(lambda: a.status()["connected_pods"] == [], "the pod's engine has left")

@@ -11,6 +11,7 @@ POOL_CONDITIONS: Final = {
     "StorageReady": "the sidecars of all nodes serve, and drives and shared tier return no errors",
     "IndexReady": "the index runs and the nodes are connected to it",
     "InjectionReady": "the webhook is available and selected pods are injected",
+    "EnginesConnected": "every injected pod that is Ready is connected to the sidecar of its node",
     "TransportReady": "the nodes use the protocol that spec.transport requests",
     "PeersReachable": "each node has read over the data path from each of its peers",
     "BlocksShareable": "connected engines of one model have equal fingerprints and share blocks",

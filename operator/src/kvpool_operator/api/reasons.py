@@ -113,6 +113,20 @@ class Reason(_Documented):
         "Opted-in pods started while the webhook was unavailable; they run without the pool.",
         "Recreate the pods, or set `spec.injection.watchdog: Restart`.",
     )
+    ALL_PODS_SKIPPED = (
+        "AllPodsSkipped",
+        "Every opted-in pod was skipped: no pod uses the pool. `status.pods.skipReasons` counts the reasons.",
+        "Read the Events of the pods; each has a sentence that says what to change.",
+    )
+    # EnginesConnected
+    ENGINES_CONNECTED = "EnginesConnected", "Every injected pod that is Ready is connected."
+    ENGINES_SILENT = (
+        "EnginesSilent",
+        "Injected pods are Ready for 2 minutes and not connected; the message names some, and why.",
+        "Do what the message says; the log of the engine has lines with kvpool.",
+    )
+    ENGINES_STARTING = "EnginesStarting", "No engine is connected yet.", "Wait until the engines are Ready."
+    NO_ENGINES_INJECTED = "NoEnginesInjected", "No injected pod with a client is running.", "Start an engine."
     # BlocksShareable
     FINGERPRINTS_MATCH = "FingerprintsMatch", "Engines of the same namespace and model share their blocks."
     NO_ENGINES_CONNECTED = "NoEnginesConnected", "No engine is connected.", "Start an engine with the opt-in label."
@@ -235,6 +249,21 @@ class EventReason(_Documented):
         "The pod started while the webhook was unavailable; it runs without the pool.",
         "Recreate the pod.",
     )
+    INJECTION_SKIPPED = (
+        "InjectionSkipped",
+        "The webhook did not inject the pod; the message has the sentence. Also about the pod's controller.",
+        "Do what the message says, and recreate the pod.",
+    )
+    ENGINE_WITHOUT_POOL = (
+        "EngineWithoutPool",
+        "The pod was injected, and its engine runs without the pool. Also about the pod's controller.",
+        "Do what the message says; the log of the engine has lines with kvpool.",
+    )
+    POOL_NOT_FOUND = (
+        "PoolNotFound",
+        "The pod opted in to a KVCachePool that does not exist. Also about the pod's controller.",
+        "Correct the annotation `kvpool.dev/pool`, or create the pool.",
+    )
     INJECTION_OUTDATED = (
         "InjectionOutdated",
         "The pod runs an older client or configuration of the pool; it works.",
@@ -278,6 +307,13 @@ REASONS: Final[Mapping[str, Mapping[str, tuple[Reason, ...]]]] = {
             Reason.WEBHOOK_UNAVAILABLE,
             Reason.NODE_AGENT_MISSING,
             Reason.PODS_NOT_INJECTED,
+            Reason.ALL_PODS_SKIPPED,
+        ),
+        "EnginesConnected": (
+            Reason.ENGINES_CONNECTED,
+            Reason.ENGINES_SILENT,
+            Reason.ENGINES_STARTING,
+            Reason.NO_ENGINES_INJECTED,
         ),
         "TransportReady": (Reason.PROTOCOL_MATCHED, Reason.PROTOCOL_MISMATCH, Reason.STATUS_UNAVAILABLE),
         "PeersReachable": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -15,16 +16,19 @@ from kvpool_operator.api.annotations import (
     LABEL_INJECT,
 )
 from kvpool_operator.injection.client_volume import INIT_CONTAINER
-from kvpool_operator.k8s.pods import is_ready
+from kvpool_operator.injection.skip import SkipReason
+from kvpool_operator.k8s.pods import is_ready, ready_since
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
+    from datetime import datetime
 
-__all__ = ["OPTED_IN", "EnginePod", "EnginePods", "Owner", "count", "slim_engine_pod"]
+__all__ = ["OPTED_IN", "EnginePod", "EnginePods", "Owner", "count", "find_orphans", "slim_engine_pod"]
 
 OPTED_IN: Final = f"{LABEL_INJECT}=true"
 """Label selector of opted-in pods."""
 _METADATA: Final = ("namespace", "name", "uid", "resourceVersion", "deletionTimestamp")
+_MAX_SKIP: Final = 800
 _ANNOTATIONS: Final = (
     ANNOTATION_INJECTED,
     ANNOTATION_INJECTED_ENGINE,
@@ -41,6 +45,7 @@ class Owner:
     kind: str
     name: str
     uid: str
+    api_version: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,12 @@ class EnginePod:
     ready: bool = False
     leaving: bool = False
     """It is being deleted: it counts for its owner's availability only."""
+    skip: str = ""
+    """Why it was skipped: the reason, a colon, and a sentence."""
+    node: str = ""
+    ready_since: datetime | None = None
+    has_client: bool = True
+    """Its engine connects to a sidecar; false for an engine without an interface for a remote tier."""
 
     @property
     def full_name(self) -> str:
@@ -76,6 +87,8 @@ class EnginePods:
     alone: int = 0
     """Injected pods whose engine has no interface for a remote tier."""
     alone_names: tuple[str, ...] = ()
+    skip_reasons: Mapping[str, int] = field(default_factory=dict)
+    """Number of skipped pods by reason."""
     names: Mapping[str, str] = field(default_factory=dict)
     """namespace/name of the injected pods, by uid."""
     pods: tuple[EnginePod, ...] = ()
@@ -123,9 +136,31 @@ def count(
         not_injected_names=tuple(not_injected[:3]),
         alone=len(alone),
         alone_names=tuple(sorted(alone)[:3]),
+        skip_reasons=dict(sorted(Counter(_skip_reason(p.skip) for p in staying if p.state == "skipped").items())),
         names={p.uid: p.full_name for p in staying if p.state == "injected"},
         pods=tuple(selected_pods),
     )
+
+
+def find_orphans(pods: Iterable[dict[str, Any]], pools: Collection[tuple[str, str]]) -> list[tuple[EnginePod, str]]:
+    """Return the opted-in pods that select none of `pools` (namespace, name), with the pool that they select."""
+    names, namespaces = {name for _, name in pools}, {namespace for namespace, _ in pools}
+    found = []
+    for pod in pods:
+        metadata = pod.get("metadata") or {}
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            continue
+        notes = metadata.get("annotations") or {}
+        selected, own = str(notes.get(ANNOTATION_POOL, "")), str(metadata.get("namespace", ""))
+        namespace, slash, name = selected.partition("/")
+        is_there = selected in names if selected else own in namespaces
+        if slash:
+            is_there = (namespace, name) in pools
+        engine_pod = _engine_pod(pod, metadata, notes, "", {})
+        if not is_there and not engine_pod.leaving:
+            pool = f"the pool {selected[:128]}" if selected else f"a pool of its namespace {own}"
+            found.append((engine_pod, pool))
+    return sorted(found, key=lambda one: (one[0].namespace, one[0].name))
 
 
 def slim_engine_pod(pod: dict[str, Any]) -> dict[str, Any]:
@@ -138,11 +173,14 @@ def slim_engine_pod(pod: dict[str, Any]) -> dict[str, Any]:
             "annotations": {k: notes[k] for k in _ANNOTATIONS if k in notes},
             "ownerReferences": [o for o in metadata.get("ownerReferences") or [] if o.get("controller") is True],
         },
-        "spec": {"initContainers": [{"name": INIT_CONTAINER, "image": image}]} if (image := _client_image(pod)) else {},
+        "spec": {
+            **({"initContainers": [{"name": INIT_CONTAINER, "image": image}]} if (image := _client_image(pod)) else {}),
+            **({"nodeName": node} if (node := (pod.get("spec") or {}).get("nodeName")) else {}),
+        },
         "status": {
             "phase": status.get("phase"),
             "conditions": [
-                {k: c[k] for k in ("type", "status") if k in c}
+                {k: c[k] for k in ("type", "status", "lastTransitionTime") if k in c}
                 for c in status.get("conditions") or []
                 if c.get("type") == "Ready"
             ],
@@ -167,7 +205,17 @@ def _engine_pod(
         owner=_owner(metadata),
         ready=is_ready(pod),
         leaving="deletionTimestamp" in metadata,
+        skip="" if injected else str(notes.get(ANNOTATION_SKIP_REASON, ""))[:_MAX_SKIP],
+        node=str((pod.get("spec") or {}).get("nodeName") or ""),
+        ready_since=ready_since(pod),
+        has_client=notes.get(ANNOTATION_INJECTED_ENGINE) not in CLIENTLESS_ENGINES,
     )
+
+
+def _skip_reason(skip: str) -> str:
+    """Return a reason of the webhook, whatever the annotation says."""
+    reason = skip.partition(":")[0]
+    return reason if reason in set(SkipReason) else "other"
 
 
 def _outdated(pod: dict[str, Any], notes: dict[str, str], image: str, revisions: Mapping[str, str]) -> str:
@@ -184,7 +232,7 @@ def _outdated(pod: dict[str, Any], notes: dict[str, str], image: str, revisions:
 def _owner(metadata: dict[str, Any]) -> Owner | None:
     for o in metadata.get("ownerReferences") or []:
         if o.get("controller") is True:
-            return Owner(str(o.get("kind", "")), str(o.get("name", "")), str(o.get("uid", "")))
+            return Owner(*(str(o.get(key, "")) for key in ("kind", "name", "uid", "apiVersion")))
     return None
 
 

@@ -18,6 +18,7 @@ from kvpool_operator.k8s import pods as podview
 from kvpool_operator.k8s.client import ObjectRef, ref
 from kvpool_operator.k8s.selectors import matches
 from kvpool_operator.observe.active_sidecar import active_sidecars, stalled_rollover
+from kvpool_operator.observe.engine_connections import find_connections
 from kvpool_operator.observe.engine_pods import count
 from kvpool_operator.observe.external_index import ExternalIndexLookup, read_external, secret_names
 from kvpool_operator.observe.preflight import observe_preflight
@@ -108,6 +109,7 @@ class Observer:
         )
         allowed, pods = self._allowed(pool), self._pods(pool)
         sidecars = active_sidecars(pods, await poll_sidecars(self._scraper, [p for p in pods if podview.is_staying(p)]))
+        engines = self._engine_pods(pool)
         rejection, is_missing, rejected_at = rejected
         newest = max((str(p["metadata"].get("creationTimestamp") or "") for p in pods), default="")
         return Snapshot(
@@ -119,7 +121,8 @@ class Observer:
             external_problem=external.problem,
             namespace_terminating=terminating,
             sidecars=sidecars,
-            engines=self._engine_pods(pool),
+            engines=engines,
+            connections=find_connections(engines.pods, {s.node: s.report for s in sidecars}, datetime.now(UTC)),
             webhook=webhook,
             rejection=rejection if is_missing else "",
             # a pod that was created later shows that the rejection is over

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvpool_operator.k8s.client import ObjectRef
+from kvpool_operator.observe.engine_connections import EngineConnections
 from kvpool_operator.observe.engine_pods import EnginePods
 from kvpool_operator.preflight.results import PreflightRun
 
@@ -59,6 +60,7 @@ class Snapshot:
     tenants: tuple[ResolvedTenant, ...] = ()
     """The pool's KVCacheTenants, resolved."""
     engines: EnginePods = field(default_factory=EnginePods)
+    connections: EngineConnections = field(default_factory=EngineConnections)
     webhook: Webhook = field(default_factory=Webhook)
     preflight_run: PreflightRun = field(default_factory=PreflightRun)
     """Results of the preflight run's pods; empty if none runs."""

@@ -36,6 +36,8 @@ class PodEvent:
     reason: EventReason
     message: str
     warning: bool
+    about_owner: bool = False
+    """It is emitted about the pod's controller too, where people look first."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,16 @@ class EvictionHistory:
         self.blocked_until = {uid: until for uid, until in self.blocked_until.items() if uid in owners and now < until}
 
 
-def pod_event(pod: EnginePod, pool: str) -> PodEvent | None:
-    """The Event to emit about a pod; None if the pod is fine. `pool`: namespace/name."""
+def pod_event(pod: EnginePod, pool: str, silent: str = "") -> PodEvent | None:
+    """The Event to emit about a pod; None if it is fine. `pool`: namespace/name. `silent`: why it has no connection."""
     if pod.leaving:
         return None
+    if pod.state == "skipped":
+        message = f"the pod runs without the pool {pool}: {pod.skip}"
+        return PodEvent(EventReason.INJECTION_SKIPPED, message, warning=True, about_owner=True)
+    if silent:
+        message = f"the pod was injected for the pool {pool} and runs without it: {silent}"
+        return PodEvent(EventReason.ENGINE_WITHOUT_POOL, message, warning=True, about_owner=True)
     if pod.state == "not_injected":
         message = (
             "the pod started without KVPool because the injection webhook was unavailable; it works without the pool; "

@@ -11,11 +11,12 @@ from kvpool_operator.api.duration import to_ms
 from kvpool_operator.api.reasons import EventReason
 from kvpool_operator.errors import ConflictError, EvictionBlockedError, NotLeaderError, OperatorError, RejectedError
 from kvpool_operator.k8s.client import ObjectRef
-from kvpool_operator.pools.apply import emit_event, evict_pod
+from kvpool_operator.pools.apply import evict_pod
 from kvpool_operator.pools.injection_watchdog import EvictionHistory, next_candidate, pod_event
+from kvpool_operator.pools.pod_events import emit_owner_event, emit_pod_event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.k8s.client import ApiClient
@@ -51,7 +52,8 @@ class PodEvictor:
         """Emit one Event per pod; evict one pod if the pool allows it. `target`: what new pods are injected with."""
         if pool.spec.mode == "DryRun":
             return EvictionRound()  # it injects nothing, so nothing is missing
-        await self._emit_events(pool.key, snapshot.engines.pods)
+        silent = {one.pod.uid: one.why for one in snapshot.connections.silent}
+        await self._emit_events(pool.key, snapshot.engines.pods, silent)
         history = self._histories.setdefault(pool.key, EvictionHistory(last=self._clock()))
         history.forget(snapshot.engines.pods, self._clock())
         injection = pool.spec.injection
@@ -107,12 +109,12 @@ class PodEvictor:
         await self._emit(pod, EventReason.EVICTED_FOR_INJECTION, message, warning=False)
         return "evicted", ""
 
-    async def _emit_events(self, key: str, pods: tuple[EnginePod, ...]) -> None:
-        uids = {p.uid for p in pods}
+    async def _emit_events(self, key: str, pods: tuple[EnginePod, ...], silent: Mapping[str, str]) -> None:
+        uids = {p.uid for p in pods} | {p.owner.uid for p in pods if p.owner is not None}
         emitted = self._emitted[key] = {e for e in self._emitted.get(key, set()) if e[0] in uids}
         left = MAX_EVENTS_PER_RECONCILE
         for pod in pods:
-            event = pod_event(pod, key)
+            event = pod_event(pod, key, silent.get(pod.uid, ""))
             if event is None or (pod.uid, event.reason) in emitted:
                 continue
             if not left:
@@ -120,9 +122,9 @@ class PodEvictor:
             left -= 1
             emitted.add((pod.uid, event.reason))
             await self._emit(pod, event.reason, event.message, warning=event.warning)
+            if event.about_owner and pod.owner is not None and (pod.owner.uid, event.reason) not in emitted:
+                emitted.add((pod.owner.uid, event.reason))
+                await emit_owner_event(pod, pod.owner, event.reason, event.message, self._cluster)
 
     async def _emit(self, pod: EnginePod, reason: EventReason, message: str, *, warning: bool) -> None:
-        about = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
-        # the same name in every process, so that it is emitted once while Events are kept
-        name = f"{pod.name[:200]}.kvpool-{reason.lower()}.{pod.uid[:8]}"
-        await emit_event(about, reason, message, self._cluster, warning=warning, name=name)
+        await emit_pod_event(pod, reason, message, self._cluster, warning=warning)

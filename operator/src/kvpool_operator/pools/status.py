@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
     from kvpool_operator.k8s.client import Manifest
+    from kvpool_operator.observe.engine_connections import EngineConnections
     from kvpool_operator.observe.engine_pods import EnginePods
     from kvpool_operator.observe.snapshot import Snapshot
     from kvpool_operator.pools.conditions import ReconcileOutcome
@@ -73,7 +74,7 @@ def make_status(pool: KVCachePool, snapshot: Snapshot, outcome: ReconcileOutcome
             reason="; ".join(sorted({r.transport_reason for r in reports if r.transport_reason}))[:253],
         ),
         fingerprints=_fingerprints(groups),
-        pods=_pods(snapshot.engines),
+        pods=_pods(snapshot.engines, snapshot.connections),
         preflight=outcome.preflight.to_status(),
         conditions=[Condition.model_validate(c) for c in conditions if c["type"] in POOL_CONDITIONS],
     ).dump()
@@ -102,8 +103,11 @@ def _index_memory(pool: KVCachePool, snapshot: Snapshot) -> str:
     return format_bytes(memory) if memory and pool.spec.index.external is None else ""
 
 
-def _pods(engines: EnginePods) -> PodsStatus:
+def _pods(engines: EnginePods, connections: EngineConnections) -> PodsStatus:
     return PodsStatus(
+        skip_reasons=dict(engines.skip_reasons),
+        connected=connections.connected,
+        silent=len(connections.silent),
         selected=engines.selected,
         injected=engines.injected,
         skipped=engines.skipped,

@@ -86,6 +86,11 @@ class Controller:
         return ""
 
     @property
+    def listed_keys(self) -> frozenset[NamespacedName] | None:
+        """The objects of the last list; None before the first one."""
+        return frozenset(self._keys) if self._listed_at is not None else None
+
+    @property
     def seconds_since_list(self) -> float:
         """Seconds since the objects were last listed; infinite before the first list."""
         return self._clock() - self._listed_at if self._listed_at is not None else float("inf")

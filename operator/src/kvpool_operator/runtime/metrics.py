@@ -50,6 +50,9 @@ class OperatorMetrics:
         )
         for outcome in EVICTION_OUTCOMES:  # the rate of a series that is not there is no number
             self.restarts.labels(outcome)
+        self.orphaned_pods = Gauge(
+            "kvpool_operator_orphaned_pods", "Opted-in pods that select a pool that does not exist.", registry=registry
+        )
         self.watch_stale = Gauge(
             "kvpool_operator_watch_stale_seconds",
             "Seconds since the watch of KVCachePools first missed a change that a list shows; 0 while it misses none.",

@@ -20,7 +20,7 @@ _CONDITION: Final = "1 if the pool's condition is True, 0 if it is False or Unkn
 _NODES: Final = "Nodes of the pool: desired, ready and updated."
 _PODS: Final = (
     "Pods that selected the pool, by state: selected (all), injected, skipped, notInjected (created while no webhook "
-    "answered), and outdated (injected by another version)."
+    "answered), outdated (injected by another version), connected, and silent (Ready for 2 minutes, not connected)."
 )
 
 

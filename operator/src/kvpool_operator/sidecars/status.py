@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from kvpool_operator.sidecars.cache import CacheReport
-from kvpool_operator.text import parse_count
+from kvpool_operator.text import one_line, parse_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "ConnectedPod",
@@ -27,6 +30,8 @@ _MOST_FIELDS = 48
 _MOST_PODS = 16
 _MOST_TENANTS = 1024
 _MOST_PEERS = 64
+_MOST_CONNECTED = 512
+_MOST_PROBLEMS = 64
 _PHASES: Final[dict[str, Phase]] = {phase: phase for phase in get_args(Phase)}
 
 
@@ -138,6 +143,12 @@ class SidecarStatus:
     bytes: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=dict)
     fingerprints: tuple[Fingerprint, ...] = ()
+    connected_pods: frozenset[str] = frozenset()
+    """Uids of pods whose engine is connected."""
+    engine_problems: dict[str, str] = field(default_factory=dict)
+    """Why an engine runs without the pool, in the words of its plug-in, by the pod's uid. Untrusted text."""
+    uptime_s: float = float("inf")
+    """Seconds since the process started; infinite if not reported."""
     drain: DrainReport = field(default_factory=DrainReport)
     peers: PeerReport | None = None
     """None if it does not probe its peers (older releases)."""
@@ -183,6 +194,9 @@ class SidecarStatus:
             bytes=_counts(r.get("bytes")),
             misses=_counts(r.get("misses")),
             fingerprints=tuple(_fingerprint(k) for k in kinds[:10] if isinstance(k, dict) and _text(k.get("digest"))),
+            connected_pods=frozenset(_connected(r, kinds)),
+            engine_problems=_problems(r.get("engine_problems")),
+            uptime_s=float(parse_count(r["uptime_seconds"])) if "uptime_seconds" in r else float("inf"),
             drain=_drain(_dict(r.get("drain"))),
             peers=_peers(r.get("reachability")),
             tenants={str(tag)[:64]: _tenant(_dict(use)) for tag, use in tenants},
@@ -201,6 +215,21 @@ def _drain(d: dict[str, Any]) -> DrainReport:
         remaining_bytes=parse_count(d.get("remaining_bytes")),
         problem=_text(d.get("problem")),
     )
+
+
+def _connected(r: dict[str, Any], kinds: list[Any]) -> Iterator[str]:
+    if "connected_pods" in r:
+        yield from (_text(uid) for uid in _list(r["connected_pods"])[:_MOST_CONNECTED])
+        return
+    for kind in kinds[:10]:  # of a release that lists them by fingerprint only
+        for pod in _list(_dict(kind).get("pods"))[:_MOST_PODS]:
+            if _dict(pod).get("connected") is True:
+                yield _text(pod.get("uid"))
+
+
+def _problems(value: Any) -> dict[str, str]:
+    rows = [row for row in _list(value)[:_MOST_PROBLEMS] if isinstance(row, dict)]
+    return {uid: one_line(_text(row.get("problem"))) for row in rows if (uid := _text(row.get("uid")))}
 
 
 def _peers(value: Any) -> PeerReport | None:

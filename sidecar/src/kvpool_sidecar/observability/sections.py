@@ -163,6 +163,7 @@ class ClientSection:
             "clients": self._listeners.connections,
             "admission": self._queues.status(),
             "fingerprints": self._fingerprints.latest(),
+            "connected_pods": self._fingerprints.connected_pods(),
         }
 
 

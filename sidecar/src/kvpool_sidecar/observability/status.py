@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,6 +50,7 @@ class StatusReport:
         self._sections = sections
         self.stats = stats
         self.ready = ready
+        self._started = time.monotonic()
 
     def __call__(self) -> dict[str, Any]:
         report: dict[str, Any] = {
@@ -57,6 +59,7 @@ class StatusReport:
             "generation": self._config.current.generation,
             "block_formats": list(FORMAT_VERSIONS),
             "ready": self.ready(),
+            "uptime_seconds": int(time.monotonic() - self._started),
         }
         for section in self._sections:
             report.update(section.status())

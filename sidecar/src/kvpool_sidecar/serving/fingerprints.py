@@ -19,6 +19,7 @@ _MAX_ENTRIES = 64
 _MAX_REPORTED = 10
 _MAX_PODS = 64
 _MAX_PODS_REPORTED = 16
+_MAX_CONNECTED = 512
 
 
 @dataclass
@@ -78,6 +79,12 @@ class Fingerprints:
         """Return fingerprint and model of every entry."""
         with self._lock:
             return [(digest, entry.model) for digest, entry in self._known.items()]
+
+    def connected_pods(self) -> list[str]:
+        """Return the uids of at most 512 pods with an open connection."""
+        with self._lock:
+            uids = {uid for entry in self._known.values() for uid, use in entry.pods.items() if use.connections > 0}
+        return sorted(uids)[:_MAX_CONNECTED]
 
     def latest(self) -> list[dict[str, Any]]:
         """Return at most ten entries: those in use first, then the latest."""

@@ -182,6 +182,13 @@ class PodsStatus(Model):
     """Number of pods that were not injected. Their annotation kvpool.dev/skip-reason has the reason."""
     not_injected: Count = 0
     """Number of pods that were created while the webhook was unavailable. Recreate them to inject them."""
+    skip_reasons: dict[str, Count] = Field(default_factory=dict, max_length=16)
+    """Number of skipped pods by reason."""
+    connected: Count = 0
+    """Number of injected pods whose engine is connected to the sidecar of its node."""
+    silent: Count = 0
+    """Number of injected pods that have been Ready for 2 minutes and whose engine is not connected, or reports that it
+    runs without the pool. Condition EnginesConnected names some of them."""
     outdated: Count = 0
     """Number of pods with the client of another KVPool version, or with the configuration of an earlier spec of the
     pool. They work. Recreate them to update them."""

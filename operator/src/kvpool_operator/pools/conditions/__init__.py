@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.conditions import Verdict, first_verdict
 from kvpool_operator.pools.conditions.connectivity import INDEX_READY, PEERS_REACHABLE, TRANSPORT_READY
-from kvpool_operator.pools.conditions.engines import BLOCKS_SHAREABLE, INJECTION_READY
+from kvpool_operator.pools.conditions.engines import BLOCKS_SHAREABLE, ENGINES_CONNECTED, INJECTION_READY
 from kvpool_operator.pools.conditions.inputs import ConditionInput, ReconcileOutcome
 from kvpool_operator.pools.conditions.preflight import PREFLIGHT_PASSED
 from kvpool_operator.pools.conditions.ready import READY
@@ -25,6 +25,7 @@ CHAINS: Final[Mapping[str, tuple[PoolCheck, ...]]] = {
     "StorageReady": STORAGE_READY,
     "IndexReady": INDEX_READY,
     "InjectionReady": INJECTION_READY,
+    "EnginesConnected": ENGINES_CONNECTED,
     "TransportReady": TRANSPORT_READY,
     "PeersReachable": PEERS_REACHABLE,
     "BlocksShareable": BLOCKS_SHAREABLE,

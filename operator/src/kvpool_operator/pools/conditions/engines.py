@@ -1,4 +1,4 @@
-"""InjectionReady and BlocksShareable: engine pods use the pool, and can use each other's blocks. Pure."""
+"""InjectionReady, EnginesConnected, BlocksShareable: engine pods use the pool, and each other's blocks. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from kvpool_operator.text import summarize_clauses
 if TYPE_CHECKING:
     from kvpool_operator.pools.conditions.inputs import ConditionInput, PoolCheck
 
-__all__ = ["BLOCKS_SHAREABLE", "INJECTION_READY"]
+__all__ = ["BLOCKS_SHAREABLE", "ENGINES_CONNECTED", "INJECTION_READY"]
+
+_MAX_SILENT: Final = 3
+_MAX_MESSAGE: Final = 2000
 
 
 def injection_disabled(i: ConditionInput) -> Verdict | None:
@@ -51,9 +54,20 @@ def pods_not_injected(i: ConditionInput) -> Verdict | None:
     )
 
 
+def all_pods_skipped(i: ConditionInput) -> Verdict | None:
+    """No pod is served."""
+    engines = i.snapshot.engines
+    if engines.injected or not engines.skipped:
+        return None
+    return Verdict.false(
+        Reason.ALL_PODS_SKIPPED,
+        f"all {engines.skipped} opted-in pods were skipped{_skips(i)}; their Events say why",
+    )
+
+
 def injecting(i: ConditionInput) -> Verdict:
     engines = i.snapshot.engines
-    message = f"{engines.injected} pods use the pool, {engines.skipped} were skipped"
+    message = f"{engines.injected} pods were injected, {engines.skipped} were skipped{_skips(i)}"
     if engines.outdated:
         message += f"; {engines.outdated} of them have an older client or configuration and work: {_remedy(i)}"
     return Verdict.true(Reason.INJECTING, message)
@@ -64,8 +78,37 @@ INJECTION_READY: Final[tuple[PoolCheck, ...]] = (
     webhook_unavailable,
     node_agent_missing,
     pods_not_injected,
+    all_pods_skipped,
     injecting,
 )
+
+
+def engines_silent(i: ConditionInput) -> Verdict | None:
+    """Ready pods without a connection, with the plug-in's own sentence where there is one."""
+    silent = i.snapshot.connections.silent
+    if not silent:
+        return None
+    named = summarize_clauses([f"{one.pod.full_name}: {one.why}" for one in silent[:_MAX_SILENT]], total=len(silent))
+    total = len(silent) + i.snapshot.connections.connected
+    return Verdict.false(
+        Reason.ENGINES_SILENT, f"{len(silent)} of {total} injected pods run without the pool: {named}"[:_MAX_MESSAGE]
+    )
+
+
+def engines_starting(i: ConditionInput) -> Verdict | None:
+    if i.snapshot.connections.connected or not _has_clients(i):
+        return None
+    return Verdict.unknown(Reason.ENGINES_STARTING, "no engine is connected yet")
+
+
+def engines_connected(i: ConditionInput) -> Verdict:
+    if not _has_clients(i):
+        return Verdict.unknown(Reason.NO_ENGINES_INJECTED, "no pod with a client of the pool is running")
+    n = i.snapshot.connections.connected
+    return Verdict.true(Reason.ENGINES_CONNECTED, f"{n} of {i.snapshot.engines.injected} injected pods are connected")
+
+
+ENGINES_CONNECTED: Final[tuple[PoolCheck, ...]] = (engines_silent, engines_starting, engines_connected)
 
 
 def engine_without_remote_tier(i: ConditionInput) -> Verdict | None:
@@ -110,6 +153,15 @@ BLOCKS_SHAREABLE: Final[tuple[PoolCheck, ...]] = (
     no_engines_connected,
     fingerprints_match,
 )
+
+
+def _has_clients(i: ConditionInput) -> bool:
+    return any(pod.state == "injected" and pod.has_client and not pod.leaving for pod in i.snapshot.engines.pods)
+
+
+def _skips(i: ConditionInput) -> str:
+    reasons = [f"{reason} ({n})" for reason, n in i.snapshot.engines.skip_reasons.items()]
+    return f": {', '.join(reasons)}" if reasons else ""
 
 
 def _remedy(i: ConditionInput) -> str:
