@@ -75,6 +75,7 @@ class Soak:
             "prompt": 80,
             "seed": self.args.seed,
             "deadlines": _DEADLINES,
+            "name": name,
             "commands": str(self.directory / "commands.json"),
             "results": str(self.directory / f"client-{name}.json"),
         }

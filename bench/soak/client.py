@@ -17,11 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.soak.stops import Stops
 from kvpool import config
 from kvpool.client import Client
 from kvpool.protocol import block
-from kvpool_testing.history import ALLOWANCE_S, History, Stalls
+from kvpool_testing.history import ALLOWANCE_S, History
 from kvpool_testing.residue import residue
+from kvpool_testing.stalls import Stalls
 from kvpool_testing.traffic import Mix, Traffic, block_id_of, payload_of
 
 _RESERVOIR = 4000
@@ -85,8 +87,9 @@ def run(asked: dict[str, Any]) -> int:
     client = Client(settings, fingerprint=fingerprint, labels={"engine": "soak", "model": "soak"})
     latencies = {op: Latencies() for op in ("lookup", "load", "store")}
     parent = os.getppid()
+    stops = Stops(commands.parent, str(asked["name"]))
     with Stalls() as stalls:
-        history = History(stalls, expected=expected)
+        history = History(stalls, expected=expected, stopped_s=stops.between)
         mix = Mix(size, universe, int(asked["prompt"]), pause_s=0.5, prefill_s=4.0)
         traffic = Traffic(history.client(client, tenant), fingerprint, mix, int(asked["seed"]))
         stopped, depth = False, 0
@@ -102,7 +105,8 @@ def run(asked: dict[str, Any]) -> int:
                 traffic.resize(depth)
             while history.calls:
                 call = history.calls.popleft()
-                latencies[call.op].add(call.ended - call.started, call.late_s)
+                if not stops.between(call.started, call.ended):
+                    latencies[call.op].add(call.ended - call.started, call.late_s)
             now = residue(os.getpid())
             _write(
                 results,

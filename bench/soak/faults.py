@@ -8,8 +8,10 @@ import random
 import shutil
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from bench.soak import stops
 from kvpool.protocol import wire
 
 if TYPE_CHECKING:
@@ -159,9 +161,12 @@ def client_killed(pool: Pool, clients: dict[str, Child], fault: Fault) -> Iterat
 
 @contextlib.contextmanager
 def client_stopped(pool: Pool, clients: dict[str, Child], fault: Fault) -> Iterator[None]:
+    since = time.monotonic()
+    stops.record(pool.directory, fault.target, since)
     clients[fault.target].send(signal.SIGSTOP)
     yield
     clients[fault.target].send(signal.SIGCONT)
+    stops.record(pool.directory, fault.target, since, time.monotonic())
 
 
 @contextlib.contextmanager

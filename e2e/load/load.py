@@ -22,7 +22,8 @@ from typing import Any
 from kvpool.client import Client
 from kvpool.engines.common.settings import client_config
 from kvpool.protocol import block, keys
-from kvpool_testing.history import History, Stalls
+from kvpool_testing.history import History
+from kvpool_testing.stalls import Stalls
 from kvpool_testing.traffic import Mix, Traffic, block_id_of, payload_of
 
 PORT = 8000

@@ -13,8 +13,9 @@ from sc_raw import FINGERPRINT
 
 from kvpool import config
 from kvpool.client import Client
-from kvpool_testing.history import History, Stalls
+from kvpool_testing.history import History
 from kvpool_testing.residue import unsettled
+from kvpool_testing.stalls import Stalls
 from kvpool_testing.traffic import block_id_of, payload_of
 
 SIZE = 100_000

@@ -15,8 +15,9 @@ from sc_raw import FINGERPRINT
 from kvpool import config
 from kvpool.client import Client
 from kvpool.protocol import block
-from kvpool_testing.history import History, Stalls
+from kvpool_testing.history import History
 from kvpool_testing.residue import exceeded, residue, stray_files, unsettled
+from kvpool_testing.stalls import Stalls
 from kvpool_testing.traffic import Mix, Traffic, block_id_of, payload_of
 
 MIX = Mix(block_bytes=48 << 10, universe=120, reads=0.8, pause_s=0.01, prefill_s=0.01)
