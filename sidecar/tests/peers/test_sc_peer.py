@@ -14,7 +14,7 @@ from kvpool.errors import DeadlineExceededError, KVPoolError, PoolUnavailableErr
 from kvpool.protocol import block, peer_wire, wire
 from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.peers import server as peer_server
-from kvpool_sidecar.peers import tcp
+from kvpool_sidecar.peers import tcp, unproven
 from kvpool_sidecar.peers.connection import PeerConnection, dial
 from kvpool_sidecar.peers.server import PeerServer, PeerServerOptions
 from kvpool_sidecar.storage.base import Block
@@ -229,8 +229,9 @@ def test_something_else_that_listens_there_is_noticed():
 
 
 def test_unproven_connections_are_bounded_and_end_by_themselves(server, link, store, monkeypatch):
-    monkeypatch.setattr(peer_server, "MAX_UNAUTHENTICATED", 4)
-    monkeypatch.setattr(peer_server, "_HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(unproven, "_OTHERS_PER_ADDRESS", 4)
+    monkeypatch.setattr(unproven, "_MIN_AGE_S", 60.0)
+    monkeypatch.setattr(peer_server, "_FIRST_BYTES_S", 0.5)
     put(store, 1)
     held = [socket.create_connection((server.host, server.port), timeout=5) for _ in range(6)]
     wait_for(lambda: server._stats.whole("refused").get("peer-connections"), "the rest is turned away")

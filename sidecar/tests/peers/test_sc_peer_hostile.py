@@ -203,7 +203,7 @@ class LyingPeer:
                 return
             self.held.append(sock)
             with contextlib.suppress(OSError, KVPoolError):
-                tcp.prove_as_server(sock, SECRET, tcp.receive_peer_request(sock, time.monotonic() + 5))
+                tcp.prove_as_server(sock, SECRET, tcp.receive_peer_request(sock, time.monotonic() + 5, 5))
                 tcp.receive(sock, peer_wire.PEER_REQUEST.size, time.monotonic() + 5)
                 sock.sendall(answer)
 

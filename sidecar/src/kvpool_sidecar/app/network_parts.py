@@ -97,6 +97,7 @@ def build_network(context: AppContext, storage: StorageParts) -> NetworkParts:
         congestion_control=config.peer.congestion_control,
         queue=context.queues.peers,
         staging=stack.staging,
+        roster=lambda: {peer.host for peer in parts.resolver.live_nodes()},
     )
     peer_server = PeerServer(
         settings.address,

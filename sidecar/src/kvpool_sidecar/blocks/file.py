@@ -132,9 +132,15 @@ def release_read_lease(fd: int) -> None:
 
 
 def fill_checksum(fd: int, header: block.BlockHeader) -> block.BlockHeader:
-    """The header with the payload's checksum, computed and written into the file `fd`."""
+    """The header with the payload's checksum, computed and written into the file `fd`.
+
+    RefusedError if another process holds a lease on the file: opening it would wait until that lease is broken.
+    """
     done = replace(header, payload_sum=payload_checksum(fd, header.payload_len))
-    writer = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        writer = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except BlockingIOError:
+        raise RefusedError("another process holds a lease on the file", block_key=header.block_key.hex()) from None
     try:
         os.pwrite(writer, block.encode_header(done), 0)
     finally:

@@ -21,10 +21,11 @@ from kvpool.protocol import peer_wire, wire
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.rdma.server import PeerRdma
+from kvpool_sidecar.peers.unproven import UnprovenConnections
 from kvpool_sidecar.resilience.fair_queue import PEER_BYTES, FairQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.peers.rdma.staging import Staging
@@ -36,8 +37,8 @@ __all__ = ["PeerServer", "PeerServerOptions"]
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
-MAX_UNAUTHENTICATED = 64
 _HANDSHAKE_S = 5.0
+_FIRST_BYTES_S = 1.0
 _IDLE_S = 120.0
 _SEND_S = 10.0
 _CHUNK_BYTES = 1 << 20
@@ -51,7 +52,7 @@ _MAX_QUEUED_S = 1.0  # longest wait of a request in the queue
 class PeerServerOptions:
     """`security` authenticates peers by certificate or ticket; without it the bare `secret` does.
 
-    `queue` admits the bytes sent to peers; `staging` serves reads by RDMA.
+    `queue` admits the bytes sent to peers; `staging` serves reads by RDMA; `roster` returns the pool's addresses.
     """
 
     secret: bytes = b""
@@ -59,6 +60,7 @@ class PeerServerOptions:
     congestion_control: str = ""
     queue: FairQueue | None = None
     staging: Staging | None = None
+    roster: Callable[[], Container[str]] = tuple
 
 
 class PeerServer:
@@ -91,7 +93,7 @@ class PeerServer:
         self._handlers: dict[int, Callable[[bytes, int], bytes]] = {wire.Op.HOTTEST: lambda _request, _flags: b""}
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self._unauthenticated = 0
+        self._unproven = UnprovenConnections(options.roster)
         self._stopped = threading.Event()
         tcp.configure(self._listener, options.congestion_control)
         self.congestion_control = tcp.congestion_control(self._listener)
@@ -134,16 +136,24 @@ class PeerServer:
                 log.warning("a peer connection cannot be accepted: %s", e.strerror)
                 time.sleep(0.1)
                 continue
-            with self._lock:
-                has_room = len(self._connections) < MAX_CONNECTIONS and self._unauthenticated < MAX_UNAUTHENTICATED
-                if has_room:
-                    self._connections.add(sock)
-                    self._unauthenticated += 1
-            if not has_room:
+            if self._admit(sock, address[0]):
+                threading.Thread(target=self._serve, args=(sock, address[0]), name="peer", daemon=True).start()
+            else:
                 self._stats.add("refused", "peer-connections")
                 sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock, address[0]), name="peer", daemon=True).start()
+
+    def _admit(self, sock: socket.socket, host: str) -> bool:
+        with self._lock:
+            if len(self._connections) >= MAX_CONNECTIONS:
+                return False
+            admission = self._unproven.enter(sock, host)
+            if admission.admitted:
+                self._connections.add(sock)
+        if admission.evicted is not None:
+            self._stats.add("refused", "peer-connections")
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(admission.evicted, socket.SHUT_RDWR)  # its thread sees the end and closes it
+        return admission.admitted
 
     def _serve(self, sock: socket.socket, host: str) -> None:
         unauthenticated = True
@@ -151,21 +161,20 @@ class PeerServer:
             tcp.configure(sock, self._congestion_control)
             tcp.set_send_timeout(sock, _SEND_S)
             deadline = time.monotonic() + _HANDSHAKE_S
-            request = tcp.receive_peer_request(sock, deadline)
+            request = tcp.receive_peer_request(sock, deadline, _FIRST_BYTES_S)
             if request is not None:
                 session_key = tcp.prove_as_server(sock, self._ticket_secret(request, host), request)
             else:
                 sock = self._start_tls(sock)
                 session_key = self._handshake(sock, deadline)
-            with self._lock:
-                self._unauthenticated -= 1
-                unauthenticated = False
+            unauthenticated = False
+            self._unproven.leave(sock)
             if self._security is not None and isinstance(sock, ssl.SSLSocket) and not session_key:
                 self._security.serve_tickets(sock, host, self.address)
             else:
                 self._serve_requests(sock, host, session_key, PeerRdma(self._staging, self._stats))
         except (KVPoolError, OSError) as e:
-            if unauthenticated:
+            if unauthenticated and self._unproven.leave(sock):
                 bad_certificate = isinstance(e, ssl.SSLCertVerificationError)
                 self._stats.add("refused", "peer-certificate" if bad_certificate else "peer-proof")
                 log.warning("peer %s: %s", host, e)
@@ -178,7 +187,7 @@ class PeerServer:
         finally:
             with self._lock:
                 self._connections.discard(sock)
-                self._unauthenticated -= unauthenticated
+            self._unproven.leave(sock)
             sock.close()
 
     def _ticket_secret(self, request: tcp.PeerRequest, host: str) -> bytes:
@@ -199,6 +208,7 @@ class PeerServer:
             self._connections.discard(sock)
             tls = self._security.accept(sock)
             self._connections.add(tls)
+            self._unproven.replace(sock, tls)
         return tls
 
     def _handshake(self, tls: socket.socket, deadline: float) -> bytes:

@@ -166,12 +166,15 @@ class PeerRequest(NamedTuple):
     proof: bytes
 
 
-def receive_peer_request(sock: socket.socket, deadline: float) -> PeerRequest | None:
-    """Run the serving side up to the client's request; None if the client begins TLS, of which nothing is read."""
+def receive_peer_request(sock: socket.socket, deadline: float, first_s: float) -> PeerRequest | None:
+    """Run the serving side up to the client's request; None if the client begins TLS, of which nothing is read.
+
+    The client's first byte is due within `first_s` seconds.
+    """
     nonce_s = secrets.token_bytes(peer_wire.PEER_NONCE_BYTES)
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     sock.sendall(peer_wire.PEER_MAGIC + nonce_s)
-    if _first_byte(sock, deadline) == _TLS_HANDSHAKE:
+    if _first_byte(sock, min(deadline, time.monotonic() + first_s)) == _TLS_HANDSHAKE:
         return None
     kind, ticket, nonce_c, proof = peer_wire.PEER_CLIENT.unpack(receive(sock, peer_wire.PEER_CLIENT.size, deadline))
     return PeerRequest(kind, ticket, nonce_s, nonce_c, proof)
