@@ -18,6 +18,9 @@ finish() {
 }
 trap finish EXIT INT TERM
 
+# four minutes of one processor the first time, beside the other builds
+nice images/index-server.sh >/dev/null & index_server=$!
+
 say "the engine's environment"
 KVPOOL_ENGINE_ENV=$(e2e/engine/make.sh)
 export KVPOOL_ENGINE_ENV
@@ -27,7 +30,8 @@ exports=$(e2e/cluster.sh prepare)
 eval "$exports"
 
 say "the operator's and the sidecar's image"
-make images BASE_IMAGE="$KVPOOL_BASE_IMAGE"
+if wait "$index_server"; then export KVPOOL_INDEX_TLS=1; else echo "e2e: the index runs WITHOUT TLS in these tests"; fi
+make images BASE_IMAGE="$KVPOOL_BASE_IMAGE" INDEX_TLS="${KVPOOL_INDEX_TLS:-}"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' operator/pyproject.toml)
 export KVPOOL_OPERATOR_IMAGE=kvpool-operator:$version KVPOOL_SIDECAR_IMAGE=kvpool-sidecar:$version
 

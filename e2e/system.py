@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,10 @@ def label(namespace: str, labels: dict[str, str]) -> None:
     kubectl("apply", "--server-side", "--force-conflicts", "--field-manager=cases", "-f", "-", stdin=json.dumps(made))
 
 
+# e2e/run.sh sets it where the sidecar's image has an index server with TLS
+INDEX: dict[str, Any] = {"managed": {"encryption": "Always"}} if os.environ.get("KVPOOL_INDEX_TLS") else {}
+
+
 def spec(name: str = POOL, **more: Any) -> dict[str, Any]:
     """A pool for load pods: drives and the shared directory, with deadlines for nodes that share two processors."""
     return {
@@ -46,7 +51,7 @@ def spec(name: str = POOL, **more: Any) -> dict[str, Any]:
         ],
         "injection": {"allowedNamespaces": {"from": "Selector", "selector": {"matchLabels": ACCESS}}},
         "failOpen": {"lookupDeadline": "1s", "loadDeadline": "5s"},
-        "index": {"lookupTimeout": "500ms"},
+        "index": {"lookupTimeout": "500ms", **INDEX},
         **more,
     }
 

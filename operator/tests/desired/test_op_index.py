@@ -230,3 +230,46 @@ async def test_a_changed_secret_of_an_index_of_ones_own_reaches_the_sidecars_and
     await world.settle()
     assert data(world)["index-password"] == "two"
     assert world.cluster.objects[SIDECARS]["metadata"]["resourceVersion"] == before
+
+
+def secret_items(manifest: dict[str, Any]) -> dict[str, str]:
+    """Key of the Secret by the file that it becomes."""
+    volumes = manifest["spec"]["template"]["spec"]["volumes"]
+    items = next(v for v in volumes if v["name"] == "secret")["secret"]["items"]
+    return {i["path"]: i["key"] for i in items}
+
+
+async def test_an_encrypted_index_gets_a_certificate_and_sidecars_its_ca_and_no_key():
+    world = World(index={"managed": {"encryption": "Always"}})
+    await world.settle()
+    command = world.cluster.objects[INDEX]["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert "--tls" in command
+    server, sidecar = secret_items(world.cluster.objects[INDEX]), secret_items(world.cluster.objects[SIDECARS])
+    assert {"index-server.crt", "index-server.key"} <= server.keys()
+    assert "index-ca.crt" in sidecar
+    assert not {"index-server.key", "index-server.crt"} & sidecar.keys()
+    stored = data(world)
+    assert all(stored[key] for key in (server["index-server.crt"], server["index-server.key"], sidecar["index-ca.crt"]))
+    # the keys of the CA are mounted nowhere
+    assert "managed-index-current.key" in stored
+    assert "managed-index-current.key" not in {*server.values(), *sidecar.values()}
+    config = world.cluster.objects[ObjectRef("ConfigMap", NS, "chat-config")]["data"]["pool.json"]
+    assert "rediss://chat-index." in config
+    assert "redis://" not in config
+
+
+async def test_an_index_without_encryption_has_no_certificate():
+    world = World()
+    await world.settle()
+    assert not [key for key in data(world) if key.endswith("server.key")]
+    assert "--tls" not in world.cluster.objects[INDEX]["spec"]["template"]["spec"]["containers"][0]["command"]
+
+
+async def test_a_pool_that_leaves_an_encrypted_index_keeps_its_files_for_the_sidecars_that_use_it():
+    world = World(index={"managed": {"encryption": "Always"}})
+    await world.settle()
+    ca = data(world)["managed-index-ca.crt"]
+    world.pool["spec"]["index"] = {"managed": {}}
+    world.pool["metadata"]["generation"] += 1
+    await world.settle()
+    assert data(world)["managed-index-ca.crt"] == ca

@@ -223,6 +223,11 @@ def _index_server(p: argparse.ArgumentParser) -> None:
         help="memory limit of the server; a block takes about 110 bytes (default 536870912)",
     )
     p.add_argument("--http-port", type=int, default=0, help="serve /healthz and /readyz on this port (default: off)")
+    p.add_argument(
+        "--tls",
+        action="store_true",
+        help="accept TLS only, with index-server.crt and index-server.key in --secret-dir; the server must have TLS",
+    )
     p.add_argument("--persist", action="store_true", help="save the entries to --dir and load them at the next start")
     p.add_argument("--flush", action="store_true", help="delete all entries of the index that runs in --dir, and exit")
 

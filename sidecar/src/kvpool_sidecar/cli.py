@@ -85,8 +85,8 @@ def _init_node(args: argparse.Namespace) -> int:
 
 def _index_server(args: argparse.Namespace) -> int:
     from kvpool_sidecar.commands.index_server import run_index_server
-    from kvpool_sidecar.index.redis_server import flush_index
-    from kvpool_sidecar.settings import index_passwords
+    from kvpool_sidecar.index.redis_server import ServerTls, flush_index
+    from kvpool_sidecar.settings import index_passwords, index_server_files
 
     if args.flush:
         flush_index(args.dir)
@@ -99,6 +99,7 @@ def _index_server(args: argparse.Namespace) -> int:
         max_memory=args.max_memory,
         persist=args.persist,
         passwords=lambda: index_passwords(args.secret_dir),
+        tls=ServerTls(*index_server_files(args.secret_dir)) if args.tls else None,
     )
     return 1
 

@@ -23,6 +23,7 @@ __all__ = [
     "fixed_sockets",
     "index_files",
     "index_passwords",
+    "index_server_files",
     "own_address",
     "read_config",
     "read_secret",
@@ -139,6 +140,15 @@ def index_files(directory: str) -> dict[str, str]:
     if ("cert" in files) != ("key" in files):
         raise ConfigError("index-client.crt and index-client.key must exist together", where=directory)
     return files
+
+
+def index_server_files(directory: str) -> tuple[str, str]:
+    """Return the paths of the managed index's certificate and key. ConfigError if one is missing."""
+    paths = [str(Path(directory, name)) for name in ("index-server.crt", "index-server.key")]
+    for path in paths:
+        if not Path(path).exists():
+            raise ConfigError("--tls needs this file", where=path)
+    return paths[0], paths[1]
 
 
 def fixed_sockets(pairs: list[str]) -> dict[str, str]:

@@ -184,7 +184,8 @@ def _local(name: str, tier: LocalSpec, tier_path: Callable[[str], str]) -> Local
 
 def managed_index_url(pool: KVCachePool) -> str:
     """Return the URL of the managed index, without a password."""
-    return f"redis://{names.index(pool.metadata.name)}.{pool.metadata.namespace}.svc:{INDEX_PORT}/0"
+    scheme = "rediss" if pool.spec.index.is_encrypted else "redis"
+    return f"{scheme}://{names.index(pool.metadata.name)}.{pool.metadata.namespace}.svc:{INDEX_PORT}/0"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from kvpool_operator.desired.pod_template import (
     workload,
 )
 from kvpool_operator.desired.rollout import may_surge, requests_devices, resync_metadata, rolling_update
-from kvpool_operator.desired.secrets import PEER_FILES, password_files
+from kvpool_operator.desired.secrets import PEER_FILES, index_ca_files, password_files
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -139,7 +139,11 @@ def _volumes(inputs: Inputs) -> list[Manifest]:
             "secret": {
                 "secretName": names.secret(name),
                 "defaultMode": 0o440,
-                "items": [{"key": k, "path": k} for k in wanted] + password_files(managed=inputs.external is None),
+                "items": [
+                    *({"key": k, "path": k} for k in wanted),
+                    *password_files(managed=inputs.external is None),
+                    *index_ca_files(inputs),
+                ],
             },
         },
         {"name": "handoff", "emptyDir": {}},  # the node agent connects to the server here

@@ -23,7 +23,7 @@ from kvpool_operator.api.quantity import exact_bytes, to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import metadata
 from kvpool_operator.desired.pod_template import USER, container, security, workload
-from kvpool_operator.desired.secrets import password_files
+from kvpool_operator.desired.secrets import index_server_files, password_files
 from kvpool_operator.desired.services import PROBE_PORT
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def index_statefulset(inputs: Inputs) -> Manifest | None:
                     "secret": {
                         "secretName": names.secret(pool.metadata.name),
                         "defaultMode": 0o440,
-                        "items": password_files(managed=True),
+                        "items": [*password_files(managed=True), *index_server_files(inputs)],
                     },
                 },
             ],
@@ -151,6 +151,7 @@ def _redis(inputs: Inputs) -> Manifest:
             "/data",
         ),
         *("--max-memory", str(memory), *(["--persist"] if persistent else [])),
+        *(["--tls"] if inputs.pool.spec.index.is_encrypted else []),
         env=[
             {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
             {"name": "KVPOOL_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},

@@ -52,6 +52,8 @@ class PoolSecret:
     """Previous password, valid until all sidecars have logged in with the new one; otherwise empty."""
     managed_index_revision: str = "0"
     """`spec.index.managed.passwordRevision` for which the password was generated."""
+    index_files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """CA and certificate of the managed index, PEM by file name (kvpool_operator.pki.index_tls)."""
 
 
 @dataclass(frozen=True)

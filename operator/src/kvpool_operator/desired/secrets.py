@@ -11,11 +11,20 @@ from kvpool_operator.desired import names
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.desired.labels import labels, metadata
 from kvpool_operator.pki.curve import curve_public_key, z85
+from kvpool_operator.pki.index_tls import INDEX_CA, INDEX_FILES, INDEX_SERVER_CERT, INDEX_SERVER_KEY
 
 if TYPE_CHECKING:
     from kvpool_operator.desired.inputs import Inputs, Manifest
 
-__all__ = ["PEER_FILES", "events_secret", "password_files", "read_secret", "secret"]
+__all__ = [
+    "PEER_FILES",
+    "events_secret",
+    "index_ca_files",
+    "index_server_files",
+    "password_files",
+    "read_secret",
+    "secret",
+]
 
 PEER_FILES = ("peer-ca.crt", "peer-ca.key", "peer-previous.crt", "peer-previous.key")
 _KEYS = {
@@ -37,7 +46,11 @@ def read_secret(manifest: Manifest, fresh: PoolSecret) -> PoolSecret:
         values[field] = _text(data.get(key))
     random = {f: v or getattr(fresh, f) for f, v in values.items()}
     random["managed_index_previous"] = _text(data.get(_PREVIOUS))
-    return PoolSecret(**random, peer_files={name: text for name in PEER_FILES if (text := _text(data.get(name)))})
+    return PoolSecret(**random, peer_files=_files(data, PEER_FILES), index_files=_files(data, INDEX_FILES))
+
+
+def _files(data: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, str]:
+    return {name: text for name in wanted if (text := _text(data.get(name)))}
 
 
 def _text(encoded: Any) -> str:
@@ -64,6 +77,7 @@ def secret(inputs: Inputs) -> Manifest:
         **({INDEX_PASSWORD: inputs.external.password} if inputs.external else {}),
         **inputs.index_files,
         **{name: s.peer_files.get(name, "") for name in PEER_FILES},
+        **s.index_files,  # also after a change to another index, for the sidecars that still use this one
     }
     return {
         "apiVersion": "v1",
@@ -76,6 +90,21 @@ def secret(inputs: Inputs) -> Manifest:
         "type": "Opaque",
         "data": {k: base64.b64encode(v.encode()).decode() for k, v in values.items()},
     }
+
+
+def index_ca_files(inputs: Inputs) -> list[Manifest]:
+    """Return volume items: the CA of an index with TLS, under the name that sidecars read."""
+    return [{"key": INDEX_CA, "path": "index-ca.crt"}] if inputs.pool.spec.index.is_encrypted else []
+
+
+def index_server_files(inputs: Inputs) -> list[Manifest]:
+    """Return volume items: certificate and key of an index with TLS, under the names that it reads."""
+    if not inputs.pool.spec.index.is_encrypted:
+        return []
+    return [
+        {"key": INDEX_SERVER_CERT, "path": "index-server.crt"},
+        {"key": INDEX_SERVER_KEY, "path": "index-server.key"},
+    ]
 
 
 def password_files(*, managed: bool) -> list[Manifest]:

@@ -245,7 +245,7 @@ def _without_random_values(inputs: Inputs, snapshot: Snapshot) -> Inputs:
     """For `mode: DryRun` before the Secret exists: fixed values, so that the preview does not change each time."""
     if snapshot.object("Secret", names.secret(inputs.pool.metadata.name)) is not None:
         return inputs
-    fixed = replace(inputs.secret, pool_secret="0" * 64, managed_index_password="", peer_files={})
+    fixed = replace(inputs.secret, pool_secret="0" * 64, managed_index_password="", peer_files={}, index_files={})
     return replace(inputs, secret=fixed)
 
 

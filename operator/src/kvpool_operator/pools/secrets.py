@@ -16,6 +16,7 @@ from kvpool.protocol.keys import index_login
 from kvpool_operator.desired import names
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.desired.secrets import read_secret
+from kvpool_operator.pki.index_tls import index_files
 from kvpool_operator.pki.peer_ca import peer_files
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ def pool_secret(meta: Metadata, pool: KVCachePool | None, snapshot: Snapshot, no
     secret = replace(secret, peer_files=peer_files(secret.peer_files, now))
     if pool is None:
         return secret
+    if pool.spec.index.is_encrypted:
+        service = f"{names.index(meta.name)}.{meta.namespace}.svc"
+        secret = replace(secret, index_files=index_files(secret.index_files, (service,), now))
     if live is None:
         return replace(secret, managed_index_revision=_requested_revision(pool))
     if pool.spec.mode != "Enforce":

@@ -41,10 +41,18 @@ class RedisServerProcess:
     `read` returns the current passwords, newest first; `known` are those the server started with.
     """
 
-    def __init__(self, home: Path, read: Callable[[], tuple[bytes, ...]], known: tuple[bytes, ...]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        read: Callable[[], tuple[bytes, ...]],
+        known: tuple[bytes, ...],
+        tls: embedded.ServerTls | None = None,
+    ) -> None:
         self._home = home
         self._read = read
         self._known = known
+        self._tls = tls
+        self._certificate = tls.digest() if tls is not None else b""
 
     def update_passwords(self) -> bool:
         """Send changed passwords to the server; return whether they changed. KVPoolError if it does not answer."""
@@ -59,6 +67,18 @@ class RedisServerProcess:
         embedded.load_passwords(self._home, current, show_out=not set(self._known) <= set(current))
         log.info("updated the passwords of the index: %d are valid", len(current))
         self._known = current
+        return True
+
+    def update_certificate(self) -> bool:
+        """Reload a renewed certificate; return whether there was one. KVPoolError if the server does not take it."""
+        if self._tls is None:
+            return False
+        current = self._tls.digest()
+        if current == self._certificate:
+            return False
+        embedded.reload_certificate(self._home, self._tls)
+        log.info("the index serves with a renewed certificate")
+        self._certificate = current
         return True
 
     def state(self) -> str:
@@ -78,8 +98,11 @@ def run_index_server(
     max_memory: int,
     persist: bool,
     passwords: Callable[[], tuple[bytes, ...]],
+    tls: embedded.ServerTls | None = None,
 ) -> None:
     """Become the Valkey server; does not return. ConfigError if it would listen beyond loopback without a password.
+
+    `tls`: accept nothing but TLS; the server must be built with it.
 
     `http_port` 0 disables the probes. `persist`: entries survive a restart, in `directory`.
     """
@@ -95,11 +118,13 @@ def run_index_server(
     home = embedded.prepare(directory, known, keep=persist)
     version = embedded.server_version(embedded.server_binary())
     log.info("the index server is %s", version)
-    command = embedded.server_command(home, version, bind=bind, port=port, max_memory=max_memory, keep=persist)
+    if tls is not None:
+        log.info("the index accepts TLS only; a server without TLS ends with 'Failed finding TLS support'")
+    command = embedded.server_command(home, version, bind=bind, port=port, max_memory=max_memory, keep=persist, tls=tls)
     server = os.getpid()
     if os.fork() == 0:
         try:
-            _run_helper(RedisServerProcess(home, passwords, known), bind=bind, http_port=http_port, server=server)
+            _run_helper(RedisServerProcess(home, passwords, known, tls), bind=bind, http_port=http_port, server=server)
         except Exception:
             log.exception("the helper process of the index server failed")
         finally:
@@ -116,8 +141,9 @@ def _run_helper(process: RedisServerProcess, *, bind: str, http_port: int, serve
         time.sleep(_POLL_INTERVAL_S)
         try:
             process.update_passwords()
+            process.update_certificate()
         except (KVPoolError, OSError) as e:
-            log.warning("cannot update the passwords of the index server; retrying: %s", e)
+            log.warning("cannot update the passwords or the certificate of the index server; retrying: %s", e)
 
 
 def _handler(process: RedisServerProcess) -> type[BoundedHandler]:

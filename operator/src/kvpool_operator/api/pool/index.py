@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -39,6 +39,10 @@ class ManagedIndex(Model):
     persistence: IndexPersistence | None = None
     """Persistent volume for the entries, so that a restarted index loads them immediately. If it is omitted, a
     restarted index is empty, and the nodes register their blocks again at `rebuildRate`."""
+    encryption: Literal["None", "Always"] = "None"
+    """Always: the index accepts only TLS, with a certificate that the operator issues and renews. The sidecar image
+    must contain an index server with TLS (built with INDEX_TLS=1). None: entries and the password travel unencrypted.
+    After a change, sidecars find no blocks of their peers until they have been replaced too."""
 
 
 class SecretKey(Model):
@@ -113,6 +117,11 @@ class Index(Model):
     node_expiry: f.NodeExpiry = "1h"
     """Time after which the entries of a lost node are removed, such as 1h. Lookups ignore them within seconds of the
     loss."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the operator runs the index with TLS."""
+        return self.external is None and self.managed is not None and self.managed.encryption == "Always"
 
     @model_validator(mode="after")
     def _one_index(self) -> Index:
