@@ -160,6 +160,10 @@ class CacheConfig:
     prefetch_bytes: int = doc(
         "Maximum bytes prefetched after lookups and not yet loaded; 0: no prefetch.", default=512 << 20
     )
+    write_buffer_bytes: int = doc(
+        "Memory for unfinished writes on each node, in bytes; a tenant may use three quarters of it.",
+        default=512 << 20,
+    )
     compression: str = doc(
         "Compression of new blocks in a shared directory: None, Zstd or LZ4. Blocks of every codec can be read.",
         default="None",
@@ -319,8 +323,8 @@ class PoolConfig:
             raise ConfigError("peer.streams: 1 to 4")
         if min(c.idle_ttl_s, c.max_age_s, c.tenant_quota_bytes) < 0:
             raise ConfigError("cache: idle_ttl_s, max_age_s and tenant_quota_bytes must not be below 0")
-        if c.prefetch_bytes < 0 or c.warm_up_bytes_per_s < 0:
-            raise ConfigError("cache: prefetch_bytes and warm_up_bytes_per_s must not be below 0")
+        if min(c.prefetch_bytes, c.warm_up_bytes_per_s, c.write_buffer_bytes) < 0:
+            raise ConfigError("cache: prefetch_bytes, warm_up_bytes_per_s and write_buffer_bytes must not be below 0")
         if c.compression not in ("None", "Zstd", "LZ4"):
             raise ConfigError(f"cache.compression: unknown codec {c.compression!r}")
         if c.write_policy not in ("WriteThrough", "WriteBack", "WriteThroughSelective", "LocalOnly"):

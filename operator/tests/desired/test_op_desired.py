@@ -19,6 +19,7 @@ from zmq.utils.z85 import encode
 from kvpool.config import Deadlines, FsspecTier, PoolConfig, loads
 from kvpool.protocol.keys import events_curve_keys, events_token
 from kvpool_operator.api.crdgen import render
+from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import ExternalIndexUrl, Inputs, InstallationConfig, build
 from kvpool_operator.desired.config import to_client_config, to_pool_config
@@ -108,10 +109,23 @@ def test_rdma_brings_its_device_and_its_memory_and_only_where_it_is_asked_for():
 
     plain, with_device = server(CASES["example"]), server(CASES["full"])
     assert with_device["limits"]["rdma/hca_shared_devices_a"] == "1"
-    assert int(with_device["limits"]["memory"]) == (2 << 30) + (1 << 30)
+    assert to_bytes(with_device["limits"]["memory"]) == (2 << 30) + (1 << 30) + (512 << 20)
+    assert to_bytes(plain["limits"]["memory"]) == (2 << 30) + (512 << 20)
     assert set(plain["limits"]) == {"memory"}
     transport = {"protocol": "TCP", "rdma": {"resources": [{"name": "rdma/a"}]}}
     assert server(build(inputs(transport=transport))) == plain
+
+
+def test_the_write_buffer_is_in_the_sidecars_memory():
+    def server(cache: dict[str, Any]) -> dict[str, Any]:
+        pod = find(build(inputs(cache=cache)), "DaemonSet")["spec"]["template"]["spec"]
+        return next(c for c in pod["containers"] if c["name"] == "server")["resources"]
+
+    assert server({"write": {"buffer": "2Gi"}}) == {
+        "requests": {"cpu": "100m", "memory": "2304Mi"},
+        "limits": {"memory": "4Gi"},
+    }
+    assert server({"write": {"buffer": "16Mi"}, "maxBlockSize": "768Mi"})["requests"]["memory"] == "1281Mi"
 
 
 def test_there_is_no_golden_file_without_a_case():

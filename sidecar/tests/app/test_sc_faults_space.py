@@ -98,7 +98,7 @@ def test_a_full_node_evicts_what_was_not_used_and_stays_within_its_capacity(clus
         status = a.status()
         assert status["used_bytes"] <= 20 * MIB
         assert status["events"]["evicted"] >= 40
-        wait_for(lambda: a.status()["used_bytes"] <= 15 * MIB, "down to the low watermark")
+        wait_for(lambda: a.status()["used_bytes"] <= 17 * MIB, "down to the high watermark")
         a.wait_announced()
         assert raw.get(list(hot)) == list(hot.values())
         wait_for(lambda: other.lookup([block_id(10)]) == [0], "evicted blocks leave the index")

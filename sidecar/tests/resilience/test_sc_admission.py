@@ -23,6 +23,7 @@ from kvpool_sidecar.serving.lookup_figures import LookupFigures
 from kvpool_sidecar.serving.opener import OpenResult
 from kvpool_sidecar.serving.pod import Pod
 from kvpool_sidecar.serving.session import Session, SessionContext
+from kvpool_sidecar.serving.store_service import Begun
 from kvpool_sidecar.tenancy.identity import Identity, Tenant
 
 FAR = 1e9
@@ -269,16 +270,19 @@ class Blocks:
             if entry.fd >= 0:
                 os.close(entry.fd)
 
-    def begin(self, tenant, block_id, payload_len):
-        writer = os.memfd_create("block")
-        pending = SimpleNamespace(writer=writer, file_bytes=payload_len, payload_len=payload_len)
-        pending.close_writer = lambda: os.close(writer)
-        return wire.BeginStatus.WRITE, bytes(32), pending
+    def begin(self, pod, blocks, deadline):
+        return [Begun(wire.BeginStatus.WRITE, bytes(32), self._pending(payload_len)) for _, payload_len in blocks]
 
     def commit(self, tenant, block_id, pending, *, fill):
         return wire.CommitStatus.STORED
 
-    def abort(self, pending):
+    def _pending(self, payload_len):
+        writer = os.memfd_create("block")
+        pending = SimpleNamespace(writer=writer, file_bytes=payload_len, payload_len=payload_len, abort=self._abort)
+        pending.close_writer = lambda: os.close(writer)
+        return pending
+
+    def _abort(self):
         self.aborted += 1
 
 
@@ -296,7 +300,9 @@ def serve(tmp_path):
             raw = Raw(path, hello=False)
             sock, _ = listener.accept()
         pod = Pod(Identity(f"pod-{len(made)}", tenant, "p", "s"), Tenant(b"secret", tenant), 1 << 50)
-        session = Session(sock, pod, SessionContext("a", node, lambda *_: None, Fingerprints(), lanes, LookupFigures()))
+        session = Session(
+            sock, pod, SessionContext("a", node, node, lambda *_: None, Fingerprints(), lanes, LookupFigures())
+        )
         threads.append(threading.Thread(target=session.run, daemon=True))
         threads[-1].start()
         raw.ask(wire.Op.HELLO, wire.ClientHello(FINGERPRINT).pack())

@@ -142,23 +142,40 @@ def test_a_header_that_does_not_fit_is_not_accepted(raw, n, changes):
     assert raw.lookup([block_id(n)]) == [0]
 
 
-@pytest.mark.parametrize("size", [0, 1000, 4096 + 4999, 4096 + 5001, 10_000_000])
-def test_a_file_of_another_length_is_not_accepted(raw, n, size):
-    ((_, token, key, fd),) = raw.begin([(block_id(n), 5000)])
-    os.ftruncate(fd, size)
-    write_block(fd, header(block_id(n), key, b"x" * 5000, raw.server.tenant_tag), b"x" * 5000)
-    with_fd = size > 4096 + 4999
-    assert raw.commit([token]) == [Commit.REJECTED if with_fd or size == 4096 + 5001 else Commit.STORED]
-
-
-def test_a_client_that_keeps_its_descriptor_cannot_publish(raw, n):
+@pytest.mark.parametrize("size", [0, 1000, 4096 + 4999])
+def test_a_file_that_was_cut_is_not_accepted(raw, n, size):
     ((_, token, key, fd),) = raw.begin([(block_id(n), 5000)])
     kept = os.dup(fd)
     write_block(fd, header(block_id(n), key, b"x" * 5000, raw.server.tenant_tag), b"x" * 5000)
-    assert raw.commit([token]) == [Commit.REJECTED]
-    assert raw.lookup([block_id(n)]) == [0]
+    os.ftruncate(kept, size)
+    with pytest.raises(PermissionError):
+        os.ftruncate(kept, 4096 + 5000)
     os.close(kept)
-    assert raw.put({block_id(n): b"x" * 5000}) == [Commit.STORED]
+    assert raw.commit([token]) == [Commit.REJECTED]
+
+
+@pytest.mark.parametrize("size", [4096 + 5001, 10_000_000])
+def test_a_writer_cannot_make_its_file_longer(raw, n, size):
+    ((_, token, key, fd),) = raw.begin([(block_id(n), 5000)])
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, size)
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", size - 1)
+    with pytest.raises(PermissionError):
+        os.posix_fallocate(fd, 0, size)
+    write_block(fd, header(block_id(n), key, b"x" * 5000, raw.server.tenant_tag), b"x" * 5000)
+    assert raw.commit([token]) == [Commit.STORED]
+
+
+def test_a_client_that_keeps_its_descriptor_cannot_change_what_it_published(raw, n):
+    ((_, token, key, fd),) = raw.begin([(block_id(n), 5000)])
+    kept = os.dup(fd)
+    write_block(fd, header(block_id(n), key, b"x" * 5000, raw.server.tenant_tag), b"x" * 5000)
+    assert raw.commit([token]) == [Commit.STORED]
+    with pytest.raises(PermissionError):
+        os.pwrite(kept, b"y", 4096)
+    os.close(kept)
+    assert raw.get([block_id(n)]) == [b"x" * 5000]
 
 
 def test_what_a_reader_gets_cannot_be_written(raw, n):

@@ -272,7 +272,6 @@ class World:
             BlockOpener(holder, self.local, self.shared, self.directory, Stats()),
             None,
             Stats(),
-            lambda *_: None,
             lookup_events=after,
         )
 

@@ -18,6 +18,7 @@ from kvpool.errors import RefusedError, TierFullError
 from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.local.drive import Drive
 from kvpool_sidecar.storage.local.store import open_local
+from kvpool_sidecar.storage.local.writer import BlockWriter
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import TAG, header, key, payload, put, read, write
 from kvpool_testing.faulty_store import FaultyStore
@@ -105,8 +106,8 @@ def test_a_prefix_that_is_used_often_stays_on_the_drive_through_a_flood(tmp_path
         assert read(local, 0) == payload(0)
 
 
-class BrokenDrive(Drive):
-    """Every call of the drive ends in EIO while `broken`."""
+class BrokenWriter(BlockWriter):
+    """Every write of the drive ends in EIO while `broken`."""
 
     broken = False
 
@@ -120,12 +121,11 @@ class BrokenDrive(Drive):
 
 def test_a_drive_that_fails_repeatedly_is_fenced_until_a_canary_comes_back(tmp_path, monkeypatch):
     log = Log()
-    one = BrokenDrive(
-        "nvme", str(tmp_path / "r"), quota.CapacityLimits(64 * MIB, 85, 75, 100), pool_uid="u", events=log
-    )
+    one = Drive("nvme", str(tmp_path / "r"), quota.CapacityLimits(64 * MIB, 85, 75, 100), pool_uid="u", events=log)
     one.scan()
     put(one, 1)
-    one.broken = True
+    writer = one._writer = BrokenWriter(one._state, one._space)
+    writer.broken = True
     for n in range(2, 5):
         with pytest.raises(OSError, match="Input/output"):
             one.begin(key(n), 1000)
@@ -144,7 +144,7 @@ def test_a_drive_that_fails_repeatedly_is_fenced_until_a_canary_comes_back(tmp_p
         wait_for(lambda: one.health._try_at > time.monotonic(), "the canary did not come back")
     assert one.health.fenced
     assert os.listdir(tmp_path / "r" / "tmp") == []
-    one.broken = False
+    writer.broken = False
     one.health._try_at = 0.0  # the wait is over
     one.health.tick()
     wait_for(lambda: not one.health.fenced, "the canary came back")

@@ -15,9 +15,7 @@ from kvpool.errors import TierFullError
 from kvpool.protocol.wire import Flag, OpenStatus, Tier
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool_sidecar.counters import Stats
-from kvpool_sidecar.index.base import NodeInfo
 from kvpool_sidecar.index.memory import MemoryIndex
-from kvpool_sidecar.index.registration import IndexRegistration
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.replication.dirty_set import DirtySet
 from kvpool_sidecar.replication.verifier import BlockVerifier
@@ -65,14 +63,6 @@ class Setup:
         self.index = index = MemoryIndex()
         guard = Bulkhead("index", 1, 8, CircuitBreaker(3, 1, time.monotonic))
         peers = BlockResolver(index, guard, lambda: 1, lease_s=5)
-        announcer = IndexRegistration(
-            index, NodeInfo("a", "127.0.0.1", 1, 1), self.local, scanned=lambda: True, lease_s=5
-        )
-
-        def written(key, payload_len):
-            announcer.announce(key, payload_len)
-            self.copier.enqueue(key, payload_len)
-
         self.copier = WriteBack(self.local, self.shared, self.stats)
         inspector = BlockVerifier(self.local, self.shared, peers, no_dial, self.stats)
         pool = config.PoolConfig(
@@ -85,7 +75,6 @@ class Setup:
             BlockOpener(holder, self.local, self.shared, peers, self.stats),
             inspector,
             self.stats,
-            written,
         )
 
     def tiers(self, *numbers, timeout=0.3, every=True):

@@ -44,8 +44,11 @@ __all__ = [
     "render_config",
     "to_client_config",
     "to_pool_config",
+    "write_buffer_bytes",
 ]
 
+_MIB = 1 << 20
+_HEADER_BYTES = 4096  # of a block's file
 MOUNTS = "/tiers"
 """Directory where the sidecar pod mounts the tiers, each under its name."""
 
@@ -99,6 +102,7 @@ def to_pool_config(
             write_policy=spec.cache.write.policy,
             write_max_dirty_bytes=to_bytes(spec.cache.write.max_dirty),
             write_min_hits=spec.cache.write.min_hits,
+            write_buffer_bytes=write_buffer_bytes(pool),
             eviction_policy=eviction.policy,
             idle_ttl_s=-(-to_ms(spec.cache.ttl.idle) // 1000),
             max_age_s=-(-to_ms(spec.cache.ttl.max_age) // 1000),
@@ -180,6 +184,13 @@ def _local(name: str, tier: LocalSpec, tier_path: Callable[[str], str]) -> Local
         dedicated_filesystem=tier.dedicated_filesystem,
         reserve_free_bytes=0 if reserve.endswith("%") else to_bytes(reserve),
     )
+
+
+def write_buffer_bytes(pool: KVCachePool) -> int:
+    """Return the memory for unfinished writes on each node: at least what lets one tenant write the largest block."""
+    largest = to_bytes(pool.spec.cache.max_block_size)
+    needed = -(-(largest + _HEADER_BYTES) * 4 // (3 * _MIB)) * _MIB  # a tenant may use three quarters
+    return max(to_bytes(pool.spec.cache.write.buffer), needed)
 
 
 def managed_index_url(pool: KVCachePool) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.annotations import ANNOTATION_CONFIG_DIGEST, LABEL_SOCKETS, SOCKETS_FROM_AGENT
 from kvpool_operator.api.fields import ADMIN_PORT, HTTP_PORT
-from kvpool_operator.api.quantity import to_bytes
+from kvpool_operator.api.quantity import exact_bytes, to_bytes
 from kvpool_operator.desired import names
+from kvpool_operator.desired.config import write_buffer_bytes
 from kvpool_operator.desired.pod_template import (
     CONFIG_FILE,
     CONFIG_MOUNT,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sidecar_daemonset"]
 
+_MIB: Final = 1 << 20
 _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
 _HANDOFF: Final = "/run/handoff"
 
@@ -120,12 +122,12 @@ def _event_ports(pool: KVCachePool) -> list[Manifest]:
 
 
 def _server_resources(pool: KVCachePool) -> Manifest:
-    """Return resources with RDMA devices as limits, which are also requests, and with RDMA's pinned memory."""
+    """Return resources with the write buffer, with RDMA's pinned memory, and with RDMA devices as limits."""
     rdma = pool.spec.transport.rdma
-    if not requests_devices(pool):
-        return resources("100m", "256Mi", "2Gi")
-    result = resources("100m", str((256 << 20) + to_bytes(rdma.memory)), str((2 << 30) + to_bytes(rdma.memory)))
-    result["limits"] |= {r.name: str(r.count) for r in rdma.resources}
+    pinned = write_buffer_bytes(pool) + (to_bytes(rdma.memory) if requests_devices(pool) else 0)
+    result = resources("100m", exact_bytes(256 * _MIB + pinned), exact_bytes(2048 * _MIB + pinned))
+    if requests_devices(pool):
+        result["limits"] |= {r.name: str(r.count) for r in rdma.resources}
     return result
 
 

@@ -19,6 +19,7 @@ from kvpool_sidecar.serving.opener import BlockOpener
 from kvpool_sidecar.serving.pod_registry import FIXED_PREFIX, PodRegistry
 from kvpool_sidecar.serving.session import Session, SessionContext
 from kvpool_sidecar.serving.socket_handoff import SocketHandoff
+from kvpool_sidecar.serving.store_service import StoreService
 from kvpool_sidecar.system.unix_socket import listen_at
 from kvpool_sidecar.tenancy.identity import Identity
 
@@ -87,9 +88,10 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
         drain.on_stored()
 
     locator = BlockLocator(storage.local, storage.shared, resolver)
-    service = BlockService(config, locator, opener, verifier, context.stats, on_written, lookup_events)
+    service = BlockService(config, locator, opener, verifier, context.stats, lookup_events)
+    stores = StoreService(config, storage.landing, context.stats, on_written)
     session = SessionContext(
-        settings.node, service, network.dial, context.fingerprints, context.queues, context.lookups
+        settings.node, service, stores, network.dial, context.fingerprints, context.queues, context.lookups
     )
     sockets = PodListeners(lambda sock, pod: Session(sock, pod, session), context.stats)
     cleanup.callback(sockets.stop)

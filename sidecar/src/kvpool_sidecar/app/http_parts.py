@@ -107,6 +107,7 @@ def _sections(
     sections: list[StatusSection] = [
         NamedSection("config", reloader),
         StorageSection(context.config, context.stats, storage.local, storage.shared, storage.write_back, storage.gc),
+        NamedSection("landing", storage.landing),
         IndexSection(context.config, storage.local, index.registration, index.resolver, login),
         ClientSection(clients.listeners, context.fingerprints, context.queues),
         CounterSection(context.stats),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,14 @@ from kvpool_sidecar.blocks.events import (
 from kvpool_sidecar.events.feed import Locality
 from kvpool_sidecar.replication.write_back import WriteBack
 from kvpool_sidecar.shared_gc.controller import create_controller
+from kvpool_sidecar.storage.landing.ledger import Share
+from kvpool_sidecar.storage.landing.zone import LandingZone
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.shared.factory import open_shared
 from kvpool_sidecar.storage.shared.tier import SharedTier
 
 if TYPE_CHECKING:
+    from kvpool.config import PoolConfig
     from kvpool_sidecar.app.context import AppContext, Component
     from kvpool_sidecar.blocks.events import BlockEvents
     from kvpool_sidecar.counters import Stats
@@ -32,19 +36,23 @@ if TYPE_CHECKING:
 
 __all__ = ["StorageParts", "build_storage"]
 
+_PLACES_PER_DRIVE = 1024
+_DESCRIPTORS_PER_PLACE = 8
+
 
 @dataclass(frozen=True)
 class StorageParts:
     """Tiers of the node. `shared`, `write_back` and `gc` are None where the pool has none."""
 
     local: LocalStore
+    landing: LandingZone
     shared: SharedTier | None
     write_back: WriteBack | None
     gc: SharedGcController | None
 
     def components(self) -> list[Component]:
         """Return the parts to start once the network is up."""
-        return [part for part in (self.write_back, self.gc) if part is not None]
+        return [part for part in (self.landing, self.write_back, self.gc) if part is not None]
 
 
 def build_storage(context: AppContext) -> StorageParts:
@@ -61,12 +69,14 @@ def build_storage(context: AppContext) -> StorageParts:
         read_headers=context.feed is not None,
     )
     context.cleanup.callback(local.stop)
+    landing = LandingZone(local, _landing_limit(config))
+    context.cleanup.callback(landing.stop)
     _count_drive_events(context.events, context.stats)
     if context.feed is not None:
         _feed_events(context.events, context.feed, local)
     store = open_shared(settings, local, context.events, context.stats)
     if store is None:
-        return StorageParts(local, None, None, None)
+        return StorageParts(local, landing, None, None, None)
     shared = SharedTier(store, events=context.events)
     context.cleanup.callback(shared.close)
     gc = create_controller(
@@ -74,7 +84,14 @@ def build_storage(context: AppContext) -> StorageParts:
     )
     if gc is not None:
         context.cleanup.callback(gc.stop)
-    return StorageParts(local, shared, _write_back(context, local, shared), gc)
+    return StorageParts(local, landing, shared, _write_back(context, local, shared), gc)
+
+
+def _landing_limit(config: PoolConfig) -> Share:
+    """Return the zone's size: a place takes a descriptor, and most descriptors are for connections and reads."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    places = min(_PLACES_PER_DRIVE * len(config.local), descriptors // _DESCRIPTORS_PER_PLACE)
+    return Share(max(places, 1), config.cache.write_buffer_bytes)
 
 
 def _write_back(context: AppContext, local: LocalStore, shared: SharedTier) -> WriteBack | None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.serving.fingerprints import Fingerprints
     from kvpool_sidecar.serving.lookup_figures import LookupFigures
     from kvpool_sidecar.serving.pod import Pod
+    from kvpool_sidecar.serving.store_service import StoreService
     from kvpool_sidecar.tenancy.identity import Tenant
 
 __all__ = ["Session", "SessionContext"]
@@ -48,6 +49,7 @@ class SessionContext:
 
     node: str
     service: BlockService
+    stores: StoreService
     dial: PeerDialer
     fingerprints: Fingerprints
     queues: FairQueues
@@ -64,7 +66,7 @@ class Session:
         self._readable: tuple[Tenant, ...] = (pod.tenant,)  # the pod's own tenant first
         self._channel = PacketChannel(sock, context.service.stats)
         self._reads = ReadHandler(self._channel, pod, context.service, context.dial, context.queues.reads)
-        self._writes = WriteHandler(self._channel, pod, context.service, context.queues.writes)
+        self._writes = WriteHandler(self._channel, pod, context.stores, context.queues.writes)
         self._turn = RequestTurn(context.queues.requests, pod.tenant.tag)
         self._rejections: dict[int, Callable[[wire.Head, memoryview], None]] = {
             wire.Op.LOOKUP: lambda head, _: self._channel.reply(head, bytes(head.items), count=head.items),

@@ -10,10 +10,12 @@ from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.serving.messages import decode_begin, decode_tokens, encode_begin_refusals
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvpool_sidecar.resilience.fair_queue import FairQueue, Grant
-    from kvpool_sidecar.serving.block_service import BlockService
     from kvpool_sidecar.serving.channel import PacketChannel
     from kvpool_sidecar.serving.pod import Pod
+    from kvpool_sidecar.serving.store_service import StoreService
     from kvpool_sidecar.storage.base import WriteTransaction
 
 __all__ = ["MAX_TOKENS", "WriteHandler"]
@@ -30,10 +32,10 @@ class _Write(NamedTuple):
 class WriteHandler:
     """Handles BEGIN and COMMIT, and holds the connection's unfinished writes and write grant. Not thread-safe."""
 
-    def __init__(self, channel: PacketChannel, pod: Pod, service: BlockService, queue: FairQueue) -> None:
+    def __init__(self, channel: PacketChannel, pod: Pod, stores: StoreService, queue: FairQueue) -> None:
         self._channel = channel
         self._pod = pod
-        self._service = service
+        self._stores = stores
         self._queue = queue
         self._grant: Grant | None = None
         self._writes: dict[int, _Write] = {}
@@ -42,14 +44,7 @@ class WriteHandler:
     def begin(self, head: wire.Head, body: memoryview) -> None:
         """Answer a BEGIN request with a token and a writable file for each accepted block."""
         blocks = decode_begin(head, body)
-        answers: list[bytes] = []
-        begun: list[int] = []
-        refusal = self._acquire(sum(length for _, length in blocks))
-        for block_id, payload_len in blocks:
-            status, token, key = self._begin_one(block_id, payload_len, refusal)
-            if token:
-                begun.append(token)
-            answers.append(wire.BEGIN_REPLY.pack(status, token, key))
+        answers, begun = self._begin(blocks)
         sent = False
         try:
             fds = [self._writes[token].pending.writer for token in begun]
@@ -77,11 +72,11 @@ class WriteHandler:
         for token in decode_tokens(head, body):
             write = self._writes.pop(token, None)
             if write is None:
-                self._service.stats.add("rejected", "token")
+                self._stores.stats.add("rejected", "token")
                 statuses.append(wire.CommitStatus.REJECTED)
                 continue
             try:
-                status = self._service.commit(self._pod.tenant, write.block_id, write.pending, fill=fill)
+                status = self._stores.commit(self._pod.tenant, write.block_id, write.pending, fill=fill)
             finally:
                 self._pod.release(write.pending.file_bytes)
             if status == wire.CommitStatus.STORED:
@@ -97,26 +92,36 @@ class WriteHandler:
             self._abort(token)
         self._end_grant()
 
-    def _begin_one(self, block_id: bytes, payload_len: int, refusal: str) -> tuple[wire.BeginStatus, int, bytes]:
-        """Return status, token (0 without a write) and key of one block."""
-        file_bytes = HEADER_BYTES + payload_len
-        if refusal or len(self._writes) >= MAX_TOKENS or not self._pod.reserve(file_bytes):
-            self._service.stats.add("refused", refusal or "too-many-writes")
-            return wire.BeginStatus.REFUSED, 0, bytes(32)
-        status, key, pending = self._service.begin(self._pod.tenant, block_id, payload_len)
-        if pending is None:
-            self._pod.release(file_bytes)
-            return status, 0, key
-        token, self._next_token = self._next_token, self._next_token % 0xFFFFFFFF + 1
-        self._writes[token] = _Write(block_id, pending)
-        return status, token, key
+    def _begin(self, blocks: Sequence[tuple[bytes, int]]) -> tuple[list[bytes], list[int]]:
+        """Return the answer for each block, and the tokens of those to write."""
+        deadline = time.monotonic() + _MAX_QUEUE_S
+        refusal = self._acquire(sum(payload_len for _, payload_len in blocks), deadline)
+        room = 0 if refusal else MAX_TOKENS - len(self._writes)
+        accepted = [
+            n for n, (_, payload_len) in enumerate(blocks[:room]) if self._pod.reserve(_file_bytes(payload_len))
+        ]
+        if refused := len(blocks) - len(accepted):
+            self._stores.stats.add("refused", refusal or "too-many-writes", refused)
+        answers = [encode_begin_refusals(1)] * len(blocks)
+        tokens: list[int] = []
+        begun = self._stores.begin(self._pod, [blocks[n] for n in accepted], deadline)
+        for n, (status, key, pending) in zip(accepted, begun, strict=True):
+            token = 0
+            if pending is None:
+                self._pod.release(_file_bytes(blocks[n][1]))
+            else:
+                token, self._next_token = self._next_token, self._next_token % 0xFFFFFFFF + 1
+                self._writes[token] = _Write(blocks[n][0], pending)
+                tokens.append(token)
+            answers[n] = wire.BEGIN_REPLY.pack(status, token, key)
+        return answers, tokens
 
-    def _acquire(self, size: int) -> str:
+    def _acquire(self, size: int, deadline: float) -> str:
         """Acquire a grant for `size` bytes; return the reason of a refusal, or an empty string."""
         if not self._channel.peer_buffer_empty():
             return "unread-descriptors"
         self._end_grant()
-        self._grant = self._queue.acquire(self._pod.tenant.tag, size, time.monotonic() + _MAX_QUEUE_S)
+        self._grant = self._queue.acquire(self._pod.tenant.tag, size, deadline)
         return "" if self._grant is not None else "busy-writes"
 
     def _end_grant(self) -> None:
@@ -126,5 +131,9 @@ class WriteHandler:
 
     def _abort(self, token: int) -> None:
         write = self._writes.pop(token)
-        self._service.abort(write.pending)
+        write.pending.abort()
         self._pod.release(write.pending.file_bytes)
+
+
+def _file_bytes(payload_len: int) -> int:
+    return HEADER_BYTES + payload_len

@@ -26,6 +26,9 @@ class Write(Model):
     """WriteBack: maximum bytes on each node that are not copied yet, such as 64Gi. Above it, the oldest are copied."""
     min_hits: Annotated[int, Field(ge=1, le=1000)] = 2
     """WriteThroughSelective: number of uses, by engines of this node and by peers, after which a block is copied."""
+    buffer: f.WriteBuffer = "512Mi"
+    """Memory of each node's sidecar for blocks that engines are writing, such as 512Mi; one tenant uses at most three
+    quarters of it. It is raised to four thirds of `maxBlockSize`, and added to the memory request of the sidecar."""
 
 
 class Eviction(Model):

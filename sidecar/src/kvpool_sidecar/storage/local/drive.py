@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import heapq
 import logging
 import os
 import stat
 from typing import TYPE_CHECKING
 
-from kvpool.errors import ConfigError, TierFullError
+from kvpool.errors import ConfigError
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.blocks.events import BlockEvents, BlockReplicated, BlockStored
+from kvpool_sidecar.blocks.events import BlockEvents, BlockReplicated
 from kvpool_sidecar.eviction import EvictionConfig, PerTenant
-from kvpool_sidecar.storage import layout as names
-from kvpool_sidecar.storage.base import Block, Store, TenantUsage, TransactionTarget, Usage, WriteTransaction
+from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
 from kvpool_sidecar.storage.local.directory import TierDirectory
 from kvpool_sidecar.storage.local.reader import BlockReader
 from kvpool_sidecar.storage.local.removal import BlockRemover
 from kvpool_sidecar.storage.local.scanner import Scanner
 from kvpool_sidecar.storage.local.space import SpaceManager
-from kvpool_sidecar.storage.local.state import DriveSettings, DriveState, entry_of
+from kvpool_sidecar.storage.local.state import DriveSettings, DriveState
+from kvpool_sidecar.storage.local.writer import BLOCK_MODE, BlockWriter
 from kvpool_sidecar.system import filesystem
 
 if TYPE_CHECKING:
@@ -32,20 +29,18 @@ if TYPE_CHECKING:
     from kvpool.protocol.block import BlockHeader
     from kvpool_sidecar.storage.local.health import DriveHealth
     from kvpool_sidecar.storage.local.state import PendingCopies
+    from kvpool_sidecar.storage.tombstones import PurgeTombstones
     from kvpool_sidecar.tenancy import limits as quota
 
 __all__ = ["Drive"]
 
 log = logging.getLogger(__name__)
 
-_PAGE = 4096
-_MODE = 0o400
-_SHARED_MODE = _MODE | stat.S_ISVTX
-_SCAN_WAIT_S = 0.2
+_SHARED_MODE = BLOCK_MODE | stat.S_ISVTX
 _DEFAULTS = DriveSettings()
 
 
-class Drive(Store, TransactionTarget):
+class Drive(Store):
     """See Store. `scan` must run once. The directory is created if it is missing.
 
     `path` must belong to this user and be writable by no other user. ConfigError if the directory cannot be used
@@ -75,6 +70,7 @@ class Drive(Store, TransactionTarget):
         self._scanner = Scanner(self._state)
         self._reader = BlockReader(self._state, self._remover, self._scanner)
         self._space = SpaceManager(self._state)
+        self._writer = BlockWriter(self._state, self._space)
 
     @property
     def health(self) -> DriveHealth:
@@ -95,6 +91,10 @@ class Drive(Store, TransactionTarget):
     def settled(self) -> bool:
         """False while the drive does not follow the last `reconfigure` yet."""
         return self._space.settled
+
+    def set_tombstones(self, tombstones: PurgeTombstones) -> None:
+        super().set_tombstones(tombstones)
+        self._writer.tombstones = tombstones
 
     def set_pending_copies(self, pending_copies: PendingCopies) -> None:
         """Set the blocks that eviction copies first."""
@@ -211,77 +211,17 @@ class Drive(Store, TransactionTarget):
         self._state.events.emit(BlockReplicated(block_key))
 
     def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
-        if not self._state.scan_done.wait(_SCAN_WAIT_S):
-            raise TierFullError("the drive is still being scanned", where=self.name)
-        if self._state.health.fenced:
-            raise TierFullError("the drive is fenced: it returned errors or did not answer", where=self.name)
-        total = HEADER_BYTES + payload_len
-        need = -(-total // _PAGE) * _PAGE
-        try:
-            with self._state.health:
-                self._space.reserve(need)
-                pending = self._new_pending(block_key, payload_len, need)
-        except OSError as e:
-            self._state.record_error(e)
-            if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise TierFullError("no space left", block_key=block_key.hex(), where=self.name) from None
-            raise
-        with self._state.lock:
-            self._state.pending.add(pending)
-        return pending
+        return self._writer.begin(block_key, payload_len)
 
-    def _new_pending(self, block_key: bytes, payload_len: int, need: int) -> WriteTransaction:
-        fds: list[int] = []
-        name = ""
-        try:
-            fd, name = self._state.directory.create_temporary()
-            fds.append(fd)
-            os.posix_fallocate(fd, 0, HEADER_BYTES + payload_len)
-            fds.append(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
-        except OSError:
-            for opened in fds:
-                os.close(opened)
-            if name:
-                os.unlink(name, dir_fd=self._state.directory.tmp)
-            with self._state.lock:
-                self._state.pending_bytes -= need
-            raise
-        return WriteTransaction(self, block_key, payload_len, fds[0], fds[1], reserved=need, name=name)
+    def require_room(self, block_key: bytes, payload_len: int) -> None:
+        """Raise TierFullError if a block of this length cannot be stored now. Evicts nothing."""
+        self._writer.require_room(block_key, payload_len)
 
-    def seal(self, pending: WriteTransaction) -> None:
-        blockfile.acquire_read_lease(pending.reader)
-
-    def fill_checksum(self, pending: WriteTransaction, header: BlockHeader) -> BlockHeader:
-        blockfile.release_read_lease(pending.reader)  # our own writing would break the lease
-        done = super().fill_checksum(pending, header)
-        blockfile.acquire_read_lease(pending.reader)
-        return done
-
-    def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
-        with self._state.health:
-            try:
-                os.fchmod(pending.reader, _MODE)
-                if not self._state.directory.link(pending.reader, pending.name, names.block_path(pending.block_key)):
-                    return False
-            except OSError as e:
-                self._state.record_error(e)
-                raise
-            info = os.fstat(pending.reader)
-        with self._state.lock:
-            self._state.policy.add(pending.block_key, entry_of(info, header))
-        self._state.events.emit(BlockStored(pending.block_key, header))
-        self._space.enforce_quota(header.tenant_tag)
-        return True
-
-    def release(self, pending: WriteTransaction) -> None:
-        with self._state.lock:
-            if pending in self._state.pending:
-                self._state.pending.discard(pending)
-                self._state.pending_bytes -= pending.reserved
-        if pending.name:
-            with contextlib.suppress(OSError):
-                os.unlink(pending.name, dir_fd=self._state.directory.tmp)
-        super().release(pending)
+    def import_block(
+        self, block_key: bytes, payload_len: int, header: BlockHeader, write: Callable[[int], None]
+    ) -> bool:
+        """Store a block that `write` writes into the given file. See BlockWriter.import_block."""
+        return self._writer.import_block(block_key, payload_len, header, write)
 
     def close(self) -> None:
         self._state.closed = True

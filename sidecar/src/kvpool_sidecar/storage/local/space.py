@@ -66,13 +66,19 @@ class SpaceManager:
             used = self._state.used_bytes + self._state.pending_bytes
         return quota.headroom(used, info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, self._state.limits)
 
+    def require_room(self, need: int) -> None:
+        """Raise TierFullError if not even eviction of everything would make room for `need` bytes. Evicts nothing."""
+        with self._state.lock:
+            used = self._state.used_bytes
+            self._require_within_capacity(used, need)
+        if self._fs_shortfall(need) > used:
+            raise TierFullError("the file system has no space to spare", where=self._state.name)
+
     def reserve(self, need: int) -> None:
         """Reserve `need` bytes after at most one eviction each for capacity and file system. TierFullError."""
         with self._state.lock:
             used = self._state.used_bytes
-            over = quota.bytes_over_capacity(used, self._state.pending_bytes, need, self._state.limits)
-            if over > used or need + self._state.pending_bytes > quota.pending_limit(self._state.limits.capacity):
-                raise TierFullError("too much is being written for this capacity", where=self._state.name)
+            over = self._require_within_capacity(used, need)
             if len(self._state.pending) >= _MAX_PENDING:
                 raise TierFullError("too many blocks are being written", where=self._state.name)
         self._evict(over)
@@ -111,6 +117,13 @@ class SpaceManager:
                 too_many = len(self._state.policy) - self._state.limits.max_blocks
             if self._state.closed or not self._evict(over, at_least=too_many, may_wait=True):
                 return
+
+    def _require_within_capacity(self, used: int, need: int) -> int:
+        """Return the bytes to evict for `need`; TierFullError if that cannot suffice. The lock is held."""
+        over = quota.bytes_over_capacity(used, self._state.pending_bytes, need, self._state.limits)
+        if over > used or need + self._state.pending_bytes > quota.pending_limit(self._state.limits.capacity):
+            raise TierFullError("too much is being written for this capacity", where=self._state.name)
+        return over
 
     def _fs_shortfall(self, need: int) -> int:
         info = os.fstatvfs(self._state.directory.blocks)

@@ -54,6 +54,7 @@ class LocalStore(Store):
             drive.set_pending_copies(pending_copies)
 
     def set_tombstones(self, tombstones: PurgeTombstones) -> None:
+        super().set_tombstones(tombstones)
         for drive in self.drives:
             drive.set_tombstones(tombstones)
 
@@ -190,6 +191,18 @@ class LocalStore(Store):
 
     def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         return self._home(block_key).begin_write(block_key, payload_len)
+
+    def require_room(self, block_key: bytes, payload_len: int) -> None:
+        """Raise TierFullError if the block's drive cannot store this length now. Evicts nothing."""
+        self._home(block_key).require_room(block_key, payload_len)
+
+    def import_block(
+        self, block_key: bytes, payload_len: int, header: BlockHeader, write: Callable[[int], None]
+    ) -> bool:
+        """Store a block that `write` writes into the given file. See BlockWriter.import_block."""
+        if self.contains(block_key):
+            return False
+        return self._home(block_key).import_block(block_key, payload_len, header, write)
 
 
 def open_local(

@@ -1,0 +1,1 @@
+"""Landing zone: memory files that engines write before their bytes reach a drive."""

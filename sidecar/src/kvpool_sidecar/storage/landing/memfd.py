@@ -1,0 +1,178 @@
+"""Memory files (memfd_create) that pods fill and that never change afterwards: system calls of the landing zone.
+
+A file gets its full length and F_SEAL_GROW before a pod sees it, and F_SEAL_WRITE when the pod commits it: the kernel
+then refuses writes through every descriptor and mapping. F_SEAL_SHRINK is never set, so the sidecar can free the memory
+although others hold the file. A holder may therefore cut the file at any time. Nothing here touches a mapping except
+system calls: touching a page beyond the end would end the process (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+
+from kvpool.errors import CorruptBlockError, RefusedError
+
+__all__ = ["HUGE_BYTES", "copy_to", "create", "is_open_elsewhere", "open_for_pod", "reclaim", "seal", "seals"]
+
+HUGE_BYTES = 2 << 20
+_NOEXEC_SEAL = 0x0008  # MFD_NOEXEC_SEAL, Linux 6.3
+_F_SEAL_EXEC = 0x0020
+_MADV_COLLAPSE = 25  # Linux 6.1
+_BIRTH = fcntl.F_SEAL_GROW
+_COMMITTED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_PIECE = 16 << 20  # per write to a drive
+_NOT_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}
+
+_libc = ctypes.CDLL(None, use_errno=True)  # ctypes releases the GIL, which mmap.madvise keeps
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_PROT_NONE, _MAP_FIXED = 0, 0x10
+
+
+def create(size: int) -> tuple[int, bool]:
+    """Create a file of `size` bytes whose memory is allocated; return its descriptor and whether it has large folios.
+
+    OSError without memory or descriptors.
+    """
+    fd = _memfd()
+    try:
+        os.fchmod(fd, 0o600)  # other users cannot open it again by /proc
+        os.ftruncate(fd, size)
+        huge = size >= HUGE_BYTES and _collapse(fd, size // HUGE_BYTES * HUGE_BYTES)
+        os.posix_fallocate(fd, 0, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _BIRTH)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, huge
+
+
+def open_for_pod(fd: int) -> int:
+    """Return a new write-only open file for a pod: it can neither read nor map it, nor splice from it."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+
+
+def seals(fd: int) -> int:
+    """Return the seals."""
+    return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+
+
+def seal(fd: int, size: int) -> None:
+    """Make the file immutable for every holder. RefusedError if a holder could still write or has changed the file.
+
+    May wait 0.2 s in the kernel for pages that a holder has pinned.
+    """
+    if seals(fd) & ~_F_SEAL_EXEC != _BIRTH:
+        raise RefusedError("a holder of the file has added seals")
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _COMMITTED)
+    except OSError as e:
+        raise RefusedError(f"the file is mapped or pinned for writing: {e.strerror}") from None
+    if os.fstat(fd).st_size != size:  # after the seals: it can only shrink from now on
+        raise CorruptBlockError("the file was cut")
+
+
+def reclaim(fd: int) -> bool:
+    """Free the memory although others hold the file. False if a holder has sealed it against that."""
+    try:
+        os.ftruncate(fd, 0)
+    except OSError:
+        return False
+    return True
+
+
+def is_open_elsewhere(fd: int) -> bool:
+    """Return whether another process has the file open or mapped: then the kernel refuses a write lease (fcntl(2))."""
+    try:
+        probe = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except BlockingIOError:  # a holder has a lease itself
+        return True
+    try:
+        fcntl.fcntl(probe, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(probe, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return True
+    finally:
+        os.close(probe)
+    return False
+
+
+def copy_to(target: int, source: int, size: int, start: bytes = b"") -> None:
+    """Write the `size` bytes of the sealed file `source` to `target`, past the page cache where `target` supports it.
+
+    `start` replaces the first bytes. CorruptBlockError if a holder has cut the file; OSError of the target.
+    """
+    reader = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(reader).st_size != size:
+            raise CorruptBlockError("the file was cut")
+        mapped = mmap.mmap(reader, size, mmap.MAP_SHARED, mmap.PROT_READ)
+    finally:
+        os.close(reader)
+    with mapped, memoryview(mapped) as view:
+        _write(target, view, direct=size % mmap.PAGESIZE == 0 and _set_direct(target))
+    if start:
+        _clear_direct(target)
+        os.pwrite(target, start, 0)
+
+
+def _write(target: int, view: memoryview, *, direct: bool) -> None:
+    done = 0
+    while done < len(view):
+        with view[done : done + _PIECE] as piece:
+            try:
+                count = os.pwrite(target, piece, done)
+            except OSError as e:
+                if direct and e.errno in _NOT_DIRECT:
+                    direct = False
+                    _clear_direct(target)
+                    continue
+                if e.errno == errno.EFAULT:
+                    raise CorruptBlockError("the file was cut") from None
+                raise
+        done += count
+
+
+def _memfd() -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create("kvpool-landing", flags | _NOEXEC_SEAL)
+    except OSError as e:
+        if e.errno != errno.EINVAL:
+            raise
+    return os.memfd_create("kvpool-landing", flags)
+
+
+def _collapse(fd: int, size: int) -> bool:
+    """Allocate `size` bytes, a multiple of 2 MiB, in large folios: one byte each, then MADV_COLLAPSE."""
+    for offset in range(0, size, HUGE_BYTES):
+        os.pwrite(fd, b"\0", offset)
+    room = size + HUGE_BYTES
+    base = _libc.mmap(None, room, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if base in (None, _MAP_FAILED):
+        return False
+    try:
+        aligned = -(-base // HUGE_BYTES) * HUGE_BYTES
+        place = _libc.mmap(aligned, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
+        return bool(place == aligned and _libc.madvise(aligned, size, _MADV_COLLAPSE) == 0)
+    finally:
+        _libc.munmap(base, room)
+
+
+def _set_direct(fd: int) -> bool:
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+        return True
+    return False
+
+
+def _clear_direct(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
