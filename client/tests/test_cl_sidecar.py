@@ -126,7 +126,7 @@ def test_tenants_do_not_see_each_other(pair: Cluster) -> None:
         assert team.put_from(names, [b"ours" * 100])[0].stored
         assert team.lookup(names) == [Tier.LOCAL]
         assert other.lookup(names) == [Tier.MISS]
-        assert other.get_into(names, [bytearray(400)])[0].reason == Reason.ABSENT
+        assert other.get_into(names, [bytearray(400)])[0].reason == Reason.NEVER_STORED
         assert other.put_from(names, [b"mine" * 100])[0].stored  # not "have it": that would tell
         out = bytearray(400)
         assert other.get_into(names, [out])[0].ok

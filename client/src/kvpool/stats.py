@@ -96,6 +96,7 @@ class Reason(str, enum.Enum):
     FINGERPRINT_DIFFERS = "fingerprint-differs"  # the node has blocks of this model under other fingerprints only
     GRANT_UNUSED = "grant-unused"  # a tenant that grants reads has it; this client is too old to use grants
     PEER_UNREACHABLE = "peer-unreachable"  # only peers that cannot be reached have it
+    INDEX_UNAVAILABLE = "index-unavailable"  # not on this node; the index does not respond
     SLOWER_THAN_COMPUTE = "slower-than-compute"  # loading it would take longer than computing it
 
     __str__ = str.__str__

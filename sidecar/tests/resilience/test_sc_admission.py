@@ -20,10 +20,12 @@ from kvpool_sidecar.resilience import fair_queue as module
 from kvpool_sidecar.resilience.fair_queue import FairQueue, FairQueues
 from kvpool_sidecar.serving.fingerprints import Fingerprints
 from kvpool_sidecar.serving.lookup_figures import LookupFigures
+from kvpool_sidecar.serving.miss_causes import MissCauses
 from kvpool_sidecar.serving.opener import OpenResult
 from kvpool_sidecar.serving.pod import Pod
 from kvpool_sidecar.serving.session import Session, SessionContext
 from kvpool_sidecar.serving.store_service import Begun
+from kvpool_sidecar.storage.removed_blocks import RemovedBlocks
 from kvpool_sidecar.tenancy.identity import Identity, Tenant
 
 FAR = 1e9
@@ -255,7 +257,9 @@ class Blocks:
         self.aborted = 0
         self.opener = self
         self.fetcher = None
-        self.resolver = SimpleNamespace(mark_down=lambda peer: None)
+        self.resolver = SimpleNamespace(mark_down=lambda peer: None, is_unreachable=lambda key: False, available=True)
+        local = SimpleNamespace(contains=lambda key: False)
+        self.causes = MissCauses(local, self.resolver, RemovedBlocks(), Fingerprints(), self.stats)
 
     def open(self, tenant, block_ids, flags, timeout, streams):
         if not self.present:
@@ -365,7 +369,7 @@ def test_the_next_request_of_a_connection_ends_its_grant(serve, monkeypatch):
 
 def test_what_is_not_there_holds_nothing(serve):
     serve.node.present = False
-    assert opened(serve("team-a"), 64) == [0] * 64
+    assert opened(serve("team-a"), 64) == [wire.MissCause.NEVER_STORED] * 64
     assert serve.lanes.reads.held_bytes == 0
 
 

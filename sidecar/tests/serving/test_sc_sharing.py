@@ -30,10 +30,13 @@ from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_sidecar.serving.block_service import BlockService
 from kvpool_sidecar.serving.config_holder import ConfigHolder
+from kvpool_sidecar.serving.fingerprints import Fingerprints
 from kvpool_sidecar.serving.locator import BlockLocator
+from kvpool_sidecar.serving.miss_causes import MissCauses
 from kvpool_sidecar.serving.opener import BlockOpener
 from kvpool_sidecar.serving.peer_streams import PeerStreams
 from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.storage.removed_blocks import RemovedBlocks
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy.identity import Tenant
 from kvpool_sidecar.tenancy.mapping import Tenancy
@@ -272,6 +275,7 @@ class World:
             BlockOpener(holder, self.local, self.shared, self.directory, Stats()),
             None,
             Stats(),
+            MissCauses(self.local, self.directory, RemovedBlocks(), Fingerprints(), Stats()),
             lookup_events=after,
         )
 

@@ -23,11 +23,14 @@ from kvpool_sidecar.replication.write_back import WriteBack, copy_block
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_sidecar.serving.block_service import BlockService
 from kvpool_sidecar.serving.config_holder import ConfigHolder
+from kvpool_sidecar.serving.fingerprints import Fingerprints
 from kvpool_sidecar.serving.locator import BlockLocator
+from kvpool_sidecar.serving.miss_causes import MissCauses
 from kvpool_sidecar.serving.opener import BlockOpener
 from kvpool_sidecar.serving.peer_streams import PeerStreams
 from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.memory import MemoryStore
+from kvpool_sidecar.storage.removed_blocks import RemovedBlocks
 from kvpool_sidecar.storage.shared.directories import SharedDirectories
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -75,6 +78,7 @@ class Setup:
             BlockOpener(holder, self.local, self.shared, peers, self.stats),
             inspector,
             self.stats,
+            MissCauses(self.local, peers, RemovedBlocks(), Fingerprints(), self.stats),
         )
 
     def tiers(self, *numbers, timeout=0.3, every=True):

@@ -148,6 +148,7 @@ class MissCause(enum.IntEnum):
     PEER_UNREACHABLE = 11
     DEADLINE = 12
     SLOWER_THAN_COMPUTE = 13
+    INDEX_UNAVAILABLE = 14
 
     @property
     def label(self) -> str:

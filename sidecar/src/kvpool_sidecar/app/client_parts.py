@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import ConfigError, RefusedError
 from kvpool.protocol import keys
-from kvpool_sidecar.blocks.events import CorruptBlockReported
+from kvpool_sidecar.blocks.events import BlocksRemoved, CorruptBlockReported
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
 from kvpool_sidecar.replication.verifier import BlockVerifier
 from kvpool_sidecar.serving.block_service import BlockService
 from kvpool_sidecar.serving.listener import PodListeners
 from kvpool_sidecar.serving.locator import BlockLocator
+from kvpool_sidecar.serving.miss_causes import MissCauses
 from kvpool_sidecar.serving.opener import BlockOpener
 from kvpool_sidecar.serving.pod_registry import FIXED_PREFIX, PodRegistry
 from kvpool_sidecar.serving.session import Session, SessionContext
 from kvpool_sidecar.serving.socket_handoff import SocketHandoff
 from kvpool_sidecar.serving.store_service import StoreService
+from kvpool_sidecar.storage.removed_blocks import RemovedBlocks
 from kvpool_sidecar.system.unix_socket import listen_at
 from kvpool_sidecar.tenancy.identity import Identity
 
@@ -88,7 +90,10 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
         drain.on_stored()
 
     locator = BlockLocator(storage.local, storage.shared, resolver)
-    service = BlockService(config, locator, opener, verifier, context.stats, lookup_events)
+    removed = RemovedBlocks()
+    context.events.subscribe(BlocksRemoved, lambda event: removed.record(event.block_keys, event.cause))
+    causes = MissCauses(storage.local, resolver, removed, context.fingerprints, context.stats)
+    service = BlockService(config, locator, opener, verifier, context.stats, causes, lookup_events)
     stores = StoreService(config, storage.landing, context.stats, on_written)
     session = SessionContext(
         settings.node, service, stores, network.dial, context.fingerprints, context.queues, context.lookups

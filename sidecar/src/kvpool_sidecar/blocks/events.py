@@ -68,9 +68,10 @@ class BlocksOpened(NamedTuple):
 
 
 class BlocksRemoved(NamedTuple):
-    """Local blocks are gone: evicted, expired, purged, quarantined or vanished."""
+    """Local blocks are gone. `cause`: that of BlocksEvicted, purged or quarantined; empty if they vanished."""
 
     block_keys: Sequence[bytes]
+    cause: str = ""
 
 
 class BlocksEvicted(NamedTuple):

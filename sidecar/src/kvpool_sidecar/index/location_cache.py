@@ -23,6 +23,7 @@ __all__ = ["LocationCache", "ReplicaLocation"]
 _REMEMBERED = 1 << 17
 _REMEMBER_S = 30.0
 _DEAD_S = 0.5
+_UNREACHABLE_S = 60.0
 _MOVED_S = 0.2  # then a node that was not reached may have a new address: sidecars are replaced
 _SHUNNED_S = 300.0
 _MAX_SHUNNED = 1 << 12
@@ -55,6 +56,7 @@ class LocationCache:
         self._blocks: OrderedDict[bytes, tuple[Record, float]] = OrderedDict()
         self._nodes: dict[int, tuple[NodeInfo | None, float]] = {}  # valid until; None: known to be dead
         self._blacklisted: BoundedCache[tuple[bytes, int], bool] = BoundedCache(_MAX_SHUNNED, _SHUNNED_S, clock)
+        self._unreachable: BoundedCache[bytes, bool] = BoundedCache(_MAX_DOUBTS, _UNREACHABLE_S, clock)
         self._misses: BoundedCache[bytes, bool] = BoundedCache(_MAX_DOUBTS, _REMEMBER_S, clock)
 
     @property
@@ -74,6 +76,13 @@ class LocationCache:
         """Drop the cached location of `key`, which was stale."""
         with self._lock:
             self._blocks.pop(key, None)
+
+    def is_unreachable(self, key: bytes) -> bool:
+        """Return whether the block was located only on peers that are paused, in the last minute."""
+        if not self._unreachable:
+            return False
+        with self._lock:
+            return key in self._unreachable
 
     def blacklist(self, key: bytes, number: int) -> None:
         """Skip a corrupt replica for 300 s."""
@@ -218,6 +227,9 @@ class LocationCache:
                 chosen[n], entry = verdict
                 if entry is not None:
                     self._blocks[key] = entry
+                    self._unreachable.pop(key)
+                elif candidates and self._is_any_down(candidates, now):
+                    self._unreachable.put(key, True)
             while len(self._blocks) > _REMEMBERED:
                 self._blocks.popitem(last=False)
         return chosen
@@ -233,6 +245,10 @@ class LocationCache:
             if found is not None and last_choice[0] is None:
                 last_choice = found, (record, until)
         return last_choice
+
+    def _is_any_down(self, candidates: Sequence[Record], now: float) -> bool:
+        infos = [info for record in candidates if (info := self._nodes.get(record.node, (None, 0.0))[0]) is not None]
+        return any(self.reachability.is_down(info, now) for info in infos)
 
     def _live_location(self, key: bytes, record: Record, now: float) -> ReplicaLocation | None:
         info, until = self._nodes.get(record.node, (None, 0.0))

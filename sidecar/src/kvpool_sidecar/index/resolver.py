@@ -105,6 +105,10 @@ class BlockResolver:
             self._cache.note_nodes(strangers, self._index.query((), strangers))
         return records
 
+    def is_unreachable(self, key: bytes) -> bool:
+        """Return whether the index has lately located this block only on peers that cannot be reached."""
+        return self._cache.is_unreachable(key)
+
     def invalidate(self, key: bytes) -> None:
         """Drop the cached location of `key`, which was stale."""
         self._cache.invalidate(key)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.replication.verifier import BlockVerifier
     from kvpool_sidecar.serving.config_holder import ConfigHolder
     from kvpool_sidecar.serving.locator import BlockLocator, Located
+    from kvpool_sidecar.serving.miss_causes import MissCauses
     from kvpool_sidecar.serving.opener import BlockOpener
     from kvpool_sidecar.tenancy.identity import Tenant
 
@@ -33,12 +34,14 @@ class BlockService:
         opener: BlockOpener,
         verifier: BlockVerifier,
         stats: Stats,
+        causes: MissCauses,
         lookup_events: LookupEvents | None = None,
     ) -> None:
         self.config = config
         self.locator = locator
         self.opener = opener
         self.stats = stats
+        self.causes = causes
         self._verifier = verifier
         self._lookup_events = lookup_events
 

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Fingerprints"]
 
+Tag = bytes
+
 _MAX_ENTRIES = 64
 _MAX_REPORTED = 10
 _MAX_PODS = 64
+_MAX_TENANTS = 64
 _MAX_PODS_REPORTED = 16
 _MAX_CONNECTED = 512
 
@@ -36,6 +39,8 @@ class _Entry:
     model: str
     fields: dict[str, str]
     bytes: int = 0
+    is_shared: bool = False
+    tenants: set[Tag] = field(default_factory=set)  # of those that stored blocks
     pods: OrderedDict[str, _PodUse] = field(default_factory=OrderedDict)
 
     @property
@@ -70,10 +75,27 @@ class Fingerprints:
                 use.connections = max(0, use.connections - 1)
                 use.at = self._now()
 
-    def stored(self, hello: ClientHello, size: int) -> None:
-        """Count `size` stored bytes."""
+    def stored(self, hello: ClientHello, size: int, tenant: bytes = b"") -> None:
+        """Count `size` bytes that a tenant stored."""
         with self._lock:
-            self._touch(hello).bytes += size
+            entry = self._touch(hello)
+            entry.bytes += size
+            if len(entry.tenants) < _MAX_TENANTS:
+                entry.tenants.add(tenant)
+
+    def found(self, hello: ClientHello) -> None:
+        """Record that a block of this fingerprint was found."""
+        with self._lock:
+            self._touch(hello).is_shared = True
+
+    def has_only_others(self, hello: ClientHello, tenant: bytes) -> bool:
+        """Return whether this tenant stored blocks of this model here, all of them under other fingerprints."""
+        with self._lock:
+            own = self._known.get(hello.fingerprint)
+            if not hello.model or (own is not None and (own.bytes or own.is_shared)):
+                return False
+            others = [e for digest, e in self._known.items() if digest != hello.fingerprint]
+            return any(e.model == hello.model and tenant in e.tenants for e in others)
 
     def known(self) -> list[tuple[bytes, str]]:
         """Return fingerprint and model of every entry."""

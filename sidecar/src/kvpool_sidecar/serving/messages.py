@@ -87,7 +87,7 @@ def decode_report(body: memoryview) -> ClientReport:
 def encode_open(results: Sequence[OpenResult]) -> bytes:
     """Encode the entries of an OPEN reply."""
     return b"".join(
-        wire.OPEN_REPLY.pack(entry.status, entry.tier, entry.stream, 0, entry.payload_len, entry.key)
+        wire.OPEN_REPLY.pack(entry.status, entry.tier, entry.stream, entry.why, entry.payload_len, entry.key)
         for entry in results
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import KVPoolError, RefusedError
-from kvpool.protocol.wire import Flag, OpenStatus, Tier
+from kvpool.protocol.wire import Flag, MissCause, OpenStatus, Tier
 from kvpool_sidecar.peers.rdma.fetch import ReadRequest
 from kvpool_sidecar.resilience.turn import end_turn
 from kvpool_sidecar.serving.locator import first_local_key
@@ -50,6 +50,7 @@ class OpenResult(NamedTuple):
     payload_len: int = 0
     key: bytes = bytes(32)
     fd: int = -1
+    why: MissCause = MissCause.ABSENT
 
 
 @dataclass
@@ -190,6 +191,8 @@ class BlockOpener:
             call.streams.drop(stream)
             self.resolver.mark_down(peer)
             self._stats.add("peer_errors", "refused" if isinstance(e, RefusedError) else "unreachable")
+            for n, _ in located:
+                call.results[n] = call.results[n]._replace(why=MissCause.PEER_UNREACHABLE)
             return False
         for position, (n, location) in enumerate(located):
             status = OpenStatus.STREAM_NEW_CONN if is_new and position == 0 else OpenStatus.STREAM

@@ -56,6 +56,7 @@ class ReadHandler:
         else:
             left = max(began + timeout - time.monotonic(), MIN_DEADLINE_S)
             results = self._service.opener.open(tenants, block_ids, head.flags, left, self._streams)
+            results = self._service.causes.of_open(tenants, block_ids, results, (time.monotonic() - began) / timeout)
         flags = wire.Flag.WANTS_DONE if self._wants_done(results) else wire.Flag.NONE
         try:
             self._send(head, results, flags)

@@ -21,7 +21,7 @@ from kvpool_sidecar.serving.writes import WriteHandler
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvpool_sidecar.peers.connection import PeerDialer
     from kvpool_sidecar.resilience.fair_queue import FairQueues
@@ -75,6 +75,7 @@ class Session:
         }
         self._began = 0.0  # arrival of the current request (time.monotonic())
         self._hello: wire.ClientHello | None = None
+        self._has_found = False  # a block of this fingerprint
         self._stopped = False
 
     def run(self) -> None:
@@ -186,23 +187,43 @@ class Session:
         block_ids = wire.split_block_ids(rest, head.items, wire.MAX_LOOKUP)
         timeout = max(self._began + timeout - time.monotonic(), MIN_DEADLINE_S)
         exhaustive = bool(head.flags & wire.Flag.EXHAUSTIVE)
+        began = time.monotonic()
         located = self._service.locator.locate(self._readable, block_ids, timeout, exhaustive=exhaustive)
         tiers = located.tiers
+        found = len(tiers) - tiers.count(wire.Tier.MISS)
         self._service.stats.add("lookup", "asked", len(block_ids))
-        self._service.stats.add("lookup", "found", len(tiers) - tiers.count(wire.Tier.MISS))
-        self._channel.reply(head, tiers, count=len(tiers))
-        self._count_lookup(tiers)
+        self._service.stats.add("lookup", "found", found)
+        cause = self._cause_of_miss(block_ids, tiers, (time.monotonic() - began) / timeout)
+        self._channel.reply(head, self._with_cause(tiers, cause), count=len(tiers))
+        self._count_lookup(len(tiers), found, cause)
         self._service.on_lookup(self._pod.tenant, block_ids, located)
 
-    def _count_lookup(self, tiers: bytes) -> None:
+    def _cause_of_miss(self, block_ids: Sequence[bytes], tiers: bytes, used_share: float) -> wire.MissCause:
+        """Explain the first missing block; ABSENT if none is missing."""
+        hello, first = self._hello, tiers.find(wire.Tier.MISS)
+        if hello is not None and first != 0 and not self._has_found:
+            self._has_found = True
+            self._context.fingerprints.found(hello)
+        if hello is None or first < 0:
+            return wire.MissCause.ABSENT
+        ungranted = () if hello.reads_granted else self._pod.readable
+        return self._service.causes.of_lookup(hello, self._readable, ungranted, block_ids[first], used_share)
+
+    def _with_cause(self, tiers: bytes, cause: wire.MissCause) -> bytes:
+        """Return the reply's entries, for a client that accepts causes with that of the first miss."""
+        first = tiers.find(wire.Tier.MISS)
+        if first < 0 or self._hello is None or not self._hello.lookup_reports:
+            return tiers
+        return tiers[:first] + bytes([wire.MISS_CAUSE + cause]) + tiers[first + 1 :]
+
+    def _count_lookup(self, asked: int, found: int, cause: wire.MissCause) -> None:
         """Count a lookup of a client that does not report them."""
         if self._hello is None or self._hello.lookup_reports:
             return
-        missing = tiers.count(wire.Tier.MISS)
-        misses = {wire.MissCause.ABSENT.label: missing} if missing else {}
-        self._record_lookups(LookupCounts(len(tiers), len(tiers) - missing, misses, 1, int(not missing)))
-        if missing:
-            self._service.stats.add("client_lookup_depth", depth_label(len(tiers) - missing))
+        misses = {cause.label: asked - found} if found < asked else {}
+        self._record_lookups(LookupCounts(asked, found, misses, 1, int(found == asked)))
+        if misses:
+            self._service.stats.add("client_lookup_depth", depth_label(found))
 
     def _record_lookups(self, in_blocks: LookupCounts) -> None:
         if self._hello is not None and in_blocks.requests:
@@ -215,7 +236,7 @@ class Session:
     def _commit(self, head: wire.Head, body: memoryview) -> None:
         statuses, stored = self._writes.commit(head, body)
         if stored and self._hello is not None:
-            self._context.fingerprints.stored(self._hello, stored)
+            self._context.fingerprints.stored(self._hello, stored, self._pod.tenant.tag)
         self._channel.reply(head, statuses, count=head.items)
 
     def _done(self, _head: wire.Head, _body: memoryview) -> None:

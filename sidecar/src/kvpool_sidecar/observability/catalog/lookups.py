@@ -23,6 +23,7 @@ GONE: Final = {
     "quarantined": "It was corrupt and was moved to quarantine on this node.",
     "fingerprint-differs": "The node has blocks of this model under other fingerprints only.",
     "grant-unused": "A tenant that grants reads has it, and the client is too old to use grants.",
+    "index-unavailable": "It is not on this node, and the prefix index does not respond.",
     "peer-unreachable": "Only peers that cannot be reached have it.",
 }
 """Causes that sidecars give for lookups and loads."""

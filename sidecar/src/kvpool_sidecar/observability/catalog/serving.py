@@ -133,6 +133,20 @@ SERVING_COUNTERS: Final = (
         },
     ),
     Counter(
+        "kvpool_sidecar_removed_miss_lookups",
+        "removed_misses",
+        "Lookups whose first missing block this node had removed, by the time since its removal.",
+        "age",
+        {
+            "minute": "Less than a minute.",
+            "ten-minutes": "Less than 10 minutes.",
+            "hour": "Less than an hour.",
+            "six-hours": "Less than 6 hours.",
+            "day": "Less than a day.",
+            "older": "A day or more.",
+        },
+    ),
+    Counter(
         "kvpool_sidecar_drive_events",
         "events",
         "Events of the local drives.",

@@ -39,7 +39,7 @@ class BlockRemover:
         gone = [key for key in keys if self.delete(key)]
         if gone:
             self._state.events.emit(DriveIncident("purged", len(gone)))
-            self._state.events.emit(BlocksRemoved(gone))
+            self._state.events.emit(BlocksRemoved(gone, "purged"))
         return len(gone)
 
     def purge_quarantine(self, doomed: Callable[[BlockHeader | None], bool]) -> int:
@@ -65,7 +65,7 @@ class BlockRemover:
             self._state.prune_quarantine()
         log.warning("block %s of tier %s is corrupt: quarantined", name[:16], self._state.name)
         self._state.events.emit(DriveIncident("quarantined", 1))
-        self._state.events.emit(BlocksRemoved([block_key]))
+        self._state.events.emit(BlocksRemoved([block_key], "quarantined"))
         return True
 
     def forget_missing(self, block_key: bytes) -> None:

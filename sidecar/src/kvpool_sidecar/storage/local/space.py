@@ -279,7 +279,7 @@ class SpaceManager:
         if gone:
             self._state.events.emit(DriveIncident("evicted", len(gone)))
             self._state.events.emit(BlocksEvicted(cause, len(gone)))
-            self._state.events.emit(BlocksRemoved(gone))
+            self._state.events.emit(BlocksRemoved(gone, cause))
         return len(gone)
 
 
