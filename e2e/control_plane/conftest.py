@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "kvpool-system"
 NODES = ["node-a", "node-b"]
+RELEASE = ("sidecar.nfs.enabled=true", 'sidecar.image.repository="kvpool/sidecar"', 'sidecar.image.tag="test"')
+"""Values of the chart for the operator process of these tests."""
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +78,18 @@ def grant(api: Api, manifests: list[dict[str, Any]]) -> None:
             api.call("PATCH", f"{path}?fieldManager=helm&force=true", manifest, APPLY)
 
 
+def admit(api: Api, manifests: list[dict[str, Any]]) -> None:
+    """Make or renew the chart's ValidatingAdmissionPolicies, which hold in every test."""
+    plurals = {
+        "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+    }
+    for manifest in manifests:
+        if manifest["kind"] in plurals:
+            path = f"/apis/admissionregistration.k8s.io/v1/{plurals[manifest['kind']]}/{manifest['metadata']['name']}"
+            api.call("PATCH", f"{path}?fieldManager=helm&force=true", manifest, APPLY)
+
+
 def as_account(api: Api, kubeconfig: Path, name: str) -> Path:
     """A kubeconfig of a service account of the chart."""
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
@@ -90,7 +104,9 @@ def as_account(api: Api, kubeconfig: Path, name: str) -> Path:
 @pytest.fixture(scope="session")
 def rights(api: Api, kubeconfig: Path) -> Path:
     """A kubeconfig of the operator's service account, with the rights that the chart gives it and no others."""
-    grant(api, rendered())
+    manifests = rendered(*RELEASE)
+    grant(api, manifests)
+    admit(api, manifests)
     return as_account(api, kubeconfig, "kvpool-operator")
 
 
@@ -124,6 +140,7 @@ class Operator:
             "KVPOOL_RESYNC_PERIOD": "1",
             "KVPOOL_LOG_LEVEL": "DEBUG",
             "KVPOOL_NETWORK_POLICIES": "true",
+            "KVPOOL_NFS": "true",
             **{f"KVPOOL_{name.upper()}": value for name, value in settings.items()},
         }
         self._start()

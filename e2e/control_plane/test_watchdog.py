@@ -100,4 +100,4 @@ def test_pods_that_were_missed_are_made_again_one_after_the_other(
         assert pools.get("chat")["status"]["pods"]["outdated"] == 3
         assert {p["metadata"]["uid"] for p in api.items(PODS)} == young
     finally:
-        grant(api, rendered())
+        grant(api, rendered("sidecar.nfs.enabled=true"))

@@ -77,3 +77,10 @@ from:
       {{- toYaml . | nindent 6 }}
 {{- end }}
 {{- end }}
+
+{{/* Whether the ValidatingAdmissionPolicies are installed: the API has them from Kubernetes 1.30. */}}
+{{- define "kvpool.admissionPolicies" -}}
+{{- if and .Values.admissionPolicies.enabled (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) -}}
+true
+{{- end -}}
+{{- end }}

@@ -46,7 +46,8 @@ class PoolQueue(Protocol):
 class Informers:
     """All reflectors of the process. For one event loop."""
 
-    def __init__(self, source: ListWatcher, *, idle_timeout_s: float) -> None:
+    def __init__(self, source: ListWatcher, *, idle_timeout_s: float, nfs: bool = True) -> None:
+        """`nfs`: whether PersistentVolumes are watched, which needs a right of its own."""
         self._pools: PoolQueue | None = None
 
         def reflect(selection: Selection, **options: Any) -> Reflector:
@@ -60,6 +61,7 @@ class Informers:
         owned = {
             kind: reflect(Selection(kind, MANAGED_BY_SELECTOR, index_label=LABEL_POOL), on_event=self._on_owned)
             for kind in OWNED_KINDS
+            if nfs or kind != "PersistentVolume"
         }
         self._reflectors = (namespaces, nodes, engine_pods, pool_pods, *owned.values())
         self.nodes = NodeCache(nodes.store)

@@ -110,7 +110,7 @@ async def _lead(
     leading: list[Controller],
 ) -> int:
     fenced = FencedClient(clients.api, lease)
-    informers = Informers(clients.api, idle_timeout_s=settings.watch_idle_timeout_s)
+    informers = Informers(clients.api, idle_timeout_s=settings.watch_idle_timeout_s, nfs=settings.env.limits.nfs)
     staleness = WatchStaleness()
     pools, operations = _controllers(settings, clients, fenced, informers, staleness, metrics)
     leading.append(pools)

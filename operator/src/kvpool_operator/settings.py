@@ -65,6 +65,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "comma-separated directories of nodes below which pools may have tiers",
         ",".join(DEFAULT_ALLOWED_PATHS),
     )
+    flag("nfs", "true: pools may have NFS tiers, for which the operator creates PersistentVolumes", "false")
     flag("network-policies", "true: create NetworkPolicies for every pool", "false")
     flag("metrics-per-tenant", "true: sidecars export metrics per tenant", "false")
     flag(
@@ -103,6 +104,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
             limits=InstallationLimits(
                 tuple(s.strip().rstrip("/") for s in a.allowed_paths.split(",") if s.strip()),
                 frozenset({environ.get("KUBERNETES_SERVICE_HOST", "").lower()} - {""}),
+                nfs=a.nfs == "true",
             ),
         ),
         max_concurrent_reconciles=max(1, int(a.max_concurrent_reconciles)),

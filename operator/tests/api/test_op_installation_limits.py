@@ -50,7 +50,7 @@ def test_a_shared_directory_is_checked_too():
     ],
 )
 def test_the_address_of_the_kubernetes_api_is_no_storage_server(tier: dict[str, Any]):
-    limits = read_settings([], {**REQUIRED, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}).env.limits
+    limits = read_settings([], {**REQUIRED, "KUBERNETES_SERVICE_HOST": "10.96.0.1", "KVPOOL_NFS": "true"}).env.limits
     with pytest.raises(InvalidPoolError, match="not of the Kubernetes API"):
         limits.check(pool(second=tier))
     InstallationLimits().check(pool(second=tier))
@@ -72,3 +72,12 @@ def test_label_keys_of_a_map_are_checked():
 def test_a_mount_never_blocks_for_ever_and_never_has_devices_or_programs():
     assert mount_options(["vers=4.2"]) == ["vers=4.2", "soft", "nosuid", "nodev", "noexec"]
     assert mount_options(["softerr", "nodev"]) == ["softerr", "nodev", "nosuid", "noexec"]
+
+
+def test_nfs_is_refused_where_the_operator_may_not_create_volumes():
+    nfs = {"shared": {"nfs": {"server": "10.0.0.9", "path": "/kv"}, "capacity": "1Ti"}}
+    InstallationLimits().check(pool(second=nfs))
+    with pytest.raises(InvalidPoolError, match=r"tiers\[1\].shared.nfs: NFS tiers are off .* sidecar.nfs.enabled"):
+        InstallationLimits(nfs=False).check(pool(second=nfs))
+    assert read_settings([], REQUIRED).env.limits.nfs is False
+    assert read_settings([], REQUIRED | {"KVPOOL_NFS": "true"}).env.limits.nfs is True

@@ -12,6 +12,7 @@ from op_samples import inputs
 
 from kvpool_operator.api.annotations import LABEL_POOL
 from kvpool_operator.api.fields import HTTP_PORT
+from kvpool_operator.api.installation_limits import InstallationLimits
 from kvpool_operator.desired.daemonset import sidecar_daemonset
 from kvpool_operator.desired.inputs import InstallationConfig
 from kvpool_operator.k8s.client import KINDS
@@ -183,7 +184,8 @@ def test_the_operators_settings_are_those_that_it_reads():
     assert container["args"] == ["run"]
     env = {e["name"]: e.get("value", "given") for e in container["env"]}
     settings = read_operator_settings([], env)
-    assert settings.env == InstallationConfig("kvpool-sidecar:0.1.0", image_pull_secrets=("a", "b"))
+    limits = InstallationLimits(nfs=False)
+    assert settings.env == InstallationConfig("kvpool-sidecar:0.1.0", image_pull_secrets=("a", "b"), limits=limits)
     assert settings.address == settings.identity == settings.namespace == "given"
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"admin": settings.admin_port}
     role = one(objects, "Role", "kvpool-operator")
@@ -269,7 +271,7 @@ def test_pods_are_evicted_only_where_the_chart_allows_it():
 
 @needs_helm
 def test_the_operator_may_keep_every_kind_that_it_owns():
-    rules = one(render(), "ClusterRole", "kvpool-operator")["rules"]
+    rules = one(render("sidecar.nfs.enabled=true"), "ClusterRole", "kvpool-operator")["rules"]
     for kind in (KINDS[k] for k in OWNED_KINDS + CLUSTER_SCOPED_KINDS):
         group = kind.api_version.rpartition("/")[0]
         rule = next(r for r in rules if group in r["apiGroups"] and kind.plural in r["resources"])
@@ -379,7 +381,7 @@ def kinds(objects):
 @needs_helm
 def test_nothing_that_a_cluster_may_not_know_is_made_unless_asked_for():
     usual = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Deployment", "Service"}
-    usual.add("DaemonSet")
+    usual |= {"DaemonSet", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
     usual |= {"Secret", "PodDisruptionBudget", "MutatingWebhookConfiguration", "CustomResourceDefinition", "Pod"}
     assert kinds(render()) == usual
 

@@ -25,6 +25,9 @@ class InstallationLimits:
     refused_hosts: frozenset[str] = frozenset()
     """Hosts that no pool contacts as storage, such as the Kubernetes API's address. Lower case."""
 
+    nfs: bool = True
+    """Whether pools may have NFS tiers."""
+
     def check(self, pool: KVCachePool) -> None:
         """InvalidPoolError with the field and what to write, if the pool exceeds a limit."""
         for number, tier in enumerate(pool.spec.tiers):
@@ -34,6 +37,11 @@ class InstallationLimits:
             if tier.shared is not None and tier.shared.host_path is not None:
                 self._check_path(f"{where}.shared.hostPath.path", tier.shared.host_path.path)
             if tier.shared is not None and tier.shared.nfs is not None:
+                if not self.nfs:
+                    raise InvalidPoolError(
+                        f"{where}.shared.nfs: NFS tiers are off in this installation; ask its administrator to set "
+                        "sidecar.nfs.enabled of the chart, or mount the export on the nodes and use shared.hostPath"
+                    )
                 self._check_host(f"{where}.shared.nfs.server", tier.shared.nfs.server)
             if tier.object_store is not None and tier.object_store.endpoint is not None:
                 self._check_host(f"{where}.objectStore.endpoint", tier.object_store.endpoint)

@@ -147,16 +147,20 @@ class Observer:
         mine = {LABEL_POOL: meta.name}
         wide = {**mine, LABEL_POOL_NAMESPACE: meta.namespace}
         namespaced = [o for kind in NAMESPACED_KINDS for o in owned[kind].list(meta.namespace, mine)]
-        return namespaced + [o for kind in CLUSTER_SCOPED_KINDS for o in owned[kind].list("", wide)]
+        return namespaced + [o for kind in self._wide_kinds() for o in owned[kind].list("", wide)]
 
     async def _listed(self, meta: Metadata) -> list[Manifest]:
         mine = labels.pool_selector(meta.name)
         wide = f"{mine},{LABEL_POOL_NAMESPACE}={meta.namespace}"
         lists = await asyncio.gather(
             *(self._cluster.list(k, namespace=meta.namespace, labels=mine, fresh=True) for k in NAMESPACED_KINDS),
-            *(self._cluster.list(k, labels=wide, fresh=True) for k in CLUSTER_SCOPED_KINDS),
+            *(self._cluster.list(k, labels=wide, fresh=True) for k in self._wide_kinds()),
         )
         return [o for objects in lists for o in objects]
+
+    def _wide_kinds(self) -> list[str]:
+        """Cluster-scoped kinds that the operator may have."""
+        return [kind for kind in CLUSTER_SCOPED_KINDS if kind in self._listers.owned]
 
     async def _secrets(self, meta: Metadata, *wanted: str) -> list[Manifest]:
         found = await asyncio.gather(*(self._cluster.get(ObjectRef("Secret", meta.namespace, name)) for name in wanted))
