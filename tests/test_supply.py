@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,7 @@ def fake(tmp_path: Path, script: str) -> str:
 def test_a_finding_fails_and_a_silent_source_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    monkeypatch.setattr(audit, "_changed", lambda _: time.time())
     monkeypatch.setenv("KVPOOL_CACHE", str(tmp_path / "silent"))
     assert audit.main([fake(tmp_path, "echo 'could not connect' >&2; exit 1")]) == 0
     assert "NOTHING IS KNOWN" in capsys.readouterr().out
