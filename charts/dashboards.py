@@ -171,6 +171,12 @@ POOLS: list[Any] = [
         "Per hour. No engine received a corrupt block.",
     ),
     (
+        "Drive writes per day",
+        "short",
+        [(f"kvpool_sidecar_drive_writes_per_day{{{_HERE}}}", "{{node}} {{drive}}")],
+        "How often the whole size of a drive is written per day. Drives for general use are rated for about 1.",
+    ),
+    (
         "Dirty bytes",
         "bytes",
         [(f"kvpool_sidecar_shared_dirty_bytes{{{_HERE}}}", "{{node}}")],

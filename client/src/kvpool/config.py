@@ -141,6 +141,8 @@ class CacheConfig:
         default="PrefixAware",
         live=True,
     )
+    admission: str = doc("New blocks that local drives take: Always, SecondUse or Budget.", default="Always", live=True)
+    admission_percent: int = doc("Budget: percent of the drives' size per day.", default=100, live=True)
     idle_ttl_s: int = doc("Seconds without use after which a block is evicted; 0: no limit.", default=0, live=True)
     max_age_s: int = doc("Seconds since creation after which a block is evicted; 0: no limit.", default=0, live=True)
     tenant_quota_bytes: int = doc(

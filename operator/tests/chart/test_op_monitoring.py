@@ -103,7 +103,7 @@ def test_a_runbook_speaks_of_things_that_there_are(path: Path):
     assert set(re.findall(r"kvpool_[a-z_]+", text)) - LABELS.keys() == set()
     words = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)*)`", text))
     reasons = {e.reason for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.OperatorError)}
-    policies = {"WriteThroughSelective", "Bug"}
+    policies = {"WriteThroughSelective", "SecondUse", "Budget", "Bug"}
     assert words - {r.value for r in Reason} - set(POOL_CONDITIONS) - reasons - policies == set()
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (path.parent / link).exists(), link

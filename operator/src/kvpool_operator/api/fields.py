@@ -55,6 +55,7 @@ __all__ = [
     "DiskCache",
     "DrainBandwidth",
     "DrainTime",
+    "DriveWrites",
     "EventTopic",
     "ExportPath",
     "HostMemory",
@@ -221,6 +222,11 @@ SELECTOR_FITS_FROM: Final = Rule(
     "give selector together with from: Selector, and only then",
 )
 
+DriveWrites = matching(
+    r"^(100(\.0{1,2})?|[1-9][0-9]?(\.[0-9]{1,2})?|0\.(0[1-9]|[1-9][0-9]?))$",
+    6,
+    "give driveWritesPerDay from 0.01 to 100, such as 0.8",
+)
 EventTopic = matching(
     r"^[A-Za-z0-9@{}._/:-]+$",
     253,

@@ -104,6 +104,8 @@ def to_pool_config(
             write_min_hits=spec.cache.write.min_hits,
             write_buffer_bytes=write_buffer_bytes(pool),
             eviction_policy=eviction.policy,
+            admission=spec.cache.admission.policy,
+            admission_percent=round(float(spec.cache.admission.drive_writes_per_day) * 100),
             idle_ttl_s=-(-to_ms(spec.cache.ttl.idle) // 1000),
             max_age_s=-(-to_ms(spec.cache.ttl.max_age) // 1000),
             tenant_quota_bytes=to_bytes(spec.tenancy.default_quota.capacity),

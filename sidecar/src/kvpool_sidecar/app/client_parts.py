@@ -12,6 +12,7 @@ from kvpool_sidecar.blocks.events import BlocksRemoved, CorruptBlockReported
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
 from kvpool_sidecar.replication.verifier import BlockVerifier
+from kvpool_sidecar.serving.admission import LocalAdmission
 from kvpool_sidecar.serving.block_service import BlockService
 from kvpool_sidecar.serving.listener import PodListeners
 from kvpool_sidecar.serving.locator import BlockLocator
@@ -94,7 +95,8 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
     context.events.subscribe(BlocksRemoved, lambda event: removed.record(event.block_keys, event.cause))
     causes = MissCauses(storage.local, resolver, removed, context.fingerprints, context.stats)
     service = BlockService(config, locator, opener, verifier, context.stats, causes, lookup_events)
-    stores = StoreService(config, storage.landing, context.stats, on_written)
+    admission = LocalAdmission(config, storage.local, context.stats)
+    stores = StoreService(config, storage.landing, context.stats, on_written, admission)
     session = SessionContext(
         settings.node, service, stores, network.dial, context.fingerprints, context.queues, context.lookups
     )

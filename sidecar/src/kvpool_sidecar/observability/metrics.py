@@ -41,6 +41,27 @@ _TENANT_BYTES = (
     "garbage collection, and only if per-tenant metrics are enabled.",
 )
 
+_DRIVES = (
+    (
+        "kvpool_sidecar_drive_written_bytes_total",
+        "counter",
+        "written_bytes",
+        "Bytes of block files written to a local drive.",
+    ),
+    (
+        "kvpool_sidecar_drive_size_bytes",
+        "gauge",
+        "size_bytes",
+        "Size of the file system of a local tier.",
+    ),
+    (
+        "kvpool_sidecar_drive_writes_per_day",
+        "gauge",
+        "writes_per_day",
+        "How often the drive is written per day, by the blocks of the last 24 hours; of a shorter time, extrapolated.",
+    ),
+)
+
 
 class Metrics(Collector):
     """Exporter with a registry of its own, which excludes the metrics of the interpreter and of libraries."""
@@ -69,6 +90,7 @@ class Metrics(Collector):
         for part, is_open in status["breakers"].items():
             breakers.add_metric([part], float(is_open))
         yield breakers
+        yield from _drives(status["endurance"])
         tenants = GaugeMetricFamily(*_TENANT_BYTES, labels=["tenant"])
         if self._per_tenant and gc_status(status, "holder"):
             for tenant, size in sorted(status["shared"]["sweep"]["tenants"].items()):
@@ -85,6 +107,7 @@ def reference() -> list[tuple[str, str, str, str]]:
     rows += [(f"kvpool_events_{gauge.name}", "gauge", "", gauge.help) for gauge in EVENT_GAUGES]
     rows.append((_BREAKER[0], "gauge", "part", _BREAKER[1]))
     rows.append((_TENANT_BYTES[0], "gauge", "tenant", _TENANT_BYTES[1]))
+    rows += [(name, kind, "drive", text) for name, kind, _, text in _DRIVES]
     rows += [(f"{c.name}_total", "counter", c.label, c.help) for c in COUNTERS]
     rows += [(f"{c.name}_total", "counter", c.label, c.help) for c in LOOKUP_COUNTERS]
     rows += [(h.name, "histogram", h.label, h.help) for h in HISTOGRAMS]
@@ -96,8 +119,18 @@ def label_values() -> list[tuple[str, str, str, str]]:
     rows = [(_BREAKER[0], "part", value, text) for value, text in BREAKER_PARTS.items()]
     rows += [(f"{c.name}_total", c.label, value, text) for c in COUNTERS for value, text in c.values.items()]
     rows += [(f"{c.name}_total", c.label, value, text) for c in LOOKUP_COUNTERS for value, text in c.values.items()]
+    rows += [(name, "drive", "TIER", "Name of the local tier.") for name, *_ in _DRIVES]
     rows += [(h.name, h.label, value, text) for h in HISTOGRAMS for value, text in h.values.items()]
     return sorted(rows)
+
+
+def _drives(endurance: dict[str, dict[str, float]]) -> Iterator[Metric]:
+    for name, kind, key, text in _DRIVES:
+        make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+        family = make(name.removesuffix("_total"), text, labels=["drive"])
+        for drive, values in endurance.items():
+            family.add_metric([drive], values[key])
+        yield family
 
 
 def _counters(stats: Stats) -> Iterator[Metric]:

@@ -99,6 +99,7 @@ class StorageSection:
                 **({"sweep": self._gc.status()} if self._gc is not None else {}),
             },
             "drives": {drive.name: "failing" if drive.health.fenced else "ok" for drive in drives},
+            "endurance": {drive.name: drive.endurance.status() for drive in drives},
             "filesystems": {drive.name: "shared" if drive.shares_filesystem else "own" for drive in drives},
         }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool_sidecar.counters import Stats
+    from kvpool_sidecar.serving.admission import LocalAdmission
     from kvpool_sidecar.serving.config_holder import ConfigHolder
     from kvpool_sidecar.serving.pod import Pod
     from kvpool_sidecar.storage.base import WriteTransaction
@@ -49,8 +50,14 @@ class StoreService:
     """
 
     def __init__(
-        self, config: ConfigHolder, landing: LandingZone, stats: Stats, on_written: Callable[[bytes, int], None]
+        self,
+        config: ConfigHolder,
+        landing: LandingZone,
+        stats: Stats,
+        on_written: Callable[[bytes, int], None],
+        admission: LocalAdmission,
     ) -> None:
+        self._admission = admission
         self.stats = stats
         self._config = config
         self._landing = landing
@@ -63,6 +70,7 @@ class StoreService:
         fitting = [n for n, (_, size) in enumerate(blocks) if 0 < size <= largest]
         if len(fitting) < len(blocks):
             self.stats.add("refused", "too-large", len(blocks) - len(fitting))
+        fitting = [n for n in fitting if self._admission.admits(begun[n].key, blocks[n][1])]
         owner = Writer(pod.tenant.tag, pod.identity.uid)
         found = self._landing.begin(owner, [Wanted(begun[n].key, blocks[n][1]) for n in fitting], deadline)
         for n, one in zip(fitting, found, strict=True):

@@ -31,6 +31,19 @@ class Write(Model):
     quarters of it. It is raised to four thirds of `maxBlockSize`, and added to the memory request of the sidecar."""
 
 
+class Admission(Model):
+    """Which new blocks are written to the local drives, to spare them."""
+
+    policy: Literal["Always", "SecondUse", "Budget"] = "Always"
+    """Always: every new block. SecondUse: a block that engines of the node offer for the second time, so that prompts
+    that never recur are not written; a prompt hits from its third use on. Budget: new blocks until the drives have
+    taken `driveWritesPerDay`, of which an hour's share can be saved up; the rest is not stored. A block that is not
+    written is not copied to the shared tier either."""
+    drive_writes_per_day: f.DriveWrites = "1.0"
+    """Budget: how often the whole size of the node's drives may be written per day, such as 0.8. Vendors rate drives
+    by this number (DWPD). Writes of other programs and copies that the sidecar makes itself are not limited."""
+
+
 class Eviction(Model):
     """Eviction of blocks from each node's local tiers."""
 
@@ -114,6 +127,8 @@ class Cache(Model):
     model's KV bytes per token: 32 MiB for an 8B model with 128 KiB per token."""
     write: Write = section(Write)
     """Write policy of new blocks."""
+    admission: Admission = section(Admission)
+    """Which new blocks are written to the local drives."""
     eviction: Eviction = section(Eviction)
     """Eviction of blocks from local tiers."""
     ttl: Ttl = section(Ttl)

@@ -67,6 +67,13 @@ SERVING_COUNTERS: Final = (
             "busy": "Too many transfers were in flight, in the client or on the node.",
         },
     ),
+    Counter(
+        "kvpool_sidecar_admission_blocks",
+        "admission",
+        "New blocks that an admission policy other than Always decided on.",
+        "result",
+        {"admitted": "The block was written.", "skipped": "The block was not written, to spare the drive."},
+    ),
     Counter("kvpool_sidecar_stored_blocks", "stored", "Blocks stored.", item="blocks"),
     Counter("kvpool_sidecar_stored_bytes", "stored", "Payload bytes stored.", item="bytes"),
     Counter(

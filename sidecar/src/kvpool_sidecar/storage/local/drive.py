@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from kvpool.protocol.block import BlockHeader
+    from kvpool_sidecar.storage.local.endurance import DriveEndurance
     from kvpool_sidecar.storage.local.health import DriveHealth
     from kvpool_sidecar.storage.local.state import PendingCopies
     from kvpool_sidecar.storage.tombstones import PurgeTombstones
@@ -76,6 +77,11 @@ class Drive(Store):
     def health(self) -> DriveHealth:
         """Fencing of the drive."""
         return self._state.health
+
+    @property
+    def endurance(self) -> DriveEndurance:
+        """Bytes written to the drive."""
+        return self._writer.endurance
 
     @property
     def due(self) -> Event:

@@ -13,6 +13,7 @@ from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.blocks.events import BlockStored
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.base import TransactionTarget, WriteTransaction
+from kvpool_sidecar.storage.local.endurance import DriveEndurance
 from kvpool_sidecar.storage.local.state import entry_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class BlockWriter(TransactionTarget):
     def __init__(self, state: DriveState, space: SpaceManager) -> None:
         self._state = state
         self._space = space
+        self.endurance = DriveEndurance(state.directory.blocks)
 
     def require_room(self, block_key: bytes, payload_len: int) -> None:
         """Raise TierFullError if a block of this length cannot be stored now. Evicts nothing."""
@@ -121,6 +123,7 @@ class BlockWriter(TransactionTarget):
         return done
 
     def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
+        self.endurance.written.add(pending.file_bytes)
         with self._state.health:
             try:
                 os.fchmod(pending.reader, BLOCK_MODE)
