@@ -38,7 +38,10 @@ class GoneError(Exception):
 class Raw:
     """One connection. Raises GoneError when the sidecar ends it, AssertionError when an answer makes no sense."""
 
-    def __init__(self, path, *, hello: bool = True, timeout: float = 10.0, granted: bool = False) -> None:
+    def __init__(
+        self, path, *, hello: bool = True, timeout: float = 10.0, granted: bool = False, dials: bool = True
+    ) -> None:
+        self.path = str(path)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(timeout)
         try:
@@ -48,10 +51,11 @@ class Raw:
             raise
         self.request = 0
         self.streams: dict[int, socket.socket] = {}
+        self.tokens: dict[int, bytes] = {}
         self.server: wire.ServerHello | None = None
         if hello:
             try:
-                said = wire.ClientHello(FINGERPRINT, "test", "model", reads_granted=granted)
+                said = wire.ClientHello(FINGERPRINT, "test", "model", reads_granted=granted, dials_streams=dials)
                 answer, fds = self.ask(wire.Op.HELLO, said.pack())
             except BaseException:
                 self.socket.close()
@@ -103,22 +107,33 @@ class Raw:
         assert head.items == len(body) == len(block_ids)
         return list(body)
 
-    def open(self, block_ids, *, flags=0, ms=2000) -> list[Entry]:
+    def open(self, block_ids, *, flags=0, ms=2000, dial=True) -> list[Entry]:
         (_, body), fds = self.ask(
             wire.Op.OPEN, struct.pack("<I", ms) + b"".join(block_ids), count=len(block_ids), flags=flags
         )
-        assert len(body) == len(block_ids) * wire.OPEN_REPLY.size
-        rows = list(wire.OPEN_REPLY.iter_unpack(body))
+        split = len(block_ids) * wire.OPEN_REPLY.size
+        rows = list(wire.OPEN_REPLY.iter_unpack(body[:split]))
         files = [row for row in rows if row[0] == wire.OpenStatus.FILE]
-        fresh = [row for row in rows if row[0] == wire.OpenStatus.STREAM_NEW_CONN]
-        assert len(fds) == len(files) + len(fresh)
+        fresh = [row for row in rows if row[0] == wire.OpenStatus.STREAM_DIAL]
+        assert len(fds) == len(files)
+        assert len(body) == split + len(fresh) * peer_wire.STREAM_TOKEN_BYTES
         left = iter(fds)
         out = [Entry(s, t, c, n, k, next(left) if s == wire.OpenStatus.FILE else -1) for s, t, c, _, n, k in rows]
-        for row in fresh:
+        for n, row in enumerate(fresh):
             assert row[2] not in self.streams
-            self.streams[row[2]] = socket.socket(fileno=next(left))
-            self.streams[row[2]].settimeout(10)
+            at = split + n * peer_wire.STREAM_TOKEN_BYTES
+            self.tokens[row[2]] = body[at : at + peer_wire.STREAM_TOKEN_BYTES]
+            if dial:
+                self.streams[row[2]] = self.dial(self.tokens[row[2]])
         return out
+
+    def dial(self, token: bytes) -> socket.socket:
+        """A connection to the stream socket, after the token was sent."""
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        stream.settimeout(10)
+        stream.connect(self.path + peer_wire.STREAM_SUFFIX)
+        stream.sendall(token)
+        return stream
 
     def read(self, entry: Entry) -> bytes | None:
         """The block file of one entry, header and payload; None for a miss."""

@@ -111,6 +111,7 @@ class Client:
             reads_granted=True,
             tokens_per_block=tokens_per_block,
             lookup_reports=True,
+            dials_streams=True,
         )
         self._session = SidecarSession(self.config, hello)
 

@@ -218,11 +218,14 @@ class NoStreams:
     def __init__(self) -> None:
         self.streams: dict[int, Any] = {}
 
+    def dial_stream(self, number: int, token: bytes, deadline: float) -> None:
+        self.streams[number] = token
+
 
 @given(st.integers(0, 5), st.binary(max_size=200))
 def test_any_answer_to_open_is_loads_or_a_protocol_error(items: int, body: bytes) -> None:
     try:
-        loads = answers.opened_loads(Reply(items, body, []), WINDOW, NoStreams())  # type: ignore[arg-type]
+        loads = answers.opened_loads(Reply(items, body, []), WINDOW, NoStreams(), 0.0)  # type: ignore[arg-type]
     except ProtocolError:
         return
     assert [load.index for load in loads] == [0, 1, 2]
@@ -231,17 +234,25 @@ def test_any_answer_to_open_is_loads_or_a_protocol_error(items: int, body: bytes
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3), st.integers(0, 70)), min_size=3, max_size=3
-    )
+        st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(0, 3), st.integers(0, 70)), min_size=3, max_size=3
+    ),
+    st.integers(0, 4),
 )
-def test_lies_in_an_open_answer_are_found(entries: list[tuple[int, int, int, int]]) -> None:
+def test_lies_in_an_open_answer_are_found(entries: list[tuple[int, int, int, int]], tokens: int) -> None:
     body = b"".join(wire.OPEN_REPLY.pack(s, t, c, 0, n, bytes(32)) for s, t, c, n in entries)
+    connection = NoStreams()
     try:
-        loads = answers.opened_loads(Reply(3, body, []), WINDOW, NoStreams())  # type: ignore[arg-type]
+        loads = answers.opened_loads(Reply(3, body + bytes(16 * tokens), []), WINDOW, connection, 0.0)  # type: ignore[arg-type]
     except ProtocolError:
+        assert not connection.streams
         return
-    assert all(s == wire.OpenStatus.MISS for s, *_ in entries)
-    assert all(load.reason for load in loads)
+    dialed = [c for s, _, c, _ in entries if s == wire.OpenStatus.STREAM_DIAL]
+    assert sorted(connection.streams) == sorted(dialed)
+    assert len(dialed) == tokens
+    for (status, _, number, length), load in zip(entries, loads, strict=True):
+        assert status in (wire.OpenStatus.MISS, wire.OpenStatus.STREAM, wire.OpenStatus.STREAM_DIAL)
+        assert bool(load.reason) == (status == wire.OpenStatus.MISS or length != 64)
+        assert load.reason or load.stream == number
 
 
 @given(st.integers(0, 5), st.binary(max_size=150))

@@ -38,7 +38,7 @@ def test_a_block_is_found_on_the_own_node_on_a_peer_and_on_the_shared_tier(clust
     with b.connect() as raw:
         assert raw.lookup(names) == [Tier.PEER] * 20
         entries = raw.open(names)
-        assert [e.status for e in entries] == [wire.OpenStatus.STREAM_NEW_CONN] + [wire.OpenStatus.STREAM] * 19
+        assert [e.status for e in entries] == [wire.OpenStatus.STREAM_DIAL] + [wire.OpenStatus.STREAM] * 19
         assert {(e.stream, e.length) for e in entries} == {(entries[0].stream, 64 * 1024)}
         assert [raw.read(e)[4096:] for e in entries] == list(items.values())
         again = raw.open(names[:5])  # the stream is kept: no new one for the next blocks

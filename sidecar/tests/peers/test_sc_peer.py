@@ -193,7 +193,7 @@ def test_who_holds_the_socket_but_not_the_session_key_cannot_ask(link, store):
     """What a client of the asking sidecar could try."""
     put(store, 1)
     one = link()
-    held = socket.socket(fileno=os.dup(one.fileno()))
+    held = socket.socket(fileno=os.dup(one._socket.fileno()))
     held.sendall(peer_wire.PEER_REQUEST.pack(wire.MAGIC, wire.Op.OPEN, 0, 0, 0, key(1), os.urandom(16)))
     held.settimeout(5)
     assert held.recv(1) == b""

@@ -342,7 +342,7 @@ def test_more_than_fits_the_memory_comes_over_tcp(tmp_path):
         with b.connect() as raw:
             entries = raw.open(list(items), ms=30_000)
             kinds = {e.status for e in entries}
-            assert kinds == {Status.FILE, Status.STREAM_NEW_CONN, Status.STREAM}
+            assert kinds == {Status.FILE, Status.STREAM_DIAL, Status.STREAM}
             assert [raw.read(e)[4096:] for e in entries] == list(items.values())
 
 
@@ -358,7 +358,7 @@ def test_a_node_without_rdma_is_read_from_over_tcp(tmp_path, who):
         a.wait_announced()
         with b.connect() as raw:
             entries = raw.open(list(items), ms=30_000)
-            assert {e.status for e in entries} == {Status.STREAM_NEW_CONN, Status.STREAM}
+            assert {e.status for e in entries} == {Status.STREAM_DIAL, Status.STREAM}
             assert [raw.read(e)[4096:] for e in entries] == list(items.values())
         status = other.status()
         assert status["transport"] == "TCP"

@@ -164,7 +164,7 @@ def test_no_byte_of_a_request_can_be_changed(far, near, store):
     size = peer_wire.PEER_REQUEST.size
     for at in range(size):
         link = here.dial(there.info, 10)
-        packet = bytearray(link._pack_requests(wire.Op.OPEN, [key(1)], wire.Flag.NONE))
+        packet = bytearray(link.pack_requests(wire.Op.OPEN, [key(1)], wire.Flag.NONE))
         packet[at] ^= 0x20 if at == 4 else 1 + at % 255
         link._socket.sendall(packet)
         with pytest.raises((ProtocolError, ConnectionResetError)):
@@ -179,7 +179,7 @@ def test_a_read_cannot_be_turned_into_another_operation(far, near, op):
     there, here = far(), near()
     there.server.register(op, lambda _request, _flags: b"done")
     link = here.dial(there.info, 10)
-    packet = bytearray(link._pack_requests(wire.Op.OPEN, [key(1)], wire.Flag.NONE))
+    packet = bytearray(link.pack_requests(wire.Op.OPEN, [key(1)], wire.Flag.NONE))
     packet[4], packet[5] = op, wire.Flag.EVICT
     link._socket.sendall(packet)
     with pytest.raises((ProtocolError, ConnectionResetError)):

@@ -121,7 +121,7 @@ def test_a_peer_that_is_away_is_an_error_and_no_thread_spins(pool, dials):
     wait_for(lambda: ahead.ready(PEER) == 2, "two lie ready")
     dials.broken = True
     ahead.close()
-    assert all(link.fileno() < 0 for link in dials.links[1:])
+    assert all(link._socket.fileno() < 0 for link in dials.links[1:])
 
 
 def test_after_close_nothing_is_kept(pool, dials):

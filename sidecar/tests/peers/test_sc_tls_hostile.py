@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
 import time
 
 import pytest
@@ -78,7 +77,6 @@ def test_a_client_that_does_not_read_an_encrypted_stream_stops_the_peer(far, nea
     link.close()
     wait_for(lambda: there.server.connections == 0, "the peer has noticed")
     assert there.stats.whole("peer_served").get("blocks", 0) <= 3
-    wait_for(lambda: not any(t.name == "peer-tls" for t in threading.enumerate()), "the thread has ended")
 
 
 # -- real sidecars

@@ -19,8 +19,9 @@ from sc_kubelet import Kubelet, pod, sidecar
 from sc_nodes import Process, wait_for
 from sc_raw import GoneError, Raw, block_id, payload
 
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool_sidecar.rendezvous.pods import parse_pod
+from kvpool_sidecar.rendezvous.socket_path import SOCKET, STREAM_SOCKET
 
 
 class Setup:
@@ -76,6 +77,10 @@ def test_a_pod_gets_a_socket_soon_after_its_volume_and_its_namespace_is_its_tena
     with setup.connect(setup.kubelet.add(pod("three", "team-a"))) as raw:
         assert raw.get([block_id(1)]) == [payload(1)]
     assert first.stat().st_mode & 0o777 == 0o666
+    assert STREAM_SOCKET == SOCKET + peer_wire.STREAM_SUFFIX
+    streams = first.with_name(STREAM_SOCKET)
+    assert streams.is_socket()
+    assert streams.stat().st_mode & 0o777 == 0o666
 
 
 def test_pods_that_are_not_ours_get_nothing(setup):
@@ -248,6 +253,10 @@ def test_a_socket_that_the_pod_removes_or_replaces_is_put_back(setup):
     path.unlink()
     path.mkdir()
     setup.connect(path).close()
+    streams = path.with_name(STREAM_SOCKET)
+    streams.unlink()
+    wait_for(streams.is_socket, "the stream socket is put back")
+    setup.connect(path).close()
     shutil.rmtree(setup.kubelet.volume(raw))  # a volume that was made again, as after a reboot
     setup.kubelet.volume(raw).mkdir()
     setup.connect(path).close()
@@ -332,7 +341,7 @@ def step():
 assert child.stdout.readline().strip() == "started"
 subprocess.run(["mount", "-t", "tmpfs", "none", {str(volume)!r}], check=True)
 assert step() == "True"
-assert os.listdir({str(volume)!r}) == ["kv.sock"]
+assert sorted(os.listdir({str(volume)!r})) == ["kv.sock", "kv.sock.stream"]
 assert step() == "taken"
 assert os.listdir({str(volume)!r}) == []
 subprocess.run(["umount", {str(volume)!r}], check=True)

@@ -25,6 +25,7 @@ from kvpool_sidecar.serving.opener import OpenResult
 from kvpool_sidecar.serving.pod import Pod
 from kvpool_sidecar.serving.session import Session, SessionContext
 from kvpool_sidecar.serving.store_service import Begun
+from kvpool_sidecar.serving.stream_exchange import StreamExchange
 from kvpool_sidecar.storage.removed_blocks import RemovedBlocks
 from kvpool_sidecar.tenancy.identity import Identity, Tenant
 
@@ -304,9 +305,10 @@ def serve(tmp_path):
             raw = Raw(path, hello=False)
             sock, _ = listener.accept()
         pod = Pod(Identity(f"pod-{len(made)}", tenant, "p", "s"), Tenant(b"secret", tenant), 1 << 50)
-        session = Session(
-            sock, pod, SessionContext("a", node, node, lambda *_: None, Fingerprints(), lanes, LookupFigures())
+        context = SessionContext(
+            "a", node, node, lambda *_: None, Fingerprints(), lanes, LookupFigures(), StreamExchange(Stats())
         )
+        session = Session(sock, pod, context)
         threads.append(threading.Thread(target=session.run, daemon=True))
         threads[-1].start()
         raw.ask(wire.Op.HELLO, wire.ClientHello(FINGERPRINT).pack())

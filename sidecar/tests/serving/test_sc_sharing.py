@@ -299,7 +299,7 @@ class World:
 
     def read(self, tenants, n: int) -> bytes | None:
         (entry,) = opened = self.node.opener.open(
-            tenants, [block_id(n)], Flag.LOCAL_ONLY, PATIENCE_S, PeerStreams(no_dial)
+            tenants, [block_id(n)], Flag.LOCAL_ONLY, PATIENCE_S, PeerStreams(None, no_dial)
         )
         try:
             if entry.status == OpenStatus.MISS:

@@ -87,7 +87,7 @@ class Setup:
         )
 
     def opened(self, *numbers, timeout=0.3, flags=Flag.NONE):
-        streams = PeerStreams(no_dial)
+        streams = PeerStreams(None, no_dial)
         found = self.node.opener.open((PlainTenant(),), [name(n) for n in numbers], flags, timeout, streams)
         self.node.opener.close_files(found)
         return [(entry.status, entry.tier) for entry in found]

@@ -2,9 +2,15 @@
 
 A control connection is TLS with certificates of both sides and issues tickets. A ticket opens a data connection over
 TCP, on which both sides prove that they have it. Then follow fixed-size requests, each with a MAC; the answer is
-PEER_RESPONSE and then the block file (header and payload) by sendfile. The requesting side hands the connected socket
-to its client (wire.Op.OPEN, STREAM), which reads the answers straight into the engine's buffer. The client cannot send
-requests (it has no session key) and cannot see another tenant's bytes (a connection serves one client connection only).
+PEER_RESPONSE and then the block file (header and payload) by sendfile.
+
+The requesting side forwards the answers to its client (wire.Op.OPEN) over a stream: a SOCK_STREAM connection to the
+path of the client's socket with STREAM_SUFFIX. For each STREAM_DIAL entry the client dials one, sends the entry's token
+of STREAM_TOKEN_BYTES, and reads the answers of this stream's entries in order into the engine's buffer. A client
+announces `dials_streams` in HELLO, otherwise it gets no such entry. Older sidecars hand over a connected descriptor
+instead (STREAM_NEW_CONN), after those of the files. No socket of a sidecar ever reaches a client, and a connection
+between sidecars serves one client connection only.
+
 A joining node requests by HOTTEST which blocks to copy first (kvpool_sidecar.peers.hottest). A leaving node requests
 by HEADROOM what its peers can take, and by RECEIVE that they copy a block (kvpool_sidecar.peers.migration).
 
@@ -31,6 +37,8 @@ __all__ = [
     "PEER_TICKET_BYTES",
     "PEER_TLS",
     "PEER_TOKEN",
+    "STREAM_SUFFIX",
+    "STREAM_TOKEN_BYTES",
     "PeerKind",
     "PeerStatus",
     "pack_peer_address",
@@ -63,9 +71,11 @@ class PeerKind(enum.IntEnum):
     TLS_DATA = 3
 
 
-PEER_REQUEST = struct.Struct("<4sBBHQ32s16s")  # magic, op (OPEN), flags, 0, sequence number, key, MAC
+PEER_REQUEST = struct.Struct("<4sBBHQ32s16s")  # magic, op (OPEN), flags, lane, sequence number, key, MAC
 PEER_MAC_BYTES = 16
 _MAX_HOST = 45  # the longest IPv6 address as text
+STREAM_SUFFIX = ".stream"
+STREAM_TOKEN_BYTES = 16
 PEER_RESPONSE = struct.Struct("<4sBBHQ")  # magic, PeerStatus, 0, 0, bytes that follow: the block file, for OPEN
 PEER_STAGED = struct.Struct("<QQQ")  # STAGE: address and bytes of the block file, token
 PEER_TOKEN = struct.Struct("<Q24x")  # RELEASE: stands where other requests have the key

@@ -9,8 +9,7 @@ op     name    request body                                   reply body
 ====== ======= ============================================== ==================================================
 1      HELLO   JSON (ClientHello)                             JSON (ServerHello)
 2      LOOKUP  u32 deadline_ms, count x block_id[32]          count x u8 tier (0 = miss)
-3      OPEN    u32 deadline_ms, count x block_id[32]          count x OPEN_REPLY; descriptors: one for each FILE
-                                                              entry, then one for each STREAM entry with NEW_CONN
+3      OPEN    u32 deadline_ms, count x block_id[32]          count x OPEN_REPLY, token[16] per STREAM_DIAL; files
 4      BEGIN   count x (block_id[32], u64 payload_len)        count x BEGIN_REPLY; one descriptor for each WRITE
 5      COMMIT  count x u32 token                              count x u8 CommitStatus
 6      REPORT  JSON (counters, corrupt block ids)             empty
@@ -20,15 +19,13 @@ op     name    request body                                   reply body
 
 Admission control: a node admits a bounded number of bytes at a time. An OPEN that was rejected is answered by MISS
 entries that carry MISS_BUSY. The reply to an OPEN may set WANTS_DONE: the client then sends DONE after it has read the
-blocks, unless it sends another request first, so that the next request in the queue can start.
-
-LOOKUP answers up to the first miss (the rest is 0) unless EXHAUSTIVE is set. To a client whose HELLO has
-`lookup_reports` the entry of the first miss is MISS_CAUSE plus a MissCause; such a client counts its lookups itself and
-reports them. OPEN keeps the order of the block ids. For
-a block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the sidecar fills it in.
-REPORT is `{"corrupt": [block id hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n},
-"tokens": {tier: n}, "lookup": {figure: n}, "lookup_misses": {reason: blocks}, "lookup_depth": {range: n}, "seconds":
-{tier or "store": kvpool.stats.Histogram.packed}}`, each since the last report (kvpool.stats.Stats).
+blocks, unless it sends another request first, so that the next request in the queue can start. LOOKUP answers up to the
+first miss (the rest is 0) unless EXHAUSTIVE is set. To a client whose HELLO has `lookup_reports` the entry of the first
+miss is MISS_CAUSE plus a MissCause; such a client counts its lookups itself and reports them. OPEN keeps the order of
+the block ids. For a block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the
+sidecar fills it in. REPORT is `{"corrupt": [block id hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses":
+{reason: n}, "tokens": {tier: n}, "lookup": {figure: n}, "lookup_misses": {reason: blocks}, "lookup_depth": {range: n},
+"seconds": {tier or "store": kvpool.stats.Histogram.packed}}`, each since the last report (kvpool.stats.Stats).
 
 Everything here is pure packing and unpacking; ProtocolError for anything out of bounds. Thread-safe.
 """
@@ -163,7 +160,8 @@ class OpenStatus(enum.IntEnum):
     MISS = 0
     FILE = 1  # a read-only descriptor of the block file is attached
     STREAM = 2  # the block file comes next on connection `conn`
-    STREAM_NEW_CONN = 3  # as STREAM, and the connection's descriptor is attached
+    STREAM_NEW_CONN = 3  # as STREAM, and the connection's descriptor is attached; from older sidecars only
+    STREAM_DIAL = 4  # as STREAM, on a connection that the client must dial
 
 
 class BeginStatus(enum.IntEnum):
@@ -259,6 +257,7 @@ class ClientHello:
     `fields` are short digests of the fingerprint's inputs (kvpool.protocol.fingerprint_fields); older ones send none.
     `reads_granted`: the client accepts blocks of the tenants in ServerHello.readable_tags; older clients get none.
     `tokens_per_block`: 0 if unknown. `lookup_reports`: the client reports its lookups, and accepts causes of misses.
+    `dials_streams`: it dials streams of peers' blocks.
     """
 
     fingerprint: bytes
@@ -269,6 +268,7 @@ class ClientHello:
     reads_granted: bool = False
     tokens_per_block: int = 0
     lookup_reports: bool = False
+    dials_streams: bool = False
 
     def pack(self) -> bytes:
         """JSON body of HELLO; texts are cut to 64 and 256 characters."""
@@ -282,6 +282,7 @@ class ClientHello:
                 **({"reads_granted": True} if self.reads_granted else {}),
                 **({"tokens_per_block": self.tokens_per_block} if self.tokens_per_block else {}),
                 **({"lookup_reports": True} if self.lookup_reports else {}),
+                **({"dials_streams": True} if self.dials_streams else {}),
             }
         )
 
@@ -298,6 +299,7 @@ class ClientHello:
             reads_granted=value.get("reads_granted") is True,
             tokens_per_block=_int_field({"tokens_per_block": 0, **value}, "tokens_per_block", MAX_BLOCK_TOKENS),
             lookup_reports=value.get("lookup_reports") is True,
+            dials_streams=value.get("dials_streams") is True,
         )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import select
 import socket
 import time
 from typing import NamedTuple
 
 from kvpool.errors import DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool.transport.descriptor_closer import close_later
 
 __all__ = ["Connection", "Reply"]
@@ -110,6 +111,31 @@ class Connection:
         with contextlib.suppress(OSError):
             self._socket.send(wire.pack(op), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
+    def dial_stream(self, number: int, token: bytes, deadline: float) -> None:
+        """Dial the stream socket of the sidecar and open stream `number`. OSError if that fails by `deadline`."""
+        self._drop_ended_streams()
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            stream.settimeout(max(0.001, deadline - time.monotonic()))
+            _connect(stream, self._path + peer_wire.STREAM_SUFFIX)
+            stream.sendall(token)
+            stream.setblocking(True)
+        except BaseException:
+            stream.close()
+            raise
+        self.streams[number] = stream
+
+    def _drop_ended_streams(self) -> None:
+        """Close streams that the sidecar has ended and that hold no unread bytes."""
+        poller = select.poll()
+        numbers = {}
+        for number, stream in self.streams.items():
+            numbers[stream.fileno()] = number
+            poller.register(stream, select.POLLIN | select.POLLRDHUP)
+        for descriptor, events in poller.poll(0):
+            if events & (select.POLLHUP | select.POLLRDHUP) and not _has_bytes(self.streams[numbers[descriptor]]):
+                self.streams.pop(numbers[descriptor]).close()
+
     def close(self) -> None:
         """End the connection; its descriptors are closed in the background. Safe to call twice."""
         self.shut()
@@ -172,6 +198,13 @@ class Connection:
             raise RefusedError(f"the sidecar refused {op.name}: {code} {text}", where=self._path)
         self.broken = True
         raise ProtocolError(f"unexpected reply {head.op} to {op.name}", where=self._path)
+
+
+def _has_bytes(stream: socket.socket) -> bool:
+    try:
+        return bool(stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:
+        return False
 
 
 def _connect(sock: socket.socket, path: str) -> None:

@@ -71,7 +71,7 @@ class LoadBatch:
             max_descriptors=len(window),
         )
         try:
-            fresh = responses.opened_loads(reply, window, connection)
+            fresh = responses.opened_loads(reply, window, connection, self.batch.deadline)
         except BaseException:
             connection.broken = True
             raise

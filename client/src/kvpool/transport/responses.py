@@ -6,11 +6,12 @@ streams.
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import ProtocolError
-from kvpool.protocol import wire
+from kvpool.protocol import peer_wire, wire
 from kvpool.stats import Reason
 from kvpool.transport.descriptor_closer import close_later
 from kvpool.transport.pending import PendingRead, PendingWrite
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool.transport.connection import Connection, Reply
+
+_log = logging.getLogger("kvpool")
 
 __all__ = [
     "BlockRequest",
@@ -74,28 +77,50 @@ def miss_reason(cause: int) -> Reason:
     return _REASONS.get(cause, Reason.ABSENT)
 
 
-def opened_loads(reply: Reply, window: Sequence[BlockRequest], connection: Connection) -> list[PendingRead]:
-    """Return one PendingRead per block: with a descriptor, with the number of a peer stream, or with a reason."""
+def opened_loads(
+    reply: Reply, window: Sequence[BlockRequest], connection: Connection, deadline: float
+) -> list[PendingRead]:
+    """Return one PendingRead per block: with a descriptor, with the number of a peer stream, or with a reason.
+
+    New streams are dialed by `deadline`; the blocks of one that cannot be dialed fail, and the connection is broken.
+    """
     loads: list[PendingRead] = []
     left = list(reply.descriptors)
     try:
-        _open_entries(reply, window, connection, loads, left)
+        tokens = _open_entries(reply, window, connection, loads, left)
     except BaseException:
         for load in loads:
             load.close()
         raise
     finally:
         close_later(left)
+    for number, token in tokens.items():
+        _dial(connection, number, token, loads, deadline)
     return loads
+
+
+def _dial(connection: Connection, number: int, token: bytes, loads: Sequence[PendingRead], deadline: float) -> None:
+    try:
+        connection.dial_stream(number, token, deadline)
+    except OSError as e:
+        _log.debug("kvpool: a peer's stream cannot be dialed: %s", e)
+        connection.broken = True  # the sidecar has requested the blocks
+        for load in loads:
+            if load.stream == number:
+                load.stream, load.reason = -1, Reason.CONNECTION
 
 
 def _open_entries(
     reply: Reply, window: Sequence[BlockRequest], connection: Connection, loads: list[PendingRead], left: list[int]
-) -> None:
+) -> dict[int, bytes]:
+    """Append to `loads`, and return the tokens of the streams to dial."""
     size = wire.OPEN_REPLY.size
-    if reply.items != len(window) or len(reply.body) != len(window) * size:
+    entries_bytes = len(window) * size
+    tokens, rest = divmod(len(reply.body) - entries_bytes, peer_wire.STREAM_TOKEN_BYTES)
+    if reply.items != len(window) or rest or not 0 <= tokens <= len(window):
         raise ProtocolError("an OPEN reply of another length")
     fresh_streams = []
+    to_dial: list[int] = []
     named: set[int] = set()
     for n, (position, block_id, view) in enumerate(window):
         status, tier, number, why, length, key = wire.OPEN_REPLY.unpack_from(reply.body, n * size)
@@ -110,7 +135,7 @@ def _open_entries(
             if length != len(view):
                 load.reason = Reason.LENGTH
                 load.close()
-        elif status in (wire.OpenStatus.STREAM, wire.OpenStatus.STREAM_NEW_CONN):
+        elif status in (wire.OpenStatus.STREAM, wire.OpenStatus.STREAM_NEW_CONN, wire.OpenStatus.STREAM_DIAL):
             named.add(number)
             if length == len(view):
                 load.stream = number
@@ -119,6 +144,8 @@ def _open_entries(
                 connection.broken = True  # unwanted bytes will arrive on the stream
             if status == wire.OpenStatus.STREAM_NEW_CONN:
                 fresh_streams.append(number)
+            elif status == wire.OpenStatus.STREAM_DIAL:
+                to_dial.append(number)
         else:
             raise ProtocolError(f"an OPEN reply with status {status}")
     for number in fresh_streams:  # their descriptors follow those of the files
@@ -126,10 +153,14 @@ def _open_entries(
             raise ProtocolError(f"stream {number} is open already")
         stream = connection.streams[number] = socket.socket(fileno=_pop_descriptor(left))
         stream.setblocking(True)
-    if not named <= connection.streams.keys():
+    if not named <= connection.streams.keys() | set(to_dial):
         raise ProtocolError("a stream that was never opened")
+    if len(set(to_dial)) != tokens or len(to_dial) != tokens or connection.streams.keys() & set(to_dial):
+        raise ProtocolError("an OPEN reply whose tokens do not match its new streams")
     if left:
         raise ProtocolError("an OPEN reply with too many descriptors")
+    at = range(entries_bytes, len(reply.body), peer_wire.STREAM_TOKEN_BYTES)
+    return {number: reply.body[n : n + peer_wire.STREAM_TOKEN_BYTES] for number, n in zip(to_dial, at, strict=True)}
 
 
 def begun_stores(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvpool.errors import ConfigError, RefusedError
-from kvpool.protocol import keys
+from kvpool.protocol import keys, peer_wire
 from kvpool_sidecar.blocks.events import BlocksRemoved, CorruptBlockReported
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
@@ -22,6 +24,7 @@ from kvpool_sidecar.serving.pod_registry import FIXED_PREFIX, PodRegistry
 from kvpool_sidecar.serving.session import Session, SessionContext
 from kvpool_sidecar.serving.socket_handoff import SocketHandoff
 from kvpool_sidecar.serving.store_service import StoreService
+from kvpool_sidecar.serving.stream_exchange import StreamExchange
 from kvpool_sidecar.storage.removed_blocks import RemovedBlocks
 from kvpool_sidecar.system.unix_socket import listen_at
 from kvpool_sidecar.tenancy.identity import Identity
@@ -97,10 +100,11 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
     service = BlockService(config, locator, opener, verifier, context.stats, causes, lookup_events)
     admission = LocalAdmission(config, storage.local, context.stats)
     stores = StoreService(config, storage.landing, context.stats, on_written, admission)
+    exchange = StreamExchange(context.stats)
     session = SessionContext(
-        settings.node, service, stores, network.dial, context.fingerprints, context.queues, context.lookups
+        settings.node, service, stores, network.dial, context.fingerprints, context.queues, context.lookups, exchange
     )
-    sockets = PodListeners(lambda sock, pod: Session(sock, pod, session), context.stats)
+    sockets = PodListeners(lambda sock, pod: Session(sock, pod, session), exchange, context.stats)
     cleanup.callback(sockets.stop)
     pods = PodRegistry(config, settings.secret, sockets, storage.local, context.feed)
     pods.register_tenants()
@@ -174,12 +178,14 @@ def _serve_fixed(pods: PodRegistry, path: str, identity: Identity) -> None:
     directory, _, name = os.path.abspath(path).rpartition("/")
     os.makedirs(directory or "/", exist_ok=True)
     dir_fd = os.open(directory or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with contextlib.ExitStack() as placed:
+        placed.callback(os.close, dir_fd)
+        streams = listen_at(dir_fd, name + peer_wire.STREAM_SUFFIX, 0o600, socket.SOCK_STREAM)
         listener = listen_at(dir_fd, name, 0o600)
-    finally:
-        os.close(dir_fd)
     try:
         pods.admit(identity, listener)
+        pods.add_streams(identity.uid, streams)
     except RefusedError as e:
         listener.close()
+        streams.close()
         raise ConfigError(f"--socket {path}: {e}") from None

@@ -1,4 +1,4 @@
-"""Client side of a peer connection: connect, authenticate, request. The holder of the socket reads the responses."""
+"""Client side of a peer connection: connect, authenticate, request, and read or forward the responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvpool.errors import PoolUnavailableError, ProtocolError
 from kvpool.protocol import peer_wire, wire
-from kvpool_sidecar.peers import tcp
+from kvpool_sidecar.peers import splice, tcp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PeerConnection", "PeerDialer", "dial"]
 
+_SLOWEST = 4e6  # bytes per second of a response, below which it is ended
 _NO_MAC = bytes(peer_wire.PEER_MAC_BYTES)
 _SILENT_S = 0.05  # a live peer has sent something by then
 
@@ -30,21 +31,26 @@ class PeerDialer(Protocol):
 
 
 class PeerConnection:
-    """One authenticated connection. Not thread-safe: it belongs to one client connection."""
+    """One authenticated connection. Not thread-safe, except `shutdown`: it belongs to one client connection.
+
+    Requests may be sent while another thread forwards the answers, if `is_full_duplex`. `lane` groups the requests at
+    the peer, which gives each group its turn: of one tenant, 0 for this node's own.
+    """
+
+    is_full_duplex = True
 
     def __init__(self, sock: socket.socket, session_key: bytes) -> None:
         self._socket = sock
         self._session_key = session_key
         self._sequence = 0
         self._last_request: tuple[float, int] | None = None  # its time, and the bytes received by then
-
-    def fileno(self) -> int:
-        """Descriptor that is passed to the client, which reads from it and must not change its blocking mode."""
-        return self._socket.fileno()
+        self.lane = 0
 
     @property
     def alive(self) -> bool:
         """False once the peer has closed its end. Reads nothing from the stream."""
+        if self._socket.fileno() < 0:
+            return False
         poller = select.poll()
         poller.register(self._socket, select.POLLRDHUP)
         return not poller.poll(0)
@@ -67,7 +73,21 @@ class PeerConnection:
 
     def send_request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
         """Send one request of type `op` for each of `keys` (32 bytes). PoolUnavailableError as for `request`."""
-        packet = self._pack_requests(op, keys, flags)
+        self.transmit(self.pack_requests(op, keys, flags))
+
+    def pack_requests(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> bytes:
+        """Return the next requests, with their numbers and MACs; they must be transmitted in this order."""
+        packet = bytearray()
+        for key in keys:
+            unsigned = peer_wire.PEER_REQUEST.pack(wire.MAGIC, op, flags, self.lane, self._sequence, key, _NO_MAC)
+            mac = peer_wire.peer_request_mac(self._session_key, unsigned)
+            packet += unsigned[: -len(mac)] + mac
+            self._sequence += 1
+        return bytes(packet)
+
+    def transmit(self, packet: bytes) -> None:
+        """Send packed requests. PoolUnavailableError if that would block."""
+        self._last_request = (time.monotonic(), self.received())
         try:
             sent = self._socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as e:
@@ -75,15 +95,36 @@ class PeerConnection:
         if sent != len(packet):
             raise PoolUnavailableError("the peer does not read its requests")
 
-    def _pack_requests(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag) -> bytes:
-        self._last_request = (time.monotonic(), self.received())
-        packet = bytearray()
-        for key in keys:
-            unsigned = peer_wire.PEER_REQUEST.pack(wire.MAGIC, op, flags, 0, self._sequence, key, _NO_MAC)
-            mac = peer_wire.peer_request_mac(self._session_key, unsigned)
-            packet += unsigned[: -len(mac)] + mac
-            self._sequence += 1
-        return bytes(packet)
+    def prepare_forwarding(self, timeout_s: float) -> None:
+        """Bound each wait of `forward_response` for the peer; `response_size` cannot be used afterwards."""
+        self._socket.settimeout(None)
+        tcp.set_receive_timeout(self._socket, timeout_s)
+
+    def forward_response(self, target: socket.socket, expected: int, pipes: splice.PipePool, timeout_s: float) -> None:
+        """Forward the next response to `target`: PEER_RESPONSE, then a block file of `expected` bytes, or nothing.
+
+        `timeout_s` bounds each wait, and with the slowest accepted rate the whole response. After a KVPoolError or
+        OSError this connection and `target` must be closed: a response of another length is cut after PEER_RESPONSE.
+        """
+        response = self._receive_response()
+        magic, status, _, _, size = peer_wire.PEER_RESPONSE.unpack(response)
+        if magic != wire.MAGIC:
+            raise ProtocolError("not a peer's response")
+        target.sendall(response)
+        if size == 0 and status != peer_wire.PeerStatus.OK:
+            return
+        if size != expected or status != peer_wire.PeerStatus.OK:
+            raise ProtocolError(f"a peer's response with status {status} and {size} bytes, expected {expected}")
+        self._forward_body(target, size, pipes, time.monotonic() + timeout_s + size / _SLOWEST)
+
+    def _receive_response(self) -> bytes:
+        data = self._socket.recv(peer_wire.PEER_RESPONSE.size, socket.MSG_WAITALL)
+        if len(data) < peer_wire.PEER_RESPONSE.size:
+            raise ProtocolError("the peer closed the connection")
+        return data
+
+    def _forward_body(self, target: socket.socket, size: int, pipes: splice.PipePool, deadline: float) -> None:
+        splice.forward(self._socket, target, size, pipes, deadline)
 
     def response_size(self, deadline: float) -> int:
         """Read a response header: bytes of the block file that follow, 0 for a miss."""
@@ -103,10 +144,14 @@ class PeerConnection:
         """Fill `view` from the stream. DeadlineExceededError, ProtocolError or OSError."""
         tcp.receive_into(self._socket, view, deadline)
 
-    def close(self) -> None:
-        """End the connection for this process and for the client that shares the socket."""
+    def shutdown(self) -> None:
+        """End the connection; a thread that uses it gets an error. Thread-safe until `close`."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS, too: it may be in use by a thread
+
+    def close(self) -> None:
+        """End the connection and close its descriptor."""
+        self.shutdown()
         self._socket.close()
 
 
@@ -127,7 +172,6 @@ def dial(
     sock = tcp.connect(host, port, deadline, congestion_control)
     try:
         session_key = tcp.prove_as_client(sock, secret, deadline, ticket)
-        sock.settimeout(None)  # the file description is shared with the client, which needs it blocking
     except BaseException:
         sock.close()
         raise

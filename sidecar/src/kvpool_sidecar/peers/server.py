@@ -45,6 +45,7 @@ _CHUNK_BYTES = 1 << 20
 _MAX_OPEN = 16
 _GRANT_BYTES = 4 << 20  # small blocks share a grant
 _thread = threading.local()
+_Tenant = tuple[str, int]  # address of the requesting node, and its lane for one of its tenants
 _MAX_QUEUED_S = 1.0  # longest wait of a request in the queue
 
 
@@ -224,53 +225,54 @@ class PeerServer:
         return tcp.receive(tls, 32, deadline) if kind == peer_wire.PeerKind.TLS_DATA else b""
 
     def _serve_requests(self, sock: socket.socket, host: str, session_key: bytes, rdma: PeerRdma) -> None:
-        sequence = 0
+        sequence, tenant = 0, (host, 0)
         requests = _Requests(sock)
         while not self._stopped.is_set():
             wanted: list[bytes] = []  # consecutive block requests
             for request in requests.receive(time.monotonic() + _IDLE_S):
-                magic, op, flags, _, number, key, mac = peer_wire.PEER_REQUEST.unpack(request)
+                magic, op, flags, lane, number, key, mac = peer_wire.PEER_REQUEST.unpack(request)
                 expected = peer_wire.peer_request_mac(session_key, request)
                 genuine = number == sequence and hmac.compare_digest(mac, expected)
                 if magic != wire.MAGIC or op not in (wire.Op.OPEN, *self._handlers, *rdma.OPERATIONS) or not genuine:
                     self._stats.add("refused", "peer-request")
                     return
                 sequence += 1
+                tenant = (host, lane)  # a tenant's unread streams keep no other one of its node waiting
                 if op == wire.Op.OPEN and not flags & wire.Flag.VERIFY:
                     wanted.append(key)
                     continue
-                self._send_blocks(sock, host, wanted)
+                self._send_blocks(sock, tenant, wanted)
                 wanted = []
                 if op == wire.Op.OPEN:
                     self._store.verify(key)
-                    self._send_blocks(sock, host, [key])
+                    self._send_blocks(sock, tenant, [key])
                 elif op in self._handlers:
                     self._send_response(sock, self._handlers[op](key, flags))
                 elif answer := rdma.response(op, key):
                     sock.sendall(answer)
-            self._send_blocks(sock, host, wanted)
+            self._send_blocks(sock, tenant, wanted)
 
     def _send_response(self, sock: socket.socket, body: bytes) -> None:
         status = peer_wire.PeerStatus.OK if body else peer_wire.PeerStatus.MISS
         sock.sendall(peer_wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(body)) + body)
 
-    def _send_blocks(self, sock: socket.socket, host: str, keys: Sequence[bytes]) -> None:
+    def _send_blocks(self, sock: socket.socket, tenant: _Tenant, keys: Sequence[bytes]) -> None:
         """Send these blocks in order, in batches under one grant each."""
         for start in range(0, len(keys), _MAX_OPEN):
             some = keys[start : start + _MAX_OPEN]
             found = list(zip(some, self._store.open_many(some), strict=True))
             try:
                 while found:
-                    self._send_batch(sock, host, found)
+                    self._send_batch(sock, tenant, found)
             finally:
                 for _, block in found:
                     if block is not None:
                         os.close(block.fd)
 
-    def _send_batch(self, sock: socket.socket, host: str, found: list[tuple[bytes, Block | None]]) -> None:
+    def _send_batch(self, sock: socket.socket, tenant: _Tenant, found: list[tuple[bytes, Block | None]]) -> None:
         """Remove the blocks of one grant from the front of `found` and send them."""
         count, size = _batch(found)
-        grant = self._queue.acquire(host, size, time.monotonic() + _MAX_QUEUED_S) if size else None
+        grant = self._queue.acquire(tenant, size, time.monotonic() + _MAX_QUEUED_S) if size else None
         send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else _send_file
         served = served_bytes = 0
         try:

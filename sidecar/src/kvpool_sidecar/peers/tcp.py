@@ -34,6 +34,7 @@ __all__ = [
     "receive",
     "receive_into",
     "receive_peer_request",
+    "set_receive_timeout",
     "set_send_timeout",
 ]
 
@@ -82,8 +83,17 @@ def bytes_received(sock: socket.socket) -> int:
 
 def set_send_timeout(sock: socket.socket, seconds: float) -> None:
     """Let the kernel abort a blocked send or sendfile, which a blocking socket in Python cannot."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
+
+
+def set_receive_timeout(sock: socket.socket, seconds: float) -> None:
+    """Let the kernel abort a blocked receive or splice; BlockingIOError then."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
+
+
+def _timeval(seconds: float) -> bytes:
     whole = int(seconds)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
+    return struct.pack("ll", whole, int((seconds - whole) * 1e6))
 
 
 def reset_at_close(sock: socket.socket) -> None:

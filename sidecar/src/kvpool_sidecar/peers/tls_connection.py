@@ -1,107 +1,75 @@
 """Client side of a connection whose data is encrypted as well (`encryption: Always`).
 
-A client cannot read TLS from a descriptor: it would need the keys, and with them the permission to send requests. So a
-thread of the sidecar decrypts into one end of a socket pair, and the client gets the other end, which looks like any
-peer stream. This thread alone uses the TLS connection, which is not thread-safe. The cost is the encryption and one
-more copy. At most 256 KiB are buffered; a client that does not read stops the peer.
+A client cannot read TLS from a descriptor: it would need the keys, and with them the permission to send requests. So
+the sidecar decrypts into the client's stream, like any peer's responses, which costs the encryption and one more copy.
+TLS is not thread-safe: the thread that forwards the responses sends the requests, too.
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import secrets
-import select
-import socket
-import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool.errors import KVPoolError, ProtocolError
-from kvpool.protocol import peer_wire, wire
-from kvpool_sidecar.peers import tcp
+from kvpool.errors import DeadlineExceededError, PoolUnavailableError, ProtocolError
+from kvpool.protocol import peer_wire
+from kvpool_sidecar.peers import splice
 from kvpool_sidecar.peers.connection import PeerConnection
 
 if TYPE_CHECKING:
+    import socket
     import ssl
-    from collections.abc import Sequence
 
 __all__ = ["TlsConnection"]
 
-_CHUNK_BYTES = 256 << 10
-_IO_TIMEOUT_S = 15.0  # longest silence of the peer, and longest pause of the client in reading
+_SEND_S = 5.0  # a peer that does not read its requests for longer is given up
 
 
 class TlsConnection(PeerConnection):
     """Owns `tls`, on which nothing has been sent yet."""
 
+    is_full_duplex = False
+
     def __init__(self, tls: ssl.SSLSocket, deadline: float) -> None:
         session_key = secrets.token_bytes(32)
         tls.settimeout(max(0.001, deadline - time.monotonic()))
         tls.sendall(session_key)
-        tls.settimeout(_IO_TIMEOUT_S)
-        near, self._far = socket.socketpair()
-        tcp.set_send_timeout(self._far, _IO_TIMEOUT_S)
-        super().__init__(near, session_key)
-        self._tls = tls
-        self._work: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="peer-tls", daemon=True).start()
+        super().__init__(tls, session_key)
+        self._buffer = memoryview(b"")
 
-    @property
-    def alive(self) -> bool:
-        """False once the peer has closed its end."""
-        if not super().alive or self._tls.fileno() < 0:
-            return False
-        poller = select.poll()
-        poller.register(self._tls, select.POLLRDHUP)
-        return not poller.poll(0)
-
-    def received(self) -> int:
-        """Encrypted bytes received."""
-        return tcp.bytes_received(self._tls) if self._tls.fileno() >= 0 else 0
-
-    def send_request(self, op: wire.Op, keys: Sequence[bytes], flags: wire.Flag = wire.Flag.NONE) -> None:
-        """Queue the requests for the thread that sends them."""
-        self._work.put((self._pack_requests(op, keys, flags), 0 if op == wire.Op.RELEASE else len(keys)))
-
-    def close(self) -> None:
-        """End the connection for both holders; the thread notices and closes the rest."""
-        super().close()
-        self._work.put(None)
-        with contextlib.suppress(OSError, ValueError):
-            socket.socket.shutdown(self._tls, socket.SHUT_RDWR)  # of the socket only: TLS is used by the thread
-
-    def _run(self) -> None:
-        buffer = memoryview(bytearray(_CHUNK_BYTES))
+    def transmit(self, packet: bytes) -> None:
+        """Send packed requests; waits up to 5 s. PoolUnavailableError if the peer does not take them."""
+        self._last_request = (time.monotonic(), self.received())
+        timeout = self._socket.gettimeout()
+        self._socket.settimeout(_SEND_S)
         try:
-            while (work := self._work.get()) is not None:
-                packet, responses = work
-                self._tls.sendall(packet)
-                for _ in range(responses):
-                    self._relay(buffer)
-        except (KVPoolError, OSError):
-            pass  # the client sees the end of its stream
-        finally:
-            self._far.close()
-            self._tls.close()
+            self._socket.sendall(packet)
+            self._socket.settimeout(timeout)
+        except OSError as e:
+            raise PoolUnavailableError(f"peer: {getattr(e, 'reason', '') or e.strerror or type(e).__name__}") from None
 
-    def _relay(self, buffer: memoryview) -> None:
-        response = buffer[: peer_wire.PEER_RESPONSE.size]
-        self._fill(response)
-        magic, _, _, _, left = peer_wire.PEER_RESPONSE.unpack(response)
-        if magic != wire.MAGIC:
-            raise ProtocolError("not a peer's response")
-        self._far.sendall(response)
-        while left:
-            chunk = buffer[: min(left, len(buffer))]
-            self._fill(chunk)
-            self._far.sendall(chunk)
-            left -= len(chunk)
+    def prepare_forwarding(self, timeout_s: float) -> None:
+        """Bound each wait of `forward_response` for the peer."""
+        self._socket.settimeout(timeout_s)
+        self._buffer = memoryview(bytearray(splice.COPY_BYTES))
 
-    def _fill(self, view: memoryview) -> None:
+    def _receive_response(self) -> bytes:
+        view = self._buffer[: peer_wire.PEER_RESPONSE.size]
         done = 0
         while done < len(view):
-            count = self._tls.recv_into(view[done:])
-            if count == 0:
-                raise ProtocolError("the peer closed the connection")
-            done += count
+            done += self._receive_some(view[done:])
+        return bytes(view)
+
+    def _forward_body(self, target: socket.socket, size: int, pipes: splice.PipePool, deadline: float) -> None:
+        while size:
+            count = self._receive_some(self._buffer[: min(size, len(self._buffer))])
+            target.sendall(self._buffer[:count])
+            size -= count
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError("the client reads too slowly, or the peer sends too slowly")
+
+    def _receive_some(self, view: memoryview) -> int:
+        count = self._socket.recv_into(view)
+        if count == 0:
+            raise ProtocolError("the peer closed the connection")
+        return count

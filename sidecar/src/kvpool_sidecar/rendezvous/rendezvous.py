@@ -73,7 +73,7 @@ class Rendezvous:
     def close(self) -> None:
         """Close the listening sockets, of which the server has copies; their files stay until others replace them."""
         for _, placed in self._placed.values():
-            placed.listener.close()
+            placed.close()
         self._provider.close()
 
     def _sync_server(self, targets: Mapping[str, TargetPod]) -> None:
@@ -115,7 +115,7 @@ class Rendezvous:
         The files stay until those of the other sidecar replace them.
         """
         for _, placed in self._placed.values():
-            placed.listener.close()
+            placed.close()
         log.info("another sidecar serves this node: closed %d sockets", len(self._placed))
         self._placed.clear()
         self._checked.clear()

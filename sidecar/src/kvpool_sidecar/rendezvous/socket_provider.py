@@ -63,8 +63,9 @@ class SocketProvider:
         return self.connected
 
     def add(self, pod: TargetPod, placed: PlacedSocket) -> None:
-        """Pass the socket of one pod."""
+        """Pass the sockets of one pod."""
         self._send(pod.add_message(), [placed.listener.fileno()])
+        self._send({"op": "streams", "uid": pod.uid}, [placed.streams.fileno()])
 
     def synced(self) -> None:
         """Report, once per connection, that all pods were passed, so that the server removes others."""

@@ -85,11 +85,12 @@ def decode_report(body: memoryview) -> ClientReport:
 
 
 def encode_open(results: Sequence[OpenResult]) -> bytes:
-    """Encode the entries of an OPEN reply."""
-    return b"".join(
+    """Encode the entries of an OPEN reply, and the tokens of its new streams."""
+    entries = [
         wire.OPEN_REPLY.pack(entry.status, entry.tier, entry.stream, entry.why, entry.payload_len, entry.key)
         for entry in results
-    )
+    ]
+    return b"".join(entries + [entry.token for entry in results])
 
 
 def encode_busy(count: int) -> bytes:

@@ -17,6 +17,7 @@ from kvpool.protocol.wire import Flag, MissCause, OpenStatus, Tier
 from kvpool_sidecar.peers.rdma.fetch import ReadRequest
 from kvpool_sidecar.resilience.turn import end_turn
 from kvpool_sidecar.serving.locator import first_local_key
+from kvpool_sidecar.serving.stream_exchange import TooManyStreamsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ _BYTES_PER_STREAM = 8 << 20  # a load of this size is worth a connection of its 
 class OpenResult(NamedTuple):
     """One entry of an OPEN reply.
 
-    `fd` is a block file, which the receiver closes, or the socket of a stream, which stays open.
+    `fd` is a block file, which the receiver closes. `token` is for dialing a new stream.
     """
 
     status: OpenStatus
@@ -51,6 +52,7 @@ class OpenResult(NamedTuple):
     key: bytes = bytes(32)
     fd: int = -1
     why: MissCause = MissCause.ABSENT
+    token: bytes = b""
 
 
 @dataclass
@@ -153,7 +155,7 @@ class BlockOpener:
             by_peer.setdefault(location.peer, []).append((n, location))
         for peer, located in by_peer.items():
             remaining = self._fetch_by_rdma(call, peer, located)
-            if not remaining:
+            if not remaining or not call.streams.available:
                 continue
             total = sum(location.payload_len for _, location in remaining)
             count = max(1, min(self._config.current.peer.streams, len(remaining), total // _BYTES_PER_STREAM))
@@ -182,22 +184,33 @@ class BlockOpener:
     ) -> bool:
         """Request these blocks on one connection to the peer; return False if the peer cannot be reached."""
         timeout = min(self._config.current.peer.connect_timeout_ms / 1000, (call.deadline - time.monotonic()) / 2)
-        stream = 0
+        number = 0
         end_turn()
         try:
-            stream, connection, is_new = call.streams.get(peer, max(timeout, 0.001), stream_index)
-            connection.request([call.keys[n] for n, _ in located])
+            number, stream, token = call.streams.get(peer, max(timeout, 0.001), stream_index)
+            stream.request([(call.keys[n], location.payload_len) for n, location in located])
+        except TooManyStreamsError:
+            self._stats.add("refused", "streams")
+            for n, _ in located:
+                call.results[n] = call.results[n]._replace(why=MissCause.BUSY)
+            return False
         except (KVPoolError, OSError) as e:
-            call.streams.drop(stream)
+            call.streams.drop(number)
             self.resolver.mark_down(peer)
             self._stats.add("peer_errors", "refused" if isinstance(e, RefusedError) else "unreachable")
             for n, _ in located:
                 call.results[n] = call.results[n]._replace(why=MissCause.PEER_UNREACHABLE)
             return False
         for position, (n, location) in enumerate(located):
-            status = OpenStatus.STREAM_NEW_CONN if is_new and position == 0 else OpenStatus.STREAM
-            fd = connection.fileno()
-            call.results[n] = OpenResult(status, Tier.PEER, stream, location.payload_len, call.keys[n], fd)
+            is_first = bool(token) and position == 0
+            call.results[n] = OpenResult(
+                OpenStatus.STREAM_DIAL if is_first else OpenStatus.STREAM,
+                Tier.PEER,
+                number,
+                location.payload_len,
+                call.keys[n],
+                token=token if is_first else b"",
+            )
         return True
 
     def _fetch_by_rdma(

@@ -51,6 +51,10 @@ class PodRegistry:
             self._listeners.add(self._pod(identity), listener)
         log.info("serving pod %s/%s", identity.namespace, identity.pod)
 
+    def add_streams(self, uid: str, listener: socket.socket) -> None:
+        """Serve streams of peers' blocks to a pod on this listening socket. RefusedError if it is not served."""
+        self._listeners.add_streams(uid, listener)
+
     def remove(self, uid: str) -> None:
         """Stop serving a pod that has ended."""
         self._listeners.remove(uid)

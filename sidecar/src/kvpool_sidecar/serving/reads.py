@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from kvpool.protocol import wire
 from kvpool_sidecar.serving.messages import MIN_DEADLINE_S, encode_busy, encode_open, split_deadline
 from kvpool_sidecar.serving.opener import OpenResult
-from kvpool_sidecar.serving.peer_streams import PeerStreams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvpool_sidecar.peers.connection import PeerDialer
     from kvpool_sidecar.resilience.fair_queue import FairQueue, Grant
     from kvpool_sidecar.serving.block_service import BlockService
     from kvpool_sidecar.serving.channel import PacketChannel
+    from kvpool_sidecar.serving.peer_streams import PeerStreams
     from kvpool_sidecar.serving.pod import Pod
     from kvpool_sidecar.tenancy.identity import Tenant
 
@@ -31,7 +30,7 @@ class ReadHandler:
     """Handles OPEN requests and holds the connection's read grant. Not thread-safe."""
 
     def __init__(
-        self, channel: PacketChannel, pod: Pod, service: BlockService, dial: PeerDialer, queue: FairQueue
+        self, channel: PacketChannel, pod: Pod, service: BlockService, streams: PeerStreams, queue: FairQueue
     ) -> None:
         self._channel = channel
         self._pod = pod
@@ -39,8 +38,7 @@ class ReadHandler:
         self._queue = queue
         self._grant: Grant | None = None
         self._expected_block_bytes = _FIRST_GUESS
-        opener = service.opener
-        self._streams = PeerStreams(dial, opener.fetcher, opener.resolver)
+        self._streams = streams
 
     def open(self, head: wire.Head, body: memoryview, tenants: Sequence[Tenant], began: float) -> None:
         """Answer an OPEN request, which arrived at `began` (time.monotonic()), with block files and streams."""
@@ -80,7 +78,6 @@ class ReadHandler:
 
     def _send(self, head: wire.Head, results: list[OpenResult], flags: wire.Flag) -> None:
         fds = [entry.fd for entry in results if entry.status == wire.OpenStatus.FILE]
-        fds += [entry.fd for entry in results if entry.status == wire.OpenStatus.STREAM_NEW_CONN]
         if self._channel.reply_with_fds(head, encode_open(results), len(results), fds, flags):
             return
         self.end_grant()

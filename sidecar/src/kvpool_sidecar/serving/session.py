@@ -15,6 +15,7 @@ from kvpool_sidecar.resilience.turn import end_turn
 from kvpool_sidecar.serving.channel import PacketChannel
 from kvpool_sidecar.serving.lookup_figures import LookupCounts
 from kvpool_sidecar.serving.messages import MIN_DEADLINE_S, decode_report, split_deadline
+from kvpool_sidecar.serving.peer_streams import PeerStreams
 from kvpool_sidecar.serving.reads import ReadHandler
 from kvpool_sidecar.serving.request_queue import RequestTurn
 from kvpool_sidecar.serving.writes import WriteHandler
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.serving.lookup_figures import LookupFigures
     from kvpool_sidecar.serving.pod import Pod
     from kvpool_sidecar.serving.store_service import StoreService
+    from kvpool_sidecar.serving.stream_exchange import StreamExchange
     from kvpool_sidecar.tenancy.identity import Tenant
 
 __all__ = ["Session", "SessionContext"]
@@ -54,6 +56,7 @@ class SessionContext:
     fingerprints: Fingerprints
     queues: FairQueues
     lookups: LookupFigures
+    streams: StreamExchange
 
 
 class Session:
@@ -65,7 +68,9 @@ class Session:
         self._service = context.service
         self._readable: tuple[Tenant, ...] = (pod.tenant,)  # the pod's own tenant first
         self._channel = PacketChannel(sock, context.service.stats)
-        self._reads = ReadHandler(self._channel, pod, context.service, context.dial, context.queues.reads)
+        opener = context.service.opener
+        self._streams = PeerStreams(pod, context.dial, opener.fetcher, opener.resolver)
+        self._reads = ReadHandler(self._channel, pod, context.service, self._streams, context.queues.reads)
         self._writes = WriteHandler(self._channel, pod, context.stores, context.queues.writes)
         self._turn = RequestTurn(context.queues.requests, pod.tenant.tag)
         self._rejections: dict[int, Callable[[wire.Head, memoryview], None]] = {
@@ -166,6 +171,7 @@ class Session:
         self._forget_hello()
         self._hello = hello
         self._context.fingerprints.entered(hello, self._pod.identity.uid)
+        self._streams.exchange = self._context.streams if hello.dials_streams else None
         # a client without support for grants would take other tenants' blocks for corrupt ones
         granted = self._pod.readable if hello.reads_granted else ()
         self._readable = (self._pod.tenant, *granted)

@@ -33,6 +33,9 @@ class PodAdmission(Protocol):
     def admit(self, identity: Identity, listener: socket.socket) -> None:
         """Serve a pod. RefusedError is reported to the node agent."""
 
+    def add_streams(self, uid: str, listener: socket.socket) -> None:
+        """Serve streams of peers' blocks to a pod. RefusedError if the pod is not served."""
+
     def remove(self, uid: str) -> None:
         """Stop serving a pod."""
 
@@ -159,10 +162,13 @@ class SocketHandoff:
             known.discard(uid)
             self._pods.remove(uid)
             return None
-        if op != "add" or len(fds) != 1:
+        if op not in ("add", "streams") or len(fds) != 1:
             raise ProtocolError(f"unexpected operation {op!r} with {len(fds)} sockets")
+        if op == "streams":
+            self._add_streams(message.get("uid"), fds[0])
+            return None
         identity = Identity.from_message(message)
-        listener = _listening_socket(fds[0])
+        listener = _listening_socket(fds[0], socket.SOCK_SEQPACKET)
         try:
             self._pods.admit(identity, listener)
         except RefusedError as e:
@@ -172,9 +178,17 @@ class SocketHandoff:
         known.add(identity.uid)
         return None
 
+    def _add_streams(self, uid: Any, fd: int) -> None:
+        listener = _listening_socket(fd, socket.SOCK_STREAM)
+        try:
+            self._pods.add_streams(str(uid), listener)
+        except RefusedError as e:
+            listener.close()
+            log.debug("a stream socket is not served: %s", e)
 
-def _listening_socket(fd: int) -> socket.socket:
-    """Return a copy of `fd` as a socket. ProtocolError unless it is a listening SOCK_SEQPACKET unix socket."""
+
+def _listening_socket(fd: int, expected: socket.SocketKind) -> socket.socket:
+    """Return a copy of `fd` as a socket. ProtocolError unless it is a listening unix socket of the expected kind."""
     copy = os.dup(fd)
     try:
         sock = socket.socket(fileno=copy)
@@ -183,7 +197,7 @@ def _listening_socket(fd: int) -> socket.socket:
         raise ProtocolError("not a socket") from None
     kind = sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
     listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    if (sock.family, kind, listening) != (socket.AF_UNIX, socket.SOCK_SEQPACKET, 1):
+    if (sock.family, kind, listening) != (socket.AF_UNIX, expected, 1):
         sock.close()
-        raise ProtocolError("not a listening SOCK_SEQPACKET unix socket")
+        raise ProtocolError(f"not a listening {expected.name} unix socket")
     return sock

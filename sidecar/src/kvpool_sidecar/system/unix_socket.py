@@ -18,14 +18,14 @@ BACKLOG = 64
 _umask_lock = threading.Lock()  # the umask is that of the process
 
 
-def listen_at(dir_fd: int, name: str, mode: int) -> socket.socket:
-    """A listening SOCK_SEQPACKET socket called `name` in the directory `dir_fd`; OSError if it cannot be put there.
+def listen_at(dir_fd: int, name: str, mode: int, kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
+    """A listening unix socket called `name` in the directory `dir_fd`; OSError if it cannot be put there.
 
     Follows no link. A file, link or socket of that name is replaced; a directory is moved aside. The process's
     umask is changed for a moment.
     """
     temporary = f".{name}.{secrets.token_hex(6)}"
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock = socket.socket(socket.AF_UNIX, kind)
     bound = False
     try:
         with _umask_lock:
