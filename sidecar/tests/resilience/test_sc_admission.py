@@ -278,8 +278,8 @@ class Blocks:
     def begin(self, pod, blocks, deadline):
         return [Begun(wire.BeginStatus.WRITE, bytes(32), self._pending(payload_len)) for _, payload_len in blocks]
 
-    def commit(self, tenant, block_id, pending, *, fill):
-        return wire.CommitStatus.STORED
+    def commit_all(self, tenant, writes, *, fill):
+        return [wire.CommitStatus.STORED] * len(writes)
 
     def _pending(self, payload_len):
         writer = os.memfd_create("block")

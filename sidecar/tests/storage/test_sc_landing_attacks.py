@@ -296,5 +296,7 @@ def test_a_file_that_is_cut_while_it_is_written_out_is_an_error_and_no_crash(tmp
         memfd.copy_to(target, fd, SIZE)
     with memoryview(mapped) as view, pytest.raises(CorruptBlockError):
         memfd._write(target, view, direct=False)
+    with memfd._mapped(fd, SIZE) as view, pytest.raises(CorruptBlockError):
+        memfd._write(target, view, direct=False)
     os.close(target)
     os.close(fd)

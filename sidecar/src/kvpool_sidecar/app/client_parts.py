@@ -50,11 +50,12 @@ class ClientParts:
     verifier: BlockVerifier
     prefetcher: Prefetcher | None
     lookup_events: LookupEvents
+    stores: StoreService
     publisher: EventPublisher | None
 
     def background(self) -> list[Component]:
         """Return the parts to start before any pod connects."""
-        parts: list[Component | None] = [self.verifier, self.prefetcher, self.lookup_events]
+        parts: list[Component | None] = [self.verifier, self.prefetcher, self.lookup_events, self.stores]
         return [part for part in parts if part is not None]
 
     def frontends(self) -> list[Component]:
@@ -100,6 +101,7 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
     service = BlockService(config, locator, opener, verifier, context.stats, causes, lookup_events)
     admission = LocalAdmission(config, storage.local, context.stats)
     stores = StoreService(config, storage.landing, context.stats, on_written, admission)
+    cleanup.callback(stores.stop)
     exchange = StreamExchange(context.stats)
     session = SessionContext(
         settings.node, service, stores, network.dial, context.fingerprints, context.queues, context.lookups, exchange
@@ -115,7 +117,7 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
         handoff = SocketHandoff(settings.rendezvous_socket, pods)
         cleanup.callback(handoff.stop)
     _subscribe_config(context, storage, pods, handoff)
-    return ClientParts(sockets, pods, handoff, verifier, prefetcher, lookup_events, publisher)
+    return ClientParts(sockets, pods, handoff, verifier, prefetcher, lookup_events, stores, publisher)
 
 
 def _subscribe_config(

@@ -5,17 +5,22 @@ Statuses are those of the wire protocol; messages are encoded in kvpool_sidecar.
 
 from __future__ import annotations
 
+import collections
+import logging
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
 from kvpool.protocol.wire import BeginStatus, CommitStatus
 from kvpool_sidecar.blocks.file import Expect
+from kvpool_sidecar.resilience.worker import BackgroundWorker
 from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.landing.ledger import Writer
 from kvpool_sidecar.storage.landing.zone import Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from kvpool_sidecar.counters import Stats
     from kvpool_sidecar.serving.admission import LocalAdmission
@@ -33,6 +38,12 @@ _REJECTIONS: dict[type[Exception], str] = {
     RefusedError: "still-writable",
     TierFullError: "full",
 }
+
+log = logging.getLogger(__name__)
+
+_HELPERS = 4  # threads that help connections to write large batches to the drives
+_MAX_QUEUED = 64
+_LARGE_BATCH = 8 << 20  # bytes
 
 
 class Begun(NamedTuple):
@@ -62,6 +73,17 @@ class StoreService:
         self._config = config
         self._landing = landing
         self._on_written = on_written
+        self._helpers = BackgroundWorker[Callable[[], None]](
+            "store", lambda drain: drain(), max_queued=_MAX_QUEUED, threads=_HELPERS
+        )
+
+    def start(self) -> None:
+        """Start the shared threads."""
+        self._helpers.start()
+
+    def stop(self) -> None:
+        """End the shared threads."""
+        self._helpers.stop()
 
     def begin(self, pod: Pod, blocks: Sequence[tuple[bytes, int]], deadline: float) -> list[Begun]:
         """Begin writing blocks of (id, payload bytes). Waits for room until `deadline` (monotonic seconds)."""
@@ -81,6 +103,35 @@ class StoreService:
             else:
                 begun[n] = Begun(BeginStatus.WRITE, begun[n].key, one)
         return begun
+
+    def commit_all(
+        self, tenant: Tenant, writes: Sequence[tuple[bytes, WriteTransaction]], *, fill: bool
+    ) -> list[CommitStatus]:
+        """Commit written blocks of (id, transaction), a large batch with the help of the shared threads."""
+        statuses = [CommitStatus.REJECTED] * len(writes)
+        todo = collections.deque(enumerate(writes))
+        left = threading.Semaphore(0)
+
+        def drain() -> None:
+            while todo:
+                try:
+                    n, (block_id, pending) = todo.popleft()
+                except IndexError:
+                    return
+                try:
+                    statuses[n] = self.commit(tenant, block_id, pending, fill=fill)
+                except Exception:
+                    log.exception("a block was not stored because of a defect")
+                finally:
+                    left.release()
+
+        if sum(pending.payload_len for _, pending in writes) >= _LARGE_BATCH:
+            for _ in range(min(_HELPERS, len(writes) - 1)):
+                self._helpers.submit(drain)
+        drain()
+        for _ in writes:  # helpers may still write the last blocks
+            left.acquire()
+        return statuses
 
     def commit(self, tenant: Tenant, block_id: bytes, pending: WriteTransaction, *, fill: bool) -> CommitStatus:
         """Store a written block. Returns REJECTED, counted by reason, if the file is not valid or does not fit."""

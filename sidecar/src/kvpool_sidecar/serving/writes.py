@@ -67,21 +67,20 @@ class WriteHandler:
     def commit(self, head: wire.Head, body: memoryview) -> tuple[bytes, int]:
         """Publish the written blocks of a COMMIT request; return the body of its reply and the payload bytes stored."""
         fill = bool(head.flags & wire.Flag.VERIFY)
-        statuses = bytearray()
+        tokens = decode_tokens(head, body)
+        statuses = [wire.CommitStatus.REJECTED] * len(tokens)
+        written = [(n, write) for n, token in enumerate(tokens) if (write := self._writes.pop(token, None)) is not None]
+        if unknown := len(tokens) - len(written):
+            self._stores.stats.add("rejected", "token", unknown)
+        try:
+            found = self._stores.commit_all(self._pod.tenant, [write for _, write in written], fill=fill)
+        finally:
+            self._pod.release(sum(write.pending.file_bytes for _, write in written))
         stored = 0
-        for token in decode_tokens(head, body):
-            write = self._writes.pop(token, None)
-            if write is None:
-                self._stores.stats.add("rejected", "token")
-                statuses.append(wire.CommitStatus.REJECTED)
-                continue
-            try:
-                status = self._stores.commit(self._pod.tenant, write.block_id, write.pending, fill=fill)
-            finally:
-                self._pod.release(write.pending.file_bytes)
+        for (n, write), status in zip(written, found, strict=True):
+            statuses[n] = status
             if status == wire.CommitStatus.STORED:
                 stored += write.pending.payload_len
-            statuses.append(status)
         if not self._writes:
             self._end_grant()
         return bytes(statuses), stored

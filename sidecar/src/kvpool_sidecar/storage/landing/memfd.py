@@ -14,8 +14,13 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
+from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["HUGE_BYTES", "copy_to", "create", "is_open_elsewhere", "open_for_pod", "reclaim", "seal", "seals"]
 
@@ -26,6 +31,8 @@ _MADV_COLLAPSE = 25  # Linux 6.1
 _BIRTH = fcntl.F_SEAL_GROW
 _COMMITTED = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _PIECE = 16 << 20  # per write to a drive
+_SMALL_BYTES = HUGE_BYTES - 4096  # up to here copying costs less than mapping pages of 4 KiB
+_MAX_BUFFERS = 16
 _NOT_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}
 
 _libc = ctypes.CDLL(None, use_errno=True)  # ctypes releases the GIL, which mmap.madvise keeps
@@ -110,34 +117,83 @@ def copy_to(target: int, source: int, size: int, start: bytes = b"") -> None:
 
     `start` replaces the first bytes. CorruptBlockError if a holder has cut the file; OSError of the target.
     """
-    reader = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if os.fstat(reader).st_size != size:
-            raise CorruptBlockError("the file was cut")
-        mapped = mmap.mmap(reader, size, mmap.MAP_SHARED, mmap.PROT_READ)
-    finally:
-        os.close(reader)
-    with mapped, memoryview(mapped) as view:
-        _write(target, view, direct=size % mmap.PAGESIZE == 0 and _set_direct(target))
+    if os.fstat(source).st_size != size:
+        raise CorruptBlockError("the file was cut")
+    direct = size % mmap.PAGESIZE == 0 and _set_direct(target)
+    if size <= _buffers.size:
+        with _buffers.borrow() as buffer:
+            if os.preadv(source, [buffer[:size]], 0) != size:
+                raise CorruptBlockError("the file was cut")
+            _write(target, buffer[:size], direct=direct)
+    else:
+        with _mapped(source, size) as view:
+            _write(target, view, direct=direct)
     if start:
         _clear_direct(target)
         os.pwrite(target, start, 0)
 
 
+class _Buffers:
+    """Page-aligned buffers of `size` bytes. At most `limit` exist at a time; further borrowers wait. Thread-safe."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        self.size = size
+        self._free: list[memoryview] = []
+        self._places = threading.BoundedSemaphore(limit)
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[memoryview]:
+        with self._places:
+            buffer = self._free.pop() if self._free else memoryview(mmap.mmap(-1, self.size))
+            try:
+                yield buffer
+            finally:
+                self._free.append(buffer)
+
+
+_buffers = _Buffers(_SMALL_BYTES, _MAX_BUFFERS)
+
+
+@contextlib.contextmanager
+def _mapped(source: int, size: int) -> Iterator[memoryview]:
+    """Map the file for reading by system calls only, aligned so that a large folio is one entry of the page table."""
+    reader = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        base, place = _map_aligned(reader, size)
+    finally:
+        os.close(reader)
+    try:
+        yield memoryview((ctypes.c_char * size).from_address(place)).cast("B")
+    finally:
+        _libc.munmap(base, size + HUGE_BYTES)
+
+
+def _map_aligned(fd: int, size: int) -> tuple[int, int]:
+    """Return start of a reservation of `size` + 2 MiB and, within it, of the read-only mapping. OSError."""
+    base = _libc.mmap(None, size + HUGE_BYTES, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if base in (None, _MAP_FAILED):
+        raise OSError(ctypes.get_errno(), "mmap")
+    place = -(-base // HUGE_BYTES) * HUGE_BYTES
+    if _libc.mmap(place, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != place:
+        error = ctypes.get_errno()
+        _libc.munmap(base, size + HUGE_BYTES)
+        raise OSError(error, "mmap")
+    return base, place
+
+
 def _write(target: int, view: memoryview, *, direct: bool) -> None:
     done = 0
     while done < len(view):
-        with view[done : done + _PIECE] as piece:
-            try:
-                count = os.pwrite(target, piece, done)
-            except OSError as e:
-                if direct and e.errno in _NOT_DIRECT:
-                    direct = False
-                    _clear_direct(target)
-                    continue
-                if e.errno == errno.EFAULT:
-                    raise CorruptBlockError("the file was cut") from None
-                raise
+        try:
+            count = os.pwrite(target, view[done : done + _PIECE], done)
+        except OSError as e:
+            if direct and e.errno in _NOT_DIRECT:
+                direct = False
+                _clear_direct(target)
+                continue
+            if e.errno == errno.EFAULT:
+                raise CorruptBlockError("the file was cut") from None
+            raise
         done += count
 
 
@@ -155,16 +211,14 @@ def _collapse(fd: int, size: int) -> bool:
     """Allocate `size` bytes, a multiple of 2 MiB, in large folios: one byte each, then MADV_COLLAPSE."""
     for offset in range(0, size, HUGE_BYTES):
         os.pwrite(fd, b"\0", offset)
-    room = size + HUGE_BYTES
-    base = _libc.mmap(None, room, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    if base in (None, _MAP_FAILED):
+    try:
+        base, place = _map_aligned(fd, size)
+    except OSError:
         return False
     try:
-        aligned = -(-base // HUGE_BYTES) * HUGE_BYTES
-        place = _libc.mmap(aligned, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
-        return bool(place == aligned and _libc.madvise(aligned, size, _MADV_COLLAPSE) == 0)
+        return bool(_libc.madvise(place, size, _MADV_COLLAPSE) == 0)
     finally:
-        _libc.munmap(base, room)
+        _libc.munmap(base, size + HUGE_BYTES)
 
 
 def _set_direct(fd: int) -> bool:
