@@ -11,6 +11,7 @@ import pytest
 
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.errors import SidecarRejectedError, SidecarUnavailableError
+from kvpool_operator.pki.authority_root import AuthorityRoot, PoolIdentity
 from kvpool_operator.pki.certificates import CertPolicy
 from kvpool_operator.pki.peer_ca import peer_files
 from kvpool_operator.sidecars import admin_client as command
@@ -27,6 +28,15 @@ UID = "5d0c9a52-pool"
 
 def secret(files: dict[str, str], uid: str = UID) -> PoolSecret:
     return PoolSecret(uid, "ab" * 32, "", files)
+
+
+ROOT = AuthorityRoot.generate()
+
+
+def authority_files(stored: dict[str, str], now: datetime) -> dict[str, str]:
+    """The CA's files with the keys that the operator derives."""
+    made = peer_files(stored, ROOT, PoolIdentity("kvpool-system", "chat", "pool"), now)
+    return {**made.published, **made.keys}
 
 
 class World:
@@ -58,7 +68,7 @@ class World:
 
 @pytest.fixture
 def world():
-    made = World(peer_files({}, datetime.now(UTC)))
+    made = World(authority_files({}, datetime.now(UTC)))
     yield made
     made.close()
 
@@ -120,9 +130,11 @@ async def test_what_is_refused_and_what_may_work_later_are_told_apart(world, com
 
 async def test_orders_are_taken_before_during_and_after_the_authoritys_rotation(world):
     policy, now = CertPolicy(), datetime.now(UTC)
-    old = peer_files({}, now - policy.ca_life * 0.7)
-    both = peer_files(old, now)
-    settled = peer_files(peer_files({}, now - policy.ca_life * 0.7 - timedelta(hours=1)), now - timedelta(hours=1))
+    old = authority_files({}, now - policy.ca_life * 0.7)
+    both = authority_files(old, now)
+    settled = authority_files(
+        authority_files({}, now - policy.ca_life * 0.7 - timedelta(hours=1)), now - timedelta(hours=1)
+    )
     async with open_admin_client(world.server.port) as commands:
         for n, (here, there) in enumerate([(old, old), (old, both), (both, old), (both, both), (settled, settled)]):
             world.files = there
@@ -144,7 +156,7 @@ async def test_a_certificate_is_kept_while_it_is_good_and_made_anew_in_time(worl
         now[0] += timedelta(days=5)
         commands._context(pool)
         assert len(made) == 2
-        commands._context(replace(pool, peer_files=peer_files({}, now[0])))
+        commands._context(replace(pool, peer_files=authority_files({}, now[0])))
         assert len(made) == 3
 
 

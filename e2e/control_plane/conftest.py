@@ -129,7 +129,7 @@ class Operator:
 
     def __init__(self, kubeconfig: Path, log: Path, identity: str, **settings: str) -> None:
         self.log = log
-        self.admin_port = free_port()
+        self.admin_port, self.issuer_port = free_port(), free_port()
         self._env = {
             **{k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG")},
             "KUBECONFIG": str(kubeconfig),
@@ -137,6 +137,7 @@ class Operator:
             "KVPOOL_SIDECAR_IMAGE": "kvpool/sidecar:test",
             "KVPOOL_IDENTITY": identity,
             "KVPOOL_ADMIN_PORT": str(self.admin_port),
+            "KVPOOL_ISSUER_PORT": str(self.issuer_port),
             "KVPOOL_RESYNC_PERIOD": "1",
             "KVPOOL_LOG_LEVEL": "DEBUG",
             "KVPOOL_NETWORK_POLICIES": "true",
@@ -212,8 +213,9 @@ def namespace(api: Api, name: str, **labels: str) -> None:
 class Pools:
     """What a user does with pools."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, issuer_url: str = "") -> None:
         self.api = api
+        self.issuer_url = issuer_url
 
     def path(self, name: str, ns: str = SYSTEM) -> str:
         return f"{POOLS}/namespaces/{ns}/kvcachepools/{name}"
@@ -290,7 +292,7 @@ class Pools:
 
 @pytest.fixture
 def pools(operator: Operator, sidecars: dict[str, SidecarDouble], api: Api) -> Iterator[Pools]:
-    yield Pools(api)
+    yield Pools(api, f"https://127.0.0.1:{operator.issuer_port}")
     operator.ensure()
     remove_all_pools(api)
 

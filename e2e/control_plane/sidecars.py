@@ -39,6 +39,25 @@ def _payload(n: int) -> bytes:
     return n.to_bytes(4, "big") * (SIZE // 4)
 
 
+def sidecar_token(pools: Pools, pool: str, node: str, audience: str = "kvpool.dev/issuer", **spec: Any) -> str:
+    """What the kubelet would mount into the pool's sidecar on that node."""
+
+    def bound() -> dict[str, Any] | None:
+        pods = (o for k, o in pools.owned(pool).items() if k.startswith(f"pods/{pool}-sidecar"))
+        return next((p for p in pods if p["spec"].get("nodeName") == node), None)
+
+    pod = until(f"{node} has a sidecar pod", bound)
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+    request = {"audiences": [audience], "expirationSeconds": 3600, "boundObjectRef": reference, **spec}
+    account = f"/api/v1/namespaces/{pod['metadata']['namespace']}/serviceaccounts/{pool}-sidecar"
+    token: str = pools.api.call(
+        "POST",
+        f"{account}/token",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": request},
+    )["status"]["token"]
+    return token
+
+
 class RealSidecars:
     """`with RealSidecars(pools, "chat", directory) as s: s.start("node-a")`."""
 
@@ -52,6 +71,7 @@ class RealSidecars:
         self.secret.mkdir(parents=True)
         for name, value in owned[f"secrets/{pool}-secret"]["data"].items():
             (self.secret / name).write_bytes(base64.b64decode(value))
+        self._pools, self._pool = pools, pool
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._index = address("node-z")
 
@@ -60,10 +80,12 @@ class RealSidecars:
         home = self._directory / node
         (home / "nvme").mkdir(parents=True, exist_ok=True)
         tiers = tuple(dataclasses.replace(t, path=str(home / "nvme")) for t in self._config.local)
+        (home / "token").write_text(sidecar_token(self._pools, self._pool, node))
         index = dataclasses.replace(self._config.index, url=f"redis://{self._index}:{INDEX_PORT}/0")
         made = dataclasses.replace(self._config, local=tiers, index=index, shared=None)
         (home / "pool.json").write_text(config.dumps(made))
         arguments = ["--node", node, "--address", address(node), "--config", str(home / "pool.json")]
+        arguments += self._issuer(node)
         more = ["--allow-takeover"] if overlap else []
         self._spawn(node, ["serve", *arguments, "--socket", f"{self.socket(node)}={tenant}", *more])
         until(f"{node} has joined", lambda: self.status(node)["index"]["connected"], timeout=60)
@@ -79,8 +101,13 @@ class RealSidecars:
             "--config",
             str(home / "pool.json"),
             "--allow-takeover",
+            *self._issuer(node),
         ]
         self._spawn(f"{node}-next", ["serve", *arguments, "--socket", f"{self.socket(node)}={tenant}"])
+
+    def _issuer(self, node: str) -> list[str]:
+        token = self._directory / node / "token"
+        return ["--issuer-url", self._pools.issuer_url, "--issuer-token", str(token)]
 
     def socket(self, node: str) -> Path:
         return self._directory / node / "kv.sock"

@@ -81,6 +81,7 @@ def webhook(api: Api, rights: Path, kubeconfig: Path, tmp_path_factory: pytest.T
         "KVPOOL_SIDECAR_IMAGE": "kvpool/sidecar:test",
         "KVPOOL_HTTPS_PORT": str(port),
         "KVPOOL_ADMIN_PORT": str(admin_port),
+        "KVPOOL_ISSUER_PORT": str(free_port()),
         "KVPOOL_DRAIN": "0",
     }
     log = tmp_path_factory.mktemp("webhook") / "log"

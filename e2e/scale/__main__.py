@@ -89,6 +89,7 @@ class Operator:
             "KVPOOL_SIDECAR_IMAGE": "kvpool/sidecar:scale",
             "KVPOOL_IDENTITY": f"operator-{life}",
             "KVPOOL_ADMIN_PORT": str(self._port),
+            "KVPOOL_ISSUER_PORT": str(free_port()),
             "KVPOOL_LOG_LEVEL": "WARNING",
         }
         self.process = running.start(f"operator-{life}", sys.executable, "-m", "kvpool_operator", "run", env=env)

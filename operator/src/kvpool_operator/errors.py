@@ -11,6 +11,7 @@
     +-- PermanentError                 the same request fails until the user changes something
     |   +-- SidecarRejectedError       a sidecar does not know a command
     |   +-- InvalidPoolError           the KVCachePool is invalid (also ValueError)
+    |   +-- LeafRefusedError           a token or a certificate signing request is not acceptable
     |   +-- RejectedError              the API server rejects a request: forbidden, invalid
     +-- NotLeaderError                 this process no longer holds the Lease: it must not write
 """
@@ -22,6 +23,7 @@ __all__ = [
     "ConflictError",
     "EvictionBlockedError",
     "InvalidPoolError",
+    "LeafRefusedError",
     "NotLeaderError",
     "OperatorError",
     "PermanentError",
@@ -84,6 +86,12 @@ class SidecarRejectedError(PermanentError):
     """A sidecar does not know a command: it may be of another version."""
 
     reason = "SidecarRejected"
+
+
+class LeafRefusedError(PermanentError):
+    """A token or a certificate signing request is not acceptable; the message says why and contains neither."""
+
+    reason = "LeafRefused"
 
 
 class RejectedError(PermanentError):

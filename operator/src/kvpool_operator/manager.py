@@ -18,6 +18,9 @@ from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.errors import OperatorError
 from kvpool_operator.informers import Informers
+from kvpool_operator.issuing.issuer import LeafIssuer
+from kvpool_operator.issuing.root_store import load_root
+from kvpool_operator.issuing.server import IssuingServer, serve_issuer
 from kvpool_operator.k8s.leader_election import FencedClient, Lease
 from kvpool_operator.k8s.rest import open_api_client
 from kvpool_operator.nodes.reconciler import NodeReconciler
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.k8s.rest import RestClient
+    from kvpool_operator.pki.authority_root import AuthorityRoot
     from kvpool_operator.settings import OperatorSettings
     from kvpool_operator.sidecars.admin_client import SidecarAdminClient
     from kvpool_operator.sidecars.status_client import StatusClient
@@ -56,6 +60,7 @@ class _Clients:
     api: RestClient
     sidecar_statuses: StatusClient
     sidecar_admin: SidecarAdminClient
+    root: AuthorityRoot
 
 
 async def run(settings: OperatorSettings) -> int:
@@ -74,15 +79,36 @@ async def run(settings: OperatorSettings) -> int:
         open_status_client() as scraper,
         open_admin_client() as commands,
     ):
-        lease = Lease(api, settings.namespace, settings.leader_election_id, settings.identity, lease_s=settings.lease_s)
-        if not await _unless(stop, _until_leading(api, lease)):
+        loading = asyncio.ensure_future(_until_root(api, settings))
+        if not await _unless(stop, loading):
             return 0
-        metrics.leader.set(1)
+        clients = _Clients(api, scraper, commands, loading.result())
+        issuing = IssuingServer(LeafIssuer(api, clients.root), metrics)
+        async with serve_issuer(settings.address, settings.issuer_port, clients.root, issuing):
+            lease = Lease(
+                api, settings.namespace, settings.leader_election_id, settings.identity, lease_s=settings.lease_s
+            )
+            if not await _unless(stop, _until_leading(api, lease)):
+                return 0
+            metrics.leader.set(1)
+            try:
+                return await _lead(settings, clients, lease, metrics, stop, leading)
+            finally:
+                metrics.leader.set(0)
+                await lease.release()
+
+
+async def _until_root(api: ApiClient, settings: OperatorSettings) -> AuthorityRoot:
+    """Read or create the root of the pools' CAs, as soon as the API server answers."""
+    is_logged = False
+    while True:
         try:
-            return await _lead(settings, _Clients(api, scraper, commands), lease, metrics, stop, leading)
-        finally:
-            metrics.leader.set(0)
-            await lease.release()
+            return await load_root(api, settings.namespace, settings.authority_secret)
+        except OperatorError as e:
+            if not is_logged:
+                log.warning("waiting for the root of the CAs: %s", e)
+                is_logged = True
+            await asyncio.sleep(2)
 
 
 async def _until_leading(api: ApiClient, lease: Lease) -> None:
@@ -183,10 +209,13 @@ def _controllers(
             settings.env,
             nodes=NodeReconciler(fenced, informers.nodes, clients.sidecar_admin),
             config_pusher=ConfigPusher(clients.sidecar_admin),
+            root=clients.root,
             record_own_write=staleness.record_own_write,
         )
     )
-    operation_reconciler = OperationReconciler(fenced, clients.sidecar_admin, clients.sidecar_statuses)
+    operation_reconciler = OperationReconciler(
+        fenced, clients.sidecar_admin, clients.sidecar_statuses, root=clients.root
+    )
     period_s = settings.resync_period_s
     background = max(1, settings.max_concurrent_reconciles // 3)
     return (
@@ -201,7 +230,7 @@ def _controllers(
     )
 
 
-async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
+async def _unless(stop: asyncio.Event, work: Awaitable[object]) -> bool:
     """Whether `work` was done before `stop` was set."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.create_task(stop.wait())

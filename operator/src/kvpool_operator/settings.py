@@ -24,6 +24,8 @@ class OperatorSettings:
     identity: str
     address: str
     admin_port: int
+    issuer_port: int
+    authority_secret: str
     leader_election_id: str
     lease_s: float
     webhook: str
@@ -53,6 +55,9 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     flag("identity", "identity of this replica in the Lease: the pod's name", socket.gethostname())
     flag("address", "address to serve probes and metrics on: the pod's IP", "127.0.0.1")
     flag("admin-port", "HTTP port of probes and metrics", "8080")
+    flag("issuer-port", "HTTPS port where sidecars request their certificates", "9444")
+    flag("issuer-service", "name of the Service of that port in this namespace", "kvpool-issuer")
+    flag("authority-secret", "name of the Secret with the root of the pools' CAs, which is created", "kvpool-authority")
     flag("leader-election-id", "name of the Lease that only the leading replica holds", "kvpool-operator")
     flag("lease-duration", "seconds after which another replica may take over a Lease that was not renewed", "15")
     flag("webhook", "name of the webhook's MutatingWebhookConfiguration and Deployment", "kvpool-webhook")
@@ -91,6 +96,8 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
         identity=a.identity,
         address=a.address,
         admin_port=int(a.admin_port),
+        issuer_port=int(a.issuer_port),
+        authority_secret=a.authority_secret,
         leader_election_id=a.leader_election_id,
         lease_s=max(3.0, float(a.lease_duration)),
         webhook=a.webhook,
@@ -100,6 +107,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
             image_pull_policy=a.sidecar_pull_policy,
             image_pull_secrets=tuple(s.strip() for s in (a.image_pull_secrets or "").split(",") if s.strip()),
             network_policies=a.network_policies == "true",
+            issuer_url=f"https://{a.issuer_service}.{a.namespace}.svc:{int(a.issuer_port)}",
             metrics_per_tenant=a.metrics_per_tenant == "true",
             limits=InstallationLimits(
                 tuple(s.strip().rstrip("/") for s in a.allowed_paths.split(",") if s.strip()),

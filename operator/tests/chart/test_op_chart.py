@@ -1,6 +1,7 @@
 """The chart: values against their schema without helm, rendered objects with it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -185,9 +186,13 @@ def test_the_operators_settings_are_those_that_it_reads():
     env = {e["name"]: e.get("value", "given") for e in container["env"]}
     settings = read_operator_settings([], env)
     limits = InstallationLimits(nfs=False)
-    assert settings.env == InstallationConfig("kvpool-sidecar:0.1.0", image_pull_secrets=("a", "b"), limits=limits)
+    wanted = InstallationConfig("kvpool-sidecar:0.1.0", image_pull_secrets=("a", "b"), limits=limits)
+    assert replace(settings.env, issuer_url=wanted.issuer_url) == wanted
     assert settings.address == settings.identity == settings.namespace == "given"
-    assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"admin": settings.admin_port}
+    ports = {"admin": settings.admin_port, "issuer": settings.issuer_port}
+    assert {p["name"]: p["containerPort"] for p in container["ports"]} == ports
+    (port,) = one(objects, "Service", "kvpool-issuer")["spec"]["ports"]
+    assert settings.env.issuer_url == f"https://kvpool-issuer.given.svc:{port['port']}"
     role = one(objects, "Role", "kvpool-operator")
     assert role["rules"][1]["resourceNames"] == [settings.leader_election_id]
     assert role["rules"][2]["resourceNames"] == [settings.webhook]
@@ -408,7 +413,8 @@ def test_network_policies_let_in_who_has_to_and_nobody_else():
         ports = {p["name"] for p in pod["spec"]["containers"][0]["ports"]}
         assert {p["port"] for rule in policy["ingress"] for p in rule["ports"]} == ports
         assert [p["port"] for rule in policy["ingress"] if "from" not in rule for p in rule["ports"]] == open_ports
-        (metrics,) = [rule for rule in policy["ingress"] if "from" in rule]
+        metrics, *issuer = [rule for rule in policy["ingress"] if "from" in rule]
+        assert [p["port"] for rule in issuer for p in rule["ports"]] == (["issuer"] if "operator" in name else [])
         assert metrics["from"] == [{"namespaceSelector": {"matchLabels": {"team": "sre"}}}]
     env = {
         e["name"]: e.get("value") for e in pod_of(one(objects, "Deployment", "kvpool-operator"))["containers"][0]["env"]

@@ -165,6 +165,19 @@ def _serve(p: argparse.ArgumentParser) -> None:
     )
     _object_secret(p)
     p.add_argument(
+        "--issuer-url",
+        default=_env("KVPOOL_ISSUER_URL"),
+        metavar="URL",
+        help="https://HOST:PORT of the operator, which issues this node's certificate if --secret-dir has the file "
+        "peer-ca.crt and no key (default: none)",
+    )
+    p.add_argument(
+        "--issuer-token",
+        default=_env("KVPOOL_ISSUER_TOKEN"),
+        metavar="PATH",
+        help="file with this pod's token for the operator, with the audience kvpool.dev/issuer",
+    )
+    p.add_argument(
         "--metrics-per-tenant",
         action="store_true",
         default=_env("KVPOOL_METRICS_PER_TENANT") == "true",

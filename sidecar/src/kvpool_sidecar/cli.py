@@ -48,6 +48,8 @@ def _serve(args: argparse.Namespace) -> int:
             node=args.node,
             address=args.address,
             secret_dir=args.secret_dir,
+            issuer_url=args.issuer_url,
+            issuer_token=args.issuer_token,
             index_files=settings.index_files(args.secret_dir),
             rendezvous_socket=args.rendezvous_socket,
             sockets=settings.fixed_sockets(args.socket),

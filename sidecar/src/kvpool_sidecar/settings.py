@@ -62,6 +62,8 @@ class ServeSettings:
     address: str
     index_files: dict[str, str] = field(default_factory=dict)  # result of index_files()
     secret_dir: str = ""
+    issuer_url: str = ""  # of the operator, which issues this node's certificate; empty: signed here
+    issuer_token: str = ""  # file with the pod's token for the operator
     rendezvous_socket: str = ""
     sockets: dict[str, str] = field(default_factory=dict)  # tenant by socket path
     read_only_mounts: tuple[str, str] = ("/tiers", "/tiers-ro")

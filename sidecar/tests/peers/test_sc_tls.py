@@ -228,7 +228,7 @@ def test_the_authority_rotates_and_no_handshake_fails(far, near):
         (here.identity if node == "a" else there.security.identity).refresh()
         assert fetched(here, there.info) == file_of(1, 300_000)
         connect_tls(there.info, here.identity, peer_wire.PeerKind.CONTROL, time.monotonic() + 10).close()
-        signers.append(here.identity._leaf.issuer.certificate.public_key() == new.certificate.public_key())
+        signers.append(here.identity._leaf.issuer.public_key() == new.certificate.public_key())
     assert signers == [False, False, True, True, True, True]
     assert there.stats.whole("refused") == {}
 

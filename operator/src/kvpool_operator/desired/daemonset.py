@@ -27,16 +27,20 @@ from kvpool_operator.desired.pod_template import (
     workload,
 )
 from kvpool_operator.desired.rollout import may_surge, requests_devices, resync_metadata, rolling_update
-from kvpool_operator.desired.secrets import PEER_FILES, index_ca_files, password_files
+from kvpool_operator.desired.secrets import PEER_CERTIFICATES, index_ca_files, password_files
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.inputs import Inputs, InstallationConfig, Manifest
 
-__all__ = ["sidecar_daemonset"]
+__all__ = ["ISSUER_AUDIENCE", "obtains_certificates", "sidecar_daemonset"]
 
 _MIB: Final = 1 << 20
 _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
+_ISSUER_DIR: Final = "/var/run/secrets/kvpool.dev/issuer"
+_ISSUER_TOKEN: Final = "issuer-token"  # noqa: S105  the name of a volume
+ISSUER_AUDIENCE: Final = "kvpool.dev/issuer"
+"""Audience of the token by which a sidecar requests its certificate. The API server refuses tokens for it."""
 _HANDOFF: Final = "/run/handoff"
 
 
@@ -69,6 +73,17 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
     return manifest | {"metadata": manifest["metadata"] | resync_metadata(inputs)}
 
 
+def obtains_certificates(daemonset: Manifest | None) -> bool:
+    """Whether all sidecars of a live DaemonSet request their certificates from the operator; True if there is none."""
+    if daemonset is None:
+        return True
+    template, status = daemonset["spec"]["template"]["spec"], daemonset.get("status") or {}
+    is_current = status.get("observedGeneration", 0) >= daemonset["metadata"].get("generation", 1)
+    is_updated = status.get("updatedNumberScheduled", 0) >= status.get("desiredNumberScheduled", 0)
+    asks = any(volume.get("name") == _ISSUER_TOKEN for volume in template.get("volumes") or [])
+    return asks and is_current and is_updated and not status.get("numberUnavailable", 0)
+
+
 def _min_ready(pool: KVCachePool) -> Manifest:
     """Omit zero, which the API server does not store."""
     seconds = pool.spec.nodes.update.min_ready_seconds
@@ -84,6 +99,8 @@ def _server(pool: KVCachePool, env: InstallationConfig) -> Manifest:
         env=[
             {"name": "KVPOOL_CONFIG", "value": CONFIG_FILE},
             {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
+            {"name": "KVPOOL_ISSUER_URL", "value": env.issuer_url},
+            {"name": "KVPOOL_ISSUER_TOKEN", "value": f"{_ISSUER_DIR}/token"},
             {"name": "KVPOOL_RENDEZVOUS_SOCKET", "value": f"{_HANDOFF}/handoff.sock"},
             *object_store_env(pool),
             *([{"name": "KVPOOL_METRICS_PER_TENANT", "value": "true"}] if env.metrics_per_tenant else []),
@@ -104,6 +121,7 @@ def _server(pool: KVCachePool, env: InstallationConfig) -> Manifest:
         volumeMounts=[
             CONFIG_MOUNT,
             {"name": "secret", "mountPath": _SECRET_DIR, "readOnly": True},
+            {"name": _ISSUER_TOKEN, "mountPath": _ISSUER_DIR, "readOnly": True},
             {"name": "handoff", "mountPath": _HANDOFF},
             *tier_mounts(pool, read_only_too=True),
             *object_store_mounts(pool),
@@ -133,7 +151,7 @@ def _server_resources(pool: KVCachePool) -> Manifest:
 
 def _volumes(inputs: Inputs) -> list[Manifest]:
     name = inputs.pool.metadata.name
-    wanted = ("pool-secret", *PEER_FILES, *sorted(inputs.index_files))
+    wanted = ("pool-secret", *PEER_CERTIFICATES, *sorted(inputs.index_files))
     return [
         {"name": "config", "configMap": {"name": names.config(name)}},
         {
@@ -145,6 +163,15 @@ def _volumes(inputs: Inputs) -> list[Manifest]:
                     *({"key": k, "path": k} for k in wanted),
                     *password_files(managed=inputs.external is None),
                     *index_ca_files(inputs),
+                ],
+            },
+        },
+        {
+            "name": _ISSUER_TOKEN,
+            "projected": {
+                "defaultMode": 0o440,
+                "sources": [
+                    {"serviceAccountToken": {"path": "token", "audience": ISSUER_AUDIENCE, "expirationSeconds": 3600}}
                 ],
             },
         },

@@ -30,6 +30,8 @@ class InstallationConfig:
     image_pull_secrets: tuple[str, ...] = ()
     network_policies: bool = False
     """Whether each pool gets NetworkPolicies."""
+    issuer_url: str = "https://kvpool-issuer.kvpool-system.svc:9444"
+    """URL by which sidecars request certificates from the operator."""
     metrics_per_tenant: bool = False
     """Whether sidecars export metrics per tenant."""
     limits: InstallationLimits = InstallationLimits()
@@ -47,7 +49,9 @@ class PoolSecret:
     managed_index_password: str = field(repr=False)
     """Password of the index that the operator runs."""
     peer_files: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """CA of the pool's sidecars, PEM by file name (kvpool_operator.pki.peer_ca)."""
+    """CA of the pool's sidecars as the Secret contains it, PEM by file name (kvpool_operator.pki.peer_ca)."""
+    peer_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Derived keys of that CA, PEM by file name. They are in the operator's memory alone."""
     managed_index_previous: str = field(default="", repr=False)
     """Previous password, valid until all sidecars have logged in with the new one; otherwise empty."""
     managed_index_revision: str = "0"

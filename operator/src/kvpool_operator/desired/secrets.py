@@ -12,11 +12,13 @@ from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.desired.labels import labels, metadata
 from kvpool_operator.pki.curve import curve_public_key, z85
 from kvpool_operator.pki.index_tls import INDEX_CA, INDEX_FILES, INDEX_SERVER_CERT, INDEX_SERVER_KEY
+from kvpool_operator.pki.peer_ca import ISSUER_CA
 
 if TYPE_CHECKING:
     from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = [
+    "PEER_CERTIFICATES",
     "PEER_FILES",
     "events_secret",
     "index_ca_files",
@@ -26,7 +28,10 @@ __all__ = [
     "secret",
 ]
 
-PEER_FILES = ("peer-ca.crt", "peer-ca.key", "peer-previous.crt", "peer-previous.key")
+PEER_CERTIFICATES = ("peer-ca.crt", "peer-previous.crt", ISSUER_CA)
+"""Names of the files of the pool's CA that sidecars read: no key."""
+PEER_FILES = (*PEER_CERTIFICATES, "peer-ca.key", "peer-previous.key")
+"""Names of all files of the pool's CA in the Secret. Keys of earlier builds stay until every sidecar was replaced."""
 _KEYS = {
     "pool-id": "pool_id",
     "pool-secret": "pool_secret",
@@ -44,7 +49,7 @@ def read_secret(manifest: Manifest, fresh: PoolSecret) -> PoolSecret:
     values = {}
     for key, field in _KEYS.items():
         values[field] = _text(data.get(key))
-    random = {f: v or getattr(fresh, f) for f, v in values.items()}
+    random: dict[str, Any] = {f: v or getattr(fresh, f) for f, v in values.items()}
     random["managed_index_previous"] = _text(data.get(_PREVIOUS))
     return PoolSecret(**random, peer_files=_files(data, PEER_FILES), index_files=_files(data, INDEX_FILES))
 

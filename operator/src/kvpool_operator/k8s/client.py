@@ -65,6 +65,7 @@ _ALL: Final = (
     ResourceKind("apps/v1", "StatefulSet", "statefulsets"),
     ResourceKind("coordination.k8s.io/v1", "Lease", "leases"),
     ResourceKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    ResourceKind("authentication.k8s.io/v1", "TokenReview", "tokenreviews", namespaced=False),
     ResourceKind(
         "admissionregistration.k8s.io/v1",
         "MutatingWebhookConfiguration",

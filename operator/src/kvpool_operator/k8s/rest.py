@@ -247,7 +247,9 @@ class RestClient(ApiClient, ListWatcher):
         except (TimeoutError, aiohttp.ClientError, OSError) as e:
             raise ApiUnavailableError(f"{method} {subject.text}: {type(e).__name__}") from None
         if not 200 <= response.status <= 299:
-            raise _error(method, subject.text, response.status, _message(data, secret=subject.kind == "Secret"))
+            raise _error(
+                method, subject.text, response.status, _message(data, secret=subject.kind in ("Secret", "TokenReview"))
+            )
         decoded: Manifest = json.loads(data) if data else {}
         return decoded
 

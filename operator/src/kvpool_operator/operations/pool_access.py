@@ -15,13 +15,14 @@ from kvpool_operator.k8s import pods as podview
 from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe.active_sidecar import active_sidecars
 from kvpool_operator.observe.sidecar_poll import poll_sidecars
-from kvpool_operator.pools.secrets import generate_secret
+from kvpool_operator.pools.secrets import generate_secret, with_keys
 from kvpool_operator.sidecars.operation import SidecarAddress
 
 if TYPE_CHECKING:
     from kvpool_operator.api.operation import KVCacheOperation
     from kvpool_operator.desired.inputs import PoolSecret
     from kvpool_operator.k8s.client import ApiClient, Manifest
+    from kvpool_operator.pki.authority_root import AuthorityRoot
     from kvpool_operator.sidecars.status_client import StatusClient
 
 __all__ = ["PoolAccess", "PoolLookup"]
@@ -41,8 +42,9 @@ class PoolLookup:
 class PoolAccess:
     """Reads on behalf of operations."""
 
-    def __init__(self, cluster: ApiClient, status_client: StatusClient) -> None:
+    def __init__(self, cluster: ApiClient, status_client: StatusClient, root: AuthorityRoot) -> None:
         self._cluster = cluster
+        self._root = root
         self._status_client = status_client
 
     async def lookup(self, operation: KVCacheOperation) -> PoolLookup:
@@ -63,7 +65,7 @@ class PoolAccess:
         """The pool's random values; None before its Secret exists."""
         meta = pool.metadata
         live = await self._cluster.get(ObjectRef("Secret", meta.namespace, names.secret(meta.name)))
-        return None if live is None else read_secret(live, generate_secret())
+        return None if live is None else with_keys(read_secret(live, generate_secret()), self._root, meta)
 
     async def tenants(self, namespace: str) -> list[Manifest]:
         """The KVCacheTenants of the namespace."""

@@ -21,6 +21,7 @@ from kvpool_operator.operations.executor import OperationExecutor
 from kvpool_operator.operations.pool_access import PoolAccess
 from kvpool_operator.operations.state import OperationState
 from kvpool_operator.operations.steps import caveat, resolve_tenant, steps_of
+from kvpool_operator.pki.authority_root import AuthorityRoot
 from kvpool_operator.runtime.reconciler import Result
 from kvpool_operator.times import elapsed_s, rfc3339
 
@@ -52,11 +53,12 @@ class OperationReconciler:
         admin_client: SidecarAdminClient,
         status_client: StatusClient,
         *,
+        root: AuthorityRoot | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._pools = PoolAccess(cluster, status_client)
+        self._pools = PoolAccess(cluster, status_client, root or AuthorityRoot.generate())
         self._executor = OperationExecutor(admin_client)
         self._statuses = StatusWriter(cluster, StatusParts(_stable_part), interval_s=MAX_REQUEUE_S, clock=clock)
         self._now = now

@@ -119,9 +119,15 @@ class LeafCertificate:
     issuer: CertificateAuthority
 
 
-def new_authority(name: str, dns_names: tuple[str, ...], now: datetime, policy: CertPolicy) -> CertificateAuthority:
-    """Create a self-signed CA whose critical name constraint allows only `dns_names`."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def new_authority(
+    name: str,
+    dns_names: tuple[str, ...],
+    now: datetime,
+    policy: CertPolicy,
+    key: ec.EllipticCurvePrivateKey | None = None,
+) -> CertificateAuthority:
+    """Create a self-signed CA whose critical name constraint allows only `dns_names`. `key`: None for a random one."""
+    key = key or ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ from kvpool_operator.desired.wipe import build_cleanup
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.injection.revision import revisions
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
+from kvpool_operator.pki.authority_root import AuthorityRoot
 from kvpool_operator.pools.apply import ApplyResult, apply_plan
 from kvpool_operator.pools.conditions import ReconcileOutcome
 from kvpool_operator.pools.plan import (
@@ -69,6 +70,8 @@ class PoolDependencies:
     env: InstallationConfig
     nodes: NodeReconciler | None = None
     config_pusher: ConfigPusher | None = None
+    root: AuthorityRoot = field(default_factory=AuthorityRoot.generate)
+    """From which the keys of the pools' CAs are derived."""
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     record_own_write: Callable[[NamespacedName, str], None] = _ignore_own_write
@@ -82,6 +85,7 @@ class PoolReconciler:
         self._cluster = dependencies.cluster
         self._observer = dependencies.observer
         self._env = dependencies.env
+        self._root = dependencies.root
         self._nodes = dependencies.nodes
         self._config_pusher = dependencies.config_pusher
         self._now = dependencies.now
@@ -96,7 +100,7 @@ class PoolReconciler:
             return Result(gone=True)
         meta, pool, problem = _parse(raw, self._env.limits)
         snapshot = await self._observer.observe(raw, meta, pool)
-        secret = pool_secret(meta, pool, snapshot, self._now())
+        secret = pool_secret(meta, pool, snapshot, self._root, self._now())
         inputs = _inputs(pool, self._env, secret, snapshot) if pool else None
         preflight = self._preflight(pool, inputs, snapshot)
         steps = self._plan(meta, pool, inputs, snapshot, preflight)

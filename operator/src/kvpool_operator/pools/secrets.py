@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from kvpool.protocol.keys import index_login
 from kvpool_operator.desired import names
+from kvpool_operator.desired.daemonset import obtains_certificates
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.desired.secrets import read_secret
+from kvpool_operator.pki.authority_root import PoolIdentity
 from kvpool_operator.pki.index_tls import index_files
-from kvpool_operator.pki.peer_ca import peer_files
+from kvpool_operator.pki.peer_ca import derived_keys, peer_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,16 +27,22 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
     from kvpool_operator.observe.snapshot import Sidecar, Snapshot
+    from kvpool_operator.pki.authority_root import AuthorityRoot
 
-__all__ = ["generate_secret", "nodes_without_new_password", "pool_secret", "rotate_password"]
+__all__ = ["generate_secret", "nodes_without_new_password", "pool_secret", "rotate_password", "with_keys"]
 
 
-def pool_secret(meta: Metadata, pool: KVCachePool | None, snapshot: Snapshot, now: datetime) -> PoolSecret:
+def pool_secret(
+    meta: Metadata, pool: KVCachePool | None, snapshot: Snapshot, root: AuthorityRoot, now: datetime
+) -> PoolSecret:
     """The values of the pool's Secret; new ones only for what is missing or due for rotation."""
     live = snapshot.object("Secret", names.secret(meta.name))
     generated = generate_secret(str(snapshot.status.get("poolID") or ""))
     secret = read_secret(live or {}, generated)
-    secret = replace(secret, peer_files=peer_files(secret.peer_files, now))
+    identity = PoolIdentity(meta.namespace, meta.name, secret.pool_id)
+    daemonset = snapshot.object("DaemonSet", names.sidecar(meta.name))
+    authority = peer_files(secret.peer_files, root, identity, now, is_rolled=obtains_certificates(daemonset))
+    secret = replace(secret, peer_files=authority.published, peer_keys=authority.keys)
     if pool is None:
         return secret
     if pool.spec.index.is_encrypted:
@@ -45,6 +53,12 @@ def pool_secret(meta: Metadata, pool: KVCachePool | None, snapshot: Snapshot, no
     if pool.spec.mode != "Enforce":
         return secret
     return rotate_password(pool, secret, generated.managed_index_password, snapshot.sidecars)
+
+
+def with_keys(secret: PoolSecret, root: AuthorityRoot, meta: Metadata) -> PoolSecret:
+    """Add the derived keys of the CA to what the Secret contains."""
+    identity = PoolIdentity(meta.namespace, meta.name, secret.pool_id)
+    return replace(secret, peer_keys=derived_keys(secret.peer_files, root, identity))
 
 
 def generate_secret(known_pool_id: str = "") -> PoolSecret:

@@ -53,6 +53,14 @@ class OperatorMetrics:
         self.orphaned_pods = Gauge(
             "kvpool_operator_orphaned_pods", "Opted-in pods that select a pool that does not exist.", registry=registry
         )
+        self.leaves = Counter(
+            "kvpool_operator_leaf_certificates_total",
+            "Requests of sidecars for certificates, by outcome: issued, refused, busy, unavailable.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in ("issued", "refused", "busy", "unavailable"):
+            self.leaves.labels(outcome)
         self.watch_stale = Gauge(
             "kvpool_operator_watch_stale_seconds",
             "Seconds since the watch of KVCachePools first missed a change that a list shows; 0 while it misses none.",

@@ -140,7 +140,7 @@ class HttpSidecarAdminClient(SidecarAdminClient):
         """TLS context with a certificate of the pool's CA, renewed in time and when the CA changes."""
         now = self._now()
         known = self._identities.get(pool.pool_id)
-        authorities = peer_authorities(pool.peer_files)
+        authorities = peer_authorities({**pool.peer_files, **pool.peer_keys})
         if authorities is None:
             raise SidecarUnavailableError("the pool's Secret has no CA yet")
         signer = authorities.signer(now, _POLICY)

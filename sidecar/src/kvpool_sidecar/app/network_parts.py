@@ -18,6 +18,7 @@ from kvpool_sidecar.index.registration import IndexRegistration
 from kvpool_sidecar.index.resolver import BlockResolver
 from kvpool_sidecar.peers import ca, hottest
 from kvpool_sidecar.peers.certificate import NodeIdentity
+from kvpool_sidecar.peers.issued import IssuedLeaves, IssuerClient
 from kvpool_sidecar.peers.preconnect import Preconnector
 from kvpool_sidecar.peers.probe import PeerProber
 from kvpool_sidecar.peers.rdma import factory as rdma
@@ -80,7 +81,14 @@ def build_network(context: AppContext, storage: StorageParts) -> NetworkParts:
     """Bind the peer port and connect to the index. ConfigError or OSError if that fails."""
     settings, config, cleanup = context.settings, context.config.current, context.cleanup
     secret = keys.peer_secret(settings.secret, config.uid)
-    identity = NodeIdentity(lambda: ca.read(settings.secret_file, secret), config.uid, settings.node)
+    issuer = IssuerClient(settings.issuer_url, settings.issuer_token) if settings.issuer_url else None
+
+    def leaf_source() -> ca.LeafSource:
+        if issuer is not None and settings.secret_file("peer-ca.crt") and not settings.secret_file("peer-ca.key"):
+            return IssuedLeaves(settings.secret_file, issuer)
+        return ca.read(settings.secret_file, secret)
+
+    identity = NodeIdentity(leaf_source, config.uid, settings.node)
     security = PeerSecurity(identity, config.peer.encryption, config.peer.congestion_control)
     cleanup.callback(security.close)
     dial = Preconnector(security.dial, config.peer.streams)

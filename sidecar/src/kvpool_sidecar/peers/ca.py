@@ -1,8 +1,8 @@
 """The pool's own certificate authority, and the short-lived leaf of one node. Pure: every function takes the time.
 
-The authority's key lies in the pool's Secret, which only the sidecars and the operator read. Each sidecar signs a leaf
-for itself in memory and never writes it. Where the Secret has no authority (one machine without Kubernetes) all
-sidecars derive the same one from the pool's secret.
+In Kubernetes the operator holds the authority's key and issues the leaves (kvpool_sidecar.peers.issued). Where the
+secret directory has no authority (one machine without Kubernetes) all sidecars derive the same one from the pool's
+secret, and where it has the key they use it: then each sidecar signs a leaf for itself in memory and never writes it.
 
 A new authority is trusted before it signs: for `SETTLE` after it was made the one before it still does, so that every
 node has read the new one by the time the first leaf of it appears. The shape is that of
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -27,7 +27,17 @@ from kvpool.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SETTLE", "SKEW", "CertificateAuthority", "LeafCertificate", "TrustBundle", "derived", "issue", "read"]
+__all__ = [
+    "SETTLE",
+    "SKEW",
+    "CertificateAuthority",
+    "LeafCertificate",
+    "LeafSource",
+    "TrustBundle",
+    "derived",
+    "issue",
+    "read",
+]
 
 LEAF_LIFE = timedelta(days=1)
 SETTLE = timedelta(minutes=10)
@@ -56,9 +66,19 @@ class TrustBundle:
     current: CertificateAuthority
     previous: CertificateAuthority | None = None
 
+    @property
+    def is_remote(self) -> bool:
+        """False: it signs in this process."""
+        return False
+
     def trusted(self, now: datetime) -> str:
-        """PEM of all that are to be believed."""
+        """PEM of all trusted CAs."""
         return "".join(a.pem for a in (self.current, self.previous) if a and a.certificate.not_valid_after_utc > now)
+
+    def renew(self, leaf: LeafCertificate | None, name: str, now: datetime, life: timedelta) -> LeafCertificate | None:
+        """Return a leaf signed here, or `leaf` itself while it is not due."""
+        signer = self.signer(now)
+        return issue(signer, name, now, life) if leaf is None or leaf.is_due(signer, now) else leaf
 
     def signer(self, now: datetime) -> CertificateAuthority:
         """Who signs now: the new one once every node knows it, or when the old one can no longer."""
@@ -76,12 +96,32 @@ class LeafCertificate:
     pem: bytes
     made: datetime
     expires: datetime
-    issuer: CertificateAuthority
+    issuer: x509.Certificate
 
     def is_due(self, signer: CertificateAuthority, now: datetime) -> bool:
-        """Renew it: two thirds of its life are over, another authority signs, or the clock went back before it."""
-        renewal = self.made + (self.expires - self.made) * 2 / 3
-        return signer.certificate != self.issuer.certificate or now >= renewal or now < self.made - SKEW
+        """Renew it: it is old, or another authority signs."""
+        return signer.certificate != self.issuer or self.is_old(now)
+
+    def is_old(self, now: datetime) -> bool:
+        """Whether two thirds of its life are over, or the clock went back before it."""
+        return now >= self.made + (self.expires - self.made) * 2 / 3 or now < self.made - SKEW
+
+
+class LeafSource(Protocol):
+    """The CAs that this node trusts, and the source of its leaf."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether `renew` waits for another process."""
+        ...
+
+    def trusted(self, now: datetime) -> str:
+        """PEM of all trusted CAs."""
+        ...
+
+    def renew(self, leaf: LeafCertificate | None, name: str, now: datetime, life: timedelta) -> LeafCertificate | None:
+        """Return the leaf to use now: `leaf` itself while none is due or no other is available."""
+        ...
 
 
 def derived(secret: bytes) -> CertificateAuthority:
@@ -126,7 +166,9 @@ def issue(signer: CertificateAuthority, name: str, now: datetime, life: timedelt
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return LeafCertificate(certificate.public_bytes(serialization.Encoding.PEM) + private, now, expires, signer)
+    return LeafCertificate(
+        certificate.public_bytes(serialization.Encoding.PEM) + private, now, expires, signer.certificate
+    )
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey, start: datetime, end: datetime) -> x509.Certificate:

@@ -26,6 +26,8 @@ __all__ = ["NodeIdentity", "utc_now"]
 log = logging.getLogger(__name__)
 
 _CHECK_INTERVAL_S = 30.0
+_REMOTE_INTERVAL_S = 5.0
+"""Pause between two looks where another process issues the leaf; the source itself spaces its requests."""
 
 
 def utc_now() -> datetime:
@@ -38,7 +40,7 @@ class NodeIdentity:
 
     def __init__(
         self,
-        read: Callable[[], authority.TrustBundle],
+        read: Callable[[], authority.LeafSource],
         pool_uid: str,
         node: str,
         *,
@@ -53,12 +55,18 @@ class NodeIdentity:
         self._clock = clock
         self._lock = threading.Lock()
         interval_s = min(check_interval_s, life.total_seconds() / 12)
-        self._task = PeriodicTask("peer-identity", self._renew, interval_s, run_at_once=False)
-        self._authorities = read()
+        self._source = read()
+        is_remote = self._source.is_remote
+        if is_remote:
+            interval_s = min(interval_s, _REMOTE_INTERVAL_S)
+        self._task = PeriodicTask("peer-identity", self._renew, interval_s, run_at_once=is_remote)
         self._leaf: authority.LeafCertificate | None = None
         self._trusted = ""
         self.problem = ""
-        self.refresh()
+        if is_remote:
+            self._use(None, self._source.trusted(clock()))  # the first request must not delay the start
+        else:
+            self.refresh()
 
     def start(self) -> None:
         """Start renewing the certificate."""
@@ -101,21 +109,22 @@ class NodeIdentity:
         return _dns_names(certificate) == [operator_name(self._uid)]
 
     def refresh(self) -> None:
-        """Read the CAs and renew the leaf certificate if it is due."""
+        """Read the CAs and renew the leaf certificate if it is due. May wait for the operator, for a bounded time."""
         now = self._clock()
         try:
-            self._authorities = self._read()
+            self._source = self._read()
         except (ConfigError, OSError) as e:
             self.problem = str(e)
             log.warning("the pool's CA cannot be read: %s; the previous one is used", e)
         else:
             self.problem = ""
-        signer, trusted = self._authorities.signer(now), self._authorities.trusted(now)
-        leaf = self._leaf
-        if leaf is not None and not leaf.is_due(signer, now) and trusted == self._trusted:
-            return
-        if leaf is None or leaf.is_due(signer, now):
-            leaf = authority.issue(signer, self._name, now, self._life)
+        leaf = self._source.renew(self._leaf, self._name, now, self._life)
+        trusted = self._source.trusted(now)
+        if leaf is not self._leaf or trusted != self._trusted:
+            self._use(leaf, trusted)
+
+    def _use(self, leaf: authority.LeafCertificate | None, trusted: str) -> None:
+        """Make contexts of both sides. Without a leaf every handshake fails, and blocks of peers are misses."""
         server, client = (_context(side, leaf, trusted) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
         with self._lock:
             self._leaf, self._trusted, self._server, self._client = leaf, trusted, server, client
@@ -132,13 +141,15 @@ def _dns_names(certificate: dict[str, Any] | None) -> list[str]:
     return [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
 
 
-def _context(side: int, leaf: authority.LeafCertificate, trusted: str) -> ssl.SSLContext:
+def _context(side: int, leaf: authority.LeafCertificate | None, trusted: str) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=trusted)
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
+    if leaf is None:
+        return context
     memory = os.memfd_create("leaf", os.MFD_CLOEXEC)  # the library reads keys from files only; this file is on no disk
     try:
         os.write(memory, leaf.pem)

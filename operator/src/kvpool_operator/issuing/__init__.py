@@ -1,0 +1,1 @@
+"""Issues leaf certificates to sidecars, against a token that the kubelet gave their pod."""
