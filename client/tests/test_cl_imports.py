@@ -28,6 +28,7 @@ EVERYWHERE = [
     "kvpool.engines.common.settings",
     "kvpool.engines.common.tasks",
     "kvpool.engines.common.weights",
+    "kvpool.engines.common.without_pool",
     "kvpool.engines.lmcache",
     "kvpool.engines.lmcache.fingerprint",
     "kvpool.engines.lmcache.inventory",

@@ -165,6 +165,7 @@ class ClientSection:
             "admission": self._queues.status(),
             "fingerprints": self._fingerprints.latest(),
             "connected_pods": self._fingerprints.connected_pods(),
+            "engine_problems": self._fingerprints.problems(),
         }
 
 

@@ -1,4 +1,4 @@
-"""Fingerprints of the clients, with their models and pods, for /status. Thread-safe and bounded."""
+"""Fingerprints of the clients, with models and pods, and engines without the pool. Thread-safe and bounded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from kvpool_sidecar.resilience.bounded_cache import BoundedCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +25,8 @@ _MAX_PODS = 64
 _MAX_TENANTS = 64
 _MAX_PODS_REPORTED = 16
 _MAX_CONNECTED = 512
+_MAX_PROBLEMS = 64
+_NO_ENGINE = bytes(32)  # of a client that only reports why its engine runs without the pool
 
 
 @dataclass
@@ -55,10 +59,14 @@ class Fingerprints:
         self._lock = threading.Lock()
         self._now = now
         self._known: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._problems: BoundedCache[str, str] = BoundedCache(_MAX_PROBLEMS)
 
     def entered(self, hello: ClientHello, uid: str) -> None:
         """Record a connection of a pod's client; `left` must follow."""
+        if hello.fingerprint == _NO_ENGINE:
+            return
         with self._lock:
+            self._problems.pop(uid)
             pods = self._touch(hello).pods
             use = pods.setdefault(uid, _PodUse())
             use.connections += 1
@@ -101,6 +109,16 @@ class Fingerprints:
         """Return fingerprint and model of every entry."""
         with self._lock:
             return [(digest, entry.model) for digest, entry in self._known.items()]
+
+    def report_problem(self, uid: str, problem: str) -> None:
+        """Record why the engine of a pod runs without the pool, until it connects."""
+        with self._lock:
+            self._problems.put(uid, problem)
+
+    def problems(self) -> list[dict[str, str]]:
+        """Return at most 64 pods with what their plug-ins report. Untrusted text."""
+        with self._lock:
+            return [{"uid": uid, "problem": self._problems.peek(uid) or ""} for uid in list(self._problems)]
 
     def connected_pods(self) -> list[str]:
         """Return the uids of at most 512 pods with an open connection."""

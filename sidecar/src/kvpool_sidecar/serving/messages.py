@@ -31,6 +31,7 @@ __all__ = [
 MIN_DEADLINE_S = 0.001
 _MAX_DEADLINE_S = 60.0
 _MAX_COUNT = 1 << 53
+_MAX_PROBLEM = 200
 _COUNT_FAMILIES = ("hits", "bytes", "misses", "tokens", "lookup_depth")
 _MAX_REASONS = 48
 _TIMED = {*(tier.name.lower() for tier in wire.Tier if tier), STORE}
@@ -49,6 +50,8 @@ class ClientReport(NamedTuple):
     counts: list[tuple[str, str, int]]
     seconds: dict[str, list[int]]
     lookups: LookupCounts
+    problem: str
+    """Why the engine runs without the pool; empty otherwise."""
 
 
 def split_deadline(body: memoryview) -> tuple[float, memoryview]:
@@ -81,7 +84,11 @@ def decode_report(body: memoryview) -> ClientReport:
         raise ProtocolError("too many corrupt blocks in one report")
     block_ids = [_block_id(text) for text in corrupt]
     counts = [(f, label, n) for f in _COUNT_FAMILIES for label, n in _counts(f, value.get(f, {}))]
-    return ClientReport(block_ids, counts, _seconds(value.get("seconds", {})), _lookups(value))
+    problem = value.get("problem", "")
+    if not isinstance(problem, str):
+        raise ProtocolError("problem is no text")
+    seconds = _seconds(value.get("seconds", {}))
+    return ClientReport(block_ids, counts, seconds, _lookups(value), problem[:_MAX_PROBLEM])
 
 
 def encode_open(results: Sequence[OpenResult]) -> bytes:

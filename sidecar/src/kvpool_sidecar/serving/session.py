@@ -255,5 +255,7 @@ class Session:
         for label, packed in report.seconds.items():
             self._service.stats.observe_packed("client_seconds", label, packed)
         self._record_lookups(report.lookups)
+        if report.problem:
+            self._context.fingerprints.report_problem(self._pod.identity.uid, report.problem)
         self._service.report_corrupt(self._readable, report.corrupt)
         self._channel.reply(head, b"")

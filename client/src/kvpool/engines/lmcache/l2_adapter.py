@@ -32,6 +32,7 @@ from kvpool.client import Client
 from kvpool.engines.common.client_cache import ClientCache
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.common.tasks import Tasks
+from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.lmcache.fingerprint import (
     KNOWN_VERSIONS,
     FingerprintNamespace,
@@ -101,6 +102,7 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         if not supported(str(lmcache.__version__)):
             self._disabled = f"LMCache {KNOWN_VERSIONS} is supported, this is {lmcache.__version__}"
             _log.error("kvpool: %s: the server runs without the pool", self._disabled)
+            report_without_pool(self._disabled, "lmcache")
 
     # -- LMCache's interface ------------------------------------------------------------------------------------------
 

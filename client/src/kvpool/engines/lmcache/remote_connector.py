@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvpool.client import Client
 from kvpool.engines.common.settings import client_config
+from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.lmcache.fingerprint import (
     KNOWN_VERSIONS,
     FingerprintNamespace,
@@ -103,14 +104,15 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         self._lookups = pool(1, "kvpool-lookup")
         self._loads = pool(max(1, self._config.connections - 2), "kvpool-load")
         self._stores = pool(1, "kvpool-store")
-        blocker = self._blocker(config)
-        if blocker:
+        if blocker := self._blocker(config):
             _log.error("kvpool: %s: the engine runs without the pool", blocker)
+            report_without_pool(blocker, "lmcache")
             return
         try:
             self._client = self._connect(config, metadata, settings)
         except Exception:
             _log.exception("kvpool: the setup failed; this engine runs without the pool")
+            report_without_pool("the setup failed; see the engine's log", "lmcache")
 
     # -- LMCache's interface ------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from kvpool.client import Client
 from kvpool.engines.common.host_memory import tensor_bytes
 from kvpool.engines.common.settings import client_config
+from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.sglang import server
 from kvpool.engines.sglang.fingerprint import fingerprint_inputs
 from kvpool.engines.sglang.page_transfer import PageTransfer
@@ -137,6 +138,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
             self._connect()
         except Exception:
             _log.exception("kvpool: the setup failed; this engine runs without the pool")
+            report_without_pool("the setup failed; see the engine's log", "sglang")
 
     @_never_raises(lambda *_: None)
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
@@ -374,6 +376,7 @@ def _supported() -> bool:
         known,
         text or "an unknown version",
     )
+    report_without_pool(f"SGLang {known} is supported, this is {text or 'an unknown version'}", "sglang")
     return False
 
 

@@ -34,6 +34,7 @@ def register() -> None:
         wrap(EngineArgs)
     except Exception:
         _log.exception("kvpool: the connector could not be set up; the engine runs without the pool")
+        _report("the connector could not be set up; see the engine's log")
 
 
 def wrap(engine_args: Any) -> None:
@@ -48,6 +49,7 @@ def wrap(engine_args: Any) -> None:
             fill_in(self, os.environ.get(CONNECTOR_ENV, ""))
         except Exception:
             _log.exception("kvpool: %s cannot be used; the engine runs without the pool", CONNECTOR_ENV)
+            _report(f"{CONNECTOR_ENV} cannot be used; see the engine's log")
         return original(self, *args, **kwargs)
 
     create_engine_config._kvpool = True  # type: ignore[attr-defined]
@@ -60,11 +62,13 @@ def fill_in(args: Any, text: str) -> bool:
         return False
     if args.kv_transfer_config is not None or getattr(args, "kv_offloading_size", None) is not None:
         _log.info("kvpool: the engine already has a KV connector; %s is ignored", CONNECTOR_ENV)
+        _report("the engine already has a KV connector or its own offloading")
         return False
     config = json.loads(text)
     problem = _unknown(config)
     if problem:
         _log.error("kvpool: the engine runs without the pool: %s", problem)
+        _report(problem)
         return False
     from vllm.config import KVTransferConfig
 
@@ -72,6 +76,13 @@ def fill_in(args: Any, text: str) -> bool:
     if args.prefix_caching_hash_algo == _DEFAULT_HASH:
         args.prefix_caching_hash_algo = _SHARED_HASH
     return True
+
+
+def _report(problem: str) -> None:
+    # imported here: vLLM loads this module in each of its processes
+    from kvpool.engines.common.without_pool import report_without_pool
+
+    report_without_pool(problem, "vllm")
 
 
 def _unknown(config: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from kvpool.client import Client
 from kvpool.engines.common.jobs import TransferJobs, TransferResult
 from kvpool.engines.common.lookups import LookupTable
 from kvpool.engines.common.settings import client_config
+from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.vllm.cache_salt import record_salts, salt_of
 from kvpool.engines.vllm.engine_blocks import engine_blocks
 from kvpool.engines.vllm.fingerprint import find_engine_config, fingerprint_inputs, sharing_blocker
@@ -114,6 +115,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
                 self._client = self._connect(self._inputs)
             except Exception:
                 _log.exception("kvpool: the setup failed; this engine runs without the pool")
+                report_without_pool("the setup failed; see the engine's log", "vllm")
         _tiers.add(self)
 
     # -- vLLM's interface -------------------------------------------------------------------------------------------
@@ -336,6 +338,7 @@ def _is_supported() -> bool:
         known,
         vllm.__version__,
     )
+    report_without_pool(f"vLLM {known} is supported, this is {vllm.__version__}", "vllm")
     return False
 
 
