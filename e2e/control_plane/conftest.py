@@ -69,12 +69,13 @@ def grant(api: Api, manifests: list[dict[str, Any]]) -> None:
         "ServiceAccount": f"/api/v1/namespaces/{SYSTEM}/serviceaccounts",
         "ClusterRole": f"{rbac}/clusterroles",
         "ClusterRoleBinding": f"{rbac}/clusterrolebindings",
-        "Role": f"{rbac}/namespaces/{SYSTEM}/roles",
-        "RoleBinding": f"{rbac}/namespaces/{SYSTEM}/rolebindings",
+        "Role": f"{rbac}/namespaces/{{}}/roles",
+        "RoleBinding": f"{rbac}/namespaces/{{}}/rolebindings",
     }
     for manifest in manifests:
         if manifest["kind"] in places:
-            path = f"{places[manifest['kind']]}/{manifest['metadata']['name']}"
+            place = places[manifest["kind"]].format(manifest["metadata"].get("namespace", ""))
+            path = f"{place}/{manifest['metadata']['name']}"
             api.call("PATCH", f"{path}?fieldManager=helm&force=true", manifest, APPLY)
 
 

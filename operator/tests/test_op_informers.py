@@ -33,14 +33,26 @@ class Source(ListWatcher):
     def __init__(self, listed: dict[str, list[Manifest]]) -> None:
         self.listed = listed
         self.selections: list[tuple[str, str, bool]] = []
+        self.namespaces: set[tuple[str, str]] = set()
         self.streams: dict[str, asyncio.Queue[WatchEvent]] = {}
 
-    async def list_page(self, kind: str, *, labels: str = "", token: str = "", metadata_only: bool = False) -> ListPage:
+    async def list_page(
+        self, kind: str, *, namespace: str = "", labels: str = "", token: str = "", metadata_only: bool = False
+    ) -> ListPage:
         self.selections.append((kind, labels, metadata_only))
-        return ListPage(self.listed.get(kind, []), "1", "")
+        self.namespaces.add((kind, namespace))
+        found = self.listed.get(kind, [])
+        return ListPage([m for m in found if namespace in ("", m["metadata"].get("namespace", ""))], "1", "")
 
     async def watch(
-        self, kind: str, *, labels: str = "", resource_version: str, metadata_only: bool = False, idle_timeout_s: float
+        self,
+        kind: str,
+        *,
+        namespace: str = "",
+        labels: str = "",
+        resource_version: str,
+        metadata_only: bool = False,
+        idle_timeout_s: float,
     ) -> AsyncGenerator[WatchEvent]:
         stream = self.streams.setdefault(f"{kind} {labels}".strip(), asyncio.Queue())
         while True:
@@ -78,9 +90,11 @@ class Pools:
 
 
 @contextlib.asynccontextmanager
-async def informing(listed: dict[str, list[Manifest]]) -> AsyncIterator[tuple[Source, Informers, Pools]]:
+async def informing(
+    listed: dict[str, list[Manifest]], **options: Any
+) -> AsyncIterator[tuple[Source, Informers, Pools]]:
     source, pools = Source(listed), Pools()
-    informers = Informers(source, idle_timeout_s=60)
+    informers = Informers(source, idle_timeout_s=60, **options)
     task = asyncio.create_task(informers.run(pools))
     try:
         await asyncio.wait_for(informers.wait_synced(), 5)
@@ -99,6 +113,27 @@ async def test_every_kind_is_selected_by_label_where_there_is_one():
         assert ("Pod", "kvpool.dev/inject=true") in selections
         assert ("Namespace", "", True) in source.selections
         assert len(selections) == len(OWNED_KINDS) + 4
+
+
+async def test_only_the_given_namespaces_are_watched():
+    config = [an_object("chat-config", ns, metadata={"labels": OURS}) for ns in ("a", "b", "c")]
+    nodes = [an_object("node-1")]
+    async with informing({"ConfigMap": config, "Node": nodes}, namespaces=("a", "b")) as (source, informers, _):
+        kinds = {kind for kind, namespace in source.namespaces if namespace == ""}
+        assert kinds == {"Namespace", "Node", "PersistentVolume"}
+        assert {ns for kind, ns in source.namespaces if kind not in kinds} == {"a", "b"}
+        owned = informers.listers.owned["ConfigMap"]
+        assert [m["metadata"]["namespace"] for m in owned.list("", {"kvpool.dev/pool": "chat"})] == ["a", "b"]
+        assert len(owned.list("b")) == 1
+        assert owned.list("c") == []
+        assert owned.get("a", "chat-config") == config[0]
+        assert owned.get("c", "chat-config") is None
+
+
+async def test_without_nfs_no_volume_is_watched():
+    async with informing({}, nfs=False) as (source, informers, _):
+        assert "PersistentVolume" not in {kind for kind, *_ in source.selections}
+        assert "PersistentVolume" not in informers.listers.owned
 
 
 async def test_owned_objects_enqueue_their_pool():

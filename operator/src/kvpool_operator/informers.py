@@ -7,20 +7,24 @@ reconcile: sidecars show in their DaemonSet's status, and engine pods are counte
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvpool_operator.api.annotations import LABEL_POOL, LABEL_POOL_NAMESPACE
 from kvpool_operator.desired.labels import COMPONENT, MANAGED_BY_SELECTOR
+from kvpool_operator.k8s.client import KINDS
 from kvpool_operator.k8s.pods import is_staying
-from kvpool_operator.k8s.reflector import Reflector, Selection, without_managed_fields
+from kvpool_operator.k8s.reflector import NamespacedStores, Reflector, Selection, without_managed_fields
 from kvpool_operator.nodes.drain import drain_signal
 from kvpool_operator.nodes.node_cache import NodeCache, slim_node
 from kvpool_operator.observe.engine_pods import OPTED_IN, slim_engine_pod
 from kvpool_operator.observe.observer import OWNED_KINDS, Listers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvpool_operator.k8s.client import ListWatcher, Manifest
-    from kvpool_operator.k8s.reflector import Event
+    from kvpool_operator.k8s.reflector import Event, Lister
 
 __all__ = ["Informers", "PoolQueue"]
 
@@ -46,15 +50,28 @@ class PoolQueue(Protocol):
 class Informers:
     """All reflectors of the process. For one event loop."""
 
-    def __init__(self, source: ListWatcher, *, idle_timeout_s: float, nfs: bool = True) -> None:
-        """`nfs`: whether PersistentVolumes are watched, which needs a right of its own."""
-        self._pools: PoolQueue | None = None
+    def __init__(
+        self, source: ListWatcher, *, idle_timeout_s: float, nfs: bool = True, namespaces: Sequence[str] = ()
+    ) -> None:
+        """`nfs`: whether PersistentVolumes are watched, which needs a right of its own.
 
-        def reflect(selection: Selection, **options: Any) -> Reflector:
-            return Reflector(source, selection, idle_timeout_s=idle_timeout_s, **options)
+        `namespaces`: the only ones in which namespaced objects are watched; empty: all.
+        """
+        self._pools: PoolQueue | None = None
+        self._reflectors: list[Reflector] = []
+
+        def reflect(selection: Selection, **options: Any) -> Lister:
+            scopes = namespaces if namespaces and KINDS[selection.kind].namespaced else ("",)
+            made = {
+                scope: Reflector(source, replace(selection, namespace=scope), idle_timeout_s=idle_timeout_s, **options)
+                for scope in scopes
+            }
+            self._reflectors += made.values()
+            stores = {scope: reflector.store for scope, reflector in made.items()}
+            return stores[""] if "" in stores else NamespacedStores(stores)
 
         pods = Selection("Pod", f"{LABEL_POOL},{COMPONENT} in (sidecar,preflight)", index_label=LABEL_POOL)
-        namespaces = reflect(Selection("Namespace", metadata_only=True), on_event=self._on_namespace)
+        all_namespaces = reflect(Selection("Namespace", metadata_only=True), on_event=self._on_namespace)
         nodes = reflect(Selection("Node"), project=slim_node, on_event=self._on_node)
         engine_pods = reflect(Selection("Pod", OPTED_IN), project=slim_engine_pod)
         pool_pods = reflect(pods, project=slim_pool_pod)
@@ -63,14 +80,8 @@ class Informers:
             for kind in OWNED_KINDS
             if nfs or kind != "PersistentVolume"
         }
-        self._reflectors = (namespaces, nodes, engine_pods, pool_pods, *owned.values())
-        self.nodes = NodeCache(nodes.store)
-        self.listers = Listers(
-            namespaces=namespaces.store,
-            engine_pods=engine_pods.store,
-            pool_pods=pool_pods.store,
-            owned={kind: reflector.store for kind, reflector in owned.items()},
-        )
+        self.nodes = NodeCache(nodes)
+        self.listers = Listers(namespaces=all_namespaces, engine_pods=engine_pods, pool_pods=pool_pods, owned=owned)
 
     async def run(self, pools: PoolQueue) -> None:
         """Keep all stores up to date until cancelled; changes enqueue the `pools` that they concern."""

@@ -75,7 +75,7 @@ async def run(settings: OperatorSettings) -> int:
 
     async with (
         serve_admin(settings.address, settings.admin_port, metrics, health_problem),
-        open_api_client() as api,
+        open_api_client(namespaces=settings.namespaces) as api,
         open_status_client() as scraper,
         open_admin_client() as commands,
     ):
@@ -136,7 +136,12 @@ async def _lead(
     leading: list[Controller],
 ) -> int:
     fenced = FencedClient(clients.api, lease)
-    informers = Informers(clients.api, idle_timeout_s=settings.watch_idle_timeout_s, nfs=settings.env.limits.nfs)
+    informers = Informers(
+        clients.api,
+        idle_timeout_s=settings.watch_idle_timeout_s,
+        nfs=settings.env.limits.nfs,
+        namespaces=settings.namespaces,
+    )
     staleness = WatchStaleness()
     pools, operations = _controllers(settings, clients, fenced, informers, staleness, metrics)
     leading.append(pools)
@@ -163,7 +168,14 @@ async def _lead(
     ]
     stopping = asyncio.create_task(stop.wait(), name="stop")
     # last: when kopf ends, it cancels every task that was created after its start
-    watched = watches.run(pools, operations.enqueue, stop, watching, idle_timeout_s=settings.watch_idle_timeout_s)
+    watched = watches.run(
+        pools,
+        operations.enqueue,
+        stop,
+        watching,
+        namespaces=settings.namespaces,
+        idle_timeout_s=settings.watch_idle_timeout_s,
+    )
     events = asyncio.create_task(watched, name="events")
     started = asyncio.create_task(_after(watching, stop), name="signals")
     try:

@@ -21,6 +21,8 @@ class OperatorSettings:
     """Identity, addresses, images and limits of this process."""
 
     namespace: str
+    namespaces: tuple[str, ...]
+    """Those whose pools are reconciled; empty: all."""
     identity: str
     address: str
     admin_port: int
@@ -52,6 +54,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         )
 
     flag("namespace", "namespace of this installation, which holds the leader election Lease")
+    flag("namespaces", "comma-separated namespaces whose pools are reconciled; empty: all", "")
     flag("identity", "identity of this replica in the Lease: the pod's name", socket.gethostname())
     flag("address", "address to serve probes and metrics on: the pod's IP", "127.0.0.1")
     flag("admin-port", "HTTP port of probes and metrics", "8080")
@@ -93,6 +96,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
     a = build_parser(environ).parse_args(argv)
     return OperatorSettings(
         namespace=a.namespace,
+        namespaces=tuple(sorted({s.strip() for s in a.namespaces.split(",")} - {""})),
         identity=a.identity,
         address=a.address,
         admin_port=int(a.admin_port),

@@ -20,7 +20,7 @@ from kvpool_operator.k8s.client import NamespacedName
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["EventSink", "run"]
 
@@ -40,9 +40,10 @@ async def run(
     stop: asyncio.Event,
     ready: asyncio.Event,
     *,
+    namespaces: Sequence[str] = (),
     idle_timeout_s: float = WATCH_IDLE_TIMEOUT_S,
 ) -> None:
-    """Watch until `stop` is set or a signal ends the process.
+    """Watch `namespaces` (empty: all) until `stop` is set or a signal ends the process.
 
     `enqueue_operation(namespace, operation)` is called from this event loop and must not block. API servers send a
     bookmark every minute, so a stream that delivered nothing for `idle_timeout_s` is dead and is opened again.
@@ -86,7 +87,8 @@ async def run(
         registry=registry,
         settings=_settings(idle_timeout_s),
         standalone=True,
-        clusterwide=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
         stop_flag=stop,
         ready_flag=ready,
     )

@@ -50,3 +50,19 @@ def test_the_default_accounts_get_nothing():
             spec = o["spec"] if o["kind"] == "Pod" else o["spec"]["template"]["spec"]
             assert spec.get("serviceAccountName") or spec["automountServiceAccountToken"] is False
     assert one(render(), "ServiceAccount", "kvpool-operator")
+
+
+@needs_helm
+def test_for_some_namespaces_the_operator_has_roles_there_and_reads_three_kinds_elsewhere():
+    made = render('operator.namespaces=["team-a", "team-b"]')
+    wide = one(made, "ClusterRole", "kvpool-operator")["rules"]
+    kinds = {resource: rule["verbs"] for rule in wide for resource in rule["resources"]}
+    assert kinds.keys() >= {"namespaces", "nodes", "mutatingwebhookconfigurations"}
+    assert not {"secrets", "pods", "daemonsets", "kvcachepools"} & kinds.keys()
+    usual = one(render(), "ClusterRole", "kvpool-operator")["rules"]
+    for namespace in ("team-a", "team-b"):
+        (role,) = [o for o in made if o["kind"] == "Role" and o["metadata"]["namespace"] == namespace]
+        assert role["rules"] == [rule for rule in usual if rule not in wide]
+        (binding,) = [o for o in made if o["kind"] == "RoleBinding" and o["metadata"]["namespace"] == namespace]
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        assert [s["name"] for s in binding["subjects"]] == ["kvpool-operator"]

@@ -78,7 +78,9 @@ class Api(ListWatcher):
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def list_page(self, kind: str, *, labels: str = "", token: str = "", metadata_only: bool = False) -> ListPage:
+    async def list_page(
+        self, kind: str, *, namespace: str = "", labels: str = "", token: str = "", metadata_only: bool = False
+    ) -> ListPage:
         assert (kind, labels, metadata_only) == ("ConfigMap", "app=x", False)
         self.lists += not token
         self.pages += 1
@@ -92,7 +94,14 @@ class Api(ListWatcher):
         return ListPage(items, str(self.version), str(end) if end < len(names) else "")
 
     async def watch(
-        self, kind: str, *, labels: str = "", resource_version: str, metadata_only: bool = False, idle_timeout_s: float
+        self,
+        kind: str,
+        *,
+        namespace: str = "",
+        labels: str = "",
+        resource_version: str,
+        metadata_only: bool = False,
+        idle_timeout_s: float,
     ) -> AsyncGenerator[WatchEvent]:
         self.watched_from.append(resource_version)
         if self.fail_watches:

@@ -122,12 +122,24 @@ class WatchEvent(NamedTuple):
 class ListWatcher(Protocol):
     """Chunked lists and watches, for reflectors."""
 
-    async def list_page(self, kind: str, *, labels: str = "", token: str = "", metadata_only: bool = False) -> ListPage:
-        """One page of a consistent list. ApiUnavailableError with status 410: `token` expired."""
+    async def list_page(
+        self, kind: str, *, namespace: str = "", labels: str = "", token: str = "", metadata_only: bool = False
+    ) -> ListPage:
+        """One page of a consistent list, in one namespace or in all.
+
+        ApiUnavailableError with status 410: `token` expired.
+        """
         ...
 
     def watch(
-        self, kind: str, *, labels: str = "", resource_version: str, metadata_only: bool = False, idle_timeout_s: float
+        self,
+        kind: str,
+        *,
+        namespace: str = "",
+        labels: str = "",
+        resource_version: str,
+        metadata_only: bool = False,
+        idle_timeout_s: float,
     ) -> AsyncGenerator[WatchEvent]:
         """Events after `resource_version`. Ends when the server closes the stream, or after silence of
         `idle_timeout_s`. ApiUnavailableError with status 410: `resource_version` expired."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.k8s.client import ListWatcher, Manifest, WatchEvent
 
-__all__ = ["Event", "Lister", "Reflector", "Selection", "Store", "without_managed_fields"]
+__all__ = ["Event", "Lister", "NamespacedStores", "Reflector", "Selection", "Store", "without_managed_fields"]
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class Selection:
     """Label selector, as in a URL."""
     metadata_only: bool = False
     """Request PartialObjectMetadata: no spec and no status."""
+    namespace: str = ""
+    """Empty: all namespaces, or a cluster-scoped kind."""
     index_label: str = ""
     """Label by which `list` finds objects without a scan."""
 
@@ -145,6 +147,23 @@ class Store:
         ]
 
 
+class NamespacedStores:
+    """`Lister` over the stores of several namespaces."""
+
+    def __init__(self, stores: Mapping[str, Store]) -> None:
+        self._stores = dict(sorted(stores.items()))
+
+    def get(self, namespace: str, name: str) -> Manifest | None:
+        """See `Lister.get`."""
+        store = self._stores.get(namespace)
+        return None if store is None else store.get(namespace, name)
+
+    def list(self, namespace: str = "", labels: Mapping[str, str] | None = None) -> list[Manifest]:
+        """See `Lister.list`."""
+        chosen = [store for name, store in self._stores.items() if namespace in ("", name)]
+        return [manifest for store in chosen for manifest in store.list(namespace, labels)]
+
+
 class Reflector:
     """Keeps `store` up to date while `run` runs. For one event loop; `on_event` must not block."""
 
@@ -195,6 +214,7 @@ class Reflector:
                 while True:
                     page = await self._source.list_page(
                         self._selection.kind,
+                        namespace=self._selection.namespace,
                         labels=self._selection.labels,
                         token=token,
                         metadata_only=self._selection.metadata_only,
@@ -215,6 +235,7 @@ class Reflector:
         """Apply the events of one stream; returns when it ends or falls silent."""
         events = self._source.watch(
             self._selection.kind,
+            namespace=self._selection.namespace,
             labels=self._selection.labels,
             resource_version=self._version,
             metadata_only=self._selection.metadata_only,

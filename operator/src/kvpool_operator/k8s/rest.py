@@ -27,7 +27,7 @@ from kvpool_operator.k8s.client import KINDS, ApiClient, ListPage, ListWatcher, 
 from kvpool_operator.k8s.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
     from kvpool_operator.k8s.client import ResourceKind
 
@@ -48,21 +48,23 @@ WATCH_S: Final = 240
 
 
 @contextlib.asynccontextmanager
-async def open_api_client(call_s: float = CALL_S) -> AsyncIterator[RestClient]:
-    """Connect as the pod's service account, or outside a pod by KUBECONFIG."""
+async def open_api_client(call_s: float = CALL_S, namespaces: Sequence[str] = ()) -> AsyncIterator[RestClient]:
+    """Connect as the pod's service account, or outside a pod by KUBECONFIG. `namespaces`: see `RestClient`."""
     configuration = Configuration(client_session_kwargs={"trust_env": False})
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         load_incluster_config(client_configuration=configuration)
     else:
         await load_kube_config(client_configuration=configuration, persist_config=False)
     async with KubernetesClient(configuration) as client:
-        yield RestClient(client, call_s)
+        yield RestClient(client, call_s, namespaces)
 
 
 class RestClient(ApiClient, ListWatcher):
     """`ApiClient` over HTTPS. For one event loop."""
 
-    def __init__(self, client: Any, call_s: float = CALL_S) -> None:
+    def __init__(self, client: Any, call_s: float = CALL_S, namespaces: Sequence[str] = ()) -> None:
+        """`namespaces`: those that a list of all namespaces covers; empty: really all, which needs a ClusterRole."""
+        self._namespaces = tuple(namespaces)
         self._client = client
         self._call_s = call_s
         self._limiter = RateLimiter(PER_SECOND, BURST)
@@ -79,6 +81,10 @@ class RestClient(ApiClient, ListWatcher):
         self, kind: str, *, namespace: str = "", labels: str = "", fields: str = "", fresh: bool = False
     ) -> list[Manifest]:
         manifests: list[Manifest] = []
+        if self._namespaces and not namespace and KINDS[kind].namespaced:
+            for each in self._namespaces:
+                manifests += await self.list(kind, namespace=each, labels=labels, fields=fields, fresh=fresh)
+            return manifests
         token = ""
         for _ in range(MAX_PAGES):
             page = await self._page(
@@ -90,8 +96,10 @@ class RestClient(ApiClient, ListWatcher):
                 return manifests
         raise ApiUnavailableError(f"more than {PAGE_SIZE * MAX_PAGES} {kind}s: narrow the selector")
 
-    async def list_page(self, kind: str, *, labels: str = "", token: str = "", metadata_only: bool = False) -> ListPage:
-        return await self._page(kind, labels=labels, token=token, metadata_only=metadata_only)
+    async def list_page(
+        self, kind: str, *, namespace: str = "", labels: str = "", token: str = "", metadata_only: bool = False
+    ) -> ListPage:
+        return await self._page(kind, namespace=namespace, labels=labels, token=token, metadata_only=metadata_only)
 
     async def _page(
         self,
@@ -119,7 +127,14 @@ class RestClient(ApiClient, ListWatcher):
         )
 
     async def watch(
-        self, kind: str, *, labels: str = "", resource_version: str, metadata_only: bool = False, idle_timeout_s: float
+        self,
+        kind: str,
+        *,
+        namespace: str = "",
+        labels: str = "",
+        resource_version: str,
+        metadata_only: bool = False,
+        idle_timeout_s: float,
     ) -> AsyncGenerator[WatchEvent]:
         k = KINDS[kind]
         query = {
@@ -134,7 +149,7 @@ class RestClient(ApiClient, ListWatcher):
         try:
             request = await self._client.param_serialize(
                 "GET",
-                k.path(),
+                k.path(namespace),
                 query_params=[(name, value) for name, value in query.items() if value],
                 header_params={"Accept": _accept(metadata_only, "")},
                 auth_settings=["BearerToken"],
