@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 FILES = sorted((SOURCE / "kvpool").rglob("*.py"))
 EVERYWHERE = [
     "kvpool",
+    "kvpool.break_even",
     "kvpool.client",
     "kvpool.config",
     "kvpool.engines",
@@ -44,6 +45,7 @@ EVERYWHERE = [
     "kvpool.engines.vllm.fingerprint",
     "kvpool.engines.vllm.plugin",
     "kvpool.engines.vllm.pool_lookups",
+    "kvpool.engines.vllm.prefill_meter",
     "kvpool.engines.vllm.request_tokens",
     "kvpool.engines.vllm_plugin",
     "kvpool.errors",

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
+from kvpool.break_even import BreakEven
 from kvpool.config import ClientConfig
 from kvpool.errors import ConfigError
 from kvpool.protocol import wire
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvpool.protocol.block import EngineBlock
+    from kvpool.transport.pending import PendingRead
 
     Buffer = bytes | bytearray | memoryview
 
@@ -113,6 +115,8 @@ class Client:
             lookup_reports=True,
             dials_streams=True,
         )
+        self._tokens_per_block = tokens_per_block
+        self.break_even = BreakEven(is_enabled=self.config.break_even)
         self._session = SidecarSession(self.config, hello)
 
     @_never_raises(wire.Tier.MISS)
@@ -140,7 +144,10 @@ class Client:
         if not block_ids:
             return result
         until = time.monotonic() + self.lookup_seconds if deadline is None else deadline
-        return self._session.lookup(block_ids, until, exhaustive, result.tiers)
+        result = self._session.lookup(block_ids, until, exhaustive, result.tiers)
+        if self.break_even.hold_back(result.tiers, exhaustive=exhaustive):
+            return LookupResult(result.tiers, Reason.SLOWER_THAN_COMPUTE)
+        return result
 
     def count_lookup(self, asked: int, found: int, reason: Reason) -> None:
         """Count one request of the engine in the hit rate: blocks asked for, blocks found, why the next is missing."""
@@ -161,7 +168,34 @@ class Client:
         if deadline is None:
             deadline = time.monotonic() + self.load_seconds(sum(len(request.view) for request in requests))
         batch, reason = self._session.load(requests, deadline)
-        return load_results(views, batch.loads, reason, self._session.stats, began)
+        results = load_results(views, batch.loads, reason, self._session.stats, began)
+        self._compare(batch.loads, began)
+        return results
+
+    def count_computed(self, tokens: int, seconds: float) -> None:
+        """Record tokens that the engine computed, for the comparison with loads (kvpool.break_even)."""
+        self.break_even.computed(tokens, seconds)
+        counts = Counter({("time", "computed_tokens"): tokens, ("time", "computed_us"): int(seconds * 1e6)})
+        self._session.stats.add_all(counts)
+
+    def _compare(self, loads: Sequence[PendingRead], began: float) -> None:
+        """Compare a load with computing the same tokens."""
+        if not self._tokens_per_block or not loads:
+            return
+        ended = time.monotonic()
+        blocks: Counter[wire.Tier] = Counter()
+        last: dict[wire.Tier, float] = {}
+        for load in loads:
+            if load.ok or load.reason == Reason.DEADLINE:
+                blocks[load.tier] += 1
+                last[load.tier] = max(last.get(load.tier, 0.0), load.done if load.ok else ended)
+        for tier, count in blocks.items():
+            self.break_even.loaded(tier, count * self._tokens_per_block, last[tier] - began)
+        loaded = sum(load.ok for load in loads) * self._tokens_per_block
+        computing = self.break_even.compute_seconds(max(loaded, 1))
+        if computing:
+            saved = int(1e6 * ((computing if loaded else 0.0) - (ended - began)))
+            self._session.stats.add("time", "saved_us" if saved > 0 else "lost_us", abs(saved))
 
     @_never_raises(StoreResult(False, False, Reason.INTERNAL, 0))
     def put_from(

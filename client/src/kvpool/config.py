@@ -355,15 +355,14 @@ class ClientConfig:
     socket: str = doc("Path of this pod's unix socket.", default="/run/kvpool/kv.sock")
     pool: str = doc("namespace/name of the pool, for messages only.", default="")
     connections: int = doc("Connections to the sidecar (at most 8).", default=4)
-    connect_retry_ms: int = doc(
-        "Longest pause between connection attempts, in milliseconds; the first pauses are shorter.", default=1000
-    )
+    connect_retry_ms: int = doc("Longest pause between connection attempts, in milliseconds.", default=1000)
     max_inflight_stores: int = doc("Blocks being stored before new stores are dropped.", default=64)
     trust_lora_names: bool = doc(
         "vLLM with LoRA adapters: an adapter's name and path identify the same weights on every pod. If false, such "
         "an engine shares its blocks with no other.",
         default=False,
     )
+    break_even: bool = doc("Do not promise blocks that load slower than this vLLM computes them.", default=False)
     deadlines: Deadlines = doc("Deadlines.", default_factory=Deadlines)
     version: int = doc("Version of this schema.", default=CONFIG_VERSION)
 

@@ -65,6 +65,12 @@ def test_loads_have_a_rate_of_their_own():
     assert cache_status([]).load_success_rate == ""
 
 
+def test_time_saved_is_summed_and_may_be_negative():
+    nodes = [{"saved_us": 9_000_000, "lost_us": 1_000_000}, {"lost_us": 20_500_000}, {"saved_us": "much"}, None]
+    made = cache_status([SidecarStatus.parse({"cache": {"time": times}}) for times in nodes])
+    assert made.seconds_saved == -13
+
+
 @pytest.mark.parametrize(
     "cache",
     [

@@ -120,6 +120,19 @@ def test_lookups_of_a_client_that_does_not_report_them_are_counted_here(node):
     assert metric(node, "kvpool_client_broken_lookups_total", depth="below-4") == 1
 
 
+def test_time_saved_is_what_loads_saved_less_what_they_cost(node):
+    assert metric(node, "kvpool_client_saved_seconds_total") == 0
+    with node.connect() as raw:
+        for saved, lost in ((5_000_000, 0), (0, 7_500_000)):
+            figures = {"saved_us": saved, "lost_us": lost, "computed_tokens": 100, "computed_us": 500_000}
+            raw.ask(wire.Op.REPORT, wire.pack_json({"time": figures}))
+    assert node.status()["cache"]["secondsSaved"] == -3, "it may become negative"
+    assert metric(node, "kvpool_client_saved_seconds_total") == 5
+    assert metric(node, "kvpool_client_lost_seconds_total") == 7.5
+    assert metric(node, "kvpool_client_computed_tokens_total") == 200
+    assert metric(node, "kvpool_client_computed_seconds_total") == 1
+
+
 def test_a_failed_load_lowers_the_success_rate_and_not_the_hit_rate(node):
     client = client_of(node)
     names = [block_id(n) for n in range(4)]

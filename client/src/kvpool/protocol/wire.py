@@ -25,7 +25,7 @@ miss is MISS_CAUSE plus a MissCause; such a client counts its lookups itself and
 the block ids. For a block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the
 sidecar fills it in. REPORT is `{"corrupt": [block id hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses":
 {reason: n}, "tokens": {tier: n}, "lookup": {figure: n}, "lookup_misses": {reason: blocks}, "lookup_depth": {range: n},
-"seconds": {tier or "store": kvpool.stats.Histogram.packed}}`, each since the last report (kvpool.stats.Stats);
+"time": {figure: n}, "seconds": {tier or "store": Histogram.packed}}`, each since the last report (kvpool.stats);
 `{"problem": text}` (fingerprint: zeros) says why an engine runs without the pool.
 Everything here is pure packing and unpacking; ProtocolError for anything out of bounds. Thread-safe.
 """

@@ -32,6 +32,7 @@ def cache_status(reports: Sequence[SidecarStatus]) -> CacheStatus:
         models=[ModelHitRate(model=model, **_figures(windows)) for model, windows in total.models.items()],
         misses=dict(sorted(misses.items())[:_MAX_COUNTS]),
         load_success_rate=ratio_text(loaded, loaded + sum(failures.values())),
+        seconds_saved=(total.saved_us - total.lost_us) // 1_000_000,
         hits=hits,
         bytes=_sum(r.bytes for r in reports),
         load_failures=failures,

@@ -36,6 +36,10 @@ class CacheReport:
 
     windows: Mapping[str, LookupTokens] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, LookupTokens]] = field(default_factory=dict)
+    saved_us: int = 0
+    """Microseconds that loads were faster than computing."""
+    lost_us: int = 0
+    """Microseconds that loads were slower than computing."""
 
     @classmethod
     def parse(cls, raw: Any) -> CacheReport:
@@ -43,7 +47,9 @@ class CacheReport:
         r = raw if isinstance(raw, dict) else {}
         models = r.get("models")
         rows = [m for m in models[:MAX_MODELS] if isinstance(m, dict)] if isinstance(models, list) else []
-        return cls(_windows(r), {m["model"][:_MAX_NAME]: _windows(m) for m in rows if isinstance(m.get("model"), str)})
+        by_model = {m["model"][:_MAX_NAME]: _windows(m) for m in rows if isinstance(m.get("model"), str)}
+        times = r["time"] if isinstance(r.get("time"), dict) else {}
+        return cls(_windows(r), by_model, parse_count(times.get("saved_us")), parse_count(times.get("lost_us")))
 
 
 def sum_reports(reports: Iterable[CacheReport]) -> CacheReport:
@@ -59,7 +65,8 @@ def sum_reports(reports: Iterable[CacheReport]) -> CacheReport:
     models = {model: summed[model] for model in kept}
     if rest:
         models[OTHER_MODELS] = _sum_windows(summed[model] for model in rest)
-    return CacheReport(_sum_windows(report.windows for report in reports), models)
+    saved, lost = sum(report.saved_us for report in reports), sum(report.lost_us for report in reports)
+    return CacheReport(_sum_windows(report.windows for report in reports), models, saved, lost)
 
 
 def _windows(raw: Mapping[str, Any]) -> dict[str, LookupTokens]:

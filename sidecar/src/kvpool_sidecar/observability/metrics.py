@@ -144,9 +144,9 @@ def _counters(stats: Stats) -> Iterator[Metric]:
 
 def _lookups(status: dict[str, Any]) -> Iterator[Metric]:
     for counter in LOOKUP_COUNTERS:
-        metric = CounterMetricFamily(counter.name, counter.help, labels=[counter.label])
+        metric = CounterMetricFamily(counter.name, counter.help, labels=[counter.label] if counter.label else [])
         for value, n in sorted(counter.counts(status).items()):
-            metric.add_metric([value], n)
+            metric.add_metric([value] if counter.label else [], n)
         yield metric
 
 

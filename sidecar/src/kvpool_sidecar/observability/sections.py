@@ -199,7 +199,16 @@ class CacheSection:
     def status(self) -> dict[str, Any]:
         loaded = sum(self._stats.whole("client_hits").values())
         tried = loaded + sum(self._stats.whole("client_misses").values())
-        return {"cache": {**self._lookups.status(), "loadSuccessRate": ratio_text(loaded, tried)}}
+        times = self._stats.whole("client_time")
+        figures = {name: times.get(name, 0) for name in ("saved_us", "lost_us", "computed_tokens", "computed_us")}
+        return {
+            "cache": {
+                **self._lookups.status(),
+                "loadSuccessRate": ratio_text(loaded, tried),
+                "secondsSaved": (figures["saved_us"] - figures["lost_us"]) // 1_000_000,
+                "time": figures,
+            }
+        }
 
 
 class NetworkSection:

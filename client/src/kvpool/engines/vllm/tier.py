@@ -35,6 +35,7 @@ from kvpool.engines.vllm.cache_salt import record_salts, salt_of
 from kvpool.engines.vllm.engine_blocks import engine_blocks
 from kvpool.engines.vllm.fingerprint import find_engine_config, fingerprint_inputs, sharing_blocker
 from kvpool.engines.vllm.pool_lookups import PoolLookups, tokens_per_block
+from kvpool.engines.vllm.prefill_meter import PrefillMeter
 from kvpool.engines.vllm.request_tokens import RequestTokens
 from kvpool.protocol import keys
 
@@ -104,6 +105,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._tokens = RequestTokens(self._tokens_of_groups)
         self._client: Client | None = None
         self._jobs = TransferJobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
+        self._prefill = PrefillMeter(lambda: self._client, self._tokens_of_groups)
         self._lookups = LookupTable(PoolLookups(lambda: self._client, _block_ids, self._tokens_of_groups))
         self._inputs: dict[str, Any] = {}
         self._no_salts = ""  # why the salts of stores are unknown, until it was logged
@@ -144,6 +146,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
 
     def submit_store(self, job_metadata: Any) -> None:
         """Store slots of the pinned region, in the background."""
+        self._prefill.offered(len(job_metadata.keys))
         self._submit(job_metadata, list(job_metadata.keys), is_load=False)
 
     def get_finished_jobs(self) -> Iterable[Any]:
@@ -171,6 +174,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
     def on_schedule_end(self, context: Any) -> None:
         """Send the lookups of this step."""
         self._lookups.flush()
+        self._prefill.step_ended()
 
     def drain_jobs(self) -> None:
         """Finish all jobs and stop sharing blocks: vLLM resets its cache, for instance after a change of weights.
@@ -254,12 +258,9 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
         _log.debug("kvpool: fingerprint inputs %s", inputs)
         labels = {"engine": f"vllm {vllm.__version__}", "model": model}
+        tokens = tokens_per_block(self._tokens_of_groups)
         return Client(
-            self._config,
-            fingerprint=fingerprint,
-            labels=labels,
-            fingerprint_inputs=inputs,
-            tokens_per_block=tokens_per_block(self._tokens_of_groups),
+            self._config, fingerprint=fingerprint, labels=labels, fingerprint_inputs=inputs, tokens_per_block=tokens
         )
 
     def _submit(self, job: Any, offload_keys: list[bytes], *, is_load: bool) -> None:

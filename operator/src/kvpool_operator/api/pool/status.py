@@ -114,6 +114,9 @@ class CacheStatus(Model):
     """Hit rate by model, at most 32; the most requested models first."""
     misses: Counts = Field(default_factory=dict)
     """Tokens that were not found in the last hour, by the reason of the first missing block of each request."""
+    seconds_saved: Annotated[int, Field(json_schema_extra={"format": "int64"})] = 0
+    """Seconds by which loads were faster than computing the same tokens since the sidecars started. Negative if they
+    were slower. 0 if no engine measures its rate; vLLM does."""
     load_success_rate: Text = ""
     """Success rate of loads since the sidecars started, from 0.00 to 1.00: blocks loaded divided by blocks that engines
     tried to load. Empty before the first load."""

@@ -52,7 +52,7 @@ def _misses(status: dict[str, Any]) -> Mapping[str, float]:
     return total
 
 
-LOOKUP_COUNTERS: Final = (
+_LOOKUP_COUNTERS: Final = (
     StatusCounter(
         "kvpool_client_lookup_tokens",
         "Tokens that engines asked the pool for, by model. Each request counts once. The hit rate's denominator.",
@@ -75,6 +75,35 @@ LOOKUP_COUNTERS: Final = (
         MISS_REASONS,
     ),
 )
+
+_TIME_COUNTERS: Final = (
+    StatusCounter(
+        "kvpool_client_saved_seconds",
+        "Seconds that loads were faster than computing the same tokens, as measured by the vLLM plug-in.",
+        "",
+        lambda status: {"": status["cache"]["time"]["saved_us"] / 1e6},
+    ),
+    StatusCounter(
+        "kvpool_client_lost_seconds",
+        "Seconds that loads were slower than computing the same tokens. Time saved is the difference of both.",
+        "",
+        lambda status: {"": status["cache"]["time"]["lost_us"] / 1e6},
+    ),
+    StatusCounter(
+        "kvpool_client_computed_tokens",
+        "Tokens that engines computed while the vLLM plug-in measured their rate.",
+        "",
+        lambda status: {"": status["cache"]["time"]["computed_tokens"]},
+    ),
+    StatusCounter(
+        "kvpool_client_computed_seconds",
+        "Seconds in which these tokens were computed.",
+        "",
+        lambda status: {"": status["cache"]["time"]["computed_us"] / 1e6},
+    ),
+)
+
+LOOKUP_COUNTERS: Final = (*_LOOKUP_COUNTERS, *_TIME_COUNTERS)
 
 DEPTH_COUNTER: Final = Counter(
     "kvpool_client_broken_lookups",
