@@ -71,6 +71,11 @@ class TrustBundle:
         """False: it signs in this process."""
         return False
 
+    @property
+    def problem(self) -> str:
+        """Empty: signing here does not fail."""
+        return ""
+
     def trusted(self, now: datetime) -> str:
         """PEM of all trusted CAs."""
         return "".join(a.pem for a in (self.current, self.previous) if a and a.certificate.not_valid_after_utc > now)
@@ -113,6 +118,11 @@ class LeafSource(Protocol):
     @property
     def is_remote(self) -> bool:
         """Whether `renew` waits for another process."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why the last `renew` returned no new leaf; empty if nothing is wrong."""
         ...
 
     def trusted(self, now: datetime) -> str:

@@ -119,6 +119,7 @@ class NodeIdentity:
         else:
             self.problem = ""
         leaf = self._source.renew(self._leaf, self._name, now, self._life)
+        self.problem = self.problem or self._source.problem
         trusted = self._source.trusted(now)
         if leaf is not self._leaf or trusted != self._trusted:
             self._use(leaf, trusted)

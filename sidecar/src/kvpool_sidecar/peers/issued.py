@@ -55,6 +55,7 @@ class IssuerClient:
         self._host, self._port = parts.hostname, parts.port or 443
         self._token_file = token_file
         self._next_try, self._pause_s = 0.0, _MIN_PAUSE_S
+        self.problem = ""
 
     def may_try(self) -> bool:
         """Whether the pause after the last failure is over."""
@@ -128,6 +129,11 @@ class IssuedLeaves:
         self._client = client
 
     @property
+    def problem(self) -> str:
+        """Why the last request failed; empty after a success."""
+        return self._client.problem
+
+    @property
     def is_remote(self) -> bool:
         """True: `renew` asks the operator."""
         return True
@@ -147,8 +153,11 @@ class IssuedLeaves:
         if not self._client.may_try():
             return leaf
         try:
-            return self._requested(name, now)
+            found = self._requested(name, now)
+            self._client.problem = ""
+            return found
         except IssuerError as e:
+            self._client.problem = str(e)
             log.warning("%s; %s", e, "the previous certificate is used" if leaf else "blocks of peers are misses")
             return leaf
 
