@@ -24,7 +24,7 @@ POOLS: list[Any] = [
                 "{{namespace}}/{{pool}}",
             )
         ],
-        "Tokens that lookups found, divided by tokens that engines asked for.",
+        "Tokens that lookups found, divided by tokens that engines requested.",
     ),
     (
         "Hit rate by model",

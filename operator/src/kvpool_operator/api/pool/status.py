@@ -70,11 +70,11 @@ class HitRateWindow(Model):
     window: Text
     """Length of the window: 5m or 1h."""
     tokens_asked: Count = 0
-    """Tokens that engines asked the pool for. Each request counts once."""
+    """Tokens that engines requested from the pool. Each request counts once."""
     tokens_found: Count = 0
     """Tokens that the pool found."""
     hit_rate: Text = ""
-    """tokensFound divided by tokensAsked, from 0.00 to 1.00. Empty if no engine asked for any token."""
+    """tokensFound divided by tokensAsked, from 0.00 to 1.00. Empty if no engine requested any token."""
 
 
 class ModelHitRate(Model):
@@ -83,11 +83,11 @@ class ModelHitRate(Model):
     model: Text
     """Name of the model, as engines report it. `other`: all models above 32, and engines that report no name."""
     tokens_asked: Count = 0
-    """Tokens that engines asked for in the last hour."""
+    """Tokens that engines requested in the last hour."""
     tokens_found: Count = 0
     """Tokens that the pool found in the last hour."""
     hit_rate: Text = ""
-    """Hit rate of the last hour. Empty if no engine asked for any token."""
+    """Hit rate of the last hour. Empty if no engine requested any token."""
     windows: Annotated[list[HitRateWindow], Field(max_length=4)] = Field(
         default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
@@ -98,10 +98,10 @@ class CacheStatus(Model):
     """Hit rate of lookups, and results of loads."""
 
     hit_rate: Text = ""
-    """Hit rate of the last hour, from 0.00 to 1.00: tokens found divided by tokens that engines asked for. 1.00 only if
-    all were found. Empty if no engine asked for any token."""
+    """Hit rate of the last hour, from 0.00 to 1.00: tokens found divided by tokens that engines requested. 1.00 only if
+    all were found. Empty if no engine requested any token."""
     tokens_asked: Count = 0
-    """Tokens that engines asked for in the last hour. Each request counts once."""
+    """Tokens that engines requested in the last hour. Each request counts once."""
     tokens_found: Count = 0
     """Tokens that the pool found in the last hour."""
     windows: Annotated[list[HitRateWindow], Field(max_length=4)] = Field(

@@ -1,4 +1,4 @@
-"""Counters of the hit rate: tokens that engines asked for, tokens found, and why the rest was not found."""
+"""Counters of the hit rate: tokens that engines requested, tokens found, and why the rest was not found."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _misses(status: dict[str, Any]) -> Mapping[str, float]:
 _LOOKUP_COUNTERS: Final = (
     StatusCounter(
         "kvpool_client_lookup_tokens",
-        "Tokens that engines asked the pool for, by model. Each request counts once. The hit rate's denominator.",
+        "Tokens that engines requested from the pool, by model. Each request counts once. The hit rate's denominator.",
         "model",
         lambda status: _by_model(status, "tokensAsked"),
         {OTHER_MODELS: "Models above the limit of 32, and clients that give no name."},
@@ -108,7 +108,7 @@ LOOKUP_COUNTERS: Final = (*_LOOKUP_COUNTERS, *_TIME_COUNTERS)
 DEPTH_COUNTER: Final = Counter(
     "kvpool_client_broken_lookups",
     "client_lookup_depth",
-    "Lookups that found fewer blocks than they asked for, by the number of blocks found before the first missing one.",
+    "Lookups that found fewer blocks than they requested, by the number of blocks found before the first missing one.",
     "depth",
     {
         "start": "None: the first block was missing.",
