@@ -208,6 +208,31 @@ def test_what_goes_to_peers_is_bounded_and_in_turn(serving, store):
     wait_for(lambda: server.connections == 0 and lane.held_bytes == 0 and not lane.waiting, "all is given back")
 
 
+def test_streams_that_a_tenant_does_not_read_fail_no_load_of_another(serving, store, monkeypatch):
+    """24 held streams of one tenant: a load of another one, of the same node, is served in the meantime."""
+    monkeypatch.setattr("kvpool_sidecar.peers.server._MAX_QUEUED_S", 0.05)
+    monkeypatch.setattr("kvpool_sidecar.resilience.fair_queue._GRACE_S", 60.0)
+    server = serving(queue=FairQueue(64 * MIB))
+    put(store, 1, 16 * MIB - 4096)
+    held = [connect(server) for _ in range(24)]
+    for one in held:
+        one.lane = 7
+        one.request([key(1)])
+    wait_for(lambda: server._stats.whole("refused").get("busy-peers") == 21, "three are served, the rest is refused")
+    for lane, expected in ((7, 0), (8, 16 * MIB), (8, 16 * MIB)):
+        other = connect(server)
+        other.lane = lane
+        other.request([key(1)])
+        size = other.response_size(time.monotonic() + 10)
+        assert size == expected
+        if size:
+            tcp.receive(other._socket, size, time.monotonic() + 10)
+            wait_for(lambda: len(server._queue._grants) == 3, "its grant has ended")
+        other.close()
+    for one in held:
+        one.close()
+
+
 def test_a_peer_whose_turn_does_not_come_gets_a_miss_and_the_index_is_not_told(serving, store, monkeypatch):
     monkeypatch.setattr("kvpool_sidecar.peers.server._MAX_QUEUED_S", 0.01)
     monkeypatch.setattr("kvpool_sidecar.resilience.fair_queue._GRACE_S", 60.0)

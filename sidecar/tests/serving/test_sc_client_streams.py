@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sc_nodes import MIB, wait_for
-from sc_raw import GoneError, Raw, block_id, exactly, payload, verified
+from sc_raw import block_id, exactly, payload, verified
 
 from kvpool.errors import PoolUnavailableError, ProtocolError
 from kvpool.protocol import peer_wire, wire
@@ -279,6 +279,17 @@ def test_a_tenant_leaves_places_for_the_others(exchange, monkeypatch):
     exchange.open(other)
 
 
+def test_requests_name_the_lane_of_their_tenant(exchange):
+    lanes = set()
+    for of in (exchange.pod, pod("q", "other team")):
+        _, stream, far = exchange.open(of)
+        stream.request([(KEY, LENGTH)])
+        request = peer_wire.PEER_REQUEST.unpack(exactly(far, peer_wire.PEER_REQUEST.size))
+        assert request[3] == int.from_bytes(of.tenant.tag[:2], "little")
+        lanes.add(request[3])
+    assert len(lanes) == 2
+
+
 def test_a_place_of_a_peer_that_cannot_be_reached_is_free_again(exchange):
     def fail() -> PeerConnection:
         raise ProtocolError("no sidecar")
@@ -348,30 +359,20 @@ def test_a_client_of_an_older_release_misses_peers_blocks_and_reads_its_own(node
     assert b.status()["refused"] == {}
 
 
-def test_held_streams_of_a_tenant_do_not_fail_loads_of_another(cluster):
-    """24 streams of 64 MiB blocks that their tenant requests again and again and never reads."""
-    c = cluster()
-    tenants = ("evil", "good")
-    a = c.node("a", tenants=tenants)
-    b = c.node("b", tenants=tenants)
-    large = {block_id(n): payload(n, 64 * MIB) for n in range(2)}
-    small = {block_id(100 + n): payload(100 + n, 4 * MIB) for n in range(4)}
-    with a.connect("evil") as raw:
-        raw.put(large)
-    with a.connect("good") as raw:
-        raw.put(small)
-    a.wait_announced()
-    held: list[Raw] = []
+def test_silent_connections_to_a_stream_socket_are_bounded_and_harm_their_pod_only(nodes):
+    _, b, blocks = nodes(tenants=("team-a", "team-b"))
+    path = f"{b.sockets['team-b']}{peer_wire.STREAM_SUFFIX}"
+    silent: list[socket.socket] = []
     try:
-        for n in range(24):
-            held.append(b.connect("evil"))
-            with contextlib.suppress(GoneError):
-                held[-1].open(list(large)[n % 2 : n % 2 + 1], ms=3000)
-        complete = 0
-        for _ in range(10):
-            with b.connect("good") as raw:
-                complete += None not in raw.get(list(small), ms=5000)
-        assert complete == 10
+        for _ in range(400):
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            silent.append(one)
+            one.connect(path)
+            one.settimeout(10)
+        with b.connect("team-a") as raw:
+            assert None not in raw.get(list(blocks))
+        wait_for(lambda: b.status()["refused"].get("client-connections"), "the rest is refused")
+        assert all(one.recv(1) == b"" for one in silent)  # each is closed, also those that were admitted
     finally:
-        for raw in held:
-            raw.close()
+        for one in silent:
+            one.close()

@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import time
 from typing import NamedTuple
 
@@ -116,10 +117,12 @@ class Connection:
         self._drop_ended_streams()
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            stream.settimeout(max(0.001, deadline - time.monotonic()))
+            stream.setblocking(True)  # a connect that does not block fails while the sidecar's backlog is full
+            remaining = max(0.001, deadline - time.monotonic())
+            timeout = struct.pack("@ll", int(remaining), int(remaining % 1 * 1e6))
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
             _connect(stream, self._path + peer_wire.STREAM_SUFFIX)
             stream.sendall(token)
-            stream.setblocking(True)
         except BaseException:
             stream.close()
             raise
