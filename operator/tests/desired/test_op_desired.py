@@ -25,6 +25,7 @@ from kvpool_operator.desired import ExternalIndexUrl, Inputs, InstallationConfig
 from kvpool_operator.desired.config import to_client_config, to_pool_config
 from kvpool_operator.desired.preflight import build_preflight
 from kvpool_operator.desired.secrets import read_secret, secret
+from kvpool_operator.desired.users import FIRST_USER, LAST_USER
 from kvpool_operator.desired.wipe import build_cleanup, wipe_daemonset
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.k8s.client import KINDS, ref
@@ -193,7 +194,10 @@ def test_no_container_has_more_power_than_it_needs(name: str):
             assert s["capabilities"]["drop"] == ["ALL"]
             assert s["capabilities"].get("add", []) == (["CHOWN"] if c["name"] == "prepare-node" else [])
             root = c["name"] == "prepare-node"
-            assert (s["runAsUser"], s["runAsNonRoot"]) == ((0, False) if root else (65532, True)), (owner, c["name"])
+            assert (s["runAsUser"] == 0, s["runAsGroup"], s["runAsNonRoot"]) == (root, 0 if root else 65532, not root)
+            if not root:
+                own = c["name"] != "index" and FIRST_USER <= s["runAsUser"] <= LAST_USER
+                assert own or s["runAsUser"] == 65532, (owner, c["name"])
             assert c["resources"]["limits"]["memory"]
 
 

@@ -8,6 +8,8 @@ import pytest
 from op_samples import ROOT
 from test_op_desired import CASES
 
+from kvpool_operator.desired.users import FIRST_USER, LAST_USER, USER
+
 ROOTS = {"prepare-node": ("CHOWN",)}
 """Containers that run as root, and all that they may do as such."""
 ORDINARY = {"server", "preflight", "wipe", "done", "index"}
@@ -41,7 +43,8 @@ def test_no_container_may_do_more_than_the_table_says():
             assert security["capabilities"] == {"drop": ["ALL"]} | (
                 {"add": list(ROOTS[c["name"]])} if is_root and ROOTS[c["name"]] else {}
             )
-            assert (security["runAsUser"], security["runAsNonRoot"]) == ((0, False) if is_root else (65532, True))
+            assert (security["runAsUser"] == 0, security["runAsNonRoot"]) == (is_root, not is_root)
+            assert is_root or security["runAsUser"] == USER or FIRST_USER <= security["runAsUser"] <= LAST_USER
             assert security["allowPrivilegeEscalation"] is False
             assert security["readOnlyRootFilesystem"] is True
             assert "privileged" not in security

@@ -16,6 +16,7 @@ from op_status_samples import message, observed, reported, status
 from kvpool_operator.api.annotations import ANNOTATION_RESYNC
 from kvpool_operator.desired import build
 from kvpool_operator.desired.rollout import local_drives, max_surge
+from kvpool_operator.desired.users import Drive
 from kvpool_operator.k8s.client import ObjectRef
 from kvpool_operator.observe import sidecar_poll as asking
 from kvpool_operator.observe.active_sidecar import active_sidecars, in_handover, stalled_rollover
@@ -118,7 +119,17 @@ def test_a_pod_that_has_ended_has_no_drives_and_one_on_its_way_out_has():
     (pod,) = pods_of({"tiers": [tier("a")]})
     assert local_drives([{**pod, "status": {"phase": "Failed"}}]) == ()
     leaving = {**pod, "metadata": {"name": "p", "deletionTimestamp": "2026-11-20T10:00:00Z"}}
-    assert local_drives([leaving]) == (frozenset({"/mnt/a"}),)
+    user = pod["spec"]["containers"][0]["securityContext"]["runAsUser"]
+    assert local_drives([leaving]) == (frozenset({Drive("/mnt/a", user)}),)
+
+
+def test_while_a_sidecar_runs_as_another_user_the_old_one_is_stopped_first():
+    """The new one changes the owner of the drive before it starts, so the old one must not serve from it."""
+    wanted = inputs(tiers=[tier("a")])
+    before = replace(wanted, drives=local_drives(pods_of({"tiers": [tier("a")], "nodes": {"runAsUser": 65532}})))
+    assert max_surge(daemonset(wanted)) == 1
+    assert max_surge(daemonset(before)) == 0
+    assert daemonset(before)["spec"]["template"] == daemonset(wanted)["spec"]["template"]
 
 
 async def test_while_drives_are_replaced_by_others_the_old_sidecar_is_stopped_first():
@@ -128,14 +139,14 @@ async def test_while_drives_are_replaced_by_others_the_old_sidecar_is_stopped_fi
     old, new = (pods_of({"tiers": [tier(name)]})[0]["spec"] for name in "ab")
     pods = [r for r in world.cluster.objects if r.kind == "Pod"]
     for r in pods:
-        world.cluster.objects[r]["spec"] |= {"volumes": old["volumes"]}
+        world.cluster.objects[r]["spec"] |= {k: old[k] for k in ("volumes", "containers")}
     await world.settle()
     assert max_surge(world.cluster.objects[SIDECARS]) == 1
     world.pool["spec"]["tiers"] = [tier("b")]
     for r in pods:
         await world.settle()
         assert max_surge(world.cluster.objects[SIDECARS]) == 0
-        world.cluster.objects[r]["spec"] |= {"volumes": new["volumes"]}
+        world.cluster.objects[r]["spec"] |= {k: new[k] for k in ("volumes", "containers")}
     template = world.cluster.objects[SIDECARS]["spec"]["template"]
     await world.settle()
     assert max_surge(world.cluster.objects[SIDECARS]) == 1

@@ -213,6 +213,12 @@ def _init_node(p: argparse.ArgumentParser) -> None:
     _config(p)
     p.add_argument("--uid", type=int, default=65532, help="user of the storage server (default 65532)")
     p.add_argument("--gid", type=int, default=65532, help="group of the storage server (default 65532)")
+    p.add_argument(
+        "--migrate",
+        action="store_true",
+        help="change the owner of a local tier, with all its files, that an earlier user of the storage server owns; "
+        "no sidecar may serve from it",
+    )
 
 
 def _index_server(p: argparse.ArgumentParser) -> None:

@@ -78,10 +78,10 @@ def _agent(args: argparse.Namespace) -> int:
 
 
 def _init_node(args: argparse.Namespace) -> int:
-    from kvpool_sidecar.commands.init_node import init_node
+    from kvpool_sidecar.commands.init_node import ServerUser, init_node
     from kvpool_sidecar.settings import read_config
 
-    init_node(read_config(args.config), args.uid, args.gid)
+    init_node(read_config(args.config), ServerUser(args.uid, args.gid, args.migrate))
     return 0
 
 

@@ -13,7 +13,6 @@ from kvpool_operator.desired.config import write_buffer_bytes
 from kvpool_operator.desired.pod_template import (
     CONFIG_FILE,
     CONFIG_MOUNT,
-    USER,
     container,
     init_node,
     object_store_env,
@@ -28,6 +27,7 @@ from kvpool_operator.desired.pod_template import (
 )
 from kvpool_operator.desired.rollout import may_surge, requests_devices, resync_metadata, rolling_update
 from kvpool_operator.desired.secrets import PEER_CERTIFICATES, index_ca_files, password_files
+from kvpool_operator.desired.users import USER, server_user
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -65,7 +65,7 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "initContainers": [init_node(pool, env)],
+            "initContainers": [init_node(pool, env, migrate=True)],
             "containers": [_server(pool, env)],
             "volumes": [*tier_volumes(pool), *object_store_volumes(pool), *_volumes(inputs)],
         },
@@ -117,7 +117,7 @@ def _server(pool: KVCachePool, env: InstallationConfig) -> Manifest:
         readinessProbe=_probe("/readyz", period=2, failures=3),
         livenessProbe=_probe("/healthz", period=10, failures=6),
         resources=_server_resources(pool),
-        securityContext=security(),
+        securityContext=security(server_user(pool)),
         volumeMounts=[
             CONFIG_MOUNT,
             {"name": "secret", "mountPath": _SECRET_DIR, "readOnly": True},

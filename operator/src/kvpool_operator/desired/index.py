@@ -22,9 +22,10 @@ from kvpool_operator.api.fields import INDEX_PORT
 from kvpool_operator.api.quantity import exact_bytes, to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import metadata
-from kvpool_operator.desired.pod_template import USER, container, security, workload
+from kvpool_operator.desired.pod_template import container, security, workload
 from kvpool_operator.desired.secrets import index_server_files, password_files
 from kvpool_operator.desired.services import PROBE_PORT
+from kvpool_operator.desired.users import USER
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import IndexPersistence, KVCachePool

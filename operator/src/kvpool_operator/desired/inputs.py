@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvpool.config import TenantConfig
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.config import RenderedConfig
+    from kvpool_operator.desired.users import Drive
 
 __all__ = ["ExternalIndexUrl", "Inputs", "InstallationConfig", "Manifest", "PoolSecret"]
 
@@ -85,7 +86,7 @@ class Inputs:
     """Number of nodes of the pool, as far as it is known."""
     index_memory: int = 0
     """Current bytes of the managed index for entries; 0 if there is none."""
-    drives: tuple[frozenset[str], ...] = ()
+    drives: tuple[frozenset[Drive], ...] = ()
     """Local tier directories of each existing sidecar pod."""
     resync_token: str = ""
     """Value of ANNOTATION_RESYNC: new pods that are ready while their predecessors still run. Empty: none."""

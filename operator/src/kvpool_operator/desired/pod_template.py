@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from kvpool_operator.desired import names
 from kvpool_operator.desired.config import MOUNTS
 from kvpool_operator.desired.labels import labels, metadata, selector
+from kvpool_operator.desired.users import USER, server_user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,6 @@ __all__ = [
     "CONFIG_FILE",
     "CONFIG_MOUNT",
     "READ_ONLY_MOUNTS",
-    "USER",
     "container",
     "init_node",
     "node_affinity",
@@ -35,7 +35,6 @@ __all__ = [
     "workload",
 ]
 
-USER: Final = 65532
 READ_ONLY_MOUNTS: Final = "/tiers-ro"
 _OBJECT_STORE: Final = "object-store"
 _OBJECT_STORE_DIR: Final = "/etc/kvpool-object-store"
@@ -79,12 +78,16 @@ def workload(
     }
 
 
-def init_node(pool: KVCachePool, env: InstallationConfig) -> Manifest:
-    """Return the init container that makes USER the owner of the tiers' directories. It is idempotent."""
+def init_node(pool: KVCachePool, env: InstallationConfig, *, migrate: bool = False) -> Manifest:
+    """Return the init container that makes the sidecars' user the owner of the tiers' directories. It is idempotent.
+
+    `migrate`: it takes over what an earlier user of the sidecars owns; no sidecar serves the node meanwhile.
+    """
     return container(
         env,
         "prepare-node",
-        *("kvpool-sidecar", "init-node", "--config", CONFIG_FILE),
+        *("kvpool-sidecar", "init-node", "--config", CONFIG_FILE, "--uid", str(server_user(pool))),
+        *(("--migrate",) if migrate else ()),
         resources=resources("10m", "64Mi", "256Mi"),
         securityContext=security(0, "CHOWN"),
         volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool)],
@@ -110,7 +113,7 @@ def security(user: int = USER, *capabilities: str) -> Manifest:
         "allowPrivilegeEscalation": False,
         "capabilities": dropped | ({"add": list(capabilities)} if capabilities else {}),
         "readOnlyRootFilesystem": True,
-        "runAsGroup": user,
+        "runAsGroup": USER if user else 0,
         "runAsNonRoot": user != 0,
         "runAsUser": user,
     }

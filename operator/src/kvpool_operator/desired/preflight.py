@@ -22,7 +22,6 @@ from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
 from kvpool_operator.desired.pod_template import (
     CONFIG_FILE,
     CONFIG_MOUNT,
-    USER,
     container,
     init_node,
     object_store_env,
@@ -35,6 +34,7 @@ from kvpool_operator.desired.pod_template import (
     tier_volumes,
     workload,
 )
+from kvpool_operator.desired.users import USER, server_user
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -163,7 +163,7 @@ def _checks(inputs: Inputs) -> Manifest:
             "failureThreshold": 3,
         },
         resources=_resources(pool),
-        securityContext=security(),
+        securityContext=security(server_user(pool)),
         volumeMounts=[
             CONFIG_MOUNT,
             *tier_mounts(pool),

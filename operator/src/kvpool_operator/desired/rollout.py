@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.annotations import ANNOTATION_RESYNC
+from kvpool_operator.desired.users import USER, Drive, server_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,11 +63,11 @@ def max_surge(daemonset: Manifest) -> int | str:
     return surge
 
 
-def local_drives(pods: Iterable[Manifest]) -> tuple[frozenset[str], ...]:
-    """Return the local tier directories of each sidecar pod that has not terminated."""
+def local_drives(pods: Iterable[Manifest]) -> tuple[frozenset[Drive], ...]:
+    """Return the local tier directories of each sidecar pod that has not terminated, with the user of its server."""
     return tuple(
         frozenset(
-            str(v["hostPath"].get("path"))
+            Drive(str(v["hostPath"].get("path")), _user_of(pod))
             for v in (pod.get("spec") or {}).get("volumes") or []
             # a shared directory has type Directory
             if str(v.get("name", "")).startswith("tier-") and (v.get("hostPath") or {}).get("type") == _MADE
@@ -76,7 +77,17 @@ def local_drives(pods: Iterable[Manifest]) -> tuple[frozenset[str], ...]:
     )
 
 
+def _user_of(pod: Manifest) -> int:
+    containers = (pod.get("spec") or {}).get("containers") or []
+    users = [(c.get("securityContext") or {}).get("runAsUser") for c in containers if c.get("name") == "server"]
+    return int(users[0]) if users and users[0] is not None else USER
+
+
 def _replaces_drives(inputs: Inputs) -> bool:
-    """Whether a running sidecar has no drive in common with the new ones: then no ownership lock separates them."""
-    wanted = {t.local.path for t in inputs.pool.spec.tiers if t.local}
+    """Whether a running sidecar has no drive in common with the new ones: then no ownership lock separates them.
+
+    A drive of sidecars with another user is another drive: the new sidecar changes its owner before it starts.
+    """
+    user = server_user(inputs.pool)
+    wanted = {Drive(t.local.path, user) for t in inputs.pool.spec.tiers if t.local}
     return any(drives and not drives & wanted for drives in inputs.drives)

@@ -21,6 +21,7 @@ from kvpool_operator.desired.pod_template import (
     tier_volumes,
     workload,
 )
+from kvpool_operator.desired.users import server_user
 
 if TYPE_CHECKING:
     from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -59,11 +60,15 @@ def wipe_daemonset(pool: KVCachePool, env: InstallationConfig) -> Manifest:
                     *("kvpool-sidecar", "wipe", "--config", CONFIG_FILE),
                     **({"env": env_of_objects} if env_of_objects else {}),
                     resources=small,
-                    securityContext=security(),
+                    securityContext=security(server_user(pool)),
                     volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool), *object_store_mounts(pool)],
                 )
             ],
-            "containers": [container(env, "done", "sleep", "infinity", resources=small, securityContext=security())],
+            "containers": [
+                container(
+                    env, "done", "sleep", "infinity", resources=small, securityContext=security(server_user(pool))
+                )
+            ],
             "volumes": [
                 *tier_volumes(pool),
                 *object_store_volumes(pool),

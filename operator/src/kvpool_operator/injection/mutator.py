@@ -21,6 +21,7 @@ from kvpool_operator.api.annotations import (
     ANNOTATION_SKIP_REASON,
     CLIENTLESS_ENGINES,
 )
+from kvpool_operator.desired.users import FIRST_USER, LAST_USER
 from kvpool_operator.injection import client_volume
 from kvpool_operator.injection.command_line import ContainerInfo, inspect_container
 from kvpool_operator.injection.connector import compact
@@ -73,6 +74,7 @@ def inject(pod: Pod, request: InjectionRequest, settings: InjectionSettings) -> 
             f"container {container.get('name')} runs {info.engine} {version} by its image tag; the client does not "
             f"support that version, and the engine might not start; set {ANNOTATION_ENGINE}: {kind} to try it",
         )
+    _refuse_reserved_user(pod)
     context = InjectionContext(pod, container, info, request, settings, is_reinvocation)
     if kind not in CLIENTLESS_ENGINES:
         client_volume.inject_client(context)
@@ -92,6 +94,19 @@ def inject(pod: Pod, request: InjectionRequest, settings: InjectionSettings) -> 
         )
     annotations[ANNOTATION_INJECTED] = _digest(pod, container)
     return Injected(pod, [] if is_reinvocation else warnings)
+
+
+def _refuse_reserved_user(pod: Pod) -> None:
+    """A pod with a sidecar's user could use up what the kernel lets that user hold."""
+    parts = [spec(pod), *(c for kind in ("containers", "initContainers") for c in spec(pod).get(kind) or [])]
+    users = [(part.get("securityContext") or {}).get("runAsUser") for part in parts]
+    for user in users:
+        if isinstance(user, int) and FIRST_USER <= user <= LAST_USER:
+            raise Skip(
+                SkipReason.USER_RESERVED,
+                f"the pod runs as user {user}; {FIRST_USER} to {LAST_USER} are reserved for sidecars: set another "
+                "runAsUser",
+            )
 
 
 def mark_skipped(pod: Pod, skip: Skip) -> Pod:

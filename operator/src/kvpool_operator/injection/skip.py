@@ -20,6 +20,7 @@ class SkipReason(StrEnum):
     CONNECTOR_PRESENT = "connector-present"
     COMMAND_NOT_EXTENDABLE = "command-not-extendable"
     NAME_CONFLICT = "name-conflict"
+    USER_RESERVED = "user-reserved"
     NOT_READY = "webhook-not-ready"
     INTERNAL_ERROR = "internal-error"
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvpool_operator.desired.inputs import ExternalIndexUrl
+    from kvpool_operator.desired.users import Drive
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.sidecars.status import SidecarStatus
     from kvpool_operator.tenants.resolver import ResolvedTenant
@@ -68,7 +69,7 @@ class Snapshot:
     """Why the API server rejects the DaemonSet's pods, in its words."""
     successor_rejection: str = ""
     """The same for pods that should start alongside active ones."""
-    drives: tuple[frozenset[str], ...] = ()
+    drives: tuple[frozenset[Drive], ...] = ()
     """Directories of the local tiers of each sidecar's pod, also of a pod that is being deleted."""
     stalled_rollover: str = ""
     """Token that changes while the DaemonSet controller should delete old pods; see `active_sidecar`."""

@@ -15,6 +15,7 @@ from kvpool_sidecar.preflight.finding import failed, fine, warned
 from kvpool_sidecar.preflight.mounts import mount_of
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.system import filesystem
+from kvpool_sidecar.system.users import is_server_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,14 @@ def check_drive(
     max_s: float = speed.MAX_S,
 ) -> Iterator[Finding]:
     """Yield the findings of one tier; a directory that cannot be used ends the checks."""
+    if (owner := _earlier_owner(tier.path)) is not None:
+        yield warned(
+            "Directory",
+            f"not checked: the directory belongs to user {owner}, as which the pool's sidecars ran",
+            "none: the next sidecar of this node changes the owner when it starts",
+            tier=tier.name,
+        )
+        return
     try:
         fd = open_own(tier.path, pool_uid)
     except (ConfigError, OSError) as e:
@@ -48,7 +57,7 @@ def check_drive(
         yield failed(
             "Directory",
             f"the directory cannot be used: {problem}",
-            "use a dedicated directory whose owner can be changed to user 65532 (`kvpool-sidecar init-node`)",
+            "use a dedicated directory whose owner can be changed to the sidecars' user (`kvpool-sidecar init-node`)",
             tier=tier.name,
         )
         return
@@ -66,6 +75,14 @@ def check_drive(
             )
     finally:
         os.close(fd)
+
+
+def _earlier_owner(path: str) -> int | None:
+    """Return the owner of a directory of sidecars that run as another user; None for any other directory."""
+    with contextlib.suppress(OSError):
+        owner = os.stat(path, follow_symlinks=False).st_uid
+        return owner if owner != os.geteuid() and is_server_user(owner) else None
+    return None
 
 
 def open_own(path: str, pool_uid: str) -> int:

@@ -71,7 +71,9 @@ def check_directory(
 
 
 def _unavailable(tier: str, problem: str) -> Finding:
-    advice = "mount the directory on this node, and make it writable for user 65532"
+    advice = (
+        "mount the directory on this node, and make it writable for the sidecars' user (65532, or spec.nodes.runAsUser)"
+    )
     return failed("SharedDirectory", problem, advice, tier=tier)
 
 

@@ -75,6 +75,12 @@ class Nodes(Model):
     """Taints that the sidecars tolerate, such as the taints of GPU nodes."""
     priority_class_name: f.PriorityClassName | None = None
     """PriorityClass of the sidecar pods. If it is omitted, the cluster's default applies."""
+    run_as_user: Annotated[int, Field(ge=1000, le=2147483647)] | None = None
+    """User id of the sidecars on the nodes. No other pod may run with it: the kernel counts open files that wait in
+    sockets per user. If it is omitted, the id is derived from the pool and between 2000000000 and 2099999999; in a pool
+    with a shared directory it is 65532, because that directory must be writable for a known user. Prefer an id of that
+    range: pods that request one are not injected. After a change, local tiers get the new owner when a sidecar starts;
+    the owner of a shared directory must be changed beforehand."""
     drain: DrainPolicy = section(DrainPolicy)
     """Handling of a node's hot blocks when the node is about to leave."""
     update: NodesUpdate = section(NodesUpdate)

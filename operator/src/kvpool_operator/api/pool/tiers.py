@@ -18,8 +18,9 @@ class LocalTier(Model):
     """Directory on each node's own drive (tier G3)."""
 
     path: f.LocalPath
-    """Directory on the node, preferably on a dedicated NVMe drive. It is created if it does not exist, owned by user
-    65532, and used by this pool only. It must be below a directory of the operator's allowedPaths. Immutable."""
+    """Directory on the node, preferably on a dedicated NVMe drive. It is created if it does not exist, owned by the
+    sidecars' user, and used by this pool only. It must be below a directory of the operator's allowedPaths.
+    Immutable."""
     capacity: f.Capacity
     """Maximum size of the blocks on each node, such as 500Gi. Eviction keeps usage below it."""
     reserve_free: f.Reserve = "5%"
@@ -36,8 +37,8 @@ class HostPathShare(Model):
 
     path: f.SharedPath
     """Directory on every node. It must exist, so that a missing mount is an error instead of an empty directory. It is
-    owned by user 65532 and used by this pool only. It must be below a directory of the operator's allowedPaths.
-    Immutable."""
+    owned by user 65532 (or nodes.runAsUser) and used by this pool only. It must be below a directory of the operator's
+    allowedPaths. Immutable."""
 
 
 class ClaimShare(Model):
@@ -53,7 +54,8 @@ class NfsShare(Model):
     server: f.NfsServer
     """Host name or IP address of the NFS server. Immutable."""
     path: f.ExportPath
-    """Exported directory, such as /exports/kv. User 65532 must be able to write to it. Immutable."""
+    """Exported directory, such as /exports/kv. User 65532 (or nodes.runAsUser) must be able to write to it.
+    Immutable."""
     mount_options: Annotated[
         list[MountOption],
         Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
