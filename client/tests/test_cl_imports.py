@@ -61,6 +61,7 @@ EVERYWHERE = [
     "kvpool.schema",
     "kvpool.session",
     "kvpool.stats",
+    "kvpool.tracing",
     "kvpool.transport",
     "kvpool.transport.circuit_breaker",
     "kvpool.transport.connection",
@@ -83,7 +84,8 @@ ENGINE_ONLY = [
     "kvpool.engines.vllm.tier",
 ]
 OPTIONAL = {"xxhash"}
-INSIDE_FUNCTIONS = {"vllm", "lmcache", "sglang", "torch", "huggingface_hub"}  # an engine's own, never at import
+# an engine's own, or of the extra otel: never at import
+INSIDE_FUNCTIONS = {"opentelemetry", "vllm", "lmcache", "sglang", "torch", "huggingface_hub"}
 
 
 def interpreters() -> list[str]:

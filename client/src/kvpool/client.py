@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
+from kvpool import tracing
 from kvpool.break_even import BreakEven
 from kvpool.config import ClientConfig
 from kvpool.errors import ConfigError
@@ -117,6 +118,7 @@ class Client:
         )
         self._tokens_per_block = tokens_per_block
         self.break_even = BreakEven(is_enabled=self.config.break_even)
+        tracing.configure()
         self._session = SidecarSession(self.config, hello)
 
     @_never_raises(wire.Tier.MISS)
@@ -144,9 +146,12 @@ class Client:
         if not block_ids:
             return result
         until = time.monotonic() + self.lookup_seconds if deadline is None else deadline
+        span = tracing.start("kvpool.lookup", len(block_ids))
         result = self._session.lookup(block_ids, until, exhaustive, result.tiers)
         if self.break_even.hold_back(result.tiers, exhaustive=exhaustive):
-            return LookupResult(result.tiers, Reason.SLOWER_THAN_COMPUTE)
+            result = LookupResult(result.tiers, Reason.SLOWER_THAN_COMPUTE)
+        if span is not None:
+            tracing.end_lookup(span, sum(1 for tier in result.tiers if tier), str(result.reason))
         return result
 
     def count_lookup(self, asked: int, found: int, reason: Reason) -> None:
@@ -167,8 +172,11 @@ class Client:
         views, requests = _requests(block_ids, buffers, writable=True)
         if deadline is None:
             deadline = time.monotonic() + self.load_seconds(sum(len(request.view) for request in requests))
+        span = tracing.start("kvpool.load", len(block_ids))
         batch, reason = self._session.load(requests, deadline)
         results = load_results(views, batch.loads, reason, self._session.stats, began)
+        if span is not None:
+            tracing.end_load(span, results, batch.loads, began)
         self._compare(batch.loads, began)
         return results
 
@@ -225,8 +233,12 @@ class Client:
             deadline = time.monotonic() + self.store_seconds
         engine_blocks = engine_blocks if len(engine_blocks) == len(block_ids) else ()
         salts = salts if len(salts) == len(block_ids) else ()
+        span = tracing.start("kvpool.store", len(block_ids))
         batch, reason = self._session.store(requests, deadline, engine_blocks, salts)
-        return store_results(views, batch.outcome, reason, self._session.stats, time.monotonic() - began)
+        results = store_results(views, batch.outcome, reason, self._session.stats, time.monotonic() - began)
+        if span is not None:
+            tracing.end_store(span, results)
+        return results
 
     def report(self) -> None:
         """Report corrupt blocks and the growth of the counters to the sidecar. Also called periodically."""

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool import tracing
 from kvpool.transport.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -59,8 +60,15 @@ class TransferJobs:
         """Number of unfinished jobs."""
         return self._pending
 
-    def submit_load(self, job: int, client: Client, block_ids: Sequence[bytes], slots: Sequence[memoryview]) -> None:
-        """Load blocks into `slots`."""
+    def submit_load(
+        self,
+        job: int,
+        client: Client,
+        block_ids: Sequence[bytes],
+        slots: Sequence[memoryview],
+        traceparent: object = None,
+    ) -> None:
+        """Load blocks into `slots`. `traceparent`: of the engine's request, for spans."""
         size = sum(len(slot) for slot in slots)
         with self._condition:
             self._pending += 1
@@ -68,7 +76,8 @@ class TransferJobs:
             deadline = time.monotonic() + client.load_seconds(self._loading_bytes)
 
         def run() -> tuple[tuple[bool, ...], tuple[Tier, ...], int]:
-            results = client.get_into(block_ids, slots, deadline)
+            with tracing.parent(traceparent):
+                results = client.get_into(block_ids, slots, deadline)
             return tuple(r.ok for r in results), tuple(r.tier for r in results), sum(r.bytes for r in results)
 
         def settle() -> None:

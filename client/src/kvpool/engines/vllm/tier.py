@@ -275,7 +275,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
                 self._inflight[job.job_id] = (job.req_context.req_id, offload_keys)
             block_ids = _block_ids(client.fingerprint, offload_keys)
             if is_load:
-                self._jobs.submit_load(job.job_id, client, block_ids, slots)
+                self._jobs.submit_load(job.job_id, client, block_ids, slots, _traceparent(job.req_context))
                 return
             identities: Sequence[EngineBlock | None] = ()
             if client.wants_engine_blocks:
@@ -326,6 +326,12 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         if self._events is not None and offload_keys and len(self._events) < _MAX_EVENTS:
             where = self.locality or Locality.REMOTE
             self._events.append(OffloadingEvent(keys=offload_keys, medium=self.medium, removed=False, locality=where))
+
+
+def _traceparent(req_context: Any) -> object:
+    """Return what the request's kv_transfer_params name as its W3C traceparent."""
+    params = getattr(req_context, "kv_transfer_params", None)
+    return params.get("traceparent") if isinstance(params, dict) else None
 
 
 def _is_supported() -> bool:
