@@ -93,7 +93,9 @@ def test_store_lookup_load(fake: FakeSidecar, patient: Client) -> None:
     assert [bytes(b) for b in out] == [payload(i) for i in range(150)]
     assert client.stats()["hits"] == {"local": 150}
     assert client.stats()["stored_bytes"] == {"stored": 150 * SIZE}
-    assert fake.hellos[0] == wire.ClientHello(FP, "test 1", "m", reads_granted=True, lookup_reports=True)
+    assert fake.hellos[0] == wire.ClientHello(
+        FP, "test 1", "m", reads_granted=True, lookup_reports=True, dials_streams=True
+    )
 
 
 def test_blocks_of_peers_come_by_stream_and_mix_with_files(fake: FakeSidecar, client: Client) -> None:
