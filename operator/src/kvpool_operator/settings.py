@@ -66,6 +66,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     flag("webhook", "name of the webhook's MutatingWebhookConfiguration and Deployment", "kvpool-webhook")
     flag("injection", "what injects pods: Webhook, or Policy (a MutatingAdmissionPolicy)", "Webhook")
     flag("sidecar-image", "image of every container that the operator creates for a pool")
+    flag("index-image", "image with valkey-server for managed indexes; empty: the server of the sidecar image", "")
     flag("sidecar-pull-policy", "imagePullPolicy of that image", "IfNotPresent")
     flag("image-pull-secrets", "comma-separated names of Secrets in the pools' namespaces", "")
     flag(
@@ -108,6 +109,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str]) -> OperatorSe
         injection=a.injection,
         env=InstallationConfig(
             sidecar_image=a.sidecar_image,
+            index_image=a.index_image or "",
             image_pull_policy=a.sidecar_pull_policy,
             image_pull_secrets=tuple(s.strip() for s in (a.image_pull_secrets or "").split(",") if s.strip()),
             network_policies=a.network_policies == "true",

@@ -273,3 +273,27 @@ async def test_a_pool_that_leaves_an_encrypted_index_keeps_its_files_for_the_sid
     world.pool["metadata"]["generation"] += 1
     await world.settle()
     assert data(world)["managed-index-ca.crt"] == ca
+
+
+def test_a_server_of_another_image_is_prepared_and_supervised_by_the_sidecar_image():
+    env = replace(ENV, index_image="registry.example/valkey@sha256:" + "ab" * 32)
+    made = index_of(replace(inputs(index={"managed": {"encryption": "Always", "persistence": {}}}), env=env))
+    pod = made["spec"]["template"]["spec"]
+    (prepare,), (server, supervisor) = pod["initContainers"], pod["containers"]
+    assert (server["name"], server["image"]) == ("index", env.index_image)
+    assert {prepare["image"], supervisor["image"]} == {ENV.sidecar_image}
+    assert server["command"] == ["valkey-server", "/data/server.conf"]
+    for container, stage in ((prepare, "prepare"), (supervisor, "supervise")):
+        assert container["command"][:2] == ["kvpool-sidecar", "index-server"]
+        assert container["command"][container["command"].index("--stage") + 1] == stage
+        assert {"--tls", "--persist"} <= set(container["command"])
+    # a server that hangs is restarted by its own probe, which the supervisor answers
+    assert server["livenessProbe"]["httpGet"]["port"] == supervisor["ports"][0]["containerPort"] == 7424
+    assert all(c["securityContext"] == server["securityContext"] for c in (prepare, supervisor))
+    assert all(c["volumeMounts"] == server["volumeMounts"] for c in (prepare, supervisor))
+    assert (
+        server["resources"]
+        == index_of(inputs(index={"managed": {"persistence": {}}}))["spec"]["template"]["spec"]["containers"][0][
+            "resources"
+        ]
+    )

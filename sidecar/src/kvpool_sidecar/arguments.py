@@ -243,6 +243,13 @@ def _index_server(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--http-port", type=int, default=0, help="serve /healthz and /readyz on this port (default: off)")
     p.add_argument(
+        "--stage",
+        choices=("all", "prepare", "supervise"),
+        default="all",
+        help="all: run the server. For a server of another image, prepare: write its server.conf to --dir and exit; "
+        "supervise: rotate its passwords and certificate and serve the probes (default all)",
+    )
+    p.add_argument(
         "--tls",
         action="store_true",
         help="accept TLS only, with index-server.crt and index-server.key in --secret-dir; the server must have TLS",

@@ -86,23 +86,26 @@ def _init_node(args: argparse.Namespace) -> int:
 
 
 def _index_server(args: argparse.Namespace) -> int:
-    from kvpool_sidecar.commands.index_server import run_index_server
-    from kvpool_sidecar.index.redis_server import ServerTls, flush_index
+    from kvpool_sidecar.commands.index_server import prepare_index_server, run_index_server, supervise_index_server
+    from kvpool_sidecar.index.redis_server import ServerOptions, ServerTls, flush_index
     from kvpool_sidecar.settings import index_passwords, index_server_files
 
     if args.flush:
         flush_index(args.dir)
         return 0
-    run_index_server(
-        args.dir,
-        bind=args.bind,
-        port=args.port,
-        http_port=args.http_port,
-        max_memory=args.max_memory,
-        persist=args.persist,
-        passwords=lambda: index_passwords(args.secret_dir),
-        tls=ServerTls(*index_server_files(args.secret_dir)) if args.tls else None,
-    )
+    tls = ServerTls(*index_server_files(args.secret_dir)) if args.tls else None
+    options = ServerOptions(args.bind, args.port, args.max_memory, args.persist, tls)
+
+    def passwords() -> tuple[bytes, ...]:
+        return index_passwords(args.secret_dir)
+
+    if args.stage == "prepare":
+        prepare_index_server(args.dir, options, passwords)
+        return 0
+    if args.stage == "supervise":
+        supervise_index_server(args.dir, options, passwords, args.http_port)
+        return 0
+    run_index_server(args.dir, options, passwords, args.http_port)
     return 1
 
 

@@ -140,3 +140,16 @@ def test_a_server_without_tls_says_so_and_does_not_listen(tmp_path):
         assert "Failed finding TLS support" in index.log.read_text()
     finally:
         index.kill()
+
+
+def test_a_server_of_another_image_serves_tls_with_the_prepared_file(tmp_path):
+    index = TlsIndex(tmp_path / "index")
+    index.arguments.append("--stage=prepare")
+    assert index.start().process.wait(30) == 0
+    server = subprocess.Popen([SERVER, tmp_path / "index" / "data" / "server.conf"])
+    try:
+        wait_for(index.serves, "it serves")
+        assert not index.serves(scheme="redis")
+    finally:
+        server.kill()
+        server.wait()

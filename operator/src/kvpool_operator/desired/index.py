@@ -22,18 +22,26 @@ from kvpool_operator.api.fields import INDEX_PORT
 from kvpool_operator.api.quantity import exact_bytes, to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import metadata
-from kvpool_operator.desired.pod_template import container, security, workload
+from kvpool_operator.desired.pod_template import container, resources, security, workload
 from kvpool_operator.desired.secrets import index_server_files, password_files
 from kvpool_operator.desired.services import PROBE_PORT
 from kvpool_operator.desired.users import USER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvpool_operator.api.v1alpha1 import IndexPersistence, KVCachePool
     from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = ["ENTRY_BYTES", "current_index_memory", "index_claim", "index_memory", "index_statefulset"]
 
 _SECRET_DIR: Final = "/etc/kvpool-secret"  # noqa: S105  a path
+_DATA_DIR: Final = "/data"
+_PORTS: Final[tuple[Manifest, ...]] = (
+    {"name": "redis", "containerPort": INDEX_PORT, "protocol": "TCP"},
+    {"name": "probes", "containerPort": PROBE_PORT, "protocol": "TCP"},
+)
+_SMALL: Final[Manifest] = {"resources": resources("10m", "48Mi", "128Mi")}
 _MIB: Final = 2**20
 ENTRY_BYTES: Final = 110
 _BLOCK_BYTES: Final = 2**20
@@ -74,7 +82,7 @@ def index_statefulset(inputs: Inputs) -> Manifest | None:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             **_tolerations(inputs),
-            "containers": [_redis(inputs)],
+            **_containers(inputs),
             "volumes": [
                 {"name": "data"} | _data(pool),
                 {
@@ -132,7 +140,42 @@ def _data(pool: KVCachePool) -> Manifest:
     return {"persistentVolumeClaim": {"claimName": names.index(pool.metadata.name)}}
 
 
-def _redis(inputs: Inputs) -> Manifest:
+def _containers(inputs: Inputs) -> Manifest:
+    """One container of the sidecar image; with another image for the server, the work is divided among three."""
+    image = inputs.env.index_image
+    if not image:
+        return {"containers": [_server(inputs, _command(inputs, "--http-port", str(PROBE_PORT)), ports=_PORTS)]}
+    prepare = container(inputs.env, "prepare", *_command(inputs, "--stage", "prepare"), **_common(inputs), **_SMALL)
+    server = _server(inputs, ["valkey-server", f"{_DATA_DIR}/server.conf"], ports=_PORTS[:1]) | {"image": image}
+    supervise = _command(inputs, "--stage", "supervise", "--http-port", str(PROBE_PORT))
+    supervisor = container(inputs.env, "supervisor", *supervise, ports=_PORTS[1:], **_common(inputs), **_SMALL)
+    return {"initContainers": [prepare], "containers": [server, supervisor]}
+
+
+def _command(inputs: Inputs, *more: str) -> list[str]:
+    persistent = _persistence(inputs.pool) is not None
+    return [
+        *("kvpool-sidecar", "index-server", "--port", str(INDEX_PORT), "--dir", _DATA_DIR),
+        *("--max-memory", str(_memory(inputs)), *more, *(["--persist"] if persistent else [])),
+        *(["--tls"] if inputs.pool.spec.index.is_encrypted else []),
+    ]
+
+
+def _common(inputs: Inputs) -> Manifest:
+    return {
+        "env": [
+            {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
+            {"name": "KVPOOL_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        "securityContext": security(),
+        "volumeMounts": [
+            {"name": "data", "mountPath": _DATA_DIR},
+            {"name": "secret", "mountPath": _SECRET_DIR, "readOnly": True},
+        ],
+    }
+
+
+def _server(inputs: Inputs, command: list[str], *, ports: Sequence[Manifest]) -> Manifest:
     memory = _memory(inputs)
     persistent = _persistence(inputs.pool) is not None
     # overhead of Redis: fragmentation, connections, pages that change while entries are saved; and the supervisor
@@ -141,26 +184,9 @@ def _redis(inputs: Inputs) -> Manifest:
     return container(
         inputs.env,
         "index",
-        *(
-            "kvpool-sidecar",
-            "index-server",
-            "--port",
-            str(INDEX_PORT),
-            "--http-port",
-            str(PROBE_PORT),
-            "--dir",
-            "/data",
-        ),
-        *("--max-memory", str(memory), *(["--persist"] if persistent else [])),
-        *(["--tls"] if inputs.pool.spec.index.is_encrypted else []),
-        env=[
-            {"name": "KVPOOL_SECRET_DIR", "value": _SECRET_DIR},
-            {"name": "KVPOOL_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        ],
-        ports=[
-            {"name": "redis", "containerPort": INDEX_PORT, "protocol": "TCP"},
-            {"name": "probes", "containerPort": PROBE_PORT, "protocol": "TCP"},
-        ],
+        *command,
+        **_common(inputs),
+        ports=list(ports),
         # /healthz counts an index that loads its entries as alive; the startup probe allows ten minutes
         startupProbe=_probe("/healthz", period=2, failures=300),
         readinessProbe=_probe("/readyz", period=2, failures=3),
@@ -169,11 +195,6 @@ def _redis(inputs: Inputs) -> Manifest:
             "requests": {"cpu": "50m", "memory": exact_bytes(memory)},
             "limits": {"memory": exact_bytes(limit)},
         },
-        securityContext=security(),
-        volumeMounts=[
-            {"name": "data", "mountPath": "/data"},
-            {"name": "secret", "mountPath": _SECRET_DIR, "readOnly": True},
-        ],
     )
 
 
@@ -187,7 +208,7 @@ def _tolerations(inputs: Inputs) -> Manifest:
 
 def _probe(path: str, *, period: int, failures: int) -> Manifest:
     return {
-        "httpGet": {"path": path, "port": "probes"},
+        "httpGet": {"path": path, "port": PROBE_PORT},  # of the pod: another container may serve it
         "periodSeconds": period,
         "timeoutSeconds": 5,
         "failureThreshold": failures,

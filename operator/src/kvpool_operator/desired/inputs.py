@@ -33,6 +33,8 @@ class InstallationConfig:
     """Whether each pool gets NetworkPolicies."""
     issuer_url: str = "https://kvpool-issuer.kvpool-system.svc:9444"
     """URL by which sidecars request certificates from the operator."""
+    index_image: str = ""
+    """Image with `valkey-server` on its PATH for managed indexes. Empty: the server of the sidecar image."""
     metrics_per_tenant: bool = False
     """Whether sidecars export metrics per tenant."""
     limits: InstallationLimits = InstallationLimits()

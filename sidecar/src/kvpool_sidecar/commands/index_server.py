@@ -5,6 +5,9 @@ helper exits with the server. A changed Secret takes effect within seconds: the 
 and ACL SETUSER changes the running server without closing connections. When a password is removed, connections that
 authenticated with it are closed (CLIENT KILL): the sidecars have already reconnected with the new password, and an idle
 connection that was closed is reopened at its next use.
+
+With a server of another image the same work is divided: an init container writes what the server starts with (`--stage
+prepare`), and a container beside it supervises the server over its unix socket (`--stage supervise`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import ipaddress
 import logging
 import os
 import signal
+import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvpool.errors import ConfigError, KVPoolError
@@ -23,9 +28,8 @@ from kvpool_sidecar.system.http_server import BoundedHandler, BoundedHttpServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-__all__ = ["RedisServerProcess", "run_index_server"]
+__all__ = ["RedisServerProcess", "prepare_index_server", "run_index_server", "supervise_index_server"]
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +51,14 @@ class RedisServerProcess:
         read: Callable[[], tuple[bytes, ...]],
         known: tuple[bytes, ...],
         tls: embedded.ServerTls | None = None,
+        *,
+        is_current: bool = True,
     ) -> None:
         self._home = home
         self._read = read
         self._known = known
         self._tls = tls
-        self._certificate = tls.digest() if tls is not None else b""
+        self._certificate = tls.digest() if tls is not None and is_current else b""
 
     def update_passwords(self) -> bool:
         """Send changed passwords to the server; return whether they changed. KVPoolError if it does not answer."""
@@ -90,41 +96,24 @@ class RedisServerProcess:
 
 
 def run_index_server(
-    directory: str,
-    *,
-    bind: str,
-    port: int,
-    http_port: int,
-    max_memory: int,
-    persist: bool,
-    passwords: Callable[[], tuple[bytes, ...]],
-    tls: embedded.ServerTls | None = None,
+    directory: str, options: embedded.ServerOptions, passwords: Callable[[], tuple[bytes, ...]], http_port: int
 ) -> None:
     """Become the Valkey server; does not return. ConfigError if it would listen beyond loopback without a password.
 
-    `tls`: accept nothing but TLS; the server must be built with it.
-
-    `http_port` 0 disables the probes. `persist`: entries survive a restart, in `directory`.
+    `http_port` 0 disables the probes. With TLS the server must be built with it.
     """
-    try:
-        address = ipaddress.ip_address(bind)
-    except ValueError:
-        raise ConfigError(f"--bind: {bind!r} is not a numeric address") from None
-    if address.is_unspecified:
-        raise ConfigError("--bind: give one address; the index does not listen on all addresses")
-    known = passwords()
-    if not known and not address.is_loopback:
-        raise ConfigError("the index needs a password to listen beyond loopback: create index-password in --secret-dir")
-    home = embedded.prepare(directory, known, keep=persist)
+    home, known = _prepare(directory, options, passwords)
     version = embedded.server_version(embedded.server_binary())
     log.info("the index server is %s", version)
-    if tls is not None:
+    if options.tls is not None:
         log.info("the index accepts TLS only; a server without TLS ends with 'Failed finding TLS support'")
-    command = embedded.server_command(home, version, bind=bind, port=port, max_memory=max_memory, keep=persist, tls=tls)
+    command = embedded.server_command(home, version, options)
     server = os.getpid()
     if os.fork() == 0:
         try:
-            _run_helper(RedisServerProcess(home, passwords, known, tls), bind=bind, http_port=http_port, server=server)
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            process = RedisServerProcess(home, passwords, known, options.tls)
+            _supervise(process, options.bind, http_port, lambda: os.getppid() == server)
         except Exception:
             log.exception("the helper process of the index server failed")
         finally:
@@ -132,12 +121,44 @@ def run_index_server(
     os.execve(command[0], command, embedded.server_environment())  # noqa: S606 - no shell
 
 
-def _run_helper(process: RedisServerProcess, *, bind: str, http_port: int, server: int) -> None:
-    """Run until the parent process `server` exits."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def prepare_index_server(
+    directory: str, options: embedded.ServerOptions, passwords: Callable[[], tuple[bytes, ...]]
+) -> None:
+    """Write what a server of another image starts with, `server.conf` first of all. ConfigError as run_index_server."""
+    home, _ = _prepare(directory, options, passwords)
+    embedded.write_config(home, options)
+
+
+def supervise_index_server(
+    directory: str, options: embedded.ServerOptions, passwords: Callable[[], tuple[bytes, ...]], http_port: int
+) -> None:
+    """Rotate passwords and certificate of the server that runs in `directory`, and answer probes, until SIGTERM."""
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())  # the first process of a container ignores it otherwise
+    # nothing is known of the server, so it gets everything once
+    process = RedisServerProcess(Path(directory).absolute(), passwords, (), options.tls, is_current=False)
+    _supervise(process, options.bind, http_port, lambda: not ended.wait(0))
+
+
+def _prepare(
+    directory: str, options: embedded.ServerOptions, passwords: Callable[[], tuple[bytes, ...]]
+) -> tuple[Path, tuple[bytes, ...]]:
+    try:
+        address = ipaddress.ip_address(options.bind)
+    except ValueError:
+        raise ConfigError(f"--bind: {options.bind!r} is not a numeric address") from None
+    if address.is_unspecified:
+        raise ConfigError("--bind: give one address; the index does not listen on all addresses")
+    known = passwords()
+    if not known and not address.is_loopback:
+        raise ConfigError("the index needs a password to listen beyond loopback: create index-password in --secret-dir")
+    return embedded.prepare(directory, known, keep=options.keep), known
+
+
+def _supervise(process: RedisServerProcess, bind: str, http_port: int, goes_on: Callable[[], bool]) -> None:
     if http_port:
         BoundedHttpServer(bind, http_port, _handler(process), name="probes", threads=_PROBES).start()
-    while os.getppid() == server:
+    while goes_on():
         time.sleep(_POLL_INTERVAL_S)
         try:
             process.update_passwords()

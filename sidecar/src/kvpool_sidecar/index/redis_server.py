@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADMIN",
+    "CONFIG_FILE",
     "SOCKET",
     "USER",
+    "ServerOptions",
     "ServerTls",
     "ServerVersion",
     "acl",
@@ -45,10 +47,12 @@ __all__ = [
     "server_environment",
     "server_version",
     "write_acl",
+    "write_config",
 ]
 
 ADMIN, USER = "admin", "kvpool"
 SOCKET = "redis.sock"
+CONFIG_FILE = "server.conf"
 _ADMIN_PASSWORD = "admin-password"  # noqa: S105 - the name of a file
 _ACL_FILE = "users.acl"
 _DUMP = "entries.rdb"
@@ -96,6 +100,9 @@ class ServerTls(NamedTuple):
     def digest(self) -> bytes:
         """Digest of both files; it changes when they are renewed. OSError if one cannot be read."""
         return hashlib.sha256(b"".join(Path(path).read_bytes() for path in self)).digest()
+
+
+_ANOTHER_IMAGE: Final = ServerVersion("Valkey", (7, 2))
 
 
 def server_binary() -> str:
@@ -162,29 +169,49 @@ def _hashes(passwords: Sequence[bytes]) -> list[str]:
     return [f"#{hashlib.sha256(password).hexdigest()}" for password in passwords]
 
 
-def server_command(
-    directory: Path,
-    version: ServerVersion,
-    *,
-    bind: str,
-    port: int,
-    max_memory: int,
-    keep: bool = False,
-    tls: ServerTls | None = None,
-) -> list[str]:
-    """The server's command line. Full means that new blocks are not announced; what is there stays.
+class ServerOptions(NamedTuple):
+    """How the server runs: numeric address, port, bytes for entries, whether entries are saved, TLS files."""
 
-    `tls`: nothing listens without TLS. `keep`: entries are written to a file every five minutes and at the end. A drive
-    that is full or gone stops nothing.
+    bind: str
+    port: int
+    max_memory: int
+    keep: bool = False
+    tls: ServerTls | None = None
+
+
+def server_command(directory: Path, version: ServerVersion, options: ServerOptions) -> list[str]:
+    """Return the server's command line."""
+    parts = (part for name, values in _settings(directory, version, options) for part in (f"--{name}", *values))
+    return [server_binary(), *parts]
+
+
+def write_config(directory: Path, options: ServerOptions) -> Path:
+    """Write the configuration file of a server of another image: Valkey, or Redis 7 and newer."""
+    settings = _settings(directory, _ANOTHER_IMAGE, options)
+    path = directory / CONFIG_FILE
+    _write(path, "".join(f"{name} {' '.join(map(_quoted, values))}\n" for name, values in settings))
+    return path
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _settings(directory: Path, version: ServerVersion, options: ServerOptions) -> list[tuple[str, tuple[str, ...]]]:
+    """The server's settings. Full means that new blocks are not announced; what is there stays.
+
+    If entries are saved, they are written to a file every five minutes and at the end. A drive that is full or gone
+    stops nothing.
     """
-    options = {
-        "bind": bind,
-        **_listener(port, tls),
+    single = {
+        "bind": options.bind,
+        **_listener(options.port, options.tls),
         "dir": str(directory),
         "aclfile": str(directory / _ACL_FILE),
         "unixsocket": SOCKET,  # relative to the directory: the length of a socket's path is bounded
         "unixsocketperm": "700",
-        "maxmemory": str(max_memory),
+        "maxmemory": str(options.max_memory),
         "maxmemory-policy": "noeviction",
         "save": "",
         "dbfilename": _DUMP,
@@ -194,10 +221,9 @@ def server_command(
         "tcp-keepalive": "30",
         "daemonize": "no",
     }
-    limits = [part for name, values in client_limits(version, max_memory).items() for part in (f"--{name}", *values)]
-    saving = ["--save", "300", "1"] if keep else []
-    single = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return [server_binary(), *single, *limits, *saving]
+    settings = [(name, (value,)) for name, value in single.items()]
+    saving = [("save", ("300", "1"))] if options.keep else []
+    return [*settings, *client_limits(version, options.max_memory).items(), *saving]
 
 
 def _listener(port: int, tls: ServerTls | None) -> dict[str, str]:

@@ -40,9 +40,9 @@ class ManagedIndex(Model):
     """Persistent volume for the entries, so that a restarted index loads them immediately. If it is omitted, a
     restarted index is empty, and the nodes register their blocks again at `rebuildRate`."""
     encryption: Literal["None", "Always"] = "None"
-    """Always: the index accepts only TLS, with a certificate that the operator issues and renews. The sidecar image
-    must contain an index server with TLS (built with INDEX_TLS=1). None: entries and the password travel unencrypted.
-    After a change, sidecars find no blocks of their peers until they have been replaced too."""
+    """Always: the index accepts only TLS, with a certificate that the operator issues and renews. The server must have
+    TLS: that of the chart's operator.indexImage, or of a sidecar image built with INDEX_TLS=1. None: entries and the
+    password travel unencrypted. After a change, sidecars find no blocks of their peers until they are replaced too."""
 
 
 class SecretKey(Model):
