@@ -151,7 +151,9 @@ async def _lead(
         await informers.wait_synced()  # before that, existing objects look missing
         await controller.work()
 
-    orphans = OrphanedPods(fenced, informers.listers.engine_pods, lambda: pools.listed_keys, metrics)
+    orphans = OrphanedPods(
+        fenced, informers.listers.engine_pods, lambda: pools.listed_keys, metrics, settings.namespaces
+    )
 
     async def report_orphans() -> None:
         await informers.wait_synced()

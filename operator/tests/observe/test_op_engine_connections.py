@@ -176,6 +176,16 @@ def test_orphans_name_the_pool_that_does_not_exist():
     assert find_orphans(pods, [*pools, NamespacedName("team", "x"), NamespacedName("kvpool-system", "chatt")]) == []
 
 
+def test_an_operator_of_some_namespaces_does_not_accuse_pods_of_pools_elsewhere():
+    pods = [
+        manifest(1, {ANNOTATION_POOL: "elsewhere/chat"}),
+        manifest(2, {ANNOTATION_POOL: "chatt"}),
+        manifest(3, {ANNOTATION_POOL: "kvpool-system/chatt"}),
+    ]
+    pools = [NamespacedName("kvpool-system", "chat")]
+    assert [pod.name for pod, _ in find_orphans(pods, pools, ("kvpool-system", "team"))] == ["engine-3"]
+
+
 class Pods:
     def __init__(self, *pods: dict[str, Any]) -> None:
         self.pods = list(pods)

@@ -142,8 +142,13 @@ def count(
     )
 
 
-def find_orphans(pods: Iterable[dict[str, Any]], pools: Collection[tuple[str, str]]) -> list[tuple[EnginePod, str]]:
-    """Return the opted-in pods that select none of `pools` (namespace, name), with the pool that they select."""
+def find_orphans(
+    pods: Iterable[dict[str, Any]], pools: Collection[tuple[str, str]], watched: Collection[str] = ()
+) -> list[tuple[EnginePod, str]]:
+    """Return the opted-in pods that select none of `pools` (namespace, name), with the pool that they select.
+
+    `watched`: the namespaces whose pools are known, empty: all. Pools of other namespaces are taken to exist.
+    """
     names, namespaces = {name for _, name in pools}, {namespace for namespace, _ in pools}
     found = []
     for pod in pods:
@@ -155,7 +160,9 @@ def find_orphans(pods: Iterable[dict[str, Any]], pools: Collection[tuple[str, st
         namespace, slash, name = selected.partition("/")
         is_there = selected in names if selected else own in namespaces
         if slash:
-            is_there = (namespace, name) in pools
+            is_there = (namespace, name) in pools or bool(watched and namespace not in watched)
+        elif watched and selected:
+            is_there = True  # a bare name may be that of a pool elsewhere
         engine_pod = _engine_pod(pod, metadata, notes, "", {})
         if not is_there and not engine_pod.leaving:
             pool = f"the pool {selected[:128]}" if selected else f"a pool of its namespace {own}"

@@ -31,8 +31,10 @@ class OrphanedPods:
         pods: Lister,
         pools: Callable[[], Collection[NamespacedName] | None],
         metrics: OperatorMetrics,
+        watched: Collection[str] = (),
     ) -> None:
-        """`pools` returns the names of all pools; None while they are not known."""
+        """`pools` returns the pools of the namespaces `watched` (empty: all); None while they are not known."""
+        self._watched = watched
         self._cluster = cluster
         self._pods = pods
         self._pools = pools
@@ -51,7 +53,7 @@ class OrphanedPods:
         pools = self._pools()
         if pools is None:
             return
-        found = find_orphans(self._pods.list(), pools)
+        found = find_orphans(self._pods.list(), pools, self._watched)
         confirmed = [pod for pod, _ in found if pod.uid in self._seen]
         self._seen = {pod.uid for pod, _ in found}
         self._emitted &= self._seen | {pod.owner.uid for pod, _ in found if pod.owner is not None}
