@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from api import POOLS, ApiError
+from api import POOLS, ApiError, until
 from conftest import SYSTEM
 
 if TYPE_CHECKING:
@@ -252,6 +252,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "capacity True": (local(capacity=True), "must be of type"),
     "capacity 1.5": (local(capacity=1.5), "must be of type"),
 }
+
+
+@pytest.mark.usefixtures("rights")  # with them, the chart's admission policies are installed
+@pytest.mark.parametrize("path", ["/opt/kv", "/scratch/kv", "/var/lib/app/kv", "/mntx/kv"])
+def test_a_directory_that_the_administrator_does_not_allow_is_refused(api: Api, path: str):
+    until("the policy applies", lambda: "sidecar.allowedPaths" in answer(api, local(path=path)))
+    assert answer(api, ACCEPTED["minimal"]) == ""
 
 
 def answer(api: Api, manifest: dict[str, Any]) -> str:
