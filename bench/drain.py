@@ -33,6 +33,7 @@ from kvpool.client import Client
 from kvpool.config import ClientConfig
 from kvpool.protocol.keys import block_id, fingerprint
 from kvpool_operator.desired.inputs import PoolSecret
+from kvpool_operator.pki.authority_root import AuthorityRoot, PoolIdentity
 from kvpool_operator.pki.peer_ca import peer_files
 from kvpool_operator.sidecars.admin_client import SidecarAddress, open_admin_client
 
@@ -55,11 +56,13 @@ class Cluster:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._http: dict[str, int] = {}
         self.admin_port = _free_port()
+        identity = PoolIdentity("bench", "bench", UID)
+        authority = peer_files({}, AuthorityRoot.generate(), identity, datetime.now(UTC))
         self.secret = PoolSecret(
             pool_id=UID,
             pool_secret=secrets.token_hex(32),
             managed_index_password=secrets.token_hex(16),
-            peer_files=peer_files({}, datetime.now(UTC)),
+            peer_files={**authority.published, **authority.keys},  # each node signs for itself: there is no operator
         )
         folder = directory / "secret"
         folder.mkdir()

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from api import Api
 
 QUERY = "?fieldValidation=Strict&dryRun=All"
-PATH = "write|choose|allowed"
 SERVER = "give the name or address of a storage server"
 OPTION = "give one known NFS option"
 PORT = "choose another port"
+HOME = "/home"
 
 
 def pool(**spec: Any) -> dict[str, Any]:
@@ -123,8 +123,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"path {path}": (local(path=path), "choose a directory for this pool alone")
         for path in (
-            "/home/alice",
-            "/home/alice/.ssh",
+            f"{HOME}/alice",
+            f"{HOME}/alice/.ssh",
             "/opt/cni/bin",
             "/var/spool/cron",
             "/var/spool/cron/crontabs",
@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "/var/mnt",
         )
     },
-    "shared path": (tiers({"shared": {"hostPath": {"path": "/home/bob"}, "capacity": "1Ti"}}), "choose a directory"),
+    "shared path": (tiers({"shared": {"hostPath": {"path": f"{HOME}/bob"}, "capacity": "1Ti"}}), "choose a directory"),
     **{
         f"NFS server {server}": (nfs(server=server), SERVER)
         for server in (
