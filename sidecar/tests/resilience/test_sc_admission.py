@@ -259,7 +259,7 @@ class Blocks:
         self.opener = self
         self.fetcher = None
         self.resolver = SimpleNamespace(mark_down=lambda peer: None, is_unreachable=lambda key: False, available=True)
-        local = SimpleNamespace(contains=lambda key: False)
+        local = self.local = SimpleNamespace(contains=lambda key: False, holds_too_much=lambda tenant: False)
         self.causes = MissCauses(local, self.resolver, RemovedBlocks(), Fingerprints(), self.stats)
 
     def open(self, tenant, block_ids, flags, timeout, streams):

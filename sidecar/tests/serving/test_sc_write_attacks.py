@@ -88,3 +88,32 @@ def test_a_writer_can_neither_fill_the_drive_nor_the_memory(cluster):
         evil.close()
         wait_for(lambda: node.status()["landing"]["places"] == 0, "the write is aborted with its connection")
         assert other.get(list(good)) == list(good.values())
+
+
+def test_descriptors_of_removed_blocks_cost_the_others_nothing_and_free_their_space(cluster):
+    small = config.LocalTier("nvme", str(cluster.directory / "a/nvme"), 128 * MIB, reserve_free_percent=0)
+    node = cluster.node(
+        "a", local=(small,), cache=config.CacheConfig(tenant_quota_bytes=16 * MIB, eviction_policy="LRU")
+    )
+    good = blocks(0, 24)
+    with node.connect("team-a") as evil, node.connect("team-b") as other:
+        assert other.put(good) == [CommitStatus.STORED] * 24
+        mine = blocks(1_000_000, 12, MIB)
+        assert evil.put(mine) == [CommitStatus.STORED] * 12
+        kept = [entry.fd for entry in evil.open(list(mine))]
+        assert (
+            evil.put(blocks(2_000_000, 15, MIB)) == [CommitStatus.STORED] * 15
+        )  # its quota removes the blocks that it keeps open
+        wait_for(lambda: node.status()["landing"]["held_bytes"] > 8 * MIB, "held")
+        (fields,) = node.status()["landing"]["tenants"].values()
+        assert fields["held_bytes"] > 8 * MIB
+        assert evil.get([block_id(2_000_014)]) == [None]
+        assert evil.put(blocks(3_000_000, 1)) == [-1]
+        assert node.status()["refused"].items() >= {"held-files": 1, "full": 1}.items()
+        assert other.put(blocks(100, 4)) == [CommitStatus.STORED] * 4
+        wait_for(lambda: sum(os.fstat(fd).st_blocks for fd in kept) < 2 * MIB // 512, "freed", 60)
+        wait_for(lambda: node.status()["landing"]["held_bytes"] == 0, "no longer held", 30)
+        assert evil.put(blocks(3_000_000, 1)) == [CommitStatus.STORED]
+        assert other.get(list(good)) == list(good.values())
+        for fd in kept:
+            os.close(fd)

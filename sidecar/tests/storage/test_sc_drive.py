@@ -280,16 +280,6 @@ def test_a_forgotten_writer_is_given_up_and_its_space_is_free_at_once(make):
     os.close(kept)
 
 
-def test_a_writer_that_makes_its_file_larger_is_given_up(make):
-    one = make()
-    pending = one.begin(key(1), 10_000)
-    os.pwrite(pending.writer, b"x" * (3 * MIB), 0)
-    kept = os.dup(pending.writer)
-    one.maintain()
-    assert os.fstat(kept).st_size == 0
-    os.close(kept)
-
-
 def test_the_quarantine_is_small_and_counts(make, tmp_path):
     one = make()
     for n in range(12):

@@ -158,7 +158,7 @@ def test_memory_that_a_pod_sealed_stays_charged_to_it_until_it_lets_go(make):
     zone.maintain()
     status = zone.status()
     assert status["stuck_bytes"] == status["bytes"] == MIB + 4096
-    assert status["tenants"] == {A1.tenant.hex(): {"places": 1, "bytes": MIB + 4096}}
+    assert status["tenants"] == {A1.tenant.hex(): {"places": 1, "bytes": MIB + 4096, "held_bytes": 0}}
     os.close(kept)
     zone.maintain()
     assert zone.status()["bytes"] == zone.status()["stuck_bytes"] == 0

@@ -40,6 +40,19 @@ _TENANT_BYTES = (
     "Bytes of a tenant's blocks in the shared tier, by the tag of its blocks. Reported by the node that runs the "
     "garbage collection, and only if per-tenant metrics are enabled.",
 )
+_HELD_BY_TENANT = (
+    (
+        "kvpool_sidecar_tenant_landing_bytes",
+        "bytes",
+        "Memory of a tenant's unfinished writes, by its tag. Only if per-tenant metrics are enabled.",
+    ),
+    (
+        "kvpool_sidecar_tenant_held_bytes",
+        "held_bytes",
+        "Bytes on the drives of removed blocks that a tenant's pods keep open, by its tag. Only if per-tenant metrics "
+        "are enabled.",
+    ),
+)
 
 _DRIVES = (
     (
@@ -96,6 +109,11 @@ class Metrics(Collector):
             for tenant, size in sorted(status["shared"]["sweep"]["tenants"].items()):
                 tenants.add_metric([tenant], size)
         yield tenants
+        for name, key, text in _HELD_BY_TENANT:
+            family = GaugeMetricFamily(name, text, labels=["tenant"])
+            for tenant, fields in status["landing"]["tenants"].items() if self._per_tenant else ():
+                family.add_metric([tenant], fields[key])
+            yield family
         yield from _counters(stats)
         yield from _lookups(status)
         yield from _histograms(stats)
@@ -107,6 +125,7 @@ def reference() -> list[tuple[str, str, str, str]]:
     rows += [(f"kvpool_events_{gauge.name}", "gauge", "", gauge.help) for gauge in EVENT_GAUGES]
     rows.append((_BREAKER[0], "gauge", "part", _BREAKER[1]))
     rows.append((_TENANT_BYTES[0], "gauge", "tenant", _TENANT_BYTES[1]))
+    rows += [(name, "gauge", "tenant", text) for name, _, text in _HELD_BY_TENANT]
     rows += [(name, kind, "drive", text) for name, kind, _, text in _DRIVES]
     rows += [(f"{c.name}_total", "counter", c.label, c.help) for c in COUNTERS]
     rows += [(f"{c.name}_total", "counter", c.label, c.help) for c in LOOKUP_COUNTERS]

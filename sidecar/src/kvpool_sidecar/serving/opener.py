@@ -137,6 +137,8 @@ class BlockOpener:
             call.results.append(
                 OpenResult(OpenStatus.MISS, key=key) if block is None else _file(key, Tier.LOCAL, block)
             )
+        opened = [key for key, block in zip(call.keys, blocks, strict=True) if block is not None]
+        self.local.record_opened(opened, call.tenants[0].tag)
 
     def _is_valid(self, key: bytes) -> bool:
         return not self.local.contains(key) or self.local.verify(key)

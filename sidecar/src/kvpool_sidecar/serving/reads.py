@@ -47,6 +47,9 @@ class ReadHandler:
         if not self._channel.peer_buffer_empty():
             self._service.stats.add("refused", "unread-descriptors")
             results = [OpenResult(wire.OpenStatus.MISS) for _ in block_ids]
+        elif self._service.opener.local.holds_too_much(self._pod.tenant.tag):
+            self._service.stats.add("refused", "held-files", len(block_ids))
+            results = [OpenResult(wire.OpenStatus.MISS) for _ in block_ids]
         elif not self._acquire(len(block_ids), began + timeout * _MAX_QUEUE_SHARE):
             self._service.stats.add("refused", "busy-reads", len(block_ids))
             self._channel.reply(head, encode_busy(len(block_ids)), count=len(block_ids))

@@ -51,6 +51,28 @@ GAUGES: Final = (
     Gauge("queued_peer_reads", "Reads of peers that wait for a grant.", lambda s: s["admission"]["peers"]["waiting"]),
     Gauge("inflight_read_bytes", "Bytes of loads in flight.", lambda s: s["admission"]["reads"]["granted_bytes"]),
     Gauge("inflight_write_bytes", "Bytes of stores in flight.", lambda s: s["admission"]["writes"]["granted_bytes"]),
+    Gauge(
+        "landing_limit_bytes",
+        "Memory for unfinished writes; one tenant may use three quarters of it.",
+        lambda s: s["landing"]["limit_bytes"],
+    ),
+    Gauge("landing_bytes", "Memory of unfinished writes.", lambda s: s["landing"]["bytes"]),
+    Gauge("landing_writes", "Unfinished writes.", lambda s: s["landing"]["places"]),
+    Gauge(
+        "landing_stuck_bytes",
+        "Memory of ended writes that a pod keeps from being freed; charged to the pod.",
+        lambda s: s["landing"]["stuck_bytes"],
+    ),
+    Gauge(
+        "landing_small_folio_writes",
+        "Writes of 2 MiB or more since the start whose memory has pages of 4 KiB only, which costs processor time.",
+        lambda s: s["landing"]["small_folios"],
+    ),
+    Gauge(
+        "held_bytes",
+        "Bytes on the drives of removed blocks that pods keep open; freed 10 s after the removal.",
+        lambda s: s["landing"]["held_bytes"],
+    ),
     Gauge("shared_available", "1 if the shared tier responds.", lambda s: s["shared"]["available"]),
     Gauge(
         "shared_gc_leader",

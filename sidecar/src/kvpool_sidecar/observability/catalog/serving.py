@@ -116,6 +116,7 @@ SERVING_COUNTERS: Final = (
             "client-connections": "A pod opened too many connections.",
             "descriptors-in-flight": "A client did not receive the file descriptors sent to it.",
             "full": "The drive had no space and eviction could not free enough.",
+            "held-files": "A tenant keeps too many removed blocks open.",
             "io": "The drive returned an error.",
             "peer-certificate": "A peer showed no valid certificate.",
             "peer-connections": "Peers opened too many connections.",

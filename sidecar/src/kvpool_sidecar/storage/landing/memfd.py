@@ -22,7 +22,7 @@ from kvpool.errors import CorruptBlockError, RefusedError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["HUGE_BYTES", "copy_to", "create", "is_open_elsewhere", "open_for_pod", "reclaim", "seal", "seals"]
+__all__ = ["HUGE_BYTES", "copy_to", "create", "open_for_pod", "reclaim", "seal", "seals"]
 
 HUGE_BYTES = 2 << 20
 _NOEXEC_SEAL = 0x0008  # MFD_NOEXEC_SEAL, Linux 6.3
@@ -94,22 +94,6 @@ def reclaim(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def is_open_elsewhere(fd: int) -> bool:
-    """Return whether another process has the file open or mapped: then the kernel refuses a write lease (fcntl(2))."""
-    try:
-        probe = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except BlockingIOError:  # a holder has a lease itself
-        return True
-    try:
-        fcntl.fcntl(probe, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(probe, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:
-        return True
-    finally:
-        os.close(probe)
-    return False
 
 
 def copy_to(target: int, source: int, size: int, start: bytes = b"") -> None:

@@ -21,6 +21,7 @@ from kvpool_sidecar.resilience.worker import PeriodicTask
 from kvpool_sidecar.storage.base import TransactionTarget, WriteTransaction
 from kvpool_sidecar.storage.landing import memfd
 from kvpool_sidecar.storage.landing.ledger import Share, WriteLedger, Writer
+from kvpool_sidecar.system.leases import is_open_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +94,8 @@ class LandingZone(TransactionTarget):
 
         Waits for room in the zone until `deadline` (monotonic seconds). Reserves no space of a drive.
         """
+        if self._local.holds_too_much(owner.tenant):
+            return [TierFullError("the tenant keeps removed blocks open", block_key=w.block_key.hex()) for w in wanted]
         found: list[WriteTransaction | TierFullError | OSError | None] = []
         missing = []
         for n, one in enumerate(wanted):
@@ -117,26 +120,34 @@ class LandingZone(TransactionTarget):
         with self._changed:
             stuck = list(self._stuck)
         for one in stuck:
-            if not memfd.is_open_elsewhere(one.fd):
+            if not is_open_elsewhere(one.fd):
                 with self._changed:
                     self._stuck.remove(one)
                     self._release(one.owner, one.size)
                 os.close(one.fd)
 
     def status(self) -> dict[str, Any]:
-        """For /status; `tenants` by tag, the largest first."""
+        """For /status; `tenants` by tag, those with most bytes first. `held`: of removed blocks on the drives."""
+        held = self._local.held_bytes()
         with self._changed:
             ledger = self._ledger
-            tenants = sorted(ledger.tenants().items(), key=lambda item: item[1].bytes, reverse=True)
-            return {
-                "limit_bytes": ledger.limit.bytes,
-                "limit_places": ledger.limit.places,
-                "bytes": ledger.total.bytes,
-                "places": ledger.total.places,
-                "stuck_bytes": sum(one.size for one in self._stuck),
-                "small_folios": self._small_folios,
-                "tenants": {tag.hex(): share._asdict() for tag, share in tenants[:_MAX_TENANTS]},
-            }
+            shares = ledger.tenants()
+            stuck = sum(one.size for one in self._stuck)
+            small_folios = self._small_folios
+        tenants = {
+            tag: {**shares.get(tag, Share())._asdict(), "held_bytes": held.get(tag, 0)} for tag in {**shares, **held}
+        }
+        largest = sorted(tenants.items(), key=lambda item: item[1]["bytes"] + item[1]["held_bytes"], reverse=True)
+        return {
+            "limit_bytes": ledger.limit.bytes,
+            "limit_places": ledger.limit.places,
+            "bytes": sum(share.bytes for share in shares.values()),
+            "places": sum(share.places for share in shares.values()),
+            "stuck_bytes": stuck,
+            "held_bytes": sum(held.values()),
+            "small_folios": small_folios,
+            "tenants": {tag.hex(): fields for tag, fields in largest[:_MAX_TENANTS]},
+        }
 
     def seal(self, transaction: WriteTransaction) -> None:
         with self._changed:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvpool.protocol.block import BlockHeader
     from kvpool_sidecar.storage.local.endurance import DriveEndurance
     from kvpool_sidecar.storage.local.health import DriveHealth
+    from kvpool_sidecar.storage.local.held import HeldFiles
     from kvpool_sidecar.storage.local.state import PendingCopies
     from kvpool_sidecar.storage.tombstones import PurgeTombstones
     from kvpool_sidecar.tenancy import limits as quota
@@ -82,6 +83,14 @@ class Drive(Store):
     def endurance(self) -> DriveEndurance:
         """Bytes written to the drive."""
         return self._writer.endurance
+
+    @property
+    def held(self) -> HeldFiles:
+        """Files of removed blocks that pods keep open."""
+        return self._state.held
+
+    def holds_too_much(self, tenant: bytes) -> bool:
+        return self._space.holds_too_much(tenant)
 
     @property
     def due(self) -> Event:
@@ -235,6 +244,7 @@ class Drive(Store):
             pending = list(self._state.pending)
         for p in pending:
             p.abort()
+        self._state.held.close()
         self._state.directory.close()
 
 

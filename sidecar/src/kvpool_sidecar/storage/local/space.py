@@ -13,12 +13,11 @@ from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.blocks.events import BlocksEvicted, BlocksRemoved, DriveIncident
 from kvpool_sidecar.eviction import Entry, EvictionConfig, PerTenant
 from kvpool_sidecar.storage import layout as names
+from kvpool_sidecar.storage.local.held import URGENT_GRACE_S
+from kvpool_sidecar.storage.local.victims import EVICT_BATCH, prefer_clean
 from kvpool_sidecar.tenancy import limits as quota
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kvpool_sidecar.storage.base import WriteTransaction
     from kvpool_sidecar.storage.local.state import DriveState
 
 __all__ = ["MAX_BLOCKS", "SpaceManager"]
@@ -27,9 +26,7 @@ log = logging.getLogger(__name__)
 
 MAX_BLOCKS = 1 << 20  # bounds the table's memory: about 300 bytes each
 _MAX_PENDING = 1024
-_EVICT_BATCH = 256
-_CLEAN_VICTIM_ROUNDS = 3  # further batches searched for victims that need no copy first
-_OVERGROWN = 1 << 20  # covers what file systems allocate ahead
+_HELD_PART = 16
 
 
 class SpaceManager:
@@ -66,6 +63,14 @@ class SpaceManager:
             used = self._state.used_bytes + self._state.pending_bytes
         return quota.headroom(used, info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, self._state.limits)
 
+    def holds_too_much(self, tenant: bytes) -> bool:
+        """See Store.holds_too_much: a sixteenth of the capacity."""
+        limit = self._state.limits.capacity // _HELD_PART
+        if self._state.held.by_tenant().get(tenant, 0) <= limit:
+            return False
+        self._state.held.settle()
+        return self._state.held.by_tenant().get(tenant, 0) > limit
+
     def require_room(self, need: int) -> None:
         """Raise TierFullError if not even eviction of everything would make room for `need` bytes. Evicts nothing."""
         with self._state.lock:
@@ -83,7 +88,7 @@ class SpaceManager:
                 raise TierFullError("too many blocks are being written", where=self._state.name)
         self._evict(over)
         if short := self._fs_shortfall(need):
-            self._evict(short, "space")
+            self._evict_for_space(short)
             if self._fs_shortfall(need):
                 raise TierFullError("the file system has no space to spare", where=self._state.name)
         with self._state.lock:
@@ -96,11 +101,7 @@ class SpaceManager:
         self.due.clear()
         now = time.monotonic()
         with self._state.lock:
-            late = [
-                p
-                for p in self._state.pending
-                if now - p.created_at > self._state.settings.pending_max_age_s or _overgrown(p)
-            ]
+            late = [p for p in self._state.pending if now - p.created_at > self._state.settings.pending_max_age_s]
         for pending in late:
             if pending.abort():
                 self._state.events.emit(DriveIncident("writers_given_up", 1))
@@ -110,8 +111,9 @@ class SpaceManager:
             self._rebuild_policy()
         self._expire(now)
         self._enforce_quotas()
-        self._evict(self._fs_shortfall(0), "space")
-        for _ in range(MAX_BLOCKS // _EVICT_BATCH):
+        self._state.held.settle()
+        self._evict_for_space(self._fs_shortfall(0))
+        for _ in range(MAX_BLOCKS // EVICT_BATCH):
             with self._state.lock:
                 over = quota.bytes_over_watermark(self._state.used_bytes, self._state.pending_bytes, self._state.limits)
                 too_many = len(self._state.policy) - self._state.limits.max_blocks
@@ -131,48 +133,31 @@ class SpaceManager:
             info.f_bavail * info.f_frsize, info.f_blocks * info.f_frsize, need, self._state.limits
         )
 
+    def _evict_for_space(self, short: int) -> None:
+        """Evict for a full file system. Held files cost no tenant a block but those that hold them."""
+        if short <= 0:
+            return
+        self._state.held.settle(URGENT_GRACE_S)
+        held = self._state.held.by_tenant()
+        with self._state.lock:
+            policy = self._state.policy
+            victims = (
+                [policy.pop_victims_of(tag, min(size, short), EVICT_BATCH) for tag, size in held.items()]
+                if isinstance(policy, PerTenant)
+                else []
+            )
+        for some in victims:
+            self._remove_victims(some, "space")
+        self._evict(short - self._state.held.total_bytes, "space")
+
     def _evict(self, need: int, cause: str = "capacity", *, at_least: int = 0, may_wait: bool = False) -> int:
         """Evict one batch in the policy's order; return how many blocks. `may_wait`: for copies of dirty blocks."""
         if need <= 0 and at_least <= 0:
             return 0
         with self._state.lock:
-            victims = self._state.policy.pop_victims(need, _EVICT_BATCH, at_least=at_least)
-        if dirty := self._dirty([key for key, _ in victims]):
-            victims = self._prefer_clean(victims, dirty, need, at_least, may_wait=may_wait)
+            victims = self._state.policy.pop_victims(need, EVICT_BATCH, at_least=at_least)
+        victims = prefer_clean(self._state, victims, need, at_least, may_wait=may_wait)
         return self._remove_victims(victims, cause)
-
-    def _prefer_clean(
-        self, victims: list[tuple[bytes, Entry]], dirty: set[bytes], need: int, at_least: int, *, may_wait: bool
-    ) -> list[tuple[bytes, Entry]]:
-        """Replace dirty victims by clean ones where possible; dirty blocks are copied next.
-
-        Unless `may_wait`, space has priority: a shortfall is taken from dirty blocks, whose copies are lost.
-        """
-        clean = [(key, entry) for key, entry in victims if key not in dirty]
-        spared = [(key, entry) for key, entry in victims if key in dirty]
-        for _ in range(_CLEAN_VICTIM_ROUNDS):
-            short = need - sum(entry.size for _, entry in clean)
-            few = at_least - len(clean)
-            if short <= 0 and few <= 0:
-                break
-            with self._state.lock:
-                more = self._state.policy.pop_victims(short, _EVICT_BATCH, at_least=few)
-            dirty = self._dirty([key for key, _ in more])
-            clean += [(key, entry) for key, entry in more if key not in dirty]
-            spared += [(key, entry) for key, entry in more if key in dirty]
-        freed = sum(entry.size for _, entry in clean)
-        while not may_wait and spared and (freed < need or len(clean) < at_least):
-            freed += spared[0][1].size
-            clean.append(spared.pop(0))
-        with self._state.lock:
-            for key, entry in reversed(spared):
-                self._state.policy.reinsert(key, entry)
-        if spared and self._state.pending_copies is not None:
-            self._state.pending_copies.expedite([key for key, _ in spared])
-        return clean
-
-    def _dirty(self, keys: Sequence[bytes]) -> set[bytes]:
-        return set() if self._state.pending_copies is None else self._state.pending_copies.dirty(keys)
 
     def enforce_quota(self, tenant: bytes) -> int:
         """Evict one batch of a tenant that is over its quota, before other tenants lose blocks."""
@@ -180,9 +165,7 @@ class SpaceManager:
             room = self._state.limits.of(tenant).bytes
             if not isinstance(self._state.policy, PerTenant) or not room:
                 return 0
-            victims = self._state.policy.pop_victims_of(
-                tenant, self._state.policy.bytes_of(tenant) - room, _EVICT_BATCH
-            )
+            victims = self._state.policy.pop_victims_of(tenant, self._state.policy.bytes_of(tenant) - room, EVICT_BATCH)
         if removed := self._remove_victims(victims, "quota"):
             self._state.events.emit(DriveIncident("over_quota", removed))
             with self._state.lock:
@@ -209,10 +192,10 @@ class SpaceManager:
         wall = self._state.now()
         with self._state.lock:
             late = evict.expired(self._state.policy, limits, wall, now - self._settled_at)
-        for start in range(0, len(late), _EVICT_BATCH):
+        for start in range(0, len(late), EVICT_BATCH):
             with self._state.lock:
                 some = [
-                    (k, e) for k in late[start : start + _EVICT_BATCH] if (e := self._state.policy.get(k)) is not None
+                    (k, e) for k in late[start : start + EVICT_BATCH] if (e := self._state.policy.get(k)) is not None
                 ]
                 for key, _ in some:
                     self._state.policy.discard(key)
@@ -229,11 +212,9 @@ class SpaceManager:
             old.journal = {}
             keys = list(old)
         found: list[tuple[bytes, Entry]] = []
-        for start in range(0, len(keys), _EVICT_BATCH):
+        for start in range(0, len(keys), EVICT_BATCH):
             with self._state.lock:
-                some = [
-                    (k, e, old.uses(k)) for k in keys[start : start + _EVICT_BATCH] if (e := old.get(k)) is not None
-                ]
+                some = [(k, e, old.uses(k)) for k in keys[start : start + EVICT_BATCH] if (e := old.get(k)) is not None]
             found += [(k, self._attributed(k, e)._replace(uses=uses)) for k, e, uses in some]
             if self._state.closed:
                 return
@@ -267,7 +248,7 @@ class SpaceManager:
         for key, entry in victims:
             try:
                 with self._state.health:
-                    os.unlink(names.block_path(key), dir_fd=self._state.directory.blocks)
+                    self._state.held.unlink(key, names.block_path(key), self._state.directory.blocks)
             except FileNotFoundError:
                 pass
             except OSError as e:
@@ -281,11 +262,3 @@ class SpaceManager:
             self._state.events.emit(BlocksEvicted(cause, len(gone)))
             self._state.events.emit(BlocksRemoved(gone, cause))
         return len(gone)
-
-
-def _overgrown(pending: WriteTransaction) -> bool:
-    """Return whether the writer has made the file larger than its reservation."""
-    try:
-        return os.fstat(pending.reader).st_blocks * 512 > pending.reserved + _OVERGROWN
-    except OSError:
-        return False

@@ -19,6 +19,7 @@ from kvpool_sidecar.blocks.events import BlockEvents, DriveIncident
 from kvpool_sidecar.eviction import Entry, EvictionConfig, decode_uses
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.local.health import DriveHealth
+from kvpool_sidecar.storage.local.held import HeldFiles
 from kvpool_sidecar.storage.scan import prune
 from kvpool_sidecar.system import filesystem
 from kvpool_sidecar.system import safe_open as safefs
@@ -84,6 +85,7 @@ class DriveState:
         self.events = events
         self.settings = settings
         self.health = DriveHealth(name, directory.probe)
+        self.held = HeldFiles()
         self.pending_copies: PendingCopies | None = None
         self.lock = threading.Lock()
         self.limits = limits
@@ -128,7 +130,7 @@ class DriveState:
     def unlink(self, block_key: bytes) -> bool:
         """Unlink the block's file. False if that fails."""
         try:
-            os.unlink(names.block_path(block_key), dir_fd=self.directory.blocks)
+            self.held.unlink(block_key, names.block_path(block_key), self.directory.blocks)
         except OSError as e:
             self.record_error(e)
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -191,6 +192,20 @@ class LocalStore(Store):
 
     def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         return self._home(block_key).begin_write(block_key, payload_len)
+
+    def record_opened(self, keys: Sequence[bytes], tenant: bytes) -> None:
+        for drive in self.drives:
+            drive.held.record_opened(keys, tenant)
+
+    def held_bytes(self) -> dict[bytes, int]:
+        """Return bytes of removed blocks that pods keep open, by the tag of the tenants that opened them."""
+        found: Counter[bytes] = Counter()
+        for drive in self.drives:
+            found.update(drive.held.by_tenant())
+        return dict(found)
+
+    def holds_too_much(self, tenant: bytes) -> bool:
+        return any(drive.holds_too_much(tenant) for drive in self.drives)
 
     def require_room(self, block_key: bytes, payload_len: int) -> None:
         """Raise TierFullError if the block's drive cannot store this length now. Evicts nothing."""

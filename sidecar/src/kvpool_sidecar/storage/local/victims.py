@@ -1,0 +1,54 @@
+"""Which of the policy's victims an eviction takes, where some of them are not copied to the shared tier yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvpool_sidecar.eviction import Entry
+    from kvpool_sidecar.storage.local.state import DriveState
+
+__all__ = ["EVICT_BATCH", "prefer_clean"]
+
+EVICT_BATCH = 256
+_CLEAN_VICTIM_ROUNDS = 3  # further batches searched for victims that need no copy first
+
+
+def prefer_clean(
+    state: DriveState, victims: list[tuple[bytes, Entry]], need: int, at_least: int, *, may_wait: bool
+) -> list[tuple[bytes, Entry]]:
+    """Replace dirty victims by clean ones where possible; dirty blocks are copied next.
+
+    Unless `may_wait`, space has priority: a shortfall is taken from dirty blocks, whose copies are lost.
+    """
+    dirty = _dirty(state, [key for key, _ in victims])
+    if not dirty:
+        return victims
+    clean = [(key, entry) for key, entry in victims if key not in dirty]
+    spared = [(key, entry) for key, entry in victims if key in dirty]
+    for _ in range(_CLEAN_VICTIM_ROUNDS):
+        short = need - sum(entry.size for _, entry in clean)
+        few = at_least - len(clean)
+        if short <= 0 and few <= 0:
+            break
+        with state.lock:
+            more = state.policy.pop_victims(short, EVICT_BATCH, at_least=few)
+        dirty = _dirty(state, [key for key, _ in more])
+        clean += [(key, entry) for key, entry in more if key not in dirty]
+        spared += [(key, entry) for key, entry in more if key in dirty]
+    freed = sum(entry.size for _, entry in clean)
+    while not may_wait and spared and (freed < need or len(clean) < at_least):
+        freed += spared[0][1].size
+        clean.append(spared.pop(0))
+    with state.lock:
+        for key, entry in reversed(spared):
+            state.policy.reinsert(key, entry)
+    if spared and state.pending_copies is not None:
+        state.pending_copies.expedite([key for key, _ in spared])
+    return clean
+
+
+def _dirty(state: DriveState, keys: Sequence[bytes]) -> set[bytes]:
+    return set() if state.pending_copies is None else state.pending_copies.dirty(keys)
