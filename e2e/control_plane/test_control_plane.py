@@ -222,7 +222,15 @@ def test_engine_pods_are_counted(pools: Pools, api: Api):
     pod("other", pool=f"{SYSTEM}/another", injected="abc")
     until("they are counted", lambda: pools.get("chat")["status"]["pods"]["selected"] == 2)
     pods = pools.get("chat")["status"]["pods"]
-    assert (pods["injected"], pods["skipped"], pods["notInjected"]) == (1, 1, 0)
+    assert (pods["injected"], pods["skipped"], pods["notInjected"], pods["skipReasons"]) == (1, 1, 0, {"other": 1})
+
+    def events(name: str) -> dict[str, str]:
+        return {e["reason"]: e["message"] for e in pools.events(name, "team")}
+
+    until(
+        "the skipped pod has its sentence", lambda: "ConnectorPresent: ..." in events("two").get("InjectionSkipped", "")
+    )
+    until("the pod of no pool has an Event", lambda: "/another" in events("other").get("PoolNotFound", ""), 90)
     pod("three", pool=f"{SYSTEM}/chat")
     until("the missed one is counted", lambda: pools.get("chat")["status"]["pods"]["notInjected"] == 1)
 
