@@ -29,7 +29,7 @@ class ServerDouble:
 
     def __init__(self, path: Path, *, silent: bool = False, reply: bytes = b"") -> None:
         self.got: dict[str, dict] = {}
-        self.connections = 0
+        self.connections = self.sent = 0
         self._silent, self._reply = silent, reply
         self._closed = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -52,6 +52,7 @@ class ServerDouble:
         with sock, contextlib.suppress(OSError):
             while self._reply:
                 sock.sendall(self._reply)
+                self.sent += 1
             while not self._silent:
                 data, fds, _, _ = socket.recv_fds(sock, 4096, 4)
                 if not data:
@@ -120,12 +121,14 @@ def test_a_pool_gets_the_sockets_of_its_own_pods_alone(node):
 )
 def test_a_hostile_sidecar_keeps_no_other_pool_from_its_sockets(node, hostile):
     bad = node.server(sidecar("bad", OTHER), **hostile)
-    for number in range(40):
+    for number in range(5 if "reply" in hostile else 40):  # the agent waits to send before it reads replies
         node.kubelet.add(pod(f"theirs-{number}", pool=OTHER))
     wait_for(lambda: bad.connections, "it is connected")
     good = node.server(sidecar("good"))
     node.kubelet.add(pod("one"))
     wait_for(lambda: "one" in good.got, "the other pool has its pod", 20)
+    if "reply" in hostile:
+        wait_for(lambda: bad.sent > 5000, "the agent goes on reading: so many are in no buffer", 30)
     assert "Traceback" not in node.log()
 
 
@@ -146,7 +149,8 @@ def test_a_link_in_a_sidecars_volume_is_not_followed(node):
     server = node.server(victim)
     wait_for(lambda: server.connections == 1, "connected")
     hostile = node.kubelet.handoff(sidecar("hostile"))
-    hostile.symlink_to(hostile.parents[3] / victim["metadata"]["uid"] / hostile.relative_to(hostile.parents[3]))
+    hostile.symlink_to(hostile.parents[4] / victim["metadata"]["uid"] / hostile.relative_to(hostile.parents[3]))
+    assert hostile.is_socket(), "the link leads to the other sidecar"
     node.kubelet.add(pod("one"))
     real = node.server(sidecar("later"))
     wait_for(lambda: "one" in real.got, "the agent goes on")
