@@ -44,7 +44,7 @@ _HELD_BY_TENANT = (
     (
         "kvpool_sidecar_tenant_landing_bytes",
         "bytes",
-        "Memory of a tenant's unfinished writes, by its tag. Only if per-tenant metrics are enabled.",
+        "Memory of a tenant's unfinished writes, by its tag; only if per-tenant metrics are enabled.",
     ),
     (
         "kvpool_sidecar_tenant_held_bytes",
