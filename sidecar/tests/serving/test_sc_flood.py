@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sc_nodes import wait_for
@@ -17,10 +18,12 @@ from sc_raw import Raw, block_id, payload
 from kvpool.errors import ProtocolError
 from kvpool.protocol import wire
 from kvpool.transport.circuit_breaker import CircuitBreaker
+from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_sidecar.resilience.fair_queue import REQUEST_IDS, RequestQueue
 from kvpool_sidecar.resilience.turn import end_turn
 from kvpool_sidecar.serving.request_queue import RequestTurn, request_cost
+from kvpool_sidecar.serving.writes import WriteHandler
 
 FLOOD = Path(__file__).parents[1] / "sc_flood.py"
 BUSY = "import os, sys, threading; os.nice(19)\n"
@@ -90,6 +93,23 @@ def test_a_turn_ends_while_its_request_waits_for_another_thread(queue):
     seen = Bulkhead("mount", 1, 8, CircuitBreaker(3, 1)).run(lambda: queue.held_bytes, 10)
     assert queue.held_bytes == 0
     assert seen in (0, REQUEST_IDS // 8)  # before or after the caller began to wait
+
+
+def test_a_tenants_lookups_do_not_wait_for_its_blocks_way_to_the_drive(queue):
+    """A commit copies its blocks, which takes longer than a lookup may."""
+    held = []
+
+    def commit_all(_tenant, written, *, fill):
+        held.append(queue.held_bytes)
+        return [wire.CommitStatus.STORED for _ in written]
+
+    stores = SimpleNamespace(commit_all=commit_all, stats=Stats())
+    pod = SimpleNamespace(tenant="team", release=lambda _size: None)
+    head, body = wire.Head(wire.Op.COMMIT, 0, 1, 1), memoryview(bytes(4))
+    assert RequestTurn(queue, "team").begin(head, body)
+    assert queue.held_bytes > 0
+    WriteHandler(None, pod, stores, queue).commit(head, body)
+    assert held == [0]
 
 
 def test_files_cost_more_than_lookups_and_every_request_costs_something():

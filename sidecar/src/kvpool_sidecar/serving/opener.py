@@ -129,6 +129,7 @@ class BlockOpener:
     def _open_local(self, call: _OpenCall) -> None:
         """Append to `results`, so that the caller can close its entries if this fails."""
         if call.verify:
+            end_turn()  # whole blocks are read
             valid = [time.monotonic() <= call.deadline and self._is_valid(key) for key in call.keys]
             blocks = [self.local.open(key) if ok else None for key, ok in zip(call.keys, valid, strict=True)]
         else:

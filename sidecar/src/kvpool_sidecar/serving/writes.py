@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
+from kvpool_sidecar.resilience.turn import end_turn
 from kvpool_sidecar.serving.messages import decode_begin, decode_tokens, encode_begin_refusals
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class WriteHandler:
         """Publish the written blocks of a COMMIT request; return the body of its reply and the payload bytes stored."""
         fill = bool(head.flags & wire.Flag.VERIFY)
         tokens = decode_tokens(head, body)
+        end_turn()  # the tenant's lookups must not wait for its blocks' way to the drive
         statuses = [wire.CommitStatus.REJECTED] * len(tokens)
         written = [(n, write) for n, token in enumerate(tokens) if (write := self._writes.pop(token, None)) is not None]
         if unknown := len(tokens) - len(written):
