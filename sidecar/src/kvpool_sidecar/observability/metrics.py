@@ -49,7 +49,7 @@ _HELD_BY_TENANT = (
     (
         "kvpool_sidecar_tenant_held_bytes",
         "held_bytes",
-        "Bytes on the drives of removed blocks that a tenant's pods keep open, by its tag. Only if per-tenant metrics "
+        "Bytes on the drives of removed blocks that a tenant's pods keep open, by its tag; only if per-tenant metrics "
         "are enabled.",
     ),
 )
