@@ -16,6 +16,7 @@ BLOCK_BYTES = 256 * 1024
 _FILES = {
     "load.py": ROOT / "e2e" / "load" / "load.py",
     "kvpool_testing/history.py": ROOT / "sidecar/testing/kvpool_testing/history.py",
+    "kvpool_testing/stalls.py": ROOT / "sidecar/testing/kvpool_testing/stalls.py",
     "kvpool_testing/traffic.py": ROOT / "sidecar/testing/kvpool_testing/traffic.py",
 }
 

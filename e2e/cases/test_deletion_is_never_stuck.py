@@ -63,7 +63,7 @@ def test_it_goes_while_its_sidecars_hang(doomed: str):
 def test_it_goes_while_its_index_is_down(doomed: str):
     index = system.pods(f"kvpool.dev/pool={doomed},app.kubernetes.io/component=index")[0]
     node = index["spec"]["nodeName"]
-    number = system.main_process(node, index["metadata"]["uid"], "redis-server")
+    number = system.main_process(node, index["metadata"]["uid"], "valkey-server")
     system.signal(node, "STOP", [number])
     started = ask_to_go(doomed)
     try:

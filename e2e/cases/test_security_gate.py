@@ -77,13 +77,15 @@ def test_no_account_has_a_right_over_everything():
         assert not [line for line in listed.splitlines() if "[*]" in line and "[/" not in line], f"{who}:\n{listed}"
 
 
-def test_only_the_sidecars_need_more_than_the_restricted_standard():
+def test_only_the_sidecars_and_the_node_agent_need_more_than_the_restricted_standard():
     """The API server itself says which pods of the namespace would be refused."""
     enforce = "pod-security.kubernetes.io/enforce=restricted"
     shown = kubectl("label", "--dry-run=server", "--overwrite", "ns", system.SYSTEM, enforce, check=False)
     refused = [line for line in shown.splitlines() if "Warning:" in line and ":" in line.split("Warning:")[1]]
     assert any("-sidecar-" in line for line in refused), "the control: sidecars need hostPath, so one must be named"
-    others = [line for line in refused if "-sidecar-" not in line and "existing pods" not in line]
+    assert any("kvpool-agent-" in line for line in refused), "the control: the node agent runs as root"
+    expected = ("-sidecar-", "kvpool-agent-", "existing pods")
+    others = [line for line in refused if not any(part in line for part in expected)]
     assert others == []
 
 
