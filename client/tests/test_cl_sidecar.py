@@ -341,7 +341,9 @@ def test_a_client_that_lies_in_a_header_stores_nothing(pair: Cluster, monkeypatc
             assert client.lookup(names) == [Tier.MISS]
 
 
-def test_a_client_that_keeps_the_descriptor_open_stores_nothing(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_keeps_the_descriptor_open_changes_nothing(
+    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = engine_blocks("keeps the descriptor")
     original, kept = transfer.write_file, []
 
@@ -351,9 +353,14 @@ def test_a_client_that_keeps_the_descriptor_open_stores_nothing(pair: Cluster, m
 
     monkeypatch.setattr(transfer, "write_file", keeping)
     with connect(pair["a"].socket) as client:
-        assert client.put_from(names, [b"x" * 8000])[0].reason == Reason.REJECTED
-    for descriptor in kept:
-        os.close(descriptor)
+        assert client.put_from(names, [b"x" * 8000])[0].stored
+        for descriptor in kept:
+            with pytest.raises(PermissionError):
+                os.pwrite(descriptor, b"y", 4096)
+            os.close(descriptor)
+        view = bytearray(8000)
+        assert client.get_into(names, [view])[0].ok
+        assert view == b"x" * 8000
 
 
 def test_a_shared_tier_serves_a_node_that_has_lost_its_drive(tmp_path: Path) -> None:

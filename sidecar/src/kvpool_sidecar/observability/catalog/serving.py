@@ -83,7 +83,8 @@ SERVING_COUNTERS: Final = (
         "reason",
         {
             "corrupt": "Header or payload failed verification.",
-            "still-writable": "The client could still write to the file.",
+            "full": "The drive had no space for the block.",
+            "still-writable": "The client could still write to the file, had sealed it, or the write was given up.",
             "io": "Writing to the drive failed.",
             "token": "The write was unknown or had expired.",
         },
