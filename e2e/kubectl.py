@@ -124,4 +124,5 @@ def helm_values() -> list[str]:
     for part, image in (("operator", operator), ("sidecar", sidecar)):
         repository, tag = image.rsplit(":", 1)
         out += ["--set", f"{part}.image.repository={repository}", "--set", f"{part}.image.tag={tag}"]
-    return out
+    # the images are on the nodes of pools, not on the control plane
+    return [*out, "--set-json", "agent.tolerations=[]"]

@@ -66,3 +66,14 @@ def test_for_some_namespaces_the_operator_has_roles_there_and_reads_three_kinds_
         (binding,) = [o for o in made if o["kind"] == "RoleBinding" and o["metadata"]["namespace"] == namespace]
         assert binding["roleRef"]["name"] == role["metadata"]["name"]
         assert [s["name"] for s in binding["subjects"]] == ["kvpool-operator"]
+
+
+@needs_helm
+def test_the_policy_admits_the_images_that_the_chart_gives_the_operator():
+    def images(*sets):
+        policy = one(render(*sets), "ValidatingAdmissionPolicy", "kvpool-operator")
+        (variable,) = [v for v in policy["spec"]["variables"] if v["name"] == "images"]
+        return variable["expression"].partition(" + ")[0]
+
+    assert images('sidecar.image.tag="7"') == '["kvpool-sidecar:7"]'
+    assert images('operator.indexImage="valkey@sha256:aa"') == '["kvpool-sidecar:0.1.0","valkey@sha256:aa"]'
