@@ -16,6 +16,7 @@ import yaml
 from api import APPLY, MERGE, POOLS, Api, ApiError, until
 from conftest import NODES, ROOT, SYSTEM, Pools
 from kubelet import address
+from sidecars import sidecar_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,12 +47,19 @@ class RealSidecar:
         (home / "secret").mkdir()
         for name, value in secret.items():
             (home / "secret" / name).write_bytes(base64.b64decode(value))
+        (home / "token").write_text(sidecar_token(pools, pool, node))
+        self._issuer = ["--issuer-url", pools.issuer_url, "--issuer-token", home / "token"]
         self.sockets = {tenant: home / f"{tenant}.sock" for tenant in ("team-a", "team-b")}
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         arguments = ["--config", self.home / "pool.json", "--secret-dir", self.home / "secret", "--node", self.node]
-        arguments += ["--address", address(self.node), *(f"--socket={p}={t}" for t, p in self.sockets.items())]
+        arguments += [
+            *self._issuer,
+            "--address",
+            address(self.node),
+            *(f"--socket={p}={t}" for t, p in self.sockets.items()),
+        ]
         with (self.home / "log").open("ab") as log:
             command = [sys.executable, "-m", "kvpool_sidecar", "serve", *map(str, arguments)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
