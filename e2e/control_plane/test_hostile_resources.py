@@ -100,7 +100,7 @@ def test_what_the_schema_lets_through_costs_only_its_own_pool(pools: Pools, api:
     manifest, _ = HOSTILE["a_selector_that_is_no_label"]
     if refusal(api, manifest) == "":
         api.call("POST", LIST, manifest)
-        pools.until_condition("hostile", "Ready", "Rejected")
+        pools.until_condition("hostile", "Ready", "InvalidSpec", "give label keys")
     # unknown fields of a client that does not ask for strictness are dropped, and the pool is made
     made = {**changed("spec", "colour", to="blue"), "metadata": {"name": "dropped", "namespace": SYSTEM}}
     api.call("POST", f"{LIST}?fieldValidation=Ignore", made)
