@@ -8,6 +8,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -187,6 +188,10 @@ def test_an_absent_operator_stops_no_peer_while_the_leaf_lives(files, tmp_path, 
         assert not node.client.may_try()  # the next request comes after a pause
     assert shake_hands(a.identity, b.identity)
     with Operator(files, port=operator.port):
+        before = a.identity._leaf
+        a.client._next_try = time.monotonic() + 60
+        a.identity.refresh()
+        assert a.identity._leaf is before
         a.refresh()
     assert a.identity.problem == ""
 
