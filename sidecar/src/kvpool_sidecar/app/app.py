@@ -71,7 +71,7 @@ class SidecarApp:
         return [drives, shared]
 
     def components(self) -> list[Component]:
-        """Return all parts in the order of their start."""
+        """Return the parts in the order of their start; the HTTP servers follow them."""
         warm_up = self._network.warm_up
         return [
             self._storage.local,
@@ -81,7 +81,6 @@ class SidecarApp:
             *([warm_up] if warm_up is not None else []),
             *self._maintenance,
             *self._clients.frontends(),
-            *self._http.components(),
             self._reloader,
         ]
 
@@ -89,7 +88,9 @@ class SidecarApp:
         """Start all parts; does not block."""
         for component in self.components():
             component.start()
-        self._serving = True
+        self._serving = True  # before the first probe is answered
+        for server in self._http.components():
+            server.start()
 
     def stop(self, *, hand_over: bool = False) -> None:
         """Flush dirty blocks (WriteBack: at most 5 s), let requests finish (2 s), release the lease, and close.
