@@ -12,6 +12,8 @@ WRITES = {"create", "apply", "patch", "delete", "evict"}
 CLIENTS = {"cluster", "api"}
 """Names of variables and attributes (`_cluster`, too) that hold an ApiClient."""
 WRITERS = {
+    "issuing/issuer.py",  # TokenReviews, which are questions
+    "issuing/root_store.py",  # the root of the pools' CAs, once
     "k8s/leader_election.py",  # the Lease, and the fence around all writes
     "k8s/status_writer.py",
     "nodes/writer.py",
