@@ -174,11 +174,13 @@ def test_a_nodes_leaf_does_not_open_the_admin_port(pool: Pools, tmp_path: Path):
         context = ssl.create_default_context(cadata=ca)
         context.load_cert_chain(leaf.save(tmp_path / "leaf.pem"))
         with socket.create_connection((address("node-a"), ADMIN_PORT), timeout=10) as raw:
-            tls = context.wrap_socket(raw, server_hostname=node_name(pool_id, "node-a"))  # it is of the pool's CA
             answer = b""
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                tls.sendall(b"GET /v1/operations/x HTTP/1.0\r\n\r\n")
-                answer = tls.recv(64)
+            with context.wrap_socket(
+                raw, server_hostname=node_name(pool_id, "node-a")
+            ) as tls:  # it is of the pool's CA
+                with contextlib.suppress(ConnectionError, ssl.SSLError):
+                    tls.sendall(b"GET /v1/operations/x HTTP/1.0\r\n\r\n")
+                    answer = tls.recv(64)
             assert answer == b""
         until("the refusal is counted", lambda: "admin-certificate" in json.dumps(real.status("node-a")))
 

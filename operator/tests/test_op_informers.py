@@ -213,5 +213,7 @@ def test_what_is_kept_of_an_object_is_enough():
     assert slim == full
     assert full.injected == 1
     assert "other" not in slim_engine_pod(pod)["metadata"]["annotations"]
-    kept = slim_pool_pod(an_object("p", "ns", spec={"nodeName": "n", "volumes": [], "containers": [{"env": []}]}))
-    assert kept["spec"] == {"nodeName": "n", "volumes": []}
+    server = {"name": "server", "securityContext": {"runAsUser": 2_000_000_001}}
+    spec = {"nodeName": "n", "volumes": [], "containers": [server | {"env": []}]}
+    kept = slim_pool_pod(an_object("p", "ns", spec=spec))
+    assert kept["spec"] == {"nodeName": "n", "volumes": [], "containers": [server]}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Informers", "PoolQueue"]
 
 _POD_FIELDS: Final = ("nodeName", "affinity", "volumes")
+_CONTAINER_FIELDS: Final = ("name", "securityContext")  # desired.rollout compares the users of sidecars
 
 
 class PoolQueue(Protocol):
@@ -118,7 +119,9 @@ class Informers:
 def slim_pool_pod(pod: Manifest) -> Manifest:
     """The part of a sidecar's or a preflight run's pod that is observed."""
     spec = pod.get("spec") or {}
-    return {**without_managed_fields(pod), "spec": {k: spec[k] for k in _POD_FIELDS if k in spec}}
+    kept = {k: spec[k] for k in _POD_FIELDS if k in spec}
+    kept["containers"] = [{k: c[k] for k in _CONTAINER_FIELDS if k in c} for c in spec.get("containers") or []]
+    return {**without_managed_fields(pod), "spec": kept}
 
 
 def _namespace_state(namespace: Manifest | None) -> tuple[bool, Any]:
