@@ -175,12 +175,10 @@ def test_a_nodes_leaf_does_not_open_the_admin_port(pool: Pools, tmp_path: Path):
         context.load_cert_chain(leaf.save(tmp_path / "leaf.pem"))
         with socket.create_connection((address("node-a"), ADMIN_PORT), timeout=10) as raw:
             answer = b""
-            with context.wrap_socket(
-                raw, server_hostname=node_name(pool_id, "node-a")
-            ) as tls:  # it is of the pool's CA
-                with contextlib.suppress(ConnectionError, ssl.SSLError):
-                    tls.sendall(b"GET /v1/operations/x HTTP/1.0\r\n\r\n")
-                    answer = tls.recv(64)
+            tls = context.wrap_socket(raw, server_hostname=node_name(pool_id, "node-a"))  # it is of the pool's CA
+            with tls, contextlib.suppress(ConnectionError, ssl.SSLError):
+                tls.sendall(b"GET /v1/operations/x HTTP/1.0\r\n\r\n")
+                answer = tls.recv(64)
             assert answer == b""
         until("the refusal is counted", lambda: "admin-certificate" in json.dumps(real.status("node-a")))
 
