@@ -5,7 +5,7 @@
 #   images/index-server.sh --path   print the path alone; the file exists only after a build
 #
 # Needs Debian 12 (the images' base has the same libssl3) with gcc, make, libssl-dev and curl. Ends with 3 if it cannot
-# be built here; whoever asks goes on with the server of the wheel, which has no TLS.
+# be built here; callers continue with the server of the wheel, which has no TLS.
 #
 # KVPOOL_CACHE   where it is kept, outside the clone   (~/.cache/kvpool)
 set -euo pipefail

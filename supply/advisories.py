@@ -2,7 +2,7 @@
 
     {"updated": "2026-11-22", "advisories": [{"id": ..., "affected": [{"package": ..., "ranges": ...}]}]}
 
-`updated` is the day on which somebody compared the file with its sources. A package is named as OSV does: `ecosystem`
+`updated` is the day of the last comparison of the file with its sources. A package is named as OSV does: `ecosystem`
 PyPI and `name`, or `purl` without a version. The latter also names programs inside distributions, such as
 pkg:generic/valkey, of which Python's advisories know nothing. `make audit ADVISORIES=FILE` reads it.
 """

@@ -1,7 +1,7 @@
 """Known vulnerabilities of what the images install: `python -m supply.audit PIP_AUDIT` asks PyPI's advisories.
 
 Ends with 1 for one that supply/accepted.toml does not name. A file of advisories (supply.advisories, $ADVISORIES) is
-read beside PyPI, and in its place where nobody answers. Silence is reported and fails nothing at first: a check of the
+read beside PyPI, and in its place where no list answers. Silence is reported and fails nothing at first: a check of the
 code must not depend on a network. After $AUDIT_MAX_DAYS (30) without knowledge about a list, it fails. These days count
 from the last answer, or from the list's last change if there never was one. An answer is good for a day, silence for an
 hour. PIP_AUDIT empty: the tool cannot be had.

@@ -136,7 +136,7 @@ def test_a_token_of_another_pool_buys_nothing_in_this_one(pool: Pools):
 
 
 def test_a_copied_secret_does_not_make_another_pools_ca_sign(pool: Pools):
-    """Whoever may create pools and Secrets in a namespace gives its pool the ID and the certificate of another."""
+    """An author of pools and Secrets in a namespace gives its pool the ID and the certificate of another."""
     victim = secret(pool)
     data = {k: base64.b64encode(victim[k].encode()).decode() for k in ("pool-id", "peer-ca.crt")}
     labels = pool.owned("chat")["secrets/chat-secret"]["metadata"]["labels"] | {"kvpool.dev/pool": "thief"}

@@ -159,7 +159,7 @@ def test_an_index_that_names_another_service_makes_the_node_send_nothing(near):
 
 
 def test_no_byte_of_a_request_can_be_changed(far, near, store):
-    """Somebody on the path changes an operation, a flag, an unused byte, the number, the key or the MAC."""
+    """An attacker on the path changes an operation, a flag, an unused byte, the number, the key or the MAC."""
     there, here = far(), near()
     size = peer_wire.PEER_REQUEST.size
     for at in range(size):
@@ -197,7 +197,7 @@ def test_an_address_that_changes_with_its_node_is_followed(far, near, store):
 
 
 def test_real_sidecars_refuse_a_relay_and_count_it(cluster, relay):
-    """The whole path: somebody rewrites the index all the time, and a client opens the other node's blocks."""
+    """The whole path: an attacker rewrites the index all the time, and a client opens the other node's blocks."""
     c = cluster()
     a, b = c.node("a"), c.node("b")
     blocks = {block_id(n): payload(n, MIB // 4) for n in range(8)}

@@ -103,8 +103,8 @@ def test_lookup_load_by_tier_and_store_are_children_of_the_engines_span(cluster,
     assert attributes(spans["kvpool.lookup"])["kvpool.found_blocks"] == 2
     assert attributes(spans["kvpool.store"])["kvpool.stored_blocks"] == 2
     assert sum(n for key, n in attributes(spans["kvpool.load"]).items() if key.startswith("kvpool.misses.")) == 1
-    told = b"".join(s.SerializeToString() for s in receiver.spans)
-    assert not any(secret in told for secret in (ids[0], ids[0].hex().encode(), b"team-a"))
+    sent = b"".join(s.SerializeToString() for s in receiver.spans)
+    assert not any(secret in sent for secret in (ids[0], ids[0].hex().encode(), b"team-a"))
 
 
 def test_a_receiver_that_is_away_costs_no_hit(cluster, monkeypatch, receiver):
