@@ -40,6 +40,7 @@ __all__ = [
 
 CONFIG_VERSION = 1
 CLIENT_CONFIG_ENV = "KVPOOL_CLIENT_CONFIG"
+_ENCRYPTION = "Encryption of blocks there: None or AES256GCM, with keys of `shared-keys.json` (secret directory)."
 MAX_TENANTS = 1024
 MAX_READS_FROM = 8
 T = TypeVar("T")
@@ -70,6 +71,7 @@ class SharedTier:
     sweep_lease_s: int = doc("Seconds without renewal after which the garbage collector's lease expires.", default=60)
     sweep_every_s: int = doc("Seconds between garbage collections: count usage, delete expired blocks.", default=600)
     sweep_entries_per_s: int = doc("Files per second that a garbage collection checks at most.", default=2000)
+    encryption: str = doc(_ENCRYPTION, default="None")
 
     def __post_init__(self) -> None:
         if min(self.sweep_lease_s, self.sweep_every_s, self.sweep_entries_per_s) <= 0:
@@ -87,6 +89,7 @@ class FsspecTier:
     capacity_bytes: int = doc("Capacity for this pool's blocks, in bytes; 0: unlimited.", default=0, live=True)
     sweep_lease_s: int = doc("Seconds without renewal after which the garbage collector's lease expires.", default=600)
     sweep_every_s: int = doc("Seconds between garbage collections: count usage, delete expired blocks.", default=3600)
+    encryption: str = doc(_ENCRYPTION, default="None")
 
     def __post_init__(self) -> None:
         if min(self.sweep_lease_s, self.sweep_every_s) <= 0:
@@ -315,32 +318,30 @@ class PoolConfig:
             raise ConfigError("shared and fsspec: only one shared tier is allowed")
         if not 0 < c.low_watermark < c.high_watermark <= 100:
             raise ConfigError("cache: 0 < low_watermark < high_watermark <= 100 must hold")
-        if any(t.dedicated_filesystem not in ("Require", "Prefer", "Ignore") for t in self.local):
-            raise ConfigError("local.dedicated_filesystem: Require, Prefer or Ignore")
         if c.max_block_bytes <= 0 or c.block_tokens <= 0 or any(t.capacity_bytes <= 0 for t in self.local):
             raise ConfigError("cache and local: sizes must be above 0")
-        if self.peer.encryption not in ("ControlOnly", "Always"):
-            raise ConfigError(f"peer.encryption: unknown {self.peer.encryption!r}")
+        if any(t.dedicated_filesystem not in ("Require", "Prefer", "Ignore") for t in self.local):
+            raise ConfigError("local.dedicated_filesystem: Require, Prefer or Ignore")
+        schema.require_known(
+            ("peer.encryption", self.peer.encryption, ("ControlOnly", "Always")),
+            ("peer.protocol", self.peer.protocol, ("Auto", "TCP", "RDMA")),
+            ("cache.compression", c.compression, ("None", "Zstd", "LZ4")),
+            ("cache.eviction_policy", c.eviction_policy, ("PrefixAware", "LRU", "LFU", "FIFO", "S3FIFO")),
+            ("cache.write_policy", c.write_policy, ("WriteThrough", "WriteBack", "WriteThroughSelective", "LocalOnly")),
+            *((f"{t.name}.encryption", t.encryption, ("None", "AES256GCM")) for t in (self.shared, self.fsspec) if t),
+        )
         if not 1 <= self.peer.streams <= 4:
             raise ConfigError("peer.streams: 1 to 4")
         if min(c.idle_ttl_s, c.max_age_s, c.tenant_quota_bytes) < 0:
             raise ConfigError("cache: idle_ttl_s, max_age_s and tenant_quota_bytes must not be below 0")
         if min(c.prefetch_bytes, c.warm_up_bytes_per_s, c.write_buffer_bytes) < 0:
             raise ConfigError("cache: prefetch_bytes, warm_up_bytes_per_s and write_buffer_bytes must not be below 0")
-        if c.compression not in ("None", "Zstd", "LZ4"):
-            raise ConfigError(f"cache.compression: unknown codec {c.compression!r}")
-        if c.write_policy not in ("WriteThrough", "WriteBack", "WriteThroughSelective", "LocalOnly"):
-            raise ConfigError(f"cache.write_policy: unknown policy {c.write_policy!r}")
         if c.write_max_dirty_bytes < 0 or c.write_min_hits < 1:
             raise ConfigError("cache: write_max_dirty_bytes must be at least 0, write_min_hits at least 1")
         if not 0 <= c.pinned_percent <= 50 or c.pinned_min_uses < 1:
             raise ConfigError("cache: pinned_percent must be from 0 to 50, and pinned_min_uses above 0")
-        if self.peer.protocol not in ("Auto", "TCP", "RDMA"):
-            raise ConfigError(f"peer.protocol: unknown protocol {self.peer.protocol!r}")
         if not 0 < self.peer.rdma_bytes <= 1 << 44:
             raise ConfigError("peer.rdma_bytes: must be above 0 and at most 16 TiB")
-        if c.eviction_policy not in ("PrefixAware", "LRU", "LFU", "FIFO", "S3FIFO"):
-            raise ConfigError(f"cache.eviction_policy: unknown policy {c.eviction_policy!r}")
         members = [namespace for tenant in self.tenants for namespace in tenant.namespaces]
         if len(self.tenants) > MAX_TENANTS or len({tenant.id for tenant in self.tenants}) != len(self.tenants):
             raise ConfigError(f"tenants: at most {MAX_TENANTS}, each with a unique id")

@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from kvpool.errors import ConfigError
 
-__all__ = ["build", "doc", "static_part"]
+__all__ = ["build", "doc", "require_known", "static_part"]
 
 
 def doc(text: str, *, live: bool = False, **kw: Any) -> Any:
@@ -48,6 +48,13 @@ def build(kind: Any, value: Any, path: str, where: str) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{path}: must be {kind.__name__}, not {type(value).__name__}", where=where)
     return value
+
+
+def require_known(*checks: tuple[str, str, tuple[str, ...]]) -> None:
+    """Raise ConfigError for the first of these (name, value, known values) whose value is not known."""
+    for name, value, known in checks:
+        if value not in known:
+            raise ConfigError(f"{name}: unknown {value!r}, known are {', '.join(known)}")
 
 
 def static_part(value: Any) -> Any:

@@ -18,6 +18,7 @@ __all__ = [
     "INDEX_PASSWORD",
     "INDEX_PREVIOUS",
     "POOL_SECRET",
+    "SHARED_KEYS",
     "ConfigFile",
     "ServeSettings",
     "fixed_sockets",
@@ -34,6 +35,8 @@ POOL_SECRET = "pool-secret"  # noqa: S105 - the name of a file
 INDEX_PASSWORD = "index-password"  # noqa: S105
 INDEX_PREVIOUS = "index-password-previous"
 """Previous password during a rotation; otherwise empty or missing."""
+SHARED_KEYS = "shared-keys.json"
+"""Keys of encrypted blocks on the shared tier (kvpool_sidecar.storage.shared.key_ring)."""
 _INDEX_FILES = {"ca": "index-ca.crt", "cert": "index-client.crt", "key": "index-client.key"}
 _MIN_SECRET = 16
 _MAX_FILE = 1 << 20

@@ -8,11 +8,12 @@ offset bytes field
 ====== ===== ==========================================================================
      0     8 magic `KVPOOLB1`
      8     2 format version (1)
-    10     1 codec (0 = none, 1 = zstd frame, 2 = lz4 frame; only on shared tiers, and never seen by a client)
+    10     1 codec (0 = none, 1 = zstd frame, 2 = lz4 frame, 16 = encrypted; not 0 only on shared tiers, and never
+             seen by a client)
     11     1 payload checksum algorithm (1 = xxh3_128)
     12     4 flags (0)
     16     8 payload length in bytes
-    24     8 stored length in bytes (equals the payload length while codec is 0, else it is less)
+    24     8 stored length in bytes (equals the payload length while codec is 0, else it is less; 16: any)
     32     8 created at, Unix milliseconds
     40    32 key        (kvpool.protocol.keys.key)
     72    32 block id      (kvpool.protocol.keys.block_id)
@@ -51,6 +52,9 @@ offset bytes field
    260    16 salt tag (kvpool.protocol.keys.salt_tag), not zero
 ====== ===== ==========================================================================
 
+Codec 16 is an encrypted block file (docs/reference/security.md): the block id's field holds the key's id (16 bytes) and
+half of the file's salt, the checksum's field holds the other half, and the block's name in its engine is absent.
+
 XXH3: https://github.com/Cyan4973/xxHash (algorithm description). BLAKE2b: RFC 7693.
 """
 
@@ -75,6 +79,7 @@ except ImportError:  # the sidecar verifies for such a client (kvpool.protocol.w
 __all__ = [
     "CAN_CHECKSUM",
     "CHECKSUM_XXH3_128",
+    "CODEC_AES256GCM",
     "CODEC_LZ4",
     "CODEC_NONE",
     "CODEC_ZSTD",
@@ -111,6 +116,7 @@ HEADER_BYTES = 4096
 CODEC_NONE = 0
 CODEC_ZSTD = 1
 CODEC_LZ4 = 2
+CODEC_AES256GCM = 16
 CHECKSUM_XXH3_128 = 1
 CAN_CHECKSUM: bool = _xxh3_128 is not None
 
@@ -236,7 +242,7 @@ def encode_header(header: BlockHeader) -> bytes:
 def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", packed: bool = False) -> BlockHeader:
     """Decode a header. CorruptBlockError if it is torn, foreign or of a version this build cannot read.
 
-    `packed`: the reader can decompress; otherwise a compressed block counts as unreadable.
+    `packed`: the reader can decompress and decrypt; otherwise such a block counts as unreadable.
     """
     if len(data) != HEADER_BYTES:
         raise CorruptBlockError("block header is truncated", where=where)
@@ -250,7 +256,8 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
         raise CorruptBlockError(f"not a block of format {' or '.join(map(str, FORMAT_VERSIONS))}", where=where)
     plain = codec == CODEC_NONE and stored_len == payload_len
     squeezed = packed and codec in (CODEC_ZSTD, CODEC_LZ4) and 0 < stored_len < payload_len
-    if alg != CHECKSUM_XXH3_128 or not (plain or squeezed):
+    encrypted = packed and codec == CODEC_AES256GCM and min(stored_len, payload_len) > 0
+    if alg != CHECKSUM_XXH3_128 or not (plain or squeezed or encrypted):
         raise CorruptBlockError(
             "block uses a codec or checksum this build cannot read", block_key=key.hex(), where=where
         )

@@ -39,6 +39,7 @@ __all__ = [
     "salt_digest",
     "salt_key",
     "salt_tag",
+    "shared_key_id",
     "tenant_tag",
 ]
 
@@ -75,6 +76,11 @@ def block_key(pool_secret: bytes, tenant: str, block_id: bytes) -> bytes:
 def tenant_tag(pool_secret: bytes, tenant: str) -> bytes:
     """Derive 16 bytes that identify a tenant in block headers and accounting without naming it."""
     return hmac.digest(pool_secret, b"kvpool-tag-v1" + _lp(tenant.encode()), "sha256")[:TAG_BYTES]
+
+
+def shared_key_id(key: bytes) -> bytes:
+    """Derive the 16 bytes that identify a key of the encrypted shared tier and disclose nothing of it."""
+    return hashlib.sha256(b"kvpool-key-id-v1" + key).digest()[:16]
 
 
 def salt_key(pool_secret: bytes, tenant_tag: bytes) -> bytes:

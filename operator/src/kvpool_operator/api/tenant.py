@@ -22,6 +22,7 @@ __all__ = [
     "KVCacheTenant",
     "TenantSpec",
     "TenantStatus",
+    "tenant_id",
 ]
 
 TENANT_KIND: Final = "KVCacheTenant"
@@ -48,6 +49,11 @@ NOT_ITSELF: Final = Rule(
     "leave the tenant's own name out of sharing.readers: it finds its own blocks in any case",
 )
 POOL_STAYS: Final = immutable("the pool of a tenant", "create another KVCacheTenant for the other pool")
+
+
+def tenant_id(name: str, uid: str) -> str:
+    """Return the identity from which a KVCacheTenant's block keys are derived."""
+    return f"kvt:{name}:{uid}"
 
 
 class TenantPoolRef(Model):
@@ -202,4 +208,4 @@ class KVCacheTenant(KVCacheObject):
     @property
     def id(self) -> str:
         """Identity from which block keys are derived. A later tenant of the same name has another uid."""
-        return f"kvt:{self.metadata.name}:{self.metadata.uid}"
+        return tenant_id(self.metadata.name, self.metadata.uid)

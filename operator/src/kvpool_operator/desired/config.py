@@ -84,7 +84,12 @@ def to_pool_config(
         uid=pool_id,
         local=tuple(_local(t.name, t.local, tier_path) for t in spec.tiers if t.local is not None),
         shared=(
-            SharedTier(name=shared.name, path=tier_path(shared.name), capacity_bytes=to_bytes(shared.shared.capacity))
+            SharedTier(
+                name=shared.name,
+                path=tier_path(shared.name),
+                capacity_bytes=to_bytes(shared.shared.capacity),
+                encryption=shared.shared.encryption,
+            )
             if shared is not None and shared.shared is not None
             else None
         ),
@@ -172,6 +177,7 @@ def _objects(name: str, tier: ObjectStoreTier) -> FsspecTier:
         endpoint=tier.endpoint or "",
         region=tier.region or "",
         capacity_bytes=to_bytes(tier.capacity),
+        encryption=tier.encryption,
     )
 
 

@@ -26,7 +26,7 @@ from kvpool_operator.desired.pod_template import (
     workload,
 )
 from kvpool_operator.desired.rollout import may_surge, requests_devices, resync_metadata, rolling_update
-from kvpool_operator.desired.secrets import PEER_CERTIFICATES, index_ca_files, password_files
+from kvpool_operator.desired.secrets import PEER_CERTIFICATES, index_ca_files, password_files, shared_key_files
 from kvpool_operator.desired.users import USER, server_user
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def _volumes(inputs: Inputs) -> list[Manifest]:
                     *({"key": k, "path": k} for k in wanted),
                     *password_files(managed=inputs.external is None),
                     *index_ca_files(inputs),
+                    *shared_key_files(inputs),
                 ],
             },
         },

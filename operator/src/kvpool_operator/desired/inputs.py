@@ -57,6 +57,8 @@ class PoolSecret:
     """Derived keys of that CA, PEM by file name. They are in the operator's memory alone."""
     managed_index_previous: str = field(default="", repr=False)
     """Previous password, valid until all sidecars have logged in with the new one; otherwise empty."""
+    shared_keys: str = field(default="", repr=False)
+    """Keys of the encrypted shared tier, JSON (kvpool_operator.desired.shared_keys); empty: none were ever needed."""
     managed_index_revision: str = "0"
     """`spec.index.managed.passwordRevision` for which the password was generated."""
     index_files: Mapping[str, str] = field(default_factory=dict, repr=False)

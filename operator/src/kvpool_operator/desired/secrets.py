@@ -26,6 +26,7 @@ __all__ = [
     "password_files",
     "read_secret",
     "secret",
+    "shared_key_files",
 ]
 
 PEER_CERTIFICATES = ("peer-ca.crt", "peer-previous.crt", ISSUER_CA)
@@ -41,6 +42,8 @@ _KEYS = {
 _PREVIOUS = "managed-index-previous"
 INDEX_PASSWORD, INDEX_PREVIOUS = "index-password", "index-password-previous"
 """Names of the files that sidecars read."""
+SHARED_KEYS = "shared-keys.json"
+"""Name of the file with the keys of the encrypted shared tier."""
 
 
 def read_secret(manifest: Manifest, fresh: PoolSecret) -> PoolSecret:
@@ -51,6 +54,7 @@ def read_secret(manifest: Manifest, fresh: PoolSecret) -> PoolSecret:
         values[field] = _text(data.get(key))
     random: dict[str, Any] = {f: v or getattr(fresh, f) for f, v in values.items()}
     random["managed_index_previous"] = _text(data.get(_PREVIOUS))
+    random["shared_keys"] = _text(data.get(SHARED_KEYS))
     return PoolSecret(**random, peer_files=_files(data, PEER_FILES), index_files=_files(data, INDEX_FILES))
 
 
@@ -80,6 +84,7 @@ def secret(inputs: Inputs) -> Manifest:
         "managed-index-revision": s.managed_index_revision,
         _PREVIOUS: s.managed_index_previous,
         **({INDEX_PASSWORD: inputs.external.password} if inputs.external else {}),
+        **({SHARED_KEYS: s.shared_keys} if s.shared_keys else {}),
         **inputs.index_files,
         **{name: s.peer_files.get(name, "") for name in PEER_FILES},
         **s.index_files,  # also after a change to another index, for the sidecars that still use this one
@@ -117,6 +122,12 @@ def password_files(*, managed: bool) -> list[Manifest]:
     if not managed:
         return [{"key": INDEX_PASSWORD, "path": INDEX_PASSWORD}]
     return [{"key": "managed-index-password", "path": INDEX_PASSWORD}, {"key": _PREVIOUS, "path": INDEX_PREVIOUS}]
+
+
+def shared_key_files(inputs: Inputs) -> list[Manifest]:
+    """Return volume items: the keys of an encrypted shared tier."""
+    is_encrypted = any(tier.is_encrypted for tier in inputs.pool.spec.tiers)
+    return [{"key": SHARED_KEYS, "path": SHARED_KEYS}] if is_encrypted else []
 
 
 def events_secret(inputs: Inputs) -> Manifest | None:

@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvpool.protocol.keys import index_login
+from kvpool_operator.api.tenant import tenant_id
 from kvpool_operator.desired import names
 from kvpool_operator.desired.daemonset import obtains_certificates
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.desired.secrets import read_secret
+from kvpool_operator.desired.shared_keys import next_keys
 from kvpool_operator.pki.authority_root import PoolIdentity
 from kvpool_operator.pki.index_tls import index_files
 from kvpool_operator.pki.peer_ca import derived_keys, peer_files
@@ -45,6 +47,10 @@ def pool_secret(
     secret = replace(secret, peer_files=authority.published, peer_keys=authority.keys)
     if pool is None:
         return secret
+    if secret.shared_keys or any(tier.is_encrypted for tier in pool.spec.tiers):
+        tenants = [tenant_id(one.name, str(one.raw["metadata"].get("uid"))) for one in snapshot.tenants]
+        keys = next_keys(secret.shared_keys, tenants, lambda: secrets.token_bytes(32))
+        secret = replace(secret, shared_keys=keys)
     if pool.spec.index.is_encrypted:
         service = f"{names.index(meta.name)}.{meta.namespace}.svc"
         secret = replace(secret, index_files=index_files(secret.index_files, (service,), now))

@@ -74,7 +74,7 @@ def build_storage(context: AppContext) -> StorageParts:
     _count_drive_events(context.events, context.stats)
     if context.feed is not None:
         _feed_events(context.events, context.feed, local)
-    store = open_shared(settings, local, context.events, context.stats)
+    store = open_shared(settings, local, context.events, context.stats, lambda: context.config.tenancy)
     if store is None:
         return StorageParts(local, landing, None, None, None)
     shared = SharedTier(store, events=context.events)

@@ -16,6 +16,7 @@ __all__ = [
     "ANYTHING",
     "Expect",
     "acquire_read_lease",
+    "codec_of",
     "copy",
     "fill_checksum",
     "header_of",
@@ -25,12 +26,13 @@ __all__ = [
     "verify",
 ]
 
+_CODEC_AT = 10  # kvpool.protocol.block
 _STEP = 1 << 20  # stays in the processor's cache between read and checksum
 _buffers = threading.local()
 
 
 class Expect(NamedTuple):
-    """Expected header fields; None: any. `packed`: the block may be compressed."""
+    """Expected header fields; None: any. `packed`: the block may be compressed or encrypted."""
 
     block_id: bytes | None = None
     tenant_tag: bytes | None = None
@@ -54,6 +56,12 @@ def read_header(fd: int, key: bytes, stored_len: int, expect: Expect = ANYTHING)
     if header.stored_len != stored_len:
         raise CorruptBlockError("block has another length", block_key=key.hex(), where=where)
     return header
+
+
+def codec_of(fd: int) -> int:
+    """Return the codec of the unverified header; CODEC_NONE for a file that is no block, which its reader detects."""
+    start = os.pread(fd, _CODEC_AT + 1, 0)
+    return start[_CODEC_AT] if len(start) > _CODEC_AT and start.startswith(block.MAGIC) else block.CODEC_NONE
 
 
 def header_of(fd: int, key: bytes | None = None) -> block.BlockHeader:

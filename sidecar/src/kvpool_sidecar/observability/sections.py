@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvpool.protocol.wire import Tier
 from kvpool.stats import ratio_text
+from kvpool_sidecar.storage.shared.encrypted import encryption_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,6 +97,7 @@ class StorageSection:
                 "waiting": self._write_back.waiting if self._write_back is not None else 0,
                 "dirty_bytes": self._write_back.dirty_bytes if self._write_back is not None else 0,
                 "copies": self._stats.whole("copies"),
+                "encryption": encryption_status(self._shared.store if self._shared is not None else None),
                 **({"sweep": self._gc.status()} if self._gc is not None else {}),
             },
             "drives": {drive.name: "failing" if drive.health.fenced else "ok" for drive in drives},
@@ -181,6 +183,7 @@ class CounterSection:
             "bytes": self._by_tier("client_bytes"),
             "misses": self._stats.whole("client_misses"),
             "compression": self._stats.whole("compression"),
+            "encryption": self._stats.whole("encryption"),
             **{family: self._stats.whole(family) for family in _COUNTERS},
         }
 

@@ -14,6 +14,7 @@ from kvpool.errors import CorruptBlockError, KVPoolError, RefusedError, TierFull
 from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.replication.dirty_set import DirtySet, HitCounter
 from kvpool_sidecar.resilience.worker import PeriodicTask
+from kvpool_sidecar.storage.shared.key_ring import NoKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,6 +127,9 @@ class WriteBack:
         breaker = self._shared.bulkhead.breaker
         try:
             copied = copy_block(self._local, self._shared.store, key)
+        except NoKeyError:
+            self._stats.add("copies", "no-key")
+            return True
         except RefusedError:  # purged while it was copied
             self._stats.add("copies", "purged")
             return True

@@ -11,8 +11,8 @@ from kvpool_sidecar.shared_gc.filesystem_collector import FilesystemCollector
 from kvpool_sidecar.shared_gc.loop import CollectorSettings, Schedule
 from kvpool_sidecar.shared_gc.object_collector import ObjectCollector
 from kvpool_sidecar.shared_gc.plan import CollectionLimits
+from kvpool_sidecar.storage.base import WrapperStore
 from kvpool_sidecar.storage.buckets.fsspec import TOUCHES, split_url
-from kvpool_sidecar.storage.shared.compressed import CompressedStore
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.object_store import ObjectStore
 
@@ -98,7 +98,9 @@ def create_controller(
     models: Callable[[], Iterable[tuple[bytes, str]]],
 ) -> SharedGcController | None:
     """Return None without a shared tier. `models()` yields fingerprints that engines reported, with the model."""
-    store = tier.store.inner if isinstance(tier.store, CompressedStore) else tier.store
+    store = tier.store
+    while isinstance(store, WrapperStore):
+        store = store.inner
     rules = gc_config(config, tenancy)
     if rules is None:
         return None

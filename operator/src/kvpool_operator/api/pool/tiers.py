@@ -65,6 +65,9 @@ class NfsShare(Model):
     (unless softerr is given), nosuid, nodev, and noexec are always added."""
 
 
+Encryption = Literal["None", "AES256GCM"]
+
+
 class SharedTier(Model):
     """File system that every node mounts (tier G4). Set exactly one of hostPath, pvc, and nfs."""
 
@@ -79,6 +82,10 @@ class SharedTier(Model):
     capacity: f.Capacity
     """Maximum size of this pool's blocks in the shared file system, all nodes together, such as 20Ti. Above
     `cache.eviction.highWatermark`, garbage collection removes the least recently used blocks."""
+    encryption: Encryption = "None"
+    """Encryption of the blocks there. AES256GCM: sidecars encrypt each block with a key of its tenant, which is in the
+    pool's Secret. Blocks of the other kind are misses after a change. A change recreates the sidecar pods, one node at
+    a time. Upgrade all sidecars before."""
 
     @model_validator(mode="after")
     def _one_share(self) -> SharedTier:
@@ -102,6 +109,9 @@ class ObjectStoreTier(Model):
     """Region of the bucket."""
     capacity: f.Capacity
     """Maximum size of this pool's blocks in the object store, such as 20Ti."""
+    encryption: Encryption = "None"
+    """Encryption of the blocks there, by the sidecars: as `shared.encryption`. Earlier KVPool releases quarantine
+    encrypted objects: upgrade all sidecars before."""
 
 
 class Tier(Model):
@@ -124,3 +134,9 @@ class Tier(Model):
     def _one_source(self) -> Tier:
         f.ONE_SOURCE.check(sum(s is not None for s in (self.local, self.shared, self.object_store)) == 1)
         return self
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether sidecars encrypt the blocks of this tier."""
+        source = self.shared or self.object_store
+        return source is not None and source.encryption != "None"

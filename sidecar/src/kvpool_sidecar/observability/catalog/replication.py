@@ -37,6 +37,7 @@ REPLICATION_COUNTERS: Final = (
             "there": "The shared tier already had the block.",
             "gone": "The block was no longer on this node when its copy began.",
             "purged": "The block was purged before it was copied.",
+            "no-key": "The shared tier is encrypted, and this node has no key for the block's tenant.",
             "corrupt": "The local block failed verification.",
             "failed": "Writing to the shared tier failed; the copy is retried.",
             "full": "The shared tier is full.",
@@ -159,5 +160,18 @@ REPLICATION_COUNTERS: Final = (
         "compression",
         "Bytes of compressed blocks after compression.",
         item="stored-bytes",
+    ),
+    Counter(
+        "kvpool_sidecar_encryption_blocks",
+        "encryption",
+        "Blocks of an encrypted shared tier, by result.",
+        "result",
+        {
+            "encrypted": "The block was encrypted.",
+            "decrypted": "The block was decrypted.",
+            "no-key": "This node does not have the block's key; the block is a miss, or is not copied.",
+            "not-encrypted": "The stored block is not encrypted; it is a miss.",
+            "corrupt": "The block failed its authentication twice and was quarantined.",
+        },
     ),
 )

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
-from kvpool.protocol.block import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTES, MAGIC, BlockHeader, encode_header
+from kvpool.protocol.block import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTES, BlockHeader, encode_header
 from kvpool_sidecar.blocks import compression as codec
 from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
 from kvpool_sidecar.storage.base import Block, CommitOutcome, Store, TransactionTarget, WrapperStore, WriteTransaction
+from kvpool_sidecar.storage.shared.promotion import Promotions, keep_room, open_memory, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +30,6 @@ __all__ = ["CompressedStore"]
 
 log = logging.getLogger(__name__)
 
-_CODEC_AT = 10  # kvpool.protocol.block
-_WAIT_S = 20.0
 _PACKED = blockfile.Expect(packed=True)
 
 
@@ -58,8 +56,7 @@ class CompressedStore(WrapperStore, TransactionTarget):
         self._max_payload = max_payload
         self._events = events or BlockEvents()
         self._count = count
-        self._lock = threading.Lock()
-        self._coming: dict[bytes, threading.Event] = {}
+        self._promotions = Promotions()
 
     def open(self, block_key: bytes) -> Block | None:
         """None also for a compressed block that is corrupt, which quarantines it, or that the local tier has no room
@@ -67,7 +64,7 @@ class CompressedStore(WrapperStore, TransactionTarget):
         found = self._inner.open(block_key)
         if found is None:
             return None
-        kind = _codec_of(found.fd)
+        kind = blockfile.codec_of(found.fd)
         if kind == CODEC_NONE:
             return found
         try:
@@ -90,7 +87,7 @@ class CompressedStore(WrapperStore, TransactionTarget):
         if found is None:
             return False
         try:
-            kind = _codec_of(found.fd)
+            kind = blockfile.codec_of(found.fd)
             if kind in (CODEC_ZSTD, CODEC_LZ4):
                 codec.decompress(found.fd, self._header(block_key, found), lambda _piece, _offset: None)
                 return True
@@ -110,28 +107,18 @@ class CompressedStore(WrapperStore, TransactionTarget):
         return header
 
     def _open_promoted(self, block_key: bytes, found: Block) -> Block | None:
-        with self._lock:
-            coming = self._coming.get(block_key)
-            if coming is None:
-                mine = self._coming[block_key] = threading.Event()
-        if coming is not None:
-            coming.wait(_WAIT_S)  # another call promotes it already
-            return self._local.open(block_key)
-        try:
-            self._promote(block_key, found)
-        finally:
-            with self._lock:
-                del self._coming[block_key]
-            mine.set()
+        self._promotions.run(block_key, lambda: self._promote(block_key, found))
         return self._local.open(block_key)
 
     def _promote(self, block_key: bytes, found: Block) -> None:
         header = self._header(block_key, found)
-        pending = self._keep_room(header)
+        pending = keep_room(self._local, header.block_key, header.payload_len)
         if pending is None:
             return
         try:
-            codec.decompress(found.fd, header, lambda piece, offset: _write(pending.writer, piece, offset))
+            codec.decompress(
+                found.fd, header, lambda piece, offset: write_at(pending.writer, piece, HEADER_BYTES + offset)
+            )
             plain = replace(header, codec=CODEC_NONE, stored_len=header.payload_len)
             os.pwrite(pending.writer, encode_header(plain), 0)
             outcome = pending.commit()
@@ -142,18 +129,12 @@ class CompressedStore(WrapperStore, TransactionTarget):
         if outcome is CommitOutcome.STORED:
             self._events.emit(BlockPromoted(block_key, header.payload_len))
 
-    def _keep_room(self, header: BlockHeader) -> WriteTransaction | None:
-        try:
-            return self._local.begin(header.block_key, header.payload_len)
-        except OSError as e:  # the local drive's trouble is not the shared tier's
-            raise TierFullError(f"the local tier: {e.strerror}", block_key=header.block_key.hex()) from None
-
     # -- writing
 
     def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         if self._codec == CODEC_NONE:
             return self._inner.begin_write(block_key, payload_len)
-        writer, reader = _memory()
+        writer, reader = open_memory()
         os.ftruncate(writer, HEADER_BYTES + payload_len)
         return WriteTransaction(self, block_key, payload_len, writer, reader, reserved=0)
 
@@ -162,7 +143,7 @@ class CompressedStore(WrapperStore, TransactionTarget):
 
     def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         size = header.payload_len
-        writer, reader = _memory()
+        writer, reader = open_memory()
         try:
             stored = codec.compress(self._codec, pending.reader, size, writer, size - size // 16)
             if stored is None:
@@ -189,25 +170,3 @@ class CompressedStore(WrapperStore, TransactionTarget):
             target.abort()
             raise
         return target.commit(_PACKED) is CommitOutcome.STORED
-
-
-def _codec_of(fd: int) -> int:
-    """Return the codec of the unverified header; CODEC_NONE for a file that is no block, which its reader detects."""
-    start = os.pread(fd, _CODEC_AT + 1, 0)
-    return start[_CODEC_AT] if len(start) > _CODEC_AT and start.startswith(MAGIC) else CODEC_NONE
-
-
-def _memory() -> tuple[int, int]:
-    """A file in memory: one descriptor to write, one to read."""
-    writer = os.memfd_create("kvpool-block", os.MFD_CLOEXEC)
-    try:
-        return writer, os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC)
-    except BaseException:
-        os.close(writer)
-        raise
-
-
-def _write(fd: int, piece: memoryview, offset: int) -> None:
-    while piece:
-        done = os.pwrite(fd, piece, HEADER_BYTES + offset)
-        piece, offset = piece[done:], offset + done

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
-from kvpool.protocol.block import HEADER_BYTES
+from kvpool.protocol.block import CODEC_NONE, HEADER_BYTES
 from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted, SharedBlockOpened
 from kvpool_sidecar.storage.base import Block, Store, TransactionTarget, Usage, WriteTransaction
@@ -55,6 +55,8 @@ class ObjectStoreSettings:
         Writes stop at this usage; 0 for no limit.
     recount_s
         Interval at which `maintain` counts the usage; infinite: `set_usage` reports it.
+    is_encrypted
+        Blocks are handed out as they are stored: `EncryptedStore` reads them.
     in_flight_bytes
         Limit of the bytes in transfer; one block of the largest size always fits.
     """
@@ -64,6 +66,7 @@ class ObjectStoreSettings:
     staging: str = ""
     capacity_bytes: int = 0
     recount_s: float = 3600.0
+    is_encrypted: bool = False
     in_flight_bytes: int = 1 << 30
 
 
@@ -135,6 +138,7 @@ class ObjectStore(Store, TransactionTarget):
                 fd = self._unnamed()
                 try:
                     bucket.get_to_fd(name, fd, HEADER_BYTES + payload_len)
+                    _require_readable(fd, block_key)
                     blockfile.verify(fd, block_key, payload_len)
                     return True
                 except FileNotFoundError:
@@ -234,6 +238,8 @@ class ObjectStore(Store, TransactionTarget):
         payload_len = self._objects.payload_len(bucket.size(self._objects.name(block_key)))
         if payload_len is None:
             return None
+        if self._settings.is_encrypted:
+            return self._fetch(bucket, block_key, payload_len)
         if self._local is not None:
             with contextlib.suppress(TierFullError, RefusedError):
                 return self._promote_to(self._local, bucket, block_key, payload_len, stays=True)
@@ -243,6 +249,16 @@ class ObjectStore(Store, TransactionTarget):
             finally:
                 self._memory.delete(block_key)
 
+    def _fetch(self, bucket: Bucket, block_key: bytes, payload_len: int) -> Block:
+        with self._space.transfer(HEADER_BYTES + payload_len):
+            fd = self._unnamed()
+            try:
+                bucket.get_to_fd(self._objects.name(block_key), fd, HEADER_BYTES + payload_len)
+            except BaseException:
+                os.close(fd)
+                raise
+            return Block(fd, payload_len)
+
     def _promote_to(
         self, store: Store, bucket: Bucket, block_key: bytes, payload_len: int, *, stays: bool
     ) -> Block | None:
@@ -251,6 +267,7 @@ class ObjectStore(Store, TransactionTarget):
             return store.open(block_key)
         try:
             bucket.get_to_fd(self._objects.name(block_key), pending.writer, pending.file_bytes)
+            _require_readable(pending.reader, block_key)
             blockfile.verify(pending.reader, block_key, payload_len)
         except BaseException:
             pending.abort()
@@ -284,9 +301,8 @@ class ObjectStore(Store, TransactionTarget):
         """Only this process writes here, and it has closed its descriptor."""
 
     def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
-        blockfile.verify(
-            pending.reader, header.block_key, pending.payload_len
-        )  # never upload a block damaged in staging
+        if header.codec == CODEC_NONE:  # never upload a block damaged in staging
+            blockfile.verify(pending.reader, header.block_key, pending.payload_len)
         objects = self._objects
         if not objects.bucket().put(objects.name(pending.block_key), pending.reader, pending.file_bytes):
             return False
@@ -303,3 +319,9 @@ class ObjectStore(Store, TransactionTarget):
             with contextlib.suppress(OSError):
                 return os.open(self._settings.staging, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         return os.memfd_create("kvpool-staging", os.MFD_CLOEXEC)
+
+
+def _require_readable(fd: int, block_key: bytes) -> None:
+    """FileNotFoundError for an encrypted block: it is not corrupt, only not for this pool's present settings."""
+    if blockfile.codec_of(fd) != CODEC_NONE:
+        raise FileNotFoundError(errno.ENOENT, "the block is encrypted", block_key.hex())
