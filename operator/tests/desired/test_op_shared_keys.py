@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 from dataclasses import replace
 
 import pytest
+from op_pool_world import NS, World
 from op_samples import ENV, LOCAL, SECRET, pool
 
 from kvpool.protocol.keys import shared_key_id
@@ -15,6 +17,7 @@ from kvpool_operator.desired.config import to_pool_config
 from kvpool_operator.desired.secrets import read_secret
 from kvpool_operator.desired.shared_keys import next_keys
 from kvpool_operator.errors import InvalidPoolError
+from kvpool_operator.k8s.client import ObjectRef
 
 A, B = "kvt:a:1", "kvt:b:2"
 NFS = {"name": "cold", "shared": {"nfs": {"server": "nfs", "path": "/kv"}, "capacity": "1Ti"}}
@@ -95,3 +98,35 @@ def test_the_secret_keeps_them():
 def test_an_unknown_encryption_is_refused():
     with pytest.raises(InvalidPoolError):
         pool(tiers=[LOCAL, {**NFS, "shared": {**NFS["shared"], "encryption": "ROT13"}}])
+
+
+async def test_keys_come_with_the_setting_and_go_with_their_tenant():
+    """From the pool to the Secret, through the operator."""
+    world = World(tiers=[LOCAL, NFS])
+    secret, tenant = ObjectRef("Secret", NS, "chat-secret"), ObjectRef("KVCacheTenant", NS, "acme")
+
+    async def keys() -> dict | None:
+        await world.settle()
+        data = world.cluster.objects[secret]["data"].get("shared-keys.json")
+        return None if data is None else parsed(base64.b64decode(data).decode())
+
+    assert await keys() is None
+    world.pool["spec"]["tiers"][1] = encrypted(NFS, "shared")
+    first = await keys()
+    assert first["tenants"] == {}
+    world.cluster.put(
+        {
+            "apiVersion": "kvpool.dev/v1alpha1",
+            "kind": "KVCacheTenant",
+            "metadata": {"name": "acme", "namespace": NS, "uid": "9"},
+            "spec": {"poolRef": {"name": "chat"}, "members": {"namespaces": ["team-a"]}},
+        }
+    )
+    second = await keys()
+    assert list(second["tenants"]) == ["kvt:acme:9"]
+    assert second["default"] == first["default"]
+    assert await keys() == second
+    del world.cluster.objects[tenant]
+    assert await keys() == first
+    world.pool["spec"]["tiers"][1] = NFS
+    assert await keys() == first, "blocks of before stay readable for whoever turns it on again"

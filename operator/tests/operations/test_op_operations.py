@@ -43,6 +43,18 @@ def test_a_purge_goes_over_the_drives_the_shared_tier_and_the_drives_again():
     assert all({k: v for k, v in s.params.items() if k != "tier"} == wanted for s in made)
 
 
+def test_nodes_confirm_that_the_key_of_a_deleted_tenant_is_gone():
+    encrypted = {**SHARED, "shared": {**SHARED["shared"], "encryption": "AES256GCM"}}
+    gone = f"kvt:acme:{'0' * 36}"
+    for tier, tenant, wanted in ((encrypted, gone, 4), (encrypted, "team-a", 3), (SHARED, gone, 3)):
+        pool = KVCachePool.parse(pool_manifest(tiers=[LOCAL, tier]))
+        steps = steps_of(operation(purge={"tenant": tenant}), pool)
+        assert len(steps) == wanted
+    pool = KVCachePool.parse(pool_manifest(tiers=[LOCAL, encrypted]))
+    last = steps_of(operation(purge={"tenant": gone}), pool)[-1]
+    assert (last.kind, dict(last.params), last.everywhere) == ("confirm-key-forgotten", {"tenant": gone}, True)
+
+
 def test_salts_are_asked_for_by_their_digests_with_all_else():
     pool = KVCachePool.parse(pool_manifest())
     digest = RED.removeprefix("sha256:")

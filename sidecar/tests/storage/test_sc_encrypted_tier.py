@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 
 import pytest
 from sc_nodes import MIB, wait_for
@@ -12,9 +13,12 @@ from test_sc_encryption import ONE, OTHER, Ring, ring_text
 from test_sc_objects import MAX, make_store
 
 from kvpool import config
+from kvpool.errors import PoolUnavailableError, ProtocolError
 from kvpool.protocol import block, wire
 from kvpool.protocol.block import EngineBlock
 from kvpool.protocol.keys import shared_key_id as key_id_of
+from kvpool_sidecar.admin.confirm_key import ConfirmKeyForgotten
+from kvpool_sidecar.admin.context import Context
 from kvpool_sidecar.blocks import encryption
 from kvpool_sidecar.blocks.encryption import stored_len
 from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
@@ -25,6 +29,7 @@ from kvpool_sidecar.storage.shared.compressed import CompressedStore
 from kvpool_sidecar.storage.shared.encrypted import EncryptedStore
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.key_ring import NoKeyError
+from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_testing.blocks import TAG, header, key, payload, put, read, write
 
 # -- in a store
@@ -288,3 +293,33 @@ def test_a_sidecar_without_keys_serves_its_local_blocks_and_copies_none(cluster)
         wait_for(lambda: a.status()["shared"]["copies"].get("no-key", 0) == 1, "not copied")
         assert raw.get(list(data)) == list(data.values())
     assert [f for f in (c.shared / "blocks").rglob("*") if f.is_file()] == []
+
+
+# -- the receipt
+
+
+def confirm(tier, keys, tenant="kvt:acme:1", clock=time.monotonic):
+    context = Context()
+    shared = SharedTier(tier.node(keys))
+    try:
+        ConfirmKeyForgotten(b"s" * 32, shared, clock)({"tenant": tenant}, context)
+    finally:
+        shared.close()
+    return context.counts
+
+
+def test_a_node_confirms_that_it_has_forgotten_a_key(tier):
+    keys = Ring(ONE)
+    keys.set(ring_text(ONE, ONE, OTHER, tenants={"kvt:acme:1": OTHER}))
+    times = iter([0.0, 1.0, 181.0])
+    with pytest.raises(PoolUnavailableError, match="still has"):
+        confirm(tier, keys, clock=lambda: next(times))
+    keys.set(ring_text(ONE, ONE))
+    assert confirm(tier, keys) == {"keysForgotten": 1}
+    assert confirm(tier, None) == {"keysForgotten": 1}
+
+
+@pytest.mark.parametrize("params", [{}, {"tenant": ""}, {"tenant": 1}, {"tenant": "a", "more": 1}])
+def test_a_confirmation_of_something_else_is_refused(params):
+    with pytest.raises(ProtocolError):
+        ConfirmKeyForgotten(b"s" * 32, None)(params, Context())

@@ -95,7 +95,16 @@ def _purge(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:
     drives = Step("purge", {**params, "tier": "Local"}, what="purging the nodes' drives")
     if not _has_shared(pool):
         return (drives, drives)  # a block may have been read from a peer that was not purged yet
-    return (drives, Step("purge", {**params, "tier": "Shared"}, False, "shared", "purging the shared tier"), drives)
+    shared = Step("purge", {**params, "tier": "Shared"}, False, "shared", "purging the shared tier")
+    return (drives, shared, drives, *_key_steps(request.tenant, pool))
+
+
+def _key_steps(tenant: str | None, pool: KVCachePool) -> tuple[Step, ...]:
+    """Every node confirms that it has no key of a deleted KVCacheTenant."""
+    is_encrypted = any(tier.is_encrypted for tier in pool.spec.tiers)
+    if not is_encrypted or tenant is None or not tenant.startswith("kvt:"):
+        return ()
+    return (Step("confirm-key-forgotten", {"tenant": tenant}, what="confirming that nodes have forgotten the key"),)
 
 
 def _verify(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvpool_sidecar.admin.confirm_key import ConfirmKeyForgotten
 from kvpool_sidecar.admin.evacuate import Evacuate, Remain
 from kvpool_sidecar.admin.preflight import Preflight
 from kvpool_sidecar.admin.purge import Purge
@@ -43,6 +44,7 @@ def operation_handlers(deps: OperationDeps) -> dict[str, Runner]:
     """Return the handlers by kind. Each is called with parameters and Context, in a thread of its own (Operations)."""
     return {
         "purge": Purge(deps.secret, deps.local, deps.shared),
+        "confirm-key-forgotten": ConfirmKeyForgotten(deps.secret, deps.shared),
         "evacuate": Evacuate(deps.drain),
         "remain": Remain(deps.drain),
         "preflight": Preflight(deps.preflight),

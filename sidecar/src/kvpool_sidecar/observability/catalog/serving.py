@@ -24,6 +24,9 @@ _OPERATIONS: Final = {
     "done": "End of a read that held a grant.",
 }
 
+_ADMIN_OPERATIONS: Final = (
+    "purge", "verify", "warm", "evacuate", "remain", "preflight", "reload", "confirm-key-forgotten",
+)  # fmt: skip
 SERVING_COUNTERS: Final = (
     Counter("kvpool_sidecar_requests", "requests", "Requests of clients.", "op", _OPERATIONS),
     Counter("kvpool_sidecar_lookup_blocks", "lookup", "Blocks in LOOKUP requests, repeats included.", item="asked"),
@@ -96,7 +99,16 @@ SERVING_COUNTERS: Final = (
         "result",
         {
             f"{kind}-{state}": text
-            for kind in ("purge", "verify", "warm", "evacuate", "remain", "preflight", "reload")
+            for kind in (
+                "purge",
+                "verify",
+                "warm",
+                "evacuate",
+                "remain",
+                "preflight",
+                "reload",
+                "confirm-key-forgotten",
+            )
             for state, text in (
                 ("succeeded", "The operation finished."),
                 ("failed", "The operation failed or was cancelled."),

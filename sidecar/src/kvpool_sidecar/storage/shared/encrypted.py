@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kvpool.protocol.block import BlockHeader
     from kvpool_sidecar.storage.shared.key_ring import KeyRing
 
-__all__ = ["EncryptedStore", "encryption_status"]
+__all__ = ["EncryptedStore", "encryption_status", "key_ring_of"]
 
 log = logging.getLogger(__name__)
 
@@ -225,10 +225,16 @@ class EncryptedStore(WrapperStore, TransactionTarget):
             self._inner.delete(block_key)
 
 
-def encryption_status(store: Store | None) -> dict[str, Any]:
-    """Return the ids of the keys of the shared tier `store`, and its problem; empty if it is not encrypted."""
+def key_ring_of(store: Store) -> KeyRing | None:
+    """Return the keys of the shared tier `store`; None if it is not encrypted."""
     while isinstance(store, WrapperStore):
         if isinstance(store, EncryptedStore):
-            return {"keys": store.ring.ids(), "problem": store.ring.problem}
+            return store.ring
         store = store.inner
-    return {}
+    return None
+
+
+def encryption_status(store: Store | None) -> dict[str, Any]:
+    """Return the ids of the keys of the shared tier `store`, and its problem; empty if it is not encrypted."""
+    ring = key_ring_of(store) if store is not None else None
+    return {} if ring is None else {"keys": ring.ids(), "problem": ring.problem}

@@ -104,6 +104,10 @@ class KeyRing:
             key_id = b"" if has_own else current.default
         return current.keys.get(key_id)
 
+    def is_assigned(self, tenant_tag: bytes) -> bool:
+        """Return whether a tenant has a separate key here."""
+        return tenant_tag in self._current().tenants
+
     def ids(self) -> list[str]:
         """Return the ids of the known keys, sorted."""
         return sorted(key_id.hex() for key_id in self._current().keys)
