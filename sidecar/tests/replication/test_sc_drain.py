@@ -8,9 +8,10 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sc_drain import SIZE, drain, loads, nodes, reported, selective, store
+from sc_drain import ADMIN_PORT, SIZE, drain, loads, nodes, reported, selective, store
 from sc_nodes import MIB, wait_for
 
+from kvpool import config
 from kvpool.errors import ProtocolError
 from kvpool.protocol import wire
 from kvpool.protocol.block import HEADER_BYTES
@@ -160,3 +161,17 @@ def test_what_a_drained_node_had_is_found_after_it_has_gone(cluster, where):
         assert loads(node, [500], tenant="team-b") == [500]
     result = "shared" if where == "shared" else "peers"
     assert b"kvpool_sidecar_drain_received_blocks_total 0.0" not in a.get("/metrics") or result == "shared"
+
+
+def test_a_drain_without_a_key_of_the_shared_tier_moves_blocks_to_peers(cluster):
+    """The tier is not at fault: its breaker stays closed."""
+    c = cluster(shared=True)
+    encrypted = config.SharedTier("shared", str(c.shared), encryption="AES256GCM")
+    _, d = (c.node(name, shared=encrypted, cache=selective(), admin_port=ADMIN_PORT) for name in "ad")
+    store(d, list(range(10)))
+    report = drain(d, wait_s=60)
+    assert report["state"] == "Succeeded", report
+    assert report["counts"]["blocks"] == 10
+    status = d.status()
+    assert not status["breakers"]["shared"], status["breakers"]
+    assert [f for f in (c.shared / "blocks").rglob("*") if f.is_file()] == []

@@ -12,7 +12,7 @@ from test_sc_store import FileContract
 
 from kvpool.errors import ConfigError, CorruptBlockError
 from kvpool.protocol import block
-from kvpool.protocol.block import HEADER_BYTES
+from kvpool.protocol.block import HEADER_BYTES, EngineBlock
 from kvpool.protocol.keys import shared_key_id as key_id_of
 from kvpool.protocol.keys import tenant_tag
 from kvpool_sidecar.blocks.encryption import CHUNK_BYTES, EncryptedBlock, encrypt, stored_len
@@ -201,10 +201,11 @@ def respoken(file: bytearray, **fields) -> bytes:
         lambda file: respoken(file, created_ms=9),
         lambda file: respoken(file, salt_tag=b"u" * 16),
         lambda file: respoken(file, payload_sum=b"u" * 16),
+        lambda file: respoken(file, engine_block=EngineBlock(b"u" * 32)),
     ],
     ids=[
         "chunk-cut-off", "chunk-repeated", "byte-cut-off", "chunks-swapped", "chunks-of-another-file", "key", "tenant",
-        "fingerprint", "payload-length", "age", "salt-tag", "file-salt",
+        "fingerprint", "payload-length", "age", "salt-tag", "file-salt", "name-in-engine",
     ],
 )  # fmt: skip
 def test_a_file_put_together_otherwise_is_corrupt(spoil):

@@ -19,6 +19,7 @@ from kvpool_sidecar.peers.migration import ReceiveResult
 from kvpool_sidecar.replication.peer_selector import RECEIVE_S, Migration, PeerSelector
 from kvpool_sidecar.replication.write_back import copy_block
 from kvpool_sidecar.resilience.rate_limiter import RateLimiter
+from kvpool_sidecar.storage.shared.key_ring import NoKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -265,6 +266,9 @@ class DrainSource:
         except TierFullError as e:
             self._set_problem(str(e))
             return False, ""
+        except NoKeyError as e:  # the tier is not at fault, and takes blocks of other tenants
+            self._set_problem(str(e))
+            return True, ""
         except (KVPoolError, OSError) as e:
             self._shared.bulkhead.breaker.failure()
             self._set_problem(str(e))
