@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from sc_keys import ONE, ring_text
 from sc_nodes import wait_for
 from sc_raw import block_id, payload
 from sc_s3 import KEY, SECRET, Proxy, S3Server
@@ -47,9 +48,14 @@ def get(connection, one):
     return wait_for(lambda: connection.get([one], ms=10_000)[0], "read from the object store", timeout=30)
 
 
-def test_a_block_outlives_its_node_in_the_object_store(cluster, s3, secret):
+@pytest.mark.parametrize("encryption", ["None", "AES256GCM"])
+def test_a_block_outlives_its_node_in_the_object_store(cluster, s3, secret, encryption):
     c = cluster()
-    tier = {"fsspec": far(s3, "path"), "arguments": (f"--object-secret-dir={secret}",)}
+    (c.secret / "shared-keys.json").write_bytes(ring_text(ONE, ONE))
+    tier = {
+        "fsspec": far(s3, f"path-{encryption}", encryption=encryption),
+        "arguments": (f"--object-secret-dir={secret}",),
+    }
     a = c.node("a", **tier)
     data = {block_id(n): payload(n, (n + 1) << 20) for n in range(3)}
     with a.connect("team-a") as connection:
@@ -70,6 +76,8 @@ def test_a_block_outlives_its_node_in_the_object_store(cluster, s3, secret):
         assert b.status()["index"]["announced"] == 3  # for peers too
     status = b.status()
     assert status["shared"].pop("sweep")["problem"] == ""
+    keys = status["shared"].pop("encryption", {"keys": []})["keys"]
+    assert len(keys) == status["encryption"].get("decrypted", 0) // 3 == (encryption != "None")
     assert status["shared"] | {"copies": 0} == {
         "configured": True,
         "available": True,

@@ -7,9 +7,10 @@ import os
 import time
 
 import pytest
+from sc_keys import ONE, OTHER, ring_text
 from sc_nodes import MIB, wait_for
 from sc_raw import block_id as raw_block_id
-from test_sc_encryption import ONE, OTHER, Ring, ring_text
+from test_sc_encryption import Ring
 from test_sc_objects import MAX, make_store
 
 from kvpool import config

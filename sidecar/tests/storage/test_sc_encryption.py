@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 
 import pytest
+from sc_keys import ONE, OTHER, ring_text
 from sc_nodes import MIB
 from test_sc_store import FileContract
 
@@ -24,21 +24,9 @@ from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.key_ring import KeyRing, TenantTags, parse_keys
 from kvpool_testing.blocks import TAG, block_id, header, key, payload, put, read
 
-ONE, OTHER = b"1" * 32, b"2" * 32
 OVERHEAD = stored_len(1) - 1  # of a block with one chunk
 SEALED_CHUNK = CHUNK_BYTES + 16
 FIRST = HEADER_BYTES + HEADER_BYTES + 16  # where the second chunk begins in the file
-
-
-def ring_text(default: bytes | None, *known: bytes, tenants: dict[str, bytes] | None = None) -> bytes:
-    return json.dumps(
-        {
-            "version": 1,
-            "default": key_id_of(default).hex() if default else "",
-            "tenants": {tenant: key_id_of(one).hex() for tenant, one in (tenants or {}).items()},
-            "keys": {key_id_of(one).hex(): one.hex() for one in known},
-        }
-    ).encode()
 
 
 class Ring:

@@ -97,7 +97,7 @@ class StorageSection:
                 "waiting": self._write_back.waiting if self._write_back is not None else 0,
                 "dirty_bytes": self._write_back.dirty_bytes if self._write_back is not None else 0,
                 "copies": self._stats.whole("copies"),
-                "encryption": encryption_status(self._shared.store if self._shared is not None else None),
+                **self._encryption(),
                 **({"sweep": self._gc.status()} if self._gc is not None else {}),
             },
             "drives": {drive.name: "failing" if drive.health.fenced else "ok" for drive in drives},
@@ -111,6 +111,10 @@ class StorageSection:
         first = [tag for tag in self._config.tenancy.tags if tag in usage]
         rest = sorted(usage.keys() - set(first), key=lambda tag: -usage[tag].used_bytes)
         return {tag.hex(): usage[tag]._asdict() for tag in [*first, *rest][:_MAX_TENANTS]}
+
+    def _encryption(self) -> dict[str, Any]:
+        found = encryption_status(self._shared.store) if self._shared is not None else {}
+        return {"encryption": found} if found else {}
 
     def _shared_problem(self) -> str:
         """Return the tier's problem, or that of the copies: reads may succeed where writes fail."""

@@ -234,7 +234,7 @@ def key_ring_of(store: Store) -> KeyRing | None:
     return None
 
 
-def encryption_status(store: Store | None) -> dict[str, Any]:
+def encryption_status(store: Store) -> dict[str, Any]:
     """Return the ids of the keys of the shared tier `store`, and its problem; empty if it is not encrypted."""
-    ring = key_ring_of(store) if store is not None else None
+    ring = key_ring_of(store)
     return {} if ring is None else {"keys": ring.ids(), "problem": ring.problem}
