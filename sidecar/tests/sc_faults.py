@@ -1,4 +1,4 @@
-"""Faults by name: what breaks, and what mends it. For tests that run traffic meanwhile."""
+"""Faults by name: what breaks, and what mends it. For tests with traffic."""
 
 from __future__ import annotations
 

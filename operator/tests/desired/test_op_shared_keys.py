@@ -129,4 +129,4 @@ async def test_keys_come_with_the_setting_and_go_with_their_tenant():
     del world.cluster.objects[tenant]
     assert await keys() == first
     world.pool["spec"]["tiers"][1] = NFS
-    assert await keys() == first, "blocks of before stay readable for whoever turns it on again"
+    assert await keys() == first, "earlier blocks stay readable if encryption is turned on again"

@@ -337,7 +337,7 @@ async def test_a_sidecar_that_does_not_listen_is_told_again_until_the_time_is_ov
     assert world.status("a")["drain"]["state"] == "Requested"
     world.sidecars.away = False
     await world.look(after_s=2)
-    assert world.sidecars.reported == []  # a moment ago it was told unsuccessfully
+    assert world.sidecars.reported == []  # the last request failed a moment ago
     await world.look(after_s=10)
     await world.look(after_s=2)
     assert [kind for _, kind, _ in world.sidecars.reported] == ["evacuate"]

@@ -136,7 +136,7 @@ def test_a_salt_is_purged_from_every_tier_and_everybody_else_keeps_theirs(cluste
             assert one.get(list(red)) == [None] * 2
             assert one.get([*blue, *plain]) == [*blue.values(), *plain.values()]
             assert two.get(list(theirs)) == list(theirs.values())
-    # without a tenant: whoever had that salt; and what is stored again is kept
+    # without a tenant: the salt of any tenant; a block that is stored again stays
     with a.connect("team-a") as one:
         one.put(red, "red")
     assert Operator.of(a).run("p-3", "purge", salts=[digest("red"), digest("green")], **LOCAL)["counts"]["blocks"] == 4

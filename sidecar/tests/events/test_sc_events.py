@@ -314,7 +314,7 @@ def test_copies_on_the_shared_tier_are_told_until_they_go(tmp_path):
                 copies[keys.block_key(SECRET.strip(), "team-a", block_id).hex()].unlink()
             assert raw.get(block_ids[:1]) == [None]
         wait_for(
-            lambda: holds(node, {chain[2]}, "REMOTE"), "what a reader missed is reported, and what nobody asked for"
+            lambda: holds(node, {chain[2]}, "REMOTE"), "missed blocks are reported, and blocks without a request"
         )
 
 

@@ -128,7 +128,7 @@ def test_a_hostile_sidecar_keeps_no_other_pool_from_its_sockets(node, hostile):
     node.kubelet.add(pod("one"))
     wait_for(lambda: "one" in good.got, "the other pool has its pod", 20)
     if "reply" in hostile:
-        wait_for(lambda: bad.sent > 5000, "the agent goes on reading: so many are in no buffer", 30)
+        wait_for(lambda: bad.sent > 5000, "the agent still reads: no buffer holds that many", 30)
     assert "Traceback" not in node.log()
 
 
@@ -153,7 +153,7 @@ def test_a_link_in_a_sidecars_volume_is_not_followed(node):
     assert hostile.is_socket(), "the link leads to the other sidecar"
     node.kubelet.add(pod("one"))
     real = node.server(sidecar("later"))
-    wait_for(lambda: "one" in real.got, "the agent goes on")
+    wait_for(lambda: "one" in real.got, "the agent still works")
     assert (server.connections, server.got) == (1, {})
 
 

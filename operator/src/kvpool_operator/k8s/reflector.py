@@ -198,7 +198,8 @@ class Reflector:
                 failures = 0
             except OperatorError as e:
                 failures += 1
-                if failures >= MAX_WATCH_FAILURES or (isinstance(e, ApiUnavailableError) and e.status == 410):
+                is_expired = isinstance(e, ApiUnavailableError) and e.status == 410
+                if is_expired or failures % MAX_WATCH_FAILURES == 0:  # not after each failure: a list is expensive
                     self._version = ""
                 log.warning("%ss cannot be watched: %s", self._selection.kind, e)
             pause = min(MAX_PAUSE_S, MIN_PAUSE_S * 2.0**failures) * random.uniform(0.5, 1.0)  # noqa: S311  no secret
