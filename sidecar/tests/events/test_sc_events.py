@@ -313,9 +313,7 @@ def test_copies_on_the_shared_tier_are_told_until_they_go(tmp_path):
             for block_id in block_ids[:2]:
                 copies[keys.block_key(SECRET.strip(), "team-a", block_id).hex()].unlink()
             assert raw.get(block_ids[:1]) == [None]
-        wait_for(
-            lambda: holds(node, {chain[2]}, "REMOTE"), "missed blocks are reported, and blocks without a request"
-        )
+        wait_for(lambda: holds(node, {chain[2]}, "REMOTE"), "missed blocks are reported, and blocks without a request")
 
 
 def test_a_pool_without_events_asks_for_no_names(tmp_path):

@@ -18,12 +18,13 @@ from kvpool.errors import CorruptBlockError, RefusedError, TierFullError
 from kvpool.protocol.block import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD, HEADER_BYTES, BlockHeader, encode_header
 from kvpool_sidecar.blocks import compression as codec
 from kvpool_sidecar.blocks import file as blockfile
-from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
-from kvpool_sidecar.storage.base import Block, CommitOutcome, Store, TransactionTarget, WrapperStore, WriteTransaction
-from kvpool_sidecar.storage.shared.promotion import Promotions, keep_room, open_memory, write_at
+from kvpool_sidecar.storage.base import Block, CommitOutcome, Store, WriteTransaction
+from kvpool_sidecar.storage.shared.promotion import PromotingStore, open_memory, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvpool_sidecar.blocks.events import BlockEvents
 
 
 __all__ = ["CompressedStore"]
@@ -33,12 +34,8 @@ log = logging.getLogger(__name__)
 _PACKED = blockfile.Expect(packed=True)
 
 
-class CompressedStore(WrapperStore, TransactionTarget):
-    """See Store; `inner` stores the blocks. `keys` yields the stored lengths.
-
-    `local` is the store that compressed blocks are promoted to, with an event BlockPromoted. A payload of more than
-    `max_payload` bytes is not decompressed.
-    """
+class CompressedStore(PromotingStore):
+    """See PromotingStore; `inner` stores the compressed blocks. `keys` yields the stored lengths."""
 
     def __init__(
         self,
@@ -50,13 +47,8 @@ class CompressedStore(WrapperStore, TransactionTarget):
         events: BlockEvents | None = None,
         count: Callable[[str, int], None] = lambda _what, _n: None,
     ) -> None:
-        super().__init__(inner)
-        self._local = local
+        super().__init__(inner, local, max_payload=max_payload, events=events, count=count)
         self._codec = codec
-        self._max_payload = max_payload
-        self._events = events or BlockEvents()
-        self._count = count
-        self._promotions = Promotions()
 
     def open(self, block_key: bytes) -> Block | None:
         """None also for a compressed block that is corrupt, which quarantines it, or that the local tier has no room
@@ -107,39 +99,24 @@ class CompressedStore(WrapperStore, TransactionTarget):
         return header
 
     def _open_promoted(self, block_key: bytes, found: Block) -> Block | None:
-        self._promotions.run(block_key, lambda: self._promote(block_key, found))
+        self._promotions.run(block_key, lambda: self._decompress(block_key, found))
         return self._local.open(block_key)
 
-    def _promote(self, block_key: bytes, found: Block) -> None:
+    def _decompress(self, block_key: bytes, found: Block) -> None:
         header = self._header(block_key, found)
-        pending = keep_room(self._local, header.block_key, header.payload_len)
-        if pending is None:
-            return
-        try:
-            codec.decompress(
-                found.fd, header, lambda piece, offset: write_at(pending.writer, piece, HEADER_BYTES + offset)
-            )
-            plain = replace(header, codec=CODEC_NONE, stored_len=header.payload_len)
-            os.pwrite(pending.writer, encode_header(plain), 0)
-            outcome = pending.commit()
-        except BaseException:
-            pending.abort()
-            raise
-        self._count("decompressed", 1)
-        if outcome is CommitOutcome.STORED:
-            self._events.emit(BlockPromoted(block_key, header.payload_len))
+
+        def write_payload(fd: int) -> None:
+            codec.decompress(found.fd, header, lambda piece, offset: write_at(fd, piece, HEADER_BYTES + offset))
+
+        plain = replace(header, codec=CODEC_NONE, stored_len=header.payload_len)
+        self._promote(plain, write_payload, counted="decompressed")
 
     # -- writing
 
     def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         if self._codec == CODEC_NONE:
             return self._inner.begin_write(block_key, payload_len)
-        writer, reader = open_memory()
-        os.ftruncate(writer, HEADER_BYTES + payload_len)
-        return WriteTransaction(self, block_key, payload_len, writer, reader, reserved=0)
-
-    def seal(self, pending: WriteTransaction) -> None:
-        """Only this process writes here, and it has closed its descriptor."""
+        return super().begin_write(block_key, payload_len)
 
     def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         size = header.payload_len

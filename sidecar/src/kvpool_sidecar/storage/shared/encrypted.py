@@ -25,15 +25,15 @@ from kvpool.protocol.block import (
 )
 from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.blocks.encryption import EncryptedBlock, encrypt, key_id_in, stored_len
-from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
-from kvpool_sidecar.storage.base import Block, CommitOutcome, Store, TransactionTarget, WrapperStore, WriteTransaction
+from kvpool_sidecar.storage.base import Block, CommitOutcome, Store, WrapperStore, WriteTransaction
 from kvpool_sidecar.storage.shared.key_ring import NoKeyError
-from kvpool_sidecar.storage.shared.promotion import Promotions, keep_room, open_memory, write_at
+from kvpool_sidecar.storage.shared.promotion import PromotingStore, open_memory, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool.protocol.block import BlockHeader
+    from kvpool_sidecar.blocks.events import BlockEvents
     from kvpool_sidecar.storage.shared.key_ring import KeyRing
 
 __all__ = ["EncryptedStore", "encryption_status", "key_ring_of"]
@@ -46,11 +46,10 @@ T = TypeVar("T")
 _TRIALS = 2  # damage in transit must not quarantine the block
 
 
-class EncryptedStore(WrapperStore, TransactionTarget):
-    """See Store; `inner` stores the encrypted files. `keys` and `header` yield stored lengths and the outer header.
+class EncryptedStore(PromotingStore):
+    """See PromotingStore; `inner` stores the encrypted files.
 
-    `local` is the store that blocks are promoted to, with an event BlockPromoted. A payload of more than `max_payload`
-    bytes is not decrypted.
+    `keys` and `header` yield stored lengths and the outer header.
     """
 
     def __init__(
@@ -63,13 +62,8 @@ class EncryptedStore(WrapperStore, TransactionTarget):
         events: BlockEvents | None = None,
         count: Callable[[str, int], None] = lambda _what, _n: None,
     ) -> None:
-        super().__init__(inner)
-        self._local = local
+        super().__init__(inner, local, max_payload=max_payload, events=events, count=count)
         self.ring = ring
-        self._max_payload = max_payload
-        self._events = events or BlockEvents()
-        self._count = count
-        self._promotions = Promotions()
 
     def contains(self, block_key: bytes) -> bool:
         """Read the header: whether this sidecar has the key. True for a torn header, which its reader quarantines."""
@@ -136,7 +130,7 @@ class EncryptedStore(WrapperStore, TransactionTarget):
         inner = encrypted.header()
         if inner.codec != CODEC_NONE:
             return self._into_memory(encrypted, inner)
-        self._promotions.run(block_key, lambda: self._promote(encrypted, inner))
+        self._promotions.run(block_key, lambda: self._decrypt(encrypted, inner))
         return self._local.open(block_key)
 
     def _peek(self, block_key: bytes, found: Block) -> Block | None:
@@ -164,37 +158,20 @@ class EncryptedStore(WrapperStore, TransactionTarget):
         self._count("decrypted", 1)
         return Block(reader, inner.stored_len)
 
-    def _promote(self, encrypted: EncryptedBlock, inner: BlockHeader) -> None:
-        pending = keep_room(self._local, inner.block_key, inner.payload_len)
-        if pending is None:
-            return
-        running = running_checksum()
+    def _decrypt(self, encrypted: EncryptedBlock, inner: BlockHeader) -> None:
+        def write_payload(fd: int) -> None:
+            running = running_checksum()
 
-        def write(piece: memoryview, offset: int) -> None:
-            running.update(piece)
-            write_at(pending.writer, piece, HEADER_BYTES + offset)
+            def write(piece: memoryview, offset: int) -> None:
+                running.update(piece)
+                write_at(fd, piece, HEADER_BYTES + offset)
 
-        try:
             encrypted.read(write)
             require(inner, payload_sum=running.digest)
-            os.pwrite(pending.writer, encode_header(inner), 0)
-            outcome = pending.commit()
-        except BaseException:
-            pending.abort()
-            raise
-        self._count("decrypted", 1)
-        if outcome is CommitOutcome.STORED:
-            self._events.emit(BlockPromoted(inner.block_key, inner.payload_len))
+
+        self._promote(inner, write_payload, counted="decrypted")
 
     # -- writing
-
-    def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
-        writer, reader = open_memory()
-        os.ftruncate(writer, HEADER_BYTES + payload_len)
-        return WriteTransaction(self, block_key, payload_len, writer, reader, reserved=0)
-
-    def seal(self, pending: WriteTransaction) -> None:
-        """Only this process writes here, and it has closed its descriptor."""
 
     def publish(self, pending: WriteTransaction, header: BlockHeader) -> bool:
         """NoKeyError if the tenant has no key here."""

@@ -1,4 +1,4 @@
-"""How shared stores bring a block to this node: one promotion at a time per block, and files in memory."""
+"""Base of stores that keep blocks in another form: they bring a block to this node in its plain form."""
 
 from __future__ import annotations
 
@@ -7,18 +7,69 @@ import threading
 from typing import TYPE_CHECKING
 
 from kvpool.errors import TierFullError
+from kvpool.protocol.block import HEADER_BYTES, encode_header
+from kvpool_sidecar.blocks.events import BlockEvents, BlockPromoted
+from kvpool_sidecar.storage.base import CommitOutcome, Store, TransactionTarget, WrapperStore, WriteTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool_sidecar.storage.base import Store, WriteTransaction
+    from kvpool.protocol.block import BlockHeader
 
-__all__ = ["Promotions", "keep_room", "open_memory", "write_at"]
+__all__ = ["PromotingStore", "open_memory", "write_at"]
 
 _WAIT_S = 20.0
 
 
-class Promotions:
+class PromotingStore(WrapperStore, TransactionTarget):
+    """See Store. Blocks are written in memory first; `publish` of the subclass stores them in `inner`.
+
+    `local` is the store that blocks are promoted to, with an event BlockPromoted. A payload of more than `max_payload`
+    bytes is not promoted.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        local: Store,
+        *,
+        max_payload: int,
+        events: BlockEvents | None = None,
+        count: Callable[[str, int], None] = lambda _what, _n: None,
+    ) -> None:
+        super().__init__(inner)
+        self._local = local
+        self._max_payload = max_payload
+        self._events = events or BlockEvents()
+        self._count = count
+        self._promotions = _Promotions()
+
+    def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
+        writer, reader = open_memory()
+        os.ftruncate(writer, HEADER_BYTES + payload_len)
+        return WriteTransaction(self, block_key, payload_len, writer, reader, reserved=0)
+
+    def seal(self, pending: WriteTransaction) -> None:
+        """Only this process writes here, and it has closed its descriptor."""
+
+    def _promote(self, plain: BlockHeader, write_payload: Callable[[int], None], *, counted: str) -> None:
+        """Store the plain block in the local tier; `write_payload(fd)` writes its payload behind the header."""
+        pending = _begin_local(self._local, plain.block_key, plain.payload_len)
+        if pending is None:
+            return
+        try:
+            write_payload(pending.writer)
+            os.pwrite(pending.writer, encode_header(plain), 0)
+            outcome = pending.commit()
+        except BaseException:
+            pending.abort()
+            raise
+        self._count(counted, 1)
+        if outcome is CommitOutcome.STORED:
+            self._events.emit(BlockPromoted(plain.block_key, plain.payload_len))
+
+
+class _Promotions:
     """Runs one promotion per block at a time. Thread-safe."""
 
     def __init__(self) -> None:
@@ -42,7 +93,7 @@ class Promotions:
             mine.set()
 
 
-def keep_room(local: Store, block_key: bytes, payload_len: int) -> WriteTransaction | None:
+def _begin_local(local: Store, block_key: bytes, payload_len: int) -> WriteTransaction | None:
     """Begin a write in the local tier; None if the block is there. TierFullError also if its drive fails."""
     try:
         return local.begin(block_key, payload_len)
