@@ -69,7 +69,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(PY) docs/generate/cli.py --check
 	@$(MAKE) --no-print-directory audit
 
-test: setup ## unit, contract and integration tests with a real Redis and real sidecars (6 minutes on 2 processors)
+test: setup ## unit, contract and integration tests with a real Redis and real sidecars (7 minutes on 2 processors)
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 clean: ## remove what make made inside this clone (caches outside it stay)
