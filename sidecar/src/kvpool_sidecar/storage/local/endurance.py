@@ -59,16 +59,16 @@ class DriveEndurance:
     def __init__(self, folder: int) -> None:
         self._folder = folder
         self.written = WriteMeter()
+        self.size_bytes = self._size()
+        """Size of the file system as last read by `status`: admission needs it for each block, and must not wait."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the file system."""
+    def _size(self) -> int:
         info = os.fstatvfs(self._folder)
         return info.f_blocks * info.f_frsize
 
     def status(self) -> dict[str, float]:
         """For /status."""
-        size = self.size_bytes
+        size = self.size_bytes = self._size()
         return {
             "written_bytes": self.written.total,
             "size_bytes": size,
