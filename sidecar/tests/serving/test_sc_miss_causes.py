@@ -185,7 +185,7 @@ def test_a_grant_that_an_old_client_cannot_use_is_a_cause(tmp_path):
             raw.put({block_id(1): payload(1)})
         with a.connect("reader") as old:
             assert old.lookup([block_id(1)]) == [0]
-        assert list(a.status()["cache"]["misses"]) == ["grant-unused"]
+        wait_for(lambda: list(a.status()["cache"]["misses"]) == ["grant-unused"], "counted after the reply")
 
 
 def test_only_peers_that_cannot_be_reached_have_it(tmp_path, client_of):
