@@ -80,7 +80,7 @@ def test_a_vllm_that_the_tier_does_not_know_runs_without_the_pool(
 ) -> None:
     monkeypatch.setenv(vllm_plugin.CONNECTOR_ENV, TIER)
     if isinstance(version, tuple):
-        tier = SimpleNamespace(KNOWN_VERSIONS=((0, 32), (0, 33)))
+        tier = SimpleNamespace(PoolTier=object)
         monkeypatch.setitem(sys.modules, "kvpool.engines.of", tier)  # type: ignore[arg-type]
         sys.modules["vllm"].__version_tuple__ = version  # type: ignore[attr-defined]
         sys.modules["vllm"].__version__ = ".".join(map(str, version))

@@ -1,8 +1,7 @@
-"""Engine version from the image tag, and the versions that the client supports.
+"""Engine version from the image tag, and whether the client was tested with it.
 
-A plug-in rejects an unsupported version, and the engine runs without the pool. But an engine does not start with
-unknown
-flags or modules, so a version in the tag is checked first.
+The table is the client's: kvpool.engines.tested_versions. An engine does not start with unknown flags or modules, so a
+version in the tag is checked first.
 """
 
 from __future__ import annotations
@@ -10,14 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["KNOWN", "is_known", "version_of_image"]
+from kvpool.engines.tested_versions import is_tested_release
 
-KNOWN: Final[dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]]] = {
-    "vllm": (((0, 32), (0, 34)),),
-    "sglang": (((0, 5, 23), (0, 5, 24)),),
-    "lmcache": (((0, 5, 6), (0, 6)),),
-}
-"""Supported version ranges [first, end) by engine, as declared by the plug-ins in kvpool.engines."""
+__all__ = ["is_known", "version_of_image"]
+
 _NAMES: Final = {
     "vllm": re.compile(r"(?:.*[-_./])?vllm(?:-openai)?\Z"),
     "sglang": re.compile(r"(?:.*[-_./])?sglang\Z"),
@@ -38,4 +33,4 @@ def version_of_image(engine: str, image: str) -> tuple[int, ...] | None:
 
 def is_known(engine: str, version: tuple[int, ...] | None) -> bool:
     """Whether the client supports the version. An unknown version counts as supported."""
-    return version is None or any(first <= version < end for first, end in KNOWN.get(engine, ()))
+    return version is None or is_tested_release(engine, version)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_PUBLIC = frozenset({"KNOWN_VERSIONS", "PoolTier", "last_stats"})
+_PUBLIC = frozenset({"PoolTier", "last_stats"})
 
 
 def __getattr__(name: str) -> Any:

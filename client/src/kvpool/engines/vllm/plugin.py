@@ -16,6 +16,8 @@ import logging
 import os
 from typing import Any
 
+from kvpool.engines.tested_versions import is_tested_release
+
 __all__ = ["CONNECTOR_ENV", "register"]
 
 CONNECTOR_ENV = "KVPOOL_VLLM_KV_TRANSFER_CONFIG"
@@ -92,11 +94,11 @@ def _unknown(config: dict[str, Any]) -> str:
         if not name.startswith("kvpool."):
             continue
         try:
-            known = importlib.import_module(name).KNOWN_VERSIONS
+            getattr(importlib.import_module(name), "PoolTier")  # noqa: B009  the access imports the tier
         except ImportError as e:
             return str(e)
         import vllm
 
-        if tuple(vllm.__version_tuple__[:2]) not in known:
+        if not is_tested_release("vllm", tuple(vllm.__version_tuple__[:2])):
             return f"{name} does not support vLLM {vllm.__version__}"
     return ""

@@ -12,13 +12,12 @@ Further keys of the `secondary_tiers` entry are fields of kvpool.config.ClientCo
 over the environment. Without a sidecar, or after any error, vLLM computes as if there were no pool.
 
 The interface is vLLM's `SecondaryTierManager` (vllm/v1/kv_offload/tiering/base.py), which is documented as
-unstable: see KNOWN_VERSIONS. The code that needs no vLLM is in the other modules of this package and in
+unstable: see kvpool.engines.tested_versions. The code that needs no vLLM is in the other modules of this package and in
 kvpool.engines.common.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
 import os
@@ -26,55 +25,51 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvpool.client import Client
 from kvpool.engines.common.jobs import TransferJobs, TransferResult
 from kvpool.engines.common.lookups import LookupTable
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.common.without_pool import report_without_pool
+from kvpool.engines.tested_versions import described, is_tested_release
 from kvpool.engines.vllm.cache_salt import record_salts, salt_of
 from kvpool.engines.vllm.engine_blocks import engine_blocks
-from kvpool.engines.vllm.fingerprint import find_engine_config, fingerprint_inputs, sharing_blocker
-from kvpool.engines.vllm.pool_lookups import PoolLookups, tokens_per_block
+from kvpool.engines.vllm.pool_lookups import PoolLookups
 from kvpool.engines.vllm.prefill_meter import PrefillMeter
+from kvpool.engines.vllm.request_params import is_promised, traceparent_of
 from kvpool.engines.vllm.request_tokens import RequestTokens
 from kvpool.protocol import keys
 
-KNOWN_VERSIONS = ((0, 32), (0, 33))
-
 try:
     import vllm
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
     from vllm.v1.kv_offload.base import (
         Locality,
         LookupResult,
         Medium,
-        OffloadingCounterMetadata,
         OffloadingEvent,
         RequestOffloadingContext,
         get_offload_block_hash,
     )
     from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+    from kvpool.engines.vllm.counters import Counters, counter_definitions
+    from kvpool.engines.vllm.engine_setup import connect, engine_inputs
 except ImportError as e:
     raise ImportError(
-        "kvpool.engines.vllm needs the tiered KV offloading of vLLM 0.32 or 0.33, which cannot be imported here "
-        f"({e}); run the engine without the PoolTier in its --kv-transfer-config"
+        f"kvpool.engines.vllm needs the tiered KV offloading of vLLM {described('vllm')}, which cannot be "
+        f"imported here ({e}); run the engine without the PoolTier in its --kv-transfer-config"
     ) from e
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from kvpool.client import Client
     from kvpool.protocol.block import EngineBlock
 
-__all__ = ["KNOWN_VERSIONS", "PoolTier", "last_stats"]
+__all__ = ["PoolTier", "last_stats"]
 
 _log = logging.getLogger("vllm.kvpool")  # under vLLM's own logger, so that the engine's log shows it
 
 _MAX_EVENTS = 4096  # not yet taken by vLLM, which takes them at every step
 _SHUTDOWN_S = 2.0
-_TOKENS = "kvpool:loaded_tokens"
-_MISSES = "kvpool:missed_blocks"
-_LOOKUPS = "kvpool:lookups"
-_STORED = "kvpool:stored_bytes"
 
 
 class PoolTier(SecondaryTierManager):  # type: ignore[misc]
@@ -98,7 +93,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._config = client_config(settings)
         self._lock = threading.Lock()
         self._inflight: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, offload keys
-        self._reported: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._counters = Counters()
         self._failed: list[Any] = []
         self._events: list[Any] | None = [] if offloading_spec.config.enable_kv_cache_events else None
         self._tokens_of_groups = [n * offloading_spec.blocks_per_chunk for n in offloading_spec.tokens_per_block]
@@ -112,8 +107,8 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         if _is_supported():
             self._no_salts = record_salts()
             try:
-                trust_lora_names = self._config.trust_lora_names
-                self._inputs = _inputs_of(offloading_spec, self._slot_bytes, trust_lora_names=trust_lora_names)
+                trust = self._config.trust_lora_names
+                self._inputs = engine_inputs(offloading_spec, self._slot_bytes, trust_lora_names=trust)
                 self._client = self._connect(self._inputs)
             except Exception:
                 _log.exception("kvpool: the setup failed; this engine runs without the pool")
@@ -129,7 +124,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """Return HIT, MISS, or RETRY while the lookup is pending, at most until its deadline."""
         client = self._client
-        if client is None or not client.reachable or _is_promised(req_context):
+        if client is None or not client.reachable or is_promised(req_context):
             return LookupResult.MISS
         try:
             is_present = self._lookups.lookup(key, req_context.req_id)
@@ -204,37 +199,13 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
     @classmethod
     def build_metric_definitions(cls, extra_config: Any) -> dict[str, Any]:
         """Define the counters that vLLM exports at /metrics."""
-        return {
-            _TOKENS: OffloadingCounterMetadata(
-                documentation="Tokens whose KV was loaded from the pool, by tier.", labelnames=("tier",)
-            ),
-            _MISSES: OffloadingCounterMetadata(
-                documentation="Blocks that were not loaded from the pool, by reason.", labelnames=("reason",)
-            ),
-            _LOOKUPS: OffloadingCounterMetadata(
-                documentation="Lookups of requests: how many, how many were complete, blocks asked for and found.",
-                labelnames=("figure",),
-            ),
-            _STORED: OffloadingCounterMetadata(documentation="Bytes stored, by outcome.", labelnames=("outcome",)),
-        }
+        return counter_definitions()
 
     def get_stats(self) -> Any:
         """Return the growth of the counters since the last call, None if there is none."""
         if self._client is None:
             return None
-        now = self._client.stats()
-        counters = {(_TOKENS, tier): n for tier, n in self._tokens.totals().items()}
-        counters.update({(_MISSES, reason): n for reason, n in now["misses"].items()})
-        counters.update({(_LOOKUPS, figure): n for figure, n in now["lookup"].items()})
-        counters.update({(_STORED, outcome): n for outcome, n in now["stored_bytes"].items()})
-        grown = {name: n - self._reported[name] for name, n in counters.items() if n > self._reported[name]}
-        if not grown:
-            return None
-        stats = OffloadingConnectorStats()
-        for (metric, label), count in grown.items():
-            stats.increase_counter(metric, count, (label,))
-            self._reported[metric, label] += count
-        return stats
+        return self._counters.grown(self._tokens.totals(), self._client.stats())
 
     # -- internals ----------------------------------------------------------------------------------------------
 
@@ -253,15 +224,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         }
 
     def _connect(self, inputs: dict[str, Any]) -> Client:
-        fingerprint = keys.fingerprint(inputs)
-        model = os.path.basename(str(self._offloading_spec.config.model.name).rstrip("/"))
-        _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._config.socket)
-        _log.debug("kvpool: fingerprint inputs %s", inputs)
-        labels = {"engine": f"vllm {vllm.__version__}", "model": model}
-        tokens = tokens_per_block(self._tokens_of_groups)
-        return Client(
-            self._config, fingerprint=fingerprint, labels=labels, fingerprint_inputs=inputs, tokens_per_block=tokens
-        )
+        return connect(self._config, inputs, str(self._offloading_spec.config.model.name), self._tokens_of_groups)
 
     def _submit(self, job: Any, offload_keys: list[bytes], *, is_load: bool) -> None:
         client = self._client
@@ -275,7 +238,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
                 self._inflight[job.job_id] = (job.req_context.req_id, offload_keys)
             block_ids = _block_ids(client.fingerprint, offload_keys)
             if is_load:
-                self._jobs.submit_load(job.job_id, client, block_ids, slots, _traceparent(job.req_context))
+                self._jobs.submit_load(job.job_id, client, block_ids, slots, traceparent_of(job.req_context))
                 return
             identities: Sequence[EngineBlock | None] = ()
             if client.wants_engine_blocks:
@@ -328,17 +291,10 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             self._events.append(OffloadingEvent(keys=offload_keys, medium=self.medium, removed=False, locality=where))
 
 
-def _traceparent(req_context: Any) -> object:
-    """Return what the request's kv_transfer_params name as its W3C traceparent."""
-    params = getattr(req_context, "kv_transfer_params", None)
-    return params.get("traceparent") if isinstance(params, dict) else None
-
-
 def _is_supported() -> bool:
-    version = tuple(getattr(vllm, "__version_tuple__", ())[:2])
-    if version in KNOWN_VERSIONS:
+    if is_tested_release("vllm", tuple(getattr(vllm, "__version_tuple__", ())[:2])):
         return True
-    known = " and ".join(".".join(map(str, v)) for v in KNOWN_VERSIONS)
+    known = described("vllm")
     _log.error(
         "kvpool: vLLM %s is supported, this is %s: the engine runs without the pool. Use a KVPool release that "
         "supports this vLLM.",
@@ -349,35 +305,12 @@ def _is_supported() -> bool:
     return False
 
 
-def _inputs_of(spec: Any, slot_bytes: int, *, trust_lora_names: bool) -> dict[str, Any]:
-    """Return the fingerprint inputs of this engine; a random one if it must not share its blocks."""
-    from vllm.platforms import current_platform
-
-    device = str(current_platform.device_type)
-    engine = find_engine_config()
-    inputs = fingerprint_inputs(spec.config, slot_bytes, vllm.__version__, engine, device)
-    blocker = sharing_blocker(engine, trust_lora_names=trust_lora_names)
-    if blocker:
-        _log.warning("kvpool: this engine shares blocks with no other engine: %s", blocker)
-        inputs["private"] = os.urandom(16).hex()
-    return inputs
-
-
 def _block_ids(fingerprint: bytes, offload_keys: Sequence[bytes]) -> list[bytes]:
     # a vLLM offload key is the block's hash followed by the number of its cache group
     return [
         keys.block_id(fingerprint, engine_hash := get_offload_block_hash(key), key[len(engine_hash) :])
         for key in offload_keys
     ]
-
-
-def _is_promised(req_context: Any) -> bool:
-    """Return whether another engine transfers this prompt (a NixlConnector alongside this one in a MultiConnector).
-
-    vLLM queries every connector and uses the first that offers anything, so a load by this one would be wasted.
-    """
-    params = getattr(req_context, "kv_transfer_params", None)
-    return isinstance(params, dict) and bool(params.get("do_remote_prefill"))
 
 
 _tiers: weakref.WeakSet[PoolTier] = weakref.WeakSet()

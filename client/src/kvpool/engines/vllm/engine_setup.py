@@ -1,0 +1,56 @@
+"""Client of a vLLM engine: its fingerprint and its labels. Needs vLLM."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import vllm
+
+from kvpool.client import Client
+from kvpool.engines.vllm.fingerprint import find_engine_config, fingerprint_inputs, sharing_blocker
+from kvpool.engines.vllm.pool_lookups import tokens_per_block
+from kvpool.protocol import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvpool.config import ClientConfig
+
+__all__ = ["connect", "engine_inputs"]
+
+_log = logging.getLogger("vllm.kvpool")
+
+
+def engine_inputs(spec: Any, slot_bytes: int, *, trust_lora_names: bool) -> dict[str, Any]:
+    """Return the fingerprint inputs of this engine; a random one if it must not share its blocks.
+
+    `spec`: the OffloadingSpec under construction. Call it from the constructor of a tier.
+    """
+    from vllm.platforms import current_platform
+
+    device = str(current_platform.device_type)
+    engine = find_engine_config()
+    inputs = fingerprint_inputs(spec.config, slot_bytes, vllm.__version__, engine, device)
+    blocker = sharing_blocker(engine, trust_lora_names=trust_lora_names)
+    if blocker:
+        _log.warning("kvpool: this engine shares blocks with no other engine: %s", blocker)
+        inputs["private"] = os.urandom(16).hex()
+    return inputs
+
+
+def connect(config: ClientConfig, inputs: dict[str, Any], model_name: str, tokens_of_groups: Sequence[int]) -> Client:
+    """Return a client for the fingerprint of `inputs`. It connects in the background."""
+    fingerprint = keys.fingerprint(inputs)
+    model = os.path.basename(model_name.rstrip("/"))
+    _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], config.socket)
+    _log.debug("kvpool: fingerprint inputs %s", inputs)
+    labels = {"engine": f"vllm {vllm.__version__}", "model": model}
+    return Client(
+        config,
+        fingerprint=fingerprint,
+        labels=labels,
+        fingerprint_inputs=inputs,
+        tokens_per_block=tokens_per_block(tokens_of_groups),
+    )
