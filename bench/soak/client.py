@@ -20,11 +20,10 @@ from typing import Any
 from bench.soak.stops import Stops
 from kvpool import config
 from kvpool.client import Client
-from kvpool.protocol import block
 from kvpool_testing.history import ALLOWANCE_S, History
 from kvpool_testing.residue import residue
 from kvpool_testing.stalls import Stalls
-from kvpool_testing.traffic import Mix, Traffic, block_id_of, payload_of
+from kvpool_testing.traffic import Mix, Traffic, block_id_of, payload_sum_of
 
 _RESERVOIR = 4000
 _RAMP = 40  # more threads a second: starting hundreds at once measures that and nothing else
@@ -79,7 +78,7 @@ def run(asked: dict[str, Any]) -> int:
         if block_id not in names:
             return None
         if block_id not in sums:
-            sums[block_id] = block.checksum(payload_of(whose, block_id, size))
+            sums[block_id] = payload_sum_of(whose, block_id, size)
         return sums[block_id]
 
     deadlines = config.Deadlines(**asked["deadlines"])

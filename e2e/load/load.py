@@ -21,10 +21,10 @@ from typing import Any
 
 from kvpool.client import Client
 from kvpool.engines.common.settings import client_config
-from kvpool.protocol import block, keys
+from kvpool.protocol import keys
 from kvpool_testing.history import History
 from kvpool_testing.stalls import Stalls
-from kvpool_testing.traffic import Mix, Traffic, block_id_of, payload_of
+from kvpool_testing.traffic import Mix, Traffic, block_id_of, payload_of, payload_sum_of
 
 PORT = 8000
 MOST_BODY = 64 * 1024
@@ -56,7 +56,7 @@ class Load:
         if block_id not in self._names:
             return None
         if block_id not in self._sums:
-            self._sums[block_id] = block.checksum(payload_of(whose, block_id, self._size))
+            self._sums[block_id] = payload_sum_of(whose, block_id, self._size)
         return self._sums[block_id]
 
     def put(self, asked: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from kvpool.protocol import block
 from kvpool.protocol.wire import Tier
 from kvpool.results import LoadResult, StoreResult
 from kvpool_testing.history import ALLOWANCE_S, History
+from kvpool_testing.interpreter_lock import lets_others_run, turns_during
 from kvpool_testing.residue import residue, slope, stray_files, unsettled
 from kvpool_testing.stalls import TICK_S, Stalls, overlap_s
-from kvpool_testing.traffic import Mix, Traffic, payload_of
+from kvpool_testing.traffic import STRIDE, Mix, Traffic, payload_into, payload_of, payload_sum_of
 
 NAME, OTHER = b"n" * 32, b"o" * 32
 
@@ -105,6 +106,22 @@ def test_a_block_that_nobody_stored_is_noticed_and_another_process_may_have_stor
     assert invariants(knowing) == []
     knowing.client(answers, "b").get_into([NAME], [bytearray(9000)])
     assert invariants(knowing) == ["I1"]
+
+
+def test_a_payload_names_its_block_and_each_stride_its_place():
+    for size in (1, 5, 31, 9000, STRIDE, STRIDE + 5, 5 * STRIDE + 4096, 8 * STRIDE):
+        data = payload_of("a", NAME, size)
+        assert data != payload_of("b", NAME, size) or size <= 8
+        strides = [data[at : at + STRIDE] for at in range(0, size, STRIDE)]
+        assert all(stride[:8] == (n * STRIDE).to_bytes(8, "little")[: len(stride)] for n, stride in enumerate(strides))
+        assert {stride[8:] for stride in strides} <= {strides[0][8 : len(stride)] for stride in strides}
+        assert payload_sum_of("a", NAME, size) == block.checksum(data)
+
+
+def test_the_traffic_makes_its_payload_without_the_interpreters_lock():
+    memory = memoryview(bytearray(16 << 20))
+    assert lets_others_run(lambda: payload_into(memory, "a", NAME))
+    assert turns_during(lambda: memory[: 8 << 20].tobytes()) == 0
 
 
 def test_a_late_call_is_noticed_and_a_stalled_scheduler_is_forgiven(answers):

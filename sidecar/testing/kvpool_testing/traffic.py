@@ -3,24 +3,31 @@
 Source of the mix: published measurements of KV cache I/O, DESIGN section 2. A read looks a prompt up and then loads
 blocks of what was found; what is missing is computed and stored, as an engine does, within the share of writes. Blocks
 are named by number; their bytes follow from tenant and number, so any process can tell whether they are right.
+
+An engine's payload is made by its accelerator and costs its process nothing. So payload is made and freed here by calls
+of ctypes, which release the interpreter's lock: otherwise the traffic itself would make the client late.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import mmap
 import random
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvpool.protocol import keys
+from kvpool.protocol import block, keys
 
 if TYPE_CHECKING:
     from kvpool_testing.history import RecordingClient
 
-__all__ = ["Mix", "Traffic", "block_id_of", "payload_into", "payload_of"]
+__all__ = ["Mix", "Traffic", "block_id_of", "payload_into", "payload_of", "payload_sum_of"]
 
 STRIDE = 1 << 16
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Mix(NamedTuple):
@@ -41,9 +48,16 @@ def block_id_of(fingerprint: bytes, number: int) -> bytes:
 def payload_into(buffer: memoryview, tenant: str, block_id: bytes) -> None:
     """Fill `buffer`: each line of 32 bytes tells the block and the tenant, each stride also its place."""
     seed = hashlib.sha256(tenant.encode() + b"\0" + block_id).digest()
+    done = min(STRIDE, len(buffer))
+    buffer[:done] = (bytes(8) + seed[8:] + seed * (STRIDE // len(seed) - 1))[:done]
+    start = _address_of(buffer)
+    while done < len(buffer):
+        count = min(done, len(buffer) - done)
+        ctypes.memmove(start + done, start, count)
+        done += count
     for at in range(0, len(buffer), STRIDE):
-        line = min(STRIDE, len(buffer) - at)
-        buffer[at : at + line] = (at.to_bytes(8, "little") + seed[8:] + seed * (STRIDE // len(seed) - 1))[:line]
+        place = at.to_bytes(8, "little")[: len(buffer) - at]
+        buffer[at : at + len(place)] = place
 
 
 def payload_of(tenant: str, block_id: bytes, size: int) -> bytes:
@@ -51,6 +65,24 @@ def payload_of(tenant: str, block_id: bytes, size: int) -> bytes:
     data = bytearray(size)
     payload_into(memoryview(data), tenant, block_id)
     return bytes(data)
+
+
+def payload_sum_of(tenant: str, block_id: bytes, size: int) -> bytes:
+    """kvpool.protocol.block.checksum of the payload."""
+    with mmap.mmap(-1, size) as memory, memoryview(memory) as view:
+        payload_into(view, tenant, block_id)
+        checksum = block.checksum(view)
+        _free(view)
+        return checksum
+
+
+def _address_of(buffer: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
+
+
+def _free(pages: memoryview) -> None:
+    """Return whole pages to the system. Unlike mmap.madvise and munmap, it does not hold the interpreter's lock."""
+    _libc.madvise(_address_of(pages), len(pages), mmap.MADV_DONTNEED)
 
 
 class Traffic:
@@ -89,7 +121,7 @@ class Traffic:
         with mmap.mmap(-1, self._mix.block_bytes) as memory, memoryview(memory) as view:
             while not self._stopped.is_set() and place < self._wanted:
                 hit = self._one(rng, view)
-                memory.madvise(mmap.MADV_DONTNEED)  # so many buffers at once would not fit: keep none
+                _free(view)  # so many buffers at once would not fit: keep none
                 pause = self._mix.pause_s if hit else self._mix.prefill_s
                 if pause:
                     self._stopped.wait(pause * rng.random())
