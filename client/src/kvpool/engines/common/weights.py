@@ -14,8 +14,9 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["digest", "directory_of", "find"]
+__all__ = ["ModelFiles", "digest", "directory_of", "find", "find_files"]
 
 _log = logging.getLogger("kvpool")
 
@@ -43,14 +44,30 @@ def directory_of(name: str, revision: str | None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
+class ModelFiles(NamedTuple):
+    """A model's files on this node."""
+
+    digest: str  # of `digest`; "" if there are none
+    has_weights: bool
+
+
 def find(name: str, revision: str | None) -> str:
     """Return `digest` of a model by its name, "" if its files are missing or cannot be read."""
-    directory = directory_of(name, revision)
+    return find_files(name, revision).digest
+
+
+def find_files(name: str, revision: str | None) -> ModelFiles:
+    """Return a model's files by its path (a directory, or one file as GGUF's) or hub name. Never raises."""
     try:
-        return digest(directory) if directory is not None else ""
+        if os.path.isfile(name):
+            return ModelFiles(_file_digest(Path(name)).hex(), has_weights=True)
+        directory = directory_of(name, revision)
+        if directory is None:
+            return ModelFiles("", has_weights=False)
+        return ModelFiles(digest(directory), any(n.endswith(_WEIGHTS) for n in os.listdir(directory)))
     except OSError as e:
         _log.warning("kvpool: the model's files cannot be read (%s); the fingerprint uses its name instead", e)
-        return ""
+        return ModelFiles("", has_weights=False)
 
 
 def digest(directory: Path) -> str:

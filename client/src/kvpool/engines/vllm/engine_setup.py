@@ -32,12 +32,33 @@ def engine_inputs(spec: Any, slot_bytes: int, *, trust_lora_names: bool) -> dict
 
     device = str(current_platform.device_type)
     engine = find_engine_config()
-    inputs = fingerprint_inputs(spec.config, slot_bytes, vllm.__version__, engine, device)
+    inputs = fingerprint_inputs(
+        spec.config,
+        slot_bytes,
+        vllm.__version__,
+        engine,
+        device,
+        platform=current_platform,
+        canonical_format=_canonical_format(spec.config),
+    )
     blocker = sharing_blocker(engine, trust_lora_names=trust_lora_names)
     if blocker:
         _log.warning("kvpool: this engine shares blocks with no other engine: %s", blocker)
         inputs["private"] = os.urandom(16).hex()
     return inputs
+
+
+def _canonical_format(config: Any) -> str:
+    """Return vLLM's name of the format of canonical blocks, "" without them."""
+    if not getattr(config, "canonical_layout", False):
+        return ""
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import canonical_format_id
+
+        return str(canonical_format_id(config.kv_cache_layout))
+    except Exception:
+        _log.warning("kvpool: vLLM does not name the format of its canonical blocks; other sizes share none of them")
+        return ""
 
 
 def connect(config: ClientConfig, inputs: dict[str, Any], model_name: str, tokens_of_groups: Sequence[int]) -> Client:

@@ -1,34 +1,44 @@
 """Fingerprint inputs of a vLLM engine: everything that changes the meaning of its blocks' bytes.
 
-Two engines share blocks only if all inputs are equal; uncertain ones are included. Imports nothing of vLLM: it reads
-the objects passed to it. The fields are those of vLLM 0.32 and 0.33 (vllm/v1/kv_offload/config.py).
+Two engines share blocks only if all inputs are equal; uncertain ones are included. Paths, host names and sizes of
+caches are not: equal engines on two nodes have equal inputs. Imports nothing of vLLM: it reads the objects passed to
+it. The fields are those of vLLM 0.32 and 0.33 (vllm/v1/kv_offload/config.py).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from kvpool.engines.common import weights
+from kvpool.engines.vllm.config_inputs import config_inputs, digest
 
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["find_engine_config", "fingerprint_inputs", "sharing_blocker"]
+__all__ = ["find_engine_config", "fingerprint_inputs", "is_any_parallel_size", "sharing_blocker"]
 
-_FORMAT = 1  # version of the payload layout
-_CONFIG_NOISE = ("_name_or_path", "transformers_version", "architectures_override")
+_FORMAT = 2  # version of the payload layout
+_SIZES = ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size")
 
 
 def fingerprint_inputs(
-    config: Any, block_bytes: int, version: str, engine_config: Any = None, device: str = ""
+    config: Any,
+    block_bytes: int,
+    version: str,
+    engine_config: Any = None,
+    device: str = "",
+    *,
+    platform: Any = None,
+    canonical_format: str = "",
 ) -> dict[str, Any]:
-    """Return JSON values from an OffloadingConfig-like `config` and, if known, the engine's whole configuration."""
-    groups = [{"tokens": g.tokens_per_block, "layers": _digest(list(g.layer_names))} for g in config.groups]
-    parallel = config.parallel
+    """Return JSON values from an OffloadingConfig-like `config` and, if known, the engine's whole configuration.
+
+    `platform`: vLLM's current_platform. `canonical_format`: vLLM's name of the format of canonical blocks, "" if
+    the engine has none. Reads the model's files.
+    """
+    groups = [{"tokens": g.tokens_per_block, "layers": digest(list(g.layer_names))} for g in config.groups]
+    canonical = bool(getattr(config, "canonical_layout", False))
     inputs: dict[str, Any] = {
         "format": _FORMAT,
         "engine": "vllm",
@@ -40,51 +50,55 @@ def fingerprint_inputs(
         "blocks_per_chunk": config.cache.blocks_per_chunk,
         "kv_dtype": config.model.dtype,
         "kv_layout": getattr(config, "kv_cache_layout", None),
-        "canonical_layout": bool(getattr(config, "canonical_layout", False)),
+        "canonical_layout": canonical_format or "unknown" if canonical else "",
         "replicated_layout": bool(getattr(config, "replicated_layout", False)),
-        "sizes": {
-            name: getattr(parallel, name, None) for name in ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size")
-        },
+        "sizes": _sizes(config, engine_config, canonical_format),
         "hash_seed": os.environ.get("PYTHONHASHSEED", ""),
     }
-    inputs.update(_model_inputs(config.model.name, engine_config))
+    inputs.update(_platform_inputs(platform, str(config.model.dtype)))
+    inputs.update(config_inputs(config.model.name, engine_config))
     return inputs
 
 
-def _model_inputs(name: str, engine_config: Any) -> dict[str, Any]:
-    model = getattr(engine_config, "model_config", None)
-    cache = getattr(engine_config, "cache_config", None)
-    load = getattr(engine_config, "load_config", None)
-    revision = getattr(model, "revision", None)
-    inputs: dict[str, Any] = {
-        "engine_config": "known" if model is not None else "unknown",
-        "model_dtype": str(getattr(model, "dtype", "")),
-        "quantization": str(getattr(model, "quantization", "")),
-        "hash_algorithm": str(getattr(cache, "prefix_caching_hash_algo", "")),
-        "load_format": str(getattr(load, "load_format", "")),
-        "seed": getattr(model, "seed", None) if str(getattr(load, "load_format", "")) == "dummy" else None,
-        "hf_config": _hf_config_digest(getattr(model, "hf_config", None)),
-    }
-    files = weights.find(name, revision)
-    # the files' digest suffices if it is known, and pods may keep them under different paths
-    inputs["model"] = {"files": files} if files else {"name": name, "revision": str(revision or "")}
+def is_any_parallel_size(config: Any, canonical_format: str) -> bool:
+    """Return whether a block has the same bytes at every tensor-parallel size, so that these sizes may share.
+
+    True for the two layouts of vLLM's host memory that hold each head of a block once, in an order that does not
+    depend on the ranks: one copy of KV that all ranks hold alike (`replicated_layout`, MLA), and canonical blocks of
+    layers that vLLM has certified (`canonical_layout` and `is_parallelism_agnostic`). In the direct layout a block is
+    the ranks' parts one after the other, each with all its layers: its order depends on the size, whatever
+    `is_parallelism_agnostic` says. Pipeline and context parallelism are never included.
+    """
+    parallel = config.parallel
+    if parallel.world_size != parallel.tp_size:
+        return False
+    if any(getattr(parallel, name, 1) != 1 for name in ("pp_size", "pcp_size", "dcp_size")):
+        return False
+    if getattr(config, "canonical_layout", False):
+        return bool(canonical_format) and getattr(parallel, "is_parallelism_agnostic", False) is True
+    return getattr(config, "replicated_layout", False) is True
+
+
+def _sizes(config: Any, engine_config: Any, canonical_format: str) -> dict[str, Any] | str:
+    if is_any_parallel_size(config, canonical_format):
+        return "any"
+    sizes = {name: getattr(config.parallel, name, None) for name in _SIZES}
+    if any((sizes[name] or 1) != 1 for name in ("pcp_size", "dcp_size")):
+        # which rank holds which tokens of a block
+        parallel = getattr(engine_config, "parallel_config", None)
+        sizes["interleave"] = getattr(parallel, "cp_kv_cache_interleave_size", None)
+    return sizes
+
+
+def _platform_inputs(platform: Any, kv_dtype: str) -> dict[str, Any]:
+    """Return what the device type leaves open: AMD's GPUs are of type "cuda", too, and some have other FP8 formats."""
+    name = str(getattr(getattr(platform, "_enum", None), "name", ""))
+    inputs: dict[str, Any] = {"platform": name.lower()}
+    if kv_dtype.startswith("fp8") and platform is not None:
+        inputs["fp8_format"] = str(platform.fp8_dtype())
+    if name == "ROCM":
+        inputs["shuffled"] = os.environ.get("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "").lower() in ("1", "true")
     return inputs
-
-
-def _hf_config_digest(hf_config: Any) -> str:
-    """Return a digest of the model's configuration after the user's overrides (rope scaling and the like)."""
-    try:
-        values = dict(hf_config.to_dict())
-    except Exception:
-        return ""
-    for noise in _CONFIG_NOISE:
-        values.pop(noise, None)
-    return _digest(values)
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def find_engine_config(depth: int = 30) -> Any:
