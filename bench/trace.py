@@ -40,12 +40,16 @@ _SPAN_S = 3537.0
 class Request(NamedTuple):
     tokens: int
     keys: list[bytes]
+    at: float = 0.0  # seconds
 
 
 def read(path: Path) -> list[Request]:
     """A trace in Mooncake's form."""
     with path.open() as lines:
-        return [Request(r["input_length"], [_key(n) for n in r["hash_ids"]]) for r in map(json.loads, lines)]
+        return [
+            Request(r["input_length"], [_key(n) for n in r["hash_ids"]], r["timestamp"] / 1e3)
+            for r in map(json.loads, lines)
+        ]
 
 
 def make(seed: int = 1) -> list[Request]:
@@ -60,7 +64,7 @@ def make(seed: int = 1) -> list[Request]:
         new = min(max(1, round(rng.lognormvariate(2.35, 1.22) if turn == 0 else rng.lognormvariate(1.05, 1.3))), 240)
         ids = before + list(range(fresh, fresh + new))
         fresh += new
-        requests.append(Request(len(ids) * BLOCK - rng.randrange(BLOCK), [_key(n) for n in ids]))
+        requests.append(Request(len(ids) * BLOCK - rng.randrange(BLOCK), [_key(n) for n in ids], when))
         again = when + rng.lognormvariate(4.98, 1.0)
         if rng.random() < goes_on[min(turn, 4)] * 1.12 and again < _SPAN_S:
             number += 1
@@ -78,7 +82,7 @@ def replay(requests: list[Request], policy: str, capacity: int) -> tuple[float, 
     table = create_policy(policy, capacity * BLOCK)
     entry = Entry(BLOCK, BLOCK, 0.0)
     hits = accesses = spent = 0
-    for tokens, keys in requests:
+    for tokens, keys, _ in requests:
         began = time.perf_counter_ns()
         found = 0
         for key in keys:
@@ -110,7 +114,7 @@ def optimum(requests: list[Request], capacity: int) -> float:
     kept: dict[bytes, int] = {}
     heap: list[tuple[int, int, bytes]] = []
     hits = 0
-    for (tokens, keys), then in zip(requests, following, strict=True):
+    for (tokens, keys, _), then in zip(requests, following, strict=True):
         found = next((n for n, key in enumerate(keys) if key not in kept), len(keys))
         hits += min(found * BLOCK, tokens)
         for depth, (key, use) in enumerate(zip(keys, then, strict=True)):
@@ -146,7 +150,7 @@ def facts(requests: list[Request]) -> dict[str, float]:
     """The statistics by which traces are compared."""
     seen: set[bytes] = set()
     hits = 0
-    for tokens, keys in requests:
+    for tokens, keys, _ in requests:
         found = next((n for n, key in enumerate(keys) if key not in seen), len(keys))
         hits += min(found * BLOCK, tokens)
         seen.update(keys)

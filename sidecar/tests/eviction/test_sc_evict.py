@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvpool.protocol.hint import HintKind
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.eviction import PERSIST_EVERY_S, Entry, PrefixAware
 from kvpool_sidecar.eviction.prefix_aware import SequenceHints
 from kvpool_sidecar.eviction.reuse_model import ReuseModel
+from kvpool_sidecar.eviction.session_marks import SessionHint
 from kvpool_testing.blocks import key
 
 CAPACITY = 1000
@@ -73,7 +75,7 @@ class TestEveryPolicy:
         assert not table.touch(key(9), 0)
 
     @settings(max_examples=60)
-    @given(steps=st.lists(st.tuples(st.sampled_from("atdvbls"), st.integers(0, 14), st.integers(1, 50)), max_size=80))
+    @given(steps=st.lists(st.tuples(st.sampled_from("atdvblsh"), st.integers(0, 14), st.integers(1, 50)), max_size=80))
     def test_it_holds_what_a_dictionary_would(self, policy, steps):
         table, model, now = make(policy), {}, 0.0
         for what, n, size in steps:
@@ -87,6 +89,9 @@ class TestEveryPolicy:
                 assert table.discard(key(n)) == (model.pop(key(n), None) is not None)
             elif what == "l":
                 table.observe_sequence([key((n + i * size) % 15) for i in range(8)], bytes([n % 3]))
+            elif what == "h":
+                said = SessionHint(HintKind(n % 6 + 1), bytes([n % 3]) * 16, size, now)
+                table.hint(said, [key((n + i) % 15) for i in range(size)], bytes([n % 2]))
             elif what == "s":
                 table.sort_by_last_use()
             else:

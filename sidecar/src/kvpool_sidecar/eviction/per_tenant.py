@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from kvpool_sidecar.eviction.policy import Entry
+    from kvpool_sidecar.eviction.session_marks import SessionHint
 
 __all__ = ["PerTenant"]
 
@@ -81,6 +82,9 @@ class PerTenant(EvictionPolicy):
 
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
         self._policy_of(tenant).observe_sequence(keys, tenant)
+
+    def hint(self, hint: SessionHint, keys: Sequence[bytes], tenant: bytes = b"") -> int:
+        return self._policy_of(tenant).hint(hint, keys, tenant)
 
     def uses(self, block_key: bytes) -> int:
         entry = self._entries.get(block_key)

@@ -14,6 +14,8 @@ from kvpool_sidecar.eviction.pinning import PinSet
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from kvpool_sidecar.eviction.session_marks import SessionHint, SessionMarks
+
 __all__ = ["PERSIST_EVERY_S", "Entry", "EvictionPolicy", "decode_uses", "encode_mtime_ns"]
 
 PERSIST_EVERY_S = 600
@@ -189,6 +191,15 @@ class EvictionPolicy(abc.ABC):
 
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:  # noqa: B027 - most orders have no use for it
         """Record a prompt's blocks in order: each is useless without its predecessors."""
+
+    def hint(self, hint: SessionHint, keys: Sequence[bytes], tenant: bytes = b"") -> int:
+        """Apply a session's hint to its prompt's blocks, in order; return how many blocks took it."""
+        return 0
+
+    @property
+    def marks(self) -> SessionMarks | None:
+        """What sessions said about these blocks; None if the order takes no hints."""
+        return None
 
     def uses(self, block_key: bytes) -> int:
         """Return the number of uses that this policy counts."""

@@ -3,6 +3,10 @@
 A block is useless without its predecessors in the prompt. So the last block of a prompt is evicted first, and a prefix
 shared by many prompts stays as long as one of them does. `kvpool_sidecar.eviction.reuse_model` decides which prompt
 loses its end, among a random sample of leaves, so reads maintain no order.
+
+Session hints (kvpool_sidecar.eviction.session_marks) change the value of the blocks that only that session uses: those
+of an ended session go first; those that it expects to use again compete with all others on one scale. Nothing is exempt
+from eviction.
 """
 
 from __future__ import annotations
@@ -11,26 +15,30 @@ import random
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from kvpool.protocol.hint import HintKind
 from kvpool_sidecar.eviction.policy import EvictionPolicy
 from kvpool_sidecar.eviction.reuse_model import CLASSES, ReuseModel
+from kvpool_sidecar.eviction.session_marks import MarkedNode, SessionMarks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool_sidecar.eviction.policy import Entry
+    from kvpool_sidecar.eviction.session_marks import SessionHint
 
 __all__ = ["PrefixAware", "SequenceHints"]
 
 _SAMPLE = 32
 _HINTS = 1 << 14  # per tenant
 _TENANTS = 64
+_EARLY = (HintKind.ENDED, HintKind.TTL)  # hold for blocks whose store is under way
 
 
-class _Node:
-    __slots__ = ("alive", "block_key", "children", "depth", "last", "parent", "place", "uses")
+class _Node(MarkedNode):
+    __slots__ = ("alive", "children", "depth", "last", "parent", "place", "uses")
 
-    def __init__(self, block_key: bytes, uses: int, last: int) -> None:
-        self.block_key = block_key
+    def __init__(self, block_key: bytes, size: int, uses: int, last: int) -> None:
+        super().__init__(block_key, size)
         self.uses = uses
         self.last = last
         self.parent: _Node | None = None
@@ -38,6 +46,11 @@ class _Node:
         self.depth = -1  # as first heard
         self.place = -1  # among the leaves
         self.alive = True
+
+
+def _goes_with(parent: _Node, node: _Node) -> bool:
+    """Return whether the block before an evicted one is the next victim, without a new sample."""
+    return parent.ended if node.ended else parent.uses == node.uses and parent.expected is node.expected
 
 
 class SequenceHints:
@@ -82,6 +95,8 @@ class PrefixAware(EvictionPolicy):
         self._hints = SequenceHints()
         self._random = random.Random(seed).random  # noqa: S311 - a sample, not a secret
         self._next: _Node | None = None  # the rest of a prompt that has begun to go
+        self._marks = SessionMarks(capacity_bytes)
+        self._ended: dict[_Node, None] = {}  # leaves of ended sessions, in the order in which they ended
 
     def _uses_of(self, block_key: bytes) -> int:
         node = self._nodes.get(block_key)
@@ -101,25 +116,79 @@ class PrefixAware(EvictionPolicy):
                 self._hints.add(tenant, key, key_before, depth)
             before, key_before = node, key
 
+    @property
+    def marks(self) -> SessionMarks:
+        return self._marks
+
+    def hint(self, hint: SessionHint, keys: Sequence[bytes], tenant: bytes = b"") -> int:
+        marks, clock = self._marks, self._model.clock
+        marks.measure(hint.now, clock)
+        if hint.kind is HintKind.FORGET:
+            marks.drop_pending(keys)
+        own: list[_Node] = []
+        for key in keys:
+            node = self._nodes.get(key)
+            if node is not None and marks.claim(node, hint.session):
+                own.append(node)
+            elif node is None and key not in self._entries and hint.kind in _EARLY:
+                marks.await_store(key, hint)
+        return self._mark(own, hint)
+
+    def _mark(self, own: list[_Node], hint: SessionHint) -> int:
+        """Apply a hint to blocks of this session only, in the prompt's order; return how many took it."""
+        if hint.kind is HintKind.KEEP:
+            for node in own:
+                self._unmark_ended(node)
+            return self._marks.expect(own, hint, self._model.clock, self.total_bytes)
+        for node in own:
+            if hint.kind is HintKind.ENDED:
+                self._marks.release(node)
+                node.ended = True
+                if node.place >= 0:
+                    self._from_leaves(node)
+                    self._to_leaves(node)
+            elif hint.kind is HintKind.TTL:
+                node.retained = True
+                self._model.retain(node.block_key)
+            elif hint.kind is HintKind.FORGET:
+                self._marks.release(node)
+                self._unmark_ended(node)
+                node.owner = None
+        return len(own)
+
+    def _unmark_ended(self, node: _Node) -> None:
+        if node.ended:
+            is_leaf = node.place >= 0
+            if is_leaf:
+                self._from_leaves(node)
+            node.ended = False
+            if is_leaf:
+                self._to_leaves(node)
+
     def _admit(self, block_key: bytes, entry: Entry) -> None:
         ages = self._model
         ages.clock += entry.size
-        node = _Node(block_key, ages.record(block_key, min(entry.uses, CLASSES - 1)), ages.clock)
+        node = _Node(block_key, entry.size, ages.record(block_key, min(entry.uses, CLASSES - 1)), ages.clock)
         self._nodes[block_key] = node
         self._to_leaves(node)
         if (hint := self._hints.pop(entry.tenant, block_key)) is not None:
             before, node.depth = hint
             if (parent := self._nodes.get(before)) is not None:
                 self._link(node, parent)
+        if (early := self._marks.on_store(node)) is not None and self._marks.claim(node, early.session):
+            self._mark([node], early)
 
     def _use(self, block_key: bytes) -> None:
         node = self._nodes[block_key]
+        self._unmark_ended(node)
+        self._marks.on_use(node)
         node.uses = self._model.record(block_key, node.uses + 1)
         node.last = self._model.clock
 
     def _forget(self, block_key: bytes) -> None:
         node = self._nodes.pop(block_key)
         node.alive = False
+        self._marks.release(node)
         if node.place >= 0:
             self._from_leaves(node)
         parent, node.parent = node.parent, None
@@ -130,26 +199,33 @@ class PrefixAware(EvictionPolicy):
 
     def _evict(self) -> bytes:
         node = self._next
-        if node is None or not node.alive or node.place < 0:
-            node = self._least_valuable_leaf()
-        parent = node.parent
-        self._next = parent if parent is not None and parent.uses == node.uses else None
+        if node is None or not node.alive or node.place < 0 or (self._ended and not node.ended):
+            node = next(iter(self._ended)) if self._ended else self._least_valuable_leaf()
+        self._next = node.parent if node.parent is not None and _goes_with(node.parent, node) else None
         self._forget(node.block_key)
         return node.block_key
 
     def _least_valuable_leaf(self) -> _Node:
         """The least promising of a sample of leaves; the one that waits for longest among equals."""
         self._model.refit()
-        leaves, index = self._leaves, self._model.index
+        self._marks.expire(self._model.clock)
+        leaves = self._leaves
         count = len(leaves)
         some = leaves if count <= _SAMPLE else [leaves[int(self._random() * count)] for _ in range(_SAMPLE)]
-        return min(some, key=lambda node: (index(node.uses, node.last), node.last))
+        return min(some, key=lambda node: (self._value(node), node.last))
+
+    def _value(self, node: _Node) -> float:
+        if node.expected is not None:
+            return self._marks.value(node.expected, self._model.clock, self._model.grain)
+        return self._model.index(node.uses, node.last, retained=node.retained)
 
     def _reset(self) -> None:
         for node in self._nodes.values():
             node.alive = False
         self._nodes.clear()
         self._leaves.clear()
+        self._ended.clear()
+        self._marks.clear()
         self._next = None
 
     def _link(self, node: _Node, parent: _Node) -> None:
@@ -162,10 +238,17 @@ class PrefixAware(EvictionPolicy):
             self._from_leaves(parent)
 
     def _to_leaves(self, node: _Node) -> None:
+        if node.ended:
+            node.place = 0
+            self._ended[node] = None
+            return
         node.place = len(self._leaves)
         self._leaves.append(node)
 
     def _from_leaves(self, node: _Node) -> None:
+        if self._ended.pop(node, self) is None:
+            node.place = -1
+            return
         last = self._leaves.pop()
         if last is not node:
             self._leaves[node.place] = last

@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 __all__ = ["CLASSES", "ReuseModel"]
 
-CLASSES = 8
+CLASSES = 8  # by uses; as many again for blocks that an application asked to retain
 _BUCKETS = 44  # two for each doubling
 _REMEMBERED = 1 << 15  # uses that wait for the next one; about 5 MB
 _RENEW_AFTER = 512
@@ -43,32 +43,46 @@ class ReuseModel:
     def __init__(self, capacity: int) -> None:
         self._grain = max(1, capacity >> 11)
         self._waiting: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        self._again = [[0.0] * _BUCKETS for _ in range(CLASSES)]
-        self._never = [[0.0] * _BUCKETS for _ in range(CLASSES)]
+        self._again = [[0.0] * _BUCKETS for _ in range(2 * CLASSES)]
+        self._never = [[0.0] * _BUCKETS for _ in range(2 * CLASSES)]
         self._seen = 0
         self._renewed = 0
         self._halved = 0
         self.clock = 0
-        self._index = [self._gittins(c) for c in range(CLASSES)]
+        self._has_retained = False
+        self._index = [self._gittins(c) for c in range(CLASSES)] * 2
+
+    @property
+    def grain(self) -> int:
+        """Bytes of one step of age."""
+        return self._grain
 
     def record(self, block_key: bytes, uses: int) -> int:
-        """Record a store or a use. Returns the class, which counts uses from before an eviction."""
+        """Record a store or a use. Returns the number of uses, at most CLASSES - 1, with those before an eviction."""
         waited = self._waiting.pop(block_key, None)
+        retained = 0
         if waited is not None:
             before, since = waited
             self._again[before][_bucket((self.clock - since) // self._grain)] += 1
-            uses = max(uses, before + 1)
+            retained = before // CLASSES * CLASSES
+            uses = max(uses, before % CLASSES + 1)
         uses = min(uses, CLASSES - 1)
-        self._waiting[block_key] = (uses, self.clock)
+        self._waiting[block_key] = (uses + retained, self.clock)
         if len(self._waiting) > _REMEMBERED:
             _, (before, since) = self._waiting.popitem(last=False)
             self._never[before][_bucket((self.clock - since) // self._grain)] += 1
         self._seen += 1
         return uses
 
-    def index(self, uses: int, last: int) -> float:
+    def retain(self, block_key: bytes) -> None:
+        """Class the block among those that an application asked to retain, until it asks otherwise or is forgotten."""
+        self._has_retained = True
+        if (waited := self._waiting.get(block_key)) is not None:
+            self._waiting[block_key] = (waited[0] % CLASSES + CLASSES, waited[1])
+
+    def index(self, uses: int, last: int, *, retained: bool = False) -> float:
         """Return the expected value of a block of this class last used at clock `last`; higher is kept longer."""
-        return self._index[uses][_bucket((self.clock - last) // self._grain)]
+        return self._index[uses + CLASSES * retained][_bucket((self.clock - last) // self._grain)]
 
     def refit(self) -> None:
         """Update the index if enough was recorded. A few milliseconds."""
@@ -79,11 +93,12 @@ class ReuseModel:
             self._halved = self._seen
             for row in (*self._again, *self._never):
                 row[:] = [n / 2 for n in row]
-        self._index = [self._gittins(c) for c in range(CLASSES)]
+        plain = [self._gittins(c) for c in range(CLASSES)]
+        self._index = plain + ([self._gittins(c) for c in range(CLASSES, 2 * CLASSES)] if self._has_retained else plain)
 
     def _gittins(self, uses: int) -> list[float]:
         """The index by age bucket. The assumption: reuse falls off as 1/age and is likelier for what was used often."""
-        hope = _PRIOR * (uses + 1) / (uses + 3)
+        hope = _PRIOR * (uses % CLASSES + 1) / (uses % CLASSES + 3)
         again = [n + hope / _BUCKETS for n in self._again[uses]]
         never = list(self._never[uses])
         never[-1] += _PRIOR - hope
