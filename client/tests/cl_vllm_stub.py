@@ -6,7 +6,9 @@ client/tests_engine.
 
 from __future__ import annotations
 
+import abc
 import enum
+import importlib
 import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -71,12 +73,70 @@ class JobResult:
     transfer_bytes: int | None = None
 
 
-class SecondaryTierManager:
-    def __init__(self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any):
+class SecondaryTierManager(abc.ABC):
+    def __init__(
+        self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None
+    ) -> None:
         assert primary_kv_view.strides is not None
         self._offloading_spec = offloading_spec
         self._block_size_bytes = primary_kv_view.strides[0]
         self.locality: Locality | None = None
+
+    @abc.abstractmethod
+    def lookup(self, key: bytes, req_context: Any) -> LookupResult: ...
+
+    @abc.abstractmethod
+    def submit_store(self, job_metadata: Any) -> None: ...
+
+    @abc.abstractmethod
+    def submit_load(self, job_metadata: Any) -> None: ...
+
+    @abc.abstractmethod
+    def get_finished_jobs(self) -> Any: ...
+
+    @abc.abstractmethod
+    def on_new_request(self, req_context: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def drain_jobs(self) -> None: ...
+
+
+@dataclass
+class KVTransferConfig:
+    kv_connector: str | None = None
+    kv_role: str | None = None
+    engine_id: str | None = None
+    kv_load_failure_policy: str = "fail"
+    kv_connector_extra_config: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kv_connector is not None and self.kv_role is None:
+            raise ValueError("Please specify kv_role")
+        self.engine_id = self.engine_id or "made"
+
+
+class OffloadingSpecFactory:
+    @staticmethod
+    def get_spec_cls(extra: dict[str, Any]) -> Any:
+        return SimpleNamespace(build_metric_definitions=lambda _extra: {})
+
+
+class SecondaryTierFactory:
+    @staticmethod
+    def get_tier_class(tier: dict[str, Any]) -> Any:
+        found = getattr(importlib.import_module(tier["module_path"]), tier["type"])
+        assert issubclass(found, SecondaryTierManager)
+        return found
+
+
+class Platform:
+    device_type = "cuda"
+
+    def is_cuda_alike(self) -> bool:
+        return self.device_type == "cuda"
+
+    def is_xpu(self) -> bool:
+        return False
 
 
 @dataclass
@@ -129,7 +189,9 @@ _BASE = "vllm.v1.kv_offload"
 _METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
 _MODULES: dict[str, dict[str, Any]] = {
     "vllm": {"__version__": "0.33.0", "__version_tuple__": (0, 33, 0)},
-    "vllm.platforms": {"current_platform": SimpleNamespace(device_type="cuda")},
+    "vllm.config": {"KVTransferConfig": KVTransferConfig},
+    "vllm.envs": {"VLLM_USE_SIMPLE_KV_OFFLOAD": False},
+    "vllm.platforms": {"current_platform": Platform()},
     "vllm.distributed": {},
     "vllm.distributed.kv_transfer": {},
     "vllm.distributed.kv_transfer.kv_connector": {},
@@ -149,7 +211,13 @@ _MODULES: dict[str, dict[str, Any]] = {
         "get_offload_block_hash": lambda name: name[:-4],
     },
     f"{_BASE}.tiering": {},
-    f"{_BASE}.tiering.base": {"JobResult": JobResult, "SecondaryTierManager": SecondaryTierManager},
+    f"{_BASE}.factory": {"OffloadingSpecFactory": OffloadingSpecFactory},
+    f"{_BASE}.tiering.factory": {"SecondaryTierFactory": SecondaryTierFactory},
+    f"{_BASE}.tiering.base": {
+        "JobResult": JobResult,
+        "SecondaryTierManager": SecondaryTierManager,
+        "TransferJob": TransferJob,
+    },
 }
 
 
