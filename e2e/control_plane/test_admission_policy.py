@@ -124,6 +124,23 @@ def test_a_small_container_gets_less_and_what_the_user_set_stays(pools: Pools, p
     assert set(nothing) == {"PYTHONPATH", "KVPOOL_CLIENT_CONFIG"}
 
 
+def test_the_limit_of_the_pod_counts_and_the_init_container_costs_nothing(pools: Pools, policy: None, team: Team):
+    pools.apply("chat")
+    until_injecting(team)
+    given = {"requests": {"cpu": "2", "nvidia.com/gpu": "1"}, "limits": {"memory": "3Gi", "nvidia.com/gpu": "1"}}
+    of_pod = {"limits": {"memory": "4Gi"}}
+    for pod, granted in (
+        (made(team, resources=of_pod), 2**31),
+        (made(team, resources=of_pod, container={"resources": given}), 3 * 2**29),
+    ):
+        connector = json.loads(env_of(pod)["KVPOOL_VLLM_KV_TRANSFER_CONFIG"])
+        assert connector["kv_connector_extra_config"]["cpu_bytes_to_use"] == granted
+    (init,) = pod["spec"]["initContainers"]
+    assert init["resources"] == {"requests": {"cpu": "2", "memory": "3Gi"}, "limits": {"memory": "3Gi"}}
+    (bare,) = made(team)["spec"]["initContainers"]
+    assert bare["resources"] == {}
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

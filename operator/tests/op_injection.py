@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,14 @@ KVBM = '{"kv_connector":"DynamoConnector","kv_connector_module_path":"kvbm.vllm_
 def pod_of(*containers: dict[str, Any], engine: str = "", **spec: Any) -> dict[str, Any]:
     notes = {"kvpool.dev/pool": "chat"} | ({"kvpool.dev/engine": engine} if engine else {})
     made = [{"name": f"c{i}", "image": "registry.example/i"} | c for i, c in enumerate(containers)]
-    return {
+    pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "e", "labels": {"kvpool.dev/inject": "true"}, "annotations": notes},
         "spec": {"containers": made} | spec,
     }
+    decoded: dict[str, Any] = json.loads(json.dumps(pod))  # no part of it is in two places
+    return decoded
 
 
 def injected(pod: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

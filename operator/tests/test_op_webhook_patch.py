@@ -43,6 +43,25 @@ def test_appending_touches_nothing_else():
     assert diff({"a": [1, {"b": 2}]}, {"a": [1, {"b": 2}, 3]}) == [{"op": "add", "path": "/a/-", "value": 3}]
 
 
+def test_a_named_object_that_is_inserted_leaves_the_others_as_they_are():
+    ours, wait, engine = ({"name": n, "image": f"i/{n}"} for n in ("ours", "wait", "engine"))
+    changed = engine | {"env": []}
+    before, after = {"a": [wait, engine]}, {"a": [wait, ours, changed]}
+    patch = diff(before, after)
+    assert patch == [
+        {"op": "add", "path": "/a/1", "value": ours},
+        {"op": "add", "path": "/a/2/env", "value": []},
+    ]
+    assert reference.apply_patch(before, patch) == after
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=4), st.lists(st.sampled_from("abcd"), max_size=5), st.booleans())
+def test_the_patch_of_named_objects_leads_from_one_to_the_other(before, after, changed):
+    old = [{"name": n, "value": 1} for n in before]
+    new = [{"name": n, "value": 2 if changed else 1} for n in after]
+    assert reference.apply_patch({"x": old}, diff({"x": old}, {"x": new})) == {"x": new}
+
+
 @pytest.mark.parametrize(
     ("target", "patch", "merged"),
     [  # the examples of RFC 7386, appendix A

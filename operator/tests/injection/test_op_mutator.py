@@ -102,7 +102,8 @@ def test_a_bare_pod_gets_everything():
 
 
 def test_the_init_container_is_restricted_and_keeps_a_guaranteed_pod_guaranteed():
-    (init,) = injected(a_pod()).pod["spec"]["initContainers"]
+    same = {"cpu": "500m", "memory": "1Gi"}
+    (init,) = injected(a_pod({"resources": {"requests": same, "limits": same}})).pod["spec"]["initContainers"]
     assert init["name"] == "kvpool-client"
     assert init["command"] == ["kvpool-sidecar", "install-client", "/run/kvpool/client"]
     assert init["securityContext"] == {
@@ -112,7 +113,7 @@ def test_the_init_container_is_restricted_and_keeps_a_guaranteed_pod_guaranteed(
         "runAsNonRoot": True,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    assert init["resources"]["requests"] == init["resources"]["limits"]
+    assert init["resources"] == {"requests": same, "limits": same}
 
 
 def test_a_pod_that_runs_as_root_does_not_make_the_init_container_fail():

@@ -102,7 +102,8 @@ METADATA_KEYS: Final = (
         "annotation",
         "Pod",
         "user",
-        "Name of the container that runs the engine. Without it, the webhook selects the container that matches best.",
+        "Name of the container that runs the engine, or several names, separated by commas. Without it, the webhook "
+        "selects every container that runs an engine, also native sidecars.",
     ),
     MetadataKey(
         ANNOTATION_ENGINE,

@@ -1,4 +1,4 @@
-"""Kubernetes quantities of bytes, such as `500Gi`."""
+"""Kubernetes quantities: bytes such as `500Gi`, CPUs such as `500m`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
-__all__ = ["exact_bytes", "format_bytes", "to_bytes"]
+__all__ = ["exact_bytes", "format_bytes", "to_bytes", "to_milli"]
 
 _FORM: Final = re.compile(
     r"([+-]?(?:[0-9]{1,24}(?:\.[0-9]{0,24})?|\.[0-9]{1,24}))([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"
@@ -20,6 +20,15 @@ def to_bytes(quantity: int | str) -> int:
 
     ValueError for anything else, and for negative quantities.
     """
+    return int(_parse(quantity).to_integral_value(ROUND_CEILING))
+
+
+def to_milli(quantity: int | str) -> int:
+    """Parse a quantity such as `500m` or `2` CPUs into thousandths, rounded up. ValueError as for `to_bytes`."""
+    return int((_parse(quantity) * 1000).to_integral_value(ROUND_CEILING))
+
+
+def _parse(quantity: int | str) -> Decimal:
     match = None if isinstance(quantity, bool) else _FORM.fullmatch(str(quantity))
     if match is None:
         raise ValueError("not a quantity of bytes such as 500Gi")
@@ -32,7 +41,7 @@ def to_bytes(quantity: int | str) -> int:
         number *= Decimal(10) ** int(unit[1:])
     if number < 0:
         raise ValueError("a quantity of bytes cannot be negative")
-    return int(number.to_integral_value(ROUND_CEILING))
+    return number
 
 
 def format_bytes(n: int) -> str:

@@ -29,11 +29,11 @@ _POOL = re.compile(r"(?:([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)/)?([a-z0-9](?:[-a
 
 @dataclass(frozen=True)
 class InjectionRequest:
-    """Validated annotations. An empty string means that the annotation is absent."""
+    """Validated annotations. An empty value means that the annotation is absent."""
 
     pool_namespace: str = ""
     pool_name: str = ""
-    container: str = ""
+    containers: tuple[str, ...] = ()
     engine: str = "auto"
     connector_patch: dict[str, Any] | None = None
 
@@ -57,7 +57,7 @@ def parse_annotations(pod: dict[str, Any]) -> InjectionRequest:
     return InjectionRequest(
         pool_namespace=(match.group(1) or "") if match else "",
         pool_name=match.group(2) if match else "",
-        container=annotations.get(ANNOTATION_CONTAINER, ""),
+        containers=tuple(n for n in re.split(r"[,\s]+", annotations.get(ANNOTATION_CONTAINER, "")) if n),
         engine=engine,
         connector_patch=_connector_patch(annotations.get(ANNOTATION_CONNECTOR)),
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpool.config import CLIENT_CONFIG_ENV
 from kvpool_operator.injection.connector import escape_expansion
+from kvpool_operator.injection.init_resources import init_resources
 from kvpool_operator.injection.pod import append, default_env, find_by_name, items, mount_at, spec
 from kvpool_operator.injection.skip import Skip, SkipReason
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from kvpool_operator.injection.context import InjectionContext, InjectionSettings
     from kvpool_operator.injection.pod import Pod
 
-__all__ = ["INIT_CONTAINER", "inject_client"]
+__all__ = ["INIT_CONTAINER", "add_init_container", "inject_client"]
 
 VOLUME: Final = "kvpool"
 MOUNT: Final = "/run/kvpool"
@@ -23,9 +24,10 @@ USER_PYTHONPATH: Final = "KVPOOL_USER_PYTHONPATH"
 
 
 def inject_client(context: InjectionContext) -> None:
-    """Add what is absent. Raises Skip(name-conflict) if a reserved name is in use."""
+    """Add what is absent to one container. Raises Skip(name-conflict) if a reserved name is in use."""
+    if not context.is_reinvocation and find_by_name(spec(context.pod).get("initContainers"), INIT_CONTAINER):
+        raise Skip(SkipReason.NAME_CONFLICT, f"the pod already has an init container {INIT_CONTAINER}; rename it")
     _add_volume(context.pod, context.container)
-    _add_init_container(context.pod, context.settings, is_reinvocation=context.is_reinvocation)
     _prefix_pythonpath(context.container)
     default_env(context.container, CLIENT_CONFIG_ENV, escape_expansion(context.settings.client_config))
 
@@ -47,21 +49,21 @@ def _add_volume(pod: Pod, container: dict[str, Any]) -> None:
         append(container, "volumeMounts", {"name": VOLUME, "mountPath": MOUNT, "readOnly": True})
 
 
-def _add_init_container(pod: Pod, settings: InjectionSettings, *, is_reinvocation: bool) -> None:
-    wanted = _init_container(pod, settings)
-    present = find_by_name(spec(pod).get("initContainers"), INIT_CONTAINER)
-    if present is None:
-        append(spec(pod), "initContainers", wanted)
-    elif not is_reinvocation:
-        raise Skip(SkipReason.NAME_CONFLICT, f"the pod already has an init container {INIT_CONTAINER}; rename it")
+def add_init_container(pod: Pod, settings: InjectionSettings, engine: dict[str, Any]) -> None:
+    """Add the init container that installs the client, unless it is present.
 
-
-def _init_container(pod: Pod, settings: InjectionSettings) -> dict[str, Any]:
-    """Return the init container.
-
-    It satisfies the `restricted` Pod Security Standard. Requests equal limits, so that a Guaranteed pod stays
-    Guaranteed.
+    It runs last, but before native sidecars and init containers that use the client. `engine` is the first injected
+    container.
     """
+    inits = items(spec(pod), "initContainers")
+    if find_by_name(inits, INIT_CONTAINER) is not None:
+        return
+    users = (i for i, c in enumerate(inits) if find_by_name(c.get("volumeMounts"), VOLUME))
+    inits.insert(next(users, len(inits)), _init_container(pod, settings, engine))
+
+
+def _init_container(pod: Pod, settings: InjectionSettings, engine: dict[str, Any]) -> dict[str, Any]:
+    """Return the init container. It satisfies the `restricted` Pod Security Standard."""
     security: dict[str, Any] = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -72,13 +74,12 @@ def _init_container(pod: Pod, settings: InjectionSettings) -> dict[str, Any]:
     if (spec(pod).get("securityContext") or {}).get("runAsUser") == 0:
         # inherited root contradicts runAsNonRoot, and the pod would never start
         security |= {"runAsUser": 65532, "runAsGroup": 65532}
-    resources = {"cpu": "500m", "memory": "128Mi"}
     return {
         "name": INIT_CONTAINER,
         "image": settings.sidecar_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["kvpool-sidecar", "install-client", CLIENT_DIR],
-        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "resources": init_resources(engine),
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": VOLUME, "mountPath": MOUNT}],

@@ -39,6 +39,8 @@ class InjectionContext:
     settings: InjectionSettings
     is_reinvocation: bool
     """An earlier invocation injected the pod: existing settings are from it."""
+    engines: int = 1
+    """Number of containers of the pod whose host tiers share the memory limit of the pod."""
 
     @property
     def argv(self) -> list[str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator.api.annotations import (
-    ANNOTATION_CONTAINER,
     ANNOTATION_ENGINE,
     ANNOTATION_INJECTED,
     ANNOTATION_INJECTED_ENGINE,
@@ -20,22 +19,24 @@ from kvpool_operator.api.annotations import (
     ANNOTATION_POOL,
     ANNOTATION_SKIP_REASON,
     CLIENTLESS_ENGINES,
+    ENGINE_KINDS,
 )
 from kvpool_operator.desired.users import FIRST_USER, LAST_USER
 from kvpool_operator.injection import client_volume
-from kvpool_operator.injection.command_line import ContainerInfo, inspect_container
 from kvpool_operator.injection.connector import compact
 from kvpool_operator.injection.context import InjectionContext, InjectionSettings
+from kvpool_operator.injection.engine_containers import find_engines
 from kvpool_operator.injection.engine_versions import is_known
-from kvpool_operator.injection.engines import INJECTORS, engine_kind, match_score
+from kvpool_operator.injection.engines import HOST_TIER_ENGINES, INJECTORS, engine_kind
 from kvpool_operator.injection.engines.dynamo import VOLUME as KVBM_VOLUME
 from kvpool_operator.injection.flags import value_of
-from kvpool_operator.injection.pod import Pod, annotations_of, find_by_name, spec
+from kvpool_operator.injection.pod import Pod, all_containers, annotations_of, find_by_name, spec
 from kvpool_operator.injection.revision import revision
 from kvpool_operator.injection.skip import Skip, SkipReason
 
 if TYPE_CHECKING:
     from kvpool_operator.injection.annotations import InjectionRequest
+    from kvpool_operator.injection.engine_containers import EngineContainer
 
 __all__ = ["Injected", "InjectionSettings", "inject", "is_injected", "mark_skipped"]
 
@@ -55,30 +56,40 @@ class Injected:
 
 
 def inject(pod: Pod, request: InjectionRequest, settings: InjectionSettings) -> Injected:
-    """Return the injected pod. Raises Skip with the reason if the pod cannot be injected."""
+    """Return the pod with its engine containers injected. Raises Skip with the reason if none can be.
+
+    If some of several engine containers cannot be injected, the warnings name them.
+    """
     pod = copy.deepcopy(pod)
     is_reinvocation = is_injected(pod)
-    container, info = _engine_container(pod, request)
-    kind = engine_kind(request.engine, info)
-    if kind not in INJECTORS:
-        raise Skip(SkipReason.UNSUPPORTED_ENGINE, f"the engine of container {container.get('name')} is not supported")
-    if (
-        request.engine == "auto"
-        and kind in _FLAG_CONFIGURED
-        and not is_reinvocation
-        and not is_known(kind, info.version)
-    ):
-        version = ".".join(map(str, info.version or ()))
-        raise Skip(
-            SkipReason.UNSUPPORTED_ENGINE,
-            f"container {container.get('name')} runs {info.engine} {version} by its image tag; the client does not "
-            f"support that version, and the engine might not start; set {ANNOTATION_ENGINE}: {kind} to try it",
+    # a reinvocation keeps the choice of the earlier one, even if a container has changed
+    engines = find_engines(pod, request, _is_injected_container if is_reinvocation else None)
+    with_tier = sum(engine_kind(request.engine, e.info) in HOST_TIER_ENGINES for e in engines)
+    kinds: dict[EngineContainer, str] = {}
+    skipped: dict[EngineContainer, Skip] = {}
+    warnings: list[str] = []
+    for engine in engines:
+        changed = copy.deepcopy(pod)
+        context = InjectionContext(
+            changed, engine.of(changed), engine.info, request, settings, is_reinvocation, max(1, with_tier)
         )
+        try:
+            kinds[engine] = _inject_container(context)
+            warnings += INJECTORS[kinds[engine]](context)
+        except Skip as skip:
+            kinds.pop(engine, None)
+            skipped[engine] = skip
+        else:
+            pod = changed
+    if not kinds:
+        raise skipped[max(skipped, key=lambda e: e.score)]
     _refuse_reserved_user(pod)
-    context = InjectionContext(pod, container, info, request, settings, is_reinvocation)
-    if kind not in CLIENTLESS_ENGINES:
-        client_volume.inject_client(context)
-    warnings = INJECTORS[kind](context)
+    warnings += _left_out(skipped, kinds)
+    kind = min(kinds.values(), key=ENGINE_KINDS.index)
+    containers = [e.of(pod) for e in kinds]
+    with_client = [e.of(pod) for e, k in kinds.items() if k not in CLIENTLESS_ENGINES]
+    if with_client:
+        client_volume.add_init_container(pod, settings, with_client[0])
     annotations = annotations_of(pod)
     annotations.pop(ANNOTATION_SKIP_REASON, None)
     annotations[ANNOTATION_POOL] = settings.pool
@@ -92,13 +103,46 @@ def inject(pod: Pod, request: InjectionRequest, settings: InjectionSettings) -> 
             kvbm_host_bytes=settings.kvbm_host_bytes,
             kvbm_disk_bytes=settings.kvbm_disk_bytes,
         )
-    annotations[ANNOTATION_INJECTED] = _digest(pod, container)
+    annotations[ANNOTATION_INJECTED] = _digest(pod, containers)
     return Injected(pod, [] if is_reinvocation else warnings)
+
+
+def _inject_container(context: InjectionContext) -> str:
+    """Add the client to one container, unless its engine cannot use it. Return the kind of the engine."""
+    request, info, name = context.request, context.info, context.container.get("name")
+    kind = engine_kind(request.engine, info)
+    if kind not in INJECTORS:
+        raise Skip(SkipReason.UNSUPPORTED_ENGINE, f"the engine of container {name} is not supported")
+    if (
+        request.engine == "auto"
+        and kind in _FLAG_CONFIGURED
+        and not context.is_reinvocation
+        and not is_known(kind, info.version)
+    ):
+        version = ".".join(map(str, info.version or ()))
+        raise Skip(
+            SkipReason.UNSUPPORTED_ENGINE,
+            f"container {name} runs {info.engine} {version} by its image tag; the client does not support that "
+            f"version, and the engine might not start; set {ANNOTATION_ENGINE}: {kind} to try it",
+        )
+    if kind not in CLIENTLESS_ENGINES:
+        client_volume.inject_client(context)
+    return kind
+
+
+def _left_out(skipped: dict[EngineContainer, Skip], kinds: dict[EngineContainer, str]) -> list[str]:
+    """Return a warning for each engine container without the pool. One that uses an injected LMCache server has it."""
+    has_server = "lmcache" in kinds.values()
+    return [
+        f"engine container {engine.name} runs without the pool: {skip.message}"
+        for engine, skip in skipped.items()
+        if not (has_server and "LMCacheMPConnector" in engine.info.connectors)
+    ]
 
 
 def _refuse_reserved_user(pod: Pod) -> None:
     """A pod with a sidecar's user could use up what the kernel lets that user hold."""
-    parts = [spec(pod), *(c for kind in ("containers", "initContainers") for c in spec(pod).get(kind) or [])]
+    parts = [spec(pod), *all_containers(pod)]
     users = [(part.get("securityContext") or {}).get("runAsUser") for part in parts]
     for user in users:
         if isinstance(user, int) and FIRST_USER <= user <= LAST_USER:
@@ -133,7 +177,7 @@ def is_injected(pod: Pod) -> bool:
 
 
 def _has_kvbm(pod: Pod) -> bool:
-    variables = [e for c in spec(pod).get("containers") or [] for e in c.get("env") or []]
+    variables = [e for c in all_containers(pod) for e in c.get("env") or []]
     return find_by_name(spec(pod).get("volumes"), KVBM_VOLUME) is not None or any(
         str(e.get("name", "")).startswith("DYN_KVBM_") for e in variables
     )
@@ -146,48 +190,26 @@ def _is_injected_container(container: dict[str, Any]) -> bool:
     return bool(mounts & {client_volume.VOLUME, KVBM_VOLUME} or settings)
 
 
-def _engine_container(pod: Pod, request: InjectionRequest) -> tuple[dict[str, Any], ContainerInfo]:
-    """Return the container that the annotation names, otherwise the best match; the first of equal matches."""
-    if ((spec(pod).get("os") or {}).get("name") or "linux") != "linux":
-        raise Skip(SkipReason.UNSUPPORTED_ENGINE, "only Linux pods are supported")
-    containers = spec(pod).get("containers") or []
-    if request.container:
-        chosen = find_by_name(containers, request.container)
-        if chosen is None:
-            raise Skip(
-                SkipReason.CONTAINER_NOT_FOUND,
-                f"the pod has no container {request.container!r}; correct annotation {ANNOTATION_CONTAINER}",
-            )
-        containers = [chosen]
-    if not containers:
-        raise Skip(SkipReason.CONTAINER_NOT_FOUND, "the pod has no container")
-    if is_injected(pod):  # keep the choice of the earlier invocation, even if the container has changed
-        containers = [c for c in containers if _is_injected_container(c)] or containers
-    inspected = [(c, inspect_container(c)) for c in containers]
-    best = max(inspected, key=lambda pair: match_score(request.engine, pair[1]))
-    if match_score(request.engine, best[1]):
-        return best
-    if request.engine == "auto":
-        raise Skip(
-            SkipReason.UNSUPPORTED_ENGINE,
-            "no container runs a known engine (vllm serve, sglang serve, lmcache server, their modules, a vLLM image); "
-            f"if one does, set the annotations {ANNOTATION_ENGINE} and {ANNOTATION_CONTAINER}",
-        )
-    return inspected[0]
-
-
-def _digest(pod: Pod, container: dict[str, Any]) -> str:
+def _digest(pod: Pod, containers: list[dict[str, Any]]) -> str:
     """Digest of the injected settings, equal for every invocation."""
-    env = {str(e.get("name")): e.get("value") for e in container.get("env") or []}
-    argv = [str(w) for name in ("command", "args") for w in container.get(name) or []]
     init = find_by_name(spec(pod).get("initContainers"), client_volume.INIT_CONTAINER) or {}
     annotations = annotations_of(pod)
+    first, *further = [_carried(c) for c in containers]
     carried = {
         "pool": annotations[ANNOTATION_POOL],
         "family": annotations[ANNOTATION_INJECTED_ENGINE],
-        "container": container.get("name"),
         "image": init.get("image"),
+        **first,
+        **({"further": further} if further else {}),
+    }
+    return hashlib.sha256(compact(carried).encode()).hexdigest()[:16]
+
+
+def _carried(container: dict[str, Any]) -> dict[str, Any]:
+    env = {str(e.get("name")): e.get("value") for e in container.get("env") or []}
+    argv = [str(w) for name in ("command", "args") for w in container.get(name) or []]
+    return {
+        "container": container.get("name"),
         "env": {n: v for n, v in env.items() if n in _ENV or n.startswith(_ENV_PREFIXES)},
         "flags": [value[1] for flag in _FLAGS if (value := value_of(argv, flag)) is not None],
     }
-    return hashlib.sha256(compact(carried).encode()).hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import Any
 
 from kvpool_operator.injection.skip import Skip, SkipReason
@@ -9,6 +10,7 @@ from kvpool_operator.injection.skip import Skip, SkipReason
 __all__ = [
     "Pod",
     "add_volume",
+    "all_containers",
     "annotations_of",
     "append",
     "default_env",
@@ -16,6 +18,7 @@ __all__ = [
     "find_by_name",
     "items",
     "mount_at",
+    "private_volume_name",
     "spec",
 ]
 
@@ -54,9 +57,9 @@ def find_by_name(entries: list[dict[str, Any]] | None, name: str) -> dict[str, A
 
 
 def mount_at(container: dict[str, Any], path: str) -> dict[str, Any] | None:
-    """Return the container's volume mount at `path`, or None."""
+    """Return the container's volume mount at `path`, or None. Of `/dev//shm/` and the like, the path counts."""
     mounts: list[dict[str, Any]] = container.get("volumeMounts") or []
-    return next((m for m in mounts if str(m.get("mountPath", "")).rstrip("/") == path), None)
+    return next((m for m in mounts if posixpath.normpath(str(m.get("mountPath", ""))) == path), None)
 
 
 def env_names(container: dict[str, Any]) -> set[str]:
@@ -68,6 +71,18 @@ def default_env(container: dict[str, Any], name: str, value: str) -> None:
     """Set an environment variable unless the user has set it."""
     if name not in env_names(container):
         append(container, "env", {"name": name, "value": value})
+
+
+def private_volume_name(pod: Pod, container: dict[str, Any], name: str) -> str:
+    """Return `name`, or `name-2` and so on if another container mounts a volume of that name already."""
+    others = [c for c in all_containers(pod) if c is not container]
+    taken = {m.get("name") for c in others for m in c.get("volumeMounts") or []}
+    return name if name not in taken else next(n for i in range(2, 10_000) if (n := f"{name}-{i}") not in taken)
+
+
+def all_containers(pod: Pod) -> list[dict[str, Any]]:
+    """Return the containers of the pod, then its init containers."""
+    return [c for kind in ("containers", "initContainers") for c in spec(pod).get(kind) or []]
 
 
 def add_volume(pod: Pod, container: dict[str, Any], volume: dict[str, Any], path: str) -> None:

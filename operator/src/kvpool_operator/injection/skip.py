@@ -26,9 +26,13 @@ class SkipReason(StrEnum):
 
 
 class Skip(Exception):  # noqa: N818  it is an outcome, not an error
-    """Decision not to inject a pod. `message` has the problem and the action to take."""
+    """Decision not to inject a pod. `message` has the problem and the action to take.
 
-    def __init__(self, reason: SkipReason, message: str) -> None:
+    `has_engine` false: nothing in the pod looks like an engine, so only a pod that asked for the pool is reported.
+    """
+
+    def __init__(self, reason: SkipReason, message: str, *, has_engine: bool = True) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
+        self.has_engine = has_engine

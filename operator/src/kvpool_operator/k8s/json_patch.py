@@ -8,7 +8,10 @@ __all__ = ["diff"]
 
 
 def diff(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
-    """Operations that turn `before` into `after`. Lists are compared by position, because additions are appended."""
+    """Operations that turn `before` into `after`.
+
+    Lists are compared by position, because additions are appended; but for one named object that was inserted.
+    """
     if isinstance(before, dict) and isinstance(after, dict):
         return _objects(before, after, path)
     if isinstance(before, list) and isinstance(after, list):
@@ -31,12 +34,25 @@ def _objects(before: dict[str, Any], after: dict[str, Any], path: str) -> list[d
 
 def _lists(before: list[Any], after: list[Any], path: str) -> list[dict[str, Any]]:
     ops: list[dict[str, Any]] = []
+    inserted = _inserted(before, after)
+    if inserted is not None:
+        ops.append({"op": "add", "path": _at(path, str(inserted)), "value": after[inserted]})
+        before = [*before[:inserted], after[inserted], *before[inserted:]]
     shared = min(len(before), len(after))
     for i in range(shared):
         ops += diff(before[i], after[i], _at(path, str(i)))
     ops += [{"op": "remove", "path": _at(path, str(i))} for i in reversed(range(shared, len(before)))]
     ops += [{"op": "add", "path": _at(path, "-"), "value": value} for value in after[shared:]]
     return ops
+
+
+def _inserted(before: list[Any], after: list[Any]) -> int | None:
+    """Return the index of the one object of `after` that is not in `before`, judged by `name`."""
+    old, new = ([o.get("name") if isinstance(o, dict) else None for o in part] for part in (before, after))
+    if len(new) != len(old) + 1 or None in new:
+        return None
+    at = next((i for i, name in enumerate(old) if name != new[i]), len(old))
+    return at if at < len(old) and new[at + 1 :] == old[at:] else None
 
 
 def _at(path: str, name: str) -> str:

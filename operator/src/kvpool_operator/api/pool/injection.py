@@ -34,8 +34,8 @@ class VllmInjection(Model):
     """Settings of injected vLLM engines."""
 
     host_memory: f.HostMemory = "4Gi"
-    """Host memory of vLLM's CPU tier above the pool, per engine, such as 4Gi. It counts toward the memory limit of the
-    container; an engine with a small limit gets less."""
+    """Host memory of vLLM's CPU tier above the pool, per engine, such as 4Gi. It counts toward the memory limits of the
+    container and of the pod; an engine with a small limit gets less."""
 
 
 class DynamoInjection(Model):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvpool_operator.injection.command_line import ContainerInfo
     from kvpool_operator.injection.context import InjectionContext
 
-__all__ = ["INJECTORS", "engine_kind", "match_score"]
+__all__ = ["HOST_TIER_ENGINES", "INJECTORS", "engine_kind", "match_score"]
 
 
 def _client_only(_context: InjectionContext) -> list[str]:
@@ -28,6 +28,9 @@ INJECTORS: Final[dict[str, Callable[[InjectionContext], list[str]]]] = {
     "none": _client_only,
 }
 """Injector by engine kind: modifies the container of the context and returns warnings, or raises Skip."""
+
+HOST_TIER_ENGINES: Final = frozenset({"vllm", "vllm-pd", "dynamo"})
+"""Engine kinds whose host tier has a size that the webhook sets."""
 
 
 def engine_kind(requested: str, info: ContainerInfo) -> str:

@@ -13,7 +13,7 @@ from kvpool_operator.injection.command_line import Channel
 from kvpool_operator.injection.connector import compact, escape_expansion
 from kvpool_operator.injection.engines.vllm import CONNECTOR_ARG
 from kvpool_operator.injection.host_memory import host_memory
-from kvpool_operator.injection.pod import add_volume, default_env, env_names, items
+from kvpool_operator.injection.pod import add_volume, default_env, env_names, items, private_volume_name
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.merge_patch import merge_patch
 
@@ -44,13 +44,14 @@ def inject(context: InjectionContext) -> list[str]:
     if info.engine == "vllm" and not info.connector_present:
         _add_connector(context)
     env_set = env_names(container)
-    memory, warnings = host_memory(context.pod, container, settings.kvbm_host_bytes, "")
+    memory, warnings = host_memory(context.pod, container, settings.kvbm_host_bytes, "", engines=context.engines)
     if not env_set & set(_HOST):
         default_env(container, _HOST[0], _gib(memory))
     if not env_set & set(_DISK) and settings.kvbm_disk_bytes:
         # KVBM creates a private file of that size; above the limit the kubelet evicts the pod
         limit = f"{-(-settings.kvbm_disk_bytes // 2**20) + 1024}Mi"
-        add_volume(context.pod, container, {"name": VOLUME, "emptyDir": {"sizeLimit": limit}}, MOUNT)
+        name = private_volume_name(context.pod, container, VOLUME)
+        add_volume(context.pod, container, {"name": name, "emptyDir": {"sizeLimit": limit}}, MOUNT)
         default_env(container, _DISK[0], _gib(settings.kvbm_disk_bytes))
         default_env(container, _DISK[2], MOUNT)
     return [*warnings, "KVBM has no remote tier: its blocks stay on their node and are not shared with other engines"]

@@ -9,7 +9,7 @@ from kvpool_operator.injection.command_line import Channel
 from kvpool_operator.injection.connector import compact, escape_expansion, vllm_connector
 from kvpool_operator.injection.engine_versions import is_known
 from kvpool_operator.injection.host_memory import host_memory, shm_size
-from kvpool_operator.injection.pod import add_volume, default_env, items, mount_at, spec
+from kvpool_operator.injection.pod import add_volume, default_env, items, mount_at, private_volume_name, spec
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.merge_patch import merge_patch
 
@@ -44,7 +44,7 @@ def inject(context: InjectionContext) -> list[str]:
 def pool_connector(context: InjectionContext) -> tuple[dict[str, Any], list[str]]:
     """Return the connector configuration of this pod after the user's merge patch, and warnings."""
     wanted = context.settings.host_memory_bytes
-    memory, warnings = host_memory(context.pod, context.container, wanted, SHM_MOUNT)
+    memory, warnings = host_memory(context.pod, context.container, wanted, SHM_MOUNT, engines=context.engines)
     connector = vllm_connector(block_tokens=context.settings.block_tokens, host_memory_bytes=memory)
     patched: dict[str, Any] = merge_patch(connector, context.request.connector_patch or {})
     return patched, warnings
@@ -58,11 +58,22 @@ def add_hashing(context: InjectionContext) -> None:
 
 
 def add_shm(context: InjectionContext, connector: dict[str, Any]) -> None:
-    """Enlarge /dev/shm, where vLLM keeps its host tier. The default of a container is 64 MiB."""
-    if mount_at(context.container, SHM_MOUNT) is not None or spec(context.pod).get("hostIPC"):
+    """Enlarge /dev/shm, where vLLM keeps its host tier. The default of a container is 64 MiB.
+
+    A mount of the user stays. Raises Skip(name-conflict) if it is read-only: vLLM would not start with a host tier.
+    """
+    mount = mount_at(context.container, SHM_MOUNT)
+    if mount is not None and mount.get("readOnly"):
+        raise Skip(
+            SkipReason.NAME_CONFLICT,
+            f"container {context.container.get('name')} mounts {SHM_MOUNT} read-only, and vLLM's host tier writes to "
+            "it; make the mount writable or remove it",
+        )
+    if mount is not None or spec(context.pod).get("hostIPC"):
         return
     size = shm_size(connector, context.settings.host_memory_bytes)
-    volume = {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": f"{-(-size // 2**20)}Mi"}}
+    name = private_volume_name(context.pod, context.container, SHM_VOLUME)
+    volume = {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": f"{-(-size // 2**20)}Mi"}}
     add_volume(context.pod, context.container, volume, SHM_MOUNT)
 
 
