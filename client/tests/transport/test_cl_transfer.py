@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, PoolUnavailableError, ProtocolError
 from kvpool.protocol import block, peer_wire, wire
 from kvpool.transport import pending, transfer
+from kvpool_testing.interpreter_lock import lets_others_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,28 @@ def test_a_caller_that_must_not_wait_hands_over_where_the_page_cache_ends(tmp_pa
     assert transfer.read_file(load, soon(), EXPECT, True, half)
     load.close()
     assert buffer == payload
+
+
+def test_bytes_from_a_drive_are_copied_without_the_interpreters_lock(aligned: Callable[[int], memoryview]) -> None:
+    buffer = aligned(8 * transfer.PIECE_BYTES)
+    unverified = pending.Expectation(EXPECT.fingerprint, EXPECT.tenant_tag, verify=False)
+    source = os.urandom(4 * transfer.PIECE_BYTES)
+    header = header_of(bytes(8 * transfer.PIECE_BYTES))
+
+    def without_a_turn(_fd: int, views: Any, offset: int, *flags: int) -> int:
+        if flags:
+            raise BlockingIOError
+        views[0][:] = source[: len(views[0])]
+        return len(views[0])
+
+    def read() -> None:
+        load = load_of(buffer)
+        load.offset = block.HEADER_BYTES + 4 * transfer.PIECE_BYTES  # the header is not read again
+        load.header[:] = header
+        assert transfer.read_file(load, soon(), unverified, True, without_a_turn)
+
+    assert lets_others_run(read)
+    assert buffer[4 * transfer.PIECE_BYTES :] == source
 
 
 def test_a_read_that_hangs_writes_nothing_after_it_was_given_up(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["lets_others_run", "turns_during"]
 
 _NEVER_S = 3600.0
-_PATIENCE_S = 60.0
+_PATIENCE_S = 30.0
 
 
 def turns_during(call: Callable[[], object]) -> int:
@@ -36,9 +36,9 @@ def turns_during(call: Callable[[], object]) -> int:
 
     interval = sys.getswitchinterval()
     thread = threading.Thread(target=take_turns, daemon=True)
-    thread.start()
-    sys.setswitchinterval(_NEVER_S)
+    sys.setswitchinterval(_NEVER_S)  # before the thread starts: a request that it made could be met during the call
     try:
+        thread.start()
         before = turns
         call()
         return turns - before

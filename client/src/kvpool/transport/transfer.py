@@ -5,11 +5,15 @@ never blocks in the kernel while holding it (a peer stream: only until the deadl
 A caller that abandons a batch closes it and then acquires every gate once; after that no thread writes into its
 buffers, even if one is stuck in a read on a hung file system. So a read that may block (bytes that are not in the page
 cache) goes through a bounce buffer of the reading thread.
+
+Bytes are moved and checksummed by calls that release the interpreter's lock, so that the engine's threads run beside a
+load.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -156,9 +160,19 @@ def _read_through_bounce(load: PendingRead, batch: Batch, total: int, preadv: Ca
         _refuse_if_closed(batch)
         done = 0
         for view in _window(load, count):
-            view[:] = bounce[done : done + len(view)]
+            _copy(view, bounce[done : done + len(view)])
             done += len(view)
     return count
+
+
+def _copy(to: memoryview, source: memoryview) -> None:
+    """Copy bytes between writable buffers of one length. Releases the GIL, which `to[:] = source` holds."""
+    if to:
+        ctypes.memmove(_address_of(to), _address_of(source), len(to))
+
+
+def _address_of(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _bounce() -> memoryview:
