@@ -24,10 +24,14 @@ CPU_SPEC = {"spec_name": "CpuTieringSpec", "spec_module_path": "kvpool_cpu_worke
 GPU_PYTHON = os.environ.get("KVPOOL_GPU_PYTHON", "")  # of an environment with a vLLM for a GPU (make test-gpu)
 
 
-def connector(socket: str, *, host_bytes: int = 16 << 20, **settings: Any) -> str:
-    """The connector's configuration with vLLM's tiering; on the CPU with our copies, for vLLM's want a GPU."""
+def connector(socket: str, *, host_bytes: int = 16 << 20, extra: dict[str, Any] | None = None, **settings: Any) -> str:
+    """The connector's configuration with vLLM's tiering; on the CPU with our copies, for vLLM's want a GPU.
+
+    `extra`: more of vLLM's settings of the connector; `settings`: those of PoolTier.
+    """
     tier = {"type": "PoolTier", "module_path": "kvpool.engines.vllm", "socket": socket, **settings}
     extra = {
+        **(extra or {}),
         **({"spec_name": "TieringOffloadingSpec"} if GPU_PYTHON else CPU_SPEC),
         "cpu_bytes_to_use": host_bytes,  # 16 MiB: 512 blocks of the tiny model in float32
         "offload_prompt_only": False,
@@ -52,6 +56,8 @@ class Engine:
         log.with_suffix(".path").mkdir()
         package = Path(xxhash.__file__).parent  # as an injected pod gets it: the engine's environment has none
         (log.with_suffix(".path") / "xxhash").symlink_to(package)
+        # this clone's, whichever clone made the environment last
+        (log.with_suffix(".path") / "kvpool_cpu_worker.py").symlink_to(ROOT / "e2e/engine/kvpool_cpu_worker.py")
         path = [str(ROOT / "client/src"), str(log.with_suffix(".path"))]
         options = dict(options or {})
         if GPU_PYTHON:

@@ -26,18 +26,29 @@ __all__ = ["CopyWorker", "CpuTieringSpec"]
 
 
 class CopyWorker(OffloadingWorker):  # type: ignore[misc]
-    """Copies whole pages at once, in the caller's thread. A chunk of host memory holds `blocks_per_chunk` KV blocks."""
+    """Copies whole pages at once, in the caller's thread. A chunk of host memory holds `blocks_per_chunk` KV blocks.
 
-    def __init__(self, kv_caches: Any, region: SharedOffloadRegion, blocks_per_chunk: int) -> None:
+    With `canonical`, host memory has vLLM's canonical layout: one page for all ranks, in which each rank has the places
+    that the mapping of a layer names.
+    """
+
+    def __init__(
+        self, kv_caches: Any, region: SharedOffloadRegion, blocks_per_chunk: int, *, canonical: bool = False
+    ) -> None:
         self._region = region
         self._per_chunk = blocks_per_chunk
+        self._canonical = canonical
         self._layers_of_group = kv_caches.group_data_refs
         # int8, so that strides are bytes whatever the KV dtype is: [block, byte] and [chunk, block in it, byte]
         self._kv = [t.tensor.view(torch.int8).view(-1, t.page_size_bytes) for t in kv_caches.tensors]
-        self._host = [
-            region.create_next_worker_view(t.page_size_bytes * blocks_per_chunk).unflatten(1, (blocks_per_chunk, -1))
-            for t in kv_caches.tensors
-        ]
+        if canonical:
+            pages = [0] * len(kv_caches.tensors)
+            for layer in (layer for layers in self._layers_of_group for layer in layers):
+                pages[layer.tensor_idx] = max(pages[layer.tensor_idx], layer.mapping.canonical_page_size_bytes)
+            views = [region.create_next_canonical_view(page * blocks_per_chunk) for page in pages]
+        else:
+            views = [region.create_next_worker_view(t.page_size_bytes * blocks_per_chunk) for t in kv_caches.tensors]
+        self._host = [view.unflatten(1, (blocks_per_chunk, -1)) for view in views]
         self._finished: list[TransferResult] = []
 
     def _copy(self, job_id: int, blocks: Any, chunks: Any, *, to_host: bool) -> bool:
@@ -54,7 +65,9 @@ class CopyWorker(OffloadingWorker):  # type: ignore[misc]
             for layer in layers:
                 size = layer.page_size_bytes
                 kv, host = self._kv[layer.tensor_idx], self._host[layer.tensor_idx]
-                if to_host:
+                if self._canonical:
+                    _copy_mapped(layer.mapping, kv, host, block_ids, chunk_ids, inside, to_host=to_host)
+                elif to_host:
                     host[chunk_ids, inside, :size] = kv[block_ids, :size]
                 else:
                     kv[block_ids, :size] = host[chunk_ids, inside, :size]
@@ -81,6 +94,35 @@ class CopyWorker(OffloadingWorker):  # type: ignore[misc]
         self._region.cleanup()
 
 
+def _copy_mapped(
+    mapping: Any,
+    kv: torch.Tensor,
+    host: torch.Tensor,
+    block_ids: torch.Tensor,
+    chunk_ids: torch.Tensor,
+    inside: torch.Tensor,
+    *,
+    to_host: bool,
+) -> None:
+    """Copy this rank's bytes of pages between `kv` and canonical pages. Of ranks with equal bytes one writes a page."""
+    if to_host:
+        writes = (chunk_ids * host.shape[1] + inside) % mapping.num_writers == mapping.writer_index
+        block_ids, chunk_ids, inside = block_ids[writes], chunk_ids[writes], inside[writes]
+    local = torch.cat([_places(run.local_offset, run.local_stride, run) for run in mapping.runs])
+    shared = torch.cat([_places(run.canonical_offset, run.canonical_stride, run) for run in mapping.runs])
+    page = (chunk_ids[:, None], inside[:, None], shared[None, :])
+    if to_host:
+        host[page] = kv[block_ids[:, None], local[None, :]]
+    else:
+        kv[block_ids[:, None], local[None, :]] = host[page]
+
+
+def _places(offset: int, stride: int, run: Any) -> torch.Tensor:
+    """Places of a run's bytes: fragments of `fragment_size` bytes, `stride` apart."""
+    starts = offset + torch.arange(run.num_fragments) * stride
+    return (starts[:, None] + torch.arange(run.fragment_size)[None, :]).flatten()
+
+
 class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
     """vLLM's tiering with the copy worker above. The scheduler's side and the worker's side each have an instance."""
 
@@ -97,11 +139,14 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
             region = SharedOffloadRegion(
                 engine_id=self._engine_id,
                 num_chunks=self.num_chunks,
-                rank=self.config.parallel.rank,
+                rank=0 if self.replicated_layout else self.config.parallel.rank,
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            worker = self._worker = CopyWorker(kv_caches, region, self.blocks_per_chunk)
+            canonical = bool(self.config.canonical_layout)
+            if canonical:
+                self._validate_canonical_refs(kv_caches)
+            worker = self._worker = CopyWorker(kv_caches, region, self.blocks_per_chunk, canonical=canonical)
             _mapped(self._engine_id, "worker", region)
         return worker
 
