@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import ctypes
+import enum
 import importlib
 import mmap
 import sys
@@ -38,10 +39,41 @@ class HiCacheStorage(abc.ABC):
     def set(self, key: Any, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool: ...
 
     @abc.abstractmethod
-    def batch_set(self, keys: Any, values: Any = None, target_locations: Any = None, sizes: Any = None) -> bool: ...
+    def batch_set(
+        self, keys: Any, values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool: ...
 
     @abc.abstractmethod
     def exists(self, key: Any) -> bool: ...
+
+    def batch_exists(self, keys: Any, extra_info: Any = None) -> int:
+        raise NotImplementedError
+
+    def batch_get_v1(self, keys: Any, host_indices: Any, extra_info: Any = None) -> Any:
+        raise NotImplementedError
+
+    def batch_set_v1(self, keys: Any, host_indices: Any, extra_info: Any = None) -> Any:
+        raise NotImplementedError
+
+    def batch_exists_v2(self, keys: Any, pool_transfers: Any = None, extra_info: Any = None) -> Any:
+        raise NotImplementedError
+
+    def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> Any:
+        raise NotImplementedError
+
+    def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> Any:
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        raise NotImplementedError
+
+    def get_stats(self) -> Any:
+        raise NotImplementedError
+
+
+class PoolHitPolicy(enum.Enum):
+    ALL_PAGES = "all_pages"
+    TRAILING_PAGES = "trailing_pages"
 
 
 @dataclass
@@ -168,15 +200,20 @@ class HostPool:
         return [page * self.page_size + n for page in pages for n in range(self.page_size)]
 
 
-def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.5.23") -> Any:
-    """Import the plug-in against these doubles; they are gone when the test ends."""
+def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.5.23", storage: dict[str, Any] | None = None) -> Any:
+    """Import the plug-in against these doubles; they are gone when the test ends. `storage`: other names of
+    hicache_storage."""
     parts = {
         "sglang": {"__version__": version},
         "sglang.srt": {},
         "sglang.srt.mem_cache": {},
         "sglang.srt.mem_cache.hicache_storage": {
             "HiCacheStorage": HiCacheStorage,
+            "HiCacheStorageConfig": Config,
+            "PoolHitPolicy": PoolHitPolicy,
+            "PoolTransfer": Transfer,
             "PoolTransferResult": PoolTransferResult,
+            **(storage or {}),
         },
         "sglang.srt.observability": {},
         "sglang.srt.observability.metrics_collector": {"StorageMetrics": StorageMetrics},

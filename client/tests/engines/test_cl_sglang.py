@@ -218,7 +218,7 @@ def test_ranks_of_a_pod_share_its_connections(plugin: Any, monkeypatch: pytest.M
 
     def each(wish: int = 4, **sizes: int) -> int:
         config = Config(extra_config={"interface_v1": 1, "connections": wish}, **sizes)
-        return plugin.PoolHiCache(config, {})._settings.connections
+        return plugin.PoolHiCache(config, {})._connection._settings.connections
 
     assert (each(), each(tp_size=8), each(tp_size=8, pp_size=2), each(tp_size=64)) == (4, 4, 2, 1)
     assert each(8, tp_size=4) == 8
@@ -455,28 +455,8 @@ def test_stats_are_in_sglangs_terms(make: Any) -> None:
     assert backend.get_stats().backup_pgs == []
 
 
-def test_an_unknown_sglang_runs_without_the_pool(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake: FakeSidecar
-) -> None:
-    for version in ("0.5.22", "0.6.0", "0.5.24.dev1", ""):
-        plugin = install(monkeypatch, version)
-        with caplog.at_level(logging.ERROR):
-            backend = plugin.PoolHiCache(Config(extra_config={"interface_v1": 1, "socket": fake.path}), {})
-        assert "SGLang 0.5.23 is supported" in caplog.text
-        caplog.clear()
-        pool = HostPool()
-        backend.register_mem_pool_host(pool)
-        backend.register_mem_host_pool_v2(HostPool(), "mamba")
-        assert backend.batch_exists([key(0)]) == 0
-        assert backend.batch_set_v1([key(0)], pool.places(0)) == [False]
-        assert backend.batch_get_v1([key(0)], pool.places(0)) == [False]
-        assert backend.batch_exists_v2([key(0)], [Transfer("mamba")]).kv_hit_pages == 0
-        backend.close()
-    assert not fake.hellos
-
-
 def test_without_sglang_the_message_says_what_to_do() -> None:
     code = "from kvpool.engines.sglang import PoolHiCache"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
-    assert "kvpool.engines.sglang needs the HiCache storage of SGLang 0.5.23" in done.stderr
+    assert "kvpool.engines.sglang needs the HiCache storage of SGLang, which" in done.stderr

@@ -295,6 +295,15 @@ def test_the_installed_client_imports_by_itself_and_its_entry_point_is_found(tmp
     assert installed(tmp_path, WITHOUT_XXHASH + "import kvpool.protocol.block as b; print(b.CAN_CHECKSUM)") == "False\n"
 
 
+def test_the_installed_client_configures_an_engine_when_python_starts(tmp_path):
+    assert run("install-client", tmp_path / "client").returncode == 0
+    code = "import sys; print([type(finder).__module__ for finder in sys.meta_path][0])"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "client"), "KVPOOL_SGLANG_HICACHE": "{}"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "kvpool.engines.startup\n"
+
+
 def test_everybody_can_read_the_installed_client_whatever_the_umask(tmp_path):
     before = os.umask(0o077)
     try:

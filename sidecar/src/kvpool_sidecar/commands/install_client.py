@@ -1,4 +1,5 @@
-"""`kvpool-sidecar install-client`: copy the client, its entry points and xxhash to an engine pod's volume.
+"""`kvpool-sidecar install-client`: copy the client, its entry points, its start-up module and xxhash to an engine pod's
+volume.
 
 The init container runs this with the user of the pod. The directory appears completely or not at all, and a repeated
 run with the same content changes nothing.
@@ -83,7 +84,9 @@ def _client_files() -> Iterator[tuple[str, Path]]:
     spec = importlib.util.find_spec("kvpool")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("the client (distribution kvpool) is not installed in this image")
-    yield from _tree(Path(spec.submodule_search_locations[0]), "kvpool")
+    package = Path(spec.submodule_search_locations[0])
+    yield from _tree(package, "kvpool")
+    yield "sitecustomize.py", package / "engines/sitecustomize.py"  # Python runs it from PYTHONPATH
     distribution = importlib.metadata.distribution("kvpool")
     folder = f"kvpool-{distribution.version}.dist-info"
     for name in _METADATA:  # not RECORD, which has paths of this installation

@@ -119,6 +119,12 @@ class Pages:
         """Create a flat tensor of one page."""
         return self.pool.get_dummy_flat_data_page()
 
+    def sample(self) -> memoryview:
+        """Return the memory of the first piece of the first page; a copy of the page where pages are copied."""
+        if self.zero_copy:
+            return self.views([""], _first_page(self.page_size))[0]
+        return tensor_bytes(self.pool.get_data_page(0, flat=True).contiguous())
+
     def _portions(self, keys: Sequence[str], indices: Any) -> Iterator[tuple[Sequence[str], list[int]]]:
         self._require(len(indices) == len(keys) * self.page_size, "another number of token places than of pages")
         starts = [int(indices[n * self.page_size]) for n in range(len(keys))]

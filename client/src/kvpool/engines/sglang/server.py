@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ResetDetector", "connections_per_rank", "server_argument"]
+if TYPE_CHECKING:
+    from kvpool.engines.sglang.page_transfer import Bandwidth
+
+__all__ = ["ResetDetector", "connections_per_rank", "server_argument", "storage_metrics"]
 
 _log = logging.getLogger("sglang.kvpool")  # under SGLang's own logger, so that the engine's log shows it
 
@@ -29,6 +32,14 @@ class ResetDetector:
         """Take the current state as the one to compare with."""
         self._markers = {name: (pool, _marker(pool)) for name, (pool, _) in self._markers.items()}
         self._weight_version = server_argument("weight_version")
+
+    def blind(self) -> str:
+        """Return why a change of the weights would not be seen; empty if it would."""
+        if server_argument("model_path") is not None and server_argument("weight_version") is None:
+            return "SGLang does not show the version of its weights"
+        if not self._ignore_flushes and any(marker is None for _, marker in self._markers.values()):
+            return "flushes of SGLang's host pools cannot be seen"
+        return ""
 
     def change(self) -> str:
         """Return what changed since the last `rearm`, as a sentence for the log; empty if nothing did."""
@@ -57,9 +68,9 @@ def server_argument(name: str) -> Any:
         context = get_context()
     except Exception:
         return None
-    for read in (context.config_leaf, lambda name: getattr(context.server_args, name)):
+    for is_leaf in (True, False):
         try:
-            value = read(name)
+            value = context.config_leaf(name) if is_leaf else getattr(context.server_args, name)
         except Exception as e:  # not published under this name: SGLang raises several kinds
             _log.debug("kvpool: server argument %s is unknown: %s", name, e)
             continue
@@ -73,3 +84,15 @@ def connections_per_rank(configured: int, config: Any) -> int:
     tensor = max(int(config.tp_size or 1), int(server_argument("tp_size") or 1))
     replicas = 1 if server_argument("enable_dp_attention") else int(server_argument("dp_size") or 1)
     return max(1, min(configured, _CONNECTIONS_PER_POD // (tensor * int(config.pp_size or 1) * replicas)))
+
+
+def storage_metrics(loads: list[Bandwidth], stores: list[Bandwidth]) -> Any:
+    """Return SGLang's StorageMetrics of these batches."""
+    from sglang.srt.observability.metrics_collector import StorageMetrics
+
+    return StorageMetrics(
+        prefetch_pgs=[batch.blocks for batch in loads],
+        prefetch_bandwidth=[batch.gb_per_s for batch in loads],
+        backup_pgs=[batch.blocks for batch in stores],
+        backup_bandwidth=[batch.gb_per_s for batch in stores],
+    )

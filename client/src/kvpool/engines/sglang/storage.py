@@ -14,8 +14,10 @@ as if there were no storage.
 A page's key is SGLang's chain of SHA-256 over its tokens, begun with a digest of the request's `extra_key` and
 `cache_salt` (mem_cache/utils.py): requests with another salt have other keys throughout.
 
-The interface is SGLang's `HiCacheStorage` (sglang/srt/mem_cache/hicache_storage.py), see KNOWN_VERSIONS. The code
-that needs no SGLang is in the other modules of this package and in kvpool.engines.common.
+An injected container is configured by KVPOOL_SGLANG_HICACHE instead (kvpool.engines.sglang.guard).
+
+The interface is SGLang's `HiCacheStorage` (sglang/srt/mem_cache/hicache_storage.py), as kvpool.engines.sglang.interface
+probes it. The code that needs no SGLang is in the other modules of this package and in kvpool.engines.common.
 """
 
 from __future__ import annotations
@@ -23,46 +25,43 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import os
-import threading
 import weakref
 from collections.abc import Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from kvpool.client import Client
 from kvpool.engines.common.host_memory import tensor_bytes
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.common.without_pool import report_without_pool
-from kvpool.engines.sglang import server
+from kvpool.engines.sglang import interface, server
+from kvpool.engines.sglang.connection import PoolConnection
 from kvpool.engines.sglang.fingerprint import fingerprint_inputs
 from kvpool.engines.sglang.page_transfer import PageTransfer
 from kvpool.engines.sglang.pages import PageRequest, Pages
-from kvpool.protocol import keys as protocol_keys
-
-KNOWN_VERSIONS = ((0, 5, 23),)
 
 try:
     import sglang
+    from sglang.srt.mem_cache import hicache_storage
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 except ImportError as e:
     raise ImportError(
-        f"kvpool.engines.sglang needs the HiCache storage of SGLang 0.5.23, which cannot be imported here ({e}); run "
+        f"kvpool.engines.sglang needs the HiCache storage of SGLang, which cannot be imported here ({e}); run "
         "the engine without --hicache-storage-backend dynamic"
     ) from e
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kvpool.engines.sglang.page_transfer import Bandwidth
+    from kvpool.client import Client
 
-__all__ = ["KNOWN_VERSIONS", "PoolHiCache", "last_stats"]
+__all__ = ["PoolHiCache", "interface_problem", "last_stats"]
 
 _log = logging.getLogger("sglang.kvpool")  # under SGLang's own logger, so that the engine's log shows it
 
 _SGLANGS_KEYS = frozenset({"backend_name", "module_path", "class_name", "interface_v1", "allocator"})
 _RANKS = ("tp_rank", "pp_rank", "attn_cp_rank")  # all ranks of an engine ask for the same pages: the first counts
 _ALL, _TRAILING = "all_pages", "trailing_pages"  # pages of a side pool that a prefix requires (PoolHitPolicy)
+_POLICIES = {_ALL, _TRAILING, "block_groups"}  # the third never cuts a prefix; a fourth might
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -110,42 +109,60 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         self._config = storage_config
-        extra = dict(getattr(storage_config, "extra_config", None) or {})
+        self._flat_only = False
+        self._transfer = PageTransfer()
+        self._connection: PoolConnection | None = None
+        try:
+            if not (reason := interface_problem()):
+                self._configure()
+        except Exception as e:  # SGLang's scheduler would end
+            _log.exception("kvpool: the storage could not be created")
+            reason = f"the storage could not be created: {type(e).__name__}"
+        if reason:
+            self._stand_aside(reason)
+        _backends.add(self)
+
+    def _configure(self) -> None:
+        extra = dict(getattr(self._config, "extra_config", None) or {})
         self._resets = server.ResetDetector(ignore_flushes=bool(extra.pop("keep_after_flush", False)))
         self._flat_only = not extra.get("interface_v1")
         settings = client_config({k: v for k, v in extra.items() if k not in _SGLANGS_KEYS})
-        connections = server.connections_per_rank(settings.connections, storage_config)
-        self._settings = replace(settings, connections=connections)
-        self._lock = threading.Lock()
-        self._client: Client | None = None
-        self._inputs: dict[str, Any] = {}
-        self._transfer = PageTransfer()
-        self._closed = False
-        self._supported = _supported()
-        _backends.add(self)
+        connections = server.connections_per_rank(settings.connections, self._config)
+        settings = replace(settings, connections=connections)
+        version = str(sglang.__version__)
+        self._connection = PoolConnection(settings, self._resets, version, lambda: self._transfer.pages["kv"].sample())
+
+    def _stand_aside(self, reason: str) -> None:
+        self._connection = None
+        _log.error("kvpool: %s: the engine runs without the pool", reason)
+        report_without_pool(reason, "sglang")
 
     # -- set-up -----------------------------------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Register the host pool of the KV itself and connect."""
         super().register_mem_pool_host(mem_pool_host)
-        if not self._supported:
+        if self._connection is None:
             return
         try:
-            self._inputs = fingerprint_inputs(self._config, mem_pool_host, sglang.__version__, server.server_argument)
+            inputs = fingerprint_inputs(self._config, mem_pool_host, sglang.__version__, server.server_argument)
             self._resets.rearm()
             self._register("kv", mem_pool_host)
-            self._connect()
+            if reason := self._resets.blind():
+                self._stand_aside(reason)
+                return
+            model = str(server.server_argument("model_path") or self._config.model_name or "")
+            self._connection.connect(inputs, model, self._transfer.pages["kv"].page_size)
         except Exception:
-            _log.exception("kvpool: the setup failed; this engine runs without the pool")
-            report_without_pool("the setup failed; see the engine's log", "sglang")
+            _log.exception("kvpool: the setup failed")
+            self._stand_aside("the setup failed; see the engine's log")
 
     @_never_raises(lambda *_: None)
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Register another host pool of a hybrid model."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = str(host_pool_name)
-        if self._supported and not (name == "kv" and "kv" in self._transfer.pages):
+        if self._connection is not None and not (name == "kv" and "kv" in self._transfer.pages):
             self._register(name, host_pool)
 
     # -- whole pages, without a copy --------------------------------------------------------------------------------
@@ -153,7 +170,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
     @_never_raises(lambda *_, **__: 0)
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """Return the number of leading pages that the pool has; 0 if it does not answer in time."""
-        client = self._current()
+        client = self._verified()
         is_first_rank = not any(getattr(self._config, name, 0) for name in _RANKS)
         return self._transfer.leading_pages(client, keys, counted=is_first_rank) if client is not None and keys else 0
 
@@ -189,10 +206,11 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         A side pool that requires all pages cuts the prefix at its first gap; one that requires the last pages only (a
         sliding window, a recurrent state) allows each length that ends in that many of its pages.
         """
-        client = self._current()
+        client = self._verified()
         kv = self._transfer.pages.get("kv")
-        required = [t for t in pool_transfers or () if _policy(t) in (_ALL, _TRAILING)]  # others never cut a prefix
-        if client is None or kv is None or (kv.logical and not required):
+        policies = {_policy(t) for t in pool_transfers or ()}
+        required = [t for t in pool_transfers or () if _policy(t) in (_ALL, _TRAILING)]
+        if client is None or kv is None or policies - _POLICIES or (kv.logical and not required):
             return PoolTransferResult(0, {}, [])
         count = len(keys) if kv.logical else self.batch_exists(keys, extra_info)
         if not count:
@@ -272,22 +290,19 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
 
         Pages are shared with other engines, so none are deleted; unused ones are evicted.
         """
-        with self._lock:
-            self._renew("the engine's storage was cleared")
+        if self._connection is not None:
+            self._connection.renew("the engine's storage was cleared")
 
     @_never_raises(lambda *_: None)
     def get_stats(self) -> Any:
         """Return blocks and GB/s of each batch since the last call, for SGLang's metrics."""
-        return _storage_metrics(*self._transfer.take_bandwidths())
+        return server.storage_metrics(*self._transfer.take_bandwidths())
 
     @_never_raises(lambda *_: None)
     def close(self) -> None:
         """Disconnect; later calls miss. Safe to call twice."""
-        with self._lock:
-            self._closed = True
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        if self._connection is not None:
+            self._connection.close()
 
     # -- internals ----------------------------------------------------------------------------------------------
 
@@ -297,7 +312,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         return {
             "connected": client is not None and client.connected,
             "fingerprint": client.fingerprint.hex() if client is not None else "",
-            "fingerprint_inputs": self._inputs,
+            "fingerprint_inputs": self._connection.inputs if self._connection is not None else {},
             "zero_copy": {name: pages.zero_copy for name, pages in self._transfer.pages.items()},
             "client": client.stats() if client is not None else {},
         }
@@ -311,37 +326,15 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
         self._transfer.register(name, Pages(name, pool, self._config, flat_only=flat_only))
         self._resets.watch(name, pool)
 
-    def _connect(self) -> None:
-        fingerprint = protocol_keys.fingerprint(self._inputs)
-        model = os.path.basename(str(server.server_argument("model_path") or self._config.model_name or "").rstrip("/"))
-        _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], self._settings.socket)
-        _log.debug("kvpool: fingerprint inputs %s", self._inputs)
-        old, self._client = self._client, None
-        if old is not None:
-            old.close()
-        labels = {"engine": f"sglang {sglang.__version__}", "model": model}
-        inputs, tokens = self._inputs, self._transfer.pages["kv"].page_size
-        self._client = Client(
-            self._settings, fingerprint=fingerprint, labels=labels, fingerprint_inputs=inputs, tokens_per_block=tokens
-        )
+    @property
+    def _client(self) -> Client | None:
+        return self._connection.client if self._connection is not None else None
 
     def _current(self) -> Client | None:
-        """Return the client, renewed if SGLang flushed its cache or changed its weights since the last call."""
-        if self._resets.change():
-            with self._lock:
-                if reason := self._resets.change():
-                    self._resets.rearm()
-                    self._renew(reason)
-        return self._client
+        return self._connection.current() if self._connection is not None else None
 
-    def _renew(self, reason: str) -> None:
-        old, self._client = self._client, None
-        if old is None or self._closed:
-            return
-        old.close()
-        _log.warning("kvpool: %s; it shares no pages with other engines until it restarts", reason)
-        self._inputs = {**self._inputs, "reset": os.urandom(16).hex()}
-        self._connect()
+    def _verified(self) -> Client | None:
+        return self._connection.verified() if self._connection is not None else None
 
 
 def _leading(found: Iterable[bool]) -> int:
@@ -349,35 +342,13 @@ def _leading(found: Iterable[bool]) -> int:
     return sum(1 for _ in itertools.takewhile(bool, found))
 
 
-def _storage_metrics(loads: list[Bandwidth], stores: list[Bandwidth]) -> Any:
-    from sglang.srt.observability.metrics_collector import StorageMetrics
-
-    return StorageMetrics(
-        prefetch_pgs=[batch.blocks for batch in loads],
-        prefetch_bandwidth=[batch.gb_per_s for batch in loads],
-        backup_pgs=[batch.blocks for batch in stores],
-        backup_bandwidth=[batch.gb_per_s for batch in stores],
-    )
-
-
 def _policy(transfer: Any) -> str:
     return str(getattr(transfer.hit_policy, "value", transfer.hit_policy))
 
 
-def _supported() -> bool:
-    text = str(getattr(sglang, "__version__", ""))
-    found = tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())
-    if found in KNOWN_VERSIONS:
-        return True
-    known = ", ".join(".".join(map(str, version)) for version in KNOWN_VERSIONS)
-    _log.error(
-        "kvpool: SGLang %s is supported, this is %s: the engine runs without the pool. Use a KVPool release that "
-        "supports this SGLang.",
-        known,
-        text or "an unknown version",
-    )
-    report_without_pool(f"SGLang {known} is supported, this is {text or 'an unknown version'}", "sglang")
-    return False
+def interface_problem() -> str:
+    """Return why the SGLang that is installed cannot use this storage; empty if it can."""
+    return interface.problem(hicache_storage, PoolHiCache, str(getattr(sglang, "__version__", "")))
 
 
 _backends: weakref.WeakSet[PoolHiCache] = weakref.WeakSet()
