@@ -14,7 +14,7 @@ from en_engine import Engine, connector
 from en_overlay import overlay
 from test_en_vllm import BLOCK, PATIENT, prompt, until
 
-from kvpool_operator.injection.engines.vllm_pd import wrap_connector
+from kvpool.engines.vllm.connector_config import combine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def pair(cluster: Cluster, start_engine: Callable[..., Engine], nixl: Path) -> t
 
     def start(node: str, role: str) -> Engine:
         theirs = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
-        both = wrap_connector(theirs, json.loads(connector(cluster[node].socket, **PATIENT)))
+        both = combine(json.loads(connector(cluster[node].socket, **PATIENT)), theirs).config
         env = {"UCX_TLS": "tcp,self,cma", "UCX_NET_DEVICES": "lo", "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1"}
         port = str(free_port())
         return start_engine(json.dumps(both), EXTRA_PYTHONPATH=str(nixl), VLLM_NIXL_SIDE_CHANNEL_PORT=port, **env)

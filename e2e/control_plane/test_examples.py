@@ -30,8 +30,8 @@ ENGINES = {
     "sglang": "sglang",
     "dynamo-kvbm": "dynamo",
     "dynamo-vllm": "vllm",
-    "prefill": "vllm-pd",
-    "decode": "vllm-pd",
+    "prefill": "vllm",
+    "decode": "vllm",
     "qwen": "vllm",
     "stack-qwen-deployment-vllm": "vllm",
 }

@@ -1,8 +1,8 @@
-"""Reading command lines: what starts an engine, and how it may be told of its connector."""
+"""Reading command lines: what starts an engine, and which connector the user chose."""
 
 import pytest
 
-from kvpool_operator.injection.command_line import Channel, inspect_container
+from kvpool_operator.injection.command_line import inspect_container
 
 SERVE = ["vllm", "serve", "Qwen/Qwen3-8B", "--port", "8000"]
 MODULE = ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/tiny"]
@@ -26,13 +26,25 @@ MODULE = ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "/mo
         {"image": "vllm/vllm-openai:v0.33.0", "args": ["--model", "m"]},
         {"image": "registry.example:5000/mirror/vllm-openai@sha256:00", "args": ["Qwen/Qwen3-8B"]},
         {"image": "rocm/vllm", "args": ["--model=m"]},
+        {"image": "vllm/vllm-openai"},
+        {"image": "ghcr.io/llm-d/llm-d-cuda:v0.7.0", "args": ["--model", "m"]},
+        {"image": "ghcr.io/llm-d/llm-d:v0.2.0", "args": ["--model", "m"]},
+        {"image": "kserve/huggingfaceserver:v0.16.0-gpu", "args": ["--model_name=m", "--model_dir=/mnt/models"]},
+        {"command": ["python3", "-m", "huggingfaceserver", "--model_id", "m"]},
+        {"command": ["python3", "-mvllm.entrypoints.openai.api_server", "--model", "m"]},
+        {"command": ["python3", "-m", "vllm", "serve", "m"]},
+        {"command": ["uv", "run", "--no-sync", *SERVE]},
+        {"command": ["/usr/bin/tini", "--", "uv", "run", *MODULE]},
+        {"command": ["$(ENGINE)", "serve", "m"], "env": [{"name": "ENGINE", "value": "vllm"}]},
+        {"image": "vllm/vllm-openai", "command": ["/start.sh"], "args": ["--max-model-len", "4096"]},
+        {"image": "rayproject/ray-llm:2.50.0-py311-cu128", "name": "ray-worker"},
+        {"command": [*SERVE, "--config", "/etc/vllm.yaml"]},
     ],
 )
-def test_exec_form_is_extended_by_args(container):
+def test_vllm_is_recognized_in_arguments(container):
     info = inspect_container(container)
-    assert (info.engine, info.channel) == ("vllm", Channel.ARGS)
-    assert not info.connector_present
-    assert not info.hash_algo_present
+    assert info.engine == "vllm"
+    assert info.shell_text == ""
 
 
 @pytest.mark.parametrize(
@@ -43,27 +55,43 @@ def test_exec_form_is_extended_by_args(container):
         {"command": ["/bin/bash", "-lc", "source /venv/activate && exec vllm  serve \\\n  m"]},
         {"command": ["bash", "-o", "pipefail", "-ec", "vllm \\\n serve m | tee /log"]},
         {"command": ["tini", "--", "sh", "-c", 'python3 -m vllm.entrypoints.openai.api_server "$@"', "--"]},
-        {"image": "vllm/vllm-openai", "command": ["/start.sh"], "args": ["--model", "m"]},
-        {"image": "vllm/vllm-openai"},
-        {"command": [*SERVE, "--config", "/etc/vllm.yaml"]},
-        {"command": [*SERVE, "--config=/etc/vllm.yaml"]},
-        {"command": [*SERVE, "--", "rest"]},
+        {"command": ["su", "vllm", "-c", "vllm serve m"]},
+        {"args": ["-c", "python3 -mvllm.entrypoints.openai.api_server"]},
+        {"command": ["bash", "-c", "ray start --head && vllm serve m"], "name": "ray-head"},
+        {"command": ["bash", "-c", "bash multi-node-serving.sh leader; python3 -m vllm.entrypoints.openai.api_server"]},
     ],
 )
-def test_where_args_are_unsafe_the_environment_tells(container):
+def test_vllm_is_recognized_in_shell_text(container):
     info = inspect_container(container)
-    assert (info.engine, info.channel) == ("vllm", Channel.ENVIRONMENT)
+    assert info.engine == "vllm"
+    assert info.shell_text
+    assert info.connectors == frozenset()
 
 
 @pytest.mark.parametrize(
     "container",
     [
-        {"command": ["trtllm-serve", "m"]},
         {"command": ["vllm", "bench", "serve"]},
         {"command": ["python3", "-m", "http.server"]},
         {"command": ["sh", "-c", "echo not-vllm serve"]},
         {"command": ["sh", "-c", "vllm server"]},
+        {"command": ["sh", "-c", "# vllm serve m\nsleep infinity"]},
         {"command": ["bash", "/start.sh"]},
+        {"image": "vllm/vllm-openai", "command": ["/start.sh"], "args": ["--model", "m"]},
+        {"image": "vllm/vllm-openai", "command": ["huggingface-cli", "download", "m"]},
+        {"image": "vllm/vllm-openai", "command": ["vllm", "bench", "serve", "--max-model-len", "9"]},
+        {"image": "vllm/vllm-openai", "args": ["huggingface-cli", "download", "m"]},
+        {
+            "image": "lmcache/vllm-openai:latest",
+            "command": ["/opt/venv/bin/lmcache_server"],
+            "args": ["0.0.0.0", "8080"],
+        },
+        {"image": "vllm/vllm-openai", "command": ["sh", "-c", "ray start --head --block"]},
+        {"image": "vllm/vllm-openai", "name": "ray-head"},
+        {"image": "vllm/vllm-openai", "command": ["sh", "-c", "ray start --address=$LWS_LEADER_ADDRESS:6379 --block"]},
+        {"image": "ghcr.io/llm-d/llm-d-inference-sim:v0.5", "args": ["--model", "m"]},
+        {"image": "ghcr.io/llm-d/llm-d-inference-scheduler:v0.3", "args": ["--pool-name", "m"]},
+        {"command": ["python3", "-m", "huggingfaceserver", "--backend=huggingface"]},
         {"image": "lmsysorg/sglang:latest", "args": ["--model", "m"]},
         {"image": "vllm/vllm-router", "args": ["--port", "80"]},
         {"image": "example/myvllmthing", "args": ["--model", "m"]},
@@ -78,26 +106,78 @@ def test_everything_else_is_no_known_engine(container):
 @pytest.mark.parametrize(
     "container",
     [
-        {"command": [*SERVE, "--kv-transfer-config", "{}"]},
-        {"command": SERVE, "args": ["--kv-transfer-config={}"]},
-        {"command": [*SERVE, "--kv_transfer_config", "{}"]},
-        {"command": [*SERVE, "--kv-transfer-config.kv_connector", "X"]},
-        {"command": [*SERVE, "--kv-tr", "{}"]},
-        {"command": [*SERVE, "--kv-offloading-size", "4"]},
-        {"command": ["sh", "-c", "vllm serve m --kv-transfer-config '{}'"]},
-        {"command": ["sh", "-c", 'vllm serve m "$@"', "sh", "--kv-transfer-config", "{}"]},
-        {"command": ["sh", "-c", "vllm serve m $X"], "env": [{"name": "X", "value": "--kv_transfer_config {}"}]},
+        {"command": ["trtllm-serve", "m"]},
+        {"command": ["trtllm-llmapi-launch", "trtllm-serve", "m"]},
+        {"command": ["sh", "-c", "mpirun -n 8 trtllm-serve m"]},
+        {"command": ["python3", "-m", "dynamo.trtllm", "--model", "m"]},
     ],
 )
-def test_a_connector_of_the_user_is_seen(container):
-    assert inspect_container(container).connector_present
+def test_tensorrt_llm_is_recognized(container):
+    assert inspect_container(container).engine == "trtllm"
+
+
+MINE = '{"kv_connector":"MyConnectorV1"}'
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"command": [*SERVE, "--kv-transfer-config", MINE]},
+        {"command": SERVE, "args": [f"--kv-transfer-config={MINE}"]},
+        {"command": [*SERVE, "--kv_transfer_config", MINE]},
+        {"command": [*SERVE, "--kv-transfer-config.kv_connector", "MyConnectorV1"]},
+        {"command": [*SERVE, "--kv_transfer_config.kv_connector=MyConnectorV1"]},
+        {"command": [*SERVE, "--kv-tr", MINE]},
+        {"command": [*SERVE, "--kv-transfer-config", "{'kv_connector': 'MyConnectorV1'}"]},
+        {"command": [*SERVE, "--kv-transfer-config", "$(CONFIG)"], "env": [{"name": "CONFIG", "value": MINE}]},
+    ],
+)
+def test_a_connector_in_arguments_is_certain(container):
+    assert inspect_container(container).connectors == {"MyConnectorV1"}
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"command": ["sh", "-c", f"vllm serve m --kv-transfer-config '{MINE}'"]},
+        {"command": ["sh", "-c", 'vllm serve m "$@"', "sh", "--kv-transfer-config", MINE]},
+        {"command": ["sh", "-c", "vllm serve m $X"], "env": [{"name": "X", "value": f"--kv_transfer_config {MINE}"}]},
+        {"command": SERVE, "env": [{"name": "X", "value": f"--kv_transfer_config {MINE}"}]},
+    ],
+)
+def test_a_connector_elsewhere_is_only_mentioned(container):
+    info = inspect_container(container)
+    assert info.connectors == frozenset()
+    assert info.mentioned == {"MyConnectorV1"}
+
+
+@pytest.mark.parametrize("words", [['{"kv_connector": "mine"}'], ["{}", "--kv-transfer-config.kv_connector=mine"]])
+def test_a_connector_of_any_name_is_read(words):
+    assert inspect_container({"command": [*SERVE, "--kv-transfer-config", *words]}).connectors == {"mine"}
 
 
 @pytest.mark.parametrize("flag", ["--kv-cache-dtype", "--kv-events-config", "x--kv-transfer-config"])
 def test_other_flags_are_no_connector(flag):
-    assert not inspect_container({"command": [*SERVE, flag, "v"]}).connector_present
+    assert inspect_container({"command": [*SERVE, flag, MINE]}).connectors == frozenset()
 
 
-@pytest.mark.parametrize("flag", ["--prefix-caching-hash-algo", "--prefix_caching_hash_algo=sha256"])
-def test_a_hash_of_the_user_is_seen(flag):
-    assert inspect_container({"command": [*SERVE, flag]}).hash_algo_present
+def test_an_expansion_is_bounded():
+    wide = [{"name": "X", "value": "y" * 2**20}]
+    assert inspect_container({"command": [*SERVE, "$(X)$(X)"], "env": wide}).argv[-1] == "$(X)$(X)"
+
+
+@pytest.mark.parametrize(
+    ("container", "name"),
+    [
+        ({"image": "vllm/vllm-tpu:v0.13.2"}, "Google TPU"),
+        ({"image": "opea/vllm-gaudi:1.3"}, "Intel Gaudi"),
+        ({"image": "quay.io/ascend/vllm-ascend:v0.33.0"}, "Huawei Ascend"),
+        ({"image": "x/y", "resources": {"limits": {"google.com/tpu": "8"}}}, "Google TPU"),
+        ({"image": "x/y", "resources": {"requests": {"aws.amazon.com/neuroncore": "2"}}}, "AWS Neuron"),
+        ({"image": "x/y", "resources": {"limits": {"nvidia.com/gpu": "1"}}}, ""),
+        ({"image": "ghcr.io/llm-d/llm-d-xpu:v0.7"}, ""),
+        ({"image": "rocm/vllm", "resources": None}, ""),
+    ],
+)
+def test_accelerators_without_an_offloading_interface_are_named(container, name):
+    assert inspect_container(container).accelerator == name

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from op_injection import NIXL, env, family, flags, injected, pod_of, skipped
+from op_injection import NIXL, env, family, injected, pod_of, skipped
 
 from kvpool_operator.injection.skip import SkipReason
 
@@ -38,7 +38,7 @@ def test_an_engine_that_is_left_out_is_named():
     pod, warnings = injected(pod_of(VLLM, connector))
     assert [has_client(c) for c in pod["spec"]["containers"]] == [True, False]
     (warning,) = warnings
-    assert "engine container c1 runs without the pool: container c1 already has a KV connector" in warning
+    assert "engine container c1 runs without the pool: container c1 has the KV connector Mine" in warning
 
 
 def test_an_engine_that_is_left_out_is_not_changed_at_all():
@@ -84,7 +84,7 @@ def test_a_requested_kind_is_that_of_the_best_match():
     nixl = {"command": ["vllm", "serve", "m", "--kv-transfer-config", NIXL]}
     pod, _ = injected(pod_of(nixl, SERVER, engine="lmcache"))
     assert [has_client(c) for c in pod["spec"]["containers"]] == [False, True]
-    assert flags(pod["spec"]["containers"][1])["--l2-prefetch-policy"] == "retain"
+    assert "KVPOOL_LMCACHE_L2" in env(pod["spec"]["containers"][1])
 
 
 def test_an_engine_that_is_a_native_sidecar_is_injected_and_starts_after_the_client():

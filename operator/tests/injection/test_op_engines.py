@@ -19,7 +19,6 @@ from op_injection import (
     SGLANG,
     env,
     family,
-    flags,
     injected,
     pod_of,
     skipped,
@@ -77,37 +76,31 @@ def test_there_is_no_golden_pod_without_an_example():
     ],
 )
 def test_sglang_gets_the_pool_as_its_storage(container: dict[str, Any]):
-    pod, _ = injected(pod_of(container))
-    added = flags(pod["spec"]["containers"][0])
-    assert added["--hicache-storage-backend"] == "dynamic"
-    assert added["--hicache-storage-prefetch-policy"] == "timeout"
-    assert added["--hicache-mem-layout"] == "page_first"
-    assert added["--page-size"] == "64"
-    assert "--enable-hierarchical-cache" in added
-    backend = json.loads(added["--hicache-storage-backend-extra-config"])
-    assert (backend["module_path"], backend["class_name"]) == ("kvpool.engines.sglang", "PoolHiCache")
-    assert backend["interface_v1"] == 1
+    pod, warnings = injected(pod_of(container))
+    (changed,) = pod["spec"]["containers"]
+    assert {k: changed.get(k) for k in ("command", "args")} == {k: container.get(k) for k in ("command", "args")}
+    assert json.loads(env(changed)["KVPOOL_SGLANG_HICACHE"]) == {
+        "page_size": 64,
+        "hicache_mem_layout": "page_first",
+        "hicache_storage_prefetch_policy": "timeout",
+        "hicache_storage_backend_extra_config": {
+            "backend_name": "kvpool",
+            "module_path": "kvpool.engines.sglang",
+            "class_name": "PoolHiCache",
+            "interface_v1": 1,
+        },
+    }
     assert family(pod) == "sglang"
-    assert env(pod["spec"]["containers"][0])["PYTHONPATH"] == "/run/kvpool/client"
+    assert env(changed)["PYTHONPATH"] == "/run/kvpool/client"
     assert [v["name"] for v in pod["spec"]["volumes"]] == ["kvpool"]
+    assert warnings == []
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        (["--page-size", "32"], "--page-size"),
-        (["--page-size=32"], "--page-size"),
-        (["--enable-hicache"], "--enable-hierarchical-cache"),
-        (["--hicache-mem-layout", "page_head"], "--hicache-mem-layout"),
-        (["--hicache-storage-prefetch-policy=best_effort"], "--hicache-storage-prefetch-policy"),
-        (["--hicache-storage-pre", "best_effort"], "--hicache-storage-prefetch-policy"),
-    ],
-)
-def test_sglangs_settings_of_the_user_stay(given: list[str], kept: str):
-    pod, _ = injected(pod_of({"command": SGLANG, "args": given}))
-    args = pod["spec"]["containers"][0]["args"]
-    assert args[: len(given)] == given
-    assert not any(w.partition("=")[0] == kept for w in args[len(given) :])
+def test_sglang_whose_command_line_has_the_pool_gets_the_client():
+    extra = '{"backend_name":"kvpool","module_path":"kvpool.engines.sglang","class_name":"PoolHiCache"}'
+    given = ["--hicache-storage-backend", "dynamic", "--hicache-storage-backend-extra-config", extra]
+    pod, _ = injected(pod_of({"command": [*SGLANG, *given]}))
+    assert family(pod) == "sglang"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +114,6 @@ def test_sglangs_settings_of_the_user_stay(given: list[str], kept: str):
         (["--disable-radix-cache"], SkipReason.UNSUPPORTED_ENGINE),
         (["--disaggregation-mode", "decode"], SkipReason.UNSUPPORTED_ENGINE),
         (["--disaggregation-mode=decode"], SkipReason.UNSUPPORTED_ENGINE),
-        (["--config", "/etc/sglang.yaml"], SkipReason.COMMAND_NOT_EXTENDABLE),
     ],
 )
 def test_an_sglang_that_is_left_alone(given: list[str], reason: SkipReason):
@@ -135,33 +127,25 @@ def test_an_sglang_that_prefills_for_others_gets_the_pool():
     assert family(pod) == "sglang"
 
 
-def test_shell_text_that_leaves_room_for_flags_gets_them():
-    text = "exec python3 -m sglang.launch_server --model-path m --page-size 32 $KVPOOL_ENGINE_ARGS"
-    pod, warnings = injected(pod_of({"command": ["sh", "-c", text]}))
-    (container,) = pod["spec"]["containers"]
-    assert container["command"] == ["sh", "-c", text]
-    assert "args" not in container
-    words = env(container)["KVPOOL_ENGINE_ARGS"].split()
-    assert "--page-size" not in words
-    assert json.loads(words[words.index("--hicache-storage-backend-extra-config") + 1])["backend_name"] == "kvpool"
-    assert not set("*?[]'\\`$") & set(env(container)["KVPOOL_ENGINE_ARGS"]), "a shell would change it"
-    assert warnings == []
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"command": [*SGLANG, "--config", "/etc/sglang.yaml"]},
+        {"command": ["sh", "-c", "exec python3 -m sglang.launch_server --model-path m"]},
+        {"command": ["sh", "-c", "sglang serve m $( [ -n $X ] && echo --hicache-storage-backend file )"]},
+    ],
+)
+def test_what_a_file_or_a_shell_decides_is_left_to_the_guard_in_the_engine(container: dict[str, Any]):
+    pod, _ = injected(pod_of(container))
+    assert "KVPOOL_SGLANG_HICACHE" in env(pod["spec"]["containers"][0])
 
 
-@pytest.mark.parametrize("engine", ["", "sglang"])
-def test_shell_text_without_room_for_flags_is_left_alone(engine: str):
-    text = "exec python3 -m sglang.launch_server --model-path m"
-    reason, message = skipped(pod_of({"command": ["sh", "-c", text]}, engine=engine))
-    assert reason is SkipReason.COMMAND_NOT_EXTENDABLE
-    assert "$KVPOOL_ENGINE_ARGS" in message
-
-
-def test_a_script_gets_the_flags_in_a_variable_if_the_user_names_the_engine():
+def test_a_script_gets_the_variable_if_the_user_names_the_engine():
     container = {"command": ["/start.sh"]}
     assert skipped(pod_of(container))[0] is SkipReason.UNSUPPORTED_ENGINE
     pod, warnings = injected(pod_of(container, engine="sglang"))
-    assert "--hicache-storage-backend dynamic" in env(pod["spec"]["containers"][0])["KVPOOL_ENGINE_ARGS"]
-    assert "must pass them on" in warnings[0]
+    assert "KVPOOL_SGLANG_HICACHE" in env(pod["spec"]["containers"][0])
+    assert warnings == []
 
 
 # -- LMCache ----------------------------------------------------------------------------------------------------------
@@ -179,31 +163,26 @@ ENGINE_OF_SERVER = {
         {"command": ["/venv/bin/lmcache"], "args": ["server"]},
         {"command": ["python3", "-m", "lmcache.v1.multiprocess.server"]},
         {"command": ["python3", "-m", "lmcache.v1.multiprocess.http_server", "--port", "5555"]},
+        {"command": ["/opt/venv/bin/python3", "-m", "lmcache.v1.multiprocess.server"], "args": ["--port", "5555"]},
+        {"command": ["sh", "-c", "exec lmcache server --port $PORT"]},
+        {"command": ["lmcache", "server", "--l2-adapter", '{"type":"fs"}']},
     ],
 )
 def test_an_lmcache_server_gets_the_pool_as_its_second_level(container: dict[str, Any]):
     pod, _ = injected(pod_of(ENGINE_OF_SERVER, container))
     engine, server = pod["spec"]["containers"]
     assert engine == pod_of(ENGINE_OF_SERVER)["spec"]["containers"][0], "the engine beside it was changed"
-    added = flags(server)
-    assert json.loads(added["--l2-adapter"]) == {
+    assert server["command"] == container["command"]
+    assert server.get("args") == container.get("args")
+    assert json.loads(env(server)["KVPOOL_LMCACHE_L2"]) == {
         "type": "plugin",
         "module_path": "kvpool.engines.lmcache_mp",
         "class_name": "PoolL2Adapter",
         "adapter_params": {},
         "shared": True,
     }
-    assert added["--l2-prefetch-policy"] == "retain"
     assert env(server)["PYTHONHASHSEED"] == "0"
     assert family(pod) == "lmcache"
-
-
-def test_an_lmcache_servers_own_settings_stay():
-    policy = {"command": ["lmcache", "server", "--l2-prefetch-policy=default"]}
-    pod, _ = injected(pod_of(policy))
-    assert "--l2-prefetch-policy" not in flags(pod["spec"]["containers"][0])
-    adapter = {"command": ["lmcache", "server", "--l2-adapter", '{"type":"fs"}']}
-    assert skipped(pod_of(adapter))[0] is SkipReason.CONNECTOR_PRESENT
 
 
 def test_an_engine_of_an_lmcache_server_elsewhere_is_told_what_to_do():
@@ -218,11 +197,10 @@ IN_PROCESS = {
 }
 
 
-def test_lmcache_in_the_engines_process_gets_the_pool_only_when_asked_for():
-    reason, message = skipped(pod_of(IN_PROCESS))
-    assert reason is SkipReason.CONNECTOR_PRESENT
-    assert "kvpool.dev/engine: lmcache" in message
-    pod, warnings = injected(pod_of(IN_PROCESS, engine="lmcache"))
+@pytest.mark.parametrize("engine", ["", "lmcache"])
+def test_lmcache_in_the_engines_process_gets_the_pool_as_remote_storage(engine: str):
+    pod, warnings = injected(pod_of(IN_PROCESS, engine=engine))
+    assert family(pod) == "lmcache"
     (container,) = pod["spec"]["containers"]
     assert container["args"] == IN_PROCESS["args"]
     found = env(container)
@@ -240,6 +218,12 @@ def test_lmcache_that_is_configured_already_is_left_alone(name: str):
     reason, message = skipped(pod_of(IN_PROCESS | {"env": [{"name": name, "value": "x"}]}, engine="lmcache"))
     assert reason is SkipReason.CONNECTOR_PRESENT
     assert name in message
+
+
+def test_lmcache_in_shell_text_is_in_process_only_if_the_user_names_it():
+    text = {"command": ["sh", "-c", " ".join([*IN_PROCESS["command"], *IN_PROCESS["args"]])]}
+    assert family(injected(pod_of(text))[0]) == "vllm"
+    assert family(injected(pod_of(text, engine="lmcache"))[0]) == "lmcache"
 
 
 def test_lmcache_where_there_is_none():
@@ -297,44 +281,34 @@ def test_kvbms_host_tier_never_outgrows_the_containers_memory():
     assert "memory limit" in warnings[0]
 
 
-def test_a_vllm_gets_kvbm_only_when_the_user_says_dynamo():
+def test_kvbm_is_not_added_to_a_command_line():
     plain = {"command": ["python3", "-m", "dynamo.vllm", "--model", "m"]}
-    pod, _ = injected(pod_of(plain, engine="dynamo"))
-    connector = json.loads(flags(pod["spec"]["containers"][0])["--kv-transfer-config"])
-    assert connector["kv_connector"] == "DynamoConnector"
+    reason, message = skipped(pod_of(plain, engine="dynamo"))
+    assert reason is SkipReason.COMMAND_NOT_EXTENDABLE
+    assert "DynamoConnector" in message
     other = {"command": ["vllm", "serve", "m", "--kv-transfer-config", NIXL]}
     assert skipped(pod_of(other, engine="dynamo"))[0] is SkipReason.CONNECTOR_PRESENT
 
 
-def test_dynamo_with_vllm_takes_the_vllm_route_by_the_plug_in_that_looks_at_the_version():
+def test_dynamo_with_vllm_is_injected_as_any_vllm():
     pod, _ = injected(pod_of({"command": ["python3", "-m", "dynamo.vllm", "--model", "m"]}))
-    (container,) = pod["spec"]["containers"]
     assert family(pod) == "vllm"
-    assert "--kv-transfer-config" not in flags(container)
-    connector = json.loads(env(container)["KVPOOL_VLLM_KV_TRANSFER_CONFIG"])
+    connector = json.loads(env(pod["spec"]["containers"][0])["KVPOOL_VLLM_KV_TRANSFER_CONFIG"])
     assert connector["kv_connector"] == "OffloadingConnector"
-    assert flags(container)["--prefix-caching-hash-algo"] == "sha256_cbor"
 
 
 @pytest.mark.parametrize(
-    ("image", "by_argument"),
+    "container",
     [
-        ("vllm/vllm-openai:v0.33.0", True),
-        ("registry.example:5000/vllm-openai:0.32.1-cu128@sha256:00", True),
-        ("vllm/vllm-openai:latest", True),
-        ("vllm/vllm-openai", True),
-        ("registry.example/inference:v0.20.0", True),
-        ("vllm/vllm-openai:v0.20.0", False),
-        ("vllm/vllm-openai:v0.34.0", False),
-        ("vllm/vllm-openai:v0.331", False),
-        ("registry.example/vllm-runtime:1.6.1", True),
+        {"command": ["python3", "-m", "dynamo.trtllm", "--model", "m"]},
+        {"image": "nvcr.io/nvidia/tensorrt-llm/release:1.2.0", "command": ["trtllm-serve", "m"]},
     ],
 )
-def test_a_vllm_of_a_version_that_is_not_known_is_told_by_the_plug_in_that_looks_first(image: str, by_argument: bool):
-    pod, _ = injected(pod_of({"image": image, "command": ["vllm", "serve", "m"]}))
-    (container,) = pod["spec"]["containers"]
-    assert ("--kv-transfer-config" in flags(container)) is by_argument
-    assert ("KVPOOL_VLLM_KV_TRANSFER_CONFIG" in env(container)) is not by_argument
+def test_tensorrt_llm_is_skipped_with_the_alternative(container: dict[str, Any]):
+    reason, message = skipped(pod_of(container))
+    assert reason is SkipReason.UNSUPPORTED_ENGINE
+    assert "TensorRT-LLM" in message
+    assert "LMCache server" in message
 
 
 def said_by_the_client(module: str) -> Any:
@@ -348,34 +322,6 @@ def test_the_versions_of_lmcache_that_are_known_are_those_of_the_client():
     ((first, end),) = TESTED["lmcache"]
     reported = ".".join(map(str, first)), ".".join(map(str, end))
     assert said_by_the_client("lmcache/fingerprint") == f"{reported[0]} up to, not including, {reported[1]}"
-
-
-@pytest.mark.parametrize(
-    ("image", "container", "known"),
-    [
-        ("lmsysorg/sglang:v0.5.23", {"command": SGLANG}, True),
-        ("lmsysorg/sglang:v0.5.23-cu129", {"command": SGLANG}, True),
-        ("lmsysorg/sglang:latest", {"command": SGLANG}, True),
-        ("lmsysorg/sglang:v0.5.20", {"command": SGLANG}, False),
-        ("lmsysorg/sglang:v0.5.24", {"command": SGLANG}, False),
-        ("lmcache/standalone:v0.5.9", {"command": ["lmcache", "server"]}, True),
-        ("lmcache/standalone:v0.6.0", {"command": ["lmcache", "server"]}, False),
-        ("mirror.example/lmcache/standalone:0.5.5", {"command": ["lmcache", "server"]}, False),
-        ("lmcache/vllm-openai:v0.4.0", {"command": ["lmcache", "server"]}, True),
-    ],
-)
-def test_an_engine_that_might_not_start_with_our_flags_is_left_alone_unless_asked_for(
-    image: str, container: dict[str, Any], known: bool
-):
-    pod = pod_of(container | {"image": image})
-    if known:
-        injected(pod)
-        return
-    reason, message = skipped(pod)
-    assert reason is SkipReason.UNSUPPORTED_ENGINE
-    engine = "sglang" if "sglang" in image else "lmcache"
-    assert f"kvpool.dev/engine: {engine}" in message
-    injected(pod_of(container | {"image": image}, engine=engine))
 
 
 def test_a_copied_annotation_does_not_pass_for_an_injected_pod():

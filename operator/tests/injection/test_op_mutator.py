@@ -62,8 +62,7 @@ def env_of(pod, index=0):
 
 
 def connector_of(pod):
-    args = pod["spec"]["containers"][0]["args"]
-    return json.loads(args[args.index("--kv-transfer-config") + 1])
+    return json.loads(env_of(pod)["KVPOOL_VLLM_KV_TRANSFER_CONFIG"])
 
 
 def test_a_bare_pod_gets_everything():
@@ -78,7 +77,7 @@ def test_a_bare_pod_gets_everything():
         {"name": "kvpool-shm", "mountPath": "/dev/shm"},
     ]
     assert engine["command"] == ["vllm", "serve", "m"]
-    assert engine["args"][2:] == ["--prefix-caching-hash-algo", "sha256_cbor"]
+    assert "args" not in engine
     assert connector_of(pod) == {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -95,7 +94,6 @@ def test_a_bare_pod_gets_everything():
     assert env["PYTHONPATH"] == "/run/kvpool/client"
     assert env["PYTHONHASHSEED"] == "0"
     assert loads(ClientConfig, env["KVPOOL_CLIENT_CONFIG"]) == ClientConfig(pool="kvpool-system/chat")
-    assert "KVPOOL_VLLM_KV_TRANSFER_CONFIG" not in env
     notes = pod["metadata"]["annotations"]
     assert notes["kvpool.dev/pool"] == "kvpool-system/chat"
     assert len(notes["kvpool.dev/injected"]) == 16
@@ -141,13 +139,9 @@ def test_what_the_user_set_stays():
     }
     volumes = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     pod = injected(a_pod(container, volumes=volumes)).pod
-    assert env_of(pod) == {
-        "PYTHONPATH": "/run/kvpool/client:/mine:/yours",
-        "PYTHONHASHSEED": "7",
-        "KVPOOL_CLIENT_CONFIG": "{}",
-    }
-    assert pod["spec"]["containers"][0]["args"][:2] == ["--prefix-caching-hash-algo", "xxhash"]
-    assert pod["spec"]["containers"][0]["args"].count("--prefix-caching-hash-algo") == 1
+    assert list(env_of(pod))[:3] == ["PYTHONPATH", "PYTHONHASHSEED", "KVPOOL_CLIENT_CONFIG"]
+    assert list(env_of(pod).values())[:3] == ["/run/kvpool/client:/mine:/yours", "7", "{}"]
+    assert pod["spec"]["containers"][0]["args"] == ["--prefix-caching-hash-algo", "xxhash"]
     assert [v["name"] for v in pod["spec"]["volumes"]] == ["shm", "kvpool"]
 
 
@@ -159,15 +153,10 @@ def test_a_pythonpath_by_reference_is_kept_by_reference():
     assert env[1] == {"name": "PYTHONPATH", "value": "/run/kvpool/client:$(KVPOOL_USER_PYTHONPATH)"}
 
 
-@pytest.mark.parametrize(
-    "container",
-    [
-        {"args": ["--kv-transfer-config", '{"kv_connector": "Mine"}']},
-        {"command": ["sh", "-c", "vllm serve m --kv-transfer-config '{}'"]},
-    ],
-)
-def test_a_connector_of_the_user_is_a_reason_to_skip(container):
+def test_a_connector_that_cannot_be_combined_is_a_reason_to_skip():
+    container = {"args": ["--kv-transfer-config", '{"kv_connector": "MooncakeConnector"}']}
     assert skipped(a_pod(container)) is SkipReason.CONNECTOR_PRESENT
+    assert skipped(a_pod(container, {"kvpool.dev/engine": "vllm"})) is SkipReason.CONNECTOR_PRESENT
 
 
 def test_engine_none_brings_the_client_only():
@@ -192,7 +181,7 @@ def test_the_merge_patch_comes_last_and_sizes_shared_memory():
 
 def test_kubernetes_expands_nothing_inside_the_connector():
     pod = injected(a_pod(annotations={"kvpool.dev/connector-config": '{"x": "$(HOME)"}'})).pod
-    assert '"$$(HOME)"' in pod["spec"]["containers"][0]["args"][1]
+    assert '"$$(HOME)"' in env_of(pod)["KVPOOL_VLLM_KV_TRANSFER_CONFIG"]
 
 
 @pytest.mark.parametrize(
@@ -219,15 +208,15 @@ def test_the_engine_is_found_among_containers():
     pod["spec"]["containers"].insert(0, proxy)
     result = injected(pod).pod
     assert result["spec"]["containers"][0] == proxy
-    assert "--kv-transfer-config" in result["spec"]["containers"][1]["args"]
+    assert "KVPOOL_VLLM_KV_TRANSFER_CONFIG" in env_of(result, 1)
 
 
 def test_the_container_annotation_decides():
     pod = a_pod(annotations={"kvpool.dev/container": "second"})
     pod["spec"]["containers"].append({"name": "second", "image": "x", "command": ["vllm", "serve", "n"]})
     result = injected(pod).pod
-    assert "args" not in result["spec"]["containers"][0]
-    assert "args" in result["spec"]["containers"][1]
+    assert "env" not in result["spec"]["containers"][0]
+    assert "KVPOOL_VLLM_KV_TRANSFER_CONFIG" in env_of(result, 1)
     missing = a_pod(annotations={"kvpool.dev/container": "third"})
     assert skipped(missing) is SkipReason.CONTAINER_NOT_FOUND
 

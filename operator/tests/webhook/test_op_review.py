@@ -84,7 +84,8 @@ async def test_a_pod_is_injected_with_its_pools_numbers():
     assert result.outcome == "injected"
     assert "warnings" not in response
     pod = patched(review, response)
-    connector = json.loads(pod["spec"]["containers"][0]["args"][1])["kv_connector_extra_config"]
+    variables = {e["name"]: e["value"] for e in pod["spec"]["containers"][0]["env"]}
+    connector = json.loads(variables["KVPOOL_VLLM_KV_TRANSFER_CONFIG"])["kv_connector_extra_config"]
     assert connector["block_size"] == 128
     assert connector["cpu_bytes_to_use"] == 2 * 2**30
     assert pod["metadata"]["annotations"]["kvpool.dev/pool"] == "kvpool-system/chat"
@@ -101,7 +102,6 @@ async def test_the_patch_touches_only_what_is_added():
     assert {(o["op"], o["path"]) for o in ops} == {
         ("add", "/spec/volumes"),
         ("add", "/spec/initContainers"),
-        ("add", "/spec/containers/0/args"),
         ("add", "/spec/containers/0/env"),
         ("add", "/spec/containers/0/volumeMounts"),
         ("replace", "/metadata/annotations/kvpool.dev~1pool"),

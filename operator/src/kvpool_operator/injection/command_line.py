@@ -1,54 +1,31 @@
-"""Inspection of a container: which engine its command line starts, and how the engine can be configured.
+"""Inspection of a container: which engine it runs, and which KV connector the user chose.
 
-Shell text is inspected but never modified, because its quoting and expansions belong to the user. If the command line
-cannot be extended safely, the engine is configured by its environment, which a plug-in of the client reads.
+Command lines are inspected and never modified: engines are configured by environment variables alone. What is read in
+plain arguments is certain. What is found in shell text is not, because the text may test for it or comment on it; the
+plug-in inside the engine then decides.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
-from itertools import pairwise
 from typing import Any, Final
 
+from kvpool_operator.injection.accelerators import accelerator
+from kvpool_operator.injection.engine_start import recognize, shell_text
 from kvpool_operator.injection.engine_versions import version_of_image
+from kvpool_operator.injection.flags import dotted_values
 
-__all__ = ["Channel", "ContainerInfo", "inspect_container"]
+__all__ = ["ContainerInfo", "inspect_container"]
 
-_SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
-_SHELL_C: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*\Z")
-_MODULES: Final = {
-    "vllm.entrypoints.openai.api_server": "vllm",
-    "vllm.entrypoints.cli.main": "vllm",
-    "dynamo.vllm": "vllm",
-    "sglang.launch_server": "sglang",
-    "dynamo.sglang": "sglang",
-    "dynamo.trtllm": "trtllm",
-    "lmcache.v1.multiprocess.server": "lmcache",
-    "lmcache.v1.multiprocess.http_server": "lmcache",
-}
-_COMMANDS: Final = {("vllm", "serve"): "vllm", ("sglang", "serve"): "sglang", ("lmcache", "server"): "lmcache"}
-_SCRIPTS: Final = {m.replace(".", "/") + ".py": e for m, e in _MODULES.items()}
-_IN_TEXT: Final = re.compile(
-    "|".join(
-        [rf"(?<![\w-])({c})(?:\s|\\\n)+{word}(?![\w-])" for c, word in _COMMANDS]
-        + [rf"(?<![\w.])({re.escape(m)})(?!\w)" for m in _MODULES]
-    )
-)
-# vLLM takes underscores for dashes, `--flag=value`, `--flag.key value`, and argparse takes unambiguous beginnings
-_CONNECTOR_FLAG: Final = re.compile(r"(?<![\w-])--kv[-_](?:t|offloading)[\w-]*")
 _CONNECTOR: Final = re.compile(r"\b[A-Z][A-Za-z0-9]*Connector(?:V1)?\b")
+_CHOSEN: Final = re.compile(r"""["']kv_connector["']\s*:\s*["']([A-Za-z0-9_.]{1,64})["']""")
+_SPEC: Final = re.compile(r"\b[A-Z][A-Za-z0-9]*OffloadingSpec\b")
 _KVBM: Final = re.compile(r"\bDynamoConnector\b|--connector[ =]+kvbm\b")
-_HASH_FLAG: Final = re.compile(r"--prefix[-_]caching[-_]h[\w-]*")
-_NOT_AN_ENGINE: Final = re.compile(r"router|gateway|proxy|exporter|metrics|bench|client|simulator|-sim\b")
-
-
-class Channel(Enum):
-    """Channel that configures the connector of the engine."""
-
-    ARGS = "args"
-    ENVIRONMENT = "environment"
+_TIER_BYTES: Final = re.compile(r"""cpu_bytes_to_use["'\\]*\s*[:=\s]\s*["'\\]*(\d{1,15})(?![\d.])""")
+_REFERENCE: Final = re.compile(r"\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
+_EXPANDED_LENGTH: Final = 2**20
+_LIMIT: Final = 2**50
 
 
 @dataclass(frozen=True)
@@ -57,111 +34,74 @@ class ContainerInfo:
 
     engine: str
     """"vllm", "sglang", "lmcache" (its server), "trtllm", or empty if no engine was recognized."""
-    channel: Channel
-    connector_present: bool = False
-    """The user already chose a connector (or vLLM's own offloading), in arguments, shell text or environment."""
-    hash_algo_present: bool = False
-    connectors: frozenset[str] = frozenset()
-    """Names of vLLM connectors in the command line or environment."""
-    kvbm: bool = False
-    """Whether the engine's connector is Dynamo's block manager."""
     launcher: str = ""
     """"dynamo" if the engine runs under Dynamo."""
+    obstacle: str = ""
+    """Why a container that resembles an engine is none. A clause, or empty."""
+    warning: str = ""
+    """What is uncertain about the recognized engine. A clause, or empty."""
+    argv: tuple[str, ...] = ()
+    """Plain arguments, with $(NAME) of plain variables expanded. Empty for shell text."""
+    connectors: frozenset[str] = frozenset()
+    """Names of vLLM connectors in plain arguments."""
+    mentioned: frozenset[str] = frozenset()
+    """Names of vLLM connectors anywhere, also in shell text and variables."""
+    offloading_specs: frozenset[str] = frozenset()
+    """Names of specs of vLLM's offloading connector in plain arguments."""
+    tier_bytes: int = 0
+    """Host memory of the user's offloading connector in bytes, if the command line has it."""
+    kvbm: bool = False
+    """Whether the engine's connector is Dynamo's block manager."""
+    accelerator: str = ""
+    """Name of an accelerator that the client does not support, or empty."""
     version: tuple[int, ...] | None = None
-    """Engine version from the image tag, if it has one."""
+    """Release of the engine from the image tag, if it has one."""
     shell_text: str = ""
-    """Text of a `sh -c`. It is inspected but never modified."""
+    """Text that a shell runs."""
 
 
 def inspect_container(container: dict[str, Any]) -> ContainerInfo:
-    """Inspect `command`, `args`, `image` and plain `env` values of a container (the JSON of the pod)."""
-    command = [str(t) for t in container.get("command") or []]
-    args = [str(t) for t in container.get("args") or []]
-    tokens = command + args
-    values = [str(e["value"]) for e in container.get("env") or [] if isinstance(e, dict) and e.get("value")]
-    engine, launcher, channel = _engine(command, args, str(container.get("image") or ""))
+    """Inspect name, `command`, `args`, `image`, `resources` and plain `env` values of a container (JSON of the pod)."""
+    values = {
+        str(e.get("name")): str(e["value"])
+        for e in container.get("env") or []
+        if isinstance(e, dict) and e.get("value")
+    }
+    command = [_expanded(str(t), values) for t in container.get("command") or []]
+    args = [_expanded(str(t), values) for t in container.get("args") or []]
+    image = str(container.get("image") or "")
+    start = recognize(str(container.get("name") or ""), command, args, image)
+    text = shell_text(command + args)
+    argv = [] if text else command + args
+    everything = [*command, *args, *values.values()]
+    configured = dotted_values(argv, "--kv-transfer-config")
+    sizes = [int(n) for t in everything for n in _TIER_BYTES.findall(t)]
     return ContainerInfo(
-        engine=engine,
-        channel=channel,
-        connector_present=any(_CONNECTOR_FLAG.search(t) for t in tokens + values),
-        hash_algo_present=any(_HASH_FLAG.match(t) for t in tokens),
-        connectors=frozenset(name for t in tokens + values for name in _CONNECTOR.findall(t)),
-        kvbm=bool(engine) and _KVBM.search(" ".join(tokens + values)) is not None,
-        launcher=launcher,
-        version=version_of_image(engine, str(container.get("image") or "")),
-        shell_text=_shell_text(tokens) or "",
+        engine=start.engine,
+        launcher=start.launcher,
+        obstacle=start.obstacle,
+        warning=start.warning,
+        argv=tuple(argv),
+        connectors=frozenset(name for key, value in configured for name in _connectors(key, value)),
+        mentioned=frozenset(name for t in everything for name in _CONNECTOR.findall(t)),
+        offloading_specs=frozenset(name for _, value in configured for name in _SPEC.findall(value)),
+        tier_bytes=max((n for n in sizes if n < _LIMIT), default=0),
+        kvbm=bool(start.engine) and _KVBM.search(" ".join(everything)) is not None,
+        accelerator=accelerator(container),
+        version=version_of_image(start.engine, image),
+        shell_text=text,
     )
 
 
-def _engine(command: list[str], args: list[str], image: str) -> tuple[str, str, Channel]:
-    tokens = command + args
-    text = _shell_text(tokens)
-    if text is not None:
-        found = _IN_TEXT.search(text)
-        started = next(g for g in found.groups() if g) if found else ""
-        return *_engine_and_launcher(started), Channel.ENVIRONMENT
-    started = _started(tokens)
-    if started:
-        return *_engine_and_launcher(started), _channel(tokens)
-    engine = _engine_of_image(image)
-    if not engine:
-        return "", "", Channel.ENVIRONMENT
-    # args of the image's own entry point; with a command of the user's or with no args (adding some would replace the
-    # image's own) only the environment is safe
-    return engine, "", Channel.ENVIRONMENT if command or not args else _channel(tokens)
+def _connectors(key: str, value: str) -> list[str]:
+    """Return the names of connectors in a value of --kv-transfer-config, or of one of its keys."""
+    whole = [value] if key == "kv_connector" and value else []
+    return [*whole, *_CONNECTOR.findall(value), *_CHOSEN.findall(value)]
 
 
-def _engine_and_launcher(started: str) -> tuple[str, str]:
-    """Return engine and launcher of a module or command."""
-    engine = _MODULES.get(started) or next((e for (c, _), e in _COMMANDS.items() if c == started), "")
-    return engine, "dynamo" if started.startswith("dynamo.") else ""
-
-
-def _shell_text(tokens: list[str]) -> str | None:
-    """Return the text of `sh -c TEXT ...` with its positional parameters; empty for a script file."""
-    for i, token in enumerate(tokens):
-        if _basename(token) not in _SHELLS:
-            continue
-        for j in range(i + 1, len(tokens)):
-            if _SHELL_C.match(tokens[j]):
-                return "\n".join(tokens[j + 1 :])
-        return ""
-    return None
-
-
-def _started(argv: list[str]) -> str:
-    """Return the module or command that starts an engine, or an empty string."""
-    for word, following in pairwise([*argv, ""]):
-        if (_basename(word), following) in _COMMANDS:
-            return _basename(word)
-        if word == "-m" and following in _MODULES:
-            return following
-        script = next((s for s in _SCRIPTS if word.endswith(f"/{s}")), "")
-        if script:
-            return script[: -len(".py")].replace("/", ".")
-    return ""
-
-
-def _channel(tokens: list[str]) -> Channel:
-    """Use the environment after `--`, and with `--config FILE`, whose connector an argument would override."""
-    unsafe = any(t in ("--", "--config") or t.startswith("--config=") for t in _after_launcher(tokens))
-    return Channel.ENVIRONMENT if unsafe else Channel.ARGS
-
-
-def _after_launcher(argv: list[str]) -> list[str]:
-    """Skip a launcher such as `tini -- vllm serve ...`, whose `--` does not end the engine's flags."""
-    for i, word in enumerate(argv):
-        if word == "-m" or any(_basename(word) == c for c, _ in _COMMANDS):
-            return argv[i + 1 :]
-    return argv
-
-
-def _engine_of_image(image: str) -> str:
-    """Recognize an image with vLLM's server as entry point. Images of SGLang and LMCache have no entry point."""
-    name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
-    found = re.search(r"(?:^|[-_.])vllm(?:[-_.]|$)", name) is not None and not _NOT_AN_ENGINE.search(name)
-    return "vllm" if found else ""
-
-
-def _basename(token: str) -> str:
-    return token.rpartition("/")[2]
+def _expanded(word: str, values: dict[str, str]) -> str:
+    """Expand $(NAME) as Kubernetes does, for plain variables of the container."""
+    if "$(" not in word:
+        return word
+    found = _REFERENCE.sub(lambda m: values.get(m[1], m[0]), word)
+    return found if len(found) <= _EXPANDED_LENGTH else word

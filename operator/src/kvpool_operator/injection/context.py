@@ -41,8 +41,3 @@ class InjectionContext:
     """An earlier invocation injected the pod: existing settings are from it."""
     engines: int = 1
     """Number of containers of the pod whose host tiers share the memory limit of the pod."""
-
-    @property
-    def argv(self) -> list[str]:
-        """Command and arguments of the engine container."""
-        return [str(w) for name in ("command", "args") for w in self.container.get(name) or []]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from kvpool_operator.api.annotations import ANNOTATION_CONTAINER, ANNOTATION_ENGINE
+from kvpool_operator.api.annotations import ANNOTATION_CONTAINER
 from kvpool_operator.injection.command_line import ContainerInfo, inspect_container
 from kvpool_operator.injection.engines import match_score
 from kvpool_operator.injection.pod import Pod, spec
 from kvpool_operator.injection.skip import Skip, SkipReason
+from kvpool_operator.injection.suitability import no_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,12 +67,7 @@ def find_engines(
     if len(request.containers) > 1 and request.engine != "auto":
         return containers
     if not engines and request.engine == "auto":
-        raise Skip(
-            SkipReason.UNSUPPORTED_ENGINE,
-            "no container runs a known engine (vllm serve, sglang serve, lmcache server, their modules, a vLLM image); "
-            f"if one does, set the annotations {ANNOTATION_ENGINE} and {ANNOTATION_CONTAINER}",
-            has_engine=False,
-        )
+        raise no_engine([(c.name, c.info) for c in containers])
     if not engines:
         return containers[:1]
     best = max(c.score for c in engines)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator.api.annotations import (
-    ANNOTATION_ENGINE,
     ANNOTATION_INJECTED,
     ANNOTATION_INJECTED_ENGINE,
     ANNOTATION_INJECTED_REVISION,
@@ -26,13 +25,12 @@ from kvpool_operator.injection import client_volume
 from kvpool_operator.injection.connector import compact
 from kvpool_operator.injection.context import InjectionContext, InjectionSettings
 from kvpool_operator.injection.engine_containers import find_engines
-from kvpool_operator.injection.engine_versions import is_known
 from kvpool_operator.injection.engines import HOST_TIER_ENGINES, INJECTORS, engine_kind
 from kvpool_operator.injection.engines.dynamo import VOLUME as KVBM_VOLUME
-from kvpool_operator.injection.flags import value_of
 from kvpool_operator.injection.pod import Pod, all_containers, annotations_of, find_by_name, spec
 from kvpool_operator.injection.revision import revision
 from kvpool_operator.injection.skip import Skip, SkipReason
+from kvpool_operator.injection.suitability import doubts, refuse_unsuitable
 
 if TYPE_CHECKING:
     from kvpool_operator.injection.annotations import InjectionRequest
@@ -40,10 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Injected", "InjectionSettings", "inject", "is_injected", "mark_skipped"]
 
-_FLAG_CONFIGURED: Final = frozenset({"sglang", "lmcache"})
-"""Engine kinds without a plug-in that could check the version of the engine before it is used."""
-_FLAGS: Final = ("--kv-transfer-config", "--l2-adapter", "--hicache-storage-backend-extra-config")
-_ENV: Final = ("PYTHONPATH", "PYTHONHASHSEED", "LMCACHE_REMOTE_STORAGE_PLUGINS", "LMCACHE_EXTRA_CONFIG")
+_ENV: Final = ("PYTHONPATH", "PYTHONHASHSEED", "VLLM_PLUGINS", "LMCACHE_REMOTE_STORAGE_PLUGINS", "LMCACHE_EXTRA_CONFIG")
 _ENV_PREFIXES: Final = ("KVPOOL_", "DYN_KVBM_")
 
 
@@ -76,6 +71,7 @@ def inject(pod: Pod, request: InjectionRequest, settings: InjectionSettings) -> 
         try:
             kinds[engine] = _inject_container(context)
             warnings += INJECTORS[kinds[engine]](context)
+            warnings += doubts(context.container, kinds[engine], engine.info)
         except Skip as skip:
             kinds.pop(engine, None)
             skipped[engine] = skip
@@ -109,22 +105,10 @@ def inject(pod: Pod, request: InjectionRequest, settings: InjectionSettings) -> 
 
 def _inject_container(context: InjectionContext) -> str:
     """Add the client to one container, unless its engine cannot use it. Return the kind of the engine."""
-    request, info, name = context.request, context.info, context.container.get("name")
+    request, info = context.request, context.info
     kind = engine_kind(request.engine, info)
-    if kind not in INJECTORS:
-        raise Skip(SkipReason.UNSUPPORTED_ENGINE, f"the engine of container {name} is not supported")
-    if (
-        request.engine == "auto"
-        and kind in _FLAG_CONFIGURED
-        and not context.is_reinvocation
-        and not is_known(kind, info.version)
-    ):
-        version = ".".join(map(str, info.version or ()))
-        raise Skip(
-            SkipReason.UNSUPPORTED_ENGINE,
-            f"container {name} runs {info.engine} {version} by its image tag; the client does not support that "
-            f"version, and the engine might not start; set {ANNOTATION_ENGINE}: {kind} to try it",
-        )
+    is_decided = context.is_reinvocation or request.engine != "auto"
+    refuse_unsuitable(context.container, kind, info, is_decided=is_decided)
     if kind not in CLIENTLESS_ENGINES:
         client_volume.inject_client(context)
     return kind
@@ -207,9 +191,7 @@ def _digest(pod: Pod, containers: list[dict[str, Any]]) -> str:
 
 def _carried(container: dict[str, Any]) -> dict[str, Any]:
     env = {str(e.get("name")): e.get("value") for e in container.get("env") or []}
-    argv = [str(w) for name in ("command", "args") for w in container.get(name) or []]
     return {
         "container": container.get("name"),
         "env": {n: v for n, v in env.items() if n in _ENV or n.startswith(_ENV_PREFIXES)},
-        "flags": [value[1] for flag in _FLAGS if (value := value_of(argv, flag)) is not None],
     }

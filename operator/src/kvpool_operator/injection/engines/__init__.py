@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.injection.engines import dynamo, lmcache, sglang, vllm, vllm_pd
+from kvpool_operator.injection.engines import dynamo, lmcache, sglang, vllm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ def _client_only(_context: InjectionContext) -> list[str]:
 
 INJECTORS: Final[dict[str, Callable[[InjectionContext], list[str]]]] = {
     "vllm": vllm.inject,
-    "vllm-pd": vllm_pd.inject,
+    "vllm-pd": vllm.inject,
     "lmcache": lmcache.inject,
     "sglang": sglang.inject,
     "dynamo": dynamo.inject,
@@ -37,7 +37,9 @@ def engine_kind(requested: str, info: ContainerInfo) -> str:
     """Return a key of INJECTORS, or an empty string if the engine is `auto` and not recognized."""
     if requested != "auto":
         return requested
-    return "dynamo" if info.kvbm else info.engine
+    if info.kvbm:
+        return "dynamo"
+    return "lmcache" if "LMCacheConnectorV1" in info.connectors else info.engine
 
 
 def match_score(requested: str, info: ContainerInfo) -> int:
@@ -46,7 +48,7 @@ def match_score(requested: str, info: ContainerInfo) -> int:
         return 0
     if requested == "auto":
         # an LMCache server takes precedence over the engine next to it
-        return 3 if info.engine == "lmcache" else 1 if info.connector_present else 2
+        return 3 if info.engine == "lmcache" else 1 if info.connectors else 2
     if requested in ("vllm", "vllm-pd"):
         return 2 * (info.engine == "vllm")
     if requested == "lmcache":

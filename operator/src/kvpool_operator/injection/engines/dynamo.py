@@ -7,15 +7,11 @@ blocks are not shared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from kvpool_operator.injection.command_line import Channel
-from kvpool_operator.injection.connector import compact, escape_expansion
-from kvpool_operator.injection.engines.vllm import CONNECTOR_ARG
 from kvpool_operator.injection.host_memory import host_memory
-from kvpool_operator.injection.pod import add_volume, default_env, env_names, items, private_volume_name
+from kvpool_operator.injection.pod import add_volume, default_env, env_names, private_volume_name
 from kvpool_operator.injection.skip import Skip, SkipReason
-from kvpool_operator.k8s.merge_patch import merge_patch
 
 if TYPE_CHECKING:
     from kvpool_operator.injection.context import InjectionContext
@@ -24,25 +20,19 @@ __all__ = ["VOLUME", "inject"]
 
 VOLUME: Final = "kvpool-kvbm"
 MOUNT: Final = "/var/lib/kvpool-kvbm"
-CONNECTOR: Final = {
-    "kv_connector": "DynamoConnector",
-    "kv_connector_module_path": "kvbm.vllm_integration.connector",
-    "kv_role": "kv_both",
-}
 _HOST: Final = ("DYN_KVBM_CPU_CACHE_GB", "DYN_KVBM_CPU_CACHE_OVERRIDE_NUM_BLOCKS")
 _DISK: Final = ("DYN_KVBM_DISK_CACHE_GB", "DYN_KVBM_DISK_CACHE_OVERRIDE_NUM_BLOCKS", "DYN_KVBM_DISK_CACHE_DIR")
 
 
 def inject(context: InjectionContext) -> list[str]:
-    """Set sizes and directory that the user has not set, and the connector of a vLLM without one."""
+    """Set sizes and directory that the user has not set. Raises Skip for a vLLM without KVBM's connector."""
     container, info, settings = context.container, context.info, context.settings
-    if info.connector_present and not info.kvbm:
+    if info.engine == "vllm" and not info.kvbm and not context.is_reinvocation:
         raise Skip(
-            SkipReason.CONNECTOR_PRESENT,
-            f"container {container.get('name')} already has a KV connector other than Dynamo's; it is not changed",
+            SkipReason.CONNECTOR_PRESENT if info.connectors else SkipReason.COMMAND_NOT_EXTENDABLE,
+            f"container {container.get('name')} does not use KVBM, and command lines are not changed; add "
+            "--kv-transfer-config with DynamoConnector to use it",
         )
-    if info.engine == "vllm" and not info.connector_present:
-        _add_connector(context)
     env_set = env_names(container)
     memory, warnings = host_memory(context.pod, container, settings.kvbm_host_bytes, "", engines=context.engines)
     if not env_set & set(_HOST):
@@ -55,16 +45,6 @@ def inject(context: InjectionContext) -> list[str]:
         default_env(container, _DISK[0], _gib(settings.kvbm_disk_bytes))
         default_env(container, _DISK[2], MOUNT)
     return [*warnings, "KVBM has no remote tier: its blocks stay on their node and are not shared with other engines"]
-
-
-def _add_connector(context: InjectionContext) -> None:
-    if context.info.channel is not Channel.ARGS:
-        raise Skip(
-            SkipReason.COMMAND_NOT_EXTENDABLE,
-            f"add {CONNECTOR_ARG} with DynamoConnector to the command line of {context.container.get('name')}",
-        )
-    connector: dict[str, Any] = merge_patch(dict(CONNECTOR), context.request.connector_patch or {})
-    items(context.container, "args").extend([CONNECTOR_ARG, escape_expansion(compact(connector))])
 
 
 def _gib(size: int) -> str:

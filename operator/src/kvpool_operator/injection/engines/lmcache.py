@@ -1,11 +1,15 @@
-"""LMCache: its server (multiprocess mode) by an L2 adapter, its in-process mode by a remote storage plug-in."""
+"""LMCache: its server (multiprocess mode) by an L2 adapter, its in-process mode by a remote storage plug-in.
+
+The server's adapter is an environment variable, which the client's guard reads inside the server and appends to the
+adapters of the user.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.injection.connector import compact, escape_expansion
-from kvpool_operator.injection.flags import add_flags, has_flag
+from kvpool_operator.injection.engines.vllm import add_hash_seed
 from kvpool_operator.injection.pod import default_env, env_names
 from kvpool_operator.injection.skip import Skip, SkipReason
 
@@ -13,8 +17,9 @@ if TYPE_CHECKING:
     from kvpool_operator.injection.command_line import ContainerInfo
     from kvpool_operator.injection.context import InjectionContext
 
-__all__ = ["inject", "is_in_process"]
+__all__ = ["ADAPTER_ENV", "inject", "is_in_process"]
 
+ADAPTER_ENV: Final = "KVPOOL_LMCACHE_L2"
 ADAPTER: Final = {
     "type": "plugin",
     "module_path": "kvpool.engines.lmcache_mp",
@@ -29,14 +34,12 @@ REMOTE: Final = {
     f"remote_storage_plugin.{PLUGIN}.class_name": "PoolConnectorAdapter",
 }
 _PLUGINS_ENV, _EXTRA_ENV = "LMCACHE_REMOTE_STORAGE_PLUGINS", "LMCACHE_EXTRA_CONFIG"
-_USER_SETTINGS: Final = frozenset(
-    {"LMCACHE_CONFIG_FILE", "LMCACHE_REMOTE_URL", "LMCACHE_REMOTE_STORAGE_PLUGINS", "LMCACHE_EXTRA_CONFIG"}
-)
+_USER_SETTINGS: Final = frozenset({"LMCACHE_CONFIG_FILE", "LMCACHE_REMOTE_URL", _PLUGINS_ENV, _EXTRA_ENV})
 
 
 def is_in_process(info: ContainerInfo) -> bool:
     """Whether vLLM runs LMCache in its own process."""
-    return info.engine == "vllm" and "LMCacheConnectorV1" in info.connectors
+    return info.engine == "vllm" and "LMCacheConnectorV1" in info.mentioned
 
 
 def inject(context: InjectionContext) -> list[str]:
@@ -51,16 +54,8 @@ def _server(context: InjectionContext) -> list[str]:
             SkipReason.UNSUPPORTED_ENGINE,
             f"container {name} runs neither `lmcache server` nor a vLLM with LMCacheConnectorV1",
         )
-    argv = [*context.argv, *context.info.shell_text.split()]
-    if has_flag(argv, "--l2-adapter"):
-        if context.is_reinvocation:
-            return []
-        raise Skip(SkipReason.CONNECTOR_PRESENT, f"container {name} already has an --l2-adapter; it is not changed")
-    flags = ["--l2-adapter", compact(ADAPTER)]
-    if not has_flag(argv, "--l2-prefetch-policy"):
-        flags += ["--l2-prefetch-policy", "retain"]  # fetched chunks stay in the memory of the server
-    default_env(context.container, "PYTHONHASHSEED", "0")
-    return add_flags(context.container, context.info, flags, requested=context.request.engine == "lmcache")
+    default_env(context.container, ADAPTER_ENV, escape_expansion(compact(ADAPTER)))
+    return add_hash_seed(context)
 
 
 def _in_process(context: InjectionContext) -> list[str]:
@@ -77,5 +72,7 @@ def _in_process(context: InjectionContext) -> list[str]:
     default_env(context.container, _PLUGINS_ENV, PLUGIN)
     default_env(context.container, _EXTRA_ENV, escape_expansion(compact(REMOTE)))
     default_env(context.container, "LMCACHE_PRE_CACHING_HASH_ALGORITHM", "sha256_cbor")
-    default_env(context.container, "PYTHONHASHSEED", "0")
-    return ["LMCache's in-process keys do not include cache_salt: salts of one namespace share blocks"]
+    return [
+        "LMCache's in-process keys do not include cache_salt: salts of one namespace share blocks",
+        *add_hash_seed(context),
+    ]
