@@ -214,7 +214,7 @@ def test_connections_are_handed_out_in_the_order_of_asking(client: Client) -> No
         for n in range(12):
             threads.append(threading.Thread(target=ask, args=(n,)))
             threads[-1].start()
-            assert until(lambda n=n: len(client._session.connections._slots._waiters) == n + 1)
+            assert until(lambda n=n: client._session.connections._slots.waiting == n + 1)
     for thread in threads:
         thread.join()
     assert order == list(range(12))
@@ -248,12 +248,64 @@ def test_who_would_wait_too_long_by_what_the_last_ones_took_does_not_wait(client
         waiting = [threading.Thread(target=take_turns) for _ in lanes]
         for thread in waiting:
             thread.start()
-        assert until(lambda: len(client._session.connections._slots._waiters) == len(lanes))
+        assert until(lambda: client._session.connections._slots.waiting == len(lanes))
         with pytest.raises(BusyError, match="queue for a connection"), held(client, "lookup", 60):
             pass
-        assert len(client._session.connections._slots._waiters) == len(lanes)  # it did not even queue
+        assert client._session.connections._slots.waiting == len(lanes)  # it did not even queue
     for thread in waiting:
         thread.join()
+
+
+def test_who_gives_up_waiting_needs_no_lock_that_others_wait_for(client: Client) -> None:
+    """A hundred threads give up at the same time, while the lock is held by a thread that does not run."""
+    slots = client._session.connections._slots
+    outcome: list[str] = []
+
+    def ask() -> None:
+        try:
+            with held(client, "lookup", 0.5):
+                outcome.append("got it")
+        except BusyError:
+            outcome.append("busy")
+
+    with held(client, "lookup"):
+        threads = [threading.Thread(target=ask) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+        assert until(lambda: slots.waiting + len(outcome) == 100)
+        with slots.condition:
+            for thread in threads:
+                thread.join(60)
+        assert outcome == ["busy"] * 100
+    assert slots.waiting == 0
+    with held(client, "lookup"):  # those that gave up are not in the way
+        pass
+
+
+def test_a_connection_is_never_handed_to_who_gave_up(client: Client) -> None:
+    """Threads give up just when a connection is released: each has one or none, and none is lost."""
+    slots = client._session.connections._slots
+    stop = time.monotonic() + 2.0
+    counts = {"got it": 0, "busy": 0}
+
+    def ask() -> None:
+        while time.monotonic() < stop:
+            slots._held_s.clear()  # nobody is turned away
+            try:
+                with held(client, "lookup", 0.005):
+                    time.sleep(0.001)
+                    counts["got it"] += 1
+            except BusyError:
+                counts["busy"] += 1
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert min(counts.values()) > 0, counts
+    assert slots.waiting == 0
+    assert not any(slot.busy for slot in slots.slots)
 
 
 def test_those_who_wait_are_told_when_the_sidecar_goes(fake: FakeSidecar, client: Client) -> None:
@@ -269,7 +321,7 @@ def test_those_who_wait_are_told_when_the_sidecar_goes(fake: FakeSidecar, client
     with held(client, "lookup"):
         thread = threading.Thread(target=ask)
         thread.start()
-        assert until(lambda: client._session.connections._slots._waiters)
+        assert until(lambda: client._session.connections._slots.waiting)
         fake.stop()
     thread.join(10)
     assert outcome in (["gone"], ["got it"])  # the dead connection may be handed on before it is known to be dead

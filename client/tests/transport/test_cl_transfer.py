@@ -141,6 +141,26 @@ def test_a_read_that_hangs_writes_nothing_after_it_was_given_up(tmp_path: Path) 
     assert set(buffer) == {0xAA}
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_block_that_is_read_slowly_ends_at_the_deadline(tmp_path: Path, cached: bool) -> None:
+    payload = os.urandom(8 * transfer.PIECE_BYTES)
+    (tmp_path / "b").write_bytes(header_of(payload) + payload)
+    batch = soon(60)
+
+    def slow(fd: int, views: Any, offset: int, *flags: int) -> int:
+        if flags and not cached:
+            raise BlockingIOError
+        if offset > transfer.PIECE_BYTES:
+            batch.deadline = time.monotonic()
+        return os.preadv(fd, views, offset)
+
+    load = load_of(memoryview(bytearray(len(payload))), tmp_path / "b")
+    with pytest.raises(DeadlineExceededError):
+        transfer.read_file(load, batch, EXPECT, True, slow)
+    load.close()
+    assert load.offset < len(payload)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 8 * (4096 + 5000) - 1), st.booleans())
 def test_any_flipped_bit_of_a_file_is_corrupt(tmp_path_factory: pytest.TempPathFactory, bit: int, late: bool) -> None:

@@ -1,10 +1,14 @@
 """Slots of a connection pool: which thread gets which connection, in order of arrival.
 
 Lookups, loads and stores have separate connections, so that a lookup never waits behind a long load.
+
+A burst makes hundreds of threads wait here, and all of them give up at about the same time. A thread that gives up
+therefore takes no lock: if each one did, the last would return as many switches of threads later as there are waiters.
 """
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -54,10 +58,37 @@ class Slot:
 
 
 class _Waiter:
+    """A thread that waits for a connection. Either it gives up or it is settled, whoever is first to claim it."""
+
     def __init__(self, role: str) -> None:
         self.role = role
-        self.woken = threading.Event()
-        self.slot: Slot | None = None
+        self.acquired: tuple[Slot, Connection] | None = None
+        self._unclaimed = [True]
+        self._settled = threading.Lock()
+        self._settled.acquire()
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._unclaimed)
+
+    def claim(self) -> bool:
+        """Return True to the first caller only. Takes no lock: list.pop is atomic."""
+        try:
+            return self._unclaimed.pop()
+        except IndexError:
+            return False
+
+    def settle(self) -> None:
+        """Wake the thread; only by the thread that claimed the waiter, after it set `acquired`."""
+        self._settled.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until settled. Return False if the waiter gave up instead."""
+        if self._settled.acquire(timeout=max(0.0, seconds)):
+            return True
+        if self.claim():
+            return False
+        return self._settled.acquire()  # it is just being settled
 
 
 def _slots(connections: int) -> list[Slot]:
@@ -76,7 +107,10 @@ class SlotTable:
         self.slots = _slots(connections)
         self.condition = threading.Condition()
         self._path = path
-        self._waiters: list[_Waiter] = []  # in order of arrival
+        self._queues: dict[frozenset[str], collections.deque[_Waiter]] = {}  # by roles of a slot, in order of arrival
+        self._queue_of = {
+            role: self._queues.setdefault(slot.roles, collections.deque()) for slot in self.slots for role in slot.roles
+        }
         self._held_s: dict[str, float] = {}  # by role: moving average of how long a connection is held
         self._closed = False
 
@@ -104,23 +138,26 @@ class SlotTable:
         """Acquire a slot and its connection: see ConnectionPool.acquire. Release it by `release`."""
         with self.condition:
             live = self._connected_slots(role)
+            queue = self._queue_of[role]
+            ahead = _waiting(queue, role)
             free = next((slot for slot in live if not slot.busy), None)
-            if free is not None and not any(waiter.role == role for waiter in self._waiters):
+            if free is not None and not ahead:
                 return self._mark_busy(free)
             max_wait = (deadline - time.monotonic()) * _QUEUE_SHARE
-            self._reject_if_late(role, len(live), max_wait)
+            self._reject_if_late(role, len(live), ahead, max_wait)
             waiter = _Waiter(role)
-            self._waiters.append(waiter)
-        waiter.woken.wait(max(0.0, max_wait))
-        with self.condition:
-            if waiter.slot is not None and waiter.slot.connection is not None:
-                return waiter.slot, waiter.slot.connection
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-            elif waiter.slot is not None:  # its connection died meanwhile
-                self._free(waiter.slot)
-            self._connected_slots(role)
+            queue.append(waiter)
+        if not waiter.wait(max_wait):
             raise BusyError("all connections are in use", where=self._path)
+        if waiter.acquired is None:
+            raise self._no_connection()
+        return waiter.acquired
+
+    @property
+    def waiting(self) -> int:
+        """Threads that wait for a connection."""
+        with self.condition:
+            return sum(waiter.is_waiting for queue in self._queues.values() for waiter in queue)
 
     def release(self, slot: Slot, role: str, held_s: float) -> None:
         """Release a slot that was held for `held_s` seconds, under `condition`."""
@@ -136,17 +173,20 @@ class SlotTable:
         """Replace the condition, which another thread of the parent may have held."""
         self._closed = True
         self.condition = threading.Condition()
-        self._waiters = []
+        for queue in self._queues.values():
+            queue.clear()
 
     def _connected_slots(self, role: str) -> list[Slot]:
         live = [slot for slot in self.slots if role in slot.roles and slot.connection is not None]
         if not live or self._closed:
-            raise PoolUnavailableError("no connection to the sidecar", where=self._path)
+            raise self._no_connection()
         return live
 
-    def _reject_if_late(self, role: str, lanes: int, max_wait: float) -> None:
+    def _no_connection(self) -> PoolUnavailableError:
+        return PoolUnavailableError("no connection to the sidecar", where=self._path)
+
+    def _reject_if_late(self, role: str, lanes: int, ahead: int, max_wait: float) -> None:
         """Reject a request whose turn, judged by recent hold times, cannot come in time."""
-        ahead = sum(1 for waiter in self._waiters if waiter.role == role)
         expected = (ahead + 1) * self._held_s.get(role, 0.0) / lanes
         if ahead >= MAX_WAITING or (ahead >= lanes and expected > max_wait):
             raise BusyError("the queue for a connection is too long", where=self._path)
@@ -163,12 +203,26 @@ class SlotTable:
     def assign_to_waiters(self) -> None:
         """Assign free connections to waiters in order; release waiters whose role has no connection left."""
         self.condition.notify_all()
-        for waiter in list(self._waiters):
-            live = [slot for slot in self.slots if waiter.role in slot.roles and slot.connection is not None]
-            free = next((slot for slot in live if not slot.busy), None)
-            if free is not None and not self._closed:
-                self._mark_busy(free)
-                waiter.slot = free
-            if waiter.slot is not None or not live or self._closed:
-                self._waiters.remove(waiter)
-                waiter.woken.set()
+        for roles, queue in self._queues.items():
+            while queue:
+                live = [slot for slot in self.slots if slot.roles == roles and slot.connection is not None]
+                free = next((slot for slot in live if not slot.busy), None)
+                if free is None and live and not self._closed:
+                    break
+                waiter = queue.popleft()
+                if not waiter.claim():
+                    continue  # it gave up
+                if free is not None and not self._closed:
+                    waiter.acquired = self._mark_busy(free)
+                waiter.settle()
+
+
+def _waiting(queue: collections.deque[_Waiter], role: str) -> int:
+    """Return how many threads wait for a connection of `role`, under `condition`. Forget those that gave up."""
+    while queue and not queue[0].is_waiting:
+        queue.popleft()
+    if len(queue) >= MAX_WAITING:  # the first one has a late deadline: those behind it may have given up
+        kept = [waiter for waiter in queue if waiter.is_waiting]
+        queue.clear()
+        queue.extend(kept)
+    return sum(waiter.role == role and waiter.is_waiting for waiter in queue)

@@ -80,9 +80,9 @@ def _payload_sum(load: PendingRead, expect: Expectation) -> bytes:
     return block.payload_sum_of(load.header, load.block_key, load.block_id, expect.fingerprint, tag, len(load.view))
 
 
-def _refuse_if_closed(batch: Batch) -> None:
-    if batch.closed:
-        raise DeadlineExceededError("the load was abandoned")
+def _refuse_if_over(batch: Batch) -> None:
+    if batch.closed or time.monotonic() >= batch.deadline:
+        raise DeadlineExceededError("the batch was abandoned or missed its deadline")
 
 
 def read_file(
@@ -90,8 +90,8 @@ def read_file(
 ) -> bool:
     """Read the block from `load.descriptor` and verify it. Return False if the rest is not cached and not `may_block`.
 
-    Raises CorruptBlockError, DeadlineExceededError (the batch was closed) and OSError. After True, and only then, the
-    buffer holds the requested block.
+    Raises CorruptBlockError, DeadlineExceededError (also if the batch was closed) and OSError. After True, and only
+    then, the buffer holds the requested block.
     """
     total = block.HEADER_BYTES + len(load.view)
     if load.offset == 0 and len(load.view) <= PIECE_BYTES and _read_at_once(load, batch, expect, total, preadv):
@@ -116,7 +116,7 @@ def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: i
     if not _NOWAIT:
         return False
     with load.gate:
-        _refuse_if_closed(batch)
+        _refuse_if_over(batch)
         try:
             if preadv(load.descriptor, (load.header, load.view), 0, _NOWAIT) != total:
                 return False
@@ -138,7 +138,7 @@ def _read_cached(load: PendingRead, batch: Batch, preadv: Callable[..., int]) ->
         return None
     views = _window(load, PIECE_BYTES)
     with load.gate:
-        _refuse_if_closed(batch)
+        _refuse_if_over(batch)
         try:
             return preadv(load.descriptor, views, load.offset, _NOWAIT)
         except BlockingIOError:
@@ -157,7 +157,7 @@ def _read_through_bounce(load: PendingRead, batch: Batch, total: int, preadv: Ca
     want = min(_BOUNCE_BYTES, total - load.offset)
     count = preadv(load.descriptor, [bounce[:want]], load.offset)  # may block for as long as the drive does
     with load.gate:
-        _refuse_if_closed(batch)
+        _refuse_if_over(batch)
         done = 0
         for view in _window(load, count):
             _copy(view, bounce[done : done + len(view)])
@@ -213,7 +213,7 @@ def _receive(stream: socket.socket, views: list[memoryview], load: PendingRead, 
         if remaining <= 0:
             raise DeadlineExceededError("a peer's block missed the deadline")
         with load.gate:
-            _refuse_if_closed(batch)
+            _refuse_if_over(batch)
             # in the kernel for at most `remaining`: SO_RCVTIMEO bounds the whole of MSG_WAITALL
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(remaining))
             try:
@@ -261,7 +261,7 @@ def write_file(
     direct = bool(_O_DIRECT) and size % block.HEADER_BYTES == 0 and _set_flags(store.descriptor, flags | _O_DIRECT)
     done = 0
     while done < size:
-        _refuse_if_closed(batch)
+        _refuse_if_over(batch)
         piece = store.view[done : done + _BOUNCE_BYTES]
         try:
             count = os.pwrite(store.descriptor, piece, block.HEADER_BYTES + done)
