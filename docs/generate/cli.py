@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvpool_operator import settings as operator_settings
+from kvpool_operator.webhook import explain
 from kvpool_operator.webhook import settings as webhook_settings
 from kvpool_sidecar import cli as sidecar_cli
 
@@ -36,6 +37,7 @@ def programs() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Yield each command with its parser."""
     yield "kvpool-operator run", operator_settings.build_parser({})
     yield "kvpool-operator webhook", webhook_settings.build_parser({})
+    yield "kvpool-operator explain-injection", explain.build_parser()
     for action in sidecar_cli.parser()._actions:  # argparse has no public list of its arguments
         if isinstance(action, argparse._SubParsersAction):
             for name, parser in action.choices.items():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool_operator.k8s.json_patch import diff
+from kvpool_operator.k8s.json_patch import apply, diff
 from kvpool_operator.k8s.merge_patch import merge_patch
 
 _LEAF = st.none() | st.booleans() | st.integers(-3, 3) | st.text(alphabet="ab~/0", max_size=3)
@@ -86,3 +86,10 @@ def test_merge_patch_of_the_rfc(target, patch, merged):
     before = copy.deepcopy(target)
     assert merge_patch(target, patch) == merged
     assert target == before
+
+
+@given(_JSON, _JSON)
+def test_apply_is_the_inverse_of_diff(before, after):
+    kept = copy.deepcopy(before)
+    assert _canonical(apply({"x": before}, diff({"x": before}, {"x": after}))) == _canonical({"x": after})
+    assert before == kept

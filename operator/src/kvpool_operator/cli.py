@@ -1,4 +1,4 @@
-"""`kvpool-operator run | webhook`: one image, two Deployments."""
+"""`kvpool-operator run | webhook`: one image, two Deployments. `explain-injection` needs no cluster."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ _USAGE = """usage: kvpool-operator [--version] COMMAND [--help]
 Commands:
   run      run the controllers of KVCachePool, KVCacheTenant and KVCacheOperation
   webhook  serve the admission webhook that injects opted-in pods
+  explain-injection
+           print what the webhook would decide about the pods in a file, and why
 
 Options:
   --version  print the version
@@ -35,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from kvpool_operator.webhook.server import main as webhook
 
             return webhook(args[1:])
+        case ["explain-injection"]:
+            from kvpool_operator.webhook.explain import main as explain
+
+            return explain(args[1:])
         case ["--version"]:
             print(f"kvpool-operator {metadata.version('kvpool-operator')}")
             return 0

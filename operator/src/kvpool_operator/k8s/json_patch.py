@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-__all__ = ["diff"]
+__all__ = ["apply", "diff"]
 
 
 def diff(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
@@ -57,3 +58,27 @@ def _inserted(before: list[Any], after: list[Any]) -> int | None:
 
 def _at(path: str, name: str) -> str:
     return f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def apply(document: Any, patch: list[dict[str, Any]]) -> Any:
+    """Return a copy of the document with the operations `add`, `remove` and `replace` applied, as `diff` returns them.
+
+    Raises LookupError or ValueError if the patch does not fit.
+    """
+    whole = {"": copy.deepcopy(document)}
+    for op in patch:
+        *parents, last = [_name(part) for part in op["path"].split("/")]
+        target: Any = whole
+        for part in parents:
+            target = target[int(part)] if isinstance(target, list) else target[part]
+        if op["op"] == "remove":
+            del target[int(last) if isinstance(target, list) else last]
+        elif isinstance(target, list) and op["op"] == "add":
+            target.insert(len(target) if last == "-" else int(last), copy.deepcopy(op["value"]))
+        else:
+            target[int(last) if isinstance(target, list) else last] = copy.deepcopy(op["value"])
+    return whole[""]
+
+
+def _name(part: str) -> str:
+    return part.replace("~1", "/").replace("~0", "~")
