@@ -123,6 +123,15 @@ class L2AdapterInterface(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    def delete(self, keys: list[Any]) -> None:
+        raise NotImplementedError
+
+    def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> Any:
+        raise NotImplementedError
+
+    def report_status(self) -> dict[str, Any]:
+        raise NotImplementedError
+
 
 @dataclass
 class CacheEngineKey:
@@ -218,6 +227,21 @@ class RemoteConnector(ABC):
     @abstractmethod
     async def close(self) -> None: ...
 
+    def support_batched_get(self) -> bool:
+        return False
+
+    async def batched_get(self, keys: list[Any]) -> list[Any]:
+        raise NotImplementedError
+
+    def support_batched_contains(self) -> bool:
+        return False
+
+    def batched_contains(self, keys: list[Any]) -> int:
+        raise NotImplementedError
+
+    async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
+        raise NotImplementedError
+
 
 class ConnectorAdapter(ABC):
     def __init__(self, schema: str = "") -> None:
@@ -230,12 +254,14 @@ class ConnectorAdapter(ABC):
 _MODULES: dict[str, dict[str, Any]] = {
     "lmcache": {"__version__": "0.5.6"},
     "lmcache.lmcache_native": {"Bitmap": Bitmap},
+    "lmcache.utils": {"CacheEngineKey": CacheEngineKey},
     "lmcache.v1": {},
     "lmcache.v1.platform": {"create_event_notifier": Notifier},
     "lmcache.v1.distributed": {},
     "lmcache.v1.distributed.api": {
         "KeyEntry": lambda key, size: (key, size),
         "KeyListPage": lambda entries, token: (entries, token),
+        "ObjectKey": ObjectKey,
     },
     "lmcache.v1.distributed.internal_api": {"L2StoreResult": store_result},
     "lmcache.v1.distributed.l2_adapters": {},

@@ -34,6 +34,8 @@ EVERYWHERE = [
     "kvpool.engines.common.without_pool",
     "kvpool.engines.lmcache",
     "kvpool.engines.lmcache.fingerprint",
+    "kvpool.engines.lmcache.guard",
+    "kvpool.engines.lmcache.interface",
     "kvpool.engines.lmcache.inventory",
     "kvpool.engines.lmcache.rechecks",
     "kvpool.engines.sglang",

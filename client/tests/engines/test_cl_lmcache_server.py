@@ -16,7 +16,6 @@ import cl_lmcache_stub as stub
 import pytest
 from cl_lmcache import PATIENT, SIZE, Server, filled, key, until
 
-from kvpool.engines.lmcache import fingerprint as lmcache_fingerprint
 from kvpool.protocol import block
 from kvpool.protocol.keys import salt_digest, salt_tag
 from kvpool.protocol.wire import Op
@@ -172,26 +171,85 @@ def test_settings_come_from_the_environment_unless_they_are_in_the_servers(
     adapter.close()
 
 
-def test_a_version_that_is_not_known_runs_without_the_pool(
-    make: Callable[..., Server], fake: FakeSidecar, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_release_that_is_not_tested_uses_the_pool_after_its_self_test(
+    make: Callable[..., Server], fake: FakeSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lmcache_mp.lmcache, "__version__", "0.6.0")
     server = make()
+    assert server.store([key(1)], [filled(1)]) == SIZE
+    blocks = len(list(fake.directory.iterdir()))
+    assert server.lookup(key(1)) == [True]
+    assert server.lookup(key(1)) == [True]
+    assert len(list(fake.directory.iterdir())) == blocks + 1  # of the self-test
+
+
+def test_a_failed_self_test_gives_no_hit(make: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmcache_mp.lmcache, "__version__", "0.6.0")
+    reported: list[str] = []
+    report = lambda problem, engine: reported.append(problem)  # noqa: E731
+    monkeypatch.setattr("kvpool.engines.common.self_test.report_without_pool", report)
+    server = make()
+    server.store([key(1)], [filled(1)])
+    (client,) = server.adapter._clients.all()
+    load = client.get_into
+
+    def other_bytes(block_ids: Any, buffers: Any, deadline: Any = None) -> Any:
+        results = load(block_ids, buffers, deadline)
+        buffers[0][0] ^= 1
+        return results
+
+    monkeypatch.setattr(client, "get_into", other_bytes)
+    assert server.lookup(key(1)) == [False]
+    assert reported == ["the self-test read other bytes than it stored"]
+
+
+def test_another_interface_runs_without_the_pool(
+    make: Callable[..., Server], fake: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmcache_mp.L2AdapterInterface, "submit_load_task", lambda self, hashes, places: 0)
+    server = make()
     assert server.store([key(1)], [filled(1)]) == -1
     assert server.lookup(key(1)) == [False]
-    assert not server.adapter.report_status()["is_healthy"]
-    assert "0.5.6" in caplog.text
+    status = server.adapter.report_status()
+    assert not status["is_healthy"]
+    assert (
+        status["reason"]
+        == "LMCache 0.5.6 has another interface: L2AdapterInterface.submit_load_task has other parameters"
+    )
     assert fake.hellos == []
 
 
-@pytest.mark.parametrize("version", ["0.5.5", "0.4.9", "0.6.0", "1.0.0", "unknown", ""])
-def test_versions_that_are_not_known(version: str) -> None:
-    assert not lmcache_fingerprint.supported(version)
+def test_strict_refuses_a_release_that_is_not_tested(
+    make: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmcache_mp.lmcache, "__version__", "0.6.0")
+    monkeypatch.setenv("KVPOOL_ENGINE_STRICT", "1")
+    assert "this is 0.6.0, and KVPOOL_ENGINE_STRICT=1" in make().adapter.report_status()["reason"]
 
 
-@pytest.mark.parametrize("version", ["0.5.6", "0.5.7", "0.5.10.dev3"])
-def test_versions_that_are_known(version: str) -> None:
-    assert lmcache_fingerprint.supported(version)
+def test_a_load_after_a_delete_is_a_miss(make: Callable[..., Server]) -> None:
+    server = make()
+    keys = [key(1), key(2)]
+    server.store(keys, [filled(1), filled(2)])
+    server.adapter.delete([key(1)])
+    objects = [stub.Memory(SIZE), stub.Memory(SIZE)]
+    assert server.load(keys, objects) == [False, True]
+    assert server.store([key(1)], [filled(1)]) == 0  # the pool has the bytes still
+    assert server.load(keys, objects) == [True, True]
+
+
+def test_an_object_without_shapes_is_refused_alone(
+    make: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Shapeless(stub.Memory):
+        def get_shapes(self) -> Any:
+            raise AssertionError("no shapes")
+
+    server = make()
+    assert server.store([key(1), key(2)], [Shapeless(SIZE), filled(2)]) == -1
+    assert server.lookup(key(1), key(2)) == [False, True]
+    assert server.load([key(1), key(2)], [Shapeless(SIZE), stub.Memory(SIZE)]) == [False, True]
+    assert "Traceback" not in caplog.text
 
 
 def test_pythons_own_hash_and_bytes_of_a_serde_are_refused(

@@ -46,7 +46,7 @@ def test_a_failed_self_test_is_reported_and_gives_no_hit(monkeypatch: pytest.Mon
     plugin = install(monkeypatch, "0.5.24")
     reported = []
     report = lambda problem, engine: reported.append(problem)  # noqa: E731
-    monkeypatch.setattr("kvpool.engines.sglang.connection.report_without_pool", report)
+    monkeypatch.setattr("kvpool.engines.common.self_test.report_without_pool", report)
     backend = plugin.PoolHiCache(Config(extra_config={"interface_v1": 1, "socket": fake.path}), {})
     backend.register_mem_pool_host(HostPool())
     backend._client.wait_connected(5)
@@ -109,7 +109,7 @@ def test_a_missing_field_is_refused(monkeypatch: pytest.MonkeyPatch, fake: FakeS
 
 def test_strict_refuses_a_release_that_is_not_tested(monkeypatch: pytest.MonkeyPatch, fake: FakeSidecar) -> None:
     monkeypatch.setenv("KVPOOL_ENGINE_STRICT", "1")
-    assert "SGLang 0.5.99 is not tested" in refused({}, monkeypatch, fake, "0.5.99")
+    assert "this is 0.5.99, and KVPOOL_ENGINE_STRICT=1 is set" in refused({}, monkeypatch, fake, "0.5.99")
 
 
 def test_a_constructor_that_fails_is_a_miss(monkeypatch: pytest.MonkeyPatch, fake: FakeSidecar) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 from typing import Any
@@ -24,7 +23,6 @@ from op_injection import (
     skipped,
 )
 
-from kvpool.engines.tested_versions import TESTED
 from kvpool_operator.injection.annotations import ENGINES
 from kvpool_operator.injection.engines import INJECTORS
 from kvpool_operator.injection.mutator import is_injected, mark_skipped
@@ -309,19 +307,6 @@ def test_tensorrt_llm_is_skipped_with_the_alternative(container: dict[str, Any])
     assert reason is SkipReason.UNSUPPORTED_ENGINE
     assert "TensorRT-LLM" in message
     assert "LMCache server" in message
-
-
-def said_by_the_client(module: str) -> Any:
-    """KNOWN_VERSIONS of a plug-in; read, for its engine is not here."""
-    tree = ast.parse((ROOT / f"client/src/kvpool/engines/{module}.py").read_text())
-    (known,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets) == "KNOWN_VERSIONS"]
-    return ast.literal_eval(known)
-
-
-def test_the_versions_of_lmcache_that_are_known_are_those_of_the_client():
-    ((first, end),) = TESTED["lmcache"]
-    reported = ".".join(map(str, first)), ".".join(map(str, end))
-    assert said_by_the_client("lmcache/fingerprint") == f"{reported[0]} up to, not including, {reported[1]}"
 
 
 def test_a_copied_annotation_does_not_pass_for_an_injected_pod():

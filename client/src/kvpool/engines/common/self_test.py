@@ -8,6 +8,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from kvpool.engines.common.without_pool import report_without_pool
+from kvpool.engines.tested_versions import is_tested
 from kvpool.protocol.keys import block_id
 
 if TYPE_CHECKING:
@@ -15,10 +17,11 @@ if TYPE_CHECKING:
 
     from kvpool.client import Client
 
-__all__ = ["SelfTest", "Verdict"]
+__all__ = ["SelfTest", "SelfTests", "Verdict", "is_trusted"]
 
 _RETRY_S = 5.0
 _BYTES = 4096
+_MAX_TESTS = 64
 
 
 class Verdict(enum.Enum):
@@ -67,3 +70,29 @@ class SelfTest:
         if not loaded.ok:
             return Verdict.UNKNOWN
         return Verdict.PASSED if bytes(back) == before else Verdict.FAILED
+
+
+class SelfTests:
+    """One test per fingerprint, for a plug-in with several clients. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tests: dict[bytes, SelfTest] = {}
+
+    def run(self, client: Client) -> Verdict:
+        """Return the verdict for this client."""
+        with self._lock:
+            if len(self._tests) >= _MAX_TESTS:
+                self._tests.clear()
+            test = self._tests.setdefault(client.fingerprint, SelfTest())
+        return test.run(client)
+
+
+def is_trusted(test: SelfTest | SelfTests, client: Client, engine: str, version: str) -> bool:
+    """Whether lookups may hit: a release that is not tested has to pass the self-test first."""
+    if is_tested(engine, version):
+        return True
+    verdict = test.run(client)
+    if verdict is Verdict.FAILED:
+        report_without_pool("the self-test read other bytes than it stored", engine)
+    return verdict is Verdict.PASSED

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool.engines.common import weights
@@ -23,12 +23,13 @@ __all__ = [
     "fingerprint_inputs",
     "key_name",
     "layout_of",
+    "layout_of_object",
     "leading_chunks",
     "salt_of",
-    "supported",
 ]
 
-KNOWN_VERSIONS = "0.5.6 up to, not including, 0.6"
+_log = logging.getLogger("lmcache.kvpool")  # under LMCache's own logger
+
 MIN_HASH_BYTES = 16  # shorter hashes are Python's built-in hash: not collision-resistant
 _FORMAT = 1  # version of the payload layout
 _WORLD_SHIFT = 24  # lmcache ObjectKey.ComputeKVRank
@@ -43,18 +44,21 @@ class FingerprintNamespace(NamedTuple):
     layout: str  # of `layout_of`
 
 
-def supported(version: str) -> bool:
-    """Return whether this version of LMCache is supported."""
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    return match is not None and (0, 5, 6) <= tuple(map(int, match.groups())) < (0, 6, 0)
-
-
 def layout_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> str:
     """Return a canonical text of shapes (sequences of int) and dtypes; "" for bytes produced by an LMCache serde."""
     pairs = [[[int(n) for n in shape], str(dtype)] for shape, dtype in zip(shapes, dtypes, strict=True)]
     if not pairs or any(len(shape) < 2 for shape, _ in pairs):
         return ""
     return json.dumps(pairs, separators=(",", ":"))
+
+
+def layout_of_object(memory: Any) -> str:
+    """Return `layout_of` a memory object of LMCache; "" for one without shapes or dtypes."""
+    try:
+        return layout_of(memory.get_shapes(), memory.get_dtypes())
+    except Exception as e:
+        _log.debug("kvpool: an object has no shapes: %r", e)
+        return ""
 
 
 def space_of(key: Any, layout: str) -> FingerprintNamespace:

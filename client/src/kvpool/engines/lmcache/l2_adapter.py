@@ -30,20 +30,21 @@ from typing import TYPE_CHECKING, Any
 
 from kvpool.client import Client
 from kvpool.engines.common.client_cache import ClientCache
+from kvpool.engines.common.self_test import SelfTests, is_trusted
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.common.tasks import Tasks
 from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.lmcache.fingerprint import (
-    KNOWN_VERSIONS,
     FingerprintNamespace,
     chunk_name,
     fingerprint_inputs,
     layout_of,
+    layout_of_object,
     leading_chunks,
     salt_of,
     split,
-    supported,
 )
+from kvpool.engines.lmcache.interface import adapter_problem
 from kvpool.engines.lmcache.inventory import StoredInventory
 from kvpool.protocol.keys import block_id, fingerprint
 from kvpool.protocol.wire import Tier
@@ -52,13 +53,13 @@ from kvpool.stats import ABSENT_REASONS, Reason
 try:
     import lmcache
     from lmcache.lmcache_native import Bitmap
-    from lmcache.v1.distributed.api import KeyEntry, KeyListPage
+    from lmcache.v1.distributed.api import KeyEntry, KeyListPage, ObjectKey
     from lmcache.v1.distributed.internal_api import L2StoreResult
     from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
     from lmcache.v1.platform import create_event_notifier
 except ImportError as e:
     raise ImportError(
-        f"kvpool.engines.lmcache_mp needs the L2 adapters of LMCache {KNOWN_VERSIONS}, which cannot be "
+        f"kvpool.engines.lmcache_mp needs the L2 adapters of LMCache, which cannot be "
         f"imported here ({e}); run the server without this adapter"
     ) from e
 
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-__all__ = ["PoolL2Adapter"]
+__all__ = ["PoolL2Adapter", "interface_problem"]
 
 _log = logging.getLogger("lmcache.kvpool")  # under LMCache's own logger, so that the server's log shows it
 
@@ -98,9 +99,9 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._clients: ClientCache[FingerprintNamespace] = ClientCache(self._connect, _MAX_NAMESPACES)
         self._inventory: StoredInventory[Any] = StoredInventory(_MAX_NAMES)
         self._refused: set[str] = set()
-        self._disabled = ""
-        if not supported(str(lmcache.__version__)):
-            self._disabled = f"LMCache {KNOWN_VERSIONS} is supported, this is {lmcache.__version__}"
+        self._self_tests = SelfTests()
+        self._disabled = interface_problem()
+        if self._disabled:
             _log.error("kvpool: %s: the server runs without the pool", self._disabled)
             report_without_pool(self._disabled, "lmcache")
 
@@ -220,9 +221,11 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return parts
 
     def _layouts(self, objects: Sequence[Any]) -> list[str]:
-        layouts = [layout_of(o.get_shapes(), o.get_dtypes()) for o in objects]
+        layouts = [layout_of_object(o) for o in objects]
         if not all(layouts):
-            self._refuse("serde", "the output of an LMCache serde is not stored: remove `serde` from the configuration")
+            self._refuse(
+                "serde", "objects without the shapes of KV are not stored: remove `serde` from the configuration"
+            )
         return layouts
 
     def _look_up(self, keys: Sequence[Any], groups: dict[int, Any], submitted: float) -> Any:
@@ -231,6 +234,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         counting, reason = None, Reason.NONE
         patience = self._config.deadlines.lookup_ms / 1000
         for client, places, block_ids in self._parts(keys, layouts, submitted + patience, self._inventory.is_deleted):
+            if not is_trusted(self._self_tests, client, "lmcache", str(lmcache.__version__)):
+                continue
             result = client.find(block_ids, submitted + client.lookup_seconds, exhaustive=True)
             for place, tier in zip(places, result.tiers, strict=True):
                 if tier != Tier.MISS:
@@ -247,7 +252,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         views = [memoryview(o.byte_array).cast("B") for o in objects]
         size = sum(map(len, views))
         patience = self._config.deadlines.lookup_ms / 1000
-        for client, places, block_ids in self._parts(keys, self._layouts(objects), submitted + patience):
+        parts = self._parts(keys, self._layouts(objects), submitted + patience, self._inventory.is_deleted)
+        for client, places, block_ids in parts:
             results = client.get_into(block_ids, [views[i] for i in places], submitted + client.load_seconds(size))
             for place, result in zip(places, results, strict=True):
                 if result.ok:
@@ -289,3 +295,9 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         if what not in self._refused:
             self._refused.add(what)
             _log.error("kvpool: %s", why)
+            report_without_pool(why, "lmcache")
+
+
+def interface_problem() -> str:
+    """Return why the LMCache that is installed cannot use this adapter; empty if it can."""
+    return adapter_problem(L2AdapterInterface, PoolL2Adapter, ObjectKey, str(getattr(lmcache, "__version__", "")))

@@ -29,16 +29,17 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvpool.client import Client
+from kvpool.engines.common.self_test import SelfTest, is_trusted
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.lmcache.fingerprint import (
-    KNOWN_VERSIONS,
     FingerprintNamespace,
     fingerprint_inputs,
     key_name,
     layout_of,
-    supported,
+    layout_of_object,
 )
+from kvpool.engines.lmcache.interface import connector_problem
 from kvpool.engines.lmcache.inventory import StoredInventory
 from kvpool.engines.lmcache.rechecks import Rechecks
 from kvpool.protocol.keys import block_id, fingerprint
@@ -46,11 +47,12 @@ from kvpool.protocol.wire import Tier
 
 try:
     import lmcache
+    from lmcache.utils import CacheEngineKey
     from lmcache.v1.storage_backend.connector import ConnectorAdapter
     from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 except ImportError as e:
     raise ImportError(
-        f"kvpool.engines.lmcache_remote needs the remote connectors of LMCache {KNOWN_VERSIONS}, which "
+        f"kvpool.engines.lmcache_remote needs the remote connectors of LMCache, which "
         f"cannot be imported here ({e}); run the engine without this plug-in"
     ) from e
 
@@ -99,12 +101,13 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         self.dropped = 0  # chunks that were not stored because too many were in flight
         self._warned: set[str] = set()
         self._client: Client | None = None
+        self._self_test = SelfTest()
         self._rechecks = Rechecks(int(getattr(metadata, "worker_id", 0) or 0))
         pool = concurrent.futures.ThreadPoolExecutor
         self._lookups = pool(1, "kvpool-lookup")
         self._loads = pool(max(1, self._config.connections - 2), "kvpool-load")
         self._stores = pool(1, "kvpool-store")
-        if blocker := self._blocker(config):
+        if blocker := interface_problem() or self._blocker(config):
             _log.error("kvpool: %s: the engine runs without the pool", blocker)
             report_without_pool(blocker, "lmcache")
             return
@@ -200,14 +203,11 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
 
     def stats(self) -> dict[str, Any]:
         """Return the client's counters, its connection state and the fingerprint, for display."""
-        client = self._client
-        if client is None:
+        if (client := self._client) is None:
             return {"connected": False}
         return {"connected": client.connected, "fingerprint": client.fingerprint.hex(), **client.stats()}
 
     def _blocker(self, config: Any) -> str:
-        if not supported(str(lmcache.__version__)):
-            return f"LMCache {KNOWN_VERSIONS} is supported, this is {lmcache.__version__}"
         if config.pre_caching_hash_algorithm == "builtin":
             return "LMCache hashes prompts with Python's built-in hash: set pre_caching_hash_algorithm to sha256_cbor"
         if config.use_layerwise:
@@ -234,7 +234,6 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         digest = fingerprint(inputs)
         model = os.path.basename(space.model.rstrip("/"))
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, digest.hex()[:16], self._config.socket)
-        _log.debug("kvpool: fingerprint inputs %s", inputs)
         labels, tokens = {"engine": f"lmcache {version}", "model": model}, int(metadata.chunk_size)
         return Client(
             self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs, tokens_per_block=tokens
@@ -248,6 +247,8 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         if client is None or not keys:
             return 0
         try:
+            if not is_trusted(self._self_test, client, "lmcache", str(lmcache.__version__)):
+                return 0
             block_ids = [self._block_id(client, key) for key in keys]
             tiers, reason = client.find(self._deleted.leading_kept(block_ids))
             hits = next((i for i, tier in enumerate(tiers) if tier == Tier.MISS), len(tiers))
@@ -290,7 +291,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
             return
         try:
             pairs = list(zip(keys, objects, strict=True))
-            whole = [(key, o) for key, o in pairs if layout_of(o.get_shapes(), o.get_dtypes()) == self._layout]
+            whole = [(key, o) for key, o in pairs if layout_of_object(o) == self._layout]
             if len(whole) < len(pairs):
                 self._warn_once("part", "only full chunks are stored: remove save_unfull_chunk")
             block_ids = [self._block_id(client, key) for key, _ in whole]
@@ -342,3 +343,8 @@ def _release(held: Sequence[Any]) -> None:
         if memory is not None:
             with contextlib.suppress(Exception):
                 memory.ref_count_down()
+
+
+def interface_problem() -> str:
+    """Return why the LMCache that is installed cannot use this connector; empty if it can."""
+    return connector_problem(RemoteConnector, PoolConnector, CacheEngineKey, str(lmcache.__version__))

@@ -114,7 +114,7 @@ def read_settings(text: str) -> dict[str, Any] | None:
     """Return the settings of the variable over the defaults; None if it is not valid."""
     try:
         given = json.loads(text) if len(text) <= _MAX_TEXT else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(given, dict):
         return None

@@ -38,9 +38,7 @@ def problem(storage: Any, plugin: type, version: str, environment: Mapping[str, 
     """
     if strict(environment) and not tested_versions.is_tested("sglang", version):
         tested = tested_versions.described("sglang")
-        return (
-            f"SGLang {version or 'of an unknown version'} is not tested ({tested} is), and KVPOOL_ENGINE_STRICT is set"
-        )
+        return f"SGLang {tested} is tested, this is {version}, and KVPOOL_ENGINE_STRICT=1 is set"
     missing = [name for name in _FIELDS if not hasattr(storage, name)]
     if missing:
         found = f"{missing[0]} is missing"
