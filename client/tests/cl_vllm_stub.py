@@ -129,6 +129,36 @@ class SecondaryTierFactory:
         return found
 
 
+class EngineCore:
+    """The calls through which weights change; `tiers` are reset as vLLM does it."""
+
+    def __init__(self, *tiers: Any) -> None:
+        self.tiers = tiers
+        self.calls: list[str] = []
+
+    def collective_rpc(self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
+        self.calls.append(str(method))
+        return []
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        for tier in self.tiers if reset_connector else ():
+            tier.drain_jobs()
+        return True
+
+    def _reset_caches(self, reset_running_requests: bool = True, reset_connector: bool = True) -> None:
+        self.reset_prefix_cache(reset_running_requests, reset_connector=reset_connector)
+
+    def sleep(self, level: int = 1) -> None:
+        if level:
+            self._reset_caches()
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        return True
+
+    def set_weight_version(self, weight_version: str) -> None:
+        self.calls.append(weight_version)
+
+
 class Platform:
     device_type = "cuda"
 
@@ -200,6 +230,8 @@ _MODULES: dict[str, dict[str, Any]] = {
     f"{_METRICS}.metrics": {"OffloadingConnectorStats": OffloadingConnectorStats},
     f"{_METRICS}.scheduler": {"_create_req_context": create_req_context},
     "vllm.v1": {},
+    "vllm.v1.engine": {},
+    "vllm.v1.engine.core": {},
     _BASE: {},
     f"{_BASE}.base": {
         "Locality": Locality,
@@ -228,4 +260,5 @@ def scheduler() -> Any:
 
 def installed() -> contextlib.AbstractContextManager[None]:
     """Inside, `import vllm` gives the stub."""
-    return stubs(_MODULES)
+    core = {"EngineCore": type("EngineCore", (EngineCore,), dict(vars(EngineCore)))}
+    return stubs({**_MODULES, "vllm.v1.engine.core": core})

@@ -85,6 +85,8 @@ class Client:
     tokens_per_block
         Tokens of one block, for the hit rate; 0 if the engine does not know. The sidecar then uses the pool's
         `cache.blockTokens`.
+    is_tested
+        Whether the engine's version is one that the plug-in was tested with; displayed in status.
 
     Raises
     ------
@@ -100,6 +102,7 @@ class Client:
         labels: Mapping[str, object] | None = None,
         fingerprint_inputs: Mapping[str, object] | None = None,
         tokens_per_block: int = 0,
+        is_tested: bool = True,
     ) -> None:
         if len(fingerprint) != FINGERPRINT_BYTES:
             raise ConfigError(f"fingerprint: must have {FINGERPRINT_BYTES} bytes, not {len(fingerprint)}")
@@ -115,6 +118,7 @@ class Client:
             tokens_per_block=tokens_per_block,
             lookup_reports=True,
             dials_streams=True,
+            is_tested=is_tested,
         )
         self._tokens_per_block = tokens_per_block
         self.break_even = BreakEven(is_enabled=self.config.break_even)

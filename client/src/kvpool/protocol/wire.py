@@ -257,7 +257,8 @@ class ClientHello:
     `fields` are short digests of the fingerprint's inputs (kvpool.protocol.fingerprint_fields); older ones send none.
     `reads_granted`: the client accepts blocks of the tenants in ServerHello.readable_tags; older clients get none.
     `tokens_per_block`: 0 if unknown. `lookup_reports`: the client reports its lookups, and accepts causes of misses.
-    `dials_streams`: it dials streams of peers' blocks.
+    `dials_streams`: it dials streams of peers' blocks. `is_tested`: the plug-in was tested with the engine's version; a
+    client that does not say so counts as tested.
     """
 
     fingerprint: bytes
@@ -269,6 +270,7 @@ class ClientHello:
     tokens_per_block: int = 0
     lookup_reports: bool = False
     dials_streams: bool = False
+    is_tested: bool = True
 
     def pack(self) -> bytes:
         """JSON body of HELLO; texts are cut to 64 and 256 characters."""
@@ -283,6 +285,7 @@ class ClientHello:
                 **({"tokens_per_block": self.tokens_per_block} if self.tokens_per_block else {}),
                 **({"lookup_reports": True} if self.lookup_reports else {}),
                 **({"dials_streams": True} if self.dials_streams else {}),
+                **({} if self.is_tested else {"tested": False}),
             }
         )
 
@@ -300,6 +303,7 @@ class ClientHello:
             tokens_per_block=_int_field({"tokens_per_block": 0, **value}, "tokens_per_block", MAX_BLOCK_TOKENS),
             lookup_reports=value.get("lookup_reports") is True,
             dials_streams=value.get("dials_streams") is True,
+            is_tested=value.get("tested") is not False,
         )
 
 

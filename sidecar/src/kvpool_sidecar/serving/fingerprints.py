@@ -44,6 +44,7 @@ class _Entry:
     fields: dict[str, str]
     bytes: int = 0
     is_shared: bool = False
+    is_tested: bool = True
     tenants: set[Tag] = field(default_factory=set)  # of those that stored blocks
     pods: OrderedDict[str, _PodUse] = field(default_factory=OrderedDict)
 
@@ -141,6 +142,7 @@ class Fingerprints:
         if entry is None:
             entry = self._known[hello.fingerprint] = _Entry(hello.engine, hello.model, hello.fields)
         entry.engine, entry.model, entry.fields = hello.engine, hello.model, hello.fields or entry.fields
+        entry.is_tested = hello.is_tested
         self._known.move_to_end(hello.fingerprint)
         if len(self._known) > _MAX_ENTRIES:
             others = [digest for digest in self._known if digest != hello.fingerprint]
@@ -156,6 +158,7 @@ def _report(digest: bytes, entry: _Entry, connected: int, now: float) -> dict[st
         "model": entry.model,
         "bytes": entry.bytes,
         "fields": entry.fields,
+        "tested": entry.is_tested,
         "connected": connected,
         "pods": [
             {"uid": uid, "connected": use.connections > 0, "seen": int(now if use.connections else use.at)}

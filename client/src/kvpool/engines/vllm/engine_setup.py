@@ -6,9 +6,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-import vllm
-
 from kvpool.client import Client
+from kvpool.engines.tested_versions import is_tested
 from kvpool.engines.vllm.fingerprint import find_engine_config, fingerprint_inputs, sharing_blocker
 from kvpool.engines.vllm.pool_lookups import tokens_per_block
 from kvpool.protocol import keys
@@ -28,6 +27,7 @@ def engine_inputs(spec: Any, slot_bytes: int, *, trust_lora_names: bool) -> dict
 
     `spec`: the OffloadingSpec under construction. Call it from the constructor of a tier.
     """
+    import vllm
     from vllm.platforms import current_platform
 
     device = str(current_platform.device_type)
@@ -63,6 +63,8 @@ def _canonical_format(config: Any) -> str:
 
 def connect(config: ClientConfig, inputs: dict[str, Any], model_name: str, tokens_of_groups: Sequence[int]) -> Client:
     """Return a client for the fingerprint of `inputs`. It connects in the background."""
+    import vllm
+
     fingerprint = keys.fingerprint(inputs)
     model = os.path.basename(model_name.rstrip("/"))
     _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], config.socket)
@@ -74,4 +76,5 @@ def connect(config: ClientConfig, inputs: dict[str, Any], model_name: str, token
         labels=labels,
         fingerprint_inputs=inputs,
         tokens_per_block=tokens_per_block(tokens_of_groups),
+        is_tested=is_tested("vllm", vllm.__version__),
     )

@@ -12,15 +12,16 @@ Further keys of the `secondary_tiers` entry are fields of kvpool.config.ClientCo
 over the environment. Without a sidecar, or after any error, vLLM computes as if there were no pool.
 
 The interface is vLLM's `SecondaryTierManager` (vllm/v1/kv_offload/tiering/base.py), which is documented as
-unstable: see kvpool.engines.tested_versions. The code that needs no vLLM is in the other modules of this package and in
+unstable: see kvpool.engines.vllm.interface. The code that needs no vLLM is in the other modules of this package and in
 kvpool.engines.common.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import logging
-import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,7 +30,8 @@ from kvpool.engines.common.jobs import TransferJobs, TransferResult
 from kvpool.engines.common.lookups import LookupTable
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.common.without_pool import report_without_pool
-from kvpool.engines.tested_versions import described, is_tested_release
+from kvpool.engines.tested_versions import described
+from kvpool.engines.vllm import weight_changes
 from kvpool.engines.vllm.cache_salt import record_salts, salt_of
 from kvpool.engines.vllm.engine_blocks import engine_blocks
 from kvpool.engines.vllm.pool_lookups import PoolLookups
@@ -39,7 +41,6 @@ from kvpool.engines.vllm.request_tokens import RequestTokens
 from kvpool.protocol import keys
 
 try:
-    import vllm
     from vllm.v1.kv_offload.base import (
         Locality,
         LookupResult,
@@ -51,7 +52,7 @@ try:
     from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
     from kvpool.engines.vllm.counters import Counters, counter_definitions
-    from kvpool.engines.vllm.engine_setup import connect, engine_inputs
+    from kvpool.engines.vllm.engine_client import EngineClient
 except ImportError as e:
     raise ImportError(
         f"kvpool.engines.vllm needs the tiered KV offloading of vLLM {described('vllm')}, which cannot be "
@@ -59,7 +60,7 @@ except ImportError as e:
     ) from e
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvpool.client import Client
     from kvpool.protocol.block import EngineBlock
@@ -70,12 +71,42 @@ _log = logging.getLogger("vllm.kvpool")  # under vLLM's own logger, so that the 
 
 _MAX_EVENTS = 4096  # not yet taken by vLLM, which takes them at every step
 _SHUTDOWN_S = 2.0
+# since vLLM 0.31
+_TAKES_DETECTOR = "backpressure_detector" in inspect.signature(SecondaryTierManager.__init__).parameters
+_REPORTS_BYTES = "transfer_bytes" in getattr(JobResult, "__dataclass_fields__", {})
+
+
+def _guarded(otherwise: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return `otherwise()` instead of raising into the engine; the first error of a method is logged."""
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        failures = 0
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal failures
+            try:
+                return method(*args, **kwargs)
+            except Exception:
+                failures += 1
+                _log.log(
+                    logging.ERROR if failures == 1 else logging.DEBUG, "kvpool: %s", method.__name__, exc_info=True
+                )
+                return otherwise()
+
+        return call
+
+    return decorate
 
 
 class PoolTier(SecondaryTierManager):  # type: ignore[misc]
-    """Secondary tier, created by vLLM in its scheduler's process. No method blocks or raises into the engine."""
+    """Secondary tier, created by vLLM in its scheduler's process. No method raises into the engine.
+
+    None blocks but `drain_jobs` and `shutdown`. vLLM 0.33 calls `get_finished_jobs` from a thread of its own, too.
+    """
 
     medium: ClassVar[Medium] = Medium.STORAGE
+    tolerates_off_thread_polling: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -86,33 +117,42 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         locality: str | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self.locality = Locality(locality) if locality is not None else None
-        self._memory = primary_kv_view.cast("B")
-        self._slot_bytes = self._block_size_bytes
-        self._config = client_config(settings)
         self._lock = threading.Lock()
-        self._inflight: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, offload keys
-        self._counters = Counters()
         self._failed: list[Any] = []
-        self._events: list[Any] | None = [] if offloading_spec.config.enable_kv_cache_events else None
-        self._tokens_of_groups = [n * offloading_spec.blocks_per_chunk for n in offloading_spec.tokens_per_block]
+        self._inflight: dict[int, tuple[str, list[bytes]]] = {}  # job -> request, offload keys
+        self._is_built = False
+        try:
+            detector = (backpressure_detector,) if _TAKES_DETECTOR else ()
+            super().__init__(offloading_spec, primary_kv_view, tier_type, *detector)
+            self._build(offloading_spec, primary_kv_view, locality, settings)
+            self._is_built = True
+        except Exception as e:
+            _log.exception("kvpool: the tier could not be built; the engine runs without the pool")
+            report_without_pool(f"the tier could not be built: {type(e).__name__}: {e}", "vllm")
+            self._offloading_spec, self._primary_kv_view, self.tier_type = offloading_spec, primary_kv_view, tier_type
+            self._block_size_bytes, self._bp_detector, self.locality = 0, backpressure_detector, None
+
+    def _build(self, spec: Any, region: memoryview, locality: str | None, settings: dict[str, Any]) -> None:
+        self.locality = Locality(locality) if locality in {known.value for known in Locality} else None
+        self._memory = region.cast("B")
+        self._slot_bytes = int((region.strides or (0,))[0])
+        self._config = client_config(settings)
+        self._events: list[Any] | None = [] if spec.config.enable_kv_cache_events else None
+        self._counters = Counters()
+        self._tokens_of_groups = [n * spec.blocks_per_chunk for n in spec.tokens_per_block]
         self._tokens = RequestTokens(self._tokens_of_groups)
-        self._client: Client | None = None
+        self._engine = EngineClient(self._config, self._tokens_of_groups)
         self._jobs = TransferJobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
         self._prefill = PrefillMeter(lambda: self._client, self._tokens_of_groups)
         self._lookups = LookupTable(PoolLookups(lambda: self._client, _block_ids, self._tokens_of_groups))
-        self._inputs: dict[str, Any] = {}
-        self._no_salts = ""  # why the salts of stores are unknown, until it was logged
-        if _is_supported():
-            self._no_salts = record_salts()
-            try:
-                trust = self._config.trust_lora_names
-                self._inputs = engine_inputs(offloading_spec, self._slot_bytes, trust_lora_names=trust)
-                self._client = self._connect(self._inputs)
-            except Exception:
-                _log.exception("kvpool: the setup failed; this engine runs without the pool")
-                report_without_pool("the setup failed; see the engine's log", "vllm")
+        self._no_salts = record_salts()  # why the salts of stores are unknown, until it was logged
+        self._is_stale = False  # the weights may have changed since the last reset
+        self._engine.set_up(spec, region, self._slot_bytes)
+        unwatched = weight_changes.watch(self)
+        if unwatched:
+            _log.warning("kvpool: changes of weights are unknown, so every reset counts as one: %s", unwatched)
+        foreign = self._engine.has_foreign_workers
+        self._always_renews = bool(unwatched) or foreign or self._config.discard_after_reset
         _tiers.add(self)
 
     # -- vLLM's interface -------------------------------------------------------------------------------------------
@@ -121,77 +161,82 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         """Return no options: vLLM offers new blocks as they are computed."""
         return RequestOffloadingContext()
 
+    @_guarded(lambda: LookupResult.MISS)
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """Return HIT, MISS, or RETRY while the lookup is pending, at most until its deadline."""
-        client = self._client
-        if client is None or not client.reachable or is_promised(req_context):
+        if not self._is_built or not self._engine.is_ready or is_promised(req_context):
             return LookupResult.MISS
-        try:
-            is_present = self._lookups.lookup(key, req_context.req_id)
-        except Exception:
-            _log.exception("kvpool: lookup failed")
-            return LookupResult.MISS
+        is_present = self._lookups.lookup(key, req_context.req_id)
         if is_present is None:
             return LookupResult.RETRY
         return LookupResult.HIT if is_present else LookupResult.MISS
 
     def submit_load(self, job_metadata: Any) -> None:
         """Load blocks into slots of the pinned region, in the background."""
-        self._submit(job_metadata, list(job_metadata.keys), is_load=True)
+        self._submit(job_metadata, is_load=True)
 
     def submit_store(self, job_metadata: Any) -> None:
         """Store slots of the pinned region, in the background."""
-        self._prefill.offered(len(job_metadata.keys))
-        self._submit(job_metadata, list(job_metadata.keys), is_load=False)
+        self._submit(job_metadata, is_load=False)
 
+    @_guarded(tuple)
     def get_finished_jobs(self) -> Iterable[Any]:
         """Return results since the last call. A block that failed to load is a miss for all current requests."""
         with self._lock:
             results, self._failed = self._failed, []
-        return results + [self._result(done) for done in self._jobs.take_finished()]
+        finished = self._jobs.take_finished() if self._is_built else []
+        return results + [self._result(done) for done in finished]
 
+    @_guarded(lambda: False)
     def has_pending_work(self) -> bool:
-        """Return whether a job is running, so that vLLM keeps polling for results."""
-        return self._jobs.pending > 0
+        """Return whether a job is running or its result was not taken, so that vLLM keeps polling for results."""
+        return self._jobs.pending > 0 or bool(self._failed)
 
+    @_guarded(tuple)
     def take_events(self) -> Iterable[Any]:
         """Return blocks stored since the last call, for vLLM's own KV events if enabled."""
-        events = self._events
-        if not events:
-            return ()
-        self._events = []
-        return events
+        with self._lock:
+            events = self._events
+            if not events:
+                return ()
+            self._events = []
+            return events
 
+    @_guarded(lambda: None)
     def on_request_finished(self, req_context: Any) -> None:
         """Discard the lookup results of a request."""
         self._lookups.finish(req_context.req_id)
 
+    @_guarded(lambda: None)
     def on_schedule_end(self, context: Any) -> None:
         """Send the lookups of this step."""
         self._lookups.flush()
         self._prefill.step_ended()
 
+    @_guarded(lambda: None)
     def drain_jobs(self) -> None:
-        """Finish all jobs and stop sharing blocks: vLLM resets its cache, for instance after a change of weights.
+        """Finish all jobs. The blocks stay shared, unless the engine's weights may have changed.
 
-        vLLM gives no reason. After a change of weights the same tokens give other bytes, so from now on this engine
-        uses a namespace of its own: it may miss, but is never wrong. A restart ends this.
+        vLLM calls it whenever it resets its caches and gives no reason: see kvpool.engines.vllm.weight_changes.
         """
         self._jobs.drain()
-        old, self._client = self._client, None
-        if old is None:
-            return
-        old.close()
-        _log.warning("kvpool: the engine's cache was reset; it shares no blocks with other engines until it restarts")
-        self._inputs = {**self._inputs, "reset": os.urandom(16).hex()}
-        self._client = self._connect(self._inputs)
+        if self._is_stale or self._always_renews:
+            self._is_stale = False
+            self._engine.renew("its cache was reset")
 
+    @_guarded(lambda: None)
+    def weights_may_change(self, reason: str) -> None:
+        """Finish all jobs and leave the namespace. Called by vLLM's engine before it changes its weights."""
+        self._jobs.drain()
+        self._is_stale = True  # what is in the host tier is still of the old weights
+        self._engine.renew(reason)
+
+    @_guarded(lambda: None)
     def shutdown(self) -> None:
         """Wait at most two seconds for running stores, then release everything."""
         self._lookups.close()
         self._jobs.drain(_SHUTDOWN_S)
-        if self._client is not None:
-            self._client.close()
+        self._engine.close()
         self._jobs.close()
         with contextlib.suppress(BufferError):
             self._memory.release()
@@ -201,13 +246,17 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         """Define the counters that vLLM exports at /metrics."""
         return counter_definitions()
 
+    @_guarded(lambda: None)
     def get_stats(self) -> Any:
         """Return the growth of the counters since the last call, None if there is none."""
-        if self._client is None:
-            return None
-        return self._counters.grown(self._tokens.totals(), self._client.stats())
+        client = self._client
+        return None if client is None else self._counters.grown(self._tokens.totals(), client.stats())
 
     # -- internals ----------------------------------------------------------------------------------------------
+
+    @property
+    def _client(self) -> Client | None:
+        return self._engine.client if self._is_built else None
 
     def stats(self) -> dict[str, Any]:
         """Return tokens by tier, in total and for the last requests, and the client's counters, for display."""
@@ -215,7 +264,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         return {
             "connected": client is not None and client.connected,
             "fingerprint": client.fingerprint.hex() if client is not None else "",
-            "fingerprint_inputs": self._inputs,
+            "fingerprint_inputs": self._engine.inputs,
             "tokens": self._tokens.totals(),
             "requests": self._tokens.by_request(),
             "late_lookups": self._lookups.deadline_misses,
@@ -223,17 +272,17 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             "client": client.stats() if client is not None else {},
         }
 
-    def _connect(self, inputs: dict[str, Any]) -> Client:
-        return connect(self._config, inputs, str(self._offloading_spec.config.model.name), self._tokens_of_groups)
-
-    def _submit(self, job: Any, offload_keys: list[bytes], *, is_load: bool) -> None:
-        client = self._client
-        if client is None:
-            self._refuse(job, offload_keys, is_load=is_load)
-            return
+    def _submit(self, job: Any, *, is_load: bool) -> None:
+        offload_keys: list[bytes] = []
         try:
-            n = self._slot_bytes
-            slots = [self._memory[int(c) * n : (int(c) + 1) * n] for c in job.chunk_ids]
+            offload_keys = list(job.keys)
+            client = self._client
+            if client is None:
+                self._refuse(job.job_id, offload_keys, is_load=is_load)
+                return
+            if not is_load:
+                self._prefill.offered(len(offload_keys))
+            slots = [self._slot(int(number)) for number in job.chunk_ids]
             with self._lock:
                 self._inflight[job.job_id] = (job.req_context.req_id, offload_keys)
             block_ids = _block_ids(client.fingerprint, offload_keys)
@@ -247,7 +296,13 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             self._jobs.submit_store(job.job_id, client, block_ids, slots, identities, salts)
         except Exception:
             _log.exception("kvpool: a job could not be started; its blocks count as misses")
-            self._refuse(job, offload_keys, is_load=is_load)
+            self._refuse(job.job_id, offload_keys, is_load=is_load)
+
+    def _slot(self, number: int) -> memoryview:
+        start = number * self._slot_bytes
+        if number < 0 or start + self._slot_bytes > len(self._memory):
+            raise ValueError(f"chunk {number} is outside of the host tier")
+        return self._memory[start : start + self._slot_bytes]
 
     def _salts_of(self, job: Any, count: int) -> Sequence[str | None]:
         """Return one salt per block: a job belongs to one request, and a request has one salt."""
@@ -256,53 +311,46 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             _log.warning("kvpool: blocks are stored without their salts; a purge by salt will not find them: %s", why)
         return [salt_of(job.req_context)] * count
 
-    def _refuse(self, job: Any, offload_keys: list[bytes], *, is_load: bool) -> None:
-        if is_load:
+    def _refuse(self, job: int, offload_keys: list[bytes], *, is_load: bool) -> None:
+        if is_load and self._is_built:
             self._lookups.mark_miss(offload_keys)
         with self._lock:
-            self._inflight.pop(job.job_id, None)
-            self._failed.append(JobResult(job_id=job.job_id, success=False))
+            self._inflight.pop(job, None)
+            self._failed.append(JobResult(job_id=job, success=False))
 
     def _result(self, done: TransferResult) -> Any:
+        """Return the result of a job. A job that cannot be accounted for has failed: vLLM waits for every result."""
+        try:
+            return self._settled(done)
+        except Exception:
+            _log.exception("kvpool: the result of a job is unknown; it counts as failed")
+            return JobResult(job_id=done.job, success=False)
+
+    def _settled(self, done: TransferResult) -> Any:
         all_ok = all(done.ok)
         with self._lock:
             request, offload_keys = self._inflight.pop(done.job)
+        measured = {"transfer_time": done.seconds, **({"transfer_bytes": done.bytes} if _REPORTS_BYTES else {})}
         succeeded = [key for key, ok in zip(offload_keys, done.ok, strict=True) if ok]
         if not done.is_load:
             self._record_stored(succeeded)
-            return JobResult(done.job, all_ok, transfer_time=done.seconds, transfer_bytes=done.bytes)
+            return JobResult(job_id=done.job, success=all_ok, **measured)
         if not all_ok:
             self._lookups.mark_miss([key for key, ok in zip(offload_keys, done.ok, strict=True) if not ok])
         grown = self._tokens.add(request, offload_keys, done.ok, done.tiers)
-        if self._client is not None and grown:
-            self._client.count_tokens(grown)
-        return JobResult(
-            done.job,
-            all_ok,
-            successful_keys=None if all_ok else tuple(succeeded) or None,
-            transfer_time=done.seconds,
-            transfer_bytes=done.bytes,
-        )
+        client = self._client
+        if client is not None and grown:
+            client.count_tokens(grown)
+        loaded = None if all_ok else tuple(succeeded) or None
+        return JobResult(job_id=done.job, success=all_ok, successful_keys=loaded, **measured)
 
     def _record_stored(self, offload_keys: list[bytes]) -> None:
         # subscribers of the engine's events learn where blocks went; evictions are published by the pool's sidecars
-        if self._events is not None and offload_keys and len(self._events) < _MAX_EVENTS:
-            where = self.locality or Locality.REMOTE
-            self._events.append(OffloadingEvent(keys=offload_keys, medium=self.medium, removed=False, locality=where))
-
-
-def _is_supported() -> bool:
-    if is_tested_release("vllm", tuple(getattr(vllm, "__version_tuple__", ())[:2])):
-        return True
-    known = described("vllm")
-    _log.error(
-        "kvpool: vLLM %s is supported, this is %s: the engine runs without the pool. Use a KVPool release that "
-        "supports this vLLM.",
-        known,
-        vllm.__version__,
-    )
-    report_without_pool(f"vLLM {known} is supported, this is {vllm.__version__}", "vllm")
-    return False
+        with self._lock:
+            if self._events is not None and offload_keys and len(self._events) < _MAX_EVENTS:
+                where = self.locality or Locality.REMOTE
+                event = OffloadingEvent(keys=offload_keys, medium=self.medium, removed=False, locality=where)
+                self._events.append(event)
 
 
 def _block_ids(fingerprint: bytes, offload_keys: Sequence[bytes]) -> list[bytes]:
