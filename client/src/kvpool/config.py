@@ -363,11 +363,6 @@ class ClientConfig:
         "an engine shares its blocks with no other.",
         default=False,
     )
-    discard_after_reset: bool = doc(
-        "vLLM: share no blocks with other engines after any reset of its connector, also by sleep or a pause. If "
-        "false, only after one that may come with new weights.",
-        default=False,
-    )
     break_even: bool = doc("Do not promise blocks that load slower than this vLLM computes them.", default=False)
     deadlines: Deadlines = doc("Deadlines.", default_factory=Deadlines)
     version: int = doc("Version of this schema.", default=CONFIG_VERSION)

@@ -381,6 +381,28 @@ def test_an_untested_version_gives_hits_after_its_self_test(fake: FakeSidecar, s
     host.tier.shutdown()
 
 
+def test_a_failed_self_test_turns_the_pool_off_and_is_reported(
+    fake: FakeSidecar, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.setattr("kvpool.engines.common.self_test.SelfTest._test", lambda *_: [][0])
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.99.0")
+    host = Host(fake)
+    assert until(lambda: said)
+    assert "self-test failed" in said[0]
+    runs_without_the_pool(host)
+
+
+def test_a_pool_that_takes_no_blocks_does_not_fail_the_self_test(
+    fake: FakeSidecar, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    fake.faults = {Op.BEGIN: lambda connection, *_: connection.shutdown(socket.SHUT_RDWR) or True}
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.99.0")
+    host = Host(fake)
+    assert until(lambda: host.tier._engine._self_test.is_passed)
+    assert said == []
+    host.tier.shutdown()
+
+
 def test_a_strict_engine_refuses_an_untested_version(
     fake: FakeSidecar, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:

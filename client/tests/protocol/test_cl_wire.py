@@ -121,6 +121,15 @@ def test_tags_of_other_tenants_are_few_and_whole(tags: Any) -> None:
         wire.ServerHello.unpack(wire.pack_json(value))
 
 
+def test_a_client_that_says_nothing_of_tests_counts_as_tested() -> None:
+    """Clients and sidecars of other releases do not know the field."""
+    untested = wire.ClientHello(b"f" * 32, is_tested=False)
+    assert wire.ClientHello.unpack(untested.pack()) == untested
+    assert b"tested" not in wire.ClientHello(b"f" * 32).pack()
+    older = wire.pack_json({"version": 1, "fingerprint": "66" * 32, "engine": "", "model": "", "tested": "no"})
+    assert wire.ClientHello.unpack(older).is_tested
+
+
 def test_long_names_are_cut_in_hello() -> None:
     hello = wire.ClientHello.unpack(wire.ClientHello(b"f" * 32, "e" * 999, "m" * 9999).pack())
     assert (len(hello.engine), len(hello.model)) == (64, 256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,19 @@ def test_two_pods_that_differ_in_any_field_are_told_apart_by_its_name(field: str
         ("d1", ["team-a/one"], 1),
         ("d2", ["team-a/two"], 1),
     ]
+
+
+@pytest.mark.parametrize("by_node", [(True, True), (False, True), (False, False)])
+def test_an_engine_of_an_untested_version_is_shown_as_such(by_node: tuple[bool, ...]):
+    _, made = judged(*([replace(kind("d1", str(n)), is_tested=tested)] for n, tested in enumerate(by_node)))
+    (shown,) = made["fingerprints"]
+    assert shown["tested"] is all(by_node)
+
+
+@pytest.mark.parametrize(("reported", "tested"), [({}, True), ({"tested": True}, True), ({"tested": False}, False)])
+def test_a_sidecar_that_does_not_report_tests_counts_as_tested(reported: dict[str, Any], tested: bool):
+    (found,) = SidecarStatus.parse({"fingerprints": [{"digest": "d1", **reported}]}).fingerprints
+    assert found.is_tested is tested
 
 
 def test_what_follows_from_something_else_is_named_last():

@@ -65,7 +65,7 @@ def test_a_pool_that_serves():
     assert made["cache"]["loadFailures"] == {"absent": 4}
     assert made["fingerprints"] == [
         {"digest": "4be1", "engine": "vllm 0.33", "model": "llama", "size": "2Gi", "connected": 2, "pods": []}
-        | {"lastSeen": ""}
+        | {"lastSeen": "", "tested": True}
     ]
     assert made["transport"]["effective"] == "TCP"
 

@@ -51,6 +51,13 @@ def test_a_process_reports_its_first_sentence_in_the_background(node, monkeypatc
     wait_for(lambda: [row["problem"] for row in node.status()["engine_problems"]] == ["first"], "it is reported")
 
 
+def test_a_fingerprint_shows_whether_its_engine_is_tested():
+    known = Fingerprints()
+    for first, tested in ((b"t", True), (b"u", False)):
+        known.entered(wire.ClientHello(first * 32, is_tested=tested), "uid")
+    assert {entry["digest"][:2]: entry["tested"] for entry in known.latest()} == {"74": True, "75": False}
+
+
 def test_problems_are_bounded_and_must_be_text():
     known = Fingerprints()
     for n in range(200):

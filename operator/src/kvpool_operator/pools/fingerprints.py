@@ -42,6 +42,8 @@ class FingerprintGroup:
     """Number of connected pods, including those whose name is unknown."""
     last_seen: int
     """Unix time when a pod was last connected; 0: never."""
+    is_tested: bool = True
+    """Whether the plug-in was tested with the version of these engines."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def _merge(digest: str, same: Sequence[Fingerprint], names: Mapping[str, str]) -
         others=tuple(sorted(names[u] for u in others if u in names)),
         in_use_by=sum(f.connected for f in same),
         last_seen=max((p.seen for f in same for p in f.pods), default=0),
+        is_tested=all(f.is_tested for f in same),
     )
 
 

@@ -152,6 +152,7 @@ def _fingerprints(groups: Sequence[FingerprintGroup]) -> list[FingerprintStatus]
             connected=group.in_use_by,
             pods=[*group.connected, *group.others][:MAX_PODS],
             last_seen=_time(group.last_seen) if not group.in_use_by and group.last_seen else "",
+            tested=group.is_tested,
         )
         for group in groups[:MAX_FINGERPRINTS]
     ]

@@ -58,6 +58,8 @@ class Fingerprint:
     """Number of connected pods."""
     pods: tuple[ConnectedPod, ...] = ()
     """Some of the pods that are or were connected."""
+    is_tested: bool = True
+    """Whether the plug-in was tested with the engine's version. Older sidecars and clients do not report it."""
 
 
 @dataclass(frozen=True)
@@ -265,6 +267,7 @@ def _fingerprint(k: dict[str, Any]) -> Fingerprint:
         fields={str(name)[:48]: value[:8] for name, value in fields if isinstance(value, str)},
         connected=parse_count(k.get("connected")),
         pods=tuple(ConnectedPod(_text(p["uid"]), p.get("connected") is True, parse_count(p.get("seen"))) for p in pods),
+        is_tested=k.get("tested") is not False,
     )
 
 

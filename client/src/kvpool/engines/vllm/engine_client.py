@@ -11,7 +11,7 @@ from kvpool.engines.tested_versions import is_tested
 from kvpool.engines.vllm import interface, weight_changes
 from kvpool.engines.vllm.engine_setup import connect, engine_inputs
 from kvpool.engines.vllm.fingerprint import find_engine_config
-from kvpool.engines.vllm.self_test import SelfTest, region_problem
+from kvpool.engines.vllm.self_test import BackgroundSelfTest, region_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ class EngineClient:
         self._config = config
         self._tokens_of_groups = tokens_of_groups
         self._model = ""
-        self._self_test = SelfTest(None, _off, is_needed=True)
+        self._self_test = BackgroundSelfTest(None, _off, is_needed=True)
         self.client: Client | None = None
         self.inputs: dict[str, Any] = {}
         self.has_foreign_workers = False
@@ -61,7 +61,7 @@ class EngineClient:
             self.inputs = engine_inputs(spec, slot_bytes, trust_lora_names=self._config.trust_lora_names)
             self.has_foreign_workers = weight_changes.has_foreign_workers(find_engine_config())
             self.client = connect(self._config, self.inputs, self._model, self._tokens_of_groups)
-            self._self_test = SelfTest(self.client, self._fail, is_needed=not is_tested("vllm", version))
+            self._self_test = BackgroundSelfTest(self.client, self._fail, is_needed=not is_tested("vllm", version))
         except Exception as e:
             _log.exception("kvpool: the setup failed")
             self._fail(f"the setup failed: {type(e).__name__}: {e}")

@@ -9,7 +9,8 @@ the pool, without a copy in Python. One offloaded chunk of vLLM is one block of 
       "secondary_tiers": [{"type": "PoolTier", "module_path": "kvpool.engines.vllm"}]}}'
 
 Further keys of the `secondary_tiers` entry are fields of kvpool.config.ClientConfig (`socket`, `deadlines` ...) and win
-over the environment. Without a sidecar, or after any error, vLLM computes as if there were no pool.
+over the environment; `discard_after_reset`: true treats every reset of vLLM's connector as a change of weights. Without
+a sidecar, or after any error, vLLM computes as if there were no pool.
 
 The interface is vLLM's `SecondaryTierManager` (vllm/v1/kv_offload/tiering/base.py), which is documented as
 unstable: see kvpool.engines.vllm.interface. The code that needs no vLLM is in the other modules of this package and in
@@ -136,6 +137,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self.locality = Locality(locality) if locality in {known.value for known in Locality} else None
         self._memory = region.cast("B")
         self._slot_bytes = int((region.strides or (0,))[0])
+        discards = settings.pop("discard_after_reset", False) is True
         self._config = client_config(settings)
         self._events: list[Any] | None = [] if spec.config.enable_kv_cache_events else None
         self._counters = Counters()
@@ -152,7 +154,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         if unwatched:
             _log.warning("kvpool: changes of weights are unknown, so every reset counts as one: %s", unwatched)
         foreign = self._engine.has_foreign_workers
-        self._always_renews = bool(unwatched) or foreign or self._config.discard_after_reset
+        self._always_renews = bool(unwatched) or foreign or discards
         _tiers.add(self)
 
     # -- vLLM's interface -------------------------------------------------------------------------------------------

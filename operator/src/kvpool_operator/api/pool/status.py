@@ -172,6 +172,8 @@ class FingerprintStatus(Model):
     """Pods that use or used these blocks, as namespace/name, at most 8; connected pods first."""
     last_seen: Text = ""
     """Time when the last pod that uses these blocks disconnected. Empty while one is connected."""
+    tested: bool = True
+    """Whether this release was tested with the version of the engine. If false, the engine passed a self-test."""
 
 
 class PodsStatus(Model):
