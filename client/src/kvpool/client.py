@@ -277,6 +277,11 @@ class Client:
         return self._session.wants_engine_blocks
 
     @property
+    def wants_prompt_tokens(self) -> bool:
+        """True if the pool publishes the token ids of this tenant's blocks and so requests them."""
+        return self._session.wants_prompt_tokens
+
+    @property
     def wants_salts(self) -> bool:
         """True if the pool requests the cache salt of each block's request."""
         return self._session.wants_salts

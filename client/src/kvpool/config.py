@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from kvpool import schema
 from kvpool.errors import ConfigError
+from kvpool.events_config import EventsConfig
 from kvpool.schema import doc
 
 __all__ = [
@@ -207,34 +208,6 @@ class Deadlines:
     store_ms: int = doc("Deadline of a background store, in milliseconds.", default=10_000)
     breaker_failures: int = doc("Consecutive failures that open the circuit breaker: calls then miss.", default=5)
     breaker_cooldown_ms: int = doc("Milliseconds that the circuit breaker stays open before a trial.", default=1000)
-
-
-@dataclass(frozen=True)
-class EventsConfig:
-    """KV events for routers, in vLLM's wire format (docs/reference/kv-events.md)."""
-
-    enabled: bool = doc("Publish the blocks of this node and answer routers.", default=False)
-    port: int = doc("ZeroMQ PUB socket on the pod's address.", default=5557)
-    replay_port: int = doc("ZeroMQ ROUTER socket for replay of missed messages, on the pod's address.", default=5558)
-    topic: str = doc(
-        "Topic of the messages; `{node}`, `{pool}` and `{namespace}` are substituted.", default="kv@{node}@"
-    )
-    hashes: str = doc(
-        "Bytes (the engine's hashes unchanged) or Int64 (the low 64 bits, as vLLM publishes them by default).",
-        default="Bytes",
-    )
-    token_revision: int = doc("A change rotates the bearer token and the stream's keys of routers.", default=0)
-    authentication: str = doc("Curve (subscribers of the stream need the routers' key) or None.", default="Curve")
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.port < 65536 and 0 <= self.replay_port < 65536) or self.port == self.replay_port != 0:
-            raise ConfigError("events: port and replay_port must be two different ports")
-        if self.hashes not in ("Bytes", "Int64"):
-            raise ConfigError(f"events.hashes: unknown {self.hashes!r}")
-        if self.authentication not in ("Curve", "None"):
-            raise ConfigError(f"events.authentication: unknown {self.authentication!r}")
-        if len(self.topic) > 512 or not 0 <= self.token_revision < 1 << 32:
-            raise ConfigError("events: topic must have at most 512 characters, token_revision 32 bits")
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class SidecarSession:
         d = self.deadlines = self.config.deadlines
         self._forked = False
         self._lock = threading.Lock()
-        self.wants_engine_blocks = self.wants_salts = False
+        self.wants_engine_blocks = self.wants_prompt_tokens = self.wants_salts = False
         self._inflight_stores = 0
         self._corrupt: list[bytes] = []
         self._reads = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
@@ -213,6 +213,7 @@ class SidecarSession:
     def _apply_server_hello(self, server: wire.ServerHello) -> None:
         """Apply the pool's deadlines from the first request on; a deadline set in the client's configuration wins."""
         self.wants_engine_blocks, self.wants_salts = server.events, bool(server.salt_key)
+        self.wants_prompt_tokens = server.prompt_tokens
         own, default = self.config.deadlines, Deadlines()
         requested = {
             f.name: server.deadlines[f.name]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import os
 import random
 import socket
@@ -572,7 +573,7 @@ def test_the_schedulers_function_is_wrapped_once(make: Callable[..., Host]) -> N
     make()
     wrapped = stub.scheduler()._create_req_context
     assert wrapped is not stub.create_req_context
-    assert wrapped.__wrapped__ is stub.create_req_context
+    assert inspect.unwrap(wrapped) is stub.create_req_context
     make()
     assert stub.scheduler()._create_req_context is wrapped
     assert wrapped.__name__ == stub.create_req_context.__name__

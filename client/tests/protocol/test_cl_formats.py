@@ -272,7 +272,7 @@ def test_a_header_of_another_size_is_refused(size: int) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "value"),
-    [(0, b"KVPOOLB2"), (8, b"\4\0"), (8, b"\1\1"), (10, b"\1"), (11, b"\2"), (12, b"\1\0\0\0"), (24, bytes(8))],
+    [(0, b"KVPOOLB2"), (8, b"\5\0"), (8, b"\1\1"), (10, b"\1"), (11, b"\2"), (12, b"\1\0\0\0"), (24, bytes(8))],
 )
 def test_a_header_of_another_kind_is_refused_though_its_checksum_holds(offset: int, value: bytes) -> None:
     body = bytearray(block.encode_header(golden_header())[:-16])

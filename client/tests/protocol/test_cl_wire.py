@@ -97,6 +97,9 @@ def test_hellos_come_back() -> None:
     assert wire.ServerHello.unpack(theirs.pack()) == theirs
     assert b"events" not in theirs.pack()  # as builds of before events say it
     asks = replace(theirs, events=True)
+    tokens = replace(asks, router_blocks=True, prompt_tokens=True)
+    assert wire.ServerHello.unpack(tokens.pack()) == tokens
+    assert b"tokens" not in asks.pack()
     assert wire.ServerHello.unpack(asks.pack()) == asks
     assert not wire.ServerHello.unpack(asks.pack().replace(b"true", b'"yes"')).events
     reads = replace(mine, reads_granted=True)

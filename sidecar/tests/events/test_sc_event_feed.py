@@ -19,8 +19,9 @@ from sc_router import Subscriber
 
 from kvpool.protocol import block, keys
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.events.encoding import encode_batch
 from kvpool_sidecar.events.feed import Event, EventFeed, EventKind, Locality, _TrackedBlock
-from kvpool_sidecar.events.publisher import EventEndpoint, EventPublisher, encode_batch
+from kvpool_sidecar.events.publisher import EventEndpoint, EventPublisher
 
 FINGERPRINT = b"f" * 32
 TAGS = {b"a" * 16: "team-a", b"b" * 16: "team-b"}

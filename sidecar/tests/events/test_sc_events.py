@@ -18,7 +18,7 @@ from kvpool.client import Client
 from kvpool.protocol import block, keys, wire
 
 PUB, REPLAY = 15557, 15558
-EVENTS = config.EventsConfig(enabled=True, port=PUB, replay_port=REPLAY)
+EVENTS = config.EventsConfig(enabled=True, port=PUB, replay_port=REPLAY, hashes="Bytes")
 GROUP = bytes(4)
 SIZE = 64 << 10
 

@@ -1,4 +1,4 @@
-"""The block file, format versions 1 to 3: a 4096-byte header, then the payload at offset 4096.
+"""The block file, format versions 1 to 4: a 4096-byte header, then the payload at offset 4096.
 
 The payload starts at 4096 so that O_DIRECT and GPUDirect Storage can read it aligned. A block is immutable once it
 has its name. Layout of the header, little-endian; bytes 168 to 4079 must be zero:
@@ -52,6 +52,16 @@ offset bytes field
    260    16 salt tag (kvpool.protocol.keys.salt_tag), not zero
 ====== ===== ==========================================================================
 
+Version 4 is version 3 with the engine's blocks that this block consists of, and for pools with `events.promptTokensOf`
+their tokens (kvpool.protocol.router_blocks). The name must be there, the salt tag may be zero, and the checksum is of
+bytes 0..4079.
+
+====== ===== ==========================================================================
+offset bytes field
+====== ===== ==========================================================================
+   276   var. the details, then zeros up to 4079
+====== ===== ==========================================================================
+
 Codec 16 is an encrypted block file (docs/reference/security.md): the block id's field holds the key's id (16 bytes) and
 half of the file's salt, the checksum's field holds the other half, and the block's name in its engine is absent.
 
@@ -66,6 +76,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kvpool.errors import CorruptBlockError
+from kvpool.protocol.router_blocks import NO_ROUTER_BLOCKS, RouterBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +96,7 @@ __all__ = [
     "CODEC_ZSTD",
     "FORMAT_VERSION",
     "FORMAT_VERSIONS",
+    "FORMAT_VERSION_DETAILED",
     "FORMAT_VERSION_NAMED",
     "FORMAT_VERSION_SALTED",
     "HEADER_BYTES",
@@ -108,7 +120,13 @@ MAGIC = b"KVPOOLB1"
 FORMAT_VERSION = 1
 FORMAT_VERSION_NAMED = 2
 FORMAT_VERSION_SALTED = 3
-FORMAT_VERSIONS = (FORMAT_VERSION, FORMAT_VERSION_NAMED, FORMAT_VERSION_SALTED)  # that this build reads
+FORMAT_VERSION_DETAILED = 4
+FORMAT_VERSIONS = (
+    FORMAT_VERSION,
+    FORMAT_VERSION_NAMED,
+    FORMAT_VERSION_SALTED,
+    FORMAT_VERSION_DETAILED,
+)  # that this build reads
 MAX_ENGINE_HASH = 32
 MAX_PART = 16
 NO_SALT = bytes(16)
@@ -129,7 +147,9 @@ _SUM_AT = HEADER_BYTES - 16
 _ENGINE_BLOCK = struct.Struct("<BBBxII32s32s16s")
 _ENGINE_END = _FIELDS.size + _ENGINE_BLOCK.size
 _SALTED_END = _ENGINE_END + len(NO_SALT)
-_ENDS = dict(zip(FORMAT_VERSIONS, (_FIELDS.size, _ENGINE_END, _SALTED_END), strict=True))  # of the fields of a version
+_ENDS = dict(
+    zip(FORMAT_VERSIONS, (_FIELDS.size, _ENGINE_END, _SALTED_END, _SUM_AT), strict=True)
+)  # of the fields of a version
 _PADDING = {end: bytes(_SUM_AT - end) for end in _ENDS.values()}  # compared, not hashed: as long as opening the file
 _VERSION_AT = len(MAGIC)
 
@@ -140,7 +160,8 @@ class EngineBlock:
 
     `engine_hash` (1 to 32 bytes) and `part` (at most 16) are the inputs of kvpool.protocol.keys.block_id;
     `parent_hash` is the engine hash of the preceding block, empty if unknown or none; `tokens` 0: unknown; `group`:
-    the engine's cache group. ValueError for anything that a header cannot hold.
+    the engine's cache group. `router_blocks`: the engine's blocks that this one consists of, if it reports them.
+    ValueError for anything that a header cannot hold.
     """
 
     engine_hash: bytes
@@ -148,6 +169,7 @@ class EngineBlock:
     part: bytes = b""
     tokens: int = 0
     group: int = 0
+    router_blocks: RouterBlocks = NO_ROUTER_BLOCKS
 
     def __post_init__(self) -> None:
         sizes = (len(self.engine_hash), len(self.parent_hash), len(self.part))
@@ -155,6 +177,8 @@ class EngineBlock:
             raise ValueError("an engine's hashes have 1 to 32 bytes, a part at most 16")
         if not 0 <= self.tokens < 1 << 32 or not 0 <= self.group < 1 << 32:
             raise ValueError("tokens and group are numbers of 32 bits")
+        if self.router_blocks and self.router_blocks.tokens != self.tokens:
+            raise ValueError("the engine's blocks have another number of tokens")
 
 
 @dataclass(frozen=True)
@@ -215,7 +239,10 @@ def encode_header(header: BlockHeader) -> bytes:
         raise ValueError(f"header fields must have 32, 32, 32, 16, 16 and 16 bytes, not {sizes}")
     engine_block, is_salted = header.engine_block, header.salt_tag != NO_SALT
     version = FORMAT_VERSION if engine_block is None else FORMAT_VERSION_NAMED
-    if is_salted:
+    details = engine_block.router_blocks.encode() if engine_block is not None else b""
+    if details:
+        version = FORMAT_VERSION_DETAILED
+    elif is_salted:
         version = FORMAT_VERSION_SALTED
     fields = _FIELDS.pack(
         MAGIC, version, header.codec, header.checksum_alg, 0, header.payload_len, header.stored_len,
@@ -234,8 +261,10 @@ def encode_header(header: BlockHeader) -> bytes:
         )
     elif is_salted:
         fields += bytes(_ENGINE_BLOCK.size)
-    if is_salted:
+    if is_salted or details:
         fields += header.salt_tag
+    if details:
+        fields += details + bytes(_SUM_AT - _SALTED_END - len(details))
     return fields + bytes(_SUM_AT - len(fields)) + hashlib.blake2b(fields, digest_size=16).digest()
 
 
@@ -261,12 +290,15 @@ def decode_header(data: bytes | bytearray | memoryview, *, where: str = "", pack
         raise CorruptBlockError(
             "block uses a codec or checksum this build cannot read", block_key=key.hex(), where=where
         )
-    salt = bytes(data[_ENGINE_END:_SALTED_END]) if version == FORMAT_VERSION_SALTED else NO_SALT
+    salt = bytes(data[_ENGINE_END:_SALTED_END]) if version >= FORMAT_VERSION_SALTED else NO_SALT
     if version == FORMAT_VERSION_SALTED and salt == NO_SALT:
         raise CorruptBlockError("block has an empty salt tag", block_key=key.hex(), where=where)
     # a salted header may have no engine block identity, but then all of it is zero
-    has_engine_block = version == FORMAT_VERSION_NAMED or (salt != NO_SALT and any(data[_FIELDS.size : _ENGINE_END]))
-    engine_block = _engine_block_of(data, where) if has_engine_block else None
+    has_engine_block = version in (FORMAT_VERSION_NAMED, FORMAT_VERSION_DETAILED) or (
+        salt != NO_SALT and any(data[_FIELDS.size : _ENGINE_END])
+    )
+    details = bytes(data[_SALTED_END:_SUM_AT]) if version == FORMAT_VERSION_DETAILED else b""
+    engine_block = _engine_block_of(data, where, details) if has_engine_block else None
     return BlockHeader(key, block_id, fp, tag, payload_len, psum, created, stored_len, codec, alg, engine_block, salt)
 
 
@@ -275,7 +307,7 @@ def _is_whole(data: bytes | bytearray | memoryview, fields: bytes | bytearray | 
     return data[_SUM_AT:] == hashlib.blake2b(fields, digest_size=16).digest() and data[end:_SUM_AT] == _PADDING[end]
 
 
-def _engine_block_of(data: bytes | bytearray | memoryview, where: str) -> EngineBlock:
+def _engine_block_of(data: bytes | bytearray | memoryview, where: str, details: bytes) -> EngineBlock:
     n_hash, n_parent, n_part, tokens, group, engine_hash, parent, part = _ENGINE_BLOCK.unpack(
         data[_FIELDS.size : _ENGINE_END]
     )
@@ -283,9 +315,10 @@ def _engine_block_of(data: bytes | bytearray | memoryview, where: str) -> Engine
     if not fits or any(engine_hash[n_hash:] + parent[n_parent:] + part[n_part:]):
         raise CorruptBlockError("block has a malformed engine block identity", where=where)
     try:
-        return EngineBlock(engine_hash[:n_hash], parent[:n_parent], part[:n_part], tokens, group)
+        router_blocks = RouterBlocks.decode(details) if details else NO_ROUTER_BLOCKS
+        return EngineBlock(engine_hash[:n_hash], parent[:n_parent], part[:n_part], tokens, group, router_blocks)
     except ValueError:
-        raise CorruptBlockError("block has an empty engine block identity", where=where) from None
+        raise CorruptBlockError("block has an impossible engine block identity", where=where) from None
 
 
 def payload_sum_of(

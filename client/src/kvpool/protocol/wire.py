@@ -34,15 +34,14 @@ from __future__ import annotations
 
 import enum
 import json
-import re
 import struct
 import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kvpool.config import MAX_READS_FROM
 from kvpool.errors import ProtocolError
-from kvpool.protocol.fingerprint_fields import MAX_FIELDS, MAX_NAME
+from kvpool.protocol import json_fields
+from kvpool.protocol.fingerprint_fields import MAX_FIELDS
 from kvpool.protocol.keys import SALT_KEY_BYTES
 
 __all__ = [
@@ -90,8 +89,6 @@ MAX_JSON = 8192
 MAX_BLOCK_TOKENS = 1 << 20
 MAX_PACKET = HEADER.size + 4 + MAX_LOOKUP * BLOCK_ID_BYTES
 REPLY = 0x80
-_FIELD_NAME = re.compile(rf"[a-z0-9_.]{{1,{MAX_NAME}}}")
-_FIELD_DIGEST = re.compile(r"[0-9a-f]{8}")
 
 
 class Op(enum.IntEnum):
@@ -294,13 +291,15 @@ class ClientHello:
         """ProtocolError if a field is missing, of a wrong type or too long."""
         value = unpack_json(body)
         return cls(
-            fingerprint=_hex_field(value, "fingerprint", 32),
-            engine=_text_field(value, "engine", 64),
-            model=_text_field(value, "model", 256),
-            version=_int_field(value, "version", 0xFFFF),
-            fields=_fields(value.get("fields", {})),
+            fingerprint=json_fields.hex_field(value, "fingerprint", 32),
+            engine=json_fields.text_field(value, "engine", 64),
+            model=json_fields.text_field(value, "model", 256),
+            version=json_fields.int_field(value, "version", 0xFFFF),
+            fields=json_fields.digests(value.get("fields", {})),
             reads_granted=value.get("reads_granted") is True,
-            tokens_per_block=_int_field({"tokens_per_block": 0, **value}, "tokens_per_block", MAX_BLOCK_TOKENS),
+            tokens_per_block=json_fields.int_field(
+                {"tokens_per_block": 0, **value}, "tokens_per_block", MAX_BLOCK_TOKENS
+            ),
             lookup_reports=value.get("lookup_reports") is True,
             dials_streams=value.get("dials_streams") is True,
             is_tested=value.get("tested") is not False,
@@ -312,10 +311,11 @@ class ServerHello:
     """Reply of the sidecar. `tenant_tag` (16 bytes) goes into the headers of the blocks this client writes.
 
     `deadlines` are the fields of kvpool.config.Deadlines that the pool sets for its clients; the client chooses the
-    missing ones. `events`: the pool publishes KV events and requests engine block identities (block.EngineBlock).
+    missing ones. `events`: the pool publishes KV events and requests engine block identities (block.EngineBlock);
+    `router_blocks`: with the engine's blocks in them; `prompt_tokens`: and with their tokens.
     `readable_tags`: tags of the other tenants whose blocks may be returned (docs/how-to/tenants.md), at most
-    MAX_READS_FROM. `salt_key` (32 bytes, or empty): the pool requests salt tags (kvpool.protocol.keys.salt_tag) in the
-    blocks' headers.
+    kvpool.config.MAX_READS_FROM. `salt_key` (32 bytes, or empty): the pool requests salt tags
+    (kvpool.protocol.keys.salt_tag) in the blocks' headers.
     """
 
     tenant_tag: bytes
@@ -325,6 +325,8 @@ class ServerHello:
     deadlines: dict[str, int] = field(default_factory=dict)
     version: int = PROTOCOL_VERSION
     events: bool = False
+    router_blocks: bool = False
+    prompt_tokens: bool = False
     readable_tags: tuple[bytes, ...] = ()
     salt_key: bytes = b""
 
@@ -339,6 +341,8 @@ class ServerHello:
                 "node": self.node,
                 "deadlines": self.deadlines,
                 **({"events": True} if self.events else {}),
+                **({"router_blocks": True} if self.router_blocks else {}),
+                **({"prompt_tokens": True} if self.prompt_tokens else {}),
                 **({"readable_tags": [tag.hex() for tag in self.readable_tags]} if self.readable_tags else {}),
                 **({"salt_key": self.salt_key.hex()} if self.salt_key else {}),
             }
@@ -352,53 +356,15 @@ class ServerHello:
         if not isinstance(deadlines, dict):
             raise ProtocolError("deadlines is not an object")
         return cls(
-            tenant_tag=_hex_field(value, "tenant_tag", 16),
-            max_block_bytes=_int_field(value, "max_block_bytes", 1 << 40),
-            pool=_text_field(value, "pool", 512),
-            node=_text_field(value, "node", 256),
-            deadlines={k: _int_field(deadlines, k, 1 << 31) for k in deadlines if isinstance(k, str)},
-            version=_int_field(value, "version", 0xFFFF),
+            tenant_tag=json_fields.hex_field(value, "tenant_tag", 16),
+            max_block_bytes=json_fields.int_field(value, "max_block_bytes", 1 << 40),
+            pool=json_fields.text_field(value, "pool", 512),
+            node=json_fields.text_field(value, "node", 256),
+            deadlines={k: json_fields.int_field(deadlines, k, 1 << 31) for k in deadlines if isinstance(k, str)},
+            version=json_fields.int_field(value, "version", 0xFFFF),
             events=value.get("events") is True,
-            readable_tags=_tags(value.get("readable_tags", [])),
-            salt_key=_hex_field(value, "salt_key", SALT_KEY_BYTES) if "salt_key" in value else b"",
+            router_blocks=value.get("router_blocks") is True,
+            prompt_tokens=value.get("prompt_tokens") is True,
+            readable_tags=json_fields.tags(value.get("readable_tags", [])),
+            salt_key=json_fields.hex_field(value, "salt_key", SALT_KEY_BYTES) if "salt_key" in value else b"",
         )
-
-
-def _tags(value: Any) -> tuple[bytes, ...]:
-    if not isinstance(value, list) or len(value) > MAX_READS_FROM:
-        raise ProtocolError(f"readable_tags is not a list of at most {MAX_READS_FROM}")
-    return tuple(_hex_field({"a readable tag": tag}, "a readable tag", 16) for tag in value)
-
-
-def _hex_field(value: dict[str, Any], name: str, size: int) -> bytes:
-    text = value.get(name)
-    try:
-        data = bytes.fromhex(text) if isinstance(text, str) and len(text) == 2 * size else b""
-    except ValueError:
-        data = b""
-    if len(data) != size:  # also for white space, which fromhex skips
-        raise ProtocolError(f"{name} is not {size} bytes in hex")
-    return data
-
-
-def _text_field(value: dict[str, Any], name: str, limit: int) -> str:
-    text = value.get(name, "")
-    if not isinstance(text, str) or len(text) > limit:
-        raise ProtocolError(f"{name} is not a text of at most {limit} characters")
-    return text
-
-
-def _fields(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict) or len(value) > MAX_FIELDS:
-        raise ProtocolError(f"fields are not an object of at most {MAX_FIELDS} members")
-    for name, text in value.items():
-        if not _FIELD_NAME.fullmatch(name) or not isinstance(text, str) or not _FIELD_DIGEST.fullmatch(text):
-            raise ProtocolError("fields are not names and digests")
-    return value
-
-
-def _int_field(value: dict[str, Any], name: str, limit: int) -> int:
-    number = value.get(name)
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= limit:
-        raise ProtocolError(f"{name} is not a number from 0 to {limit}")
-    return number

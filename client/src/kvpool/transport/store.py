@@ -9,10 +9,12 @@ import collections
 import contextlib
 import enum
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvpool.errors import DeadlineExceededError, ProtocolError
 from kvpool.protocol import keys, wire
+from kvpool.protocol.router_blocks import NO_ROUTER_BLOCKS
 from kvpool.stats import Reason
 from kvpool.transport import pending, transfer
 from kvpool.transport import responses as responses
@@ -103,7 +105,7 @@ class StoreBatch:
             self.outcome[position] = StoreOutcome.HAVE if status == wire.BeginStatus.HAVE else Reason.REFUSED
         if self._engine_blocks and connection.server.events:
             for store in stores:
-                store.engine_block = self._engine_blocks[store.position]
+                store.engine_block = _requested(self._engine_blocks[store.position], connection.server)
         if self._salts and connection.server.salt_key:
             for store in stores:
                 if salt := self._salts[store.position]:
@@ -159,6 +161,17 @@ class StoreBatch:
         }
         for store, status in zip(written, statuses, strict=True):
             self.outcome[store.position] = outcomes.get(status, Reason.REJECTED)
+
+
+def _requested(identity: EngineBlock | None, server: wire.ServerHello) -> EngineBlock | None:
+    """Return what this sidecar requests of a block's identity: an older one cannot read all of it."""
+    if identity is None or not identity.router_blocks:
+        return identity
+    if not server.router_blocks:
+        return replace(identity, router_blocks=NO_ROUTER_BLOCKS)
+    if not server.prompt_tokens:
+        return replace(identity, router_blocks=identity.router_blocks.without_tokens())
+    return identity
 
 
 def _write_one(store: pending.PendingWrite, batch: pending.Batch, expect: pending.Expectation) -> None:

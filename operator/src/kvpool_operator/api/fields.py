@@ -43,6 +43,7 @@ __all__ = [
     "SOME_LOCAL",
     "SOURCE_STAYS",
     "TAKEN_PORTS",
+    "TOKENS_ARE_INT64",
     "VALUE_FITS_OPERATOR",
     "WRITES_SOMEWHERE",
     "Bandwidth",
@@ -56,6 +57,7 @@ __all__ = [
     "DrainBandwidth",
     "DrainTime",
     "DriveWrites",
+    "EventTenant",
     "EventTopic",
     "ExportPath",
     "HostMemory",
@@ -212,6 +214,10 @@ BLOCK_FITS_TIER: Final = Rule(
     "!most.isGreaterThan(quantity(room))))))",
     "set cache.maxBlockSize to at most the capacity of each local tier: a block must fit",
 )
+TOKENS_ARE_INT64: Final = Rule(
+    "!has(self.promptTokensOf) || self.hashes == 'Int64'",
+    "set events.hashes: Int64 with promptTokensOf: only these events contain token ids",
+)
 EVENT_PEER: Final = Rule(
     "has(self.namespaceSelector) || has(self.podSelector)",
     "give each entry of events.from a namespaceSelector, a podSelector, or both; {} selects all",
@@ -232,6 +238,11 @@ EventTopic = matching(
     253,
     "give a topic of letters, digits and @ . _ / : -, such as kv@{node}@my-model; {node}, {pool} and {namespace} are "
     "filled in",
+)
+EventTenant = matching(
+    r"^(kvt/)?[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+    257,
+    "give the name of a namespace, or kvt/ and the name of a KVCacheTenant",
 )
 BlockSize = bytes_between("64Ki", "1Gi", "give maxBlockSize from 64Ki to 1Gi")
 IndexMemory = bytes_between("16Mi", "1Ti", "give maxMemory from 16Mi to 1Ti, such as 256Mi")

@@ -138,6 +138,7 @@ def to_pool_config(
             hashes=spec.events.hashes,
             token_revision=spec.events.token_revision,
             authentication=spec.events.authentication,
+            prompt_tokens_of=spec.events.prompt_tokens_of or "",
         ),
         salt_tags=spec.tenancy.salt_tags,
         allowed_namespaces=tuple(allowed_namespaces),

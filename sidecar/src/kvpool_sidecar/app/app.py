@@ -113,7 +113,11 @@ def _context(settings: ServeSettings, cleanup: contextlib.ExitStack) -> AppConte
         config=ConfigHolder(settings.secret, settings.config),
         stats=stats,
         events=BlockEvents(),
-        feed=EventFeed(stats) if settings.config.events.enabled else None,
+        feed=(
+            EventFeed(stats, tokens_of=settings.config.events.prompt_tokens_of)
+            if settings.config.events.enabled
+            else None
+        ),
         queues=FairQueues(len(settings.config.local)),
         fingerprints=Fingerprints(),
         lookups=LookupFigures(),

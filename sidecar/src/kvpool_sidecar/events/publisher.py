@@ -1,11 +1,12 @@
-"""Events on ZeroMQ in vLLM's wire format, which is MessagePack.
+"""Events on ZeroMQ in vLLM's wire format.
 
-A PUB socket sends `[topic, number, payload]`: the number is 8 bytes big-endian and counts from 0 at each start of the
-sidecar; the payload is MessagePack of `[time, [events], null]`, each event a map with its `type`. A ROUTER socket is
-queried with the number of the first batch that a subscriber needs, and replies with the buffered batches,
-each as `[topic, number, payload]`, then `["", -1, ""]`. Source: vllm/distributed/kv_events.py of vLLM 0.33.
+A PUB socket (XPUB: it reports new subscribers) sends `[topic, number, payload]`: the number is 8 bytes big-endian and
+counts from 0 at each start of the sidecar; the payload is that of kvpool_sidecar.events.encoding. A ROUTER socket is
+queried with the number of the first batch that a subscriber needs, and replies with the buffered batches, each as
+`[topic, number, payload]`, then `["", -1, ""]`. Source: vllm/distributed/kv_events.py of vLLM 0.33.
 
-One thread owns both sockets. A slow subscriber loses batches, and detects it by the numbers.
+One thread owns both sockets. A slow subscriber loses batches, and detects it by the numbers. For a new subscriber all
+blocks are published again, because not every router requests a replay.
 """
 
 from __future__ import annotations
@@ -16,25 +17,22 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import zmq
 
 from kvpool_sidecar.events.curve import CurveAuthenticator
-from kvpool_sidecar.events.feed import Event, EventKind, Locality
+from kvpool_sidecar.events.encoding import encode_batch
+from kvpool_sidecar.events.feed import EventKind
 from kvpool_sidecar.resilience.bounded_cache import BoundedCache
 from kvpool_sidecar.resilience.worker import PeriodicTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from kvpool_sidecar.counters import Stats
-    from kvpool_sidecar.events.feed import EventFeed
+    from kvpool_sidecar.events.feed import Event, EventFeed
 
-__all__ = ["EventEndpoint", "EventPublisher", "encode_batch"]
+__all__ = ["EventEndpoint", "EventPublisher"]
 
-_MEDIUM = "STORAGE"
-_OWNER = "kvpool"
-_LOCALITY = {Locality.LOCAL: "LOCAL", Locality.SHARED: "REMOTE"}
 _BATCH = 256
 _REMEMBERED, _REMEMBERED_BYTES = 10_000, 64 << 20
 _HIGH_WATER = 1000  # queued batches of one slow subscriber
@@ -47,100 +45,7 @@ _IDLE_MS, _BUSY_MS = 1000, 5
 _GATHER_S = 0.01  # events of this period form one batch: each batch costs CPU time of the block path
 _STOP_S = 2.0
 _END = (-1).to_bytes(8, "big", signed=True)
-_LOW_64 = (1 << 64) - 1
-
-
-class _Stored(msgspec.Struct, tag="BlockStored", omit_defaults=True):
-    block_hashes: list[bytes | int]
-    parent_block_hash: bytes | int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str
-    lora_name: str | None
-    group_idx: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    kvpool: dict[str, str] | None = None  # extension: readers of the format ignore unknown fields
-
-
-class _Removed(msgspec.Struct, tag="BlockRemoved", omit_defaults=True):
-    block_hashes: list[bytes | int]
-    medium: str
-    group_idx: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    kvpool: dict[str, str] | None = None
-
-
-class _Cleared(msgspec.Struct, tag="AllBlocksCleared"):
-    pass
-
-
-def encode_batch(
-    events: Iterable[Event],
-    now: float,
-    *,
-    int_hashes: bool = False,
-    models: Mapping[bytes, str] | None = None,
-) -> bytes:
-    """The payload of one message. Neighbours that belong together become one event. `models`: name by fingerprint."""
-    models = models or {}
-
-    def form(block_hash: bytes) -> bytes | int:
-        return int.from_bytes(block_hash, "big") & _LOW_64 if int_hashes else block_hash
-
-    encoded: list[_Stored | _Removed | _Cleared] = []
-    last: Event | None = None
-    for event in events:
-        name = event.name
-        if name is None:
-            encoded.append(_Cleared())
-        elif last is not None and last.name is not None and _go_together(last, event):
-            open_event = encoded[-1]
-            assert not isinstance(open_event, _Cleared)  # noqa: S101
-            open_event.block_hashes.append(form(name.engine_hash))
-        else:
-            labels = {"tenant": event.tenant, "fingerprint": event.fingerprint.hex()}
-            if model := models.get(event.fingerprint):
-                labels["model"] = model
-            group = name.group or None
-            where = _LOCALITY[event.place]
-            if event.kind is EventKind.STORED:
-                parent = form(name.parent_hash) if name.parent_hash else None
-                encoded.append(
-                    _Stored(
-                        [form(name.engine_hash)],
-                        parent,
-                        [],
-                        name.tokens,
-                        None,
-                        _MEDIUM,
-                        None,
-                        group,
-                        where,
-                        _OWNER,
-                        labels,
-                    )
-                )
-            else:
-                encoded.append(_Removed([form(name.engine_hash)], _MEDIUM, group, where, _OWNER, labels))
-        last = event
-    return msgspec.msgpack.encode([now, encoded, None])
-
-
-def _go_together(a: Event, b: Event) -> bool:
-    """Return whether one event covers both: consecutive stored blocks, or removed blocks of one kind."""
-    assert a.name is not None and b.name is not None  # noqa: PT018, S101
-    if (a.kind, a.place, a.tenant, a.fingerprint, a.name.group) != (
-        b.kind,
-        b.place,
-        b.tenant,
-        b.fingerprint,
-        b.name.group,
-    ):
-        return False
-    return a.kind is EventKind.REMOVED or (a.name.tokens == b.name.tokens and b.name.parent_hash == a.name.engine_hash)
+_SUBSCRIBED = 1  # first byte of XPUB's message
 
 
 class EventEndpoint(NamedTuple):
@@ -188,9 +93,8 @@ class EventPublisher:
         try:
             if endpoint.curve_keys is not None:
                 self._authenticator = CurveAuthenticator(self._context, *endpoint.curve_keys, stats)
-            self._pub = self._socket(
-                zmq.PUB, endpoint.address, endpoint.port, {zmq.SNDHWM: high_water, zmq.SNDBUF: _SEND_BUFFER}
-            )
+            options: dict[int, int] = {zmq.SNDHWM: high_water, zmq.SNDBUF: _SEND_BUFFER, zmq.XPUB_VERBOSE: 1}
+            self._pub = self._socket(zmq.XPUB, endpoint.address, endpoint.port, options)
             self._router = self._socket(zmq.ROUTER, endpoint.address, endpoint.replay_port, {zmq.ROUTER_MANDATORY: 1})
         except BaseException:
             self._close()
@@ -198,6 +102,7 @@ class EventPublisher:
         self.port, self.replay_port = _port_of(self._pub), _port_of(self._router)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._pub, zmq.POLLIN)
         self._poller.register(self._wakeup_fd, zmq.POLLIN)
         if self._authenticator is not None:
             self._poller.register(self._authenticator.socket, zmq.POLLIN)
@@ -270,16 +175,26 @@ class EventPublisher:
             self._authenticator.serve()
         if self._router in ready:
             self._receive_requests()
+        if self._pub in ready:
+            self._receive_subscriptions()
         self._has_more = self._publish()
         self._replay()
 
     def _publish(self) -> bool:
-        """One batch; True if there was one."""
+        """Send the next events; True if there were any."""
         events, gap = self._feed.pop_batch(_BATCH)
         if gap:
             self._next += 1  # a gap shows subscribers the loss
         if not events:
             return gap
+        for at in range(0, len(events), _BATCH):  # a prompt's whole chain may be longer
+            self._send(events[at : at + _BATCH])
+        for kind in EventKind:
+            if count := sum(1 for event in events if event.kind is kind):
+                self._stats.add("kv_events", kind.value, count)
+        return True
+
+    def _send(self, events: list[Event]) -> None:
         payload = encode_batch(events, time.time(), int_hashes=self._int_hashes, models=self._models())
         number, self._next = self._next, self._next + 1
         self._replay_buffer.append((number, payload))
@@ -288,10 +203,14 @@ class EventPublisher:
             self._replay_buffer_bytes -= len(self._replay_buffer.popleft()[1])
         self._pub.send_multipart([self._topic, number.to_bytes(8, "big"), payload], zmq.DONTWAIT)
         self._stats.add("kv_events", "batches")
-        for kind in EventKind:
-            if count := sum(1 for event in events if event.kind is kind):
-                self._stats.add("kv_events", kind.value, count)
-        return True
+
+    def _receive_subscriptions(self) -> None:
+        """Publish all blocks again for those who are new. They may be many: the feed does it once a minute at most."""
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_MAX_REPLAYS):
+                message = self._pub.recv(zmq.DONTWAIT)
+                if message[:1] == bytes([_SUBSCRIBED]) and self._topic.startswith(message[1:]):
+                    self._feed.resend_present()
 
     def _receive_requests(self) -> None:
         for _ in range(_MAX_REPLAYS):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from kvpool.config import PoolConfig
     from kvpool_sidecar.peers.connection import PeerDialer
     from kvpool_sidecar.resilience.fair_queue import FairQueues
     from kvpool_sidecar.serving.block_service import BlockService
@@ -183,10 +184,19 @@ class Session:
             node=self._context.node,
             deadlines=asdict(config.deadlines),
             events=config.events.enabled,
+            router_blocks=config.events.enabled and config.events.hashes == "Int64",
+            prompt_tokens=self._publishes_prompts(config),
             readable_tags=tuple(tenant.tag for tenant in granted),
             salt_key=self._pod.tenant.salt_key if config.salt_tags else b"",
         )
         self._channel.reply(head, answer.pack())
+
+    def _publishes_prompts(self, config: PoolConfig) -> bool:
+        """Return whether the token ids of this pod's blocks are published."""
+        tokens_of, identity = config.events.prompt_tokens_of, self._pod.identity
+        if not config.events.enabled or not tokens_of:
+            return False
+        return self._service.config.tenancy.display_name(identity.namespace) == tokens_of
 
     def _lookup(self, head: wire.Head, body: memoryview) -> None:
         timeout, rest = split_deadline(body)

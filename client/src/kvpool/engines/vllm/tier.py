@@ -34,9 +34,10 @@ from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.tested_versions import described
 from kvpool.engines.vllm import weight_changes
 from kvpool.engines.vllm.cache_salt import record_salts, salt_of
-from kvpool.engines.vllm.engine_blocks import engine_blocks
+from kvpool.engines.vllm.engine_blocks import BlockLayout, engine_blocks
 from kvpool.engines.vllm.pool_lookups import PoolLookups
 from kvpool.engines.vllm.prefill_meter import PrefillMeter
+from kvpool.engines.vllm.recorded_request import record_requests
 from kvpool.engines.vllm.request_params import is_promised, traceparent_of
 from kvpool.engines.vllm.request_tokens import RequestTokens
 from kvpool.protocol import keys
@@ -141,12 +142,14 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._config = client_config(settings)
         self._events: list[Any] | None = [] if spec.config.enable_kv_cache_events else None
         self._counters = Counters()
-        self._tokens_of_groups = [n * spec.blocks_per_chunk for n in spec.tokens_per_block]
+        self._layout = BlockLayout.of(spec)
+        self._tokens_of_groups = self._layout.chunk_tokens
         self._tokens = RequestTokens(self._tokens_of_groups)
         self._engine = EngineClient(self._config, self._tokens_of_groups)
         self._jobs = TransferJobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
         self._prefill = PrefillMeter(lambda: self._client, self._tokens_of_groups)
         self._lookups = LookupTable(PoolLookups(lambda: self._client, _block_ids, self._tokens_of_groups))
+        record_requests()
         self._no_salts = record_salts()  # why the salts of stores are unknown, until it was logged
         self._is_stale = False  # the weights may have changed since the last reset
         self._engine.set_up(spec, region, self._slot_bytes)
@@ -293,7 +296,8 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
                 return
             identities: Sequence[EngineBlock | None] = ()
             if client.wants_engine_blocks:
-                identities = engine_blocks(offload_keys, job.req_context, self._tokens_of_groups)
+                with_tokens = client.wants_prompt_tokens
+                identities = engine_blocks(offload_keys, job.req_context, self._layout, with_tokens=with_tokens)
             salts = self._salts_of(job, len(offload_keys)) if client.wants_salts else ()
             self._jobs.submit_store(job.job_id, client, block_ids, slots, identities, salts)
         except Exception:

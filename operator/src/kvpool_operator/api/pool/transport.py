@@ -111,6 +111,8 @@ class EventPeer(Model):
 class Events(Model):
     """KV cache events for routers, which can send a request to a node that holds the blocks of its prompt."""
 
+    model_config = ConfigDict(json_schema_extra=with_rules(f.TOKENS_ARE_INT64))
+
     enabled: bool = False
     """true: each sidecar publishes the blocks of its node in vLLM's KV event format on ZeroMQ, and answers routers that
     present the token in the Secret NAME-events how much of a prompt each node holds. Events reveal which prompts were
@@ -123,9 +125,16 @@ class Events(Model):
     topic: f.EventTopic = "kv@{node}@"
     """Topic of the messages. llm-d expects kv@<pod>@<model>: if the pool serves a single model, set kv@{node}@ followed
     by the name of the model."""
-    hashes: Literal["Bytes", "Int64"] = "Bytes"
-    """Format of block hashes. Int64: the low 64 bits, vLLM's default. Bytes: the whole hash, as vLLM with
-    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. Use the format that the pool's engines publish."""
+    hashes: Literal["Bytes", "Int64"] = "Int64"
+    """Format of block hashes. Int64: each of the engine's blocks by 64 bits, as vLLM and SGLang publish them by
+    default; Dynamo requires it. Bytes: one whole hash for each stored block, as vLLM with
+    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. Sidecars and clients of releases without the field promptTokensOf cannot read
+    blocks that are stored with Int64: upgrade all of them first."""
+    prompt_tokens_of: f.EventTenant | None = None
+    """Tenant whose token ids the events contain: the name of a namespace, or kvt/ and the name of a KVCacheTenant. Then
+    the stream has no blocks of other tenants. Routers that index tokens, such as Dynamo's, need it. Token ids are the
+    text of prompts and answers: only routers that may read these should have the Secret NAME-events. It requires
+    hashes: Int64. If it is omitted, events contain no token ids."""
     token_revision: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Change the number to create a new token and new keys for routers. The previous ones are rejected after the
     sidecars have restarted."""
@@ -137,3 +146,8 @@ class Events(Model):
     authentication: Literal["Curve", "None"] = "Curve"
     """Curve: a subscriber of the stream needs the keys in the Secret NAME-events (CURVE of ZeroMQ, which also
     encrypts). None: everyone who reaches the ports can read the stream; only for routers that do not support CURVE."""
+
+    @model_validator(mode="after")
+    def _tokens(self) -> Events:
+        f.TOKENS_ARE_INT64.check(not self.prompt_tokens_of or self.hashes == "Int64")
+        return self

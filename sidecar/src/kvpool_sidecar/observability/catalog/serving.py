@@ -265,6 +265,7 @@ SERVING_COUNTERS: Final = (
             "false-name": "The block's name does not match its id.",
             "too-many": "The limit of tracked blocks was reached.",
             "dropped": "The queue was full; all blocks are published again.",
+            "details": "The limit of hashes and token ids was reached; the block is published by its own hash.",
         },
     ),
     Counter(
