@@ -86,10 +86,11 @@ def test_a_caller_that_must_not_wait_hands_over_where_the_page_cache_ends(tmp_pa
 
 
 def test_bytes_from_a_drive_are_copied_without_the_interpreters_lock(aligned: Callable[[int], memoryview]) -> None:
-    buffer = aligned(8 * transfer.PIECE_BYTES)
+    size = transfer.PIECE_BYTES
+    buffer = aligned(2 * size)
     unverified = pending.Expectation(EXPECT.fingerprint, EXPECT.tenant_tag, verify=False)
-    source = os.urandom(4 * transfer.PIECE_BYTES)
-    header = header_of(bytes(8 * transfer.PIECE_BYTES))
+    source = os.urandom(size)
+    header = header_of(bytes(2 * size))
 
     def without_a_turn(_fd: int, views: Any, offset: int, *flags: int) -> int:
         if flags:
@@ -99,12 +100,12 @@ def test_bytes_from_a_drive_are_copied_without_the_interpreters_lock(aligned: Ca
 
     def read() -> None:
         load = load_of(buffer)
-        load.offset = block.HEADER_BYTES + 4 * transfer.PIECE_BYTES  # the header is not read again
+        load.offset = block.HEADER_BYTES + size  # the header is not read again
         load.header[:] = header
         assert transfer.read_file(load, soon(), unverified, True, without_a_turn)
 
     assert lets_others_run(read)
-    assert buffer[4 * transfer.PIECE_BYTES :] == source
+    assert buffer[size :] == source
 
 
 def test_a_read_that_hangs_writes_nothing_after_it_was_given_up(tmp_path: Path) -> None:

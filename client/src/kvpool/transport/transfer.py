@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PIECE_BYTES", "read_file", "read_stream", "write_file"]
 
-PIECE_BYTES = 1 << 20  # per read from the page cache or a peer: checksummed while it is in the processor's cache
+PIECE_BYTES = 4 << 20  # per read from the page cache or a peer, each of which waits for the GIL twice
 _BOUNCE_BYTES = 4 << 20  # per read from a drive
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
@@ -58,7 +58,7 @@ def _window(load: PendingRead, limit: int) -> list[memoryview]:
 
 
 def _advance(load: PendingRead, count: int) -> None:
-    """Account for `count` received bytes and checksum the payload while it is in the processor's cache."""
+    """Account for `count` received bytes and checksum the payload among them."""
     first = max(load.offset - block.HEADER_BYTES, 0)
     load.offset += count
     if load.sum is not None:
@@ -151,7 +151,7 @@ def _read_cached(load: PendingRead, batch: Batch, preadv: Callable[..., int]) ->
 
 def _read_through_bounce(load: PendingRead, batch: Batch, total: int, preadv: Callable[..., int]) -> int:
     bounce = _bounce()
-    if load.offset <= PIECE_BYTES:
+    if load.offset < _BOUNCE_BYTES:
         with contextlib.suppress(OSError):
             os.posix_fadvise(load.descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     want = min(_BOUNCE_BYTES, total - load.offset)
