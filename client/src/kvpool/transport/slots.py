@@ -58,7 +58,7 @@ class Slot:
 
 
 class _Waiter:
-    """A thread that waits for a connection. Either it gives up or it is settled, whoever is first to claim it."""
+    """A thread that waits for a connection. Whether it gives up or is settled is decided by the first to claim it."""
 
     def __init__(self, role: str) -> None:
         self.role = role
