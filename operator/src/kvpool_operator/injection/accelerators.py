@@ -49,5 +49,5 @@ def accelerator(container: dict[str, Any]) -> str:
         if any(r.startswith(prefix) for r in requested):
             return name
     image = str(container.get("image") or "").partition("@")[0].lower()
-    words = re.split(r"[^a-z0-9]+", image.partition("/")[2] or image)
+    words = re.findall(r"[a-z]+", image.partition("/")[2] or image)
     return next((_IMAGES[w] for w in words if w in _IMAGES), "")

@@ -55,7 +55,7 @@ _RAY: Final = re.compile(r"\bray\s+start\b|\bKUBERAY_GEN_RAY_START_CMD\b|\bmulti
 _RAY_HEAD: Final = re.compile(r"--head\b|\bmulti-node-serving\.sh\s+leader\b")
 _RAY_RANKS: Final = re.compile(r"\bLWS_[A-Z_]+|\bmulti-node-serving\.sh\s+worker\b")
 _NOT_AN_ENGINE: Final = re.compile(
-    r"router|gateway|proxy|exporter|metrics|bench|client|simulator|-sim\b|scheduler|sidecar|epp\b|kv-cache|runtime\b"
+    r"router|gateway|proxy|exporter|metrics|bench|client|simulator|mock|-sim\b|scheduler|sidecar|epp\b|kv-cache|runtime\b"
 )
 _ENGINE_IMAGES: Final = (
     re.compile(r"(?:^|[-_.])vllm(?:[-_.]|$)"),
@@ -145,7 +145,11 @@ def _of_launch(started: str, tokens: list[str]) -> EngineStart:
         or _PROGRAMS.get(started)
         or next((e for (c, _), e in _COMMANDS.items() if c == started), "")
     )
-    return EngineStart(engine, "dynamo" if started.startswith("dynamo.") else "")
+    return EngineStart(
+        engine,
+        "dynamo" if started.startswith("dynamo.") else "",
+        warning="uses the pool only if it serves with vLLM" if started == "huggingfaceserver" else "",
+    )
 
 
 def _of_image(name: str, command: list[str], args: list[str], image: str, line: str) -> EngineStart:

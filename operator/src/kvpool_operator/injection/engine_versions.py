@@ -14,7 +14,7 @@ from kvpool.engines.tested_versions import described, is_tested_release
 __all__ = ["precedes_interface", "untested", "version_of_image"]
 
 _NAMES: Final = {
-    "vllm": re.compile(r"(?:.*/)?vllm-openai\Z"),
+    "vllm": re.compile(r"(?:.*[-/])?vllm-openai(?:-[a-z0-9]+)*\Z"),
     "sglang": re.compile(r"(?:.*/)?sglang\Z"),
     "lmcache": re.compile(r"(?:.*/)?lmcache/(?:standalone|vllm-openai)\Z"),
 }
