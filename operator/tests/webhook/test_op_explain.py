@@ -250,3 +250,33 @@ def test_the_help_describes_output_and_exit_status(capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     assert "exit status" in text
     assert all(key in text for key in KEYS)
+
+
+def test_a_namespace_that_selects_its_engines_is_given_by_its_labels(explain: Any):
+    flags = (
+        "--namespace-labels",
+        "kvpool.dev/inject=enabled,team=a",
+        "--namespace-annotations",
+        "kvpool.dev/pool=ns/chat",
+    )
+    other = pod("other", containers=[{"name": "c", "image": "redis"}])
+    _, result = explain(pod(), other, flags=flags)
+    engine, left = result["items"]
+    assert (engine["decision"], engine["requested"]) == ("injected", False)
+    annotations = engine["pod"]["metadata"]["annotations"]
+    assert (annotations["kvpool.dev/selected-by"], annotations["kvpool.dev/pool"]) == ("namespace", "ns/chat")
+    assert left["decision"] == "not-requested"
+    _, result = explain(pod(), flags=("--namespace-labels", "team=a"))
+    assert result["items"][0]["decision"] == "not-requested"
+    with pytest.raises(SystemExit):
+        explain(pod(), flags=("--namespace-labels", "team"))
+
+
+def test_the_selector_of_a_pool_decides_about_pods_without_a_label(explain: Any, tmp_path: Path):
+    injection = {"selector": {"matchLabels": {"app": "llm"}}, "allowedNamespaces": {"from": "Same"}}
+    tiers = [{"name": "nvme", "local": {"path": "/mnt/nvme/kv", "capacity": "1Gi"}}]
+    chosen = {"kind": "KVCachePool", "metadata": {"name": "p", "namespace": "default"}}
+    path = tmp_path / "pool.yaml"
+    path.write_text(json.dumps(chosen | {"spec": {"tiers": tiers, "injection": injection}}))
+    _, result = explain(pod("a", {"app": "llm"}), pod("b", {"app": "web"}), flags=("--pool", str(path)))
+    assert [i["decision"] for i in result["items"]] == ["injected", "not-requested"]

@@ -59,7 +59,7 @@ async def test_the_webhook_serves_what_is_mounted_and_follows_it(tmp_path):
     mounted, cluster = Mounted(tmp_path), Cluster()
     where = replace(settings(), certificate_dir=str(mounted.issue(old)), certificate_poll_s=0.1)
     store = WebhookApiClient(cluster, where)
-    async with serve(where, store, store), Caller(where, Authority(old)) as caller:
+    async with serve(where, store, store, store), Caller(where, Authority(old)) as caller:
         await caller.ready()
         assert (await caller.post(json.dumps(REVIEW)))[0] == 200
         _, text = await caller.admin("/metrics")
@@ -120,7 +120,7 @@ async def test_a_half_written_pair_costs_no_handshake(tmp_path, caplog):
     mounted = Mounted(tmp_path)
     where = replace(settings(), certificate_dir=str(mounted.issue(old)), certificate_poll_s=0.05)
     store = WebhookApiClient(Cluster(), where)
-    async with serve(where, store, store), Caller(where, Authority(old)) as caller:
+    async with serve(where, store, store, store), Caller(where, Authority(old)) as caller:
         await caller.ready()
         leaf, other = (issue_leaf(a, DNS, datetime.now(UTC), POLICY) for a in (new, old))
         mounted.put(leaf.certificate_pem, other.key_pem)

@@ -6,6 +6,7 @@ import pytest
 
 from kvpool.config import CacheConfig, Deadlines
 from kvpool_operator.injection.annotations import InjectionRequest
+from kvpool_operator.injection.pool_selection import NamespaceView
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.selectors import matches
 from kvpool_operator.webhook.pool_cache import PoolCache
@@ -29,9 +30,10 @@ def admits(kind, selector=None):
 class Cluster:
     """What the view reads, counted."""
 
-    def __init__(self, *pools, labels=None):
+    def __init__(self, *pools, labels=None, annotations=None):
         self.pools = list(pools)
         self.labels = labels or {}
+        self.annotations = annotations or {}
         self.listed = 0
         self.fails = False
 
@@ -42,8 +44,8 @@ class Cluster:
             raise ConnectionError("no API server")
         return self.pools
 
-    async def namespace_labels(self, name):
-        return self.labels.get(name, {})
+    async def read_namespace(self, name):
+        return NamespaceView(self.labels.get(name, {}), self.annotations.get(name, {}))
 
 
 class Clock:

@@ -8,6 +8,7 @@ import json
 import jsonpatch as reference
 import pytest
 
+from kvpool_operator.injection.pool_selection import NamespaceView
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.webhook.pool_cache import PoolCache
 from kvpool_operator.webhook.review import InjectorConfig, review_pod
@@ -58,8 +59,8 @@ class Cluster:
             }
         ]
 
-    async def namespace_labels(self, name):
-        return {}
+    async def read_namespace(self, name):
+        return NamespaceView()
 
 
 async def answered(review, resolve=None, timeout_s=5.0):
@@ -192,3 +193,67 @@ async def test_a_pod_of_a_strange_shape_is_admitted(pod):
 async def test_what_cannot_be_answered_is_an_error_for_the_server_to_turn_into_400(review):
     with pytest.raises(ValueError, match="uid"):
         await review_pod(review, PoolCache(Cluster()).resolve, INSTALLATION, timeout_s=1)
+
+
+class Namespaced(Cluster):
+    """A namespace with the opt-in label."""
+
+    async def read_namespace(self, name):
+        return NamespaceView({"kvpool.dev/inject": "enabled"})
+
+
+def unlabeled(*command, **notes):
+    pod = a_review()["request"]["object"]
+    pod["metadata"] = {"name": "e"} | ({"annotations": notes} if notes else {})
+    pod["spec"]["containers"][0]["command"] = list(command)
+    return pod
+
+
+async def test_an_engine_in_a_namespace_with_the_label_is_injected_and_labeled():
+    review = a_review(unlabeled("vllm", "serve", "m"))
+    result, response = await answered(review, PoolCache(Namespaced()).resolve)
+    assert result.outcome == "injected"
+    metadata = patched(review, response)["metadata"]
+    assert metadata["labels"] == {"kvpool.dev/inject": "true"}
+    assert metadata["annotations"]["kvpool.dev/selected-by"] == "namespace"
+    assert metadata["annotations"]["kvpool.dev/pool"] == "kvpool-system/chat"
+    again, _ = await answered(a_review(patched(review, response)), PoolCache(Namespaced()).resolve)
+    assert again.outcome == "unchanged"
+
+
+async def test_other_pods_of_such_a_namespace_are_left_without_a_word():
+    for pod in (unlabeled("redis-server"), unlabeled("vllm", "bench", "serve")):
+        result, response = await answered(a_review(pod), PoolCache(Namespaced()).resolve)
+        assert (result.outcome, set(response)) == ("ignored", {"uid", "allowed"})
+
+
+async def test_an_engine_of_such_a_namespace_that_cannot_be_injected_says_why():
+    command = ("vllm", "serve", "m", "--kv-transfer-config", '{"kv_connector":"Mine"}')
+    review = a_review(unlabeled(*command))
+    result, response = await answered(review, PoolCache(Namespaced()).resolve)
+    assert result.outcome == "connector-present"
+    metadata = patched(review, response)["metadata"]
+    assert metadata["labels"] == {"kvpool.dev/inject": "true"}
+    assert metadata["annotations"]["kvpool.dev/skip-reason"].startswith("connector-present: ")
+
+
+@pytest.mark.parametrize("value", ["false", "disabled"])
+async def test_a_pod_that_opted_out_is_left_alone_wherever_it_is(value):
+    pod = unlabeled("vllm", "serve", "m")
+    pod["metadata"]["labels"] = {"kvpool.dev/inject": value}
+    result, response = await answered(a_review(pod), PoolCache(Namespaced()).resolve)
+    assert (result.outcome, set(response)) == ("ignored", {"uid", "allowed"})
+
+
+async def test_a_pod_that_nothing_selects_is_left_without_a_word():
+    result, response = await answered(a_review(unlabeled("vllm", "serve", "m")))
+    assert (result.outcome, set(response)) == ("ignored", {"uid", "allowed"})
+
+
+async def test_while_the_pools_are_unknown_a_pod_without_a_label_is_not_marked():
+    async def fails(*_):
+        raise ConnectionError("no API server")
+
+    result, response = await answered(a_review(unlabeled("vllm", "serve", "m")), fails)
+    assert result.outcome == "internal-error"
+    assert "patch" not in response

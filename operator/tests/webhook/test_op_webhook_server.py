@@ -158,7 +158,7 @@ class Caller:
 async def running():
     where, cluster = settings(), Cluster()
     store = WebhookApiClient(cluster, where)
-    async with serve(where, store, store) as server, Caller(where, cluster) as caller:
+    async with serve(where, store, store, store) as server, Caller(where, cluster) as caller:
         await caller.ready()
         yield server, caller
 
@@ -255,7 +255,7 @@ async def test_replicas_that_start_together_end_up_with_one_authority():
         callers = []
         for where in places:
             store = WebhookApiClient(cluster, where)
-            await stack.enter_async_context(serve(where, store, store))
+            await stack.enter_async_context(serve(where, store, store, store))
             callers.append(await stack.enter_async_context(Caller(where, cluster)))
         for caller in callers:
             await caller.ready()
@@ -267,7 +267,7 @@ async def test_not_ready_before_the_pools_were_read():
     where, cluster = settings(), Cluster()
     cluster.listed.clear()
     store = WebhookApiClient(cluster, where)
-    async with serve(where, store, store), Caller(where, cluster) as caller:
+    async with serve(where, store, store, store), Caller(where, cluster) as caller:
         assert (await caller.admin("/healthz"))[0] == 200
         status, text = await caller.admin("/readyz")
         assert status == 503

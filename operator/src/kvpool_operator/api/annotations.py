@@ -19,6 +19,7 @@ __all__ = [
     "ANNOTATION_PREFLIGHT",
     "ANNOTATION_PREFLIGHT_SPEC",
     "ANNOTATION_RESYNC",
+    "ANNOTATION_SELECTED_BY",
     "ANNOTATION_SKIP_REASON",
     "ANNOTATION_WIPED",
     "CLIENTLESS_ENGINES",
@@ -31,6 +32,8 @@ __all__ = [
     "LABEL_RETAINED",
     "LABEL_SOCKETS",
     "METADATA_KEYS",
+    "NAMESPACE_OPT_IN",
+    "OPT_OUT",
     "SOCKETS_FROM_AGENT",
     "MetadataKey",
 ]
@@ -50,6 +53,7 @@ ANNOTATION_CONNECTOR: Final = "kvpool.dev/connector-config"
 ANNOTATION_INJECTED: Final = "kvpool.dev/injected"
 ANNOTATION_INJECTED_ENGINE: Final = "kvpool.dev/injected-engine"
 ANNOTATION_INJECTED_REVISION: Final = "kvpool.dev/injected-revision"
+ANNOTATION_SELECTED_BY: Final = "kvpool.dev/selected-by"
 ANNOTATION_SKIP_REASON: Final = "kvpool.dev/skip-reason"
 ANNOTATION_PREFLIGHT: Final = "kvpool.dev/preflight"
 ANNOTATION_PREFLIGHT_SPEC: Final = "kvpool.dev/preflight-spec"
@@ -62,6 +66,10 @@ ANNOTATION_WIPED: Final = "kvpool.dev/wiped"
 FINALIZER_CLEANUP: Final = "kvpool.dev/cleanup"
 FINALIZER_OPERATION: Final = "kvpool.dev/operation"
 
+NAMESPACE_OPT_IN: Final = ("enabled", "true")
+"""Values of LABEL_INJECT on a Namespace that inject the engine pods in it."""
+OPT_OUT: Final = ("disabled", "false")
+"""Values of LABEL_INJECT that exclude a Pod; on a Namespace, all pods without a label of their own."""
 ENGINE_KINDS: Final = ("vllm", "vllm-pd", "lmcache", "sglang", "dynamo", "none")
 """Values of ANNOTATION_ENGINE, next to `auto`, and of ANNOTATION_INJECTED_ENGINE."""
 CLIENTLESS_ENGINES: Final = frozenset({"dynamo"})
@@ -86,7 +94,23 @@ METADATA_KEYS: Final = (
         "label",
         "Pod",
         "user",
-        'Set to "true" to inject the pod when it is created.',
+        'Set to "true" to inject the pod when it is created, to "false" or "disabled" to exclude it from what its '
+        'namespace or a pool selects. The webhook sets it to "true" on the pods that they select.',
+    ),
+    MetadataKey(
+        LABEL_INJECT,
+        "label",
+        "Namespace",
+        "user",
+        "`enabled` injects the engine pods of the namespace when they are created; `disabled` excludes them from "
+        "`spec.injection.selector` of pools. The label of a pod takes precedence.",
+    ),
+    MetadataKey(
+        ANNOTATION_POOL,
+        "annotation",
+        "Namespace",
+        "user",
+        "Pool of the pods in the namespace that name none and that no pool selects, as on a pod.",
     ),
     MetadataKey(
         ANNOTATION_POOL,
@@ -148,6 +172,13 @@ METADATA_KEYS: Final = (
         "webhook",
         "Digest of the pool settings that the pod was injected with. A pod whose digest differs from the current one "
         "is outdated.",
+    ),
+    MetadataKey(
+        ANNOTATION_SELECTED_BY,
+        "annotation",
+        "Pod",
+        "webhook",
+        "What selected a pod without a label of its own: `namespace`, or `pool` (`spec.injection.selector`).",
     ),
     MetadataKey(
         ANNOTATION_SKIP_REASON,

@@ -98,7 +98,8 @@ class PoolSpec(Model):
     events: Events = section(Events)
     """KV cache events for routers."""
     injection: InjectionSpec = section(InjectionSpec)
-    """Injection of pods with the label kvpool.dev/inject: "true"."""
+    """Injection of engine pods: by the label kvpool.dev/inject: "true", by a label of their namespace, or by a
+    selector."""
     deletion_policy: Literal["Retain", "Delete"] = "Retain"
     """Handling of the blocks when this pool is deleted. Retain: the blocks stay on the drives, and the Secret
     NAME-secret that identifies them stays too; a new pool with the same name, namespace, and paths finds them again.

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from kvpool_operator.api.annotations import (
     ANNOTATION_CONNECTOR,
     ANNOTATION_CONTAINER,
     ANNOTATION_ENGINE,
     ANNOTATION_POOL,
+    ANNOTATION_SELECTED_BY,
     ENGINE_KINDS,
     LABEL_INJECT,
+    OPT_OUT,
 )
 from kvpool_operator.injection.skip import Skip, SkipReason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "InjectionRequest",
     "opted_in",
+    "opted_out",
     "parse_annotations",
+    "parse_pool",
 ]
 
 ENGINES: Final = ("auto", *ENGINE_KINDS)
@@ -36,30 +43,48 @@ class InjectionRequest:
     containers: tuple[str, ...] = ()
     engine: str = "auto"
     connector_patch: dict[str, Any] | None = None
+    opted_in: bool = True
+    """The pod itself has the opt-in label. False: its namespace or a pool may select it."""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def opted_in(pod: dict[str, Any]) -> bool:
-    """Whether the pod has the opt-in label with the value "true"."""
-    labels = (pod.get("metadata") or {}).get("labels") or {}
-    return bool(labels.get(LABEL_INJECT) == "true")
+    """Whether the pod has the opt-in label with the value "true", and not from the webhook."""
+    metadata = pod.get("metadata") or {}
+    by_label = (metadata.get("labels") or {}).get(LABEL_INJECT) == "true"
+    return by_label and ANNOTATION_SELECTED_BY not in (metadata.get("annotations") or {})
+
+
+def opted_out(pod: dict[str, Any]) -> bool:
+    """Whether the label of the pod excludes it."""
+    return ((pod.get("metadata") or {}).get("labels") or {}).get(LABEL_INJECT) in OPT_OUT
+
+
+def parse_pool(pool: str) -> tuple[str, str]:
+    """Parse `namespace/name` or `name` into namespace, or an empty string, and name. Raises Skip(bad-annotation)."""
+    match = _POOL.match(pool)
+    if match is None:
+        raise _bad(ANNOTATION_POOL, "write the name of a KVCachePool, or namespace/name")
+    return match.group(1) or "", match.group(2)
 
 
 def parse_annotations(pod: dict[str, Any]) -> InjectionRequest:
     """Parse the annotations. Raises Skip(bad-annotation) that names the invalid one."""
-    annotations: dict[str, str] = (pod.get("metadata") or {}).get("annotations") or {}
+    metadata = pod.get("metadata") or {}
+    annotations: dict[str, str] = metadata.get("annotations") or {}
     pool = annotations.get(ANNOTATION_POOL, "")
-    match = _POOL.match(pool) if pool else None
-    if pool and match is None:
-        raise _bad(ANNOTATION_POOL, "write the name of a KVCachePool, or namespace/name")
+    pool_namespace, pool_name = parse_pool(pool) if pool else ("", "")
     engine = annotations.get(ANNOTATION_ENGINE, "auto")
     if engine not in ENGINES:
         raise _bad(ANNOTATION_ENGINE, f"write one of {', '.join(ENGINES)}")
     return InjectionRequest(
-        pool_namespace=(match.group(1) or "") if match else "",
-        pool_name=match.group(2) if match else "",
+        pool_namespace=pool_namespace,
+        pool_name=pool_name,
         containers=tuple(n for n in re.split(r"[,\s]+", annotations.get(ANNOTATION_CONTAINER, "")) if n),
         engine=engine,
         connector_patch=_connector_patch(annotations.get(ANNOTATION_CONNECTOR)),
+        opted_in=opted_in(pod),
+        labels=metadata.get("labels") or {},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from kvpool_operator.api.annotations import ANNOTATION_CONTAINER
+from kvpool_operator.api.annotations import ANNOTATION_CONTAINER, ANNOTATION_ENGINE
 from kvpool_operator.injection.command_line import ContainerInfo, inspect_container
 from kvpool_operator.injection.engines import match_score
 from kvpool_operator.injection.pod import Pod, spec
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.injection.annotations import InjectionRequest
 
-__all__ = ["EngineContainer", "find_engines"]
+__all__ = ["EngineContainer", "find_engines", "has_engine"]
 
 Section = Literal["containers", "initContainers"]
 _SECTIONS: Final[tuple[Section, ...]] = ("containers", "initContainers")
@@ -73,6 +73,12 @@ def find_engines(
     best = max(c.score for c in engines)
     # a requested kind is that of the best match: next to an LMCache server, the engine is not LMCache's
     return engines if request.engine == "auto" else [c for c in engines if c.score == best]
+
+
+def has_engine(pod: Pod) -> bool:
+    """Whether a container of the pod runs a known engine, or an annotation names its engine."""
+    named = ((pod.get("metadata") or {}).get("annotations") or {}).get(ANNOTATION_ENGINE, "auto") != "auto"
+    return named or any(engine.score for engine in _inspect(pod, "auto"))
 
 
 def _inspect(pod: Pod, requested: str) -> list[EngineContainer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 __all__ = ["Skip", "SkipReason"]
 
@@ -36,3 +37,5 @@ class Skip(Exception):  # noqa: N818  it is an outcome, not an error
         self.reason = reason
         self.message = message
         self.has_engine = has_engine
+        self.selected_by: Literal["", "label", "pool", "namespace"] = "label"
+        """What selected the pod, as in `pool_selection`."""

@@ -18,12 +18,14 @@ import yaml
 
 from kvpool_operator.api.annotations import (
     ANNOTATION_INJECTED_ENGINE,
+    ANNOTATION_POOL,
     ANNOTATION_SKIP_REASON,
     LABEL_INJECT,
 )
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND, KVCachePool
 from kvpool_operator.errors import InvalidPoolError
-from kvpool_operator.injection.annotations import parse_annotations
+from kvpool_operator.injection.annotations import parse_annotations, parse_pool
+from kvpool_operator.injection.pool_selection import NamespaceView
 from kvpool_operator.injection.skip import Skip
 from kvpool_operator.k8s.json_patch import apply
 from kvpool_operator.webhook.pod_templates import Document, PodTemplate, read_documents
@@ -46,8 +48,9 @@ _EPILOG: Final = """output:
   Each ITEM is one pod or pod template:
     kind, name, namespace  of the object in the file
     path        of the template in that object; empty for a Pod
-    requested   whether the pod has the label kvpool.dev/inject: "true"; without it, the pod is evaluated as if it had
-    decision    injected, skipped, or not-requested (the label excludes the pod)
+    requested   whether the pod has the label kvpool.dev/inject: "true"; without it, the pod is evaluated as if it had,
+                but with --namespace-labels, or a pool with a selector, as it is
+    decision    injected, skipped, or not-requested (the pod is excluded, or nothing selects it)
     engine      engine kind, if injected
     container   the first injected container, containers: all of them
     reason      of a skipped pod, as in the annotation kvpool.dev/skip-reason, for example connector-present
@@ -81,6 +84,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-f", "--filename", required=True, metavar="FILE", help="file with pods; - for standard input")
     parser.add_argument("--pool", metavar="FILE", help="file with a KVCachePool; without it, a minimal pool is assumed")
     parser.add_argument("--namespace", default="default", help="namespace of pods whose object names none")
+    for what in ("labels", "annotations"):
+        parser.add_argument(
+            f"--namespace-{what}",
+            type=_pairs,
+            default={},
+            metavar="KEY=VALUE,...",
+            help=f"{what} of the namespace of the pods",
+        )
     parser.add_argument("--sidecar-image", default="", help="image of the init container; empty: that of this release")
     parser.add_argument("--exit-code", action="store_true", help="exit with status 3 if some pod is skipped")
     return parser
@@ -97,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if not any(d.templates or d.problem for d in documents):
         print(f"kvpool-operator explain-injection: {args.filename} has no pod and no pod template", file=sys.stderr)
-    result = asyncio.run(explain(documents, pool, args.namespace, args.sidecar_image))
+    namespace = NamespaceView(args.namespace_labels, args.namespace_annotations)
+    result = asyncio.run(explain(documents, pool, args.namespace, args.sidecar_image, namespace))
     json.dump(result, sys.stdout, indent=1, ensure_ascii=False)
     print()
     if any(item["reason"] == "malformed" for item in result["items"]):
@@ -106,19 +118,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def explain(
-    documents: Sequence[Document], pool: dict[str, Any] | None, namespace: str = "default", sidecar_image: str = ""
+    documents: Sequence[Document],
+    pool: dict[str, Any] | None,
+    namespace: str = "default",
+    sidecar_image: str = "",
+    view: NamespaceView | None = None,
 ) -> dict[str, Any]:
     """Return the decisions about all pods of the documents, in the form that `--help` describes.
 
-    `pool`: a KVCachePool as JSON. None: a minimal pool, whose name is what the pod requests.
+    `pool`: a KVCachePool as JSON. None: a minimal pool, whose name is what the pod, or its namespace, requests. `view`:
+    labels and annotations of every namespace.
     """
+    view = view or NamespaceView()
     config = InjectorConfig(sidecar_image or f"kvpool-sidecar:{metadata.version('kvpool-operator')}")
     items = []
     for document in documents:
         if document.problem:
             items.append(_item(document, PodTemplate("", {}), decision="skipped", message=document.problem))
         where = document.namespace or namespace
-        items += [await _explain(document, template, pool, where, config) for template in document.templates]
+        items += [await _explain(document, template, pool, where, view, config) for template in document.templates]
     return {
         "pool": _key(pool) if pool else "",
         "items": items,
@@ -127,14 +145,20 @@ async def explain(
 
 
 async def _explain(
-    document: Document, template: PodTemplate, pool: dict[str, Any] | None, namespace: str, config: InjectorConfig
+    document: Document,
+    template: PodTemplate,
+    pool: dict[str, Any] | None,
+    namespace: str,
+    view: NamespaceView,
+    config: InjectorConfig,
 ) -> dict[str, Any]:
     if template.problem:
         return _item(document, template, decision="skipped", message=template.problem, pod=template.pod)
-    pod, requested = _requesting(template.pod)
+    selects = bool(pool and (pool["spec"].get("injection") or {}).get("selector"))
+    pod, requested = _requesting(template.pod, is_assumed=not view.labels and not selects)
     review = {"request": {"uid": "explain", "operation": "CREATE", "kind": {"kind": "Pod"}, "namespace": namespace}}
     review["request"]["object"] = pod
-    cache = PoolCache(_OnePool(pool or _minimal_pool(pod)))
+    cache = PoolCache(_OnePool(pool or _minimal_pool(pod, view), view))
     answer = await review_pod(review, cache.resolve, config, timeout_s=_DECIDE_S)
     response = answer.review["response"]
     patch = json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
@@ -144,7 +168,10 @@ async def _explain(
     if answer.outcome in ("injected", "unchanged"):
         outcome = {"decision": "injected", "engine": annotations.get(ANNOTATION_INJECTED_ENGINE, "")}
     elif answer.outcome == "ignored":
-        outcome = {"decision": "not-requested", "message": f"the label {LABEL_INJECT} excludes the pod"}
+        outcome = {
+            "decision": "not-requested",
+            "message": f"the label {LABEL_INJECT} excludes the pod, or nothing selects it",
+        }
     else:
         outcome = {"decision": "skipped", "reason": reason or answer.outcome, "message": message}
     warnings = [w.removeprefix("kvpool: ") for w in response.get("warnings", [])]
@@ -175,11 +202,14 @@ def _item(document: Document, template: PodTemplate, **found: Any) -> dict[str, 
     }
 
 
-def _requesting(pod: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the pod with the opt-in label, unless it has that label with some value; and whether it requested it."""
+def _requesting(pod: dict[str, Any], *, is_assumed: bool) -> tuple[dict[str, Any], bool]:
+    """Return the pod, and whether it requested the pool.
+
+    `is_assumed`: it gets the opt-in label, unless it has that label with some value.
+    """
     labels = pod["metadata"].get("labels") or {}
-    if LABEL_INJECT in labels:
-        return pod, labels[LABEL_INJECT] == "true"
+    if LABEL_INJECT in labels or not is_assumed:
+        return pod, labels.get(LABEL_INJECT) == "true"
     return {**pod, "metadata": {**pod["metadata"], "labels": {**labels, LABEL_INJECT: "true"}}}, False
 
 
@@ -204,22 +234,26 @@ def _is_injected(container: dict[str, Any]) -> bool:
 class _OnePool:
     """The only pool, as a `PoolReader`."""
 
-    def __init__(self, pool: dict[str, Any]) -> None:
+    def __init__(self, pool: dict[str, Any], view: NamespaceView) -> None:
         self._pool = pool
+        self._view = view
 
     async def list_pools(self) -> list[dict[str, Any]]:
         return [self._pool]
 
-    async def namespace_labels(self, name: str) -> dict[str, str]:
-        return {"kubernetes.io/metadata.name": name}
+    async def read_namespace(self, name: str) -> NamespaceView:
+        return NamespaceView({"kubernetes.io/metadata.name": name, **self._view.labels}, self._view.annotations)
 
 
-def _minimal_pool(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return a pool for all namespaces, of the name that the pod requests."""
+def _minimal_pool(pod: dict[str, Any], view: NamespaceView) -> dict[str, Any]:
+    """Return a pool for all namespaces, of the name that the pod, or its namespace, requests."""
     namespace, name = "kvpool-system", "pool"
     try:
         request = parse_annotations(pod)
-        namespace, name = request.pool_namespace or namespace, request.pool_name or name
+        named = view.annotations.get(ANNOTATION_POOL, "")
+        of_namespace = parse_pool(named) if named and not request.pool_name else ("", "")
+        namespace = request.pool_namespace or of_namespace[0] or namespace
+        name = request.pool_name or of_namespace[1] or name
     except Skip:
         pass  # the review reports the invalid annotation
     tier = {"name": "nvme", "local": {"path": "/mnt/nvme/kvpool", "capacity": "100Gi"}}
@@ -236,6 +270,14 @@ def _minimal_pool(pod: dict[str, Any]) -> dict[str, Any]:
 def _ready(pool: dict[str, Any]) -> dict[str, Any]:
     """Return the pool as a Ready one, unless it has a status."""
     return {"status": {"conditions": [{"type": "Ready", "status": "True"}]}, **pool}
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Parse `key=value,key=value`. ArgumentTypeError without a key or an equals sign."""
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    if not all(key and equals for key, equals, _ in pairs):
+        raise argparse.ArgumentTypeError("write KEY=VALUE, separated by commas")
+    return {key: value for key, _, value in pairs}
 
 
 def _read(name: str) -> str:

@@ -1,7 +1,6 @@
-"""Selection of the pool of a pod, from a cache of the KVCachePools.
+"""Cache of the KVCachePools and of namespaces, from which the pool of a pod is selected.
 
-The cache is listed every few seconds, and once more before a pod is skipped because it has no pool, so that a pool
-and a
+The cache is listed every few seconds, and once more before a pod is left without a pool, so that a pool and a
 pod can be applied together. While the API server is unavailable, the last list is used.
 """
 
@@ -10,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvpool_operator.api.annotations import ANNOTATION_POOL
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired.config import to_client_config
 from kvpool_operator.errors import InvalidPoolError
+from kvpool_operator.injection.pool_selection import NamespaceView, select
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s.selectors import matches
 
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
 
     from kvpool.config import ClientConfig
     from kvpool_operator.injection.annotations import InjectionRequest
+    from kvpool_operator.injection.pool_selection import SelectedBy
 
-__all__ = ["PoolCache", "PoolReader", "PoolView", "choose"]
+__all__ = ["PoolCache", "PoolReader", "PoolView"]
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ class PoolReader(Protocol):
         """Return all KVCachePools as JSON objects."""
         ...
 
-    async def namespace_labels(self, name: str) -> dict[str, str]:
-        """Return the labels of a namespace; empty if it does not exist."""
+    async def read_namespace(self, name: str) -> NamespaceView:
+        """Return labels and annotations of a namespace; empty if it does not exist."""
         ...
 
 
@@ -61,6 +61,9 @@ class PoolView:
     client: ClientConfig
     allowed_from: str
     allowed_selector: Mapping[str, Any]
+    pod_selector: Mapping[str, Any] | None = None
+    selected_by: SelectedBy = "label"
+    """What selected the pod that this pool was resolved for."""
 
     @property
     def key(self) -> str:
@@ -72,36 +75,6 @@ class PoolView:
         if self.allowed_from == "All" or namespace == self.namespace:
             return True
         return self.allowed_from == "Selector" and matches(self.allowed_selector, labels)
-
-
-def choose(pools: Sequence[PoolView], request: InjectionRequest, namespace: str, labels: Mapping[str, str]) -> PoolView:
-    """Return the pool for a pod of `namespace`, or raise Skip.
-
-    `namespace/name` selects that pool. A name alone selects the pool in the pod's namespace, otherwise the only pool of
-    that name that allows the pod. Without a name, the only pool of the pod's namespace, otherwise the only pool that
-    allows the pod, is selected.
-    """
-    requested = "/".join(p for p in (request.pool_namespace, request.pool_name) if p)
-    candidates = [p for p in pools if not request.pool_name or p.name == request.pool_name]
-    found = [p for p in candidates if p.namespace == (request.pool_namespace or namespace)]
-    if not found and not request.pool_namespace:
-        found = candidates
-    if not found:
-        what = f"there is no KVCachePool {requested}" if requested else "there is no KVCachePool yet"
-        raise Skip(SkipReason.POOL_NOT_FOUND, f"{what}; create it, or correct annotation {ANNOTATION_POOL}")
-    allowing = [p for p in found if p.allows(namespace, labels)]
-    if not allowing:
-        raise Skip(
-            SkipReason.NAMESPACE_NOT_ALLOWED,
-            f"spec.injection.allowedNamespaces of {requested or 'every pool'} does not allow namespace {namespace}",
-        )
-    enabled = [p for p in allowing if p.enabled]
-    if not enabled:
-        raise Skip(SkipReason.INJECTION_DISABLED, f"spec.injection.enabled of {allowing[0].key} is false")
-    if len(enabled) > 1:
-        keys = ", ".join(sorted(p.key for p in enabled)[:5])
-        raise Skip(SkipReason.POOL_AMBIGUOUS, f"several pools match ({keys}); set annotation {ANNOTATION_POOL} to one")
-    return enabled[0]
 
 
 class PoolCache:
@@ -120,7 +93,7 @@ class PoolCache:
         self._ttl_s = namespace_ttl_s
         self._clock = clock
         self._pools: tuple[PoolView, ...] = ()
-        self._labels: dict[str, tuple[float, dict[str, str]]] = {}
+        self._namespaces: dict[str, tuple[float, NamespaceView]] = {}
         self._listed_at: float | None = None
         self._lock = asyncio.Lock()
 
@@ -156,32 +129,45 @@ class PoolCache:
             self._pools = tuple(v for o in await self._reader.list_pools() if (v := _view(o)) is not None)
             self._listed_at = now
 
-    async def resolve(self, request: InjectionRequest, namespace: str) -> PoolView:
-        """Return the pool for a pod, or raise Skip."""
+    @property
+    def pools(self) -> Sequence[PoolView]:
+        """The pools of the last list."""
+        return self._pools
+
+    async def resolve(self, request: InjectionRequest, namespace: str) -> PoolView | None:
+        """Return the pool for a pod, None if nothing selects the pod, or raise Skip."""
         if not self.synced:
             await self.refresh()
+        is_young = self.age_s < min(1.0, self._refresh_s)
         try:
-            return await self._choose(request, namespace)
+            found = await self._select(request, namespace)
         except Skip as skip:
-            if skip.reason not in _RETRYABLE or self.age_s < min(1.0, self._refresh_s):
+            if skip.reason not in _RETRYABLE or is_young:
                 raise
-        self._labels.pop(namespace, None)
+        else:
+            if found is not None or is_young:
+                return found
+        self._namespaces.pop(namespace, None)
         await self.refresh()
-        return await self._choose(request, namespace)
+        return await self._select(request, namespace)
 
-    async def _choose(self, request: InjectionRequest, namespace: str) -> PoolView:
-        by_label = any(p.allowed_from == "Selector" for p in self._pools)
-        return choose(self._pools, request, namespace, await self._namespace_labels(namespace) if by_label else {})
+    async def _select(self, request: InjectionRequest, namespace: str) -> PoolView | None:
+        is_needed = not (request.opted_in and request.pool_name) or any(
+            p.allowed_from == "Selector" for p in self._pools
+        )
+        view = await self._namespace(namespace) if is_needed else NamespaceView()
+        by, pool = select(self._pools, request, namespace, view)
+        return None if pool is None else replace(pool, selected_by=by)
 
-    async def _namespace_labels(self, namespace: str) -> dict[str, str]:
+    async def _namespace(self, name: str) -> NamespaceView:
         now = self._clock()
-        at, labels = self._labels.get(namespace, (float("-inf"), {}))
+        at, view = self._namespaces.get(name, (float("-inf"), NamespaceView()))
         if now - at > self._ttl_s:
-            labels = await self._reader.namespace_labels(namespace)
-            if len(self._labels) >= 10_000:  # bounded: namespaces come and go
-                self._labels.clear()
-            self._labels[namespace] = (now, labels)
-        return labels
+            view = await self._reader.read_namespace(name)
+            if len(self._namespaces) >= 10_000:  # bounded: namespaces come and go
+                self._namespaces.clear()
+            self._namespaces[name] = (now, view)
+        return view
 
 
 def _view(raw: dict[str, Any]) -> PoolView | None:
@@ -207,4 +193,5 @@ def _view(raw: dict[str, Any]) -> PoolView | None:
         client=to_client_config(pool),
         allowed_from=allowed.from_,
         allowed_selector=allowed.selector.model_dump(by_alias=True) if allowed.selector else {},
+        pod_selector=injection.selector.model_dump(by_alias=True) if injection.selector else None,
     )

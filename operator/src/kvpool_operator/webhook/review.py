@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvpool_operator.injection.annotations import InjectionRequest, opted_in, parse_annotations
+from kvpool_operator.injection.annotations import InjectionRequest, opted_in, opted_out, parse_annotations
 from kvpool_operator.injection.connector import client_config
-from kvpool_operator.injection.mutator import InjectionSettings, inject, mark_skipped
+from kvpool_operator.injection.engine_containers import has_engine
+from kvpool_operator.injection.mutator import Injected, InjectionSettings, inject, mark_skipped
+from kvpool_operator.injection.pool_selection import mark_selected
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s import json_patch
 from kvpool_operator.webhook.pool_cache import PoolView
@@ -21,7 +23,8 @@ __all__ = ["InjectorConfig", "Resolver", "ReviewResponse", "review_pod"]
 
 log = logging.getLogger(__name__)
 
-Resolver = Callable[[InjectionRequest, str], Awaitable[PoolView]]
+Resolver = Callable[[InjectionRequest, str], Awaitable[PoolView | None]]
+"""Returns None for a pod that nothing selects."""
 WARNING_LENGTH: Final = 250  # the API server cuts each warning at 256
 
 
@@ -47,13 +50,15 @@ async def review_pod(review: Any, resolve: Resolver, config: InjectorConfig, *, 
     if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
         raise ValueError("request.uid is missing")  # noqa: TRY004  a malformed document, whatever its types
     pod = request.get("object")
-    if not _is_new_pod(request) or not isinstance(pod, dict) or not opted_in(pod):
+    if not _is_new_pod(request) or not isinstance(pod, dict) or opted_out(pod):
         return _respond(request, "ignored", pod, pod, [])
     namespace = str(request.get("namespace") or "")
     try:
         async with asyncio.timeout(timeout_s):
             return await _inject(request, pod, namespace, resolve, config)
     except Skip as skip:
+        if skip.selected_by == "namespace" and not has_engine(pod):
+            return _respond(request, "ignored", pod, pod, [])
         return _skip(request, pod, skip)
     except TimeoutError:
         log.warning(
@@ -72,7 +77,24 @@ async def _inject(
 ) -> ReviewResponse:
     injection_request = parse_annotations(pod)
     pool = await resolve(injection_request, namespace)
-    injected = inject(
+    if pool is None:
+        return _respond(request, "ignored", pod, pod, [])
+    try:
+        injected = _injected(pod, injection_request, pool, config)
+    except Skip as skip:
+        skip.selected_by = pool.selected_by
+        raise
+    warnings = injected.warnings
+    if not pool.ready:
+        warnings = [*warnings, f"pool {pool.key} is not Ready yet; until it is, every lookup of the engine misses"]
+    mark_selected(injected.pod, pool.selected_by)
+    return _respond(request, "injected", pod, injected.pod, warnings)
+
+
+def _injected(
+    pod: dict[str, Any], injection_request: InjectionRequest, pool: PoolView, config: InjectorConfig
+) -> Injected:
+    return inject(
         pod,
         injection_request,
         InjectionSettings(
@@ -86,15 +108,15 @@ async def _inject(
             kvbm_disk_bytes=pool.kvbm_disk_bytes,
         ),
     )
-    warnings = injected.warnings
-    if not pool.ready:
-        warnings = [*warnings, f"pool {pool.key} is not Ready yet; until it is, every lookup of the engine misses"]
-    return _respond(request, "injected", pod, injected.pod, warnings)
 
 
 def _skip(request: dict[str, Any], pod: dict[str, Any], skip: Skip) -> ReviewResponse:
     try:
-        marked = mark_skipped(pod, skip)
+        # without the namespace and the pools it is not known whether something selects a pod without a label
+        is_unknown = skip.reason in (SkipReason.NOT_READY, SkipReason.INTERNAL_ERROR) and not opted_in(pod)
+        marked = pod if is_unknown else mark_skipped(pod, skip)
+        if marked is not pod:
+            mark_selected(marked, skip.selected_by)
     except Exception:  # the metadata of the pod cannot be annotated
         log.exception("the reason %s cannot be written to the pod", skip.reason)
         marked = pod

@@ -22,6 +22,7 @@ from kvpool_operator.webhook.file_certificates import FileCertificates
 from kvpool_operator.webhook.metrics import WebhookMetrics
 from kvpool_operator.webhook.pool_cache import PoolCache, PoolReader
 from kvpool_operator.webhook.review import InjectorConfig, review_pod
+from kvpool_operator.webhook.selector_hooks import HookStore, SelectorHooks
 from kvpool_operator.webhook.self_signed import CertificateManager, DnsNames, TrustStore, server_context
 from kvpool_operator.webhook.settings import read_settings
 
@@ -116,14 +117,20 @@ class WebhookServer:
 
 
 @asynccontextmanager
-async def serve(settings: WebhookSettings, reader: PoolReader, store: TrustStore) -> AsyncIterator[WebhookServer]:
+async def serve(
+    settings: WebhookSettings, reader: PoolReader, store: TrustStore, hooks: HookStore
+) -> AsyncIterator[WebhookServer]:
     """Serve, with tasks that refresh pools and certificates, until the context exits."""
     context = server_context()
     pools = PoolCache(reader)
     certs = _certificates(settings, store, context)
     server = WebhookServer(pools, certs, InjectorConfig(settings.sidecar_image, settings.sidecar_pull_policy))
     async with AsyncExitStack() as stack:
-        tasks = [asyncio.create_task(certs.run(), name="certs"), asyncio.create_task(pools.run(), name="pools")]
+        tasks = [
+            asyncio.create_task(certs.run(), name="certs"),
+            asyncio.create_task(pools.run(), name="pools"),
+            asyncio.create_task(SelectorHooks(hooks, pools).run(), name="selectors"),
+        ]
         stack.push_async_callback(_cancel, tasks)
         for app, port, tls in (
             (server.admission_app(), settings.port, context),
@@ -157,7 +164,7 @@ async def _run(settings: WebhookSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         cluster = WebhookApiClient(await stack.enter_async_context(open_api_client()), settings)
-        server = await stack.enter_async_context(serve(settings, cluster, cluster))
+        server = await stack.enter_async_context(serve(settings, cluster, cluster, cluster))
         log.info("listening on %s, ports %d and %d", settings.address, settings.port, settings.admin_port)
         await stop.wait()
         server.draining = True
