@@ -233,6 +233,10 @@ def test_engine_pods_are_counted(pools: Pools, api: Api):
     until("the pod of no pool has an Event", lambda: "/another" in events("other").get("PoolNotFound", ""), 90)
     pod("three", pool=f"{SYSTEM}/chat")
     until("the missed one is counted", lambda: pools.get("chat")["status"]["pods"]["notInjected"] == 1)
+    # the last skipped pod goes: a map of the status becomes empty
+    api.call("DELETE", "/api/v1/namespaces/team/pods/two?gracePeriodSeconds=0")
+    until("no pod is skipped", lambda: pools.get("chat")["status"]["pods"]["skipped"] == 0)
+    assert "skipReasons" not in pools.get("chat")["status"]["pods"]
 
 
 def test_engines_that_share_nothing_are_named_with_what_differs(

@@ -85,3 +85,14 @@ async def test_the_bucket_bounds_counters_before_transitions():
     assert await world.write(phase="b", used=2)
     assert await world.write(phase="c", used=2)
     assert not await world.write(phase="d", used=2)
+
+
+async def test_a_map_that_becomes_empty_is_left_out():
+    """Applied as {}, it becomes null at a real API server, which rejects the status."""
+    world = World()
+    world.cluster.put(POOL)
+    assert await world.write(phase="Ready", pods={"skipped": 1, "skipReasons": {"other": 1}})
+    assert await world.write(phase="Ready", pods={"skipped": 0, "skipReasons": {}})
+    assert world.cluster.objects[REF]["status"] == {"phase": "Ready", "pods": {"skipped": 0}}
+    world.writer.record(REF, world.cluster.objects[REF]["status"])
+    assert not await world.write(phase="Ready", pods={"skipped": 0, "skipReasons": {}}), "nothing differs"

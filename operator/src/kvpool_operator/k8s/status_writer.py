@@ -121,12 +121,30 @@ class StatusWriter:
         return written
 
     def _digests(self, status: Manifest) -> tuple[bytes, bytes]:
-        return _digest(self._parts.comparable(status)), _digest(self._parts.stable(status))
+        comparable, stable = self._parts.comparable(status), self._parts.stable(status)
+        return _digest(_without_empty_maps(comparable)), _digest(_without_empty_maps(stable))
 
 
 def _status_manifest(manifest: Manifest, status: Manifest) -> Manifest:
     metadata = {k: manifest["metadata"][k] for k in ("name", "namespace") if k in manifest["metadata"]}
-    return {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": metadata, "status": status}
+    return {
+        "apiVersion": manifest["apiVersion"],
+        "kind": manifest["kind"],
+        "metadata": metadata,
+        "status": _without_empty_maps(status),
+    }
+
+
+def _without_empty_maps(value: Any) -> Any:
+    """Leave out maps without an entry.
+
+    A map that had entries and is applied as {} becomes null at the API server, which then rejects the whole status
+    (kubernetes/kubernetes#135841). A map that is left out is removed.
+    """
+    if not isinstance(value, dict):
+        return value
+    kept = {name: _without_empty_maps(part) for name, part in value.items()}
+    return {name: part for name, part in kept.items() if part != {}}
 
 
 def _digest(value: Any) -> bytes:
