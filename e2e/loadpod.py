@@ -15,6 +15,8 @@ PORT = 8000
 BLOCK_BYTES = 256 * 1024
 _FILES = {
     "load.py": ROOT / "e2e" / "load" / "load.py",
+    "hostile.py": ROOT / "e2e" / "load" / "hostile.py",
+    "sc_raw.py": ROOT / "sidecar" / "tests" / "sc_raw.py",
     "kvpool_testing/history.py": ROOT / "sidecar/testing/kvpool_testing/history.py",
     "kvpool_testing/stalls.py": ROOT / "sidecar/testing/kvpool_testing/stalls.py",
     "kvpool_testing/traffic.py": ROOT / "sidecar/testing/kvpool_testing/traffic.py",
@@ -69,16 +71,25 @@ class LoadPod:
 
 
 def manifest(
-    name: str, *, namespace: str, node: str, pool: str | None, block_bytes: int = BLOCK_BYTES, tenant: str = ""
+    name: str,
+    *,
+    namespace: str,
+    node: str,
+    pool: str | None,
+    block_bytes: int = BLOCK_BYTES,
+    tenant: str = "",
+    settings: dict[str, Any] | None = None,
+    program: str = "load.py",
 ) -> dict[str, Any]:
     """The pod; without `pool` it does not opt in. It runs under Pod Security `restricted`.
 
-    `tenant`: whose blocks it takes for right; the namespace unless given.
+    `tenant`: whose blocks it takes for right; the namespace unless given. `settings`: see Load in load.py.
     """
     env = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "LOAD_TENANT", "value": tenant or namespace},
         {"name": "LOAD_BLOCK_BYTES", "value": str(block_bytes)},
+        {"name": "LOAD_SETTINGS", "value": json.dumps(settings or {})},
         {"name": "PYTHONPATH", "value": "/load"},
         {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
     ]
@@ -86,7 +97,7 @@ def manifest(
         "name": "load",
         "image": IMAGE,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python3", "/load/load.py"],
+        "command": ["python3", f"/load/{program}"],
         "env": env,
         "ports": [{"containerPort": PORT}],
         "readinessProbe": {"httpGet": {"path": "/report", "port": PORT}, "periodSeconds": 1, "timeoutSeconds": 5},
@@ -139,12 +150,21 @@ def start(
     pool: str,
     block_bytes: int = BLOCK_BYTES,
     tenant: str = "",
+    settings: dict[str, Any] | None = None,
 ) -> LoadPod:
     """Make the pod and wait until it is connected to its node's sidecar."""
     bring_program(namespace)
     pod = LoadPod(proxy, namespace, name)
     pod.delete()  # of a case that failed on a cluster that was kept
-    made = manifest(name, namespace=namespace, node=node, pool=pool, block_bytes=block_bytes, tenant=tenant)
+    made = manifest(
+        name,
+        namespace=namespace,
+        node=node,
+        pool=pool,
+        block_bytes=block_bytes,
+        tenant=tenant,
+        settings=settings,
+    )
     apply(json.dumps(made))
     pod.wait_connected()
     return pod

@@ -6,6 +6,8 @@ one tenant check each other's blocks, and a block of another tenant can never lo
     POST /put {"first", "count"}            how many were stored, had, or refused for which reason
     POST /get {"first", "count"}            how many came from which tier, misses by reason, seconds of each call
     POST /lookup {"first", "count", "times"}  seconds of each lookup, and what was found
+    POST /computed {"tokens", "seconds"}    what an engine's own prefill took, for the comparison with loads
+    POST /problem {"text"}                  why an engine runs without the pool, as a plug-in reports it
     POST /traffic {"depth", "universe"}     so many requests at once from now on (0: none)
     GET  /report                            everything since the start: counts, what was broken (invariants I1 to I4)
 """
@@ -21,6 +23,7 @@ from typing import Any
 
 from kvpool.client import Client
 from kvpool.engines.common.settings import client_config
+from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.protocol import keys
 from kvpool_testing.history import History
 from kvpool_testing.stalls import Stalls
@@ -34,13 +37,21 @@ MOST_BLOCKS = 4096
 class Load:
     """One pod's client and what it saw."""
 
-    def __init__(self, tenant: str, block_bytes: int, stalls: Stalls) -> None:
+    def __init__(self, tenant: str, block_bytes: int, settings: dict[str, Any], stalls: Stalls) -> None:
+        """`settings`: fingerprint `inputs` beside the usual ones, `model`, `tokens` of a block, `client` settings."""
         self._tenant, self._size = tenant, block_bytes
-        self._fingerprint = keys.fingerprint({"model": "load", "block": block_bytes})
+        inputs = {"model": "load", "block": block_bytes, **settings.get("inputs", {})}
+        self._fingerprint = keys.fingerprint(inputs)
         self._sums: dict[bytes, bytes] = {}
         self._names: set[bytes] = set()
         self._history = History(stalls, expected=self._expected)
-        client = Client(client_config({}), fingerprint=self._fingerprint, labels={"engine": "load", "model": "load"})
+        client = Client(
+            client_config(settings.get("client", {})),
+            fingerprint=self._fingerprint,
+            labels={"engine": "load", "model": settings.get("model", "load")},
+            fingerprint_inputs=inputs,
+            tokens_per_block=int(settings.get("tokens", 0)),
+        )
         self._plain, self._client = client, self._history.client(client, tenant)
         self._traffic: Traffic | None = None
 
@@ -91,6 +102,15 @@ class Load:
             outcome.update(t.name.lower() for t in tiers)
         return {"outcome": dict(outcome), "seconds": seconds}
 
+    def computed(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self._plain.count_computed(int(asked["tokens"]), float(asked["seconds"]))
+        return dict(self._plain.break_even.status())
+
+    def problem(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self._plain.close()
+        report_without_pool(str(asked["text"]), "load")
+        return {}
+
     def traffic(self, asked: dict[str, Any]) -> dict[str, Any]:
         depth, universe = int(asked["depth"]), int(asked.get("universe", 200))
         if not 0 <= depth <= 64 or not 0 < universe <= MOST_BLOCKS:
@@ -113,7 +133,14 @@ class Load:
 
 
 def serve(load: Load, address: str) -> None:
-    orders = {"/put": load.put, "/get": load.get, "/lookup": load.lookup, "/traffic": load.traffic}
+    orders = {
+        "/put": load.put,
+        "/get": load.get,
+        "/lookup": load.lookup,
+        "/computed": load.computed,
+        "/problem": load.problem,
+        "/traffic": load.traffic,
+    }
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -145,4 +172,6 @@ def serve(load: Load, address: str) -> None:
 
 if __name__ == "__main__":
     with Stalls() as stalls:
-        serve(Load(os.environ["LOAD_TENANT"], int(os.environ["LOAD_BLOCK_BYTES"]), stalls), os.environ["POD_IP"])
+        settings = json.loads(os.environ.get("LOAD_SETTINGS") or "{}")
+        load = Load(os.environ["LOAD_TENANT"], int(os.environ["LOAD_BLOCK_BYTES"]), settings, stalls)
+        serve(load, os.environ["POD_IP"])
