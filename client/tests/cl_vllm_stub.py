@@ -115,6 +115,16 @@ class KVTransferConfig:
         self.engine_id = self.engine_id or "made"
 
 
+class KVConnectorFactory:
+    @staticmethod
+    def get_connector_class(config: KVTransferConfig) -> Any:
+        return object
+
+    @staticmethod
+    def create_connector(config: Any, *args: Any) -> Any:
+        return object()
+
+
 class OffloadingSpecFactory:
     @staticmethod
     def get_spec_cls(extra: dict[str, Any]) -> Any:
@@ -225,6 +235,7 @@ _MODULES: dict[str, dict[str, Any]] = {
     "vllm.distributed": {},
     "vllm.distributed.kv_transfer": {},
     "vllm.distributed.kv_transfer.kv_connector": {},
+    "vllm.distributed.kv_transfer.kv_connector.factory": {"KVConnectorFactory": KVConnectorFactory},
     "vllm.distributed.kv_transfer.kv_connector.v1": {},
     _METRICS: {},
     f"{_METRICS}.metrics": {"OffloadingConnectorStats": OffloadingConnectorStats},

@@ -22,8 +22,11 @@ def cache_root() -> Path:
     return Path(os.environ.get("KVPOOL_CACHE") or f"{base}/kvpool").absolute()
 
 
-def overlay(name: str, engine: Path | None = None) -> tuple[str, list[Path]]:
-    """The Python, and the folders for its path; made if they are missing. CalledProcessError if they cannot be."""
+def overlay(name: str, engine: Path | None = None, *, is_source_only: bool = False) -> tuple[str, list[Path]]:
+    """The Python, and the folders for its path; made if they are missing. CalledProcessError if they cannot be.
+
+    `is_source_only`: leave out compiled libraries, which take most of the space.
+    """
     if engine is None:
         script = ROOT / "e2e" / "engine" / "make.sh"
         made = subprocess.run(["bash", str(script)], stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
@@ -45,5 +48,7 @@ def overlay(name: str, engine: Path | None = None) -> tuple[str, list[Path]]:
             ).stdout.strip()  # fmt: skip
             target = ["--target", str(home / "site-packages"), "--python-version", minor, "--only-binary", ":all:"]
             subprocess.run([sys.executable, *install, *target, "-r", str(pins)], check=True, timeout=900)
+            for library in (home / "site-packages").rglob("*.so*") if is_source_only else ():
+                library.unlink()
             (home / "ready").touch()
     return python, [home / "site-packages", engine / "site-packages"]

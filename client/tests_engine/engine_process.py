@@ -5,7 +5,8 @@
 OPTIONS_JSON are arguments of vllm.LLM. Commands: {"prompt": [token, ...], "max_tokens": n, "salt": text, "seed": n,
 "logprobs": n, "transfer": the request's kv_transfer_params} (without a seed greedy, with one sampled), {"batch": [such
 prompts]} (all at once), {"reset": true} (drops the engine's own prefix cache), {"reset_all": true} (the connector's,
-too), {"stats": true}, {"metrics": prefix} (counters whose names begin so), {"quit": true}. Answers are lines that start
+too), {"pause": true} (pauses as sleep does before it frees memory, and resumes), {"rpc": method} (calls the workers),
+{"stats": true}, {"metrics": prefix} (counters whose names begin so), {"quit": true}. Answers are lines that start
 with `@@`.
 """
 
@@ -51,6 +52,13 @@ def main(model: str, connector: str, options: dict[str, Any]) -> None:
             say(reset=engine.reset_prefix_cache())
         elif command.get("reset_all"):
             say(reset=engine.reset_prefix_cache(reset_connector=True))
+        elif command.get("pause"):
+            core = engine.llm_engine.engine_core.engine_core
+            core.pause_scheduler(mode="abort", clear_cache=True)
+            core.resume_scheduler()
+            say(paused=True)
+        elif command.get("rpc"):
+            say(results=len(engine.collective_rpc(command["rpc"])))
         elif command.get("metrics"):
             from prometheus_client import REGISTRY
 

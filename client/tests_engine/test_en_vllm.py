@@ -215,6 +215,26 @@ def test_after_a_reset_of_the_connector_an_engine_shares_nothing(
     assert b.generate(prompt(30))["cached"] == 0
 
 
+def test_a_pause_keeps_the_blocks_and_new_weights_do_not(cluster: Cluster, start_engine: Callable[..., Engine]) -> None:
+    """Sleep of level 1 pauses like this; sleep itself needs a GPU."""
+    engine = start_engine(connector(cluster["a"].socket, **PATIENT))
+    first = stored(cluster, "a", engine, 60)
+    before = engine.stats()
+    assert engine.ask(pause=True)["paused"]
+    again = engine.generate(prompt(60))
+    assert again["tokens"] == first["tokens"]
+    assert again["cached"] == 9 * BLOCK
+    after = engine.stats()
+    assert after["fingerprint"] == before["fingerprint"]
+    assert sum(after["tokens"].values()) - sum(before["tokens"].values()) == 9 * BLOCK
+    assert engine.ask(rpc="reload_weights")["results"] == 1
+    assert engine.stats()["fingerprint"] != before["fingerprint"]
+    assert engine.ask(pause=True)["paused"]
+    assert until(lambda: engine.stats()["connected"])
+    assert engine.generate(prompt(60))["cached"] == 0
+    engine.close()
+
+
 def test_an_engine_without_a_sidecar_starts_serves_and_connects_when_there_is_one(
     cluster: Cluster, start_engine: Callable[..., Engine], reference: Engine, tmp_path: Path
 ) -> None:

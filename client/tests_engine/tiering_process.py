@@ -1,10 +1,11 @@
 """vLLM's tiering manager with PoolTier below it, without an engine. Run with the Python and path of some vLLM version.
 
-    python tiering_process.py SOCKET put|get [SALT]
+    python tiering_process.py SOCKET put|get|idle [SALT]
 
-`put` hands four chunks to the pool, `get` loads them in a process that never computed them. With SALT the request's
-context is made by vLLM's own scheduler. Answers are lines of JSON that start with `@@`. What stands between this and an
-engine, the copies on its device, is no part of the pool.
+`put` hands four chunks to the pool, `get` loads them in a process that never computed them, `idle` does, too, but has
+no step of the scheduler while they load. With SALT the request's context is made by vLLM's own scheduler. Answers are
+lines of JSON that start with `@@`. What stands between this and an engine, the copies on its device, is no part of the
+pool.
 """
 
 from __future__ import annotations
@@ -66,9 +67,34 @@ def salted(salt: str) -> Any:
     return scheduler._create_req_context(request)
 
 
+def loaded_without_a_step(manager: Any, tier: Any, keys: list[Any], request: Any, step: Any) -> bool:
+    """Ask until the load is submitted, then let no step happen. Called under the manager's lock, which is released."""
+    deadline = time.monotonic() + 30
+    while not manager._jobs:
+        assert time.monotonic() < deadline, tier.stats()
+        for key in keys:
+            manager.lookup(key, request)
+        manager.on_schedule_end(types.SimpleNamespace(new_req_ids=(), preempted_req_ids=()))
+        time.sleep(0.02)
+    while tier._jobs.pending and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not hasattr(manager, "lock"):
+        return not manager._jobs
+    manager.lock.release()
+    try:
+        until = time.monotonic() + 10
+        while manager._jobs and time.monotonic() < until:
+            time.sleep(0.005)
+        return not manager._jobs
+    finally:
+        manager.lock.acquire()
+
+
 def main(socket: str, what: str, salt: str = "") -> None:
     import vllm
     from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
+
+    from kvpool.engines.vllm import interface
 
     _, manager = make(socket)
     keys = [make_offload_key(bytes([i]) * 32, 0) for i in range(CHUNKS)]
@@ -92,6 +118,7 @@ def main(socket: str, what: str, salt: str = "") -> None:
     events: list[Any] = []
     found: list[str] = []
     bytes_seen: list[int] = []
+    is_taken = False  # whether the manager took the load's result without a step
     with getattr(manager, "lock", contextlib.nullcontext()):  # 0.32 has none
         manager.on_new_request(request)
         if what == "put":
@@ -105,6 +132,8 @@ def main(socket: str, what: str, salt: str = "") -> None:
                 step()
                 events += manager.take_events()
         else:
+            if what == "idle":
+                is_taken = loaded_without_a_step(manager, tier, keys, request, step)
             while True:
                 found = [manager.lookup(key, request).name for key in keys]
                 if all(name in ("HIT", "MISS") for name in found) or time.monotonic() > deadline:
@@ -118,6 +147,8 @@ def main(socket: str, what: str, salt: str = "") -> None:
                 manager.complete_load(keys, request)
         manager.on_request_finished(request)
     say(
+        problem=interface.interface_problem(),
+        idle=is_taken,
         version=vllm.__version__,
         found=found,
         bytes=bytes_seen,

@@ -11,7 +11,7 @@ from typing import Final
 __all__ = ["TESTED", "described", "is_tested", "is_tested_release"]
 
 TESTED: Final[dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]]] = {
-    "vllm": (((0, 32), (0, 34)),),
+    "vllm": (((0, 30), (0, 34)),),
     "sglang": (((0, 5, 23), (0, 5, 24)),),
     "lmcache": (((0, 5, 6), (0, 6)),),
 }

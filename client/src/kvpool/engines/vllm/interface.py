@@ -17,7 +17,7 @@ from kvpool.engines.tested_versions import described, is_tested
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["interface_problem", "is_strict", "platform_problem", "strict_problem", "tier_problem"]
+__all__ = ["connector_problem", "interface_problem", "is_strict", "platform_problem", "strict_problem", "tier_problem"]
 
 STRICT_ENV: Final = "KVPOOL_ENGINE_STRICT"
 
@@ -92,6 +92,23 @@ def platform_problem(extra: Mapping[str, Any]) -> str:
         return f"vLLM's KV offloading does not support this accelerator ({current_platform.device_type})"
     except Exception as e:
         return f"the accelerator is unknown: {type(e).__name__}: {e}"
+
+
+def connector_problem(config: Any) -> str:
+    """Return why vLLM could not make the connectors of the pool, empty if it could. Never raises.
+
+    `config`: a KVTransferConfig.
+    """
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+        KVConnectorFactory.get_connector_class(config)
+        for part in config.kv_connector_extra_config.get("connectors", []):
+            if part["kv_connector"] == "OffloadingConnector":
+                KVConnectorFactory.get_connector_class(type(config)(**part))
+    except Exception as e:
+        return f"the connector cannot be made: {type(e).__name__}: {e}"
+    return ""
 
 
 def tier_problem(extra: Mapping[str, Any]) -> str:

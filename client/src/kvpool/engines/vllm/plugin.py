@@ -96,7 +96,13 @@ def fill_in(args: Any, text: str) -> tuple[str, bool]:
         return problem, False
     from vllm.config import KVTransferConfig
 
-    args.kv_transfer_config = KVTransferConfig(**combined.config)
+    from kvpool.engines.vllm import interface
+
+    connector = KVTransferConfig(**combined.config)
+    problem = interface.connector_problem(connector)
+    if problem:
+        return problem, False
+    args.kv_transfer_config = connector
     if args.prefix_caching_hash_algo == _DEFAULT_HASH:
         args.prefix_caching_hash_algo = _SHARED_HASH
     return "", True

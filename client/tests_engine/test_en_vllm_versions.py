@@ -1,4 +1,8 @@
-"""vLLM 0.33, whose engine wants a GPU: its own tiering manager above PoolTier, and that versions do not share."""
+"""vLLM's own tiering manager above PoolTier, for each version in the table of tested ones; versions do not share.
+
+KVPOOL_VLLM_NEWEST is a folder with a vLLM that is newer than the table (`make test-vllm-newest`). The engines of the
+others than 0.32 want a GPU.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,27 @@ import xxhash
 from en_engine import ROOT
 from en_overlay import overlay
 
+from kvpool.engines.tested_versions import is_tested
 from kvpool.protocol import block, keys
 
 from cl_nodes import Cluster  # isort: skip - en_engine makes it importable
 
 SOURCES = Path(__file__).parent
+NEWEST = os.environ.get("KVPOOL_VLLM_NEWEST", "")
+TESTED = ["0.30", "0.31", "0.32", "0.33"]
+VERSIONS = [*TESTED, *(["newest"] if NEWEST else [])]
 
 
 @pytest.fixture(scope="module")
 def paths(engine_home: Path) -> dict[str, list[Path]]:
     """What to put on the path for each version."""
-    _, both = overlay("vllm-033", engine_home)
-    return {"0.33": both, "0.32": both[1:]}
+    environment = [engine_home / "site-packages"]
+    found = {"0.32": environment, "0.33": overlay("vllm-033", engine_home)[1]}
+    for version, name in (("0.30", "vllm-030"), ("0.31", "vllm-031")):
+        found[version] = overlay(name, engine_home, is_source_only=True)[1]
+    if NEWEST:
+        found["newest"] = [Path(NEWEST), *found["0.33"]]
+    return found
 
 
 def run(paths: list[Path], home: Path, aside: Path, *arguments: str) -> dict[str, Any]:
@@ -47,24 +60,47 @@ def run(paths: list[Path], home: Path, aside: Path, *arguments: str) -> dict[str
     return answer
 
 
+def test_the_table_of_tested_versions_has_the_versions_of_this_file() -> None:
+    assert [f"0.{minor}" for minor in range(100) if is_tested("vllm", f"0.{minor}.0")] == TESTED
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_its_tiering_manager_hands_blocks_over_and_another_gets_them_from_the_first_ones_node(
+    version: str, cluster: Cluster, paths: dict[str, list[Path]], engine_home: Path, tmp_path: Path
+) -> None:
+    put = run(paths[version], engine_home, tmp_path, cluster["a"].socket, "put")
+    assert version == "newest" or put["version"].startswith(f"{version}.")
+    assert put["problem"] == ""
+    assert put["localities"] == ["REMOTE"]
+    stores = put["stats"]["stores"]
+    assert stores["stored"] == 4 + (not is_tested("vllm", put["version"]))  # the self-test's
+    got = run(paths[version], engine_home, tmp_path, cluster["b"].socket, "get")
+    assert got["found"] == ["HIT"] * 4
+    assert got["bytes"] == [65, 66, 67, 68]
+    assert got["stats"]["hits"]["peer"] == 4
+
+
+def test_versions_do_not_share(
     cluster: Cluster, paths: dict[str, list[Path]], engine_home: Path, tmp_path: Path
 ) -> None:
     put = run(paths["0.33"], engine_home, tmp_path, cluster["a"].socket, "put")
-    assert put["version"].startswith("0.33.")
-    assert put["localities"] == ["REMOTE"]
-    assert put["stats"]["stores"] == {"stored": 4}
-    got = run(paths["0.33"], engine_home, tmp_path, cluster["b"].socket, "get")
-    assert got["found"] == ["HIT"] * 4
-    assert got["bytes"] == [65, 66, 67, 68]
-    assert got["stats"]["hits"] == {"peer": 4}
     other = run(paths["0.32"], engine_home, tmp_path, cluster["b"].socket, "get")
-    assert other["version"].startswith("0.32.")
     assert other["found"] == ["MISS"] * 4
-    assert other["fingerprint"] != got["fingerprint"]
+    assert other["fingerprint"] != put["fingerprint"]
 
 
-@pytest.mark.parametrize("version", ["0.33", "0.32"])
+@pytest.mark.parametrize(("version", "expected"), [("0.32", False), ("0.33", True)])
+def test_a_load_that_ends_between_steps_is_seen_at_once(
+    version: str, expected: bool, cluster: Cluster, paths: dict[str, list[Path]], engine_home: Path, tmp_path: Path
+) -> None:
+    """0.33 polls a tier that tolerates it from a thread of its own; 0.32 waits for the next step."""
+    run(paths[version], engine_home, tmp_path, cluster["a"].socket, "put")
+    got = run(paths[version], engine_home, tmp_path, cluster["b"].socket, "idle")
+    assert got["idle"] is expected
+    assert got["bytes"] == [65, 66, 67, 68]
+
+
+@pytest.mark.parametrize("version", TESTED)
 def test_a_request_of_either_version_tells_its_salt(
     version: str, paths: dict[str, list[Path]], engine_home: Path, tmp_path: Path
 ) -> None:
@@ -72,7 +108,6 @@ def test_a_request_of_either_version_tells_its_salt(
     salting = Cluster(tmp_path / "cluster", ("a",), index=False, salt_tags=True)
     try:
         put = run(paths[version], engine_home, tmp_path, salting["a"].socket, "put", "red")
-        assert put["version"].startswith(version)
         assert put["stats"]["stores"] == {"stored": 4}
         headers = [block.decode_header(f.read_bytes()[: block.HEADER_BYTES]) for f in salting["a"].block_files()]
         secret = (salting.secret / "pool-secret").read_text().encode()
