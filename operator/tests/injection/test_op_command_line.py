@@ -1,7 +1,10 @@
 """Reading command lines: what starts an engine, and which connector the user chose."""
 
+import time
+
 import pytest
 
+from kvpool_operator.injection import engine_start
 from kvpool_operator.injection.command_line import inspect_container
 
 SERVE = ["vllm", "serve", "Qwen/Qwen3-8B", "--port", "8000"]
@@ -181,3 +184,41 @@ def test_an_expansion_is_bounded():
 )
 def test_accelerators_without_an_offloading_interface_are_named(container, name):
     assert inspect_container(container).accelerator == name
+
+
+LONG = 2**20
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"command": ["sh", "-c", "\n" * LONG]},
+        {"command": ["sh", "-c", " " * LONG + "#"]},
+        {"command": ["sh", "-c", "vllm serve m " + "PYTHONPATH=$PYTHONPATH" * (LONG // 22)]},
+        {"command": ["sh", "-c", "vllm serve m " + "VLLM_PLUGINS=kvpool" * (LONG // 19)]},
+        {"command": ["sh", "-c", "vllm serve m cpu_bytes_to_use" + " " * LONG]},
+        {"command": ["sh", "-c", "vllm serve m " + "cpu_bytes_to_use" * (LONG // 16)]},
+        {"command": ["sh", "-c", "vllm" + " " * LONG]},
+        {"command": ["sh", "-c", "vllm serve m python " + "-a " * (LONG // 3)]},
+        {"command": ["sh", "-c", "python -" + "I" * LONG]},
+        {"command": ["sh"] * (LONG // 8)},
+        {"command": [*SERVE, "--kv-transfer-config", "A" * LONG]},
+        {"command": [*SERVE, "--kv-transfer-config", "AConnector" * (LONG // 10)]},
+        {"command": ["$(A)" * (LONG // 4)], "env": [{"name": "A", "value": "b"}]},
+        {"image": "vllm-" * (LONG // 5), "args": ["--model"]},
+        {"image": "x/vllm-openai" + "-a" * LONG + "_:v1", "command": SERVE},
+        {"image": "vllm-openai:" + "1." * LONG, "command": SERVE},
+    ],
+)
+def test_the_work_grows_with_the_length_of_a_command_line_and_not_with_its_square(container):
+    before = time.process_time()
+    inspect_container(container)
+    assert time.process_time() - before < 10
+
+
+def test_every_launch_has_a_word_of_the_fast_check():
+    names = [*engine_start._MODULES, *engine_start._PROGRAMS, *(" ".join(c) for c in engine_start._COMMANDS)]
+    assert [n for n in names if not any(w in n for w in engine_start._WORDS)] == []
+    assert all(
+        inspect_container({"command": ["sh", "-c", f"exec python3 -m {m}"]}).engine for m in engine_start._MODULES
+    )

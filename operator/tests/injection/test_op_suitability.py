@@ -144,3 +144,25 @@ def test_a_ray_worker_is_injected_with_a_warning_and_a_head_is_not(engine: str):
         assert family(injected(pod_of(head, engine=engine))[0]) == "vllm"
     else:
         assert "Ray head" in skipped(pod_of(head))[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_hidden"),
+    [
+        ("export PYTHONPATH=/mine; vllm serve m", True),
+        ('PYTHONPATH="/mine" vllm serve m', True),
+        ("export PYTHONPATH=/mine:$PYTHONPATH; vllm serve m", False),
+        ('export PYTHONPATH="${PYTHONPATH}:/mine"; vllm serve m', False),
+        ("echo $PYTHONPATH; vllm serve m", False),
+        ("export VLLM_PLUGINS=mine; vllm serve m", True),
+        ("export VLLM_PLUGINS=mine,kvpool; vllm serve m", False),
+        ("python3 -I -m vllm.entrypoints.openai.api_server", True),
+        ("python3 -uE -m vllm.entrypoints.openai.api_server", True),
+        ("python3 -u -m vllm.entrypoints.openai.api_server", False),
+        ("env -i vllm serve m", True),
+        ("env A=b vllm serve m", False),
+    ],
+)
+def test_a_command_that_hides_the_client_has_a_warning(text: str, is_hidden: bool):
+    _, warnings = injected(pod_of({"command": ["bash", "-c", text]}))
+    assert ["hides the client" in w for w in warnings] == ([True] if is_hidden else [])

@@ -22,7 +22,14 @@ _CONNECTOR: Final = re.compile(r"\b[A-Z][A-Za-z0-9]*Connector(?:V1)?\b")
 _CHOSEN: Final = re.compile(r"""["']kv_connector["']\s*:\s*["']([A-Za-z0-9_.]{1,64})["']""")
 _SPEC: Final = re.compile(r"\b[A-Z][A-Za-z0-9]*OffloadingSpec\b")
 _KVBM: Final = re.compile(r"\bDynamoConnector\b|--connector[ =]+kvbm\b")
-_TIER_BYTES: Final = re.compile(r"""cpu_bytes_to_use["'\\]*\s*[:=\s]\s*["'\\]*(\d{1,15})(?![\d.])""")
+_DYNAMO_LMCACHE: Final = re.compile(r"--connector[ =]+lmcache\b")
+_HIDES_CLIENT: Final = (
+    (re.compile(r"""(?<![\w$])PYTHONPATH=(?!["']?[^\s"';&|]{0,512}\$\{?PYTHONPATH)"""), "replaces PYTHONPATH"),
+    (re.compile(r"(?<![\w$])VLLM_PLUGINS=(?![^\s;&|]{0,512}kvpool)"), "replaces VLLM_PLUGINS"),
+    (re.compile(r"\bpython[\d.]*\s+(?:-[a-zA-Z]+\s+)*-[a-zA-Z]*[IE](?=\s|$)"), "starts Python without its environment"),
+    (re.compile(r"\benv\s+(?:-i\b|-\s|--ignore-environment)"), "starts the engine without its environment"),
+)
+_TIER_BYTES: Final = re.compile(r"""cpu_bytes_to_use["'\\]{0,8}\s{0,8}[:=\s]\s{0,8}["'\\]{0,8}(\d{1,15})(?![\d.])""")
 _REFERENCE: Final = re.compile(r"\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _EXPANDED_LENGTH: Final = 2**20
 _LIMIT: Final = 2**50
@@ -52,6 +59,8 @@ class ContainerInfo:
     """Host memory of the user's offloading connector in bytes, if the command line has it."""
     kvbm: bool = False
     """Whether the engine's connector is Dynamo's block manager."""
+    hides_client: str = ""
+    """What in the command line hides the client from the engine. A clause, or empty."""
     accelerator: str = ""
     """Name of an accelerator that the client does not support, or empty."""
     version: tuple[int, ...] | None = None
@@ -75,6 +84,8 @@ def inspect_container(container: dict[str, Any]) -> ContainerInfo:
     argv = [] if text else command + args
     everything = [*command, *args, *values.values()]
     configured = dotted_values(argv, "--kv-transfer-config")
+    line = " ".join(command + args)
+    by_dynamo = ["LMCacheConnectorV1"] if start.launcher == "dynamo" and _DYNAMO_LMCACHE.search(line) else []
     sizes = [int(n) for t in everything for n in _TIER_BYTES.findall(t)]
     return ContainerInfo(
         engine=start.engine,
@@ -82,11 +93,14 @@ def inspect_container(container: dict[str, Any]) -> ContainerInfo:
         obstacle=start.obstacle,
         warning=start.warning,
         argv=tuple(argv),
-        connectors=frozenset(name for key, value in configured for name in _connectors(key, value)),
-        mentioned=frozenset(name for t in everything for name in _CONNECTOR.findall(t)),
+        connectors=frozenset(
+            [*(name for key, value in configured for name in _connectors(key, value)), *(by_dynamo if argv else [])]
+        ),
+        mentioned=frozenset([*(name for t in everything for name in _CONNECTOR.findall(t)), *by_dynamo]),
         offloading_specs=frozenset(name for _, value in configured for name in _SPEC.findall(value)),
         tier_bytes=max((n for n in sizes if n < _LIMIT), default=0),
         kvbm=bool(start.engine) and _KVBM.search(" ".join(everything)) is not None,
+        hides_client=next((clause for pattern, clause in _HIDES_CLIENT if pattern.search(line)), ""),
         accelerator=accelerator(container),
         version=version_of_image(start.engine, image),
         shell_text=text,

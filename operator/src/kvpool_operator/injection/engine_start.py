@@ -50,7 +50,9 @@ _IN_TEXT: Final = re.compile(
         + [rf"/(?P<s{i}>{re.escape(s)})(?!\w)" for i, s in enumerate(_SCRIPTS)]
     )
 )
-_COMMENT: Final = re.compile(r"^\s*#.*$", re.MULTILINE)
+_WORDS: Final = ("vllm", "sglang", "lmcache", "dynamo", "trtllm", "tensorrt", "huggingfaceserver")
+"""Each launch of an engine has one of them: a fast check before the search."""
+_COMMENT: Final = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _RAY: Final = re.compile(r"\bray\s+start\b|\bKUBERAY_GEN_RAY_START_CMD\b|\bmulti-node-serving\.sh\b")
 _RAY_HEAD: Final = re.compile(r"--head\b|\bmulti-node-serving\.sh\s+leader\b")
 _RAY_RANKS: Final = re.compile(r"\bLWS_[A-Z_]+|\bmulti-node-serving\.sh\s+worker\b")
@@ -100,17 +102,18 @@ def recognize(name: str, command: list[str], args: list[str], image: str) -> Eng
 
 def shell_text(tokens: list[str]) -> str:
     """Return the text of `sh -c TEXT ...` with its positional parameters, or of an entry point that is a shell."""
-    for i, token in enumerate(tokens):
-        if _basename(token) in _SHELLS:
-            for j in range(i + 1, len(tokens)):
-                if _SHELL_C.match(tokens[j]):
-                    return "\n".join(tokens[j + 1 :])
+    shell = next((i for i, token in enumerate(tokens) if _basename(token) in _SHELLS), len(tokens))
+    for j in range(shell + 1, len(tokens)):
+        if _SHELL_C.match(tokens[j]):
+            return "\n".join(tokens[j + 1 :])
     if tokens and _SHELL_C.match(tokens[0]):
         return "\n".join(tokens[1:])
     return "\n".join(t for t in tokens if re.search(r"\s", t.strip()) and _in_text(t))
 
 
 def _in_text(text: str) -> str:
+    if not any(word in text for word in _WORDS):
+        return ""
     found = _IN_TEXT.search(_COMMENT.sub("", text))
     if found is None or found.lastgroup is None:
         return ""

@@ -44,6 +44,8 @@ def doubts(container: dict[str, Any], kind: str, info: ContainerInfo) -> list[st
     if kind in _WITHOUT_TIERS:
         return []
     clauses = [info.warning, _unsupported(info), untested(kind, info.version)]
+    if info.hides_client:
+        clauses.append(f"{info.hides_client}, which hides the client: the engine runs without the pool")
     return [f"container {container.get('name')} {clause}" for clause in clauses if clause]
 
 
